@@ -1,5 +1,6 @@
-//! What strangers, other programs or the environment may hand this crate, as functions of bytes: for `fuzz/` and for the test
-//! that goes through its seeds. Each panics where something is not as it should be, and is there in no other build.
+//! Fuzz targets, as functions of bytes: the input that strangers, other programs or the environment may pass to this
+//! crate. Used by `fuzz/` and by the test that runs its seeds. Each panics if a check fails. Not compiled in any other
+//! build.
 #![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
 
 pub use crate::rendezvous::fuzz::{control, handshake, meeting};
@@ -8,7 +9,7 @@ pub use crate::rendezvous::scheduler::fuzz_environment as environment;
 use crate::base::fingerprint::{Fingerprint, LEN};
 use crate::base::last_words::{self, LastWords};
 
-/// What stands before data on a connection.
+/// The announcement that precedes data on a connection.
 pub fn announcement(data: &[u8]) {
     for bytes in data.as_chunks::<LEN>().0 {
         let call = Fingerprint::decode(bytes);

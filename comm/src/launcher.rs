@@ -1,4 +1,4 @@
-//! What a launcher of ranks takes from this crate: for the crate `launch`, and no part of the interface that programs keep to.
+//! Interface for the crate `launch`, which starts ranks. Not part of the stable interface for programs.
 #![allow(clippy::missing_errors_doc, reason = "for one caller")]
 
 use std::fmt;
@@ -25,12 +25,12 @@ pub use crate::rendezvous::meeting::meeting_point::HOST as MEETING_HOST;
 pub use crate::rendezvous::meeting::obituary::Announcement;
 pub use crate::rendezvous::scheduler::{address_towards, addresses, seen_by_others};
 
-/// Why nothing came over a connection, or nothing could be said.
+/// Error of a receive or send on a connection between launchers.
 #[derive(Debug)]
 pub struct Broken(Fault);
 
 impl Broken {
-    /// The other side has closed the connection.
+    /// Returns whether the other side has closed the connection.
     pub fn is_end(&self) -> bool {
         matches!(self.0, Fault::Closed)
     }
@@ -42,23 +42,25 @@ impl fmt::Display for Broken {
     }
 }
 
-/// A connection between two launchers that have proved to each other that they are of one job.
+/// A connection between two launchers. [`meet`] returns only those on which each side has proved that it belongs to the
+/// job.
 #[derive(Debug)]
 pub struct Connection(Wire);
 
-/// Launchers meet as ranks do: the first one gets a connection to each other one, those one to it.
+/// Connects the launchers of a job, in the same way as ranks: the first one gets a connection to each other one, and
+/// those get one to the first.
 pub fn meet(config: &TcpConfig) -> Result<Vec<Connection>> {
     let met = meeting::meet(config)?;
     Ok(met.control.into_iter().flatten().map(|stream| Connection(stream.into())).collect())
 }
 
 impl Connection {
-    /// One that has proved nothing.
+    /// Makes a connection on which the other side has proved nothing.
     pub fn new(stream: TcpStream) -> std::result::Result<Self, Broken> {
         Wire::new(stream, None).map(Self).map_err(Broken)
     }
 
-    /// A message as it is sent.
+    /// Encodes a message as it is sent.
     pub fn frame(message: &impl Serialize) -> std::result::Result<Vec<u8>, Broken> {
         Wire::frame(message).map_err(Broken)
     }
@@ -77,7 +79,7 @@ impl Connection {
         self.0.receive(limit, deadline).map_err(Broken)
     }
 
-    /// Another handle of this connection, for another thread.
+    /// Returns another handle of this connection, for another thread.
     pub fn again(&self) -> Self {
         Self(self.0.again())
     }
@@ -87,17 +89,17 @@ impl Connection {
         self.0.hang_up();
     }
 
-    /// Ends the connection: nothing more comes on either side.
+    /// Shuts the connection down in both directions.
     pub fn cut(&self) {
         self.0.cut();
     }
 
-    /// Where the other side is.
+    /// Returns the address of the other side.
     pub fn peer(&self) -> std::result::Result<SocketAddr, Broken> {
         self.0.peer().map_err(Broken)
     }
 
-    /// For options.
+    /// Returns the socket, to set options on it.
     pub fn socket(&self) -> &TcpStream {
         self.0.socket()
     }

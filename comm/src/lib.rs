@@ -1,4 +1,5 @@
-//! Ranks that talk: the [`Communicator`] trait, its backends, and how ranks find each other. The crate `launch` starts them.
+//! Communication between ranks: the [`Communicator`] trait, its backends, and rendezvous. The crate `launch` starts the
+//! ranks.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -15,7 +16,8 @@
 //!
 //! # Inside
 //!
-//! Folders are layers; each imports only those below it, but for the files of `transport` that put all of them together for a backend.
+//! Folders are layers; each imports only those below it, except for the files of `transport` that assemble all layers
+//! for a backend.
 //!
 //! ```text
 //! api         what a program calls: the trait, groups, meshes, objects, gradients
@@ -34,8 +36,9 @@
 //!   |
 //! platform    what operating systems do differently
 //! ```
-// `transport/cuda_library.rs` opens libraries, `platform` asks the system what the standard library does not tell,
-// `transport/shm/region.rs` maps memory, and `transport/shm/user.rs` asks who is at the other end of a socket.
+// Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `transport/cuda_library.rs`,
+// `transport/nccl`, `transport/mpi`), mapped memory (`transport/shm/region.rs`) and pinned memory
+// (`base/buffer/staging/pinned.rs`).
 #![deny(unsafe_code)]
 
 // The layers, see above.

@@ -1,4 +1,4 @@
-//! Gradients through collectives: against finite differences, and against the dense computation.
+//! Gradients through collectives, compared with finite differences and with the dense computation.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -17,14 +17,14 @@ fn on_each(world_size: usize, body: impl Fn(Comm) -> Result<()> + Send + Sync) {
     });
 }
 
-/// Values without any pattern, the same wherever they are computed.
+/// Returns values without a pattern, the same on every rank.
 fn values(dims: &[usize], seed: usize) -> Tensor {
     let len: usize = dims.iter().product();
     let value = |index: usize| ((index * 37 + seed * 101) as f64 * 0.731).sin();
     Tensor::from_vec((0..len).map(value).collect::<Vec<_>>(), dims, &Device::Cpu).unwrap()
 }
 
-/// What is checked: the input is the same on every rank, or each has its own; likewise the output.
+/// A function under test, and whether its input and its output are the same on every rank or each rank has its own.
 struct Case {
     same_input: bool,
     same_output: bool,
@@ -32,14 +32,15 @@ struct Case {
 }
 
 impl Case {
-    /// Weights that differ by rank where outputs do, and squares: the gradient depends on every value.
+    /// Returns this rank's loss. Squares, and weights that differ by rank where outputs do, make the gradient depend on
+    /// every value.
     fn loss(&self, x: &Tensor, comm: &Comm) -> Result<Tensor> {
         let y = (self.apply)(&x.sin()?, comm)?;
         let weights = values(y.dims(), if self.same_output { 50 } else { 60 + comm.rank() });
         (y.sqr()? * weights)?.sum_all()
     }
 
-    /// The loss of the group.
+    /// Returns the loss of the group.
     fn total(&self, x: &Tensor, comm: &Comm) -> Result<f64> {
         let loss = self.loss(x, comm)?.detach().force_contiguous()?;
         if !self.same_output {
@@ -146,7 +147,7 @@ fn all_to_all() {
     }
 }
 
-/// Two layers, the first one divided by columns, the second one by rows.
+/// Two layers, the first divided by columns, the second by rows.
 #[test]
 fn a_divided_network_equals_the_whole_one() {
     let (x, first, second) = (values(&[5, 12], 1), values(&[12, 24], 2), values(&[24, 7], 3));
@@ -174,8 +175,8 @@ fn a_divided_network_equals_the_whole_one() {
     }
 }
 
-/// A queued operation goes on without those who asked for it, and then the group closes, also where a tensor in the queue was
-/// the last to know it.
+/// A queued operation runs even if its caller drops the group and does not wait, and then the group closes, also if the
+/// last reference to it was in the graph of a tensor in the queue.
 #[test]
 fn a_group_closes_after_what_is_queued() {
     for waits in [true, false] {
@@ -212,7 +213,8 @@ fn what_cannot_be_divided_is_refused() {
     });
 }
 
-/// What `output` makes of an input, as a custom operation with this many inputs; its gradient is 7 for the first of them.
+/// Applies a custom operation with this many inputs whose result is `output` of the last input; its gradient for every
+/// input is 7. Returns the result, the expected result and the last input.
 fn applied(inputs: usize, output: impl Fn(&Tensor) -> Result<Tensor>) -> Result<(Tensor, Tensor, Tensor)> {
     let vars = (0..inputs).map(|index| Var::from_tensor(&values(&[3, 4], index)));
     let vars = vars.collect::<Result<Vec<_>>>()?;
@@ -233,7 +235,7 @@ fn applied(inputs: usize, output: impl Fn(&Tensor) -> Result<Tensor>) -> Result<
     Ok((got, expected, last))
 }
 
-/// Each is the result of some computation, seen otherwise than as the whole of its storage.
+/// Each view is a computed tensor that is not the whole of its storage, or shares it with an input.
 #[test]
 fn a_custom_result_may_be_any_view() {
     let views: [fn(&Tensor) -> Result<Tensor>; 9] = [
@@ -256,7 +258,7 @@ fn a_custom_result_may_be_any_view() {
     }
 }
 
-/// Another tensor of the same storage that is no input keeps its elements where the result is a part of them.
+/// If the result is a part of a storage, another tensor of that storage that is no input keeps its elements.
 #[test]
 fn a_custom_result_takes_no_more_than_its_storage() {
     let all = values(&[3, 4], 1);
@@ -266,7 +268,7 @@ fn a_custom_result_takes_no_more_than_its_storage() {
     assert_eq!(all.to_vec2::<f64>().unwrap(), values(&[3, 4], 1).to_vec2::<f64>().unwrap());
 }
 
-/// The whole of a storage, as every layer of ours gives it.
+/// The output is the whole of its storage, as in every layer of this project.
 #[test]
 fn a_custom_result_is_not_copied() {
     let place = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {

@@ -1,4 +1,5 @@
-//! Ranks in namespaces of their own, as in containers: who reaches whom decides, not what their hosts are called.
+//! Ranks in separate namespaces, as in containers: the transport is chosen by which ranks can reach each other, not by
+//! host names.
 #![cfg(all(target_os = "linux", not(portable)))]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
@@ -11,11 +12,11 @@ use comm::{Communicator, ReduceOp, Result, Secret, Tcp, TcpConfig, Transport};
 
 const ROLE: &str = "CONTAINER_TEST_ROLE";
 const WORLD_SIZE: usize = 3;
-/// A container with a network of its own, and one that shares the host's network and nothing else.
+/// A container with its own network, and one that shares the host's network but no other namespace.
 const CONTAINERS: [&[&str]; 2] =
     [&["--net"], &["--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]];
 const ADDRESSES: [&str; WORLD_SIZE] = ["10.9.0.1", "10.9.0.2", "10.9.0.1"];
-/// A network in which nobody else is.
+/// A host with a separate, empty network.
 const HOST: [&str; 6] = ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
 
 fn ip(arguments: &str) {
@@ -54,7 +55,7 @@ fn rank(rank: usize) {
     [1, 1000, 300_000].into_iter().for_each(|len| sum(&comm, len));
     assert_eq!(comm.shared_memory_ranks(), [&[2][..], &[], &[0]][rank]);
     drop(comm);
-    // Who insists is told why it cannot be.
+    // A rank that requires shared memory gets an error that says why it is not possible.
     let wanted = if rank == 1 { Transport::Shm } else { Transport::Auto };
     let outcome = connect(rank, 29501, wanted).map(|comm| comm.barrier().and_then(comm::Work::wait));
     if rank == 1 {
@@ -66,7 +67,7 @@ fn rank(rank: usize) {
     }
 }
 
-/// Waits for a line, then gives the word.
+/// Waits for a line that begins with `start`, and returns the rest of it.
 fn line(child: &mut Child, start: &str) -> String {
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map_while(std::io::Result::ok);
     lines.find_map(|line| line.strip_prefix(start).map(String::from)).unwrap()
@@ -93,7 +94,7 @@ fn host() {
     }
 }
 
-/// Not a test by itself: the entry of the processes of the test below.
+/// Not a test by itself: the entry point of the processes of the test below.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -114,8 +115,7 @@ fn process() {
     }
 }
 
-/// All have one kernel; one of them has a network of its own and the host's name, another the host's network and a name of
-/// its own.
+/// All run on one kernel. One has its own network and the host's name; another has the host's network and its own name.
 #[test]
 fn memory_is_shared_where_it_can_be_handed_over() {
     let allowed =

@@ -1,5 +1,6 @@
-//! Many ranks: they meet, work together, and hold few connections. Each of a few processes holds an equal part of the ranks,
-//! as threads; `MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture` shows the figures for more of them.
+//! Many ranks: they connect, run operations, and hold few connections. Each of a few processes runs an equal part of
+//! the ranks, as threads. `MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture` prints the figures for
+//! more ranks.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
@@ -34,7 +35,7 @@ fn sockets() -> usize {
     targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
 }
 
-/// One rank: tells how long it took to meet and to work.
+/// Runs one rank. Returns how long it took to connect, and to run its operations.
 fn work(config: &TcpConfig, all_done: &Barrier) -> [Duration; 2] {
     let began = Instant::now();
     let comm = Tcp::connect(config).unwrap();
@@ -47,25 +48,25 @@ fn work(config: &TcpConfig, all_done: &Barrier) -> [Duration; 2] {
     let news = Tensor::new(&[rank as f32 + 1.0; 3], &Device::Cpu).unwrap();
     comm.broadcast(&news, world_size / 3).unwrap().wait().unwrap();
     assert_eq!(news.to_vec1::<f32>().unwrap(), [(world_size / 3) as f32 + 1.0; 3]);
-    // Around the ring: 2(P - 1) steps of P ranks, which take their time on few cores.
+    // The ring has 2(P - 1) steps of P ranks, which take long on few cores.
     if world_size <= 200 {
         let ring = Tensor::ones(20_000, DType::F32, &Device::Cpu).unwrap();
         comm.all_reduce(&ring, ReduceOp::Sum).unwrap().wait().unwrap();
         assert_eq!(ring.to_vec1::<f32>().unwrap(), vec![world_size as f32; 20_000]);
     }
-    // One is slow, and all others ask what it is doing.
+    // One rank is slow, and all others ask what it is doing.
     if rank == world_size / 2 {
         std::thread::sleep(Duration::from_millis(1500));
     }
     comm.barrier().unwrap().wait().unwrap();
     let worked = began.elapsed() - met;
-    // The process counts while all its ranks are there.
+    // The process counts its sockets between these two waits, while all its ranks are connected.
     all_done.wait();
     all_done.wait();
     [met, worked]
 }
 
-/// A part of the ranks, where this process is one.
+/// Entry point of a process that runs a part of the ranks.
 #[test]
 fn process() {
     let (Ok(index), Some(meeting)) = (std::env::var(PART), std::env::var_os(MEETING)) else { return };
@@ -95,7 +96,7 @@ fn process() {
         all_done.wait();
         (threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>(), open)
     });
-    // Those of rank 0 to each other rank.
+    // Rank 0's control connections, one to each other rank.
     let of_rank_0 = if ranks.start == 0 { world_size - 1 } else { 0 };
     let each = (open - of_rank_0) as f64 / ranks.len() as f64;
     let longest = |which: usize| times.iter().map(|times| times[which]).max().unwrap().as_secs_f64();
@@ -104,7 +105,8 @@ fn process() {
         longest(0),
         longest(1)
     );
-    // One that listens, six of its own, one for control; those of a barrier and of small sums, and both neighbours.
+    // A listener, six sockets within the process, one control connection; connections for a barrier and for small sums,
+    // and to both neighbours.
     let log = f64::from(world_size.next_power_of_two().ilog2());
     assert!(each <= 10.0 + 4.0 * log, "{each} sockets a rank");
 }

@@ -1,4 +1,4 @@
-//! Ranks in a grid.
+//! Tests of device meshes.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

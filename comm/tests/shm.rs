@@ -1,4 +1,4 @@
-//! Ranks that share memory, as processes and as threads: who does, who does not, and what is left when one is killed.
+//! Shared memory between ranks, as processes and as threads: which ranks use it, and what is left when one is killed.
 #![cfg(all(target_os = "linux", not(portable)))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "all of it is test")]
 
@@ -39,7 +39,7 @@ fn sum(comm: &Tcp, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// What the ranks of the tests below do, where this process is one.
+/// Entry point of the processes of the tests below, which are the ranks.
 #[test]
 fn process() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -148,7 +148,7 @@ fn a_rank_that_is_killed_after_rank_0_has_left_is_noticed() {
     assert!(killed.elapsed() < Duration::from_secs(5));
 }
 
-/// Runs the ranks as threads; each gives what `body` makes of its part of the group.
+/// Runs the ranks as threads. Returns, for each, the result of `body` for its communicator.
 fn threads<T: Send>(transports: [Transport; WORLD_SIZE], body: impl Fn(Result<Tcp>) -> T + Sync) -> Vec<T> {
     let folder = tempfile::tempdir().unwrap();
     let meeting = folder.path().join("meeting");

@@ -1,4 +1,4 @@
-//! A thousand ranks, each a thread: rings and trees end with the right values, and send what their documentation says.
+//! A thousand ranks, each a thread: collectives return the right values, and send as many bytes as documented.
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor};
@@ -8,7 +8,7 @@ const RANKS: usize = 1000;
 /// Bytes of an element.
 const ELEMENT: u64 = 4;
 
-/// What each rank sent in an operation, in bytes.
+/// Returns how many bytes each rank sent in `body`.
 fn sent(body: impl Fn(&Local) -> Result<()> + Sync) -> Vec<u64> {
     let run = |comm: &Local| {
         let before = comm.stats().bytes_sent;
@@ -27,7 +27,7 @@ fn holds(tensor: &Tensor, value: u32) -> Result<()> {
     Ok(())
 }
 
-/// The sum of all ranks' numbers.
+/// Sum of all rank numbers.
 const SUM: u32 = (RANKS * (RANKS - 1) / 2) as u32;
 
 #[test]
@@ -38,7 +38,8 @@ fn recursive_doubling() {
         comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
         holds(&tensor, SUM)
     });
-    // 488 pairs first become one; then the buffer goes out in each of log2(512) steps, and back to the other of the pair.
+    // 488 pairs are first merged; then the buffer is sent in each of log2(512) steps, and back to the first rank of the
+    // pair.
     let buffer = len as u64 * ELEMENT;
     for (rank, sent) in sent.into_iter().enumerate() {
         let steps = if rank >= 976 {
@@ -54,7 +55,7 @@ fn recursive_doubling() {
 
 #[test]
 fn ring() {
-    // More than what goes by recursive doubling.
+    // More than the limit for recursive doubling.
     let len = 20 * RANKS;
     let sent = sent(|comm| {
         let tensor = of_rank(comm, len)?;
@@ -76,8 +77,8 @@ fn trees_and_dissemination() {
         comm.run(Operation::Reduce { tensor: sum.clone(), op: ReduceOp::Sum, root: 3 })?;
         if comm.rank() == 3 { holds(&sum, RANKS as u32) } else { holds(&sum, 1) }
     });
-    // Each rank but one gets the buffer of the broadcast, and gives one to the reduce; a barrier is a byte in each of
-    // ceil(log2(P)) steps.
+    // Each rank but one receives the buffer in the broadcast, and sends one in the reduce; a barrier sends a byte in
+    // each of ceil(log2(P)) steps.
     let barrier = RANKS as u64 * 10;
     assert_eq!(sent.into_iter().sum::<u64>(), barrier + 2 * (RANKS as u64 - 1) * 8 * ELEMENT);
 }

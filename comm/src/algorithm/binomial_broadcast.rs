@@ -1,4 +1,4 @@
-//! Binomial tree broadcast: whoever has the buffer passes it on, so that twice as many have it after each step.
+//! Binomial tree broadcast: in each step, every rank that has the buffer sends it to one that has not.
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 
@@ -8,7 +8,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 3.
 pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize) -> Schedule {
-    // Ranks counted from the root.
+    // Position in the tree: ranks counted from the root.
     let place = (rank + world_size - root) % world_size;
     let rank_at = |place: usize| (place + root) % world_size;
     let mut steps = Vec::new();

@@ -1,4 +1,4 @@
-//! Binomial tree reduce: the broadcast's tree, walked from the leaves to the root.
+//! Binomial tree reduce: the tree of the broadcast, from the leaves to the root.
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 
@@ -10,7 +10,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.
 pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize) -> Schedule {
-    // Ranks counted from the root.
+    // Position in the tree: ranks counted from the root.
     let place = (rank + world_size - root) % world_size;
     let rank_at = |place: usize| (place + root) % world_size;
     let mut steps = Vec::new();

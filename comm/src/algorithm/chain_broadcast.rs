@@ -1,4 +1,5 @@
-//! Pipelined chain broadcast: the buffer goes from rank to rank in segments; while one comes in, the one before goes out.
+//! Pipelined chain broadcast: the buffer is sent from rank to rank in segments. While one segment is received, the one
+//! before it is sent on.
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 
@@ -9,11 +10,11 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 /// Barnett, Littlefield, Payne and van de Geijn, "On the efficiency of global combine algorithms for 2-D meshes with
 /// wormhole routing", 1995.
 pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize, segments: usize) -> Schedule {
-    // Ranks counted from the root.
+    // Position in the chain: ranks counted from the root.
     let place = (rank + world_size - root) % world_size;
     let (previous, next) = ((rank + world_size - 1) % world_size, (rank + 1) % world_size);
     let receives = |s: usize| place > 0 && s < segments;
-    // The root need not wait for a segment to come.
+    // The root need not wait for a segment to arrive.
     let sent = |s: usize| if place == 0 { Some(s) } else { s.checked_sub(1) };
     let step = |s: usize| {
         let mut transfers = Vec::new();

@@ -1,9 +1,9 @@
-//! Pipelined chain reduce: sums go from rank to rank towards the root, in segments; while one comes in, the one before goes
-//! out.
+//! Pipelined chain reduce: partial sums are sent from rank to rank towards the root, in segments. While one segment is
+//! received, the one before it is sent on.
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 
-/// Works on the tensor, then, on ranks other than the root, [`room`] for the sums on their way.
+/// Works on the tensor, then, on ranks other than the root, scratch space for two partial sums, see [`room`].
 ///
 /// # Cost
 /// P-2+k steps for k segments; each rank but the root sends the buffer once, and each receives it once at most.
@@ -12,7 +12,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 /// Barnett, Littlefield, Payne and van de Geijn, "On the efficiency of global combine algorithms for 2-D meshes with
 /// wormhole routing", 1995.
 pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize, segments: usize) -> Schedule {
-    // Ranks counted from the root, at whose place 0 the sums end.
+    // Position in the chain: ranks counted from the root, which is at position 0.
     let place = (rank + world_size - root) % world_size;
     let (towards_root, away) = ((rank + world_size - 1) % world_size, (rank + 1) % world_size);
     let is_last = place + 1 == world_size;
@@ -38,7 +38,7 @@ pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize, segment
     Schedule { steps: (0..=segments).map(step).filter(|step| !step.transfers.is_empty()).collect() }
 }
 
-/// Elements for two segments.
+/// Returns the number of elements of two segments.
 pub fn room(len: usize, segments: usize) -> usize {
     2 * len.div_ceil(segments.max(1))
 }

@@ -1,4 +1,4 @@
-//! Direct gather: every rank sends its part to the root, which takes them in as they come.
+//! Direct gather: every rank sends its part to the root, which receives all of them at the same time.
 
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 

@@ -5,7 +5,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// Works on the input, on the root only, then the output of this rank.
 ///
 /// # Cost
-/// One step; the root sends all parts but its own, no byte twice.
+/// One step; the root sends all parts but its own, each byte once.
 ///
 /// # Source
 /// Gloo's scatter, `gloo/scatter.cc`, is of this kind.

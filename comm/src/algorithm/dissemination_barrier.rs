@@ -1,4 +1,5 @@
-//! Dissemination barrier: in step k each rank tells the one 2^k further on that it, and all it has heard of, are there.
+//! Dissemination barrier: in step k each rank notifies the rank at a distance of 2^k that it, and all ranks whose
+//! notifications it has received, have reached the barrier.
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 

@@ -1,5 +1,5 @@
-//! Hierarchical all-gather, for hosts with several ranks each: the ranks with the same place on each host pass their parts round
-//! the hosts, and those of a host pass on to each other what has come.
+//! Hierarchical all-gather, for hosts with several ranks each: the ranks with the same index on each host send their
+//! parts around a ring of hosts, and the ranks of a host send each other the parts received.
 
 use crate::Topology;
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
@@ -10,19 +10,19 @@ use super::ring_all_gather;
 /// ([`Topology::is_regular`]).
 ///
 /// # Cost
-/// P-1 or fewer steps; each rank sends (P-1)/P of the output, as round a ring. But with H hosts of L ranks each, the bytes between
-/// hosts are spread over all ranks: each sends (H-1)/P of the output to another host, whatever the order of ranks, where in a ring
-/// one rank of each host sends (P-1)/P, or all do where neighbours are on different hosts.
+/// P-1 or fewer steps; each rank sends (P-1)/P of the output, as in a ring. But with H hosts of L ranks each, the bytes
+/// between hosts are spread over all ranks: each sends (H-1)/P of the output to another host, whatever the order of
+/// ranks, while in a ring one rank of each host sends (P-1)/P, or all do if neighbours are on different hosts.
 ///
 /// # Source
-/// The last phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash",
-/// 2018), over both dimensions.
+/// The last phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a
+/// Flash", 2018), over both dimensions.
 pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     let (hosts, (host, index)) = (topology.hosts(), topology.place(rank));
     let (local, count) = (&hosts[host], hosts.len());
     let of = |host: usize, index: usize| parts.of(hosts[host % count][index % local.len()]);
     let stage = |s: usize| {
-        // The host whose parts have come last; `count` keeps the difference positive.
+        // The host whose parts were received last; `count` keeps the difference positive.
         let row = host + count - s;
         let within = ring_all_gather::around(index, local.len(), |index| of(row, index));
         let between = Step {

@@ -1,30 +1,30 @@
-//! Hierarchical all-reduce, for hosts with several ranks each: within each host every rank sums up its part of the buffer, then
-//! the ranks with the same part sum it up over the hosts, then the ranks of each host put the parts together. Little goes
-//! between hosts, where it is slow, and all ranks of a host send it side by side.
+//! Hierarchical all-reduce, for hosts with several ranks each: within each host every rank sums its part of the buffer,
+//! then the ranks with the same part sum it over the hosts, then the ranks of each host gather the parts. Few bytes are
+//! sent between hosts, where it is slow, and all ranks of a host send them in parallel.
 
 use crate::Topology;
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
 
 use super::{ring_all_gather, ring_all_reduce};
 
-/// Bytes of a segment at least, and the number of segments at most. More would hide more of what goes on within hosts behind
-/// what goes on between them, three quarters of which four hide; and each costs the network's latency.
+/// Minimum bytes of a segment, and maximum number of segments. More segments would overlap more of the work within
+/// hosts with that between them (four overlap three quarters), but each costs the network's latency.
 const SEGMENT_BYTES: usize = 1 << 20;
 const SEGMENTS: usize = 4;
 
-/// In how many segments a buffer goes, so that one can be on its way between hosts while the next is summed up within them.
+/// Returns the number of segments of a buffer: one can be sent between hosts while the next is summed within them.
 pub fn segments(len: usize, element_bytes: usize) -> usize {
     (len.saturating_mul(element_bytes) / SEGMENT_BYTES).clamp(1, SEGMENTS)
 }
 
-/// For a buffer of `len` elements in `segments` segments, 1 or more. There are as many parts as the host with the fewest ranks
-/// has ranks; on other hosts, some ranks have none.
+/// For a buffer of `len` elements in `segments` segments, 1 or more. A segment is divided into as many parts as the
+/// host with the fewest ranks has; on hosts with more ranks, some have no part.
 ///
 /// # Cost
-/// With H hosts of L ranks each: the ranks of a host send 2(H-1)/H of the buffer to another host, all together, in 2(H-1)
-/// steps: between two hosts each byte goes once each way. Within its host, each rank sends 2(L-1)/L of the buffer in 2(L-1)
-/// steps. (A flat ring sends 2(P-1)/P from each host to the next, in 2(P-1) steps.) With segments, as many bytes; steps of
-/// consecutive segments go on at the same time.
+/// With H hosts of L ranks each: the ranks of a host together send 2(H-1)/H of the buffer to another host, in 2(H-1)
+/// steps, so that each byte is sent once each way between two hosts. Within its host, each rank sends 2(L-1)/L of the
+/// buffer in 2(L-1) steps. (A flat ring sends 2(P-1)/P from each host to the next, in 2(P-1) steps.) With segments, the
+/// number of bytes is the same; steps of consecutive segments run at the same time.
 ///
 /// # Source
 /// Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", 2018: the 2D-torus all-reduce.
@@ -45,7 +45,7 @@ pub fn schedule(rank: usize, topology: &Topology, len: usize, segments: usize) -
     Schedule { steps: stages.flat_map(|stage| stage.steps).collect() }
 }
 
-/// Within the host, between hosts, within the host.
+/// Returns three phases: within the host, between hosts, within the host.
 fn phases(rank: usize, topology: &Topology, len: usize) -> [Schedule; 3] {
     let (hosts, (host, index)) = (topology.hosts(), topology.place(rank));
     let local = &hosts[host];
@@ -65,12 +65,13 @@ fn phases(rank: usize, topology: &Topology, len: usize) -> [Schedule; 3] {
     ]
 }
 
-/// Each part goes once round the ring, being summed, and ends at its own rank; what lies in its place elsewhere is lost.
+/// Each part is sent once around the ring, being summed, and ends at its own rank. Elsewhere its elements are
+/// overwritten.
 fn ring_reduce_scatter_in_place(rank: usize, parts: &Parts) -> Schedule {
     let world_size = parts.count();
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |s: usize| {
-        // `2 * world_size` keeps the differences positive; parts count modulo their number.
+        // `2 * world_size` keeps the differences positive; `Parts::of` takes them modulo the number of parts.
         let send = rank + 2 * world_size - 1 - s;
         Step {
             finished: 0..0,
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn it_costs_what_it_says() {
         for (hosts, ranks) in [(2, 2), (2, 4), (3, 2), (4, 8)] {
-            // Neighbours on one host, or each on the next one.
+            // Neighbours are on one host, or each on the next one.
             for near in [true, false] {
                 let host = |rank: usize| if near { rank / ranks } else { rank % hosts };
                 let topology = Topology::of(&(0..hosts * ranks).map(host).collect::<Vec<_>>());
@@ -139,7 +140,8 @@ mod tests {
     fn segments_overlap() {
         let topology = Topology::of(&[0, 0, 1, 1]);
         let schedule = schedule(0, &topology, 400, 4);
-        // Two steps within and two between hosts for each segment, one behind the other; the last ones alone.
+        // Each segment has two steps within hosts and two between them, overlapped with other segments; the first and
+        // the last step run alone.
         assert_eq!(schedule.steps.len(), 1 + 2 + 2 + 2 + 2 + 1);
         let both = |step: &Step| {
             step.transfers.iter().filter_map(Transfer::peer).any(|(peer, _)| peer == 1)

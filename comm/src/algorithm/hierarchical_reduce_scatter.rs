@@ -1,25 +1,25 @@
-//! Hierarchical reduce-scatter, for hosts with several ranks each: the ranks of a host sum up the parts of another host's ranks, one
-//! for each, and pass these sums round the hosts, each adding its own, to where they belong.
+//! Hierarchical reduce-scatter, for hosts with several ranks each: the ranks of a host sum the parts of another host's
+//! ranks, one for each, and send these sums around the ring of hosts to their ranks. Each host adds its own sum.
 
 use std::ops::Range;
 
 use crate::Topology;
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
-/// Works on the input, then the output, then room for sums: see [`room`]. Hosts have equally many ranks, two or more
-/// ([`Topology::is_regular`]), and there are two or more.
+/// Works on the input, then the output, then scratch space for sums, see [`room`]. There are two or more hosts, all
+/// with the same number of ranks, two or more ([`Topology::is_regular`]).
 ///
 /// # Cost
 /// With H hosts of L ranks each: H(L-1) + 1 steps; each rank sends (P-1)/P of the input, of which (H-1)/P to another host, see
 /// [`super::hierarchical_all_gather`].
 ///
 /// # Source
-/// The first phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash",
-/// 2018), over both dimensions.
+/// The first phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a
+/// Flash", 2018), over both dimensions.
 pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     let own = Own { rank, topology, parts };
     let count = topology.hosts().len();
-    // What goes on between hosts needs the sums of this host for that part, and of the one before.
+    // A step between hosts needs this host's sums for that stage and the one before.
     let mut steps = own.within(0).steps;
     steps.append(&mut own.within(1).steps);
     for s in 0..count - 1 {
@@ -29,13 +29,14 @@ pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     Schedule { steps }
 }
 
-/// Elements of the buffer beyond input and output.
+/// Returns the number of elements of the buffer beyond input and output.
 pub fn room(topology: &Topology, parts: &Parts) -> usize {
     let (hosts, ranks) = (topology.hosts().len(), topology.world_size() / topology.hosts().len());
     (places_within(ranks) + hosts.min(3) + (hosts - 2).min(2)) * parts.longest()
 }
 
-/// Places for sums on their way within a host: two, of which one is being sent, where there are two such steps.
+/// Returns the number of scratch ranges for partial sums within a host: two, of which one is being sent, if there are
+/// that many steps.
 fn places_within(ranks: usize) -> usize {
     ranks.saturating_sub(2).min(2)
 }
@@ -47,7 +48,7 @@ struct Own<'a> {
 }
 
 impl Own<'_> {
-    /// The host whose parts are summed up in stage `s`, the own one last.
+    /// Returns the host whose parts are summed in stage `s`; this rank's own host is last.
     fn row(&self, s: usize) -> usize {
         let count = self.topology.hosts().len();
         (self.topology.place(self.rank).0 + 2 * count - 1 - s) % count
@@ -62,12 +63,12 @@ impl Own<'_> {
         start..start + len
     }
 
-    /// Where this host's sum of stage `s` lies: until the next two are there, too.
+    /// Returns the range of this host's sum of stage `s`. It is overwritten in stage `s + 3`.
     fn host_sum(&self, s: usize, len: usize) -> Range<usize> {
         self.place(places_within(self.ranks()) + s % 3, len)
     }
 
-    /// Where the sum over this and all earlier hosts lies after stage `s`.
+    /// Returns the range of the sum over this and all earlier hosts after stage `s`.
     fn sum(&self, s: usize, len: usize) -> Range<usize> {
         let hosts = self.topology.hosts().len();
         match s {
@@ -77,7 +78,7 @@ impl Own<'_> {
         }
     }
 
-    /// Sums up a host's parts over the ranks of this host: round a ring.
+    /// Sums a host's parts over the ranks of this host, by a ring.
     fn within(&self, s: usize) -> Schedule {
         let (hosts, (host, index)) = (self.topology.hosts(), self.topology.place(self.rank));
         let (local, row, ranks) = (&hosts[host], &hosts[self.row(s)], self.ranks());
@@ -99,7 +100,7 @@ impl Own<'_> {
         Schedule { steps: (0..ranks - 1).map(step).collect() }
     }
 
-    /// Passes on the sum of stage `s`, and adds this host's own to the next one, which comes in.
+    /// Sends the sum of stage `s` to the next host, and adds this host's own sum to the received one of the next stage.
     fn between(&self, s: usize) -> Schedule {
         let (hosts, (host, index)) = (self.topology.hosts(), self.topology.place(self.rank));
         let len = |s: usize| self.parts.of(hosts[self.row(s)][index]).len();
@@ -134,7 +135,7 @@ mod tests {
             let finished: usize = all[rank].steps.iter().map(|step| step.finished.len()).sum();
             assert_eq!(finished, own);
         }
-        // What is sent is not written to in the same step.
+        // No step writes to elements that it sends.
         for step in all.iter().flat_map(|schedule| &schedule.steps) {
             for transfer in &step.transfers {
                 assert!(!matches!(transfer, Transfer::Fold { range, .. } if step.overlaps(range)));

@@ -1,4 +1,4 @@
-//! The algorithms, one a file, each a pure function from rank, world size and length to a [`Schedule`].
+//! Collective algorithms, one a file. Each is a pure function from rank, world size and length to a [`Schedule`].
 
 pub mod binomial_broadcast;
 pub mod binomial_reduce;
@@ -25,13 +25,13 @@ pub(crate) mod topology;
 use crate::Topology;
 use crate::algorithm::schedule::{Parts, Schedule};
 
-/// Up to this many bytes, an all-reduce takes the algorithm of few steps; above, the one of few bytes. Measured with
-/// `comm-bench` on 2 cores, the two are level at 48 KiB (2 ranks) and 96 KiB (4 ranks) through shared memory, at 512 KiB and
-/// 192 KiB over TCP.
+/// Up to this many bytes, an all-reduce uses the algorithm with few steps; above, the one with few bytes. Measured with
+/// `comm-bench` on 2 cores, the two take the same time at 48 KiB (2 ranks) and 96 KiB (4 ranks) through shared memory,
+/// at 512 KiB and 192 KiB over TCP.
 pub const LATENCY_BYTES: usize = 64 * 1024;
 
-/// The all-reduce for a buffer of `len` elements of `element_bytes` each; on one host a long one goes in segments, see
-/// [`segmented`]; between hosts each byte goes once, see [`hierarchical_all_reduce`].
+/// Returns the schedule of an all-reduce of `len` elements of `element_bytes` each. On one host a long buffer is
+/// divided into segments, see [`segmented`]; between hosts each byte is sent once, see [`hierarchical_all_reduce`].
 pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: usize) -> Schedule {
     let world_size = topology.world_size();
     if len.saturating_mul(element_bytes) <= LATENCY_BYTES {
@@ -45,7 +45,8 @@ pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: u
     }
 }
 
-/// The all-gather of these parts, on the output: between hosts side by side, see [`hierarchical_all_gather`].
+/// Returns the schedule of an all-gather of these parts, on the output. With several ranks on each host, all ranks send
+/// between hosts at the same time, see [`hierarchical_all_gather`].
 pub fn all_gather(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     match topology.is_regular() {
         true => hierarchical_all_gather::schedule(rank, topology, parts),
@@ -53,8 +54,9 @@ pub fn all_gather(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     }
 }
 
-/// The reduce-scatter of these parts, of elements of `element_bytes` each, and the elements that it needs beyond input and output:
-/// between hosts side by side, see [`hierarchical_reduce_scatter`].
+/// Returns the schedule of a reduce-scatter of these parts, of elements of `element_bytes` each, and the number of
+/// elements of scratch space that it needs beyond input and output. With several ranks on each host, all ranks send
+/// between hosts at the same time, see [`hierarchical_reduce_scatter`].
 pub fn reduce_scatter(
     rank: usize,
     topology: &Topology,
@@ -70,26 +72,27 @@ pub fn reduce_scatter(
     (ring_reduce_scatter::schedule(rank, parts, pieces), ring_reduce_scatter::room(parts, pieces))
 }
 
-/// In how many pieces, of at most `piece_bytes`, a part of `part_bytes` goes round a ring: at least 1.
+/// Returns the number of pieces, of at most `piece_bytes`, in which a part of `part_bytes` is sent around a ring: at
+/// least 1.
 fn pieces(part_bytes: usize, piece_bytes: usize) -> usize {
     part_bytes.div_ceil(piece_bytes.max(1)).max(1)
 }
 
-/// Up to so many ranks, f16 and bf16 go pairwise, each rank to each other one, as they are; above, as f32 round a ring, in
-/// which each rank has two neighbours.
+/// Up to this many ranks, f16 and bf16 are sent pairwise, each rank to each other one, in their own dtype; above, as
+/// f32 around a ring, in which each rank has two neighbours.
 pub const PAIRWISE_RANKS: usize = 64;
 
-/// Bytes of a segment that goes along a chain of ranks.
+/// Bytes of a segment that is sent along a chain of ranks.
 pub const SEGMENT_BYTES: usize = 256 * 1024;
 
-/// The number of segments for a chain: none where a tree is quicker, because its depth is less than the length of the
-/// chain, counted in segments.
+/// Returns the number of segments for a chain. `None` if a tree is faster, because there are fewer segments than ranks,
+/// or only two ranks.
 pub fn chain_segments(world_size: usize, len: usize, element_bytes: usize) -> Option<usize> {
     let segments = len.saturating_mul(element_bytes).div_ceil(SEGMENT_BYTES);
     (world_size > 2 && segments >= world_size).then_some(segments)
 }
 
-/// The broadcast for a buffer of `len` elements of `element_bytes` each.
+/// Returns the schedule of a broadcast of `len` elements of `element_bytes` each.
 pub fn broadcast(rank: usize, world_size: usize, len: usize, element_bytes: usize, root: usize) -> Schedule {
     match chain_segments(world_size, len, element_bytes) {
         Some(segments) => chain_broadcast::schedule(rank, world_size, len, root, segments),

@@ -1,13 +1,15 @@
-//! Pairwise all-reduce: each rank reduces its part of the buffer as in [`super::pairwise_reduce_scatter`], then sends the
-//! result to all others. Like the ring's, but of values that are sent as they are and reduced in a wider type.
+//! Pairwise all-reduce: each rank reduces its part of the buffer as in [`super::pairwise_reduce_scatter`], then sends
+//! the result to all others. It sends as many bytes as the ring, but in the elements' own dtype, and reduces in a wider
+//! one.
 
 use super::pairwise_reduce_scatter::{exchange, others, sum};
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
 
-/// Works on the buffer, one segment of at most `segment` elements after the other, and room behind it: see [`room`].
+/// Works on the buffer, one segment of at most `segment` elements after the other, and scratch space behind it, see
+/// [`room`].
 ///
 /// # Cost
-/// 2 steps a segment; each rank sends 2(P-1)/P of the buffer, to every other rank as much.
+/// 2 steps a segment; each rank sends 2(P-1)/P of the buffer, the same amount to every other rank.
 ///
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: all-reduce as a
@@ -31,12 +33,12 @@ pub fn schedule(rank: usize, world_size: usize, len: usize, segment: usize) -> S
     Schedule { steps: steps.collect() }
 }
 
-/// Elements of the buffer beyond the `len` to reduce.
+/// Returns the number of elements of the buffer beyond the `len` to reduce.
 pub fn room(world_size: usize, len: usize, segment: usize) -> usize {
     (world_size - 1) * len.div_ceil(segments(len, segment)).div_ceil(world_size)
 }
 
-/// In how many segments the buffer goes.
+/// Returns the number of segments of the buffer, at least 1.
 pub(super) fn segments(len: usize, segment: usize) -> usize {
     len.div_ceil(segment.max(1)).max(1)
 }

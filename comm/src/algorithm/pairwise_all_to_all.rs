@@ -1,11 +1,12 @@
-//! Pairwise all-to-all: in step s each rank sends to the one s places further on, and receives from the one s places back.
+//! Pairwise all-to-all: in step s each rank sends to the rank at distance s ahead, and receives from the one at
+//! distance s behind.
 
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
-/// Works on the input, divided as `input` says, then the output, divided as `output` says.
+/// Works on the input, divided as in `input`, then the output, divided as in `output`.
 ///
 /// # Cost
-/// P-1 steps; each rank sends all of its input but its own part, every byte straight to where it belongs.
+/// P-1 steps; each rank sends all of its input but its own part, every byte directly to its destination.
 ///
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.

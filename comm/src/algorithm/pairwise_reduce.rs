@@ -1,11 +1,12 @@
-//! Pairwise reduce: each rank reduces its part of the buffer as in [`super::pairwise_reduce_scatter`], and sends the result
-//! to the root. The buffers of the other ranks stay as they are.
+//! Pairwise reduce: each rank reduces its part of the buffer as in [`super::pairwise_reduce_scatter`], and sends the
+//! result to the root. The buffers of the other ranks are not changed.
 
 use super::pairwise_all_reduce::segments;
 use super::pairwise_reduce_scatter::{exchange, others, sum};
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
 
-/// Works on the buffer, one segment of at most `segment` elements after the other, and room behind it: see [`room`].
+/// Works on the buffer, one segment of at most `segment` elements after the other, and scratch space behind it, see
+/// [`room`].
 ///
 /// # Cost
 /// 2 steps a segment; the root sends (P-1)/P of the buffer, each other rank all of it.
@@ -37,7 +38,7 @@ pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize, segment
     Schedule { steps: steps.collect() }
 }
 
-/// Elements of the buffer beyond the `len` to reduce.
+/// Returns the number of elements of the buffer beyond the `len` to reduce.
 pub fn room(world_size: usize, len: usize, segment: usize) -> usize {
     world_size * len.div_ceil(segments(len, segment)).div_ceil(world_size)
 }

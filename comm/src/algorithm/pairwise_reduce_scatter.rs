@@ -1,11 +1,11 @@
-//! Pairwise reduce-scatter: each rank gets the others' values of its part as they are, and reduces them by itself, in the
-//! order of ranks. What is reduced in a wider type is sent in the narrow one, and rounded once.
+//! Pairwise reduce-scatter: each rank receives the others' values of its part, unreduced, and reduces them itself, in
+//! the order of ranks. Elements that are reduced in a wider dtype are sent in the narrow one, and rounded once.
 
 use std::ops::Range;
 
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
-/// Works on the input, then the output, then room for the others' values: see [`room`].
+/// Works on the input, then the output, then scratch space for the others' values, see [`room`].
 ///
 /// # Cost
 /// 1 step; each rank sends (P-1)/P of the input; with uneven parts, all but its own.
@@ -21,18 +21,18 @@ pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
     Schedule { steps: vec![exchange, Step { transfers: vec![sum], finished: 0..0 }] }
 }
 
-/// Elements of the buffer beyond input and output.
+/// Returns the number of elements of the buffer beyond input and output.
 pub fn room(rank: usize, parts: &Parts) -> usize {
     (parts.count() - 1) * parts.of(rank).len()
 }
 
-/// The other ranks.
+/// Returns the other ranks, beginning with the next one.
 pub(super) fn others(rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
     (1..world_size).map(move |distance| (rank + distance) % world_size)
 }
 
-/// Sends each part of the buffer that begins at `first` to its rank, and gathers the values for the own part in `room`, by
-/// rank.
+/// Sends each part of the buffer that begins at `first` to its rank, and gathers the values for this rank's part at
+/// `room`, by rank.
 pub(super) fn exchange(rank: usize, parts: &Parts, first: usize, room: usize) -> Step {
     let own = parts.of(rank).len();
     let transfers = others(rank, parts.count()).flat_map(|peer| {
@@ -44,13 +44,14 @@ pub(super) fn exchange(rank: usize, parts: &Parts, first: usize, room: usize) ->
     Step { transfers: transfers.collect(), finished: 0..0 }
 }
 
-/// Reduces what [`exchange`] has gathered in `room` with the own values, which begin at `own`, into `target`.
+/// Reduces the values that [`exchange`] has gathered at `room`, and this rank's values, which begin at `own`, into
+/// `target`.
 pub(super) fn sum(rank: usize, world_size: usize, own: usize, room: usize, target: Range<usize>) -> Transfer {
     let place = |peer| if peer == rank { own } else { place(rank, peer, room, target.len()) };
     Transfer::Reduce { places: (0..world_size).map(place).collect(), range: target }
 }
 
-/// Where the values of a peer are put.
+/// Returns the index at which the values of a peer are stored.
 fn place(rank: usize, peer: usize, room: usize, len: usize) -> usize {
     room + if peer < rank { peer } else { peer - 1 } * len
 }

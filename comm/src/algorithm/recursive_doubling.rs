@@ -1,11 +1,13 @@
-//! Recursive doubling: in step k, ranks at a distance of 2^k exchange and reduce the whole buffer. Few steps, more bytes.
+//! Recursive doubling all-reduce: in step k, ranks at a distance of 2^k exchange and reduce the whole buffer. Few
+//! steps, more bytes.
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 
-/// Where the world size is no power of two, the first ranks pair up before, and the second of each pair takes part for both.
+/// If the world size is no power of two, the first ranks form pairs before, and the second rank of each pair takes part
+/// for both.
 ///
 /// # Cost
-/// log2(P) steps and as many times the buffer sent by each rank; two steps more where P is no power of two.
+/// log2(P) steps, in each of which each rank sends the whole buffer; two steps more if P is no power of two.
 ///
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.
@@ -27,7 +29,7 @@ pub fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
     if paired {
         steps.push(step(vec![recv(rank - 1, Combine::TheirsFirst)]));
     }
-    // Places among those that double; their order is that of the ranks, so that operands keep the order of ranks.
+    // Positions among the ranks that take part, in ascending order of ranks, so that operands keep that order.
     let place = if paired { rank / 2 } else { rank - pairs };
     let rank_at = |place: usize| if place < pairs { 2 * place + 1 } else { place + pairs };
     for k in 0..doubling.ilog2() {

@@ -1,4 +1,4 @@
-//! Ring all-gather: each rank's part goes once round the ring.
+//! Ring all-gather: each rank's part is sent once around the ring.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
     around(rank, parts.count(), |rank| parts.of(rank))
 }
 
-/// The same for parts that lie anywhere; each rank counts modulo `world_size`.
+/// The same for parts at any ranges; the rank passed to `part` is not reduced modulo `world_size`.
 pub(super) fn around(rank: usize, world_size: usize, part: impl Fn(usize) -> Range<usize>) -> Schedule {
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |s: usize| {

@@ -1,4 +1,4 @@
-//! Ring all-reduce: parts of the buffer go round the ring twice, first being summed, then being copied.
+//! Ring all-reduce: parts of the buffer are sent around the ring twice, first to be summed, then to be copied.
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 

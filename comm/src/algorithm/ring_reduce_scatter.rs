@@ -1,12 +1,12 @@
-//! Ring reduce-scatter: each part goes once round the ring, being summed, and ends at its own rank; a piece of it after
-//! the other, see [`super::segmented`].
+//! Ring reduce-scatter: each part is sent once around the ring, being summed, and ends at its own rank. Parts are
+//! divided into pieces that go around one after the other, see [`super::segmented`].
 
 use std::ops::Range;
 
 use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, piece};
 
-/// Works on the input, then the output, then room for a piece of two parts, one after the other: see [`room`]. Parts go in
-/// `pieces` pieces, 1 or more.
+/// Works on the input, then the output, then scratch space for a piece of two parts, see [`room`]. Parts are divided
+/// into `pieces` pieces, 1 or more.
 ///
 /// # Cost
 /// P-1 steps for each piece; each rank sends (P-1)/P of the input; with uneven parts, all but its own.
@@ -19,7 +19,7 @@ pub fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
     let rounds = world_size.saturating_sub(1);
     let (own, longest) = (parts.of(rank), parts.longest().div_ceil(pieces));
     let whole = parts.len()..parts.len() + own.len();
-    // A sum on its way lies in one of two places; its predecessor, just being sent, in the other one.
+    // A partial sum is in one of two scratch ranges; the sum before it, which is being sent, in the other one.
     let place = |s: usize, len: usize| {
         let start = whole.end + s % 2 * longest;
         start..start + len
@@ -27,7 +27,7 @@ pub fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
     let step = |index: usize, s: usize| {
         let piece = |range: Range<usize>| piece(&range, pieces, index);
         let output = piece(whole.clone());
-        // `2 * world_size` keeps the differences positive; parts count modulo their number.
+        // `2 * world_size` keeps the differences positive; `Parts::of` takes them modulo the number of parts.
         let send = rank + 2 * world_size - 1 - s;
         let (sent, mine) = (piece(parts.of(send)), piece(parts.of(send - 1)));
         let last = s + 1 == rounds;
@@ -47,7 +47,7 @@ pub fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
     Schedule { steps: steps.map(|(index, s)| step(index, s)).collect() }
 }
 
-/// Elements of the buffer beyond input and output.
+/// Returns the number of elements of the buffer beyond input and output.
 pub fn room(parts: &Parts, pieces: usize) -> usize {
     let longest = parts.longest().div_ceil(pieces);
     match parts.count() {

@@ -1,25 +1,25 @@
-//! Algorithms as data: who sends which elements to whom in which step.
+//! Schedules: which elements a rank sends to and receives from which ranks, in which step.
 //!
-//! A schedule is what one rank does; those of all ranks fit together. They are made by the pure functions of
+//! A schedule is the part of one rank; those of all ranks match. They are computed by the pure functions of
 //! [`crate::algorithm`], and run by one executor over any transport.
 
 use std::ops::Range;
 
-/// What becomes of elements that arrive.
+/// What to do with received elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Combine {
-    /// They take the place of those that are there.
+    /// Overwrite this rank's elements.
     Replace,
-    /// Reduced with those that are there, as the left operand.
+    /// Reduce with this rank's elements, the received ones being the left operand.
     TheirsFirst,
-    /// Reduced with those that are there, as the right operand.
+    /// Reduce with this rank's elements, the received ones being the right operand.
     MineFirst,
 }
 
-/// One message of a step. Ranges count elements of the buffer that the schedule works on.
+/// One transfer of a step. Ranges count elements of the buffer that the schedule works on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transfer {
-    /// Sends the elements of `range` as they are when the step begins.
+    /// Sends the elements of `range`, as they were at the beginning of the step.
     Send {
         /// The receiver.
         to: usize,
@@ -35,36 +35,37 @@ pub enum Transfer {
         /// What to do with them.
         combine: Combine,
     },
-    /// Receives elements, reduces them with others that stay as they are, and puts the result into `range`.
+    /// Receives elements, reduces them with other elements of the buffer, which are not changed, and writes the result
+    /// to `range`.
     Fold {
         /// The sender.
         from: usize,
-        /// Where the result goes.
+        /// The elements to write to.
         range: Range<usize>,
-        /// The first of the elements of this rank to reduce with.
+        /// Index of the first of this rank's elements to reduce with.
         mine: usize,
         /// The order of the operands.
         combine: Combine,
     },
-    /// Copies elements within the buffer, before anything else happens in the step.
+    /// Copies elements within the buffer, before anything else in the step.
     Copy {
         /// Which elements.
         range: Range<usize>,
-        /// Where the first of them goes.
+        /// Index to which the first of them is copied.
         to: usize,
     },
-    /// Reduces elements of f16 or bf16 that lie in several places of the buffer: in f32, an average divided, rounded once.
-    /// Like a copy, before anything else happens in the step.
+    /// Reduces several ranges of f16 or bf16 elements of the buffer in f32; an average is divided, then the result is
+    /// rounded once. Like a copy, this is done before anything else in the step.
     Reduce {
-        /// The first element in each place, in the order of the operands.
+        /// Index of the first element of each range, in the order of the operands.
         places: Vec<usize>,
-        /// Where the result goes, which may be one of the places.
+        /// The elements to write to, which may be one of the operand ranges.
         range: Range<usize>,
     },
 }
 
 impl Transfer {
-    /// The peer, and whether this rank sends to it; None for what needs no peer.
+    /// Returns the peer, and whether this rank sends to it. `None` for a local transfer.
     pub(crate) fn peer(&self) -> Option<(usize, bool)> {
         match self {
             Transfer::Send { to, .. } => Some((*to, true)),
@@ -93,37 +94,37 @@ impl Transfer {
     }
 }
 
-/// Transfers that go on at the same time: at most one to, and one from, each peer; received ranges do not overlap.
+/// Transfers that run at the same time: at most one to, and one from, each peer. Received ranges do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Step {
-    /// In no order.
+    /// In any order.
     pub transfers: Vec<Transfer>,
-    /// Elements whose reduction is complete with this step (here an average is divided).
+    /// Elements whose reduction is complete after this step; an average is divided then.
     pub finished: Range<usize>,
 }
 
-/// What one rank does.
+/// The transfers of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Schedule {
-    /// One after the other.
+    /// In the order in which they run.
     pub steps: Vec<Step>,
 }
 
 impl Schedule {
-    /// One step that needs no peer: copies `range` to where `to` begins.
+    /// Returns a schedule of one local step that copies `range` to index `to`.
     pub(crate) fn copying(range: Range<usize>, to: usize) -> Self {
         let transfers = if range.is_empty() { Vec::new() } else { vec![Transfer::Copy { range, to }] };
         Self { steps: vec![Step { transfers, finished: 0..0 }] }
     }
 
-    /// This schedule, then the other one, on the same buffer.
+    /// Returns this schedule followed by the other one, on the same buffer.
     pub(crate) fn then(mut self, other: Schedule) -> Self {
         self.steps.extend(other.steps);
         self
     }
 
-    /// Each step of the one at the same time as that of the other, which must neither touch the same elements nor talk to the
-    /// same ranks.
+    /// Merges two schedules, so that their n-th steps run at the same time. They must neither use the same elements nor
+    /// exchange data with the same ranks.
     pub(crate) fn beside(self, other: Schedule) -> Self {
         let (mut one, mut other) = (self.steps.into_iter(), other.steps.into_iter());
         let merged = std::iter::from_fn(|| match (one.next(), other.next()) {
@@ -137,7 +138,7 @@ impl Schedule {
         Self { steps: merged.collect() }
     }
 
-    /// The same among other ranks, each in the place of the one that stands in the schedule.
+    /// Returns the schedule with each rank replaced by `rank_at` of it.
     pub(crate) fn among(mut self, rank_at: impl Fn(usize) -> usize) -> Self {
         for transfer in self.steps.iter_mut().flat_map(|step| &mut step.transfers) {
             match transfer {
@@ -149,7 +150,7 @@ impl Schedule {
         self
     }
 
-    /// The same, on elements that lie `by` places further on.
+    /// Returns the schedule with all indices increased by `by`.
     pub(crate) fn shifted(mut self, by: usize) -> Self {
         for step in &mut self.steps {
             step.transfers.iter_mut().for_each(|transfer| transfer.shift(by));
@@ -158,7 +159,7 @@ impl Schedule {
         self
     }
 
-    /// The ranks it talks to, each once, in the order of first contact.
+    /// Returns the ranks it exchanges data with, each once, in the order of first contact.
     pub fn peers(&self) -> Vec<usize> {
         let mut peers = Vec::new();
         for (peer, _) in self.transfers().filter_map(Transfer::peer) {
@@ -169,7 +170,7 @@ impl Schedule {
         peers
     }
 
-    /// Elements that this rank sends in all.
+    /// Returns the number of elements that this rank sends in all.
     ///
     /// ```
     /// // A ring all-reduce sends 2(P-1)/P of the buffer from each rank.
@@ -188,7 +189,7 @@ impl Schedule {
 }
 
 impl Step {
-    /// True where an element that is received is also sent in this step: then it must be sent as it was before.
+    /// Returns whether an element of `received` is also sent in this step. It must then be sent with its old value.
     pub(crate) fn overlaps(&self, received: &Range<usize>) -> bool {
         self.transfers.iter().any(|transfer| match transfer {
             Transfer::Send { range, .. } => range.start < received.end && received.start < range.end,
@@ -197,7 +198,7 @@ impl Step {
     }
 }
 
-/// The `part`-th of `parts` nearly equal parts of `len` elements; `part` counts modulo `parts`.
+/// Returns the `part`-th of `parts` nearly equal parts of `len` elements; `part` is taken modulo `parts`.
 ///
 /// ```
 /// use comm::schedule::part;
@@ -209,7 +210,7 @@ pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
     at(part)..at(part + 1)
 }
 
-/// The `index`-th of `pieces` nearly equal pieces of a range.
+/// Returns the `index`-th of `pieces` nearly equal pieces of a range.
 ///
 /// ```
 /// use comm::schedule::piece;
@@ -220,7 +221,7 @@ pub fn piece(range: &Range<usize>, pieces: usize, index: usize) -> Range<usize> 
     range.start + within.start..range.start + within.end
 }
 
-/// How the elements of a buffer are divided among ranks, one after the other.
+/// Division of a buffer among ranks, into consecutive parts.
 ///
 /// ```
 /// use comm::schedule::Parts;
@@ -236,17 +237,17 @@ enum Bounds {
         len: usize,
         count: usize,
     },
-    /// Where each part begins, and where the last one ends.
+    /// The index at which each part begins, and the end of the last one.
     Uneven(Vec<usize>),
 }
 
 impl Parts {
-    /// `len` elements in `count` nearly equal parts, see [`part`].
+    /// Divides `len` elements into `count` nearly equal parts, see [`part`].
     pub fn even(len: usize, count: usize) -> Self {
         Self(Bounds::Even { len, count })
     }
 
-    /// A part for each of `counts`.
+    /// Makes a part for each of `counts`, of that length.
     pub fn uneven(counts: &[usize]) -> Self {
         let mut end = 0;
         let ends = counts.iter().map(|count| {
@@ -256,7 +257,7 @@ impl Parts {
         Self(Bounds::Uneven(std::iter::once(0).chain(ends).collect()))
     }
 
-    /// Number of parts.
+    /// Returns the number of parts.
     pub fn count(&self) -> usize {
         match &self.0 {
             Bounds::Even { count, .. } => *count,
@@ -264,7 +265,7 @@ impl Parts {
         }
     }
 
-    /// Elements in all.
+    /// Returns the number of elements in all.
     pub fn len(&self) -> usize {
         match &self.0 {
             Bounds::Even { len, .. } => *len,
@@ -272,12 +273,12 @@ impl Parts {
         }
     }
 
-    /// True where there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements of one part; `index` counts modulo the number of parts.
+    /// Returns the range of one part; `index` is taken modulo the number of parts.
     pub fn of(&self, index: usize) -> Range<usize> {
         match &self.0 {
             Bounds::Even { len, count } => part(*len, *count, index),
@@ -288,7 +289,7 @@ impl Parts {
         }
     }
 
-    /// Elements of the longest part.
+    /// Returns the number of elements of the longest part.
     pub fn longest(&self) -> usize {
         (0..self.count()).map(|index| self.of(index).len()).max().unwrap_or(0)
     }

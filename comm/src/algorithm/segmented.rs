@@ -1,11 +1,11 @@
-//! One segment of the buffer after the other, each by the same algorithm: what a step has brought is still in the
-//! processor's cache when the next one sends it on. That pays where the bytes go through memory, not over a network, for
-//! which more steps are more waiting.
+//! Segmented schedules: one segment of the buffer after the other, each by the same algorithm. What a step has received
+//! is then still in the processor's cache when the next one sends it. That pays through memory, but not over a network,
+//! where more steps cost more latency.
 
 use crate::algorithm::schedule::{Schedule, part};
 
-/// The schedule of a buffer of `len` elements, from that of a segment of a given length; segments have at most `segment`
-/// elements, and 1 at least.
+/// Returns the schedule of a buffer of `len` elements, given a function from the length of a segment to its schedule.
+/// Segments have at most `segment` elements, but at least 1.
 ///
 /// # Cost
 /// The bytes of the inner schedule, and its steps times the number of segments.

@@ -1,4 +1,5 @@
-//! Runs the schedules of all ranks in one thread on symbolic elements, each the ordered list of ranks it is reduced from.
+//! Simulator of schedules: runs those of all ranks in one thread on symbolic elements, each the ordered list of ranks
+//! it is reduced from.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 use crate::Topology;
 use crate::algorithm::schedule::{Combine, Schedule, Transfer};
 
-/// An element: a leaf is one rank's own value at one place, a pair a reduction of a left with a right operand.
+/// An element: a leaf is one rank's own value at one index, a pair a reduction of a left and a right operand.
 #[derive(Debug, Clone)]
 pub(crate) enum Element {
     Own(usize, usize),
@@ -20,7 +21,7 @@ impl PartialEq for Element {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Element::Own(a, i), Element::Own(b, k)) => (a, i) == (b, k),
-            // Copies of one result share their operands: a thousand ranks are compared at once.
+            // Copies of one result share their operands: this makes a comparison of a thousand ranks fast.
             (Element::Reduced(a), Element::Reduced(b)) => Rc::ptr_eq(a, b) || a == b,
             _ => false,
         }
@@ -28,7 +29,7 @@ impl PartialEq for Element {
 }
 
 impl Element {
-    /// The ranks it is made of, in the order of the operands.
+    /// Returns the ranks it is reduced from, in the order of the operands.
     pub(crate) fn order(&self) -> Vec<usize> {
         let (mut ranks, mut stack) = (Vec::new(), vec![self.clone()]);
         while let Some(element) = stack.pop() {
@@ -40,7 +41,7 @@ impl Element {
         ranks
     }
 
-    /// The rank and the place where it was in the beginning.
+    /// Returns the rank and index at which it was in the beginning. `None` for a reduced element.
     pub(crate) fn origin(&self) -> Option<(usize, usize)> {
         if let Element::Own(rank, index) = self { Some((*rank, *index)) } else { None }
     }
@@ -56,7 +57,8 @@ pub(crate) fn schedules(world_size: usize, make: impl Fn(usize) -> Schedule) -> 
     (0..world_size).map(make).collect()
 }
 
-/// The buffers of all ranks at the end. Panics where a receive has no sender, lengths differ, or a message is left over.
+/// Returns the buffers of all ranks at the end. Panics if a receive has no sender, lengths differ, or a message is not
+/// received.
 pub(crate) fn run(all: &[Schedule], len: usize) -> Vec<Vec<Element>> {
     run_uneven(all, |_| len)
 }
@@ -67,7 +69,7 @@ pub(crate) fn run_uneven(all: &[Schedule], len: impl Fn(usize) -> usize) -> Vec<
     let buffer = |rank| (0..len(rank)).map(|index| Element::Own(rank, index)).collect();
     let mut buffers: Vec<Vec<Element>> = (0..world_size).map(buffer).collect();
     let mut wires: Vec<VecDeque<Vec<Element>>> = vec![VecDeque::new(); world_size * world_size];
-    // Per rank: the step it is in, and whether it has sent that step's messages.
+    // For each rank, the step it is in, and whether it has sent that step's messages.
     let mut at = vec![(0, false); world_size];
     loop {
         let mut moved = false;
@@ -144,8 +146,7 @@ fn reduce(buffer: &mut [Element], places: &[usize], range: Range<usize>) {
     }
 }
 
-/// Every rank ends with each rank's value in each element once, reduced in the very same order on every rank, and marks each
-/// element as finished before it is passed on as a result.
+/// Checks that each element of every rank is reduced from each rank's value once, in the same order on every rank.
 pub(crate) fn check_all_reduce(all: &[Schedule], len: usize) {
     let buffers = run(all, len);
     for buffer in &buffers {
@@ -156,7 +157,7 @@ pub(crate) fn check_all_reduce(all: &[Schedule], len: usize) {
     }
 }
 
-/// Elements that the ranks of each host send to other hosts.
+/// Returns the number of elements that the ranks of each host send to other hosts.
 pub(crate) fn sent_between(topology: &Topology, all: &[Schedule]) -> Vec<usize> {
     let mut sent = vec![0; topology.hosts().len()];
     for (rank, schedule) in all.iter().enumerate() {
@@ -171,7 +172,8 @@ pub(crate) fn sent_between(topology: &Topology, all: &[Schedule]) -> Vec<usize> 
     sent
 }
 
-/// Hosts, ranks on each of them in whatever order, and elements of each rank's part; as many hosts, and ranks on each, as `counts` allows.
+/// Strategy: a number of hosts and a number of ranks on each, both from `counts`, a topology with ranks in any order,
+/// and a length for each rank's part.
 pub(crate) fn regular(counts: Range<usize>) -> impl Strategy<Value = (usize, usize, Topology, Vec<usize>)> {
     (counts.clone(), counts).prop_flat_map(|(hosts, ranks)| {
         let places: Vec<usize> = (0..hosts * ranks).map(|rank| rank % hosts).collect();

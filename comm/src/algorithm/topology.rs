@@ -1,7 +1,7 @@
-//! Which ranks of a group run on which host.
+//! Topology: which ranks of a group run on which host.
 
-/// Which ranks of a group run on which host, as far as it matters how they exchange: where several share one, fewer bytes need
-/// to go between hosts, see [`crate::algorithm::hierarchical_all_reduce`].
+/// Which ranks of a group run on which host. If several ranks share a host, fewer bytes need to be sent between hosts,
+/// see [`crate::algorithm::hierarchical_all_reduce`].
 ///
 /// ```
 /// use comm::Topology;
@@ -13,23 +13,23 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     hosts: Vec<Vec<usize>>,
-    /// By rank.
+    /// The host of each rank and its index among the ranks of that host.
     places: Vec<(usize, usize)>,
 }
 
 impl Topology {
-    /// All ranks on one host.
+    /// Returns the topology of ranks that are all on one host.
     pub fn one_host(world_size: usize) -> Self {
         Self::grouped(world_size, |_, _| true)
     }
 
-    /// From the host of each rank.
+    /// Returns the topology for the given host of each rank.
     pub fn of<H: PartialEq>(hosts: &[H]) -> Self {
         Self::grouped(hosts.len(), |one, other| hosts[one] == hosts[other])
     }
 
-    /// From what says whether two ranks are on one host, which must hold for the second and a third if it holds for the first
-    /// and either.
+    /// Returns the topology for a function that tells whether two ranks are on one host. It must be an equivalence
+    /// relation.
     pub(crate) fn grouped(world_size: usize, together: impl Fn(usize, usize) -> bool) -> Self {
         let (mut hosts, mut places) = (Vec::<Vec<usize>>::new(), Vec::with_capacity(world_size));
         for rank in 0..world_size {
@@ -45,38 +45,38 @@ impl Topology {
         Self { hosts, places }
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.places.len()
     }
 
-    /// The ranks of each host, lowest first; hosts in the order of their lowest ranks.
+    /// Returns the ranks of each host, lowest first. Hosts are in the order of their lowest ranks.
     pub fn hosts(&self) -> &[Vec<usize>] {
         &self.hosts
     }
 
-    /// The host of a rank, and its place among the ranks of that host.
+    /// Returns the index of a rank's host, and its index among the ranks of that host.
     pub fn place(&self, rank: usize) -> (usize, usize) {
         self.places[rank]
     }
 
-    /// True where there are several hosts, and several ranks on some of them.
+    /// Returns whether there are several hosts, with several ranks on some of them.
     pub fn is_hierarchical(&self) -> bool {
         self.hosts.len() > 1 && self.hosts.len() < self.world_size()
     }
 
-    /// True where there are several hosts, with several ranks each, and all as many.
+    /// Returns whether there are several hosts, all with the same number of ranks, at least two.
     pub fn is_regular(&self) -> bool {
         let mut counts = self.hosts.iter().map(Vec::len);
         let first = counts.next().unwrap_or(0);
         self.hosts.len() > 1 && first > 1 && counts.all(|count| count == first)
     }
 
-    /// Bytes of a buffer that ranks work on at a time. Each rank's share of it stays in its processor's cache; among more than
-    /// two ranks it is larger, because each step costs a change of processes where ranks share a core. Between hosts, where
-    /// each step costs the network's latency, a buffer goes in one piece.
+    /// Returns the number of bytes of a buffer that ranks work on at a time. Each rank's share of it stays in its
+    /// processor's cache. With more than two ranks the segment is larger, because each step costs a context switch
+    /// where ranks share a core. Between hosts, where each step costs the network's latency, a buffer is not divided.
     ///
-    /// It does not depend on what carries the bytes: sums are the same to the bit over TCP, shared memory and threads.
+    /// It does not depend on the transport, so sums are bitwise equal over TCP, shared memory and threads.
     ///
     /// Measured with `comm-bench` on 2 cores with 2 MiB of cache each: the all-reduce of 64 MiB over 4 ranks by TCP took 77 ms
     /// with 512 KiB, 56 ms with 2 MiB, 54 ms with 4 MiB, 62 ms in one piece; through shared memory 39, 37, 38 and 38 ms. Over

@@ -1,4 +1,4 @@
-//! What fails on one rank alone, such as reading a file, fails on all.
+//! Agreement on errors: what fails on one rank alone, such as reading a file, fails on all.
 
 use std::fmt::Display;
 
@@ -7,9 +7,10 @@ use serde::de::DeserializeOwned;
 
 use crate::{Communicator, Error, Result, all_gather_object};
 
-/// This rank's `own` where it is `Ok` on every rank. Otherwise an error on every rank: its own, or what `peer_failed` makes of
-/// the first rank that failed, by its number in the whole job, and of what that rank says. To be called on every rank, so that
-/// none goes on alone into a collective and waits there for those that have failed.
+/// Returns this rank's `own` value if it is `Ok` on every rank. Otherwise returns an error on every rank: its own, or
+/// the result of `peer_failed` for the first rank that failed (its number in the whole job, and the text of its error).
+/// Every rank must call it, so that no rank continues alone into a collective and waits there for those that have
+/// failed.
 ///
 /// The ranks are those of a group, or of all groups along the axes of a [`crate::Mesh`].
 ///
@@ -46,11 +47,11 @@ pub fn all_agree<'a, T, E: Display + From<Error>>(
     }
 }
 
-/// What the first of the ranks that have something has, and that rank's number in the whole job: the same on every rank, and none
-/// where no rank has anything. To be called on every rank of the groups, which are as in [`all_agree`].
+/// Returns the first rank, by its number in the whole job, that passes `Some`, with its value: the same on every rank.
+/// `None` if no rank passes a value. Every rank of the groups must call it; the groups are as in [`all_agree`].
 ///
 /// # Cost
-/// Two all-gathers for each group, of a few bytes where no rank has anything.
+/// Two all-gathers for each group, of a few bytes if no rank has a value.
 ///
 /// # Errors
 /// Failures of communication; a value that JSON cannot hold.
@@ -104,7 +105,7 @@ mod tests {
         }
     }
 
-    /// All sets of ranks that may fail, in order.
+    /// All sets of failing ranks, each in ascending order.
     fn subsets(ranks: usize) -> impl Iterator<Item = Vec<usize>> {
         (0..1 << ranks).map(move |set: usize| (0..ranks).filter(|rank| set >> rank & 1 == 1).collect())
     }
@@ -115,7 +116,7 @@ mod tests {
             for fails in subsets(ranks) {
                 let said = Local::run(ranks, |comm| {
                     let said = agree([comm as &dyn Communicator], comm.rank(), &fails);
-                    // None is still in a collective.
+                    // No rank is still in a collective.
                     comm.barrier()?.wait()?;
                     Ok((comm.rank(), said.map_err(|error| error.to_string())))
                 });

@@ -1,4 +1,4 @@
-//! The trait that every backend implements and every strategy uses.
+//! Communicator trait, implemented by every backend.
 
 pub(crate) mod group;
 
@@ -8,60 +8,63 @@ use candle_core::Tensor;
 
 use crate::{ElasticGroup, Message, Operation, ReduceOp, Result, Stats, Work};
 
-/// A group of ranks that talk. Rank r of `world_size` calls the same operations in the same order as the others.
+/// A group of ranks that communicate. Rank r of `world_size` calls the same operations in the same order as the others.
 ///
 /// The methods named after operations return at once; the operation runs on the communicator's own thread, after those
-/// submitted before it, and [`Work::wait`] gives its result. [`Communicator::run`] is the blocking form.
+/// submitted before it, and [`Work::wait`] returns its result. [`Communicator::run`] is the blocking form.
 pub trait Communicator: Send + Sync + std::fmt::Debug {
-    /// This process's place in the group, from 0.
+    /// Returns this process's rank in the group, from 0.
     fn rank(&self) -> usize;
 
-    /// Ranks in the group.
+    /// Returns the number of ranks in the group.
     fn world_size(&self) -> usize;
 
-    /// The backend's name: `local`, `tcp`, `mpi`.
+    /// Returns the backend's name: `local`, `tcp`, `mpi`.
     fn backend(&self) -> &'static str;
 
-    /// The ranks with which this one exchanges data through shared memory, as soon as it does, where the backend knows.
+    /// Returns the ranks with which this one exchanges data through shared memory so far. Empty if the backend does not
+    /// know.
     fn shared_memory_ranks(&self) -> &[usize] {
         &[]
     }
 
-    /// Bytes that a rank can send to another one before that one receives any of them, a head of 64 for each message included:
-    /// what the transport itself holds. With more, and with any where this is 0, [`Communicator::run`] of a send may wait
-    /// until the other rank receives.
+    /// Returns how many bytes a rank can send to another before that one receives any of them, including a header of 64
+    /// bytes for each message: the capacity of the transport's buffers. For more bytes, and for any if this is 0,
+    /// [`Communicator::run`] of a send may wait until the other rank receives.
     fn eager_bytes(&self) -> usize {
         0
     }
 
-    /// What the operations that have ended have done; one that is under way is not waited for.
+    /// Returns the statistics of the operations that have ended. Does not wait for one in progress.
     fn stats(&self) -> Stats;
 
-    /// The members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of this group.
+    /// Returns the members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of
+    /// this group.
     fn world_ranks(&self) -> &[usize];
 
-    /// A group of `ranks` of this one, in which `ranks[r]` is rank r. To be called on those ranks and on no other, with the
-    /// same list, at the same place among their operations: [`Communicator::new_group`] and [`Communicator::split`] see to
-    /// that.
+    /// Creates a group of `ranks` of this one, in which `ranks[r]` is rank r. To be called on those ranks and on no
+    /// other, with the same list, at the same position among their operations: [`Communicator::new_group`] and
+    /// [`Communicator::split`] ensure that.
     ///
     /// # Errors
-    /// This rank is not among `ranks`; whatever hinders the members from meeting.
+    /// This rank is not among `ranks`; failures to connect the members.
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>>;
 
-    /// A group of `ranks` of this one, in which `ranks[r]` is rank r; none on ranks that are not among them. Every rank of
-    /// this group must call it, with the same list.
+    /// Creates a group of `ranks` of this one, in which `ranks[r]` is rank r. Returns `None` on ranks that are not
+    /// among them. Every rank of this group must call it, with the same list.
     ///
     /// The order of the list is that of the group: in `new_group(&[2, 0])` rank 2 is rank 0. `torch.distributed.new_group` sorts
     /// its list first, so that rank 0 is rank 0 there: give a sorted list where ranks are to be those of a PyTorch program.
     ///
     /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
-    /// leaves the others. Over NCCL they share a GPU, where the order of what they do at the same time may matter: see `Nccl`.
+    /// does not affect the others. Over NCCL they share a GPU, where the order of simultaneous operations may matter:
+    /// see `Nccl`.
     ///
     /// # Cost
-    /// An all-gather of one number; then the members meet as at the start of a job.
+    /// An all-gather of one number; then the members connect as at the start of a job.
     ///
     /// # Errors
-    /// A list that is empty, repeats a rank, or is not the same on every rank; whatever hinders the members from meeting.
+    /// A list that is empty, repeats a rank, or is not the same on every rank; failures to connect the members.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -81,14 +84,14 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         if ranks.contains(&self.rank()) { self.subgroup(ranks).map(Some) } else { Ok(None) }
     }
 
-    /// Divides this group into one for each color, in which ranks are ordered by `key`, then by their rank here; a rank
-    /// without a color gets none. Every rank of this group must call it.
+    /// Divides this group into one for each color, in which ranks are ordered by `key`, then by their rank here. A rank
+    /// without a color gets `None`. Every rank of this group must call it.
     ///
     /// # Cost
-    /// An all-gather of three numbers; then the members of each group meet as at the start of a job.
+    /// An all-gather of three numbers; then the members of each group connect as at the start of a job.
     ///
     /// # Errors
-    /// Whatever hinders the members from meeting.
+    /// Failures to connect the members.
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Communicator>>> {
         match group::of_color(self, color, key)? {
             Some(members) => self.subgroup(&members).map(Some),
@@ -96,20 +99,21 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         }
     }
 
-    /// The same group as one that loses ranks and gets new ones while it runs.
+    /// Returns the group as an elastic one, which can lose ranks and admit new ones while it runs.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] where the ranks of a group of this backend stay what they are.
+    /// [`crate::Error::InvalidArgument`] if the backend does not support changing the ranks of a group.
     fn elastic(&self) -> Result<&dyn ElasticGroup> {
         Err(group::fixed("shrink and grow", self.backend()))
     }
 
-    /// Ends what is under way and what is queued, at once: whoever waits for a [`Work`] gets [`crate::Error::Aborted`], and so
-    /// does every later call. The other ranks hear that this one has left the group. May be called on any thread, also while
-    /// another one waits.
+    /// Ends the operations in progress and in the queue, at once: waiting for their [`Work`] returns
+    /// [`crate::Error::Aborted`], and so does every later call. The other ranks are notified that this one has left the
+    /// group. May be called on any thread, also while another one waits.
     ///
-    /// Dropping a communicator without it lets what is queued be done, as long as the other ranks do their part; an operation in
-    /// which nothing comes from them for 3 s (or the time-out, if that is shorter) is aborted then, with all behind it.
+    /// Dropping a communicator without calling this lets queued operations finish, as long as the other ranks take part
+    /// in them. If an operation receives nothing from them for 3 s (or the time-out, if that is shorter), it is
+    /// aborted, with all operations behind it.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -123,21 +127,21 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// ```
     fn abort(&self) {}
 
-    /// Puts an operation into the queue and returns at once.
+    /// Queues an operation and returns at once.
     ///
     /// # Errors
-    /// The caller's mistakes (rank, dtype, element count, layout, tensors that overlap), and the first cause if the group has
-    /// failed.
+    /// Mistakes of the caller (rank, dtype, element count, layout, tensors that overlap), and the first cause if the
+    /// group has failed.
     fn submit(&self, operation: Operation) -> Result<Work>;
 
-    /// Runs an operation to its end, on the calling thread where nothing is queued before it: the quickest way for
-    /// small tensors.
+    /// Runs an operation to its end, on the calling thread if nothing is queued before it: the fastest way for small
+    /// tensors.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`] and of [`Work::wait`].
     fn run(&self, operation: Operation) -> Result<()>;
 
-    /// Every rank's `tensor` becomes the reduction of all of them, in place, equal to the bit on every rank.
+    /// Every rank's `tensor` becomes the reduction of all of them, in place, bitwise equal on every rank.
     ///
     /// # Shapes
     /// The same on every rank.
@@ -146,9 +150,9 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Large tensors, S bytes on P ranks: ring, 2(P-1) steps and 2S(P-1)/P bytes sent by each rank. Small ones: recursive
     /// doubling, log2(P) steps and S log2(P) bytes (two steps more where P is no power of two).
     ///
-    /// f16 and bf16 are summed in f32 and rounded once. Large ones go pairwise as they are, S being their own size: 2 steps
-    /// and 2S(P-1)/P bytes, half of what f32 would take. Up to 64 KiB as f32, and among more than 64 ranks, they go as f32
-    /// by the algorithms above.
+    /// f16 and bf16 are summed in f32 and rounded once. Large tensors are sent pairwise in their own dtype, with S in
+    /// that dtype: 2 steps and 2S(P-1)/P bytes, half of what f32 would take. Up to 64 KiB (in f32), and with more than
+    /// 64 ranks, they are sent as f32 by the algorithms above.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -159,8 +163,9 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The tensor of rank `root` becomes the reduction of all; the others keep theirs.
     ///
     /// # Cost
-    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes. Large tensors: pipelined chain, in which no rank
-    /// sends or receives more than S bytes. Large tensors of f16 and bf16, among up to 64 ranks: pairwise, 2 steps and S bytes.
+    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes. Large tensors: pipelined chain, in which no
+    /// rank sends or receives more than S bytes. Large tensors of f16 and bf16, with up to 64 ranks: pairwise, 2 steps
+    /// and S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -203,7 +208,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     ///
     /// # Cost
     /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
-    /// f16 and bf16, among up to 64 ranks: pairwise, 1 step, as many bytes.
+    /// f16 and bf16, with up to 64 ranks: pairwise, 1 step, the same number of bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -320,8 +325,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The r-th part of `output` becomes this rank's part of the `input` of rank r.
     ///
     /// # Shapes
-    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank. They may not overlap: it is
-    /// not done in place.
+    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank. They may not overlap:
+    /// the operation is not in place.
     ///
     /// # Cost
     /// P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
@@ -333,18 +338,19 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         self.submit(Operation::AllToAll { output, input, output_counts: None, input_counts: None })
     }
 
-    /// As [`Communicator::all_to_all`], with parts of different lengths. Each rank knows only its own counts, and all call
-    /// this one, also those whose parts happen to be equal.
+    /// As [`Communicator::all_to_all`], with parts of different lengths. Each rank knows only its own counts. If one
+    /// rank calls this, all must, also those whose parts happen to be equal.
     ///
     /// # Shapes
-    /// `input` has `input_counts[r]` elements for rank r, which must be `output_counts` of this rank over there.
+    /// `input` has `input_counts[r]` elements for rank r, which must equal the entry for this rank in rank r's
+    /// `output_counts`.
     ///
     /// # Cost
     /// P-1 steps; each rank sends all of its input but its own part.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what one rank sends is not what
-    /// the other one expects.
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the count that one rank sends
+    /// is not the count that the other expects.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -376,7 +382,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         self.submit(Operation::AllToAll { output, input, output_counts, input_counts })
     }
 
-    /// No rank's barrier is done before every rank has called it.
+    /// The barrier is done on no rank before every rank has called it.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -384,28 +390,28 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         self.submit(Operation::Barrier)
     }
 
-    /// Sends `tensor` to rank `to`. Done when the transport has taken the bytes, which may be before the receiver has called:
-    /// from then on `tensor` may be changed, but nothing is known of the receiver.
+    /// Sends `tensor` to rank `to`. Done when the transport has taken the bytes, which may be before the receiver has
+    /// called. From then on `tensor` may be changed, but the receiver may not have received it yet.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`]. Only the sender announces a message: where the receiver's call has another dtype or
-    /// element count, it is the receiver's that gives [`crate::Error::Mismatch`], and on this rank a later call.
+    /// Those of [`Communicator::submit`]. Only the sender announces a message: if the receiver's call has another dtype
+    /// or element count, the receiver's call returns [`crate::Error::Mismatch`], and on this rank a later call does.
     fn send(&self, tensor: &Tensor, to: usize) -> Result<Work> {
         self.submit(Operation::Send { tensor: tensor.clone(), to })
     }
 
-    /// Fills `tensor` with what rank `from` sends.
+    /// Fills `tensor` with the message sent by rank `from`.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what is sent has another dtype or
-    /// element count.
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the message has another dtype
+    /// or element count.
     fn recv(&self, tensor: &Tensor, from: usize) -> Result<Work> {
         self.submit(Operation::Recv { tensor: tensor.clone(), from })
     }
 
-    /// Sends and receives several tensors at the same time: whatever the order of the messages, here and on the peers, no
-    /// two ranks wait for each other. Messages from one rank to another keep their order. The peers may use
-    /// [`Communicator::send`] and [`Communicator::recv`] as well. A tensor that is received may not overlap another one.
+    /// Sends and receives several tensors at the same time. The order of the messages, here and on the peers, cannot
+    /// cause a deadlock. Messages from one rank to another keep their order. The peers may use [`Communicator::send`]
+    /// and [`Communicator::recv`] as well. A received tensor may not overlap another one.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; as for [`Communicator::send`] and [`Communicator::recv`].
@@ -429,13 +435,13 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         self.submit(Operation::Batch { messages })
     }
 
-    /// [`Communicator::all_reduce`] of several tensors as one operation: for many small ones as quick as for one.
+    /// [`Communicator::all_reduce`] of several tensors as one operation: many small ones take as long as one.
     ///
     /// # Shapes
     /// The same list on every rank, all of one dtype. No two tensors may overlap.
     ///
     /// # Cost
-    /// That of one tensor with all elements; nothing is copied together.
+    /// That of one tensor with all elements; the tensors are not copied together.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
@@ -449,7 +455,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The same list on every rank.
     ///
     /// # Cost
-    /// That of one tensor with all bytes; nothing is copied together.
+    /// That of one tensor with all bytes; the tensors are not copied together.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.

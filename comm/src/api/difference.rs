@@ -1,30 +1,31 @@
-//! Do all ranks have the same? If not: which of them has another, and what.
+//! Comparison of lines of text between ranks: finds the first line that differs, and on which rank.
 
 use crate::api::communicator::group::all_gather;
 use crate::{Communicator, Digest, Result, all_gather_object};
 
-/// Lines that are compared one by one once a difference was found.
+/// The most lines that are compared one by one after a difference was found.
 const MAX_LINES: usize = 1 << 16;
 
-/// The first line that ranks do not have alike. They have the numbers that they have in the whole job.
+/// The first line that is not the same on all ranks. Ranks are those of the whole job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("rank {odd_rank} has {odd}, and rank {rank} has {expected}")]
 #[non_exhaustive]
 pub struct LineDifference {
-    /// A rank that differs from most.
+    /// A rank that differs from most others.
     pub odd_rank: usize,
-    /// Its line; `nothing` if it has no more.
+    /// Its line; `nothing` if it has fewer lines.
     pub odd: String,
     /// A rank to compare it with.
     pub rank: usize,
-    /// That one's line.
+    /// That rank's line.
     pub expected: String,
-    /// Which line it is, counted from 0; those before it are equal.
+    /// The index of the line, from 0. The lines before it are equal.
     pub place: usize,
 }
 
-/// Compares lines of text that every rank of a party should have alike, such as descriptions of a model's parameters: none where they
-/// are equal, else the same on every rank. To be called on every rank of the group; ranks are of one party that give the same number.
+/// Compares lines of text that should be the same on every rank of a party, such as descriptions of a model's
+/// parameters. Returns `None` if they are equal, else a difference that is the same on every rank. Every rank of the
+/// group must call it; ranks that pass the same number as `party` are compared with each other.
 ///
 /// # Cost
 /// An all-gather of 24 bytes a rank. Only where lines differ: 8 bytes for each of them, and then one.
@@ -68,7 +69,8 @@ pub fn line_difference(
     Ok(Some(LineDifference { odd_rank: number(odd_rank), odd, rank: number(rank), expected, place }))
 }
 
-/// Within the first party whose answers differ. An answer begins with the party.
+/// Finds the first party with different answers, and returns a usual and an odd rank of it. An answer begins with the
+/// party.
 fn odd_of_a_party(all: &[Vec<i64>]) -> Option<(usize, usize)> {
     all.iter().find_map(|first| {
         let party: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == first[0]).collect();
@@ -77,7 +79,8 @@ fn odd_of_a_party(all: &[Vec<i64>]) -> Option<(usize, usize)> {
     })
 }
 
-/// The place of one answer of those that most have, and of the first that differs from it; none where all are equal.
+/// Returns the index of the first of the most frequent answers, and that of the first answer that differs from it.
+/// `None` if all are equal.
 ///
 /// ```
 /// assert_eq!(comm::odd_one(&[5, 5, 5]), None);

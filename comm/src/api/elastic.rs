@@ -1,32 +1,34 @@
-//! Groups that change while they run.
+//! Elastic groups: groups that lose ranks and admit new ones while the job runs.
 
 use std::sync::Arc;
 
 use crate::{Communicator, Result};
 
-/// A group that goes on without ranks that are lost, and lets new ones in: [`Communicator::elastic`] gives it.
+/// A group that continues without lost ranks, and admits new ones. Returned by [`Communicator::elastic`].
 pub trait ElasticGroup {
-    /// The ranks of this group that are left, as a new group, in the same order: to be called on each of them once the group
-    /// has lost a rank ([`crate::Error::is_loss`]). Works that are under way end with that error; the lost rank's messages
-    /// cannot reach the new group. A rank is waited for that is there and has not called this yet: until a quarter of the
-    /// time-out is left, or 10 s where that is less, in which the others go on without it if they are enough, as below. The
-    /// lowest rank that is left brings the others together: for as long as it answers, nobody goes on without it.
+    /// Returns a new group of the remaining ranks of this one, in the same order. Each of them must call this once the
+    /// group has lost a rank ([`crate::Error::is_loss`]). Works in progress end with that error; messages of the lost
+    /// rank cannot reach the new group. A rank that is alive and has not called this yet is waited for until a quarter
+    /// of the time-out is left, or 10 s if that is less. In that remaining time the others form the group without it,
+    /// if there are enough of them (see below). The remaining rank with the lowest number leads: as long as it answers,
+    /// no group is formed without it.
     ///
-    /// A rank that does not answer, stopped or cut off, is left behind if the others are more than half of those that are
-    /// not gone for certain, or half with the lowest of all; it gets [`crate::Error::Excluded`] when it asks. So there is
-    /// never a second group. Ranks keep the number by which errors name them ([`Communicator::world_ranks`]).
+    /// A rank that does not answer, because it is stopped or cut off, is excluded if the others are more than half of
+    /// the ranks that are not known to be gone, or exactly half including the one with the lowest number of all. It
+    /// gets [`crate::Error::Excluded`] when it asks. So there is never a second group. Errors name a rank by the same
+    /// number as before ([`Communicator::world_ranks`]).
     ///
-    /// The new group knows nothing of the program's state: some ranks may have finished a step that others have not.
-    /// `ddp::Ddp::regroup` takes a model along.
+    /// The program's state is not synchronised: some ranks may have finished a step that others have not.
+    /// `ddp::Ddp::regroup` synchronises a model.
     ///
     /// # Cost
-    /// That of the first meeting; a rank that was killed is missed at once.
+    /// That of the first rendezvous; a rank that was killed is detected at once.
     ///
     /// # Errors
-    /// [`crate::Error::Excluded`]; [`crate::Error::Regroup`] where too few came together in time;
-    /// [`crate::Error::InvalidArgument`] where the backend, or this group, cannot do it: over TCP it must have been made with
-    /// [`crate::TcpConfig::elastic`]; ranks that called different operations ([`crate::Error::Mismatch`]): a smaller group
-    /// would do so again.
+    /// [`crate::Error::Excluded`]; [`crate::Error::Regroup`] if too few ranks came together in time;
+    /// [`crate::Error::InvalidArgument`] if the backend, or this group, does not support it: over TCP the group must
+    /// have been created with [`crate::TcpConfig::elastic`]; [`crate::Error::Mismatch`] after ranks have called
+    /// different operations, since a smaller group would do so again.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -55,12 +57,14 @@ pub trait ElasticGroup {
     /// ```
     fn shrink(&self) -> Result<Arc<dyn Communicator>>;
 
-    /// Processes that wait to be let into this group, as far as this rank knows: rank 0 does.
+    /// Returns the number of processes that wait to be admitted to this group, as far as this rank knows. Only rank 0
+    /// knows.
     fn waiting(&self) -> usize;
 
-    /// The ranks of this group, and after them those that wait to be let in, up to `world_size` in all, as a new group. To be
-    /// called on every rank of this group, at the same place among their operations, while none is under way; the newcomers
-    /// are in [`crate::Tcp::connect`] with [`crate::Elastic::newcomer`]. A rank that dies meanwhile is left out.
+    /// Returns a new group of the ranks of this group, followed by those that wait to be admitted, up to `world_size`
+    /// ranks in all. Every rank of this group must call it, at the same position among its operations, while none is in
+    /// progress. The new ranks call [`crate::Tcp::connect`] with [`crate::Elastic::newcomer`]. A rank that dies
+    /// meanwhile is left out.
     ///
     /// # Errors
     /// Those of [`ElasticGroup::shrink`].

@@ -1,13 +1,13 @@
-//! Ranks in a grid of named axes.
+//! Device mesh: ranks in a grid of named axes, with a group along each axis.
 
 use std::sync::Arc;
 
 use crate::{Communicator, Error, Result};
 
-/// The ranks of a group as a grid, one axis for each kind of parallelism. Along each axis, the ranks that differ in that
-/// coordinate only are a group.
+/// The ranks of a group as a grid, with one axis for each kind of parallelism. Along each axis, the ranks that differ
+/// only in that coordinate form a group.
 ///
-/// The last axis is the one whose neighbours are neighbours in rank: give it to what talks most.
+/// Neighbours along the last axis have consecutive ranks: use it for the axis that communicates most.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Mesh {
         for (name, size) in axes {
             stride /= size;
             let coordinate = rank / stride % size;
-            // Ranks of one color differ in this coordinate only.
+            // Ranks of one color differ only in this coordinate.
             let color = rank - coordinate * stride;
             let Some(group) = comm.split(Some(color), coordinate)? else { continue };
             made.push(Axis { name: (*name).into(), comm: group });
@@ -72,7 +72,7 @@ impl Mesh {
         Ok(Self { world: comm, axes: made })
     }
 
-    /// The group along an axis: this rank's coordinate is its rank in it.
+    /// Returns the group along an axis. This rank's coordinate is its rank in that group.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a name that no axis has.
@@ -84,11 +84,11 @@ impl Mesh {
         })
     }
 
-    /// The group of the ranks that differ from this one along `axes` alone, in the order of the mesh. To be called on all of
-    /// them.
+    /// Returns the group of the ranks that differ from this one only along `axes`, in the order of the mesh. All of
+    /// these ranks must call it.
     ///
     /// # Cost
-    /// None where these are the ranks of one axis or of the whole mesh; else they meet as at the start of a job.
+    /// None for one axis, or if the plane is the whole mesh; otherwise the ranks connect as at the start of a job.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a name that no axis has, or that is given twice; those of [`Communicator::subgroup`].
@@ -121,26 +121,26 @@ impl Mesh {
         }
     }
 
-    /// Where this rank is, by axis.
+    /// Returns this rank's coordinates, by axis.
     pub fn coordinates(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.comm.rank()).collect()
     }
 
-    /// Names and sizes, as they were given.
+    /// Returns the names and sizes of the axes, as given to [`Mesh::new`].
     pub fn axes(&self) -> impl Iterator<Item = (&str, usize)> {
         self.axes.iter().map(|axis| (axis.name.as_str(), axis.comm.world_size()))
     }
 
-    /// The group of all ranks.
+    /// Returns the group of all ranks.
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
     }
 }
 
-/// The ranks of a mesh that differ from the one at `own` in the axes `free` alone, in order.
+/// Returns the ranks of a mesh that differ from the one at `own` only in the axes `free`, in ascending order.
 fn plane(axes: &[(&str, usize)], own: &[usize], free: &[&str]) -> Vec<usize> {
     let mut ranks = vec![0];
-    // The last axis is the one whose neighbours are neighbours in rank.
+    // Row-major: neighbours along the last axis have consecutive ranks.
     for ((name, size), own) in axes.iter().zip(own) {
         let places = if free.contains(name) { 0..*size } else { *own..own + 1 };
         ranks = ranks.iter().flat_map(|rank| places.clone().map(move |place| rank * size + place)).collect();

@@ -1,5 +1,5 @@
-//! What a program calls: the trait that every backend has, what is made of it (groups, meshes, objects, gradients), and the handle of
-//! an operation that is under way.
+//! Public interface: the communicator trait that every backend implements, what is built on it (groups, meshes,
+//! objects, gradients), and the handle of an operation in progress.
 
 pub(crate) mod agree;
 pub mod autograd;

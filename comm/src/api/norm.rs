@@ -1,18 +1,19 @@
-//! The norm of what ranks have parts of.
+//! Global norm: the norm of a vector whose parts are on several ranks.
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::{Communicator, Operation, Result};
 
-/// The 2-norm of what all ranks of these groups have together, from the norm of what each has itself. It has the same bits on
-/// every rank: what is scaled by it stays equal where it was. To be called on every rank of the groups.
+/// Returns the 2-norm of the parts of all ranks of these groups together, given the norm of each rank's own part. The
+/// result is bitwise equal on every rank: replicas that are scaled by it stay equal. Every rank of the groups must call
+/// it.
 ///
-/// The groups are those along axes of a [`crate::Mesh`], in the same order everywhere. What several ranks of them have in common
-/// must be in the norm of one of them only. An axis along which ranks have the same, such as that of data parallelism, is
-/// left out.
+/// The groups are those along axes of a [`crate::Mesh`], in the same order on every rank. Elements that several of
+/// these ranks have in common must be included in the norm of only one of them. An axis along which ranks are replicas,
+/// such as that of data parallelism, is left out.
 ///
 /// # Cost
-/// An all-gather of 8 bytes of each rank for each group of several ranks; none for a group of one.
+/// An all-gather of 8 bytes a rank for each group of several ranks; none for a group of one.
 ///
 /// # Errors
 /// Those of [`Communicator::run`].
@@ -30,8 +31,8 @@ pub fn global_norm<'a>(groups: impl IntoIterator<Item = &'a dyn Communicator>, o
         let all = Tensor::zeros(group.world_size(), DType::F64, &Device::Cpu)?;
         let input = Tensor::new(&[norm], &Device::Cpu)?;
         group.run(Operation::AllGather { output: all.clone(), input, counts: None })?;
-        // Added here, in the order of the ranks: the order in which an all-reduce adds depends on the hosts that a group's
-        // ranks are on, which differ from one group along an axis to the next.
+        // Summed here, in the order of the ranks: the order in which an all-reduce sums depends on the hosts of the
+        // group's ranks, which differ between the groups along an axis.
         norm = all.to_vec1::<f64>()?.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
     }
     Ok(norm)

@@ -1,4 +1,4 @@
-//! Values that are no tensors. For small things (names, times, traces): they travel as JSON.
+//! Object collectives: exchange of small values (names, times, traces) as JSON.
 
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
@@ -6,17 +6,17 @@ use serde::de::DeserializeOwned;
 
 use crate::{Communicator, Error, Operation, Result};
 
-/// In place of the length of a value that is no JSON.
+/// Sent in place of the length of a value that cannot be encoded as JSON.
 const NO_JSON: i64 = -1;
 
-/// Gives every rank the values of all ranks, by rank.
+/// Returns, on every rank, the values of all ranks, by rank.
 ///
 /// # Cost
 /// Two all-gathers: of the lengths, and of the values.
 ///
 /// # Errors
-/// Those of [`Communicator::run`]; a value that JSON cannot hold, which is an error on every rank that names the first whose
-/// value it is; one that cannot be made from JSON.
+/// Those of [`Communicator::run`]; a value that cannot be encoded as JSON, which is an error on every rank that names
+/// the first such rank; one that cannot be decoded.
 ///
 /// ```
 /// use comm::{Communicator, Local};
@@ -35,14 +35,14 @@ pub fn all_gather_object<T: Serialize + DeserializeOwned>(
     decode(comm, &output, &counts, "all_gather_object")
 }
 
-/// Gives rank `root` the values of all ranks, by rank; the others get none.
+/// Returns, on rank `root`, the values of all ranks, by rank; `None` on the others.
 ///
 /// # Cost
 /// An all-gather of the lengths, and a gather of the values.
 ///
 /// # Errors
-/// Those of [`Communicator::run`]; a value that JSON cannot hold, which is an error on every rank that names the first whose
-/// value it is; one that cannot be made from JSON.
+/// Those of [`Communicator::run`]; a value that cannot be encoded as JSON, which is an error on every rank that names
+/// the first such rank; one that cannot be decoded.
 ///
 /// ```
 /// use comm::{Communicator, Local};
@@ -65,14 +65,14 @@ pub fn gather_object<T: Serialize + DeserializeOwned>(
     output.map(|output| decode(comm, &output, &counts, "gather_object")).transpose()
 }
 
-/// Gives every rank the value of rank `root`; what the others pass is not looked at.
+/// Returns, on every rank, the value of rank `root`. What the others pass is ignored.
 ///
 /// # Cost
 /// Two broadcasts: of the length, and of the value.
 ///
 /// # Errors
-/// Those of [`Communicator::run`]; a value that JSON cannot hold, which is an error on every rank that names the first whose
-/// value it is; one that cannot be made from JSON.
+/// Those of [`Communicator::run`]; a value of `root` that cannot be encoded as JSON, which is an error on every rank;
+/// one that cannot be decoded.
 ///
 /// ```
 /// use comm::{Communicator, Local};
@@ -93,7 +93,7 @@ pub fn broadcast_object<T: Serialize + DeserializeOwned>(
     let (bytes, len) = match (bytes, usize::try_from(len.to_vec1::<i64>()?[0])) {
         (Ok(bytes), Ok(len)) => (bytes, len),
         (bytes, _) => {
-            // Text can always be sent.
+            // A text can always be encoded.
             let reason = broadcast_object(comm, &bytes.err().unwrap_or_default(), root)?;
             return Err(refused(comm, operation, root, &reason));
         }
@@ -106,7 +106,8 @@ pub fn broadcast_object<T: Serialize + DeserializeOwned>(
     from_json(comm, &tensor.to_vec1::<u8>()?, operation, root)
 }
 
-/// This rank's value as bytes, and the length of every rank's. An error on every rank where one has a value that is no JSON.
+/// Returns this rank's value as bytes, and the length of every rank's. Returns an error on every rank if the value of
+/// any rank cannot be encoded.
 fn encode<T: Serialize>(
     comm: &dyn Communicator,
     value: &T,
@@ -123,7 +124,7 @@ fn encode<T: Serialize>(
             Ok((Tensor::from_vec(bytes, len, &Device::Cpu)?, lengths))
         }
         (bytes, _) => {
-            // Text can always be sent.
+            // A text can always be encoded.
             let reasons = all_gather_object(comm, &bytes.err())?.into_iter().enumerate();
             let first = reasons.flat_map(|(rank, reason)| Some((rank, reason?))).next();
             let (rank, reason) = first.unwrap_or_default();
@@ -132,7 +133,7 @@ fn encode<T: Serialize>(
     }
 }
 
-/// What the others are told of a value: how many bytes it has, or that it is no JSON.
+/// Returns the number to send for a value: its length in bytes, or [`NO_JSON`].
 fn told(bytes: &std::result::Result<Vec<u8>, String>) -> i64 {
     bytes.as_ref().map_or(NO_JSON, |bytes| bytes.len() as i64)
 }
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
     use crate::Local;
 
-    /// JSON has strings and numbers as keys, no pairs.
+    /// JSON has strings and numbers as keys, but no pairs.
     type Distances = HashMap<(usize, usize), f64>;
 
     fn value(is_refused: bool) -> Distances {
@@ -194,7 +195,7 @@ mod tests {
 
     type Call = fn(&dyn Communicator, &Distances, usize) -> Result<usize>;
 
-    /// How many values a rank gets.
+    /// Each call returns the number of values that a rank gets.
     const CALLS: [(&str, Call); 3] = [
         ("all_gather_object", |comm, value, _| Ok(all_gather_object(comm, value)?.len())),
         ("gather_object", |comm, value, root| {
@@ -203,7 +204,7 @@ mod tests {
         ("broadcast_object", |comm, value, root| Ok(broadcast_object(comm, value, root)?.len() + 1)),
     ];
 
-    /// The same error on all, whichever ranks have such a value; and none is left in a collective.
+    /// The error is the same on all ranks, whichever have such a value; and no rank is left waiting in a collective.
     #[test]
     fn a_value_that_json_cannot_hold_is_an_error_on_all_ranks() {
         for ranks in 1..=4 {
@@ -256,7 +257,7 @@ mod tests {
         }
     }
 
-    /// A number that is none is written as null, which is no number.
+    /// JSON writes NaN as null, which is not read as a number.
     #[test]
     fn a_value_that_cannot_be_read_is_said_to_be_whose() {
         let read = Local::run(2, |comm| Ok(all_gather_object(comm, &[1.0, f64::NAN][comm.rank()])));

@@ -1,4 +1,5 @@
-//! Are tensors equal on all ranks that have them? If not: which is the first that differs, on which ranks, and where.
+//! Comparison of parameters between ranks: finds the first parameter that differs, on which ranks, and at which
+//! element.
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use serde::{Deserialize, Serialize};
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::communicator::group::all_gather;
 use crate::{Communicator, Digest, Operation, Result, odd_one};
 
-/// The first parameter that is not the same on every rank. Ranks have the numbers that they have in the whole job.
+/// The first parameter that is not the same on every rank. Ranks are those of the whole job.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[error(
     "parameter {parameter} is not the same on every rank: at {index:?} rank {odd_rank} has {odd}, and rank {rank} has \
@@ -16,28 +17,29 @@ use crate::{Communicator, Digest, Operation, Result, odd_one};
 )]
 #[non_exhaustive]
 pub struct ParameterDifference {
-    /// The parameter; those before it, in order of construction, are equal.
+    /// The name of the parameter. Those before it, in order of construction, are equal.
     pub parameter: String,
-    /// A rank that differs from most.
+    /// A rank that differs from most others.
     pub odd_rank: usize,
-    /// What it has.
+    /// Its value of the element at `index`.
     pub odd: String,
     /// A rank to compare it with.
     pub rank: usize,
-    /// What that rank has.
+    /// That rank's value.
     pub expected: String,
-    /// The first element in which these two differ, by dim.
+    /// The index, by dim, of the first element in which these two ranks differ.
     pub index: Vec<usize>,
-    /// In how many elements they differ.
+    /// The number of elements in which they differ.
     pub differing: usize,
-    /// The parameter's elements.
+    /// The number of elements of the parameter.
     pub elements: usize,
     /// All ranks that differ from `rank` in this parameter.
     pub odd_ranks: Vec<usize>,
 }
 
-/// Compares tensors of floats, of which every rank of the group should have the same, bit for bit: none where they are equal, else
-/// the same on every rank. To be called on every rank of the group, with tensors of the same shapes in the same order.
+/// Compares tensors of floats that should be the same on every rank of the group, bit for bit. Returns `None` if they
+/// are equal, else a difference that is the same on every rank. Every rank of the group must call it, with tensors of
+/// the same shapes in the same order.
 ///
 /// # Cost
 /// One pass over the tensors, and an all-gather of 8 bytes a rank. Only where they differ: 8 bytes for each tensor, then a
@@ -78,13 +80,13 @@ pub fn parameter_difference(
     let all = all_gather(comm, &own)?;
     let of = |index: usize| all.iter().map(|digests| digests[index]).collect::<Vec<_>>();
     let first = (0..tensors.len()).find_map(|index| Some((index, odd_one(&of(index))?)));
-    // The lists differ, so that one of them does.
+    // The digests of the lists differ, so one of the tensors does.
     let Some((index, (rank, odd_rank))) = first else { return Ok(None) };
     let odd_ranks = (0..all.len()).filter(|&other| all[other][index] != all[rank][index]).collect();
     difference(comm, tensors[index], rank, odd_rank, odd_ranks).map(Some)
 }
 
-/// The same on every rank: the first element in which `odd_rank` differs from `rank`.
+/// Returns, on every rank, the first element in which `odd_rank` differs from `rank`.
 fn difference(
     comm: &dyn Communicator,
     (name, tensor): (&str, &Tensor),
@@ -111,7 +113,7 @@ fn difference(
     let seen = all_gather(comm, &[place as i64, differing as i64, value(&own)?, value(&theirs)?])?;
     let seen = &seen[odd_rank];
     let shown = |bits: i64| shown(tensor.dtype(), f64::from_bits(bits.cast_unsigned()));
-    // By their numbers in the whole job.
+    // The rank in the whole job.
     let number = |rank: usize| comm.world_ranks()[rank];
     Ok(ParameterDifference {
         parameter: name.into(),
@@ -126,12 +128,12 @@ fn difference(
     })
 }
 
-/// With no more digits than its dtype has.
+/// Formats a value with no more digits than its dtype has.
 fn shown(dtype: DType, value: f64) -> String {
     if dtype == DType::F64 { format!("{value:?}") } else { format!("{:?}", value as f32) }
 }
 
-/// Where an element lies, by dim.
+/// Returns the index of an element by dim, given its row-major index.
 fn position(dims: &[usize], mut index: usize) -> Vec<usize> {
     let mut position = vec![0; dims.len()];
     for (place, &len) in position.iter_mut().zip(dims).rev() {
@@ -141,7 +143,7 @@ fn position(dims: &[usize], mut index: usize) -> Vec<usize> {
     position
 }
 
-/// The bits of each element.
+/// Returns the bits of each element.
 fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     let tensor = tensor.detach().to_device(&Device::Cpu)?.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
@@ -151,7 +153,7 @@ fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
         Storage::Cpu(CpuStorage::F32(data)) => data[range].iter().map(|x| x.to_bits().into()).collect(),
         Storage::Cpu(CpuStorage::F16(data)) => data[range].iter().map(|x| x.to_bits().into()).collect(),
         Storage::Cpu(CpuStorage::BF16(data)) => data[range].iter().map(|x| x.to_bits().into()).collect(),
-        // No other dtype is a parameter's.
+        // Parameters have no other dtypes.
         _ => Vec::new(),
     })
 }

@@ -1,4 +1,4 @@
-//! Named tensors of one rank for all: a model's or an optimizer's state.
+//! Broadcast of named tensors, such as a model's or an optimizer's state.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Communicator, Operation, Result, broadcast_object};
 
-/// What the others must know of a tensor.
+/// Name, dtype and shape of a tensor, for ranks that do not have it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Outline {
     name: String,
@@ -15,9 +15,9 @@ struct Outline {
     dims: Vec<usize>,
 }
 
-/// Gives every rank the tensors of rank `root`, with their names, in its order; the others need not know what they are, and
-/// what they pass is not looked at. On the root they are its own, elsewhere new ones on the CPU: nothing is changed in place,
-/// so that a failure in the middle leaves every rank with what it has.
+/// Returns, on every rank, the tensors of rank `root` with their names, in its order. The others need not know names
+/// and shapes, and what they pass is ignored. On the root the results are its own tensors, elsewhere new ones on the
+/// CPU. Nothing is changed in place, so that after a failure in the middle every rank still has its old tensors.
 ///
 /// # Cost
 /// Two broadcasts of names and shapes, and one for each tensor.
@@ -63,7 +63,8 @@ pub fn broadcast_tensors(
             }
         };
         if tensor.elem_count() > 0 {
-            // From the CPU, as all others receive it there: what carries CUDA tensors may not be what carries these.
+            // From the CPU, since all others receive it there: CUDA tensors may be moved by another transport than CPU
+            // tensors.
             let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
             comm.run(Operation::Broadcast { tensor, root })?;
         }

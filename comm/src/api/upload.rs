@@ -1,14 +1,15 @@
-//! Tensors on their way to a device.
+//! Copying tensors to a device.
 
 use candle_core::{Device, Tensor};
 
 use crate::base::buffer::staging;
 
-/// A tensor of the CPU on another device. Numbers go to a CUDA device from page-locked memory, which it reads by itself, over a stream
-/// of their own; the thread waits until they are there. On the CPU the tensor itself.
+/// Copies a CPU tensor to another device. A CUDA device reads it from page-locked memory, on a separate stream; the
+/// calling thread waits until the copy is complete. If `device` is the CPU, returns the tensor itself.
 ///
 /// # Cost
-/// A copy into memory that stays locked for the next call, and one to the device. To lock more takes milliseconds.
+/// For CUDA, a copy into page-locked memory, which is kept for later calls, and one to the device. Locking more memory
+/// takes milliseconds.
 ///
 /// # Errors
 /// Those of the device.

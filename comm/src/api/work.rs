@@ -1,11 +1,11 @@
-//! The handle of an operation that is under way.
+//! Handle of an operation in progress.
 
 use std::sync::Arc;
 
 use crate::Result;
 use crate::engine::queue::Ticket;
 
-/// An operation that was submitted. It keeps the elements of its tensors alive, not the graph that they belong to, and goes on
+/// An operation that was submitted. It keeps the elements of its tensors alive, but not their autograd graph, and runs
 /// whether or not anybody waits for it.
 ///
 /// ```
@@ -33,15 +33,16 @@ impl Work {
         Self { ticket }
     }
 
-    /// Waits until the operation is done. Where it has not begun yet, it runs on the calling thread.
+    /// Waits until the operation is done. If it has not begun yet, it runs on the calling thread.
     ///
     /// # Errors
-    /// Whatever ended the operation: see [`crate::Error`]. After a failure of the transport the whole group has failed.
+    /// The error that ended the operation: see [`crate::Error`]. After a failure of the transport the whole group has
+    /// failed.
     pub fn wait(self) -> Result<()> {
         self.ticket.wait()
     }
 
-    /// True once [`Work::wait`] would return at once.
+    /// Returns whether [`Work::wait`] would return at once.
     pub fn is_done(&self) -> bool {
         self.ticket.is_done()
     }

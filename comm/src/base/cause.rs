@@ -1,4 +1,4 @@
-//! What went wrong, and the error that a rank makes of it.
+//! Causes of failures, and their conversion to errors.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use crate::Error;
 use crate::base::fingerprint::Fingerprint;
 use crate::base::members::Members;
 
-/// What a time-out says of a rank that was asked in vain.
+/// Detail of a time-out of a rank that did not answer.
 pub(crate) const NO_ANSWER: &str = "its process does not answer (stopped, or its host is gone)";
 
-/// What went wrong, in the words of ranks; the same on every rank.
+/// The cause of a group's failure, as ranks send it to each other; the same on every rank. Ranks are those of the
+/// group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Cause {
     Died {
@@ -39,23 +40,23 @@ pub(crate) enum Cause {
         by: usize,
         detail: String,
     },
-    /// The library that moves the data has failed.
+    /// The communication library (NCCL, MPI) has failed on a rank.
     Failed {
         rank: usize,
         detail: String,
     },
-    /// All ranks are in one call, and the library that moves its data does not end it.
+    /// All ranks are in one call, and the communication library has not finished it within the time-out.
     Hung,
-    /// What another group of the job has failed for. Its ranks are those of the whole job.
+    /// Another group of the job has failed with this cause. Its ranks are those of the whole job.
     InJob {
         cause: Box<Cause>,
-        /// The host of the rank that is to blame.
+        /// The host of the rank that is to blame. May be empty.
         host: String,
     },
 }
 
 impl Cause {
-    /// The error of the rank `own` that was in `operation`. Its ranks are those of the whole job.
+    /// Returns the error of rank `own`, which was in `operation`. Its ranks are those of the whole job.
     pub(crate) fn to_error(
         &self,
         own: usize,
@@ -89,14 +90,14 @@ impl Cause {
             }
             Cause::Hung => Error::system(operation, hung_text(timeout)),
             Cause::InJob { cause, host } => {
-                // No group: every rank keeps its number.
+                // An empty group, so that every rank keeps its number.
                 let host: &dyn Fn(usize) -> String = &|_| host.clone();
                 cause.to_error(world(own), operation, timeout, &Members::world(0), host)
             }
         }
     }
 
-    /// The rank that is to blame.
+    /// Returns the rank that is to blame.
     pub(crate) fn rank(&self) -> Option<usize> {
         match self {
             Cause::Died { rank }
@@ -111,7 +112,8 @@ impl Cause {
         }
     }
 
-    /// The same for ranks that have other numbers; none where one has no number, or where it makes no sense in another group.
+    /// Returns the cause with ranks mapped by `number`. `None` if a rank has no number, or if the cause makes no sense
+    /// in another group.
     pub(crate) fn renumbered(&self, number: impl Fn(usize) -> Option<usize>) -> Option<Cause> {
         Some(match self.clone() {
             Cause::Died { rank } => Cause::Died { rank: number(rank)? },

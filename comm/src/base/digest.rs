@@ -1,11 +1,12 @@
-//! A hash by which ranks compare what they have.
+//! Digest: a hash with which ranks compare their data.
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 
 use crate::Result;
 
-/// A hash of words, text and tensors: the same in every build and on every machine, which the standard library's do not promise. One
-/// flipped bit in a word changes it. It finds mistakes, and is no protection against forgery.
+/// A hash of words, text and tensors. It is the same in every build and on every machine, which the standard library's
+/// hashes do not promise. Flipping one bit of a word always changes it. It detects mistakes, and does not protect
+/// against forgery.
 ///
 /// ```
 /// use comm::Digest;
@@ -17,35 +18,35 @@ use crate::Result;
 pub struct Digest(u64);
 
 impl Default for Digest {
-    /// No small number, which a word would cancel.
+    /// Not a small number: a first word equal to it would make the state 0.
     fn default() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }
 }
 
 impl Digest {
-    /// Of nothing.
+    /// Returns the digest of nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more word. One-to-one in the word, and high bits are mixed into low ones.
+    /// Adds one word. The step is one-to-one in the word, and mixes high bits into low ones.
     #[must_use]
     pub fn word(self, word: impl Into<u64>) -> Self {
         let state = (self.0 ^ word.into()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self(state ^ (state >> 32))
     }
 
-    /// With a text and its length.
+    /// Adds a text and its length.
     #[must_use]
     pub fn text(self, text: &str) -> Self {
         text.bytes().fold(self, Self::word).word(text.len() as u64)
     }
 
-    /// With the bits of all elements of a tensor of floats, row by row, and their number. Another dtype adds the number alone.
+    /// Adds the number of elements of a tensor and, if they are floats, the bits of all elements in row-major order.
     ///
     /// # Errors
-    /// A device that cannot be read.
+    /// If the device cannot be read.
     pub fn floats(self, tensor: &Tensor) -> Result<Self> {
         let tensor = tensor.detach().to_device(&Device::Cpu)?.contiguous()?;
         let (storage, layout) = tensor.storage_and_layout();
@@ -68,7 +69,7 @@ impl Digest {
         })
     }
 
-    /// Its 64 bits.
+    /// Returns the 64 bits of the digest.
     pub fn value(self) -> u64 {
         self.0
     }

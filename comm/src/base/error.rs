@@ -1,4 +1,4 @@
-//! The crate's one error type.
+//! The error type of this crate.
 
 mod candle;
 
@@ -9,9 +9,10 @@ use signal_hook::consts::SIGPIPE;
 
 pub use candle::{carried, carry};
 
-/// What can go wrong between ranks. The transport's failures name ranks by their number in the whole job, also where a call
-/// in a group of some of them failed; the caller's mistakes name them by their number in the group (a value that JSON cannot
-/// hold, which every rank is told of, by that in the job). Errors are `Clone`: a group that failed answers every later call with the same cause.
+/// An error of communication between ranks, or of launching them. Failures of the transport name ranks by their number
+/// in the whole job, even if the call was in a subgroup. Mistakes of the caller name them by their number in the group,
+/// except for a value that JSON cannot hold, which is reported to every rank by the number in the job. Errors are
+/// `Clone`: a group that has failed returns the same cause from every later call.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,7 +32,7 @@ pub enum Error {
     RankOutOfRange {
         /// The call.
         operation: String,
-        /// The rank that was asked for.
+        /// The rank that was given.
         rank: usize,
         /// Ranks in the group, at least 1.
         world_size: usize,
@@ -43,10 +44,10 @@ pub enum Error {
         operation: String,
         /// The tensor's dtype.
         dtype: candle_core::DType,
-        /// Which ones are.
+        /// The dtypes that are supported.
         help: String,
     },
-    /// Input and output of one call do not fit each other.
+    /// Input and output of one call do not match.
     #[error("{operation}: {what} has {got} elements, expected {expected}")]
     ElementCount {
         /// The call.
@@ -66,7 +67,7 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
-    /// Off loopback every job needs a secret.
+    /// An address other than loopback is used without a secret. Every job needs one there.
     #[error(
         "refusing to use the address {address} without a secret: set GIRANDOLE_SECRET_FILE to a file of mode 0600 \
          that holds 64 hexadecimal digits, the same on every host"
@@ -76,8 +77,8 @@ pub enum Error {
         address: String,
     },
 
-    // ---- meeting ----
-    /// The meeting point's address is taken.
+    // ---- rendezvous ----
+    /// The address of the meeting point is in use.
     #[error("cannot listen on {address}: {reason}; choose another port or end the program that holds it")]
     Listen {
         /// The address.
@@ -85,7 +86,7 @@ pub enum Error {
         /// The operating system's reason.
         reason: String,
     },
-    /// Not all ranks came together in time.
+    /// Not all ranks have connected in time.
     #[error("rank {rank}: the group of {world_size} did not meet at {address} within {:.1} s: {detail}", waited.as_secs_f64())]
     Rendezvous {
         /// This rank.
@@ -96,21 +97,21 @@ pub enum Error {
         address: String,
         /// Time spent.
         waited: Duration,
-        /// Who is missing, or what the last try said.
+        /// Which ranks are missing, or the error of the last attempt.
         detail: String,
     },
-    /// A rank with the job's secret was turned away, because it does not fit the group.
+    /// A rank with the job's secret was refused, because it does not fit the group.
     #[error("rank {rank} was refused at {address}: {reason}")]
     Refused {
-        /// The rank that asked.
+        /// The rank that was refused.
         rank: usize,
         /// The meeting point.
         address: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 
-    // ---- failures of the transport: the group is poisoned ----
+    // ---- failures of the transport: the group can no longer be used ----
     /// A rank's process ended, or its connection broke.
     #[error("rank {rank} (host {host}) died during {operation}")]
     PeerDied {
@@ -121,7 +122,7 @@ pub enum Error {
         /// What this rank was doing.
         operation: String,
     },
-    /// A rank closed its group while others still counted on it.
+    /// A rank closed its group while others still needed it.
     #[error(
         "rank {rank} (host {host}) left the group before {operation} was done: it ended its part, or failed for a \
          reason of its own that its own output tells"
@@ -140,43 +141,43 @@ pub enum Error {
          set (--timeout, TcpConfig::timeout)", waited.as_secs_f64()
     )]
     Timeout {
-        /// The rank that was waited for.
+        /// The rank waited for.
         rank: usize,
         /// Its host name.
         host: String,
-        /// What was waited for.
+        /// The operation that waited.
         operation: String,
-        /// How long.
+        /// How long it has waited.
         waited: Duration,
-        /// What is known of the rank: it does not answer at all, or what it does instead.
+        /// What is known of the rank: that it does not answer, or what it is doing instead.
         detail: String,
     },
-    /// This rank's communicator has ended before the operation was done.
+    /// This rank's communicator was aborted or dropped before the operation was done.
     #[error(
         "{operation} was aborted: this rank called `abort`, or dropped its communicator while nothing came from the others"
     )]
     Aborted {
-        /// The call; after it, the group.
+        /// The call, or the group if the call was made after the end.
         operation: String,
     },
-    /// A rank that is there cannot be connected to.
+    /// A rank is alive, but no connection to it can be made.
     #[error(
         "rank {rank} (host {host}) cannot be reached from rank {by} for {operation}: {detail}; every rank must be able to \
          connect to every other: look for a firewall, and for GIRANDOLE_BIND (TcpConfig::bind) on the host {host}"
     )]
     Unreachable {
-        /// The rank that was to be connected to.
+        /// The rank to connect to.
         rank: usize,
         /// Its host name.
         host: String,
         /// What this rank was doing.
         operation: String,
-        /// The rank that tried.
+        /// The rank that tried to connect.
         by: usize,
-        /// What came of it, and at which address.
+        /// The error, with the address.
         detail: String,
     },
-    /// Ranks called different operations at the same place.
+    /// Ranks called different operations at the same position in their sequence of calls.
     #[error(
         "the ranks do not agree on the call: rank {odd_rank} called {odd_call}, rank {rank} called {call}; every rank \
          must make the same calls, in the same order, with the same dtype and element count"
@@ -186,12 +187,12 @@ pub enum Error {
         odd_rank: usize,
         /// Its call.
         odd_call: String,
-        /// A rank to compare it with.
+        /// A rank whose call it differs from.
         rank: usize,
         /// That rank's call.
         call: String,
     },
-    /// A rank sent what no rank of this version sends.
+    /// A rank violated the protocol.
     #[error("rank {rank} (host {host}) broke the protocol during {operation}: {detail}")]
     Protocol {
         /// The rank.
@@ -203,7 +204,7 @@ pub enum Error {
         /// What was wrong.
         detail: String,
     },
-    /// The library that moves the data, such as NCCL or MPI, has failed on a rank.
+    /// The communication library that moves the data, such as NCCL or MPI, has failed on a rank.
     #[error("{operation}: on rank {rank} (host {host}), {detail}")]
     Library {
         /// The rank on which it has failed.
@@ -212,12 +213,12 @@ pub enum Error {
         host: String,
         /// What this rank was doing.
         operation: String,
-        /// What the library says.
+        /// The library's error.
         detail: String,
-        /// True where it is this very rank.
+        /// Whether it has failed on this rank.
         here: bool,
     },
-    /// The others have gone on without this rank.
+    /// The other ranks have formed a new group without this rank.
     #[error(
         "rank {rank} is excluded: it did not come in time when the ranks that were left formed a new group, which has gone \
          on without it; end this process, and start a new one that joins"
@@ -226,27 +227,27 @@ pub enum Error {
         /// This rank.
         rank: usize,
     },
-    /// The ranks that are left did not come together.
+    /// The remaining ranks did not form a new group in time.
     #[error("rank {rank}: no new group was formed within {:.1} s: {detail}", waited.as_secs_f64())]
     Regroup {
         /// This rank.
         rank: usize,
         /// Time spent.
         waited: Duration,
-        /// Who did not come, or what the last try said.
+        /// Which ranks did not come, or the error of the last attempt.
         detail: String,
     },
-    /// The operating system refused something.
+    /// A system call or another operation of this process failed.
     #[error("{what}: {reason}")]
     System {
-        /// What was tried.
+        /// What was attempted.
         what: String,
         /// The reason.
         reason: String,
     },
 
     // ---- launching ----
-    /// The launchers of a job's nodes did not find each other.
+    /// The launchers of a job's nodes did not connect to each other.
     #[error("node {node}: the launchers of {nodes} nodes did not meet at {address} {detail}")]
     Nodes {
         /// This node.
@@ -255,23 +256,23 @@ pub enum Error {
         nodes: usize,
         /// The meeting point.
         address: String,
-        /// Who is missing, or what the last try said.
+        /// Which nodes are missing, or the error of the last attempt.
         detail: String,
     },
-    /// A launcher with the job's secret was turned away, because it does not fit the others.
+    /// A launcher with the job's secret was refused, because it does not fit the others.
     #[error("node {node} was refused at {address}: {reason}")]
     NodeRefused {
-        /// The node that asked.
+        /// The node that was refused.
         node: usize,
         /// The meeting point.
         address: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A node's launcher ended without a word, or its machine did.
+    /// A node's launcher ended without a message, or its machine failed.
     #[error("{0} is gone: its launcher was killed, or cannot be reached any more; all ranks here have ended")]
     NodeGone(crate::base::failure::NodeName),
-    /// A node's launcher is not heard of any more, while the others wait for it.
+    /// A node's launcher sends nothing more, while the others wait for it.
     #[error(
         "{node} does not answer: nothing was heard of its launcher for {:.1} s, so that it stands still, or cannot be reached; \
          all ranks here have ended; a longer time-out can be set (--timeout, SpawnConfig::join_timeout)", silence.as_secs_f64()
@@ -279,7 +280,7 @@ pub enum Error {
     NodeSilent {
         /// The node.
         node: crate::base::failure::NodeName,
-        /// For how long.
+        /// How long nothing was received from it.
         silence: Duration,
     },
     /// A node's launcher ended the job.
@@ -287,13 +288,13 @@ pub enum Error {
     NodeStopped {
         /// The node.
         node: crate::base::failure::NodeName,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A worker process failed; this is the first one that did, the others were ended after it.
+    /// A worker process failed. This is the first one that did; the others were ended after it.
     #[error(transparent)]
     Worker(#[from] Box<crate::base::failure::WorkerFailure>),
-    /// The launcher was asked to stop by a signal, and has ended its workers.
+    /// The launcher was stopped by a signal, and has ended its workers.
     #[error("stopped by {}; all ranks have ended", crate::base::failure::signal_name(*signal))]
     Interrupted {
         /// The signal's number.
@@ -305,8 +306,8 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// True where the fault is another rank's: this process only noticed. A program that ends for such a reason exits with
-    /// [`crate::EXIT_PEER_FAILED`], so that its launcher looks for the first cause elsewhere.
+    /// Returns whether another rank is at fault, and this process only noticed the failure. A program that ends for
+    /// such a reason exits with [`crate::EXIT_PEER_FAILED`], so that its launcher looks for the first cause elsewhere.
     ///
     /// ```
     /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
@@ -323,7 +324,7 @@ impl Error {
             )
     }
 
-    /// True where the group has lost a rank, and those that are left can go on in a smaller one
+    /// Returns whether the group has lost a rank, and the remaining ranks can continue in a smaller group
     /// ([`ElasticGroup::shrink`](crate::ElasticGroup::shrink)).
     ///
     /// ```
@@ -341,8 +342,8 @@ impl Error {
         )
     }
 
-    /// What a program exits with that ends for this reason: 2 for an argument that cannot be used,
-    /// [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) where another rank is at fault, 128 and the signal's number where a
+    /// Returns the exit code for a program that ends with this error: 2 for an invalid argument,
+    /// [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) if another rank is at fault, 128 plus the signal's number if a
     /// signal ended it, else 1.
     ///
     /// ```
@@ -357,8 +358,8 @@ impl Error {
         }
     }
 
-    /// True where the job was ended because nobody reads the standard output of this process any more: then nobody wants to be
-    /// told of it either.
+    /// Returns whether the job was ended because nothing reads the standard output of this process any more
+    /// (`SIGPIPE`). Then the error need not be printed either.
     pub fn is_unread_output(&self) -> bool {
         matches!(self, Error::Interrupted { signal: SIGPIPE })
     }

@@ -1,4 +1,4 @@
-//! How a process ended that a launcher has started, and who of them failed.
+//! Worker failures: how a process started by a launcher ended, and which one failed first.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize, Serializer};
 /// for the first cause among the other ranks.
 pub const EXIT_PEER_FAILED: i32 = 75;
 
-/// Lines of standard error that are repeated in the message; they have been forwarded before.
+/// Lines of standard error repeated in the message. All of them have been forwarded before.
 const LINES_SHOWN: usize = 5;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExitKind {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By the signal of this number.
+    /// It was killed by the signal of this number.
     Signal(i32),
 }
 
 impl ExitKind {
-    /// True for the code 0.
+    /// Returns whether it exited with code 0.
     pub fn success(self) -> bool {
         self == ExitKind::Code(0)
     }
@@ -51,12 +51,12 @@ impl fmt::Display for ExitKind {
     }
 }
 
-/// `SIGINT`, or `signal 99` where it has no name.
+/// Returns the name of a signal, like `SIGINT`, or `signal 99` if it has none.
 pub fn signal_name(number: i32) -> String {
     signal_hook::low_level::signal_name(number).map_or_else(|| format!("signal {number}"), str::to_string)
 }
 
-/// A rank whose process failed, the first one of its job that did so by its own fault.
+/// The first rank of a job whose process failed by its own fault.
 ///
 /// ```
 /// use comm::{ExitKind, WorkerFailure};
@@ -85,12 +85,12 @@ pub struct WorkerFailure {
     pub status: ExitKind,
     /// The last lines of its standard error, 20 at most, oldest first. The message shows the last 5.
     pub stderr_tail: Vec<String>,
-    /// How many other ranks failed too, those not counted that the launcher ended.
+    /// How many other ranks failed too, not counting those that the launcher killed.
     pub also_failed: usize,
-    /// The node that it ran on, where the job has several.
+    /// The node that it ran on, if the job has several.
     pub node: Option<NodeName>,
-    /// The file that has all of its standard error, where there is one. Other nodes are told a name that is not UTF-8 as far as
-    /// it is.
+    /// The file that has all of its standard error, if there is one. Sent to other nodes as text, with invalid UTF-8
+    /// replaced.
     #[serde(serialize_with = "as_text")]
     pub log: Option<PathBuf>,
 }
@@ -99,7 +99,7 @@ fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
-/// One of the machines of a job, or what takes the place of one: where one launcher runs.
+/// One of the nodes of a job, that is, of its launchers. Usually there is one per machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeName {
     /// Its number, from 0.
@@ -115,7 +115,7 @@ impl fmt::Display for NodeName {
 }
 
 impl WorkerFailure {
-    /// The message's first line: who, and how it ended.
+    /// Returns the first line of the message: which rank, and how it ended.
     pub fn headline(&self) -> String {
         let Self { rank, pid, status, .. } = self;
         match &self.node {
@@ -126,7 +126,7 @@ impl WorkerFailure {
         }
     }
 
-    /// How many other ranks failed too, where there are any.
+    /// Returns a line about the number of other ranks that failed too, if there are any.
     pub fn others(&self) -> Option<String> {
         match self.also_failed {
             0 => None,

@@ -1,4 +1,5 @@
-//! What a rank says of its call before any data: two ranks whose fingerprints differ do not agree on the program.
+//! Fingerprint of a call, which ranks exchange before any data: if two ranks' fingerprints differ, their programs do
+//! not make the same calls.
 
 use std::fmt;
 
@@ -11,10 +12,10 @@ use crate::ReduceOp;
 /// Bytes of an encoded fingerprint.
 pub(crate) const LEN: usize = 32;
 const MAGIC: [u8; 4] = *b"GRF1";
-/// Bits of a digest that fit in.
+/// Mask of the bits of a digest that are kept.
 const DETAIL_MASK: u64 = (1 << 40) - 1;
 const NO_REDUCE: u8 = u8::MAX;
-/// Set in the kind's byte of what a carrier moves.
+/// Set in the byte of the kind if a carrier moves the data.
 const CARRIED: u8 = 0x80;
 const NO_ROOT: u32 = u32::MAX;
 
@@ -30,7 +31,7 @@ pub(crate) enum Kind {
     Scatter,
     AllToAll,
     Barrier,
-    /// Between two ranks; both sides say `Message`, so that a send and its recv agree.
+    /// Point-to-point. Both sides announce `Message`, so that a send and its receive match.
     Message,
 }
 
@@ -63,10 +64,10 @@ const DTYPES: [(DType, &str); 7] = [
     (DType::I64, "i64"),
 ];
 
-/// The call a rank makes: equal on all ranks that take part, or the call is refused.
+/// The call that a rank makes. It must be equal on all ranks that take part, or the call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Fingerprint {
-    /// Counts the group's collectives from 1; for messages, those from one rank to another.
+    /// Number of the call: of the group's collectives from 1, or of the messages from one rank to another.
     pub(crate) sequence: u64,
     pub(crate) kind: Kind,
     /// Index into [`REDUCES`].
@@ -77,11 +78,11 @@ pub(crate) struct Fingerprint {
     dtype: Option<u8>,
     /// The root of a rooted collective; the sender of a message.
     pub(crate) root: Option<u32>,
-    /// Elements of the tensor (of the smaller one, where there are two; of all parts, where they are uneven).
+    /// Number of elements of the tensor: of the smaller one if there are two, of all parts together if they are uneven.
     pub(crate) elements: u64,
-    /// The data does not go over our links, see [`crate::transport::carrier`].
+    /// The data is moved by a carrier and not over the links, see [`crate::transport::carrier`].
     carried: bool,
-    /// A digest of what else must agree, see [`digest`]; 0 for nothing.
+    /// A digest of what else must agree, see [`digest`]; 0 if there is nothing.
     detail: u64,
 }
 
@@ -93,7 +94,7 @@ fn dtype_index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>,
     index_below(DTYPES.len(), Option::deserialize(deserializer)?)
 }
 
-/// What another rank says is looked up only where there is such an entry.
+/// Checks an index received from another rank before it is used.
 fn index_below<E: serde::de::Error>(len: usize, index: Option<u8>) -> Result<Option<u8>, E> {
     match index {
         Some(index) if usize::from(index) >= len => Err(E::custom("an entry that no table has")),
@@ -106,7 +107,7 @@ impl Fingerprint {
         Self { sequence, kind, reduce: None, dtype: None, root: None, elements: 0, carried: false, detail: 0 }
     }
 
-    /// `dtype` must be one that [`supports`] accepts; any other one counts as none.
+    /// `dtype` must be one that [`supports`] accepts; any other is encoded as none.
     pub(crate) fn tensor(self, dtype: DType, elements: usize) -> Self {
         Self { dtype: position(&DTYPES, &dtype), elements: elements as u64, ..self }
     }
@@ -123,12 +124,12 @@ impl Fingerprint {
         Self { root: Some(root as u32), ..self }
     }
 
-    /// `digest` is made by [`digest`].
+    /// `digest` is a value returned by [`digest`].
     pub(crate) fn detail(self, digest: u64) -> Self {
         Self { detail: digest & DETAIL_MASK, ..self }
     }
 
-    /// The same call, of tensors that a carrier moves.
+    /// Marks the call as one whose data a carrier moves.
     pub(crate) fn carried(self) -> Self {
         Self { carried: true, ..self }
     }
@@ -147,7 +148,7 @@ impl Fingerprint {
         bytes[4] = position(&KINDS, &self.kind).unwrap_or(!CARRIED) | if self.carried { CARRIED } else { 0 };
         bytes[5] = self.reduce.unwrap_or(NO_REDUCE);
         bytes[6] = self.dtype.unwrap_or(u8::MAX);
-        // Five bytes, in the two gaps between the others.
+        // Five bytes, in the two gaps between the other fields.
         let detail = self.detail.to_le_bytes();
         bytes[7] = detail[4];
         bytes[12..16].copy_from_slice(&detail[..4]);
@@ -157,7 +158,7 @@ impl Fingerprint {
         bytes
     }
 
-    /// None where no encoder could have made these bytes.
+    /// Returns `None` if these bytes are no encoded fingerprint.
     pub(crate) fn decode(bytes: &[u8; LEN]) -> Option<Self> {
         let byte = |at: usize, len: usize| match bytes[at] {
             u8::MAX => Some(None),
@@ -180,17 +181,18 @@ impl Fingerprint {
     }
 }
 
-/// A number that stands for a list of numbers: lists that differ have the same one with a probability of 2^-40.
+/// Returns a 40-bit digest of a list of numbers, never 0. Two different lists have the same one with a probability of
+/// 2^-40.
 pub fn digest(numbers: impl IntoIterator<Item = usize>) -> u64 {
     let mut hash = Sha256::new();
     numbers.into_iter().for_each(|number| hash.update((number as u64).to_le_bytes()));
     let mut first = [0; 8];
     first.copy_from_slice(&hash.finalize()[..8]);
-    // Not 0, which stands for nothing.
+    // Not 0, which means that there is no digest.
     (u64::from_le_bytes(first) & DETAIL_MASK).max(1)
 }
 
-/// A number for each dtype that can be sent.
+/// Returns a number for each dtype that can be sent.
 pub(crate) fn dtype_number(dtype: DType) -> usize {
     position(&DTYPES, &dtype).map_or(usize::MAX, usize::from)
 }
@@ -216,7 +218,7 @@ impl fmt::Display for Fingerprint {
         details.extend(self.reduce.map(|index| REDUCES[usize::from(index)].1.to_string()));
         if let Some(index) = self.dtype {
             details.push(DTYPES[usize::from(index)].1.into());
-            // Of an all-to-all only the elements between two ranks are known to both.
+            // For an all-to-all with counts, the fingerprint has no element count.
             if self.kind != Kind::AllToAll || self.elements > 0 {
                 details.push(format!("{} elements", self.elements));
             }

@@ -1,17 +1,17 @@
-//! What a rank says in place of an announcement when nothing will come after it.
+//! Last message on a stream: sent in place of an announcement when a rank leaves the group or the group has failed.
 
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::LEN;
 
-/// This rank closes its group.
+/// Sent when this rank closes its group.
 pub(crate) const FAREWELL: [u8; LEN] = *b"GRF1: this rank leaves the group";
-/// The group has failed for this rank; a byte for the cause and four for the culprit follow. Where that byte is a capital
-/// letter, another group of the job has, and the culprit has its number in the job.
+/// Prefix of a failure report. One byte for the kind of the cause and four for the rank to blame follow. A capital
+/// letter as kind means that another group of the job has failed, and that the rank is that of the whole job.
 const BLAME: [u8; LEN - 5] = *b"GRF1: the group fails: rank";
-/// What is left of a time-out's detail where it does not fit in.
+/// Detail of a time-out whose real detail does not fit into the message.
 const IN_VAIN: &str = "others waited for it until their time was over";
 
-/// What was said.
+/// A decoded last message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LastWords {
     Farewell,
@@ -19,12 +19,12 @@ pub(crate) enum LastWords {
 }
 
 impl LastWords {
-    /// True for the byte that no answer of a rank begins with while a connection is made.
+    /// Returns whether `byte` is the first byte of a last message. No answer in the handshake begins with it.
     pub(crate) fn begin_with(byte: u8) -> bool {
         byte == FAREWELL[0]
     }
 
-    /// None where it is something else.
+    /// Returns `None` if the bytes are something else.
     pub(crate) fn decode(bytes: &[u8; LEN]) -> Option<Self> {
         if *bytes == FAREWELL {
             return Some(Self::Farewell);
@@ -48,7 +48,7 @@ impl LastWords {
     }
 }
 
-/// The words that pass a cause on; none for a cause that does not fit in.
+/// Encodes a failure report. `None` for a cause that cannot be encoded.
 pub(crate) fn blame(cause: &Cause) -> Option<[u8; LEN]> {
     let (kind, rank) = match cause {
         Cause::Died { rank } => (b'd', *rank),

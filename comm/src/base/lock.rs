@@ -1,8 +1,8 @@
-//! Locking a mutex, whatever has become of others that locked it.
+//! Locking a mutex while ignoring poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks; a panic elsewhere while it was locked has left nothing half-done here.
+/// Locks a mutex even if a thread has panicked while holding it: no data in this project is left inconsistent by that.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
-//! Who is in a group, by the numbers that the whole job gives its ranks: what is said of a rank uses these.
+//! Members of a group, by their rank in the whole job. Messages and errors name ranks by that number.
 
 use std::sync::Arc;
 
-/// Members that are listed in an error.
+/// The most members listed in an error.
 const LISTED: usize = 8;
 
 /// The ranks of a group.
@@ -13,12 +13,12 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// All ranks of a job.
+    /// Returns the group of all ranks of a job.
     pub(crate) fn world(world_size: usize) -> Self {
         Self { world_ranks: (0..world_size).collect(), is_world: true }
     }
 
-    /// Those of a group that was made of others, by their rank in it.
+    /// Returns the members of a subgroup, given the job's numbers in the order of their ranks in the group.
     pub(crate) fn some(world_ranks: impl IntoIterator<Item = usize>) -> Self {
         Self { world_ranks: world_ranks.into_iter().collect(), is_world: false }
     }
@@ -27,17 +27,17 @@ impl Members {
         &self.world_ranks
     }
 
-    /// The number in the whole job of a rank of this group.
+    /// Returns the rank in the whole job of a rank of this group.
     pub(crate) fn world_rank(&self, rank: usize) -> usize {
         self.world_ranks.get(rank).copied().unwrap_or(rank)
     }
 
-    /// The place in this group of a rank that has this number in the whole job.
+    /// Returns the rank in this group of a rank of the whole job.
     pub(crate) fn rank_of(&self, number: usize) -> Option<usize> {
         self.world_ranks.iter().position(|world_rank| *world_rank == number)
     }
 
-    /// What follows the name of a call: nothing where the group is the whole job.
+    /// Returns the suffix for the description of a call; empty if the group is the whole job.
     pub(crate) fn place(&self) -> String {
         if self.is_world {
             return String::new();

@@ -1,4 +1,5 @@
-//! What all layers speak of: operations, their fingerprints and errors, the members of a group, the elements of tensors.
+//! Types used by all layers: operations, their fingerprints and errors, the members of a group, the elements of
+//! tensors.
 
 pub(crate) mod buffer;
 pub(crate) mod cause;

@@ -1,8 +1,8 @@
-//! What can be asked of a communicator, as data.
+//! Operations of a communicator, as data.
 
 use candle_core::Tensor;
 
-/// How elements of several ranks become one.
+/// How the elements of several ranks are reduced to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum over ranks.
@@ -17,9 +17,9 @@ pub enum ReduceOp {
     Max,
 }
 
-/// One communication among the ranks of a group. Tensors are written in place and must be contiguous. One that is written may
-/// overlap no other one of the call, except that a rank's part may be its place in the whole, and that a coalesced broadcast
-/// may be given a tensor twice.
+/// One communication among the ranks of a group. Tensors are written in place and must be contiguous. A written tensor
+/// may overlap no other tensor of the call, with two exceptions: a rank's part may be exactly its range of the whole,
+/// and a coalesced broadcast may contain a tensor twice.
 ///
 /// Each variant has a method of the same name on [`crate::Communicator`], which is what most code calls.
 #[derive(Debug, Clone)]
@@ -29,23 +29,23 @@ pub enum Operation {
     AllReduce {
         /// Same shape and dtype on every rank.
         tensor: Tensor,
-        /// How to combine.
+        /// The reduction.
         op: ReduceOp,
     },
     /// The tensor of rank `root` becomes the reduction of all; the others keep theirs.
     Reduce {
         /// Same shape and dtype on every rank.
         tensor: Tensor,
-        /// How to combine.
+        /// The reduction.
         op: ReduceOp,
-        /// Who gets the result.
+        /// The rank that gets the result.
         root: usize,
     },
     /// Every rank's `tensor` becomes that of rank `root`.
     Broadcast {
         /// Same shape and dtype on every rank.
         tensor: Tensor,
-        /// Whose values are sent.
+        /// The rank whose values are sent.
         root: usize,
     },
     /// Every rank's `output` becomes the inputs of all ranks, one after the other.
@@ -54,7 +54,7 @@ pub enum Operation {
         output: Tensor,
         /// This rank's part.
         input: Tensor,
-        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        /// The number of elements of each rank's part, the same list on every rank. `None` if all are equal.
         counts: Option<Vec<usize>>,
     },
     /// Rank r's `output` becomes the r-th part of the reduction of all inputs.
@@ -63,59 +63,59 @@ pub enum Operation {
         output: Tensor,
         /// As many elements as all outputs together.
         input: Tensor,
-        /// How to combine.
+        /// The reduction.
         op: ReduceOp,
-        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        /// The number of elements of each rank's part, the same list on every rank. `None` if all are equal.
         counts: Option<Vec<usize>>,
     },
     /// The output of rank `root` becomes the inputs of all ranks, one after the other.
     Gather {
-        /// As many elements as all inputs together; on the root, and only there.
+        /// As many elements as all inputs together. `Some` on the root, `None` elsewhere.
         output: Option<Tensor>,
         /// This rank's part.
         input: Tensor,
-        /// Who gets them.
+        /// The rank that gets the inputs.
         root: usize,
-        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        /// The number of elements of each rank's part, the same list on every rank. `None` if all are equal.
         counts: Option<Vec<usize>>,
     },
     /// Rank r's `output` becomes the r-th part of the input of rank `root`.
     Scatter {
         /// This rank's part.
         output: Tensor,
-        /// As many elements as all outputs together; on the root, and only there.
+        /// As many elements as all outputs together. `Some` on the root, `None` elsewhere.
         input: Option<Tensor>,
-        /// Whose elements they are.
+        /// The rank whose elements are sent.
         root: usize,
-        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        /// The number of elements of each rank's part, the same list on every rank. `None` if all are equal.
         counts: Option<Vec<usize>>,
     },
     /// The r-th part of `output` becomes this rank's part of the input of rank r.
     AllToAll {
-        /// What comes, by sender.
+        /// The received parts, in the order of the ranks that send them.
         output: Tensor,
-        /// What goes, by receiver.
+        /// The parts to send, in the order of the ranks that receive them.
         input: Tensor,
-        /// The elements that come from each rank; none where all parts are equal.
+        /// The number of elements received from each rank. `None` if all parts are equal.
         output_counts: Option<Vec<usize>>,
-        /// The elements that go to each rank; none where all parts are equal.
+        /// The number of elements sent to each rank. `None` if all parts are equal.
         input_counts: Option<Vec<usize>>,
     },
     /// As [`Operation::AllReduce`], for each of several tensors.
     AllReduceCoalesced {
         /// All of one dtype; the same list of element counts on every rank.
         tensors: Vec<Tensor>,
-        /// How to combine.
+        /// The reduction.
         op: ReduceOp,
     },
     /// As [`Operation::Broadcast`], for each of several tensors.
     BroadcastCoalesced {
         /// The same list of element counts and dtypes on every rank.
         tensors: Vec<Tensor>,
-        /// Whose values are sent.
+        /// The rank whose values are sent.
         root: usize,
     },
-    /// No rank goes on before all have come here.
+    /// No rank continues before all ranks have called it.
     Barrier,
     /// Sends `tensor` to rank `to`, which must receive it.
     Send {
@@ -126,14 +126,14 @@ pub enum Operation {
     },
     /// Fills `tensor` with what rank `from` sends.
     Recv {
-        /// Where to put it.
+        /// The tensor to write to.
         tensor: Tensor,
         /// The sender.
         from: usize,
     },
     /// Sends and receives several tensors at the same time.
     Batch {
-        /// Those from one rank to another in the order in which they are sent and received.
+        /// Messages from one rank to another are sent and received in this order.
         messages: Vec<Message>,
     },
 }
@@ -150,7 +150,7 @@ pub enum Message {
     },
     /// Fills `tensor` with what rank `from` sends.
     Recv {
-        /// Where to put it.
+        /// The tensor to write to.
         tensor: Tensor,
         /// The sender.
         from: usize,
@@ -177,7 +177,7 @@ impl Message {
     }
 }
 
-/// All tensors of an operation, borrowed or to be changed.
+/// Returns all tensors of an operation, borrowed or mutably borrowed.
 macro_rules! tensors_of {
     ($operation:expr, $iter:ident, $of_message:path) => {
         match $operation {
@@ -201,7 +201,7 @@ macro_rules! tensors_of {
 }
 
 impl Operation {
-    /// The name of the method that makes it.
+    /// Returns the name of the communicator's method for this operation.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Operation::AllReduce { .. } => "all_reduce",
@@ -221,7 +221,7 @@ impl Operation {
         }
     }
 
-    /// The same on the same elements, by tensors that belong to no graph.
+    /// Returns the operation on the same elements, with its tensors detached from any autograd graph.
     pub(crate) fn detached(mut self) -> Self {
         self.tensors_mut().into_iter().for_each(|tensor| *tensor = tensor.detach());
         self
@@ -231,7 +231,7 @@ impl Operation {
         tensors_of!(self, iter_mut, Message::tensor_mut)
     }
 
-    /// The tensors it reads or writes.
+    /// Returns the tensors that it reads or writes.
     pub(crate) fn tensors(&self) -> Vec<&Tensor> {
         tensors_of!(self, iter, Message::tensor)
     }

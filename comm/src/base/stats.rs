@@ -1,9 +1,9 @@
-//! What a communicator has done.
+//! Statistics of a communicator.
 
-/// What a communicator has done so far.
+/// Operations, bytes and times of a communicator so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Operations that ended well.
+    /// Operations that ended successfully.
     pub operations: u64,
     /// Bytes of payload sent to other ranks.
     pub bytes_sent: u64,
@@ -11,14 +11,15 @@ pub struct Stats {
     pub bytes_received: u64,
     /// Time spent inside operations, in nanoseconds.
     pub busy_ns: u64,
-    /// The part of `busy_ns` in which a rank that this one was to receive from had not begun the same operation yet.
+    /// The part of `busy_ns` during which some rank that this one was to receive from had not yet begun the same
+    /// operation.
     pub waited_ns: u64,
 }
 
 impl std::ops::Add for Stats {
     type Output = Self;
 
-    /// What several communicators have done together.
+    /// Returns the totals of two communicators.
     fn add(self, other: Self) -> Self {
         Self {
             operations: self.operations + other.operations,

@@ -1,5 +1,5 @@
-//! For which of this process's errors another rank is at fault. A program's own error type may hide the one of this crate
-//! that is in it, but as a rule not its text.
+//! Texts of recent failures that another rank caused. A program may wrap an error of this crate in its own error type,
+//! which hides the error's type but usually not its text.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -7,13 +7,13 @@ use std::sync::Mutex;
 use crate::Error;
 use crate::base::lock::lock;
 
-/// More groups than fail of different causes before a program gives up.
+/// Number of texts kept: more than the number of groups that fail for different causes before a program gives up.
 const KEPT: usize = 8;
 
-/// What groups of this process have failed of by another rank's fault, the latest last.
+/// Error texts of failures of groups in this process that another rank caused, the latest last.
 static CAUSES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-/// Takes note of what a group has failed of.
+/// Records the error with which a group has failed, if another rank caused it.
 pub(crate) fn remember(error: &Error) {
     if !error.is_peer_failure() {
         return;
@@ -29,7 +29,7 @@ pub(crate) fn remember(error: &Error) {
     causes.push_back(text);
 }
 
-/// True where the text of an error has such a cause in it.
+/// Returns whether `text` contains the text of a recorded error, that is, whether another rank caused it.
 pub fn names_another_rank(text: &str) -> bool {
     lock(&CAUSES).iter().any(|cause| text.contains(cause.as_str()))
 }

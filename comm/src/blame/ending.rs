@@ -1,13 +1,13 @@
-//! How a communicator ends: what it is in the middle of has a moment to be done, or none.
+//! Close and abort flags of a communicator: whether its pending operations may still finish.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the other ranks may do nothing for an operation of a communicator that was dropped.
+/// How long an operation of a dropped communicator waits without progress before it is aborted.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Whether a communicator is to end. Its engine says so, and whoever waits in an operation looks.
+/// Close and abort flags of a communicator. The engine sets them; waits inside an operation check them.
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
     closed: OnceLock<Instant>,
@@ -15,12 +15,12 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// What is queued is done as far as the other ranks do their part.
+    /// Marks the communicator as closed: queued operations still run, as long as the other ranks take part in them.
     pub(crate) fn close(&self) {
         self.closed.get_or_init(Instant::now);
     }
 
-    /// Nothing is done any more.
+    /// Marks the communicator as aborted: operations end at once.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
     }
@@ -29,7 +29,8 @@ impl Ending {
         self.aborted.load(Ordering::Acquire)
     }
 
-    /// Whether an operation is to end in which nothing has come for so long.
+    /// Returns whether an operation that has waited for `waited` without progress must end. A closed communicator's
+    /// operation has a grace period of at most [`GRACE`] or `timeout`, whichever is shorter.
     pub(crate) fn ends(&self, waited: Duration, timeout: Duration) -> bool {
         let grace = GRACE.min(timeout);
         let is_over = |closed: &Instant| waited >= grace && closed.elapsed() >= grace;

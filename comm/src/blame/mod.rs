@@ -1,5 +1,5 @@
-//! Who is at fault: what ranks tell each other of what they do ([`control`]), the one cause that all of them report ([`verdict`]), and how
-//! long a rank waits for another ([`patience`]).
+//! Failure detection: the control connections between ranks ([`control`]), the choice of the one cause that all of them
+//! report ([`verdict`]), and time-outs of operations ([`patience`]).
 
 pub(crate) mod causes;
 pub(crate) mod control;

@@ -1,8 +1,9 @@
-//! Waiting for a peer: spin shortly, then sleep, ask around, warn, and give up when the time is over.
+//! Waiting for a peer: spins shortly, then sleeps, queries the other ranks, warns, and fails at the time-out.
 //!
-//! The time is that of the whole operation, not of one wait in it. What moves much data may take longer, as long as it keeps
-//! up a pace: [`Patience`] counts how far the operation is behind, which grows with time and falls with every byte, at
-//! [`PACE`]. A peer that sends a byte now and then falls behind as one does that sends nothing.
+//! The time-out applies to the whole operation, not to one wait in it. An operation that moves much data may take
+//! longer, as long as it is fast enough: [`Patience`] counts how far the operation is behind, a duration that grows
+//! with time and shrinks with every byte, at [`PACE`]. So a peer that sends a byte now and then times out like one that
+//! sends nothing.
 
 mod yields;
 
@@ -19,32 +20,33 @@ use crate::{Error, Result};
 
 use yields::Yields;
 
-/// After this long without a byte the other ranks are asked for the first time whether they are in another call.
+/// After this long without a byte, the other ranks are asked for the first time whether they are in another call.
 const FIRST_QUESTION: Duration = Duration::from_secs(1);
-/// After this long it is told for whom a rank waits; most waits are shorter, and cost no more than they must.
+/// After this long, a wait is reported to the supervisor. Most waits are shorter and skip that cost.
 const MOMENT: Duration = Duration::from_millis(20);
-/// So long before the time is over they are asked once more: at its end it is known who does not answer.
+/// This long before the time-out, the other ranks are asked once more, so that it is known by the time-out which do not
+/// answer.
 const REHEARSAL: Duration = Duration::from_millis(1500);
-/// Bytes a second, sent and received, with which an operation is not behind.
+/// Bytes a second, sent and received together, at which an operation does not fall behind.
 const PACE: u64 = 1 << 20;
-/// The longest sleep: so late it is seen that the communicator ends.
+/// The longest sleep, and so the longest delay until the end of the communicator is noticed.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// How long one operation has lasted and one wait in it, and what has been done about it.
+/// Timing state of one operation and of the current wait in it, and the steps (query, warning) taken so far.
 pub(crate) struct Patience {
     ending: Arc<Ending>,
     spins: u32,
     spun: u32,
     yields: Yields,
-    /// When the wait began.
+    /// When the wait began. `None` until the first call of [`Self::consider`] in it.
     since: Option<Instant>,
     next_question: Duration,
-    /// How far the operation was behind when last looked at, with so many bytes moved by then.
+    /// How far the operation was behind at the last update, and the time of that update with the bytes moved by then.
     behind: Duration,
     looked: Option<(Instant, u64)>,
     rehearsed: bool,
     warned: bool,
-    /// It is known for whom this rank waits.
+    /// The ranks waited for have been reported to the supervisor.
     told: bool,
 }
 
@@ -69,28 +71,29 @@ impl Patience {
         &self.ending
     }
 
-    /// An operation begins. `spins`: how often to return at once, for another try, before sleeping.
+    /// Begins an operation. `spins`: how often [`Self::wait`] returns at once, for another try, before it yields and
+    /// sleeps.
     pub(crate) fn begin(&mut self, spins: u32) {
         (self.spins, self.looked, self.behind) = (spins, None, Duration::ZERO);
         (self.rehearsed, self.warned, self.told) = (false, false, false);
         self.reset();
     }
 
-    /// Something has moved.
+    /// Begins a new wait, because data has moved.
     pub(crate) fn reset(&mut self) {
         (self.spun, self.since, self.next_question) = (0, None, FIRST_QUESTION);
         self.yields.reset();
     }
 
-    /// The next wait will take long: it sleeps at once.
+    /// Begins a new wait that is expected to be long: it skips spinning and yielding.
     pub(crate) fn reset_to_sleep(&mut self) {
         self.reset();
         self.spun = self.spins;
         self.yields.skip();
     }
 
-    /// Lets some time pass, at most `longest` if it comes to sleeping. `waits` is not empty; `moved` are the bytes that the
-    /// operation has sent and received so far.
+    /// Waits once: spins, yields or sleeps until one of the links in `waits` is ready, for at most `longest`. `waits`
+    /// is not empty; `moved` is the number of bytes that the operation has sent and received so far.
     pub(crate) fn wait(
         &mut self,
         links: &mut dyn Links,
@@ -121,7 +124,8 @@ impl Patience {
         Ok(())
     }
 
-    /// Asks around, warns or gives up, where it is time to; how long there is nothing else to do than to wait for `peer`.
+    /// Queries the other ranks, warns or fails, where it is time to. Returns how long the caller may then wait for
+    /// `peer` before it must call this again.
     pub(crate) fn consider(
         &mut self,
         links: &dyn Links,
@@ -162,7 +166,7 @@ impl Patience {
                 return Err(supervisor.error(&cause, call.to_string()));
             }
         }
-        // Asking has taken time as well.
+        // The query has taken time as well.
         let spent = now.elapsed();
         let left = |until: Duration, so_far: Duration| until.saturating_sub(so_far + spent);
         let mut rest = left(self.next_question, waited).min(left(timeout, behind)).min(LONGEST);
@@ -175,7 +179,7 @@ impl Patience {
         Ok(rest.max(Duration::from_millis(1)))
     }
 
-    /// How far the operation is behind by now.
+    /// Updates and returns how far the operation is behind.
     fn look(&mut self, now: Instant, moved: u64) -> Duration {
         let (at, by_then) = self.looked.replace((now, moved)).unwrap_or((now, moved));
         let bytes = moved.saturating_sub(by_then);
@@ -186,7 +190,7 @@ impl Patience {
     }
 }
 
-/// The error of a call that ends because its communicator does.
+/// Returns the error of a call that ends because its communicator was closed or aborted.
 fn aborted(ending: &Ending, supervisor: &dyn Supervisor, call: &Fingerprint) -> Error {
     let operation = call.to_string() + &supervisor.members().place();
     if !ending.is_aborted() {
@@ -198,12 +202,12 @@ fn aborted(ending: &Ending, supervisor: &dyn Supervisor, call: &Fingerprint) -> 
     Error::Aborted { operation }
 }
 
-/// How long after the beginning of a wait the others are asked for the last time but one.
+/// Returns how far behind an operation must be for the query before the last one. The last one is made at the time-out.
 fn rehearsal(timeout: Duration) -> Duration {
     timeout.saturating_sub(REHEARSAL).max(timeout / 4)
 }
 
-/// The error of a call that cannot go on; where nobody knows better, the rank that the question is about is to blame.
+/// Returns the error of a call that cannot continue. If no cause is known, it is the rank that the question is about.
 pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fingerprint) -> Error {
     let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
     let cause = known.unwrap_or_else(|| match question {
@@ -215,7 +219,8 @@ pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fing
     supervisor.error(&cause, call.to_string())
 }
 
-/// The library that moves a call's data has failed on this rank: all ranks are told, unless another cause explains it.
+/// Returns the error of a call for which the communication library (NCCL, MPI) has failed on this rank, after reporting
+/// it to all ranks. If another cause explains the failure, the error names that one.
 pub(crate) fn blame_library(
     supervisor: &dyn Supervisor,
     rank: usize,
@@ -234,7 +239,7 @@ fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Du
     let members = supervisor.members();
     let (rank, host, detail) = match supervisor.ask(Question::Suspect { peer }) {
         Some(Cause::Stalled { rank, detail }) => (members.world_rank(rank), supervisor.host(rank), detail),
-        // Of a rank outside of this group.
+        // About a rank outside this group.
         Some(Cause::InJob { cause, host }) => match *cause {
             Cause::Stalled { rank, detail } => (rank, host, detail),
             _ => (cause.rank().unwrap_or_default(), host, "its process is gone".into()),

@@ -1,4 +1,4 @@
-//! What the executor needs to know of the other ranks beside their bytes.
+//! Supervisor trait: the executor's interface to failure detection.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -10,46 +10,48 @@ use crate::base::members::Members;
 use crate::blame::verdict::Question;
 use crate::transport::links::Wait;
 
-/// A rank's view of the whole group: it tells what this rank does, and finds out who is to blame.
+/// A rank's view of the whole group: it reports what this rank does, and finds the cause of a failure.
 pub(crate) trait Supervisor: Send + Sync + Debug {
-    /// The program has called an operation of this group: it goes on, whatever it was told of other groups.
+    /// The program has called an operation of this group. It is using groups that have not failed, so failures of other
+    /// groups that were reported to it are forgotten.
     fn goes_on(&self) {}
 
-    /// This rank enters a call.
+    /// Records that this rank enters a call.
     fn begin(&self, call: Fingerprint);
 
-    /// The call has waited for a moment, for these.
+    /// Records the links that the current call has been waiting for.
     fn wait_for(&self, waits: &[Wait]);
 
-    /// The call ended, well or not.
+    /// Records that the call has ended, successfully or not.
     fn end(&self);
 
-    /// The cause for which the group has failed, if it has. Cheap.
+    /// Returns the cause for which the group has failed, if it has. Cheap.
     fn failure(&self) -> Option<Cause>;
 
-    /// Looks for a cause, in bounded time. Where there is one, the whole group has failed with it, and every rank knows.
+    /// Looks for a cause, in bounded time. If the question is fatal and a cause is found, the whole group fails with
+    /// it, on every rank.
     fn ask(&self, question: Question) -> Option<Cause>;
 
-    /// A call has failed. Where nobody else tells the others why, this does, and ends the streams; `part` gives the ranks
-    /// that will take it for what it is.
+    /// Closes the streams after a call has failed, if nobody else reports the cause to the other ranks, and sends it to
+    /// them first. `part` returns the ranks that can recognise that message as a failure report.
     fn hang_up(&self, _part: &mut dyn FnMut() -> Vec<usize>) {}
 
-    /// This rank.
+    /// Returns this rank's number in the group.
     fn rank(&self) -> usize;
 
-    /// Who is in the group.
+    /// Returns the members of the group.
     fn members(&self) -> &Members;
 
-    /// The host name of a rank.
+    /// Returns the host name of a rank.
     fn host(&self, rank: usize) -> String;
 
-    /// The longest that a call may go on, as [`crate::blame::patience`] counts.
+    /// The time-out of a call, as counted in [`crate::blame::patience`].
     fn timeout(&self) -> Duration;
 
-    /// After this long, counted in the same way, a warning names the rank that is waited for.
+    /// After this long, counted in the same way, a warning names the rank waited for.
     fn slow_warning(&self) -> Duration;
 
-    /// The error of a call that was interrupted by `cause`.
+    /// Returns the error of a call that was interrupted by `cause`.
     fn error(&self, cause: &Cause, operation: String) -> Error {
         let operation = operation + &self.members().place();
         cause.to_error(self.rank(), operation, self.timeout(), self.members(), |rank| self.host(rank))

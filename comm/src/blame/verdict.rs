@@ -1,4 +1,4 @@
-//! Who is to blame: from what all ranks say they are doing, the one cause that all of them will report.
+//! Choice of the one cause that all ranks report for a failure, from the ranks' reports of what they are doing.
 
 mod chain;
 
@@ -10,42 +10,44 @@ use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::Fingerprint;
 use crate::base::last_words::LastWords;
 
-/// Calls that a rank remembers, to compare with those of ranks that lag behind or run ahead.
+/// Number of calls that a rank remembers, for comparison with those of ranks that lag behind or run ahead.
 const REMEMBERED: usize = 8;
-/// Ranks that are told of those that a call waits for.
+/// Largest number of ranks reported as waited for in one call.
 const MOST_WAITS: usize = 64;
 
-/// What one rank is doing.
+/// What one rank is doing, as reported to rank 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Activity {
-    /// The latest collectives, the last one newest, and behind them the message that came after, if one did.
+    /// The latest collectives, the newest last, followed by the point-to-point message called after them, if there is
+    /// one.
     calls: Vec<Fingerprint>,
-    /// Whether the newest call is still going on.
+    /// Whether the newest call is still in progress.
     pub(crate) busy: bool,
-    /// The ranks that it waits for in that call, once it has waited for a moment.
+    /// The ranks that it waits for in that call. Empty until it has waited for a moment.
     #[serde(default)]
     waits: Vec<usize>,
-    /// Its calls in other groups of the job.
+    /// Its calls in progress in other groups of the job.
     #[serde(default)]
     pub(crate) elsewhere: Vec<Elsewhere>,
-    /// Why a group of the job has failed for it: then it does nothing more.
+    /// The cause of the first failure of a group of the job, as known to this rank. A rank that is in no call is then about
+    /// to end.
     #[serde(default)]
     pub(crate) failed: Option<Cause>,
 }
 
-/// A call that a rank is in, in another group than the one that asks.
+/// A call in progress in a group other than the one that asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Elsewhere {
-    /// The call, and the group.
+    /// Description of the call and its group.
     pub(crate) call: String,
-    /// The ranks that it waits for, by their rank in the group that asks.
+    /// The ranks that it waits for, as ranks of the group that asks.
     pub(crate) waits: Vec<usize>,
 }
 
 impl Activity {
     pub(crate) fn begin(&mut self, call: Fingerprint) {
         self.waits.clear();
-        // Of messages, however many, only the newest is of use: they must not take the place of collectives.
+        // Only the newest message is kept, so that messages do not push out collectives.
         self.calls.pop_if(|call| call.is_message());
         if self.calls.len() == REMEMBERED {
             self.calls.remove(0);
@@ -59,18 +61,18 @@ impl Activity {
         self.waits.clear();
     }
 
-    /// The call goes on when these ranks have done something.
+    /// Records the ranks that the current call waits for, replacing earlier ones.
     pub(crate) fn wait_for(&mut self, peers: &mut dyn Iterator<Item = usize>) {
         self.waits.clear();
         self.waits.extend(peers.take(MOST_WAITS));
     }
 
-    /// The ranks that it waits for, in whatever group.
+    /// Returns the ranks that it waits for, in any group.
     pub(crate) fn waits(&self) -> impl Iterator<Item = usize> {
         self.waits.iter().chain(self.elsewhere.iter().flat_map(|call| &call.waits)).copied()
     }
 
-    /// It is in no call of any group.
+    /// Whether it is in no call of any group.
     fn is_outside(&self) -> bool {
         !self.busy && self.elsewhere.is_empty()
     }
@@ -83,7 +85,7 @@ impl Activity {
         self.calls.iter().filter(|call| !call.is_message())
     }
 
-    /// The last collective it took part in; 0 for none.
+    /// Sequence number of the last collective it took part in; 0 for none.
     pub(crate) fn progress(&self) -> u64 {
         self.collectives().map(|call| call.sequence).max().unwrap_or(0)
     }
@@ -98,18 +100,18 @@ impl Activity {
     }
 }
 
-/// What is known of one rank when a cause is looked for.
+/// What is known of one rank when a cause is chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Status {
-    /// It answered.
+    /// It has answered.
     Active(Activity),
-    /// It closed its group.
+    /// It has closed its group.
     Left,
     /// Its process or connection is gone.
     Died,
-    /// It was asked and does not answer.
+    /// It was asked and has not answered.
     Silent,
-    /// Nobody could ask it.
+    /// It could not be asked.
     Unknown,
 }
 
@@ -119,34 +121,35 @@ impl Status {
     }
 }
 
-/// Why a rank asks.
+/// Why a rank asks for a cause.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Question {
-    /// The stream to `peer` has ended; `left` where it has said before that it closes its group, `because` where it has
-    /// said for which cause.
+    /// The stream to `peer` has ended. `left`: the peer had announced that it closes its group. `because`: the cause
+    /// that it had reported, if any.
     Lost { peer: usize, left: bool, because: Option<Cause> },
     /// `peer` announced another call.
     Mismatch { peer: usize, mine: Fingerprint, theirs: Fingerprint },
-    /// `peer` sent what is no announcement at all.
+    /// `peer` sent bytes that are no valid announcement.
     Garbage { peer: usize },
-    /// Nothing has come from `peer` for a while; `last` when the time-out is over, `apart` where there is no stream between
+    /// Nothing has come from `peer` for a while. `last`: the time-out has passed. `apart`: there is no stream between
     /// the two.
     Stuck { peer: usize, last: bool, apart: bool },
-    /// No connection to `peer` could be made; why.
+    /// No connection to `peer` could be made, for the reason in `detail`.
     Unreached { peer: usize, detail: String },
-    /// Nothing has come from `peer` for a while: whom would a time-out blame? The group goes on.
+    /// Nothing has come from `peer` for a while: which rank would a time-out name? For a warning; the group does not
+    /// fail.
     Suspect { peer: usize },
-    /// The library that moves the data has failed on this very rank; what it says.
+    /// The communication library has failed on the asking rank itself, with the error in `detail`.
     Failed { rank: usize, detail: String },
-    /// A call in another group of the job waits for these ranks, or the first of them is `lost` there: who is to blame? This
-    /// group goes on.
+    /// A call in another group of the job waits for these ranks, or, if `lost`, the first of them is lost there: what
+    /// is the cause? This group does not fail.
     Elsewhere { peers: Vec<usize>, lost: bool },
-    /// The group of all ranks has found why nothing comes from `peer`.
+    /// The group of all ranks has found the cause why nothing comes from `peer`.
     Known { peer: usize, cause: Cause },
 }
 
 impl Question {
-    /// The stream to a rank has ended, after these words.
+    /// Returns the question after the stream to a rank has ended, with the last message received on it.
     pub(crate) fn lost(peer: usize, words: Option<LastWords>) -> Self {
         match words {
             Some(LastWords::Blame(cause)) => Question::Lost { peer, left: false, because: Some(cause) },
@@ -154,7 +157,7 @@ impl Question {
         }
     }
 
-    /// False where the answer is only for the rank that asks.
+    /// Whether a cause found for it fails the whole group. If false, the answer is only for the rank that asks.
     pub(crate) fn is_fatal(&self) -> bool {
         !matches!(self, Question::Suspect { .. } | Question::Elsewhere { .. })
     }
@@ -175,9 +178,9 @@ impl Question {
     }
 }
 
-/// The cause, as far as the statuses of all ranks show one. `asker` is the rank that asks.
+/// Returns the cause that the statuses of all ranks show, if they show one. `asker` is the rank that asks.
 pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> Option<Cause> {
-    // A rank that is gone explains everything else.
+    // A dead rank explains everything else.
     if let Some(rank) = statuses.iter().position(|status| *status == Status::Died) {
         return Some(Cause::Died { rank });
     }
@@ -201,7 +204,8 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
         Question::Unreached { peer, detail } => Some(unreached(asker, *peer, detail, statuses)),
         Question::Mismatch { peer, mine, theirs } => Some(mismatch(asker, mine, *peer, theirs, statuses)),
         Question::Stuck { peer, last, apart } => disagreement(statuses).or_else(|| {
-            // Where there is a stream, what the peer sent before it left is still on its way, and the stream's end behind it.
+            // If there is a stream, what the peer sent before it left may still arrive, followed by the end of the
+            // stream.
             if statuses.get(*peer) == Some(&Status::Left) && (*apart || *last) {
                 Some(Cause::Left { rank: *peer })
             } else if *last {
@@ -213,17 +217,19 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
     }
 }
 
-/// Whether all ranks are in one call whose data a library moves: then none of them is to blame.
+/// Whether all ranks are in the same call of a communication library (NCCL, MPI). Then none of them is to blame.
 fn is_hung(statuses: &[Status]) -> bool {
     let current = |status: &Status| status.activity().and_then(Activity::current).copied();
     let first = statuses.first().and_then(current).filter(|call| call.is_carried() && !call.is_message());
     first.is_some() && statuses.iter().all(|status| current(status) == first)
 }
 
-/// A rank that another one cannot connect to: it has closed its group, or does not answer, or something is in between.
+/// Returns the cause when `asker` cannot connect to `peer`: `peer` has closed its group or does not answer, ranks
+/// disagree about the call, or the network between the two is at fault.
 fn unreached(asker: usize, peer: usize, detail: &str, statuses: &[Status]) -> Cause {
     match statuses.get(peer) {
-        // Where nobody can be asked, nothing is between ranks that have met more likely than that one has gone.
+        // Where nobody can be asked: the two have met before, so that the peer has more likely left than become
+        // unreachable.
         Some(Status::Left | Status::Unknown) => Cause::Left { rank: peer },
         Some(Status::Silent) => Cause::Stalled { rank: peer, detail: NO_ANSWER.into() },
         _ => disagreement(statuses).unwrap_or_else(|| Cause::Unreachable {
@@ -234,7 +240,8 @@ fn unreached(asker: usize, peer: usize, detail: &str, statuses: &[Status]) -> Ca
     }
 }
 
-/// A rank whose call differs from that of another, and the collective that both should have called there.
+/// Returns the mismatch cause: a rank whose call differs from that of another, and the collective that both should have
+/// called.
 fn mismatch(
     asker: usize,
     mine: &Fingerprint,
@@ -250,15 +257,16 @@ fn mismatch(
     }
     let ((low, low_call), (high, high_call)) =
         if asker < peer { ((asker, *mine), (peer, *theirs)) } else { ((peer, *theirs), (asker, *mine)) };
-    // A message that most others have not come to is the odd call.
+    // If more than one rank has made the other call, the message is the odd one.
     if low_call.is_message() && votes(&high_call, statuses) > 1 {
         return Cause::Mismatch { odd_rank: low, odd: low_call, rank: high, call: high_call };
     }
     Cause::Mismatch { odd_rank: high, odd: high_call, rank: low, call: low_call }
 }
 
-/// The first place at which ranks have called different collectives, whether or not those ranks have talked to each
-/// other. The odd rank is one whose call the fewest have made; of equals, not the lowest rank.
+/// Finds the lowest sequence number at which ranks have called different collectives, whether or not those ranks have
+/// communicated with each other. The odd rank is one whose call the fewest ranks have made; in a tie, not the lowest
+/// rank.
 fn disagreement(statuses: &[Status]) -> Option<Cause> {
     let mut places: BTreeMap<u64, Vec<(usize, &Fingerprint)>> = BTreeMap::new();
     for (rank, activity) in statuses.iter().enumerate().filter_map(|(rank, s)| Some((rank, s.activity()?))) {
@@ -267,7 +275,7 @@ fn disagreement(statuses: &[Status]) -> Option<Cause> {
         }
     }
     let here = places.into_values().find(|here| here.iter().any(|(_, call)| *call != here[0].1))?;
-    // Each different call once, with the lowest rank that made it.
+    // Each different call once, with the lowest rank that made it and the number of ranks that did.
     let mut calls: Vec<(usize, &Fingerprint, usize)> = Vec::new();
     for (rank, call) in here {
         match calls.iter_mut().find(|(_, known, _)| *known == call) {
@@ -280,13 +288,14 @@ fn disagreement(statuses: &[Status]) -> Option<Cause> {
     Some(Cause::Mismatch { odd_rank: odd.0, odd: *odd.1, rank: usual.0, call: *usual.1 })
 }
 
-/// The ranks that have made this collective call.
+/// Returns the number of ranks that have made this collective call.
 fn votes(call: &Fingerprint, statuses: &[Status]) -> usize {
     let made = |activity: &Activity| activity.collectives().any(|made| made == call);
     statuses.iter().filter_map(Status::activity).filter(|activity| made(activity)).count()
 }
 
-/// True where ranks are still on their way to the call in question, and can turn the majority.
+/// Returns whether the verdict may still change, because ranks that have not reached the call in question can turn the
+/// majority.
 pub(crate) fn may_change(cause: &Cause, statuses: &[Status]) -> bool {
     let Cause::Mismatch { odd, call, .. } = cause else { return false };
     if odd.is_message() || call.is_message() {
@@ -297,8 +306,8 @@ pub(crate) fn may_change(cause: &Cause, statuses: &[Status]) -> bool {
     absent > 0 && votes(call, statuses) <= votes(odd, statuses) + absent
 }
 
-/// The rank that the others wait for: one that does not answer, else the one at the end of the chain of those that wait
-/// for each other, else one that is furthest behind.
+/// Returns the rank that the others wait for: one that does not answer, else the one at the end of the chain of ranks
+/// that wait for each other, else the one that is furthest behind.
 fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
     if let Some(rank) = statuses.iter().position(|status| *status == Status::Silent) {
         return Cause::Stalled { rank, detail: NO_ANSWER.into() };
@@ -311,7 +320,7 @@ fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
         _ => false,
     };
     let progress = |rank: usize| match &statuses[rank] {
-        // Within one call, a rank that is not (or no more) in it counts as behind those that wait in it.
+        // Within one call, a rank that is not in it, or no longer, counts as behind those that wait in it.
         Status::Active(activity) => (activity.progress(), activity.busy),
         _ => (u64::MAX, true),
     };
@@ -328,7 +337,8 @@ fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
     Cause::Stalled { rank, detail }
 }
 
-/// The ranks that `asker` waits for, which asks because of `peer`.
+/// Returns the ranks that `asker` waits for. If `peer`, about which it asks, is not among the reported ones, only
+/// `peer`.
 fn waits_of(asker: usize, peer: usize, statuses: &[Status]) -> Vec<usize> {
     let known = statuses.get(asker).and_then(Status::activity).map(|activity| activity.waits.clone());
     known.filter(|waits| waits.contains(&peer)).unwrap_or_else(|| vec![peer])

@@ -1,4 +1,5 @@
-//! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
+//! Schedule executor: exchanges announcements, sends, receives and reduces over the links of any transport, within a
+//! time-out.
 
 mod carried;
 mod exchange;
@@ -28,34 +29,35 @@ use crate::{Error, ReduceOp, Result};
 
 use receiving::Receiving;
 
-/// Bytes that are received before they are reduced: small enough to stay in the processor's cache.
+/// Bytes received before they are reduced: small enough to stay in the processor's cache.
 const SEGMENT: usize = 128 * 1024;
 
-/// The longest sleep of a rank that others may need for what it has done already.
+/// The longest sleep of a rank with a pump: other ranks may wait for data of its earlier calls.
 const PUMPED: Duration = Duration::from_millis(1);
 
-/// One rank's executor; it runs one call at a time.
+/// Executor of one rank; it runs one call at a time.
 pub(crate) struct Executor<L> {
     links: L,
     supervisor: Arc<dyn Supervisor>,
     call: Call,
     sends: Vec<Sending>,
     receives: Vec<Receiving>,
-    /// For each receive of a step, where bytes wait to be reduced; of u64 so that every element type is aligned.
+    /// Buffer of received bytes to be reduced, for each receive of a step; of u64 so that every element type is
+    /// aligned.
     scratch: Vec<Vec<u64>>,
     waits: Vec<Wait>,
     pump: Option<Pump>,
     patience: Patience,
-    /// Since when a rank that this one is to receive from has not begun the call.
+    /// Since when some rank that this one receives from has not announced the call. `None` if all have.
     waiting_since: Option<Instant>,
-    /// How long that was so, in all calls.
+    /// Total time spent in that state, in all calls.
     pub(crate) waited: Duration,
-    /// Payload so far.
+    /// Payload bytes so far.
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
 }
 
-/// What is the same for all steps of a call.
+/// Data of the current call that does not change between steps.
 struct Call {
     fingerprint: Fingerprint,
     op: ReduceOp,
@@ -64,10 +66,10 @@ struct Call {
     peers: Vec<Peer>,
 }
 
-/// How far the announcements between this rank and one peer have come, in bytes.
+/// State of the announcements between this rank and one peer.
 struct Peer {
     rank: usize,
-    /// The call as this rank announces it to the peer, and the peer must announce it to this rank.
+    /// The call, as each of the two ranks must announce it to the other.
     fingerprint: Fingerprint,
     mine: [u8; fingerprint::LEN],
     told: usize,
@@ -81,13 +83,13 @@ struct Sending {
     end: usize,
 }
 
-/// What an executor runs beside the schedule.
+/// The input of [`Executor::run`] besides the schedule.
 pub(crate) struct Task<'a> {
     pub(crate) fingerprint: Fingerprint,
-    /// What the ranks of a pair must agree on beyond the fingerprint, by peer; empty where that is nothing.
+    /// Digests, by peer, of what a pair of ranks must agree on beyond the fingerprint. Empty if there is nothing.
     pub(crate) pairs: &'a [u64],
     pub(crate) op: ReduceOp,
-    /// The elements that the schedule counts.
+    /// Type of the elements in which the schedule counts.
     pub(crate) dtype: DType,
 }
 
@@ -116,17 +118,17 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    /// Tells it that the communicator ends.
+    /// Returns the flags with which the communicator ends the current operation.
     pub(crate) fn ending(&self) -> &Arc<Ending> {
         self.patience.ending()
     }
 
-    /// Has `pump` called whenever this rank waits.
+    /// Sets the function that is called whenever this rank waits.
     pub(crate) fn pump(&mut self, pump: Option<Pump>) {
         self.pump = pump;
     }
 
-    /// Lets some time pass, until one of the streams of `waits` can go on.
+    /// Spins, yields or sleeps until one of the links in `waits` is ready, or the wait must be re-examined.
     fn wait(&mut self) -> Result<()> {
         let longest = self.pump.as_ref().map_or(Duration::MAX, |pump| {
             pump();
@@ -136,7 +138,7 @@ impl<L: Links> Executor<L> {
         self.patience.wait(&mut self.links, waits, moved, &*self.supervisor, &self.call.fingerprint)
     }
 
-    /// Lets no time pass: looks whether it is still worth waiting for `peer`.
+    /// Checks, without waiting, whether it is still worth waiting for `peer`.
     fn consider(&mut self, peer: usize) -> Result<()> {
         let moved = self.bytes_sent + self.bytes_received;
         let considered =
@@ -144,7 +146,7 @@ impl<L: Links> Executor<L> {
         considered.map(drop)
     }
 
-    /// Does this rank's part of a call on `memory`.
+    /// Runs this rank's part of a call on `memory`.
     pub(crate) fn run(
         &mut self,
         task: &Task<'_>,
@@ -164,7 +166,7 @@ impl<L: Links> Executor<L> {
                 memory.write_all(finished, |_, bytes| divide_bytes(task.dtype, by, bytes))?;
             }
         }
-        // Ranks that we only sent to have announced their calls, too.
+        // Ranks to which this one only sent data have announced their calls, too: these announcements must be read.
         self.sends.clear();
         self.receives.clear();
         let unheard = self.call.peers.iter().filter(|peer| peer.heard < fingerprint::LEN);
@@ -172,8 +174,8 @@ impl<L: Links> Executor<L> {
         self.transfer(memory)
     }
 
-    /// Sets up the announcements of a call: in both directions between any two ranks that exchange anything, so that a
-    /// mismatch shows on both.
+    /// Sets up the announcements of a call. They are sent in both directions between any two ranks that exchange
+    /// anything, so that both detect a mismatch.
     fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
         self.patience.begin(self.links.spins());
         self.waiting_since = None;
@@ -217,7 +219,7 @@ impl<L: Links> Executor<L> {
             self.receives.push(receive);
         }
         if first {
-            // Announce the call at once to those who get no data yet.
+            // Announce the call at once to peers that are sent no data in this step.
             for peer in self.call.peers.iter().filter(|peer| peer.told == 0) {
                 if !self.sends.iter().any(|send| send.to == peer.rank) {
                     self.sends.push(Sending { to: peer.rank, at: 0, end: 0 });
@@ -227,7 +229,7 @@ impl<L: Links> Executor<L> {
         Ok(())
     }
 
-    /// Moves bytes until all sends and receives of the step are done.
+    /// Transfers bytes until all sends and receives of the step are done.
     fn transfer(&mut self, memory: &mut Memory<'_>) -> Result<()> {
         self.patience.reset();
         loop {
@@ -295,7 +297,8 @@ impl<L: Links> Executor<L> {
         Ok(moved)
     }
 
-    /// Reads what a peer announces before its data: None while that has not come, Some(true) when it has come just now.
+    /// Reads a peer's announcement, which precedes its data. Returns `None` while it is incomplete, `Some(true)` when
+    /// this call has completed it, `Some(false)` if it was complete before.
     fn hear(&mut self, from: usize) -> Result<Option<bool>> {
         let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == from) else {
             return Ok(Some(false));
@@ -321,8 +324,8 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    /// Takes in some bytes of one receive; those to be reduced go through the scratch, unless they can be reduced where
-    /// they lie.
+    /// Reads some bytes of one receive. Bytes to be reduced go through the scratch buffer, unless the transport lets
+    /// them be reduced where they are.
     fn receive(&mut self, index: usize, memory: &mut Memory<'_>) -> Result<usize> {
         let (receive, links) = (&mut self.receives[index], &mut self.links);
         let result = if receive.combine == Combine::Replace {
@@ -371,7 +374,7 @@ impl<L: Links> Executor<L> {
         Ok(())
     }
 
-    /// Nothing goes to or comes from `peer` any more. It may have said before why.
+    /// Returns the error after the stream to `peer` has ended. The peer may have sent a failure report before.
     fn lost(&mut self, peer: usize) -> Error {
         let (mut said, mut heard) = ([0; fingerprint::LEN], 0);
         if !self.links.speaks_apart(peer)

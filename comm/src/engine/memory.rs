@@ -1,7 +1,7 @@
-//! The buffer that a schedule works on: parts of tensors and room of its own, one after the other, in bytes.
+//! Buffer that a schedule works on: tensors and scratch space, one after the other, addressed in bytes.
 //!
-//! A tensor's storage is locked only while bytes are moved, never while a peer is waited for: views of one storage may take
-//! part in operations of several groups at the same time.
+//! A tensor's storage is locked only while bytes are moved, never while waiting for a peer: views of one storage may
+//! take part in operations of several groups at the same time.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::Result;
 use crate::base::buffer::staging::Stage;
 use crate::base::buffer::storage;
 
-/// Bytes that are copied at a time: they stay in the processor's cache in between.
+/// Bytes copied at a time: they stay in the processor's cache in between.
 const CHUNK: usize = 64 * 1024;
 
 #[derive(Default)]
@@ -21,18 +21,18 @@ pub(crate) struct Memory<'a> {
 }
 
 struct Piece<'a> {
-    /// Of the bytes of the whole.
+    /// Byte range in the whole buffer.
     range: Range<usize>,
     place: Backing<'a>,
 }
 
 enum Backing<'a> {
     Tensor(&'a Tensor),
-    /// A tensor of another device.
+    /// A tensor on a device other than the CPU.
     Staged(Stage<'a>),
-    /// Of u64 so that every element type is aligned.
+    /// Scratch space. Of u64 so that every element type is aligned.
     Room(Vec<u64>),
-    /// A tensor of f16 or bf16, as f32.
+    /// A tensor of f16 or bf16, held as f32.
     Wide {
         tensor: &'a Tensor,
         values: Vec<f32>,
@@ -41,7 +41,7 @@ enum Backing<'a> {
 }
 
 impl<'a> Memory<'a> {
-    /// The elements of one tensor.
+    /// Returns a buffer of the elements of one tensor.
     pub(crate) fn of(tensor: &'a Tensor) -> Self {
         Self::default().tensor(tensor)
     }
@@ -51,7 +51,8 @@ impl<'a> Memory<'a> {
         self.tensor_that(tensor, true)
     }
 
-    /// Appends the elements of a tensor, all of which the schedule writes, and reads only what it has written.
+    /// Appends the elements of a tensor that is only an output: the schedule writes all of them, and reads only what it
+    /// has written.
     pub(crate) fn output(self, tensor: &'a Tensor) -> Self {
         self.tensor_that(tensor, false)
     }
@@ -61,7 +62,7 @@ impl<'a> Memory<'a> {
         self.append(bytes, Stage::of(tensor, keeps).map_or(Backing::Tensor(tensor), Backing::Staged))
     }
 
-    /// Appends room for `bytes`, all zero.
+    /// Appends `bytes` bytes of scratch space, all zero.
     pub(crate) fn room(self, bytes: usize) -> Self {
         self.append(bytes, Backing::Room(vec![0; bytes.div_ceil(size_of::<u64>())]))
     }
@@ -78,8 +79,8 @@ impl<'a> Memory<'a> {
         Ok(memory)
     }
 
-    /// Appends the elements of a tensor of f16 or bf16 as f32; [`Memory::finish`] rounds them and writes
-    /// them back, if asked to.
+    /// Appends the elements of a tensor of f16 or bf16 as f32. If `write_back` is set, [`Memory::finish`] rounds them
+    /// and writes them to the tensor.
     pub(crate) fn wide(self, tensor: &'a Tensor, write_back: bool) -> Result<Self> {
         let mut values = vec![0f32; tensor.elem_count()];
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
@@ -97,12 +98,13 @@ impl<'a> Memory<'a> {
         self
     }
 
-    /// Bytes in all.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Lets `look` see the bytes of `range`: all, or as many of the first as lie together, at least one where there is one.
+    /// Calls `look` with the bytes of `range`: with all of them, or with the first ones that are contiguous, at least
+    /// one unless `range` is empty.
     pub(crate) fn read<R>(&self, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let Some(piece) = self.pieces.get(self.find(&range)) else { return Ok(look(&[])) };
         let range = piece.within(&range);
@@ -114,7 +116,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Lets `change` work on the bytes of `range`, as many of them as [`Memory::read`] would show.
+    /// Calls `change` with the bytes of `range`, as many of them as [`Memory::read`] would pass.
     pub(crate) fn write<R>(&mut self, range: Range<usize>, change: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         let index = self.find(&range);
         let Some(piece) = self.pieces.get_mut(index) else { return Ok(change(&mut [])) };
@@ -127,7 +129,8 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Lets `change` work on all bytes of `range`, as many at a time as lie together; it is told where they are in `range`.
+    /// Calls `change` for all bytes of `range`, one contiguous piece at a time, with the offset of the piece in
+    /// `range`.
     pub(crate) fn write_all(
         &mut self,
         range: Range<usize>,
@@ -144,7 +147,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Shows all bytes of `range`, as many at a time as lie together, and where they are in `range`.
+    /// Calls `look` for all bytes of `range`, one contiguous piece at a time, with the offset of the piece in `range`.
     pub(crate) fn read_all(&self, range: Range<usize>, mut look: impl FnMut(usize, &[u8])) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -157,7 +160,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Copies the bytes of `range` to where `to` begins. No two storages are locked at the same time.
+    /// Copies the bytes of `range` to offset `to`. No two storages are locked at the same time.
     pub(crate) fn copy(&mut self, range: Range<usize>, to: usize) -> Result<()> {
         let mut chunk = vec![0; range.len().min(CHUNK)];
         let mut done = 0;
@@ -175,7 +178,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Writes back what was widened, or staged.
+    /// Writes widened and staged elements back to their tensors.
     pub(crate) fn finish(self) -> Result<()> {
         for piece in self.pieces {
             match piece.place {
@@ -192,7 +195,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// The piece where `range` begins; none where it is empty.
+    /// Returns the index of the piece in which `range` begins; an invalid index if `range` is empty.
     fn find(&self, range: &Range<usize>) -> usize {
         if range.is_empty() {
             return usize::MAX;
@@ -202,7 +205,8 @@ impl<'a> Memory<'a> {
 }
 
 impl Piece<'_> {
-    /// What of `range`, which begins here, lies here; counted from the beginning of this piece.
+    /// Returns the part of `range`, which begins in this piece, that lies in it, relative to the beginning of the
+    /// piece.
     fn within(&self, range: &Range<usize>) -> Range<usize> {
         range.start - self.range.start..range.end.min(self.range.end) - self.range.start
     }

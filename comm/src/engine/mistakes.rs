@@ -1,4 +1,4 @@
-//! The caller's mistakes, found before any rank is told of the call.
+//! Argument checks that one rank can make alone, before anything is sent.
 
 use candle_core::Tensor;
 
@@ -9,7 +9,7 @@ use crate::engine::overlap::{Span, clash};
 use crate::{Error, Message, Operation, ReduceOp, Result};
 
 impl Operation {
-    /// Checks what one rank alone can check.
+    /// Checks what one rank can check alone.
     pub(crate) fn validate(&self, rank: usize, world_size: usize) -> Result<()> {
         for tensor in self.tensors() {
             self.check_tensor(tensor)?;
@@ -87,8 +87,8 @@ impl Operation {
         Ok(())
     }
 
-    /// What is written may lie nowhere but where the operation means it to: elsewhere, elements would be overwritten before
-    /// they are read.
+    /// Checks that a written tensor overlaps others only where the operation allows it: elsewhere, elements would be
+    /// overwritten before they are read.
     fn check_overlaps(&self, rank: usize) -> Result<()> {
         match self {
             Operation::AllGather { output, input, counts }
@@ -115,7 +115,7 @@ impl Operation {
         }
     }
 
-    /// A rank's part may be the very part of the whole that is its own.
+    /// Checks that a rank's part, if it overlaps the whole, is exactly this rank's range of it.
     fn check_place(
         &self,
         (whole_name, whole): (&str, &Tensor),
@@ -175,7 +175,7 @@ impl Operation {
         Err(Error::invalid(self.name(), got, "give it on the root, and only there"))
     }
 
-    /// Gather and scatter: the whole is on the root only.
+    /// Checks gather and scatter, where only the root has the whole.
     fn check_rooted(
         &self,
         whole: Option<&Tensor>,
@@ -237,7 +237,7 @@ impl Operation {
         })
     }
 
-    /// How a tensor is divided.
+    /// Returns how a tensor is divided among the ranks.
     fn parts(
         &self,
         name: &'static str,

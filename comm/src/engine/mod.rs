@@ -1,5 +1,6 @@
-//! How an operation is run: it is checked ([`mistakes`]), waits in the [`queue`], the [`runner`] gives it its fingerprint and has it
-//! planned ([`plan`]), and the [`executor`] carries out the plan, step by step, on the elements of its tensors ([`memory`]).
+//! Running operations: an operation is validated ([`mistakes`]) and waits in the [`queue`]; the [`runner`] computes its
+//! fingerprint and has it planned ([`plan`]); the [`executor`] runs the plan step by step on the elements of its
+//! tensors ([`memory`]).
 
 pub(crate) mod executor;
 pub(crate) mod memory;

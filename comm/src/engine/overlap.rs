@@ -1,21 +1,21 @@
-//! Which tensors lie on the same memory.
+//! Overlap checks: which tensors share memory.
 
 use std::ops::Range;
 use std::ptr;
 
 use candle_core::Tensor;
 
-/// Where the elements of a contiguous tensor lie. To be compared with those of tensors that live at the same time.
+/// Storage and element range of a contiguous tensor. Only spans of tensors that live at the same time may be compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
-    /// Views of one storage have the same.
+    /// Address of the storage, the same for all views of it.
     storage: usize,
     pub(crate) elements: Range<usize>,
 }
 
 impl Span {
     pub(crate) fn of(tensor: &Tensor) -> Self {
-        // Two guards at a time could wait for a writer that waits for the first of them.
+        // One guard at a time: with two, the second could wait for a writer that waits for the first.
         let (storage, layout) = tensor.storage_and_layout();
         let start = layout.start_offset();
         let elements = start..start + layout.shape().elem_count();
@@ -41,16 +41,17 @@ impl Span {
     }
 }
 
-/// A tensor's number, where it lies, and whether it is written.
+/// Number of a tensor, its span, and whether it is written.
 type Entry = (usize, Span, bool);
 
-/// The numbers of two tensors that overlap, and of which one at least is written, as the second of each pair says.
+/// Returns the numbers of two tensors that overlap and of which at least one is written, if there are any. Each tensor
+/// is given with whether it is written.
 pub(crate) fn clash<'a>(tensors: impl Iterator<Item = (&'a Tensor, bool)>) -> Option<(usize, usize)> {
     let numbered = tensors.enumerate().filter(|(_, (tensor, _))| tensor.elem_count() > 0);
     let mut entries: Vec<Entry> =
         numbered.map(|(number, (tensor, writes))| (number, Span::of(tensor), writes)).collect();
     entries.sort_unstable_by_key(|(_, span, _)| span.begin());
-    // Of those before, which begin no later, the one that reaches furthest.
+    // Of the earlier entries, which begin no later, the one that ends last: of all, and of those written.
     let (mut of_all, mut of_written) = (None::<&Entry>, None::<&Entry>);
     for entry in &entries {
         let (number, span, writes) = entry;
@@ -88,7 +89,7 @@ mod tests {
         assert!(!Span::of(&other).overlaps(&view(0, 10)) && !Span::of(&other).shares_storage(&view(0, 1)));
     }
 
-    /// Against a comparison of all pairs.
+    /// Compared with a check of all pairs.
     #[test]
     fn what_is_written_clashes_with_all_that_it_overlaps() {
         let storages = [0, 1].map(|_| Tensor::zeros(12, DType::F32, &Device::Cpu).unwrap());

@@ -1,4 +1,4 @@
-//! What a rank does for an operation: on which buffer, by which schedule.
+//! Plans: the buffer and the schedule with which a rank runs an operation.
 
 mod halves;
 
@@ -13,10 +13,10 @@ use crate::{Operation, ReduceOp, Result, Topology, algorithm};
 pub(crate) struct Plan<'a> {
     pub(crate) memory: Memory<'a>,
     pub(crate) schedule: Schedule,
-    /// The elements that the schedule counts.
+    /// Type of the elements in which the schedule counts.
     pub(crate) dtype: DType,
     pub(crate) op: ReduceOp,
-    /// What any two ranks must agree on beside the fingerprint, by peer.
+    /// Digests, by peer, of what a pair of ranks must agree on beyond the fingerprint. Empty if there is nothing.
     pub(crate) pairs: Vec<u64>,
 }
 
@@ -34,7 +34,7 @@ impl<'t> Planner<'t> {
         Self { rank, world_size: topology.world_size(), topology }
     }
 
-    /// A plan for an operation that was found to have no mistakes.
+    /// Plans an operation that has been validated.
     pub(crate) fn plan<'a>(&self, operation: &'a Operation) -> Result<Plan<'a>> {
         Ok(match operation {
             Operation::AllReduce { tensor, op } => self.all_reduce(std::slice::from_ref(tensor), *op)?,
@@ -66,12 +66,12 @@ impl<'t> Planner<'t> {
             }
             Operation::AllReduceCoalesced { tensors, op } => self.all_reduce(tensors, *op)?,
             Operation::BroadcastCoalesced { tensors, root } => {
-                // Of several dtypes maybe: as bytes.
+                // They may differ in dtype, so they are sent as bytes.
                 let memory = tensors.iter().fold(Memory::default(), Memory::tensor);
                 let schedule = algorithm::broadcast(self.rank, self.world_size, memory.len(), 1, *root);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Sum, pairs: Vec::new() }
             }
-            // Messages need no plan.
+            // Point-to-point messages need no plan.
             Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. } => Plan {
                 memory: Memory::default(),
                 schedule: Schedule::default(),
@@ -82,7 +82,7 @@ impl<'t> Planner<'t> {
         })
     }
 
-    /// All tensors as one, without a copy of them.
+    /// All-reduces the tensors as one, without copying them together.
     fn all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Result<Plan<'a>> {
         if let Some(plan) = self.halves_all_reduce(tensors, op) {
             return Ok(plan);
@@ -158,7 +158,7 @@ impl<'t> Planner<'t> {
         Plan { pairs: pairs(self.rank, &outgoing, &incoming), ..plan }
     }
 
-    /// Equal parts of so many elements, unless there are counts.
+    /// Returns the parts of `whole` elements: equal ones, unless there are counts.
     fn parts(&self, whole: usize, counts: &Counts) -> Parts {
         match counts {
             Some(counts) => Parts::uneven(counts),
@@ -177,28 +177,29 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// f16 and bf16 are summed in f32.
+/// f16 and bf16 are reduced in f32.
 fn widened(dtype: DType) -> DType {
     if storage::is_half(dtype) { DType::F32 } else { dtype }
 }
 
-/// Appends a tensor that sums are written to.
+/// Appends a tensor to which reductions are written.
 fn summed<'a>(memory: Memory<'a>, tensor: &'a Tensor) -> Result<Memory<'a>> {
     if storage::is_half(tensor.dtype()) { memory.wide(tensor, true) } else { Ok(memory.tensor(tensor)) }
 }
 
-/// A tensor whose elements are summed, and that is not written to.
+/// Returns the memory of a tensor whose elements are reduced, and which is not written to.
 fn own_input(tensor: &Tensor) -> Result<Memory<'_>> {
     let memory = Memory::default();
     if storage::is_half(tensor.dtype()) { memory.wide(tensor, false) } else { Ok(memory.tensor(tensor)) }
 }
 
-/// A copy to sum in.
+/// Returns a copy of a tensor in which to reduce.
 fn own_copy(tensor: &Tensor) -> Result<Memory<'_>> {
     if storage::is_half(tensor.dtype()) { own_input(tensor) } else { Memory::default().copy_of(tensor) }
 }
 
-/// For each peer, what goes from the lower to the higher of the two ranks and back: the same on both.
+/// Returns, for each peer, a digest of the element counts sent from the lower to the higher rank and back: the same on
+/// both ranks.
 fn pairs(rank: usize, outgoing: &Parts, incoming: &Parts) -> Vec<u64> {
     let pair = |peer: usize| {
         let (out, back) = (outgoing.of(peer).len(), incoming.of(peer).len());

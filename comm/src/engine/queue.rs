@@ -1,4 +1,5 @@
-//! The queue of a communicator: operations run one at a time and in order, on its own thread or on that of whoever waits.
+//! Operation queue of a communicator: operations run one at a time and in order, on the communicator's own thread or on
+//! a thread that waits for a result.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,7 +15,8 @@ use crate::blame::supervisor::Supervisor;
 use crate::engine::runner::Run;
 use crate::{Error, Operation, Result, Stats};
 
-/// Runs what is submitted. Dropping it finishes what is queued, as far as the other ranks do their part; the rest is aborted.
+/// Runs submitted operations. Dropping it finishes the queued ones, as far as the other ranks take part in them; the
+/// rest is aborted.
 pub(crate) struct Engine {
     shared: Arc<QueueState>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -22,7 +24,7 @@ pub(crate) struct Engine {
     world_size: usize,
 }
 
-/// The result of one operation, some day.
+/// The pending result of one operation.
 pub(crate) struct Ticket {
     shared: Arc<QueueState>,
     result: Mutex<Option<Result<()>>>,
@@ -30,13 +32,13 @@ pub(crate) struct Ticket {
 
 struct QueueState {
     queue: Mutex<Queue>,
-    /// For those who wait for a result.
+    /// Wakes threads that wait for a result.
     settled: Condvar,
-    /// For the communicator's own thread.
+    /// Wakes the communicator's own thread.
     submitted: Condvar,
     /// Locked while an operation runs.
     runner: Mutex<Box<dyn Run>>,
-    /// The runner's, as they were after the last operation.
+    /// The runner's statistics after the last operation.
     stats: Mutex<Stats>,
     supervisor: Arc<dyn Supervisor>,
     ending: Arc<Ending>,
@@ -52,7 +54,7 @@ struct Job {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Some thread runs an operation.
+    /// Whether some thread is running an operation.
     running: bool,
     waiters: usize,
     closing: bool,
@@ -86,7 +88,7 @@ impl Engine {
             let shared = self.shared.clone();
             let name = "comm".to_string();
             let started = std::thread::Builder::new().name(name).spawn(move || shared.serve());
-            // Without a thread of its own, the operation runs when somebody waits for it.
+            // Without that thread, the operation runs when somebody waits for it.
             *thread = started.inspect_err(|reason| tracing::warn!("cannot start a thread: {reason}")).ok();
         }
         drop(thread);
@@ -94,19 +96,19 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Runs an operation after those queued, on this thread where no other is at it.
+    /// Runs an operation after those queued: on this thread, unless another one is already running operations.
     pub(crate) fn run(&self, operation: Operation) -> Result<()> {
         self.enqueue(operation)?.wait()
     }
 
-    /// Ends what is under way and what is queued with an error; nothing can be run any more.
+    /// Aborts the running operation and the queued ones; later ones return an error.
     pub(crate) fn abort(&self) {
         let aborted = Error::Aborted { operation: "the group".into() };
         lock(&self.shared.failed).get_or_insert(aborted);
         self.shared.ending.abort();
     }
 
-    /// Finishes what is queued; true where the group has not failed.
+    /// Finishes the queued operations. Returns whether the group has not failed.
     pub(crate) fn close(self) -> bool {
         let shared = self.shared.clone();
         drop(self);
@@ -119,13 +121,13 @@ impl Engine {
 
     fn enqueue(&self, operation: Operation) -> Result<Arc<Ticket>> {
         operation.validate(self.rank, self.world_size)?;
-        // What is queued must not keep a graph: one of `autograd` has this very communicator in it, which would then be closed by
-        // the thread that drops the operation, its own.
+        // A queued operation must not keep an autograd graph alive: a graph of `autograd` contains this communicator,
+        // which would then be closed by the thread that drops the operation, its own.
         let operation = operation.detached();
         let before = Before::of(&operation)?;
         let ticket = Arc::new(Ticket { shared: self.shared.clone(), result: Mutex::default() });
         let mut queue = lock(&self.shared.queue);
-        // Where the group has failed and others are before this one, the first of them is to say so.
+        // If the group has failed and other operations are before this one, the first of them is to report the failure.
         if queue.running || !queue.jobs.is_empty() {
             self.shared.check_known()?;
         } else {
@@ -146,7 +148,8 @@ impl Drop for Engine {
             // The thread itself never panics: operations are caught.
             let _ = thread.join();
         }
-        // Whoever waits for a `Work` may be at it, and without a thread nobody was.
+        // A thread that waits for a `Work` may be running an operation; and if no thread was started, operations may
+        // still be queued.
         let mut queue = lock(&self.shared.queue);
         loop {
             queue = match self.shared.run_next(queue) {
@@ -179,21 +182,21 @@ impl Ticket {
 }
 
 impl QueueState {
-    /// The life of the communicator's own thread.
+    /// Body of the communicator's own thread.
     fn serve(&self) {
         let mut queue = lock(&self.queue);
         loop {
             queue = match self.run_next(queue) {
                 Ok(queue) => queue,
                 Err(queue) if queue.closing && queue.jobs.is_empty() => return,
-                // Another thread runs an operation: it is told of when that is done.
+                // Another thread is running an operation, and signals `settled` when it is done.
                 Err(queue) if queue.running => self.wait_for_others(queue),
                 Err(queue) => self.submitted.wait(queue).unwrap_or_else(PoisonError::into_inner),
             };
         }
     }
 
-    /// Sleeps until the operation that another thread runs is done.
+    /// Sleeps until another thread has finished its operation.
     fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         queue.waiters += 1;
         let mut queue = self.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -201,7 +204,7 @@ impl QueueState {
         queue
     }
 
-    /// Runs the next operation, if there is one and no other is running; `Err` gives the queue back where nothing was done.
+    /// Runs the next operation, if there is one and no other is running. Returns the queue as `Err` if nothing was run.
     fn run_next<'a>(
         &'a self,
         mut queue: MutexGuard<'a, Queue>,
@@ -213,7 +216,7 @@ impl QueueState {
         queue.running = true;
         drop(queue);
         let result = self.execute(&operation, &before);
-        // Its tensors are free before anybody hears that it is done.
+        // Frees the tensors before anybody learns that the operation is done.
         drop(operation);
         *lock(&ticket.result) = Some(result);
         let mut queue = lock(&self.queue);
@@ -235,27 +238,27 @@ impl QueueState {
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
             Err(Error::system(operation.name(), "a bug in Girandole: the operation panicked"))
         });
-        // Some ranks may have done their part: the group is of no use any more, whatever the reason. Another thread may
-        // have found it failed already; then that is what all are told.
+        // Some ranks may have finished the operation, so the group can no longer be used, whatever the reason. If
+        // another thread has recorded a failure already, all operations return that one.
         result.map_err(|error| match (self.fail(error.clone()), error) {
             (Error::Aborted { .. }, error @ Error::Aborted { .. }) => error,
             (first, _) => first,
         })
     }
 
-    /// The group has failed. Gives what all are told: the first cause.
+    /// Records that the group has failed. Returns the first failure, which all operations return.
     fn fail(&self, error: Error) -> Error {
         let first = lock(&self.failed).get_or_insert(error).clone();
         causes::remember(&first);
         first
     }
 
-    /// What an operation has ended with for which the group had failed.
+    /// Returns the error with which an earlier operation has ended the group, if any.
     fn check_known(&self) -> Result<()> {
         lock(&self.failed).clone().map_or(Ok(()), Err)
     }
 
-    /// The first cause, where the group has failed. Called while no operation runs.
+    /// Returns the first failure, if the group has failed. Called while no operation runs.
     fn check(&self, operation: &Operation) -> Result<()> {
         self.check_known()?;
         let Some(cause) = self.supervisor.failure() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Runs operations: gives each its fingerprint, and has the executor carry out its plan.
+//! Operation runner: computes the fingerprint of each operation, plans it, and has the executor run the plan.
 
 mod carried;
 
@@ -19,13 +19,13 @@ use crate::transport::carrier::Carrier;
 use crate::transport::links::Links;
 use crate::{Error, Message, Operation, Result, Stats, Topology};
 
-/// Runs operations one after the other, on whatever thread calls it.
+/// Runs operations one after the other, on the calling thread.
 pub(crate) trait Run: Send {
     fn run(&mut self, operation: &Operation, before: &Before) -> Result<()>;
-    /// The operation as errors name it, were it the next one to run.
+    /// Describes the operation as errors would if it were the next one to run.
     fn describe(&self, operation: &Operation) -> String;
     fn stats(&self) -> Stats;
-    /// What tells the operation under way that its communicator ends.
+    /// Returns the flags that end the running operation when the communicator ends.
     fn ending(&self) -> Arc<Ending>;
 }
 
@@ -35,9 +35,9 @@ pub(crate) struct Runner<L> {
     executor: Executor<L>,
     carrier: Option<Box<dyn Carrier>>,
     supervisor: Arc<dyn Supervisor>,
-    /// Collectives so far.
+    /// Number of collectives so far.
     sequence: u64,
-    /// Messages so far, to and from each rank.
+    /// Numbers of point-to-point messages so far, to and from each rank.
     sent: Vec<u64>,
     received: Vec<u64>,
     stats: Stats,
@@ -52,7 +52,7 @@ impl<L: Links> Runner<L> {
         Self { rank, topology, executor, carrier, supervisor, sequence: 0, sent, received, stats }
     }
 
-    /// Has `carrier` move the data of the operations that it takes.
+    /// Sets the carrier, which moves the data of the operations that it accepts.
     pub(crate) fn carried_by(mut self, carrier: Option<Box<dyn Carrier>>) -> Self {
         self.executor.pump(carrier.as_ref().and_then(|carrier| carrier.pump()));
         Self { carrier, ..self }
@@ -62,13 +62,13 @@ impl<L: Links> Runner<L> {
         self.supervisor.members()
     }
 
-    /// For the next collective.
+    /// Returns the fingerprint of the next collective.
     fn fingerprint(&self, operation: &Operation) -> Fingerprint {
         let sequence = self.sequence + 1;
         let call = |kind: Kind, tensor: &Tensor| {
             Fingerprint::new(kind, sequence).tensor(tensor.dtype(), tensor.elem_count())
         };
-        // Errors name the ranks of the whole job.
+        // Errors name ranks by their numbers in the whole job.
         let world = |root: &usize| self.members().world_rank(*root);
         match operation {
             Operation::AllReduce { tensor, op } => call(Kind::AllReduce, tensor).reduce(*op),
@@ -89,7 +89,7 @@ impl<L: Links> Runner<L> {
             Operation::AllToAll { input, input_counts: None, output_counts: None, .. } => {
                 call(Kind::AllToAll, input)
             }
-            // How much goes where, only the two ranks know that it concerns: see `Plan::pairs`.
+            // The counts of a pair are known to these two ranks only: see `Plan::pairs`.
             Operation::AllToAll { input, .. } => call(Kind::AllToAll, input).tensor(input.dtype(), 0),
             Operation::AllReduceCoalesced { tensors, op } => {
                 coalesced(Fingerprint::new(Kind::AllReduce, sequence).reduce(*op), tensors)
@@ -101,7 +101,7 @@ impl<L: Links> Runner<L> {
         }
     }
 
-    /// For the next message to or from a rank.
+    /// Returns the fingerprint of the next message to or from a rank.
     fn message(&self, peer: usize, outgoing: bool, tensor: &Tensor) -> Fingerprint {
         let (counters, sender) = if outgoing { (&self.sent, self.rank) } else { (&self.received, peer) };
         let call =
@@ -109,7 +109,7 @@ impl<L: Links> Runner<L> {
         call.tensor(tensor.dtype(), tensor.elem_count())
     }
 
-    /// Counts a message to or from a rank.
+    /// Counts a message to or from a rank, and returns its description.
     fn parcel(&mut self, peer: usize, outgoing: bool, tensor: &Tensor, start: usize) -> Parcel {
         let fingerprint = self.message(peer, outgoing, tensor);
         let counters = if outgoing { &mut self.sent } else { &mut self.received };
@@ -118,7 +118,7 @@ impl<L: Links> Runner<L> {
         Parcel { peer, outgoing, fingerprint, range: start..start + bytes }
     }
 
-    /// The messages that an operation consists of, and their tensors; none for a collective.
+    /// Returns the messages that an operation consists of, and their tensors; `None` for a collective.
     fn messages<'a>(&mut self, operation: &'a Operation) -> Option<(Vec<Parcel>, Memory<'a>)> {
         match operation {
             Operation::Send { tensor, to } => {
@@ -161,7 +161,7 @@ impl<L: Links> Runner<L> {
         let plan = Planner::new(self.rank, &self.topology).plan(operation)?;
         let Plan { mut memory, schedule, dtype, op, pairs } = plan;
         let task = Task { fingerprint, pairs: &pairs, op, dtype };
-        // In the middle of a collective, words would be taken for data.
+        // In the middle of a collective, a failure report would be taken for data, so it is sent to no rank.
         self.executor
             .run(&task, &schedule, &mut memory)
             .inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))?;
@@ -169,7 +169,7 @@ impl<L: Links> Runner<L> {
     }
 }
 
-/// The elements of all parts, where they are uneven, in place of those of one.
+/// For uneven parts, uses the element count of all parts instead of that of one, and adds a digest of the counts.
 fn divided(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
     match counts {
         None => call,
@@ -177,7 +177,7 @@ fn divided(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
     }
 }
 
-/// The elements of all tensors, and how many each of them has, of which dtype.
+/// Uses the element count of all tensors, and adds a digest of their dtypes and element counts.
 fn coalesced(call: Fingerprint, tensors: &[Tensor]) -> Fingerprint {
     let elements = tensors.iter().map(Tensor::elem_count).sum();
     let sizes =
@@ -196,7 +196,7 @@ impl<L: Links> Run for Runner<L> {
         let _entered = span.enter();
         let began = Instant::now();
         let result = self.execute(operation, before);
-        // What it has aborted, this rank has not taken part in.
+        // An aborted call stays open, so that it does not count as one in which this rank has taken part.
         if !matches!(result, Err(Error::Aborted { .. })) {
             self.supervisor.end();
         }

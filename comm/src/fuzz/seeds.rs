@@ -1,4 +1,4 @@
-//! Goes through the seeds of `fuzz/`, and through changes of them.
+//! Runs the fuzz targets on the seeds in `fuzz/`, and on random changes of them.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestRunner;
 
-/// The name of a folder, and what is to take what is in it.
+/// The name of a folder of seeds, and the function to run on each of them.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 fn seeds(target: &str) -> Vec<Vec<u8>> {

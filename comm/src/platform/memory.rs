@@ -1,8 +1,9 @@
-//! How much memory this process has held, and how much there is.
+//! Memory use of this process, and memory of the machine.
 
 use super::system::memory;
 
-/// The most memory that this process has held at once (its peak resident set), in bytes, where the system tells it.
+/// Returns the most memory that this process has held at once (its peak resident set), in bytes; None where the system
+/// does not report it.
 ///
 /// ```
 /// assert!(comm::peak_rss_bytes() > Some(100_000));
@@ -11,7 +12,7 @@ pub fn peak_rss_bytes() -> Option<u64> {
     memory::peak_rss_bytes()
 }
 
-/// Lets [`peak_rss_bytes`] begin anew from what the process holds now; false where the system cannot. Linux can.
+/// Resets [`peak_rss_bytes`] to what the process holds now. Returns false where the system cannot; Linux can.
 ///
 /// ```
 /// let known = comm::peak_rss_bytes();
@@ -21,7 +22,7 @@ pub fn reset_peak_rss() -> bool {
     memory::reset_peak_rss()
 }
 
-/// The memory of this machine, in bytes, where the system tells it.
+/// Returns the memory of this machine, in bytes; None where the system does not report it.
 ///
 /// ```
 /// assert!(comm::total_memory_bytes() > comm::peak_rss_bytes());
@@ -30,8 +31,8 @@ pub fn total_memory_bytes() -> Option<u64> {
     memory::total_memory_bytes()
 }
 
-/// Bytes of memory that new processes can have without others being pushed out; where the system does not tell it, all that this machine
-/// has.
+/// Returns the bytes of memory that new processes can use without swapping; where the system does not report that, all
+/// memory of this machine.
 ///
 /// ```
 /// assert!(comm::available_memory_bytes() <= comm::total_memory_bytes());

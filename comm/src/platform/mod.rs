@@ -1,8 +1,8 @@
-//! What operating systems do differently, behind functions that mean the same on all of them.
+//! Differences between operating systems, behind functions that mean the same on all of them.
 //!
-//! There are two ways: `linux`, and `portable`, which is what macOS takes and needs little beside POSIX.
-//! `RUSTFLAGS="--cfg portable"` makes a build for Linux take the portable way, too, so that it is tested
-//! (`scripts/test-portable.sh`). Both ways have the same modules, and these the same functions.
+//! There are two implementations: `linux`, and `portable`, which is used on macOS and needs little beyond POSIX.
+//! `RUSTFLAGS="--cfg portable"` makes a build for Linux use `portable` as well, so that it is tested
+//! (`scripts/test-portable.sh`). Both have the same modules with the same functions.
 
 #[cfg(all(target_os = "linux", not(portable)))]
 mod linux;

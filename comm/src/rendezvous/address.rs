@@ -1,4 +1,4 @@
-//! Hosts and ports, as text.
+//! Host names and ports in text form: formatting and checks.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ impl fmt::Display for HostPort<'_> {
     }
 }
 
-/// Digits only, where `u16::from_str` would take a sign as well.
+/// Parses a port from 1 to 65535. Accepts digits only, where `u16::from_str` would accept a sign as well.
 pub(crate) fn parse_port(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|&port| digits && port != 0)

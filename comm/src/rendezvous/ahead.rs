@@ -1,4 +1,4 @@
-//! What the ranks of a job will find, looked at by the process that starts them.
+//! Checks that a launcher makes before it starts ranks: their environment variables, listener and meeting point.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -7,8 +7,9 @@ use crate::rendezvous::meeting::meeting_point::try_out;
 use crate::{InitMethod, Result, TcpConfig};
 
 impl TcpConfig {
-    /// Checks, before any work, what the ranks will find that this process is about to start on this host: the variables that they
-    /// read, and whether rank 0 can listen and, unless it is to be at `env://`, open its meeting point, which is closed again.
+    /// Checks, before any work, what the ranks will use that this process is about to start on this host: the environment
+    /// variables that they read, and whether rank 0 can listen and open its meeting point. The meeting point is closed
+    /// again, and is not opened for `env://`. With one rank only the variables are checked.
     ///
     /// # Errors
     /// As [`TcpConfig::from_env_at`]; [`Error::Listen`](crate::Error::Listen).
@@ -26,7 +27,7 @@ impl TcpConfig {
     ) -> Result<()> {
         let given = init_method.map(|method| OsString::from(method.to_string()));
         let lookup = |name: &str| match name {
-            // As `launch` tells them.
+            // The values that `launch` sets for its ranks.
             "RANK" => Some("0".into()),
             "WORLD_SIZE" => Some(world_size.to_string().into()),
             "MASTER_ADDR" => Some("127.0.0.1".into()),

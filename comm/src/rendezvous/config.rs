@@ -1,4 +1,4 @@
-//! What a rank must know to join its group over TCP.
+//! Configuration with which a rank joins its group over TCP.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,10 +10,10 @@ use crate::{Elastic, Error, InitMethod, Result, Secret, Tls, Transport};
 
 /// Rank 0 holds a control connection to every other rank.
 const MAX_WORLD_SIZE: usize = 4096;
-/// Longer than any run; keeps the arithmetic on points in time within its bounds.
+/// Longer than any run; keeps arithmetic with [`Instant`] within its range.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What a rank must know to join its group over TCP.
+/// Configuration with which a rank joins its group over TCP.
 ///
 /// ```
 /// use comm::{InitMethod, TcpConfig};
@@ -38,29 +38,29 @@ pub struct TcpConfig {
     /// The address on which this rank listens for the others. Default 127.0.0.1, which only ranks of the same host can
     /// reach. With ranks on several hosts: this host's address in the network that connects them.
     pub bind: IpAddr,
-    /// How long meeting, and later each operation, may take as a whole, waiting for other ranks included. Default 300 s; more
-    /// than a year counts as a year.
+    /// Time limit for the rendezvous as a whole, and later for each operation as a whole, including the time spent
+    /// waiting for other ranks. Default 300 s; more than a year counts as a year.
     ///
-    /// An operation that moves much data may take longer, as long as it is moving: time in which a rank sends and receives at
-    /// least 1 MiB a second does not count, and below that each MiB counts as one second less. So a slow network ends no
-    /// operation that goes on at a steady pace, and a rank that sends a byte now and then holds the others for no longer
-    /// than one that sends nothing. What NCCL and MPI move is not seen until it has come: there the time-out is
-    /// that of the whole operation, whatever it moves.
+    /// An operation that moves much data may take longer, as long as data is moving: time in which a rank sends and
+    /// receives at least 1 MiB a second does not count, and below that rate each MiB counts as one second less. So a slow
+    /// but steady network makes no operation fail, and a rank that sends a byte now and then holds the others up no
+    /// longer than one that sends nothing. With NCCL and MPI, progress is not visible before an operation completes:
+    /// there the time-out is that of the whole operation, whatever it moves.
     pub timeout: Duration,
-    /// How long to wait before a warning says for whom, counted as the time-out is. Default 30 s.
+    /// How long to wait before a warning names the ranks that are waited for, counted like `timeout`. Default 30 s.
     pub slow_warning: Duration,
-    /// What the ranks prove to each other. Without one (the default) every user of this host may join, and addresses
-    /// other than loopback are refused.
+    /// Secret that the ranks prove to each other that they hold. Without one (the default) every user of this host may
+    /// join, and addresses other than loopback are refused.
     pub secret: Option<Secret>,
     /// What carries the data between ranks. Default [`Transport::Auto`].
     pub transport: Transport,
     /// Which TCP connections are encrypted; the same on every rank. The keys come from the secret, so there must be one.
     /// Default [`Tls::Off`].
     pub tls: Tls,
-    /// A name that keeps apart jobs with the same secret, or with none. Default empty.
+    /// Name that distinguishes jobs with the same secret, or with none. Default empty.
     pub job_id: String,
-    /// Whether the group may change while it runs ([`ElasticGroup::shrink`](crate::ElasticGroup::shrink)), the same on every
-    /// rank. Default: `None`, it stays as it is.
+    /// Whether the group may change while it runs ([`ElasticGroup::shrink`](crate::ElasticGroup::shrink)), the same on
+    /// every rank. Default: `None`, it does not change.
     pub elastic: Option<Elastic>,
 }
 
@@ -83,16 +83,17 @@ impl Default for TcpConfig {
 }
 
 impl TcpConfig {
-    /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
-    /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
-    /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
-    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]);
-    /// `GIRANDOLE_ELASTIC` (1: the group may change), `GIRANDOLE_ELASTIC_FILE`, `GIRANDOLE_ELASTIC_ENDED` and `GIRANDOLE_NEWCOMER` (1; see
-    /// [`Elastic`]).
+    /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of
+    /// its store), unless `GIRANDOLE_INIT_METHOD` is something other than `env://`; and these variables, all optional:
+    /// `GIRANDOLE_SECRET` (64 hexadecimal digits) or `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP
+    /// address), `GIRANDOLE_TIMEOUT` (seconds), `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]),
+    /// `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]), `GIRANDOLE_ELASTIC` (1: the group may change),
+    /// `GIRANDOLE_ELASTIC_FILE`, `GIRANDOLE_ELASTIC_ENDED` and `GIRANDOLE_NEWCOMER` (1; see [`Elastic`]).
     ///
-    /// Where `RANK` and `WORLD_SIZE` are not set, rank and world size are those that Slurm, Open MPI, MPICH or Kubeflow tell (see
-    /// [`Place::from_env`](crate::Place::from_env)); so is the meeting place, if `MASTER_ADDR` or `MASTER_PORT` is not set. A
-    /// rank that finds the others on another host then listens on the address with which it goes there.
+    /// Where `RANK` and `WORLD_SIZE` are not set, and in any Kubeflow pod that is a rank without a launcher, rank and
+    /// world size come from the variables of Slurm, Open MPI, MPICH or Kubeflow (see
+    /// [`Place::from_env`](crate::Place::from_env)); so does the meeting point, if `MASTER_ADDR` or `MASTER_PORT` is not
+    /// set. Unless `GIRANDOLE_BIND` is set, such a rank listens on the address from which it reaches the host of rank 0.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
@@ -100,9 +101,9 @@ impl TcpConfig {
         Self::from_env_at(None, None)
     }
 
-    /// As [`TcpConfig::from_env`], with the ranks' meeting place or their time-out given, whatever `GIRANDOLE_INIT_METHOD` and
-    /// `GIRANDOLE_TIMEOUT` say. Looking for the host of rank 0, where a scheduler tells its name, takes no longer than the
-    /// time-out.
+    /// As [`TcpConfig::from_env`], with the init method or the time-out given by the caller, which override
+    /// `GIRANDOLE_INIT_METHOD` and `GIRANDOLE_TIMEOUT`. Resolving the host of rank 0, where a scheduler names it, takes
+    /// no longer than the time-out.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
@@ -115,7 +116,7 @@ impl TcpConfig {
         Self::from_lookup(&lookup, timeout)
     }
 
-    /// As [`TcpConfig::from_env`], for a rank whose place, meeting point and secret come from elsewhere.
+    /// As [`TcpConfig::from_env`], for a process whose rank, world size, meeting point and secret come from elsewhere.
     #[cfg(feature = "mpi")]
     pub(crate) fn from_env_as(rank: usize, world_size: usize) -> Result<Self> {
         let lookup = |name: &str| match name {
@@ -128,7 +129,7 @@ impl TcpConfig {
         Self::from_lookup(&lookup, None)
     }
 
-    /// `timeout`: in the place of the variable's.
+    /// Reads variables through `lookup`. `timeout` overrides `GIRANDOLE_TIMEOUT`.
     pub(super) fn from_lookup(
         lookup: &dyn Fn(&str) -> Option<OsString>,
         timeout: Option<Duration>,
@@ -183,7 +184,8 @@ impl TcpConfig {
         Ok(config)
     }
 
-    /// Goes where the scheduler says, and listens where the others reach this host from there.
+    /// Takes the meeting point from the scheduler, and listens on the address at which ranks that know it reach this
+    /// host.
     fn meet_as_told(&mut self, env: &Variables<'_>, found: &Found) -> Result<()> {
         if self.init_method == InitMethod::Env {
             let (host, port) = found.master(env)?;
@@ -200,7 +202,7 @@ impl TcpConfig {
         Ok(())
     }
 
-    /// Checks what can be checked without asking the system.
+    /// Checks what can be checked without system calls.
     pub(crate) fn validate(&self) -> Result<()> {
         let Self { rank, world_size, .. } = *self;
         if world_size == 0 || world_size > MAX_WORLD_SIZE {
@@ -228,7 +230,7 @@ impl TcpConfig {
         Ok(())
     }
 
-    /// The time-out, short enough to be added to any point in time.
+    /// Returns the time-out, capped so that it can be added to any [`Instant`].
     pub(crate) fn bounded_timeout(&self) -> Duration {
         self.timeout.min(MAX_TIMEOUT)
     }
@@ -244,19 +246,20 @@ impl Secret {
     }
 }
 
-/// Where `env://` meets: `MASTER_ADDR` and `MASTER_PORT`.
+/// Returns the meeting point of `env://`: `MASTER_ADDR` and `MASTER_PORT`.
 pub(crate) fn master_from_env() -> Result<(String, u16)> {
     Variables(&|name| std::env::var_os(name)).master()
 }
 
-/// Where `torchrun` keeps a store for its ranks at `MASTER_PORT`: the key under which rank 0 tells where it listens.
+/// Returns the key under which rank 0 publishes its address, where `torchrun` keeps a store for its ranks at
+/// `MASTER_PORT`; else `None`.
 pub(crate) fn agent_store_from_env() -> Option<String> {
     let value = |name| std::env::var(name).unwrap_or_default();
     let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GIRANDOLE_JOB_ID"].map(value);
     (value("TORCHELASTIC_USE_AGENT_STORE") == "True").then(|| format!("girandole/{}", names.join("/")))
 }
 
-/// Whether and how the group may change.
+/// Reads whether and how the group may change.
 fn elastic(env: &Variables<'_>) -> Result<Option<Elastic>> {
     let is_on = |name: &str| match env.text(name)?.as_deref() {
         None | Some("0") => Ok(false),
@@ -279,7 +282,7 @@ fn give(what: &str) -> String {
     format!("give {what}")
 }
 
-/// The same error, of the variable that held the value.
+/// Renames the argument in an error to the variable that held the value.
 fn named(error: Error, name: &str) -> Error {
     match error {
         Error::InvalidArgument { got, help, .. } => Error::invalid(name, got, help),
@@ -287,7 +290,7 @@ fn named(error: Error, name: &str) -> Error {
     }
 }
 
-/// Why no rank can be reached at this address.
+/// Returns why no rank can be reached at this address; `None` where one can.
 fn no_hosts_address(ip: IpAddr) -> Option<&'static str> {
     match ip {
         _ if ip.is_multicast() => Some("it is the address of a multicast group"),

@@ -1,22 +1,23 @@
-//! How a group may change while it runs.
+//! Configuration of elastic groups, whose ranks may change while they run.
 
 use std::path::PathBuf;
 
 /// How a group may change while it runs: [`TcpConfig::elastic`](crate::TcpConfig::elastic).
 ///
-/// Each rank then listens at one more address, at which the others find it again. On a host with several addresses
-/// [`TcpConfig::bind`](crate::TcpConfig::bind) must name one.
+/// Each rank then keeps one more listener, at which the others find it to form a new group.
+/// [`TcpConfig::bind`](crate::TcpConfig::bind) must be one specific address of the host, not all of them (0.0.0.0).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Elastic {
-    /// A file that the first rank writes, and whoever takes its place: where ranks that come later find the group. It belongs
-    /// to its owner alone. Default: `None`, and nobody comes later.
+    /// File in which newcomers find the group. It is written by rank 0, and by the rank that takes its place, and is
+    /// accessible to its owner only. Default: `None`, no newcomers.
     pub file: Option<PathBuf>,
-    /// A file in which a launcher notes the numbers of ranks whose processes it has seen end, one on each line: whatever cannot
-    /// be reached otherwise counts as alive when the ranks that are left decide whether they are enough. Default: `None`.
+    /// File in which a launcher lists the ranks whose processes it has seen end, one number per line. A rank that is
+    /// merely unreachable counts as alive when the remaining ranks decide whether they are enough to go on. Default:
+    /// `None`.
     pub ended: Option<PathBuf>,
-    /// This process comes later: it waits until the group that the file names lets it in
-    /// ([`ElasticGroup::grow`](crate::ElasticGroup::grow)). [`TcpConfig::rank`](crate::TcpConfig::rank) is then the number by which
-    /// it is told from all others, one that no rank of the job has had, and
-    /// [`TcpConfig::world_size`](crate::TcpConfig::world_size) is of no account. Default: false.
+    /// This process is a newcomer: it waits until the group that `file` names admits it
+    /// ([`ElasticGroup::grow`](crate::ElasticGroup::grow)). [`TcpConfig::rank`](crate::TcpConfig::rank) is then its
+    /// number in the job, one that no rank of the job has had, and
+    /// [`TcpConfig::world_size`](crate::TcpConfig::world_size) is not used. Default: false.
     pub newcomer: bool,
 }

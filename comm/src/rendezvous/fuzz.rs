@@ -1,4 +1,4 @@
-//! What comes over a connection, for [`crate::fuzz`].
+//! Fuzz targets for data that arrives over a connection, for [`crate::fuzz`].
 #![allow(clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -8,8 +8,8 @@ use crate::blame::control;
 use crate::rendezvous::connection::handshake::{self, Credentials};
 use crate::rendezvous::meeting;
 
-/// All four messages of a handshake: with the proofs of somebody who does not have the secret, and with those of one who
-/// has, and sends what no rank sends.
+/// Fuzzes all four messages of a handshake: with the proofs of a peer that does not hold the secret, and with valid
+/// proofs over contents that no rank sends.
 pub fn handshake(data: &[u8]) {
     let secret = Secret::from_hex(&"7b".repeat(32)).unwrap();
     let credentials = Credentials::new(Some(&secret), "fuzz");
@@ -17,12 +17,12 @@ pub fn handshake(data: &[u8]) {
     handshake::fuzz::shake(&credentials, &mut || data.pop_front().unwrap_or_default());
 }
 
-/// The messages between ranks that meet.
+/// Fuzzes the messages of the rendezvous.
 pub fn meeting(data: &[u8]) {
     meeting::fuzz::read(data);
 }
 
-/// The messages between ranks that watch over each other: the same however they are split on their way.
+/// Fuzzes the messages on control connections, which must decode the same however the stream is split.
 pub fn control(data: &[u8]) {
     control::fuzz::hear(data);
 }

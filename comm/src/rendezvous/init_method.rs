@@ -1,4 +1,4 @@
-//! Where the ranks of a job meet.
+//! Init methods: where the ranks of a job meet.
 
 use std::fmt;
 use std::path::PathBuf;

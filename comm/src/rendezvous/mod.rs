@@ -1,5 +1,6 @@
-//! How ranks find each other: what they are told ([`config`], [`launched`], [`scheduler`]), how one proves to another that it is of the
-//! same job ([`connection`]), and how all of them meet, again where a group changes ([`meeting`]).
+//! Rendezvous of a job's ranks: configuration from the environment ([`config`], [`launched`], [`scheduler`]),
+//! authenticated connections ([`connection`]), and the meeting in which ranks form a group, or form it again when it
+//! changes ([`meeting`]).
 
 pub(crate) mod address;
 mod ahead;

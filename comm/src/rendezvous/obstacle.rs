@@ -1,8 +1,8 @@
-//! Why two ranks do not share memory.
+//! Reasons why two ranks do not share memory.
 
 use std::fmt;
 
-/// Why two ranks do not share memory. Its number goes from one to the other.
+/// Why two ranks do not share memory. Ranks send it to each other as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     Unwanted = 1,
@@ -15,7 +15,7 @@ pub(crate) enum Obstacle {
 }
 
 impl Obstacle {
-    /// 0 stands for none.
+    /// Encodes a reason as a byte; 0 stands for `None`.
     pub(crate) fn to_byte(obstacle: Option<Self>) -> u8 {
         obstacle.map_or(0, |obstacle| obstacle as u8)
     }

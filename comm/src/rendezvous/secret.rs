@@ -1,4 +1,4 @@
-//! What tells the ranks of a job from everybody else.
+//! The job's shared secret.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,7 +14,7 @@ const FILE_LIMIT: u64 = 4096;
 
 /// The 32 bytes that every rank of a job knows and nobody else does.
 ///
-/// Pass it on by environment or by a file of mode 0600, never on a command line: those are there for all to read.
+/// Pass it on by environment or by a file of mode 0600, never on a command line, which every user of the host can read.
 ///
 /// ```
 /// use comm::Secret;
@@ -31,7 +31,7 @@ impl Secret {
     /// A new secret from the operating system's random numbers.
     ///
     /// # Errors
-    /// [`Error::System`] where the system has none to give.
+    /// [`Error::System`] where the system provides none.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|reason| Error::system("random numbers for a secret", reason))?;
@@ -73,14 +73,14 @@ impl Secret {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// As a key of HMAC-SHA256: a block of 64 bytes, with zeros at the end.
+    /// Returns the secret as a key of HMAC-SHA256: a block of 64 bytes, padded with zeros.
     pub(crate) fn block(&self) -> [u8; 64] {
         let mut block = [0; 64];
         block[..32].copy_from_slice(&self.0);
         block
     }
 
-    /// The message never repeats what was given: it may be nearly right.
+    /// Parses 64 hexadecimal digits. The error never repeats the input, which may be nearly right.
     pub(crate) fn parse(digits: &str, what: &str) -> Result<Self> {
         let refuse = |got: String| {
             Error::invalid(what, got, "give 64 hexadecimal digits, as `openssl rand -hex 32` makes")

@@ -1,5 +1,5 @@
-//! Where a rank runs, as far as sharing memory goes. Ranks tell each other when they meet, so that all know who shares
-//! memory with whom before any two of them are connected.
+//! Machine, network and user of a rank, which decide whether two ranks can share memory. Ranks exchange them during
+//! rendezvous, so that all know which pairs share memory before any two of them are connected.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -7,26 +7,27 @@ use sha2::{Digest, Sha256};
 use super::obstacle::Obstacle;
 use crate::platform;
 
-/// Where a rank runs, as far as sharing memory goes.
+/// Machine, network and user of a rank, as far as they matter for sharing memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Site {
-    /// One kernel's boot: two ranks that see the same one run on the same machine, whatever they call it.
+    /// Hash of the kernel's boot id: two ranks with the same one run on the same machine, whatever its host name. `None`
+    /// where unknown.
     boot: Option<u64>,
-    /// The network in which unix sockets reach each other; 0 where that cannot be told.
+    /// Network in which unix sockets reach each other; 0 where unknown.
     network: u64,
     user: u32,
-    /// Why this rank shares memory with nobody, as a number; 0 where it does.
+    /// Why this rank shares memory with no other ([`Obstacle`] as a byte); 0 where it can.
     obstacle: u8,
 }
 
-/// What is the same for all ranks of this machine, and for no others.
+/// Returns a hash of the kernel's boot id: the same for all ranks of this machine, and for no others.
 fn boot() -> Option<u64> {
     let hash = Sha256::digest(platform::boot_id()?);
     hash.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
 impl Site {
-    /// Of this process, that shares memory, or cannot or shall not.
+    /// Returns the site of this process; `obstacle` is why it cannot or must not share memory.
     pub(crate) fn own(obstacle: Option<Obstacle>) -> Self {
         let (boot, network) = (boot(), platform::network());
         let missing = boot.is_none().then_some(Obstacle::Unsupported);
@@ -34,20 +35,21 @@ impl Site {
         Self { boot, network, user: rustix::process::geteuid().as_raw(), obstacle }
     }
 
-    /// Whether both are on one machine, where that can be told.
+    /// Returns whether both ranks are known to run on the same machine.
     pub(crate) fn is_at(&self, other: &Self) -> bool {
         self.boot.is_some() && self.boot == other.boot
     }
 
-    /// Whether two ranks reach each other without leaving their machine, by loopback if not by shared memory. Containers with
-    /// networks of their own count as hosts.
+    /// Returns whether two ranks reach each other without leaving their machine, over loopback if not through shared
+    /// memory. Containers with networks of their own count as separate hosts.
     pub(crate) fn is_near(&self, other: &Self) -> bool {
         self.is_at(other) && self.network == other.network
     }
 
-    /// What keeps two ranks from sharing memory, as far as they can tell without trying; the same from both sides.
+    /// Returns what keeps two ranks from sharing memory, as far as that is known without trying; the same from both
+    /// sides.
     pub(crate) fn obstacle_to(&self, other: &Self) -> Option<Obstacle> {
-        // Where neither is willing, both name the same reason.
+        // Where both have a reason, both sides choose the same one.
         let reasons = [self.obstacle, other.obstacle].into_iter().filter(|reason| *reason != 0);
         let unwilling = reasons.min().and_then(Obstacle::from_byte);
         let separate = match () {
@@ -62,7 +64,7 @@ impl Site {
 
 #[cfg(test)]
 impl Site {
-    /// One that takes as much room as any.
+    /// A site whose serialized form is as long as any.
     pub(crate) fn longest() -> Self {
         Self { boot: Some(u64::MAX), network: u64::MAX, user: u32::MAX, obstacle: u8::MAX }
     }

@@ -1,21 +1,21 @@
-//! What carries the data between two ranks.
+//! Transport for data between two ranks: shared memory or TCP.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
 
-/// What carries the data between two ranks. Meeting, and watching over each other, they always do over TCP.
+/// What carries the data between two ranks. Rendezvous and control connections always use TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Shared memory between ranks of one host, TCP between all others. Two ranks are of one host where the kernel is the
-    /// same one (by its boot id, not by a name), and where memory that one hands over arrives at the other: containers with
-    /// networks or users of their own talk over TCP, whatever their hosts are called.
+    /// Shared memory between ranks of one host, TCP between all others. Two ranks are on one host where they run under
+    /// the same kernel (by its boot id, not by a name), and memory that one hands over arrives at the other: containers
+    /// with networks or users of their own use TCP, whatever their host names.
     #[default]
     Auto,
     /// TCP between all ranks.
     Tcp,
-    /// Shared memory between all ranks: an error that says why where that cannot be.
+    /// Shared memory between all ranks. Where that is impossible, an error names the reason.
     Shm,
 }
 

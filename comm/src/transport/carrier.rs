@@ -1,47 +1,48 @@
-//! Libraries that move a group's data in place of our links: MPI, NCCL. The links stay for what these libraries do not do:
-//! over them the ranks agree on each call before it begins, and watch over each other while it lasts.
+//! Carriers: libraries that move a group's data in place of our links (MPI, NCCL). The links are still used for what
+//! these libraries do not do: over them the ranks agree on each call before it begins, and detect failed ranks while it
+//! runs.
 
 use std::time::Duration;
 
 use crate::base::buffer::staging::Before;
 use crate::{Operation, Result};
 
-/// Moves on what a library keeps to itself of calls that are done.
+/// Drives the library's progress on calls that are already done for this rank.
 pub(crate) type Pump = Box<dyn Fn() + Send>;
 
-/// What moves the data of a group's operations, one operation at a time, and never blocks.
+/// Moves the data of a group's operations, one operation at a time, and never blocks.
 pub(crate) trait Carrier: Send {
-    /// Whether it moves the data of this operation. What it does not take goes over the links.
+    /// Returns whether this carrier moves the data of `operation`. Operations that it does not take go over the links.
     fn takes(&self, operation: &Operation) -> bool;
 
-    /// Begins an operation. Of a collective, all ranks have agreed on it, and who sends a single message to this rank has
-    /// come; of other messages, nothing is known of the peers yet.
-    /// It comes after what the devices have to compute `before`.
+    /// Starts an operation, after the device work that `before` stands for. A collective: all ranks have agreed on it. A
+    /// single receive: its sender has announced the message. Other messages: nothing is known of the peers yet.
     fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()>;
 
-    /// True once all that was begun is done, and the tensors hold it.
+    /// Returns true once everything that was begun is done and the tensors hold the results.
     fn poll(&mut self) -> Result<bool>;
 
-    /// What was begun will not end: from now on nothing that belongs to it is used by anybody else.
+    /// Gives up on what was begun, which will not finish. Memory that the library may still use is not freed or reused.
     fn abandon(&mut self);
 
-    /// What peers may wait for although this rank's calls are done, where there is such a thing.
+    /// Returns a function that drives the library's progress on messages that peers may wait for although this rank's
+    /// calls are done; None where the library needs none.
     fn pump(&self) -> Option<Pump> {
         None
     }
 
-    /// Bytes sent and received so far.
+    /// Returns the bytes sent and received so far.
     fn bytes(&self) -> (u64, u64);
 }
 
-/// Waits between two looks at something that cannot wake anybody: shortly at first, since most calls are short.
+/// Back-off between polls of something that cannot wake a thread: short at first, since most calls are short.
 #[derive(Debug, Default)]
 pub(crate) struct Nap {
     looks: u32,
 }
 
 impl Nap {
-    /// Looks during which the processor is kept, and then those after which it is only offered to others.
+    /// `take` spins up to `KEEPING` polls, then yields up to `OFFERING` polls, then sleeps.
     const KEEPING: u32 = 64;
     const OFFERING: u32 = 4096;
     const SLEEP: Duration = Duration::from_micros(50);
@@ -57,7 +58,7 @@ impl Nap {
         }
     }
 
-    /// Whether it is time to look after the other ranks, too.
+    /// Returns whether it is time to check on the other ranks too: every 16 polls, once the thread no longer spins.
     pub(crate) fn is_long(&self) -> bool {
         self.looks >= Self::KEEPING && self.looks.is_multiple_of(16)
     }

@@ -1,14 +1,14 @@
-//! NVIDIA's libraries in a build that opens them only when they are needed (`scripts/build-cuda.sh`).
+//! NVIDIA's libraries in a build that opens them at run time, when they are needed (`scripts/build-cuda.sh`).
 
 #![allow(unsafe_code, reason = "the system's loader is a C library, and what it opens runs code of its own")]
 
 use crate::{Error, Result};
 
-/// What such a build opens, divided by spaces, in the order of [`CudaLibrary`]: the driver, cuBLAS, cuRAND, NCCL. A build
-/// without it was linked with the libraries, and would not have started without them.
+/// Names of the libraries that such a build opens, separated by spaces, in the order of [`CudaLibrary`]: the driver,
+/// cuBLAS, cuRAND, NCCL. None in a build that was linked with the libraries, which does not start without them.
 const OPENED_LATE: Option<&str> = option_env!("GIRANDOLE_CUDA_LIBRARIES");
 
-/// A library of NVIDIA's that CUDA devices or NCCL need.
+/// An NVIDIA library that CUDA devices or NCCL need.
 ///
 /// ```no_run
 /// # #[cfg(feature = "cuda")] {
@@ -20,7 +20,7 @@ const OPENED_LATE: Option<&str> = option_env!("GIRANDOLE_CUDA_LIBRARIES");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CudaLibrary {
-    /// Comes with the driver of the system.
+    /// Installed with the NVIDIA driver of the system.
     Driver,
     /// Matrix products.
     Cublas,
@@ -31,10 +31,10 @@ pub enum CudaLibrary {
 }
 
 impl CudaLibrary {
-    /// Makes sure that its functions can be called. Does nothing where the program was linked with it.
+    /// Makes sure that the library's functions can be called. Does nothing where the program was linked with it.
     ///
     /// # Errors
-    /// A library that is not here or cannot be used, with what to do.
+    /// A library that is missing or cannot be used; the error says what to do.
     pub fn load(self) -> Result<()> {
         match self.name() {
             Some(name) => open(name).map_err(|reason| self.missing(name, &reason)),
@@ -42,7 +42,7 @@ impl CudaLibrary {
         }
     }
 
-    /// Its name where it is opened late.
+    /// Returns the library's file name; None where the program was linked with it.
     fn name(self) -> Option<&'static str> {
         OPENED_LATE?.split(' ').nth(self as usize)
     }
@@ -53,7 +53,7 @@ impl CudaLibrary {
             CudaLibrary::Cublas | CudaLibrary::Curand => "of CUDA",
             CudaLibrary::Nccl => "of NCCL",
         };
-        // The system's loader repeats the name.
+        // The loader's message begins with the name, which the error already contains.
         let reason = reason.strip_prefix(name).map_or(reason, |rest| rest.trim_start_matches([':', ' ']));
         let help = match self {
             CudaLibrary::Driver => "install the driver",
@@ -65,13 +65,13 @@ impl CudaLibrary {
     }
 }
 
-/// Keeps the library open for the rest of the program.
+/// Opens the library and keeps it open for the rest of the program.
 fn open(name: &str) -> std::result::Result<(), String> {
     use std::ffi::{CStr, CString};
 
     let name = CString::new(name).map_err(|error| error.to_string())?;
-    // SAFETY: the name is a C string. What the library does when it is loaded is sound as far as NVIDIA's software is, which
-    // whoever asks for CUDA has to trust.
+    // SAFETY: the name is a C string. The library's initialisers run when it is loaded; asking for CUDA means trusting
+    // NVIDIA's software that they are sound.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return Ok(());
@@ -81,7 +81,7 @@ fn open(name: &str) -> std::result::Result<(), String> {
     if reason.is_null() {
         return Err("no reason is known".into());
     }
-    // SAFETY: a C string of the loader's, which this thread alone sees until it calls the loader again.
+    // SAFETY: a C string owned by the loader, valid on this thread until its next call of the loader.
     Err(unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned())
 }
 

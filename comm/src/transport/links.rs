@@ -1,4 +1,5 @@
-//! What the executor needs of a transport: ordered, reliable streams of bytes to each peer, never blocking.
+//! Links: what the executor needs of a transport, which is an ordered, reliable, non-blocking stream of bytes to and from
+//! each peer.
 
 use std::time::Duration;
 
@@ -8,20 +9,20 @@ use crate::base::last_words::LastWords;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-/// Why there is no stream to a peer, and will be none.
+/// Why there is no stream to a peer, and none will be made.
 #[derive(Debug, Clone)]
 pub(crate) enum Unopened {
-    /// This rank closes its group, or the group has failed.
+    /// This rank has closed its group, or the group has failed.
     Closed,
-    /// The peer has closed its group, or its group has failed; what it says.
+    /// The peer has closed its group, or its group has failed: its last message.
     Left(LastWords),
-    /// The peer cannot be reached; the reason.
+    /// The peer cannot be reached: the reason.
     Unreachable(String),
-    /// This process cannot make it; the reason.
+    /// This process cannot make the stream: the reason.
     Here(String),
 }
 
-/// A stream that the executor waits for.
+/// A stream that the executor waits for, and in which direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wait {
     pub(crate) peer: usize,
@@ -31,44 +32,46 @@ pub(crate) struct Wait {
 
 /// One rank's ends of the streams to all its peers.
 pub(crate) trait Links: Send {
-    /// Sees to it that there is a stream to and from a peer; true when it can be used, false while it is being made. Costs
-    /// nothing where there is one.
+    /// Makes sure that there is a stream to and from a peer. Returns true when it can be used, false while it is being
+    /// made. Costs nothing where there is one already.
     fn open(&mut self, _peer: usize) -> Result<bool, Unopened> {
         Ok(true)
     }
 
-    /// What is in the way of a stream that is still being made.
+    /// Returns why a stream that is still being made is not there yet; None for a stream that is open.
     fn trouble(&self, _peer: usize) -> Option<String> {
         None
     }
 
-    /// Hands over `head`, then `body`, as far as there is room; the number of bytes taken, 0 where there is no room now.
+    /// Sends `head`, then `body`, as far as the stream has room. Returns the number of bytes taken, 0 where there is no
+    /// room now.
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed>;
 
-    /// Fills `into` as far as bytes have arrived; their number, 0 where there are none now. `into` is not empty.
+    /// Fills `into`, which is not empty, with bytes that have arrived. Returns their number, 0 where there are none now.
     fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed>;
 
-    /// What has arrived and lies in memory where it can be used as it is; None where bytes can only be copied out.
+    /// Returns bytes that have arrived, for use in place; None where the transport can only copy them out.
     fn peek(&mut self, _peer: usize) -> Option<Result<&[u8], Closed>> {
         None
     }
 
-    /// Takes away the first `len` bytes that [`Links::peek`] has shown.
+    /// Removes the first `len` bytes that [`Links::peek`] has returned.
     fn consume(&mut self, _peer: usize, _len: usize) {}
 
-    /// True where a rank's last words come apart from its data, so that they are heard even if data was cut off.
+    /// Returns true where a rank's last message (farewell or failure report) arrives on another channel than its data, so
+    /// that it can be read even if data was cut off.
     fn speaks_apart(&self, _peer: usize) -> bool {
         false
     }
 
-    /// As [`Links::try_recv`], for last words.
+    /// As [`Links::try_recv`], for the last message.
     fn try_hear(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
         self.try_recv(peer, into)
     }
 
-    /// Sleeps until one of `waits` can go on, something else woke it, or the time is over.
+    /// Blocks until one of `waits` can proceed, something else wakes this rank, or `timeout` has passed.
     fn park(&mut self, waits: &[Wait], timeout: Duration);
 
-    /// How often to try again before parking: pays where a peer has a core of its own.
+    /// Returns how often to retry before [`Links::park`]: worth it where the peer runs on another core.
     fn spins(&self) -> u32;
 }

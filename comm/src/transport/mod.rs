@@ -1,5 +1,6 @@
-//! What moves bytes: streams to each peer ([`links`]), made by one folder for each backend, or a library that moves whole operations
-//! ([`carrier`]). The first file of a backend's folder is what programs open; it puts the layers together, and so it is what looks up.
+//! Transports: streams of bytes to each peer ([`links`]), with one folder for each backend, or a library that moves whole
+//! operations ([`carrier`]). The `mod.rs` of a backend's folder holds the public type and connects the layers, and
+//! therefore imports from the layers above this one.
 
 pub(crate) mod carrier;
 #[cfg(feature = "cuda")]

@@ -1,11 +1,11 @@
-//! What an operation moves where a library moves it: it does not tell, so it counts as what the best algorithm for large
-//! tensors would move.
+//! Traffic statistics of operations that a library moves. The library does not report its bytes, so each operation counts
+//! as what the best algorithm for large tensors would move.
 
 use candle_core::Tensor;
 
 use crate::{Message, Operation};
 
-/// Bytes that a rank sends and receives.
+/// Returns the bytes that `rank` sends and receives.
 pub(crate) fn of(operation: &Operation, rank: usize, world_size: usize) -> (u64, u64) {
     let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
     let others = |bytes: usize| bytes * (world_size - 1) / world_size;
@@ -55,7 +55,7 @@ pub(crate) fn of(operation: &Operation, rank: usize, world_size: usize) -> (u64,
     (sent as u64, received as u64)
 }
 
-/// From one rank to the others, or the other way round.
+/// Returns (sent, received) for a rank that sends `bytes` and receives nothing, or the other way round.
 fn one_way(sends: bool, bytes: usize) -> (usize, usize) {
     if sends { (bytes, 0) } else { (0, bytes) }
 }

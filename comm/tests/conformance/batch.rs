@@ -7,7 +7,7 @@ use crate::Backend;
 use crate::cases::{WORLD_SIZES, lengths};
 use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value};
 
-/// Every rank sends two tensors to each other one, and receives two, in an order of its own.
+/// Every rank sends two tensors to each other rank, and receives two. The order of its messages depends on the rank.
 pub(crate) fn rings(backend: &dyn Backend) {
     for world_size in WORLD_SIZES {
         backend.run(world_size, &|comm| {
@@ -26,7 +26,7 @@ pub(crate) fn rings(backend: &dyn Backend) {
                         }
                     }
                     if rank % 2 == 1 {
-                        // The order among those to one peer, or from one, must stay.
+                        // The order of the messages to one peer, and of those from one, must not change.
                         messages.sort_by_key(|message| matches!(message, Message::Recv { .. }));
                     }
                     comm.batch(messages)?.wait()?;
@@ -42,7 +42,8 @@ pub(crate) fn rings(backend: &dyn Backend) {
     }
 }
 
-/// Rank 1 answers the second of two large messages before it has what rank 0 sends beside them.
+/// Rank 1 answers the second of two large messages, each received by a single call, while rank 0 sends and receives in
+/// one batch.
 pub(crate) fn with_single_messages(backend: &dyn Backend) {
     let len = 2_000_000;
     backend.run(2, &|comm| {
@@ -93,7 +94,7 @@ pub(crate) fn coalesced(backend: &dyn Backend) {
             Ok(())
         });
     }
-    // As many elements, otherwise divided.
+    // The same number of elements in all, divided differently.
     backend.run(2, &|comm| {
         let lengths = if comm.rank() == 0 { [1, 2] } else { [2, 1] };
         let tensors = lengths.map(|len| input(0, len, ReduceOp::Sum, DType::F32));

@@ -1,4 +1,4 @@
-//! The cases, for any backend.
+//! Cases that any backend must pass.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,7 +17,7 @@ pub(crate) fn lengths(world_size: usize) -> Vec<usize> {
     lengths
 }
 
-/// Every world size; on each rank `body` with every dtype, op and length that make sense together.
+/// Runs `body` for every world size, on each rank with every dtype, op and length that make sense together.
 pub(crate) fn grid(
     backend: &dyn Backend,
     body: impl Fn(&dyn Communicator, DType, ReduceOp, usize) -> Result<()> + Sync,
@@ -26,7 +26,7 @@ pub(crate) fn grid(
         backend.run(world_size, &|comm| {
             for dtype in DTYPES {
                 for op in OPS.into_iter().filter(|op| *op != ReduceOp::Avg || dtype.is_float()) {
-                    // The long one with few combinations: it is the transport that it tests.
+                    // The longest one only with few combinations: it tests the transport.
                     for len in lengths(world_size) {
                         if len < 70_000 || op == ReduceOp::Sum {
                             body(comm, dtype, op, len)?;
@@ -81,7 +81,7 @@ pub(crate) fn all_gather(backend: &dyn Backend) {
         let expected = (0..world_size).flat_map(|rank| (0..len).map(move |index| value(rank, index, op)));
         assert_equal(&output.flatten_all()?, expected, &format!("{dtype:?} {len}"));
 
-        // The input may be the very part of the output that it will fill.
+        // The input may be this rank's part of the output.
         let own = input(comm.rank(), len, op, dtype);
         let output = Tensor::cat(&vec![own; world_size], 0)?;
         comm.all_gather(&output, &output.narrow(0, comm.rank() * len, len)?)?.wait()?;
@@ -178,7 +178,7 @@ pub(crate) fn queued(backend: &dyn Backend) {
             let expected = (0..tensor.elem_count()).map(|index| reduced(3, index, ReduceOp::Sum));
             assert_equal(tensor, expected, "queued");
         }
-        // Never waited for: it is done all the same before the group closes.
+        // Never waited for: it is still done before the group closes.
         let _ = comm.broadcast(&tensors[10], 2)?;
         Ok(())
     });

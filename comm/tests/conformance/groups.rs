@@ -1,4 +1,4 @@
-//! Groups of some of the ranks.
+//! Tests of subgroups.
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Error, ReduceOp};
@@ -15,7 +15,7 @@ fn sum_on(device: &Device, comm: &dyn Communicator, value: usize) -> comm::Resul
     Ok(tensor.to_vec1::<i64>()?[0] as usize)
 }
 
-/// Many sums of the members' ranks.
+/// Runs many sums of the members' ranks.
 fn many(device: &Device, comm: &dyn Communicator, expected: usize) {
     for round in 0..50 {
         let got = sum_on(device, comm, round * comm.world_ranks()[comm.rank()]).unwrap();
@@ -23,14 +23,14 @@ fn many(device: &Device, comm: &dyn Communicator, expected: usize) {
     }
 }
 
-/// Rows, columns, and one that crosses both, in use at the same time by threads of their own.
+/// Row groups, column groups, and one that crosses both, used at the same time from separate threads.
 pub(crate) fn at_the_same_time(backend: &dyn Backend) {
     for world_size in [1, 2, 4, 6] {
         backend.run(world_size, &|comm| {
             let (rank, columns) = (comm.rank(), 2.min(world_size));
             let (row, column) = (rank / columns, rank % columns);
             let rows = comm.split(Some(row), column)?.unwrap();
-            // Counted from below.
+            // In reverse order, by the key.
             let cols = comm.split(Some(column), world_size - row)?.unwrap();
             assert_eq!((rows.rank(), rows.world_size()), (column, columns));
             let height = world_size / columns;
@@ -48,7 +48,7 @@ pub(crate) fn at_the_same_time(backend: &dyn Backend) {
                 }
                 many(device, comm, world_size * (world_size - 1) / 2);
             });
-            // A group of a group.
+            // A subgroup of a subgroup.
             let alone = rows.split(Some(rows.rank()), 0)?.unwrap();
             assert_eq!((alone.world_size(), alone.world_ranks()), (1, &[rank][..]));
             let none = comm.split((rank > 0).then_some(0), 0)?;
@@ -58,7 +58,7 @@ pub(crate) fn at_the_same_time(backend: &dyn Backend) {
     }
 }
 
-/// Colors and keys are any numbers.
+/// Colors and keys may be any numbers.
 pub(crate) fn large_numbers(backend: &dyn Backend) {
     backend.run(2, &|comm| {
         for large in [i64::MAX as usize, i64::MAX as usize + 1, usize::MAX] {
@@ -67,7 +67,7 @@ pub(crate) fn large_numbers(backend: &dyn Backend) {
                 let both = comm.split(Some(large), key)?.unwrap();
                 assert_eq!(both.world_ranks(), [1 - last, last]);
             }
-            // Who has no color is in no group with those that have one.
+            // A rank without a color is in no group.
             let alone = comm.split((comm.rank() == 1).then_some(large), 0)?;
             let members = alone.map(|group| group.world_ranks().to_vec());
             assert_eq!(members, (comm.rank() == 1).then(|| vec![1]));
@@ -76,7 +76,7 @@ pub(crate) fn large_numbers(backend: &dyn Backend) {
     });
 }
 
-/// One group is closed, the others go on.
+/// Closing one group does not affect the others.
 pub(crate) fn closing(backend: &dyn Backend) {
     backend.run(3, &|comm| {
         let first = comm.new_group(&[0, 1, 2])?.unwrap();

@@ -1,4 +1,5 @@
-//! f16 and bf16: the sum in f32 of all ranks' values, rounded once, and sent as they are where that is much.
+//! f16 and bf16: the sum of all ranks' values is computed in f32 and rounded once; large tensors are sent in their own
+//! dtype.
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, ReduceOp, Result};
@@ -7,10 +8,11 @@ use crate::Backend;
 use crate::reference::{on_device, values};
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
-/// For the algorithm of small tensors, and for that of large ones: one segment, not divisible, several.
+/// For the algorithm of small tensors, and for that of large ones: one segment, a length that is not divisible, several
+/// segments.
 const LENGTHS: [usize; 6] = [0, 1, 1023, 16_385, 70_001, 700_003];
 
-/// A value of all the bits that the dtype has: sums of some of them are exact in f32, and not in the dtype.
+/// Returns a value that uses all bits of the dtype's precision: some sums are exact in f32 but not in the dtype.
 fn value(rank: usize, index: usize, dtype: DType) -> f32 {
     let mixed = (rank as u64 * 0x9e37_79b9 + index as u64 + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
     let (range, unit) = if dtype == DType::F16 { (2047, 1024.0) } else { (255, 128.0) };
@@ -22,7 +24,7 @@ fn input(rank: usize, len: usize, dtype: DType) -> Tensor {
     on_device(Tensor::from_vec(values, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
 }
 
-/// By the definition.
+/// Returns the expected result, by the definition.
 fn reduced(world_size: usize, range: std::ops::Range<usize>, op: ReduceOp, dtype: DType) -> Vec<f64> {
     let reduce = |index| {
         let operands = (0..world_size).map(|rank| value(rank, index, dtype));
@@ -91,7 +93,7 @@ pub(crate) fn are_rounded_once(backend: &dyn Backend) {
     });
 }
 
-/// Two bytes an element: see the costs that `Communicator` states.
+/// Two bytes an element: see the costs in the documentation of `Communicator`.
 pub(crate) fn are_sent_as_they_are(backend: &dyn Backend) {
     for world_size in [2, 3, 5] {
         backend.run(world_size, &|comm| {
@@ -104,7 +106,7 @@ pub(crate) fn are_sent_as_they_are(backend: &dyn Backend) {
             let tensor = input(comm.rank(), len, DType::BF16);
             comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
             let (all_reduce, others) = (since(), world_size - 1);
-            // Segments need not divide into equal parts.
+            // Segments need not be divisible into equal parts.
             assert!(all_reduce.abs_diff(2 * 2 * len * others / world_size) < 1000, "{all_reduce}");
             comm.reduce_scatter(&tensor.narrow(0, 0, len / world_size)?.copy()?, &tensor, ReduceOp::Max)?
                 .wait()?;

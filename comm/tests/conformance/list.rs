@@ -1,8 +1,8 @@
-//! All cases that need nothing but a group: for programs that run them one by one.
+//! List of all cases that need only a group, for programs that run them one by one.
 
 use crate::{Backend, batch, cases, groups, halves, moves, overlaps, uneven};
 
-/// A name, and what is to hold.
+/// Name and function of a case.
 pub(crate) type Case = (&'static str, fn(&dyn Backend));
 
 pub(crate) const CASES: [Case; 27] = [

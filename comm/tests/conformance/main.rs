@@ -1,4 +1,5 @@
-//! What every backend must do alike: each collective over ranks, lengths, dtypes and ops, equal to a plain computation.
+//! Conformance suite for all backends: each collective with various world sizes, lengths, dtypes and ops, compared with
+//! a plain computation.
 #![allow(clippy::unwrap_used)]
 
 mod batch;
@@ -21,7 +22,7 @@ trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
 }
 
-/// Where the tensors of the cases are.
+/// Returns the device of the cases' tensors.
 fn device() -> Device {
     Device::Cpu
 }
@@ -35,7 +36,7 @@ impl Backend for Threads {
     }
 }
 
-/// Ranks that meet over TCP and exchange their data as the transport says, with a thread for each rank.
+/// Ranks that connect over TCP and exchange data over the given transport, each in a thread.
 struct Processes(Transport, Tls);
 
 impl Backend for Processes {

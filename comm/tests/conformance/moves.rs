@@ -50,7 +50,7 @@ pub(crate) fn all_to_all(backend: &dyn Backend) {
     });
 }
 
-/// Input and output are parts of one storage.
+/// Input and output are views of one storage.
 pub(crate) fn views(backend: &dyn Backend) {
     backend.run(3, &|comm| {
         let (rank, len) = (comm.rank(), 1000);
@@ -71,7 +71,7 @@ pub(crate) fn views(backend: &dyn Backend) {
         assert_equal(&own, sums(rank), "reduce_scatter");
         comm.all_gather(&output, &own)?.wait()?;
         assert_equal(&output, (0..3).flat_map(sums), "all_gather");
-        // The result may take the place of this rank's part of the input.
+        // The output may be this rank's part of the input.
         fill()?;
         let place = input_view.narrow(0, rank * len, len)?;
         comm.reduce_scatter(&place, &input_view, ReduceOp::Sum)?.wait()?;
@@ -80,7 +80,7 @@ pub(crate) fn views(backend: &dyn Backend) {
     });
 }
 
-/// Long enough for the algorithms that send in segments.
+/// Long enough for the algorithms that use segments.
 pub(crate) fn chain(backend: &dyn Backend) {
     for world_size in [3, 5] {
         backend.run(world_size, &|comm| {

@@ -1,4 +1,4 @@
-//! Input and output in one storage: where they may be, and where they are refused.
+//! Input and output in one storage: which overlaps are allowed, and which are errors.
 
 use candle_core::{DType, Tensor};
 use comm::{Error, Message, ReduceOp, Result, Work};
@@ -8,7 +8,7 @@ use crate::reference::{assert_equal, input, reduced, value};
 
 const SUM: ReduceOp = ReduceOp::Sum;
 
-/// A rank's part lies where it belongs in the whole. The parts are even, or one of them is empty.
+/// A rank's part is exactly its range of the whole. The parts are equal, or one of them is empty.
 pub(crate) fn in_place(backend: &dyn Backend) {
     for world_size in 1..=4 {
         backend.run(world_size, &|comm| {
@@ -71,7 +71,7 @@ pub(crate) fn refused(backend: &dyn Backend) {
             let rank = comm.rank();
             let tensor = input(rank, 3 * world_size, SUM, DType::F32);
             let whole = tensor.narrow(0, 0, 2 * world_size)?;
-            // Two elements that begin one after those that are this rank's.
+            // Two elements, beginning one after this rank's part.
             let beside = tensor.narrow(0, 2 * rank + 1, 2)?;
             let counts = vec![2; world_size];
             let at_root = (rank == 0).then_some(&whole);
@@ -109,7 +109,7 @@ pub(crate) fn refused(backend: &dyn Backend) {
     }
 }
 
-/// What is only sent, or only broadcast, may be given twice.
+/// A tensor that is only sent, or only broadcast, may be given twice.
 pub(crate) fn twice(backend: &dyn Backend) {
     backend.run(2, &|comm| {
         let (rank, peer) = (comm.rank(), 1 - comm.rank());

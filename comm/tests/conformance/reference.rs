@@ -1,4 +1,4 @@
-//! The results as a plain loop computes them, in f64.
+//! Reference results, computed by plain loops in f64.
 
 use candle_core::{DType, Device, Tensor};
 use comm::ReduceOp;
@@ -8,7 +8,7 @@ pub(crate) const DTYPES: [DType; 7] =
 pub(crate) const OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
 
-/// Small integers, that differ by rank and place, and whose sums and products are exact in every dtype.
+/// Returns a small integer that depends on rank and index; sums and products are exact in every dtype.
 pub(crate) fn value(rank: usize, index: usize, op: ReduceOp) -> f64 {
     match op {
         ReduceOp::Product => [1.0, 2.0, 1.0, 1.0][(rank + index) % 4],
@@ -32,11 +32,11 @@ pub(crate) fn reduced(world_size: usize, index: usize, op: ReduceOp) -> f64 {
     }
 }
 
-/// Equal once rounded to the tensor's dtype.
+/// Checks that the tensor equals the expected values rounded to its dtype.
 pub(crate) fn assert_equal(tensor: &Tensor, expected: impl Iterator<Item = f64>, what: &str) {
     let expected: Vec<f64> = expected.collect();
     let rounded = Tensor::from_vec(expected.clone(), expected.len(), &Device::Cpu).unwrap();
-    // f16 and bf16 are summed in f32: round by way of f32.
+    // f16 and bf16 are reduced in f32, so the expected values are rounded to f32 first.
     let through = if tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let through = if tensor.dtype().is_float() { through } else { DType::F64 };
     let rounded = rounded.to_dtype(through).unwrap().to_dtype(tensor.dtype()).unwrap();
@@ -48,7 +48,7 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
 }
 
-/// CUDA has no way to convert no elements: conversions are the CPU's.
+/// Conversions are made on the CPU, since CUDA cannot convert empty tensors.
 pub(crate) fn on_device(tensor: Tensor) -> Tensor {
     tensor.to_device(&crate::device()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Sums are the same to the bit, whatever carries them.
+//! Sums are bitwise equal over all transports.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use comm::ReduceOp;
 
 use super::Backend;
 
-/// The bits that an all-reduce and a reduce-scatter of numbers that cannot be summed exactly give on each rank.
+/// Returns the bits of an all-reduce and a reduce-scatter on each rank, for numbers whose sums are not exact.
 fn bits(backend: &dyn Backend, world_size: usize, len: usize) -> Vec<Vec<u32>> {
     let found = Mutex::new(vec![Vec::new(); world_size]);
     backend.run(world_size, &|comm| {
@@ -25,7 +25,7 @@ fn bits(backend: &dyn Backend, world_size: usize, len: usize) -> Vec<Vec<u32>> {
     found.into_inner().unwrap()
 }
 
-/// From few elements to several segments.
+/// Lengths from few elements to several segments.
 pub(crate) fn compare(backends: &[&dyn Backend]) {
     for world_size in [2, 3, 5] {
         for len in [7, 5_000, 300_000] {

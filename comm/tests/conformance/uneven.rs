@@ -39,7 +39,7 @@ pub(crate) fn collectives(backend: &dyn Backend) {
     });
 }
 
-/// Each rank knows only what it sends and receives itself.
+/// Each rank knows only its own counts.
 pub(crate) fn all_to_all(backend: &dyn Backend) {
     let count = |from: usize, to: usize| (5 * from + 3 * to) % 4 * if from == 1 { 9000 } else { 1 };
     for world_size in WORLD_SIZES {
@@ -76,12 +76,12 @@ pub(crate) fn mismatches(backend: &dyn Backend) {
             comm.reduce_scatter_v(&output, tensor, ReduceOp::Sum, &counts)
         },
         |comm, tensor| {
-            // Rank 2 counts on one element from rank 0, which sends two.
+            // Rank 2 expects one element from rank 0, which sends two.
             let comes = if comm.rank() == 2 { [1, 3, 2] } else { [2, 2, 2] };
             comm.all_to_all_v(tensor, &tensor.copy()?, &comes, &[2, 2, 2])
         },
         |comm, tensor| {
-            // The same, where what goes is divided evenly.
+            // The same, with an input in equal parts.
             let comes = if comm.rank() == 2 { vec![1, 3, 2] } else { vec![2, 2, 2] };
             let (output, input) = (tensor.clone(), tensor.copy()?);
             let (output_counts, input_counts) = (Some(comes), None);
@@ -91,7 +91,7 @@ pub(crate) fn mismatches(backend: &dyn Backend) {
     for call in calls {
         backend.run(3, &|comm| {
             let tensor = Tensor::zeros(6, DType::F32, &crate::device())?;
-            // A rank that comes late learns it when it submits the call.
+            // A late rank gets the error when it submits the call.
             let error = call(comm, &tensor).and_then(comm::Work::wait).unwrap_err();
             assert!(matches!(error, Error::Mismatch { .. }), "rank {}: {error}", comm.rank());
             Ok(())

@@ -1,4 +1,4 @@
-//! Gradients through collectives on CUDA tensors, against the dense computation on the CPU.
+//! Gradients through collectives on CUDA tensors, compared with the dense computation on the CPU.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ type Comm = Arc<dyn Communicator>;
 
 struct Case {
     name: &'static str,
-    /// The input is the same on every rank, or each has its own; likewise the output.
+    /// Whether the input is the same on every rank, or each rank has its own; likewise for the output.
     same_input: bool,
     same_output: bool,
     apply: fn(&Tensor, &Comm) -> comm::Result<Tensor>,
-    /// The output of a rank, from the inputs of all.
+    /// Returns the output of a rank, computed from the inputs of all.
     dense: fn(&[Tensor], usize) -> Result<Tensor>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn gradients(backend: &dyn Backend) {
     }
 }
 
-/// The result of a custom operation may be any view of what was computed.
+/// The result of a custom operation may be any view of a computed tensor.
 pub(crate) fn views(backend: &dyn Backend) {
     let views: [fn(&Tensor) -> Result<Tensor>; 7] = [
         |x| x.narrow(0, 1, 1),
@@ -118,7 +118,7 @@ impl Case {
     fn check(&self, dims: &[usize], comm: &Comm) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let seed = |rank: usize| if self.same_input { 7 } else { rank };
-        // Squares, and weights that differ by rank where outputs do: the gradient depends on every value.
+        // Squares, and weights that differ by rank where outputs do, make the gradient depend on every value.
         let loss = |y: &Tensor, rank: usize| {
             let weights = values(y.dims(), if self.same_output { 50 } else { 60 + rank })?;
             (y.sqr()? * weights.to_device(y.device())?)?.sum_all()
@@ -131,11 +131,11 @@ impl Case {
 
         let inputs = (0..ranks).map(|rank| Var::from_tensor(&values(dims, seed(rank))?));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
-        // What all ranks are given alike is one variable.
+        // If all ranks have the same input, it is one variable.
         let own = |rank: usize| &inputs[if self.same_input { 0 } else { rank }];
         let doubled = (0..ranks).map(|rank| own(rank).as_tensor() * 2.0).collect::<Result<Vec<_>>>()?;
         close(&y, &(self.dense)(&doubled, rank)?, self.name)?;
-        // A loss that all ranks compute alike counts once.
+        // If all ranks compute the same loss, it counts once.
         let losses = if self.same_output { 1 } else { ranks };
         let losses = (0..losses).map(|rank| loss(&(self.dense)(&doubled, rank)?, rank));
         let expected = sum(&losses.collect::<Result<Vec<_>>>()?)?.backward()?;
@@ -143,7 +143,7 @@ impl Case {
     }
 }
 
-/// Values without any pattern, the same wherever they are computed.
+/// Returns values without a pattern, the same on every rank.
 fn values(dims: &[usize], seed: usize) -> Result<Tensor> {
     let len: usize = dims.iter().product();
     let value = |index: usize| ((index * 37 + seed * 101) as f64 * 0.731).sin();

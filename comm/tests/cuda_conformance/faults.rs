@@ -1,5 +1,5 @@
-//! Ranks that disagree, die, hang or stand still, and a NCCL that fails: every rank says so, in time. And groups that are closed
-//! at different times on different ranks, which hinders nobody.
+//! Fault tests: ranks that disagree, die, hang or are stopped, and an NCCL that fails. Every rank must report it, in
+//! time. Also, groups closed at different times on different ranks must not block anybody.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -7,30 +7,30 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Nccl, ReduceOp, Result, TcpConfig, Work};
 
-/// What a rank is to do.
+/// Environment variable with the role of a rank.
 pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
 pub(crate) const RANKS: usize = 3;
-/// Of each rank, where it matters.
+/// Time-out of each rank's operations.
 const TIMEOUT: Duration = Duration::from_secs(8);
-/// Of a whole case.
+/// Time limit of a whole case.
 const LONGEST: Duration = Duration::from_secs(34);
 
 struct Fault {
     role: &'static str,
-    /// For the NCCL that stands in.
+    /// The fault that the stand-in NCCL makes.
     nccl: &'static str,
-    /// Ranks, and what they must say.
+    /// Ranks, and the words that their reports must contain.
     says: &'static [(usize, &'static [&'static str])],
 }
 
 impl Fault {
-    /// Whether this rank will never end by itself.
+    /// Whether this rank never ends by itself.
     fn stops(&self, rank: usize) -> bool {
         rank == 1 && self.role.starts_with("stopped")
     }
 }
 
-/// Whose fault a rank says it is.
+/// Suffix of a report: which rank is at fault.
 const OWN: &str = "(its own fault)";
 const NOTICED: &str = "(another rank's fault)";
 const FAILED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclRemoteError, 6", NOTICED];
@@ -64,7 +64,7 @@ const FAULTS: &[Fault] = &[
         nccl: "",
         says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
     },
-    // It is in the middle of the operation, and NCCL tells nobody.
+    // It is killed in the middle of the operation, and NCCL does not report it.
     Fault {
         role: "killed inside",
         nccl: "hang:1:2",
@@ -73,10 +73,10 @@ const FAULTS: &[Fault] = &[
     Fault { role: "stopped", nccl: "", says: &[(0, STOPPED), (2, STOPPED)] },
     Fault { role: "stopped inside", nccl: "hang:1:2", says: &[(0, STOPPED), (2, STOPPED)] },
     Fault { role: "hang", nccl: "hang:1:2", says: &[(0, HUNG), (1, HUNG), (2, HUNG)] },
-    // No thread of the operation's own can end it.
+    // No thread of the operation itself can end it.
     Fault { role: "stuck", nccl: "hang:1:2", says: &[(0, STUCK), (1, STUCK), (2, STUCK)] },
     Fault { role: "async error", nccl: "error:1:2", says: &[(0, FAILED), (1, FAILED_HERE), (2, FAILED)] },
-    // Nobody talks at that time.
+    // No rank is in an operation when the error occurs.
     Fault { role: "idle", nccl: "late:1:2", says: &[(0, FAILED), (1, FAILED_HERE), (2, FAILED)] },
     Fault { role: "refused", nccl: "refuse:1:2", says: &[(0, REFUSED), (1, REFUSED_HERE), (2, REFUSED)] },
     Fault {
@@ -90,7 +90,7 @@ const FAULTS: &[Fault] = &[
     Fault { role: "one device", nccl: "", says: &[(0, &["one GPU for ranks 0 and 2", "--backend tcp"])] },
 ];
 
-/// The names of the faults.
+/// Returns the names of the faults.
 pub(crate) fn roles() -> impl Iterator<Item = &'static str> {
     FAULTS.iter().map(|fault| fault.role)
 }
@@ -134,7 +134,7 @@ fn run(fault: &Fault) -> Vec<String> {
         std::thread::sleep(Duration::from_millis(10));
     }
     let finish = |mut child: Child| {
-        // Without effect where it has ended.
+        // Has no effect if it has ended.
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
@@ -166,7 +166,7 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
         "killed inside" | "stopped inside" if odd => {
             let name = if role == "killed inside" { "KILL" } else { "STOP" };
             std::thread::spawn(move || {
-                // All are in the operation by then, in which this one's NCCL hangs.
+                // All are in the operation by then, in which this rank's NCCL hangs.
                 std::thread::sleep(Duration::from_secs(1));
                 signal(name)
             });
@@ -182,7 +182,8 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
         "a receive before its sender" => {
             let other = comm.new_group(&[0, 1, 2])?.unwrap();
             let posted = if odd { Some(comm.recv(&tensor(5)?, 0)?) } else { None };
-            // Time to begin it. What then waits for the whole device comes before what the sender waits for.
+            // Gives the receive time to begin. The wait for the whole device that follows comes before the barrier for
+            // which the sender waits.
             std::thread::sleep(Duration::from_millis(300));
             device.as_cuda_device()?.cuda_stream().context().synchronize().unwrap();
             other.barrier()?.wait()?;
@@ -205,7 +206,7 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
     }
 }
 
-/// To this process.
+/// Sends a signal to this process.
 fn signal(name: &str) -> Result<()> {
     Command::new("sh").args(["-c", &format!("kill -{name} $PPID")]).status().unwrap();
     Ok(())

@@ -1,8 +1,9 @@
-//! The conformance suite on CUDA tensors, over NCCL and over TCP, and what becomes of faults. It runs on GPUs, and on what
-//! stands in for them: see `scripts/check-nccl.sh`.
+//! Conformance suite on CUDA tensors, over NCCL and over TCP, and fault tests. It runs on GPUs, or with a stand-in for
+//! CUDA and NCCL: see `scripts/check-nccl.sh`.
 //!
-//! Without arguments: everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the faults; of them all only the one
-//! that `GIRANDOLE_CASE` names, where it is set. Where the machine lacks what that needs, one line says what, and it exits with 2.
+//! Without arguments it runs everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the fault tests; if
+//! `GIRANDOLE_CASE` is set, only the case or fault of that name. If the machine lacks what is needed, it prints one
+//! line that says what, and exits with code 2.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 mod autograd;
@@ -39,7 +40,7 @@ thread_local! {
     static DEVICE: RefCell<Device> = const { RefCell::new(Device::Cpu) };
 }
 
-/// Where the tensors of the cases are.
+/// Returns the device of the cases' tensors.
 fn device() -> Device {
     DEVICE.with_borrow(Device::clone)
 }
@@ -49,11 +50,11 @@ trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
 }
 
-/// So many ranks, a thread each; nothing where a case wants another number of them.
+/// A fixed number of ranks, each in a thread. Cases for another number of ranks are skipped.
 struct Ranks {
     world_size: usize,
     connect: fn(&TcpConfig, &Device) -> Result<Arc<dyn Communicator>>,
-    /// The CUDA device of a rank; the CPU where it has none.
+    /// The CUDA device of a rank; `None` for the CPU.
     ordinal: fn(usize) -> Option<usize>,
 }
 
@@ -89,7 +90,7 @@ impl Backend for Ranks {
     }
 }
 
-/// A device each.
+/// NCCL, with a device for each rank.
 fn nccl(world_size: usize) -> Ranks {
     let connect = |config: &TcpConfig, device: &Device| {
         Nccl::connect(config, device).map(|comm| Arc::new(comm) as Arc<dyn Communicator>)
@@ -97,7 +98,7 @@ fn nccl(world_size: usize) -> Ranks {
     Ranks { world_size, connect, ordinal: Some }
 }
 
-/// All on one device.
+/// TCP, with all ranks on one device.
 fn tcp(world_size: usize) -> Ranks {
     let connect = |config: &TcpConfig, _: &Device| {
         Tcp::connect(config).map(|comm| Arc::new(comm) as Arc<dyn Communicator>)
@@ -105,7 +106,7 @@ fn tcp(world_size: usize) -> Ranks {
     Ranks { world_size, connect, ordinal: |_| Some(0) }
 }
 
-/// Where it is left open, all ranks use NCCL if each of them can, and none does otherwise; either works.
+/// If the backend is not specified, all ranks use NCCL if each of them can, and otherwise all use TCP; both work.
 fn choose(world_size: usize) {
     type Ordinal = fn(usize) -> Option<usize>;
     let (shared, mixed): (Ordinal, Ordinal) = (|_| Some(0), |rank| rank.checked_sub(1));
@@ -123,8 +124,8 @@ fn choose(world_size: usize) {
     println!("{world_size} ranks choose alike");
 }
 
-/// What was asked of the device before an operation comes before it, and what is asked after it sees its result, without a
-/// word from the caller; what is asked meanwhile may use other tensors.
+/// Device work enqueued before an operation runs before it, and work enqueued after it sees its result, without any
+/// synchronisation by the caller. Work enqueued meanwhile may use other tensors.
 fn computing(backend: &dyn Backend) {
     for world_size in 1..=4 {
         backend.run(world_size, &|comm| {
@@ -151,7 +152,7 @@ fn computing(backend: &dyn Backend) {
     }
 }
 
-/// One rank has them on its device, and all others get them on the CPU.
+/// The root has the tensors on its device, and all others receive them on the CPU.
 fn tensors_of_one(backend: &dyn Backend) {
     for world_size in 1..=4 {
         backend.run(world_size, &|comm| {
@@ -168,7 +169,7 @@ fn tensors_of_one(backend: &dyn Backend) {
     }
 }
 
-/// What all back ends share, and what is of CUDA tensors alone.
+/// The cases that all backends share, and those for CUDA tensors only.
 fn cases() -> impl Iterator<Item = list::Case> {
     let own: [list::Case; 4] = [
         ("computing before and after", computing),
@@ -179,7 +180,7 @@ fn cases() -> impl Iterator<Item = list::Case> {
     list::CASES.into_iter().chain(own)
 }
 
-/// The one case or fault that is to run, where the environment names one.
+/// Returns the name of the one case or fault to run, if `GIRANDOLE_CASE` is set.
 fn only() -> Option<String> {
     std::env::var("GIRANDOLE_CASE").ok()
 }
@@ -194,10 +195,10 @@ fn conform(name: &str, ranks: &Ranks) {
     println!("{name}, {} ranks: conforms ({:.0} s)", ranks.world_size, began.elapsed().as_secs_f64());
 }
 
-/// What is to run.
+/// The cases and faults to run.
 #[derive(Default)]
 struct Plan {
-    /// Numbers of ranks.
+    /// The numbers of ranks to run the cases on.
     nccl: Vec<usize>,
     tcp: Vec<usize>,
     faults: bool,
@@ -222,7 +223,7 @@ impl Plan {
         }
     }
 
-    /// Whether what the environment names is among what is to run.
+    /// Checks that the name in `GIRANDOLE_CASE` is one of the cases or faults to run.
     fn check_case(&self) -> std::result::Result<(), String> {
         let Some(only) = only() else { return Ok(()) };
         let faults = faults::roles().filter(|_| self.faults);
@@ -234,7 +235,7 @@ impl Plan {
         Err(format!("GIRANDOLE_CASE: '{only}' is not known here: give one of {}", names.join(", ")))
     }
 
-    /// What is missing on this machine.
+    /// Checks that this machine has the libraries and GPUs that are needed.
     fn check(&self) -> std::result::Result<(), String> {
         let over_nccl = self.nccl.iter().copied().chain(self.faults.then_some(faults::RANKS)).max();
         let mut libraries = vec![CudaLibrary::Driver, CudaLibrary::Cublas, CudaLibrary::Curand];

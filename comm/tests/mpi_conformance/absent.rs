@@ -1,5 +1,6 @@
-//! A rank that meets the members of a new group and then stands still: this program's own `MPI_Comm_create_group`, between the
-//! library's callers and the library, as MPI provides for it (MPI 4.1, 15.2, "Profiling Interface").
+//! A rank that connects to the members of a new group and then stops responding. This program defines its own
+//! `MPI_Comm_create_group`, which intercepts the calls to the library, as MPI provides for it (MPI 4.1, 15.2,
+//! "Profiling Interface").
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use mpi::ffi::{MPI_Comm, MPI_Group};
 
-/// Of the ranks that this happens to, of which number 1 is the odd one.
+/// The role of the ranks in this test; rank 1 stops responding.
 pub(crate) const ROLE: &str = "standing still in a new group";
 
 unsafe extern "C" {
@@ -15,7 +16,7 @@ unsafe extern "C" {
 }
 
 /// # Safety
-/// As the library's own demands.
+/// The same as for the library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn MPI_Comm_create_group(
     from: MPI_Comm,
@@ -26,6 +27,6 @@ unsafe extern "C" fn MPI_Comm_create_group(
     if crate::job::is_odd_in(ROLE) {
         std::thread::sleep(Duration::from_secs(6));
     }
-    // SAFETY: as this function demands.
+    // SAFETY: the caller guarantees it.
     unsafe { PMPI_Comm_create_group(from, of, tag, made) }
 }

@@ -1,4 +1,4 @@
-//! Ranks that disagree, die, stand still or leave: every other one says so.
+//! Fault tests: ranks that disagree, die, stop responding or leave. Every other rank must report it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use comm::{Communicator, Mpi, ReduceOp, Result, TcpConfig, Work};
 
 use crate::{absent, job};
 
-/// Each fault, the ranks that see it, and what they must say.
+/// Each fault, the ranks that detect it, and the words that their reports must contain.
 const FAULTS: [(&str, &[usize], &[&str]); 8] = [
     (
         "another call",
@@ -44,7 +44,8 @@ pub(crate) fn all() {
     killed();
 }
 
-/// The launcher ends the job at once: a race decides whether the others still say whom they miss, but it tells of the signal.
+/// The launcher ends the job at once. Whether the other ranks still report the missing rank is a race, but the launcher
+/// reports the signal.
 fn killed() {
     let output = job::run("killed", 3);
     let printed = job::printed(&output);
@@ -78,12 +79,12 @@ pub(crate) fn play(role: &str, config: &TcpConfig) {
         (absent::ROLE, _) => comm.new_group(&[0, 1, 2]).and_then(|_| sum(5)),
         ("leaving", true) => {
             drop(comm);
-            // Its process is still there.
+            // Its process is still alive.
             std::thread::sleep(Duration::from_secs(4));
             return;
         }
         ("dying", true) => std::thread::scope(|scope| {
-            // As a panic unwinds, the process living on: the launcher sees nothing.
+            // A panic unwinds while the process stays alive, so the launcher does not notice.
             let died = scope.spawn(|| {
                 let _comm = comm;
                 panic!("rank 1 dies, as it should");
@@ -102,14 +103,14 @@ pub(crate) fn play(role: &str, config: &TcpConfig) {
     };
     let error = result.and_then(Work::wait).unwrap_err();
     println!("rank {} says: {error}", config.rank);
-    // The launcher ends all others as soon as one ends badly, so each waits for what they have to say.
+    // The launcher ends all others as soon as one fails, so each gives the others time to report.
     if role != "killed" {
         std::thread::sleep(Duration::from_secs(1));
     }
     std::process::exit(1);
 }
 
-/// A send may be done before anybody looks at it; the next call is not.
+/// A send may be done before the receiver checks it; the next call is not.
 fn finish_then(comm: &Mpi) -> impl FnOnce(Work) -> Result<Work> {
     |work| {
         work.wait()?;

@@ -1,10 +1,10 @@
-//! This program as a job of several ranks.
+//! Starts this program as a job of several ranks.
 
 use std::process::{Command, Output};
 
-/// What a rank is to do.
+/// Environment variable with the role of a rank.
 pub(crate) const ROLE: &str = "GIRANDOLE_MPI_ROLE";
-/// A folder for the job's files.
+/// Environment variable with a folder for the job's files.
 pub(crate) const FOLDER: &str = "GIRANDOLE_MPI_FOLDER";
 
 /// Runs a job to its end.
@@ -13,9 +13,9 @@ pub(crate) fn run(role: &str, ranks: usize) -> Output {
     let mpirun = std::env::var_os("GIRANDOLE_MPIRUN").unwrap_or_else(|| "mpirun".into());
     let mut command = Command::new(mpirun);
     command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
-    // Several `mpirun` at once need folders of their own: one removes what another is about to use.
+    // Concurrent `mpirun` processes need separate folders: otherwise one removes files that another is about to use.
     command.env(ROLE, role).env(FOLDER, folder.path()).env("TMPDIR", folder.path());
-    // Open MPI: more ranks than cores, and root in containers.
+    // Open MPI: allows more ranks than cores, and root in containers.
     for name in
         ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"]
     {
@@ -35,7 +35,7 @@ pub(crate) fn succeed(role: &str, ranks: usize) {
     assert!(output.status.success(), "{role} on {ranks} ranks: {}\n{}", output.status, printed(&output));
 }
 
-/// What all ranks, and the launcher, have printed.
+/// Returns the output of all ranks and of the launcher.
 pub(crate) fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }

@@ -1,5 +1,5 @@
-//! The conformance suite on ranks that `mpirun` starts, and what becomes of faults there. Without a launcher this program
-//! starts itself under one: `mpirun`, or what `GIRANDOLE_MPIRUN` names.
+//! Conformance suite on ranks started by `mpirun`, and fault tests. Without a launcher this program starts itself under
+//! one: `mpirun`, or the program named by `GIRANDOLE_MPIRUN`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 mod absent;
@@ -35,12 +35,12 @@ trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
 }
 
-/// Where the tensors of the cases are.
+/// Returns the device of the cases' tensors.
 fn device() -> Device {
     Device::Cpu
 }
 
-/// The ranks of this job; nothing where the number of ranks is another one.
+/// The ranks of this job. Cases for another number of ranks are skipped.
 struct Job(TcpConfig);
 
 impl Backend for Job {
@@ -52,7 +52,7 @@ impl Backend for Job {
     }
 }
 
-/// Nobody goes on before all have left a file.
+/// No rank continues before all have written a file.
 fn barrier(backend: &dyn Backend) {
     let folder = std::env::var_os(job::FOLDER).unwrap();
     let file = |round: usize, rank: usize| Path::new(&folder).join(format!("{round}.{rank}"));

@@ -1,11 +1,12 @@
-//! Collectives that gradients flow through.
+//! Differentiable collectives.
 //!
-//! Each of these functions is called by every rank of the group, in the same order; so is `backward`, in which each makes its
-//! adjoint's call. There are two ways to count the loss of a group, and for each a pair of functions:
+//! Each of these functions must be called by every rank of the group, in the same order; so must `backward`, in which
+//! each runs the adjoint collective. There are two ways to count the loss of a group, and for each of them some
+//! functions:
 //!
-//! - Where all ranks go on with the same tensor and compute the same loss, it counts once: [`copy_to_group`] and
+//! - If all ranks continue with the same tensor and compute the same loss, it counts once: [`copy_to_group`] and
 //!   [`reduce_from_group`], [`split_to_group`] and [`gather_from_group`].
-//! - Where each rank goes on with its own tensor, the losses of all ranks are added: [`all_gather`] and
+//! - If each rank continues with its own tensor, the losses of all ranks are summed: [`all_gather`] and
 //!   [`reduce_scatter`], [`all_to_all`].
 //!
 //! [`custom`] is for operations that compute and communicate in one.
@@ -45,8 +46,8 @@ use op::differentiable;
 
 type Comm = Arc<dyn Communicator>;
 
-/// The tensor itself; its gradient is the sum of the gradients on all ranks. The way into a part of a model in which each
-/// rank computes something else from the same input.
+/// Returns the tensor unchanged; its gradient is the sum of the gradients on all ranks. Used at the entry of a part of
+/// a model in which each rank computes something different from the same input.
 ///
 /// # Shapes
 /// `x` is the same on every rank.
@@ -65,8 +66,8 @@ pub fn copy_to_group(x: &Tensor, comm: &Comm) -> Result<Tensor> {
     differentiable("copy_to_group", x, output, comm, |grad, comm| tensors::sum(grad, comm))
 }
 
-/// The sum over all ranks; its gradient goes back as it is. The way out of a part of a model in which each rank has computed
-/// a summand of the same output.
+/// Returns the sum over all ranks; its gradient is passed back unchanged. Used at the exit of a part of a model in
+/// which each rank has computed a summand of the same output.
 ///
 /// # Shapes
 /// The same on every rank.
@@ -85,7 +86,7 @@ pub fn reduce_from_group(x: &Tensor, comm: &Comm) -> Result<Tensor> {
     differentiable("reduce_from_group", x, output, comm, |grad, _| Ok(grad.clone()))
 }
 
-/// This rank's of `world_size` equal parts along `dim`; the gradients of all parts are gathered.
+/// Returns this rank's part of `world_size` equal parts along `dim`; backward, the gradients of all parts are gathered.
 ///
 /// # Shapes
 /// `x` is the same on every rank, its `dim` a multiple of `world_size`.
@@ -100,7 +101,7 @@ pub fn split_to_group(x: &Tensor, dim: usize, comm: &Comm) -> Result<Tensor> {
     differentiable("split_to_group", x, output, comm, move |grad, comm| tensors::gather(grad, dim, comm))
 }
 
-/// The tensors of all ranks, one after the other along `dim`; each rank takes its part of the gradient.
+/// Concatenates the tensors of all ranks along `dim`; backward, each rank takes its part of the gradient.
 ///
 /// # Shapes
 /// `x` has the same shape on every rank; the output has `world_size` times as much along `dim`.
@@ -109,13 +110,14 @@ pub fn split_to_group(x: &Tensor, dim: usize, comm: &Comm) -> Result<Tensor> {
 /// An all-gather forward, a copy of the part backward.
 ///
 /// # Errors
-/// A `dim` that `x` has not; those of [`Communicator::run`].
+/// A `dim` that `x` does not have; those of [`Communicator::run`].
 pub fn gather_from_group(x: &Tensor, dim: usize, comm: &Comm) -> Result<Tensor> {
     let output = tensors::gather(x, dim, &**comm)?;
     differentiable("gather_from_group", x, output, comm, move |grad, comm| tensors::own_part(grad, dim, comm))
 }
 
-/// The tensors of all ranks, one after the other along `dim`; the gradients of all ranks are summed, and each takes its part.
+/// Concatenates the tensors of all ranks along `dim`; backward, the gradients of all ranks are summed, and each takes
+/// its part.
 ///
 /// # Shapes
 /// `x` has the same shape on every rank; the output has `world_size` times as much along `dim`.
@@ -124,13 +126,14 @@ pub fn gather_from_group(x: &Tensor, dim: usize, comm: &Comm) -> Result<Tensor> 
 /// An all-gather forward, a reduce-scatter backward.
 ///
 /// # Errors
-/// A `dim` that `x` has not; those of [`Communicator::run`], forward and backward.
+/// A `dim` that `x` does not have; those of [`Communicator::run`], forward and backward.
 pub fn all_gather(x: &Tensor, dim: usize, comm: &Comm) -> Result<Tensor> {
     let output = tensors::gather(x, dim, &**comm)?;
     differentiable("all_gather", x, output, comm, move |grad, comm| tensors::sum_part(grad, dim, comm))
 }
 
-/// This rank's of `world_size` equal parts along `dim` of the sum over all ranks; the gradients of all parts are gathered.
+/// Returns this rank's part, of `world_size` equal parts along `dim`, of the sum over all ranks; backward, the
+/// gradients of all parts are gathered.
 ///
 /// # Shapes
 /// `x` has the same shape on every rank, its `dim` a multiple of `world_size`.
@@ -145,11 +148,12 @@ pub fn reduce_scatter(x: &Tensor, dim: usize, comm: &Comm) -> Result<Tensor> {
     differentiable("reduce_scatter", x, output, comm, move |grad, comm| tensors::gather(grad, dim, comm))
 }
 
-/// Divides `x` along `split_dim`, one part for each rank, and puts what comes from the others together along `concat_dim`.
+/// Splits `x` along `split_dim`, one part for each rank, and concatenates the parts received from all ranks along
+/// `concat_dim`.
 ///
 /// # Shapes
-/// `x` has the same shape on every rank, its `split_dim` a multiple of `world_size`. The output has that much less along
-/// `split_dim`, and more along `concat_dim`.
+/// `x` has the same shape on every rank, its `split_dim` a multiple of `world_size`. In the output, `split_dim` is
+/// shorter, and `concat_dim` longer, by a factor of `world_size`.
 ///
 /// # Cost
 /// An all-to-all forward, and one backward.

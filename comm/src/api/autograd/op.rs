@@ -1,4 +1,4 @@
-//! A node of candle's graph that communicates.
+//! Nodes of candle's autograd graph that communicate.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,8 @@ use crate::base::lock::lock;
 use crate::engine::overlap::Span;
 use crate::{Communicator, Error, Result};
 
-/// `output`, which was computed from `x` outside of the graph and is used nowhere else, as if candle had computed it.
+/// Makes `output` the differentiable result of `x`. It was computed from `x` outside the graph, and is used nowhere
+/// else.
 pub(super) fn differentiable(
     name: &'static str,
     x: &Tensor,
@@ -25,16 +26,16 @@ pub(super) fn differentiable(
     custom(name, &[x], output, move |gradient| Ok(vec![Some(backward(gradient, &*comm)?)]))
 }
 
-/// `output` as if candle had computed it from `inputs`, one to three of them: what a strategy makes its own layers of, whose
-/// forward and backward passes communicate. `backward` is given the gradient of the output and gives that of each input,
-/// none where an input needs none.
+/// Makes `output` the differentiable result of `inputs`, one to three of them. Strategies build their own layers with
+/// it, whose forward and backward passes communicate. `backward` takes the gradient of the output and returns that of
+/// each input, `None` where an input needs none.
 ///
-/// `output` must have been computed outside of the graph (from detached tensors), and is used up: where it is the whole of a
-/// storage, the result takes the elements out of it, and whoever has kept a clone or a view of it fails on using that.
+/// `output` must have been computed outside the graph (from detached tensors), and is consumed: if it is the whole of a
+/// storage, the elements are moved into the result, and any remaining clone or view of it fails when used.
 ///
 /// # Cost
-/// None of its own on the CPU, where `output` is contiguous, the whole of its storage, and shares that with no input; a copy
-/// of it otherwise.
+/// No copy on the CPU if `output` is contiguous, the whole of its storage, and shares that with no input; otherwise a
+/// copy of it.
 ///
 /// # Errors
 /// No input or more than three; an output on another device than the inputs.
@@ -70,20 +71,21 @@ pub fn custom(
     })
 }
 
-/// `output` as the whole of a storage that is no input's: candle keeps those of the inputs locked meanwhile.
+/// Returns `output` as the whole of a storage that it shares with no input: candle keeps the inputs' storages locked
+/// meanwhile.
 fn whole(output: Tensor, inputs: &[&Tensor]) -> Result<Tensor> {
     if output.elem_count() == 0 {
         return Ok(Tensor::zeros(output.dims(), output.dtype(), output.device())?);
     }
     let span = Span::of(&output);
     let is_input = inputs.iter().any(|input| Span::of(input).shares_storage(&span));
-    // On a GPU the storage is copied from its beginning, and what lies behind the result does no harm.
+    // On a GPU the storage is copied from its beginning, and elements behind the result do no harm.
     let is_all = elements(&output).map_or(span.elements.start == 0, |all| span.elements == (0..all));
     let is_whole = output.is_contiguous() && is_all;
     Ok(if is_whole && !is_input { output } else { output.detach().force_contiguous()? })
 }
 
-/// Elements of the whole storage, where it is the CPU's.
+/// Returns the number of elements of the whole storage, if it is on the CPU.
 fn elements(tensor: &Tensor) -> Option<usize> {
     let (storage, _) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else { return None };
@@ -147,7 +149,7 @@ impl Custom {
         grad: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; N]> {
         let mut gradients = (self.backward)(grad)?;
-        // What a variable's gradient is may be changed, and what `backward` gives may be something that it keeps.
+        // The gradient of a variable may be changed in place, and `backward` may return a tensor that it keeps.
         for (gradient, input) in gradients.iter_mut().zip(inputs) {
             if let Some(gradient) = gradient.as_mut().filter(|_| input.is_variable()) {
                 *gradient = gradient.force_contiguous()?;
@@ -285,7 +287,7 @@ impl CustomOp3 for Custom {
     }
 }
 
-/// The elements of a tensor that is the whole of its storage and used nowhere else, without a copy.
+/// Takes the elements of a tensor that is the whole of its storage and used nowhere else, without a copy.
 fn into_storage(tensor: Tensor) -> candle_core::Result<CpuStorage> {
     if tensor.elem_count() == 0 {
         let (storage, _) = tensor.storage_and_layout();
@@ -307,7 +309,7 @@ impl InplaceOp1 for Take {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        // Nobody looks at the tensor again, so that its storage may be shorter than it says.
+        // The tensor is not used again, so its storage may be shorter than its shape says.
         *self.0.borrow_mut() = Some(std::mem::replace(storage, CpuStorage::U8(Vec::new())));
         Ok(())
     }

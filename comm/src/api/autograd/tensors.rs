@@ -1,10 +1,11 @@
-//! The calls behind the differentiable functions. All results are contiguous, the whole of their storage, and new.
+//! Collectives behind the differentiable functions. All results are new tensors, contiguous and the whole of their
+//! storage.
 
 use candle_core::Tensor;
 
 use crate::{Communicator, Error, Operation, ReduceOp, Result};
 
-/// A contiguous copy that is no part of the graph.
+/// Returns a contiguous copy, detached from the graph.
 pub(super) fn fresh(x: &Tensor) -> Result<Tensor> {
     Ok(x.detach().force_contiguous()?)
 }
@@ -43,7 +44,7 @@ pub(super) fn exchange(
     comm: &dyn Communicator,
 ) -> Result<Tensor> {
     let len = part_len(x, split_dim, comm)?;
-    // An axis that is not there is an error before any rank is waited for.
+    // An axis that does not exist must be an error before any communication.
     x.dim(concat_dim)?;
     let input = front(x, split_dim)?;
     let output = zeros(&input, input.dim(0)?)?;
@@ -67,12 +68,12 @@ fn part_len(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<usize> {
     Ok(len / parts)
 }
 
-/// With `dim` in front, where its parts lie one after the other.
+/// Moves `dim` to the front, so that its parts are contiguous.
 fn front(x: &Tensor, dim: usize) -> Result<Tensor> {
     Ok(x.detach().transpose(0, dim)?.contiguous()?)
 }
 
-/// With the first dim back at its place.
+/// Moves the first dim back to its position `dim`.
 fn back(x: Tensor, dim: usize) -> Result<Tensor> {
     if dim == 0 { Ok(x) } else { fresh(&x.transpose(0, dim)?) }
 }

@@ -1,11 +1,11 @@
-//! Who belongs to a new group: what `new_group` and `split` agree on before its members connect.
+//! Group creation: how `new_group` and `split` agree on the members of a new group before these connect.
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::base::fingerprint::digest;
 use crate::{Communicator, Error, Operation, Result};
 
-/// Checks that every rank asks for the same group; the same answer on every rank.
+/// Checks that every rank asks for the same group. The result is the same on every rank if all lists are valid.
 pub(crate) fn agree<C: Communicator + ?Sized>(comm: &C, ranks: &[usize]) -> Result<()> {
     let what = "the ranks of a new group";
     if ranks.is_empty() {
@@ -30,13 +30,14 @@ pub(crate) fn agree<C: Communicator + ?Sized>(comm: &C, ranks: &[usize]) -> Resu
     }
 }
 
-/// The ranks with this rank's color, by key, then by rank; none without a color.
+/// Returns the ranks with this rank's color, ordered by key, then by rank. `None` without a color.
 pub(crate) fn of_color<C: Communicator + ?Sized>(
     comm: &C,
     color: Option<usize>,
     key: usize,
 ) -> Result<Option<Vec<usize>>> {
-    // Every number may be a color or a key: that there is a color is said apart, and the bits of large ones go as they are.
+    // Any number may be a color or a key, so a separate number says whether there is a color, and large ones are sent
+    // by their bits.
     let own = [i64::from(color.is_some()), color.unwrap_or(0) as i64, key as i64];
     let all = all_gather(comm, &own)?;
     let mut members: Vec<usize> = (0..all.len()).filter(|rank| all[*rank][..2] == own[..2]).collect();
@@ -51,7 +52,7 @@ pub(crate) fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Res
     Ok(output.to_vec2()?)
 }
 
-/// The error of a backend whose groups stay as they are.
+/// Returns the error of a backend that does not support changing the ranks of a group.
 pub(crate) fn fixed(what: &str, backend: &str) -> Error {
     Error::invalid(
         what,
@@ -60,7 +61,7 @@ pub(crate) fn fixed(what: &str, backend: &str) -> Error {
     )
 }
 
-/// This rank's place among the members.
+/// Returns the index of this rank among the members.
 pub(crate) fn place(rank: usize, ranks: &[usize]) -> Result<usize> {
     ranks.iter().position(|member| *member == rank).ok_or_else(|| {
         let got = format!("{ranks:?} on rank {rank}");

@@ -6,7 +6,8 @@ use half::{bf16, f16};
 use crate::ReduceOp;
 use crate::algorithm::schedule::Combine;
 
-/// An element type that can be reduced. f16 and bf16 are widened to f32 before they come here, and only copied as they are.
+/// An element type that can be reduced. Elements of f16 and bf16 are widened to f32 before, and only copied in
+/// their own type.
 pub(crate) trait Element: bytemuck::Pod + Send + Sync {
     fn sum(self, right: Self) -> Self;
     fn product(self, right: Self) -> Self;
@@ -22,7 +23,7 @@ macro_rules! float {
             fn sum(self, right: Self) -> Self { self + right }
             #[inline(always)]
             fn product(self, right: Self) -> Self { self * right }
-            // Not the standard library's: NaN must win, as it does in PyTorch.
+            // Not the standard library's `min`: NaN must win, as it does in PyTorch.
             #[inline(always)]
             fn min(self, right: Self) -> Self { if self < right || self.is_nan() { self } else { right } }
             #[inline(always)]
@@ -66,8 +67,8 @@ float!(f64, f32);
 integer!(u8, u32, i64);
 narrow_float!(f16, bf16);
 
-/// Reduces `theirs`, bytes that need not be aligned, into `mine`, element by element, with the operands in the order that
-/// `combine` says.
+/// Reduces `theirs`, whose bytes need not be aligned, into `mine`, element by element, with the operands in the order
+/// given by `combine`.
 pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T], theirs: &[u8]) {
     match op {
         ReduceOp::Sum | ReduceOp::Avg => fold(combine, mine, theirs, T::sum),
@@ -77,7 +78,7 @@ pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T]
     }
 }
 
-/// Calls a function for elements of the type that `dtype` names; nothing for a dtype that is never sent.
+/// Calls an expression for elements of the type that `dtype` names. Does nothing for a dtype that is never sent.
 macro_rules! of_dtype {
     ($dtype:expr, $type:ident => $call:expr) => {
         match $dtype {
@@ -114,12 +115,12 @@ macro_rules! of_dtype {
     };
 }
 
-/// The same for the bytes of whole elements; `mine` is aligned.
+/// The same for bytes: `mine` and `theirs` are whole elements, and `mine` is aligned.
 pub(crate) fn combine_bytes(dtype: DType, op: ReduceOp, how: Combine, mine: &mut [u8], theirs: &[u8]) {
     of_dtype!(dtype, T => combine::<T>(op, how, bytemuck::cast_slice_mut(mine), theirs));
 }
 
-/// Divides every element.
+/// Divides every element by `by`.
 pub(crate) fn divide_bytes(dtype: DType, by: usize, bytes: &mut [u8]) {
     of_dtype!(dtype, T => {
         bytemuck::cast_slice_mut::<u8, T>(bytes).iter_mut().for_each(|element| *element = element.divide(by));

@@ -1,8 +1,8 @@
-//! The elements of tensors, as bytes: where they lie ([`storage`]), how those of a device come to the host ([`staging`]), and arithmetic on
-//! them ([`element`]).
+//! Elements of tensors, as bytes: access in place ([`storage`]), copies of a device's elements on the host
+//! ([`staging`]), and arithmetic ([`element`]).
 
 pub(crate) mod element;
-/// Tested on any system, with tensors of the CPU.
+/// Tested on any system, with CPU tensors.
 #[cfg(test)]
 #[allow(dead_code, reason = "used where the feature `metal` is on")]
 #[path = "staging/metal.rs"]

@@ -1,7 +1,8 @@
-//! Elements of CUDA tensors, by way of pinned memory of the host: links and reductions know only bytes of the host.
+//! Staging of CUDA tensors in pinned host memory: links and reductions work on host memory only.
 //!
-//! A tensor's elements come to the host when an operation first looks at them, and go back when it is done. Both go over a
-//! stream of their own, so that they pass what the device computes meanwhile; see [`Before`] for what they wait for.
+//! A tensor's elements are copied to the host when an operation first accesses them, and copied back when it is done.
+//! Both copies use a CUDA stream of their own, so that they do not queue behind later work of the device; see
+//! [`Before`] for what they wait for.
 
 mod pinned;
 mod upload;
@@ -22,13 +23,13 @@ use crate::{Error, Operation, Result};
 
 use self::pinned::Pinned;
 
-/// True for devices whose tensors can take part in operations.
+/// Returns whether tensors on this device can take part in operations.
 pub(crate) fn is_supported(device: &Device) -> bool {
     device.is_cpu() || device.is_cuda()
 }
 
-/// What a device has to compute before an operation may begin: all that was asked of it when the operation was submitted,
-/// by the thread that submitted it.
+/// The device work that must be done before an operation may begin: all that the submitting thread had enqueued when it
+/// submitted the operation.
 pub(crate) struct Before(Vec<CudaEvent>);
 
 impl Before {
@@ -45,7 +46,7 @@ impl Before {
         Ok(Self(devices.iter().map(record).collect::<std::result::Result<_, _>>().map_err(failed)?))
     }
 
-    /// What is put into the stream from now on comes after it.
+    /// Makes what is enqueued on `stream` from now on wait for that work.
     #[cfg(feature = "nccl")]
     pub(crate) fn hold(&self, stream: &CudaStream) -> Result<()> {
         self.0.iter().try_for_each(|event| stream.wait(event)).map_err(failed)
@@ -56,17 +57,18 @@ impl Before {
     }
 }
 
-/// A CUDA tensor's elements on the host.
+/// Staging copy of a CUDA tensor's elements on the host.
 pub(crate) struct Stage<'a> {
     tensor: &'a Tensor,
     host: OnceCell<Pinned>,
-    /// What the tensor holds is looked at, or stays in part.
+    /// Whether the tensor's old elements are needed, because they are read or not all overwritten.
     keeps: bool,
     changed: bool,
 }
 
 impl<'a> Stage<'a> {
-    /// None for a tensor of the CPU. One that is overwritten from its first to its last element need not `keep` what it holds.
+    /// Returns `None` for a CPU tensor. `keeps` may be false if the tensor is overwritten from its first to its last
+    /// element.
     pub(crate) fn of(tensor: &'a Tensor, keeps: bool) -> Option<Self> {
         tensor.device().is_cuda().then(|| Self { tensor, host: OnceCell::new(), keeps, changed: false })
     }
@@ -98,7 +100,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Gives the tensor what was changed.
+    /// Copies the elements back to the tensor, if they were changed.
     pub(crate) fn finish(self) -> Result<()> {
         let Some(host) = self.host.get().filter(|_| self.changed) else { return Ok(()) };
         self.tensor.inplace_op1(&Upload(host.bytes())).map_err(|source| Error::Tensor {
@@ -134,7 +136,7 @@ fn download(tensor: &Tensor, to: &mut [u8]) -> Result<()> {
     .map_err(failed)
 }
 
-/// Copies bytes of the host into a tensor.
+/// Copies host bytes into a tensor.
 struct Upload<'a>(&'a [u8]);
 
 impl InplaceOp1 for Upload<'_> {
@@ -168,7 +170,7 @@ impl InplaceOp1 for Upload<'_> {
     }
 }
 
-/// The stream over which a device's tensors are copied; made once.
+/// Returns the CUDA stream on which a device's tensors are copied. Created once per device.
 fn stream_of(device: &CudaDevice) -> std::result::Result<Arc<CudaStream>, DriverError> {
     static STREAMS: Mutex<Vec<Arc<CudaStream>>> = Mutex::new(Vec::new());
     let own = device.cuda_stream();

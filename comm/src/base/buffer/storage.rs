@@ -1,4 +1,4 @@
-//! The elements of candle tensors, in place.
+//! Access to the elements of candle tensors, in place.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::base::buffer::staging::Stage;
 use crate::{Error, Result};
 
-/// Lets `look` see some bytes of a contiguous tensor that is not empty, while its storage is locked for reading.
+/// Calls `look` with a range of the bytes of a contiguous, non-empty tensor, while its storage is locked for reading.
 pub(crate) fn read<R>(tensor: &Tensor, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
     if let Some(stage) = Stage::of(tensor, true) {
         return stage.read(range, look);
@@ -36,7 +36,7 @@ pub(crate) fn read<R>(tensor: &Tensor, range: Range<usize>, look: impl FnOnce(&[
     }
 }
 
-/// Lets `change` work on some bytes of a contiguous tensor that is not empty, while its storage is locked for writing.
+/// Calls `change` with a range of the bytes of a contiguous, non-empty tensor, while its storage is locked for writing.
 pub(crate) fn write<R>(
     tensor: &Tensor,
     range: Range<usize>,
@@ -92,7 +92,7 @@ impl<R, F: FnOnce(&mut [u8]) -> R> InplaceOp1 for InPlace<F, R> {
     }
 }
 
-/// The bytes of f16 or bf16 elements as f32. There are as many elements as places.
+/// Converts the bytes of f16 or bf16 elements to f32. `wide` has as many elements as `narrow`.
 pub(crate) fn widen(dtype: DType, narrow: &[u8], wide: &mut [f32]) {
     match dtype {
         DType::F16 => bytemuck::cast_slice::<u8, f16>(narrow).convert_to_f32_slice(wide),
@@ -100,7 +100,7 @@ pub(crate) fn widen(dtype: DType, narrow: &[u8], wide: &mut [f32]) {
     }
 }
 
-/// Rounds to f16 or bf16.
+/// Rounds f32 elements to f16 or bf16, as bytes.
 pub(crate) fn narrow(dtype: DType, wide: &[f32], narrow: &mut [u8]) {
     match dtype {
         DType::F16 => bytemuck::cast_slice_mut::<u8, f16>(narrow).convert_from_f32_slice(wide),
@@ -108,7 +108,7 @@ pub(crate) fn narrow(dtype: DType, wide: &[f32], narrow: &mut [u8]) {
     }
 }
 
-/// True for the dtypes whose sums are made in f32.
+/// Returns whether elements of this dtype are reduced in f32.
 pub(crate) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

@@ -1,4 +1,4 @@
-//! Errors of this crate on their way through candle.
+//! Conversion of this crate's errors to candle's and back.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl From<candle_core::Error> for Error {
     }
 }
 
-/// An error on its way through candle, whose functions return candle's only. [`carried`] finds it on the other side.
+/// Wraps an error in a candle error, for functions that return candle's errors only. [`carried`] extracts it again.
 ///
 /// ```
 /// let error = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
@@ -27,11 +27,12 @@ impl From<candle_core::Error> for Error {
 /// assert!(matches!(comm::carried(&through), Some(comm::Error::PeerLeft { rank: 1, .. })));
 /// ```
 pub fn carry<E: std::error::Error + Send + Sync + 'static>(error: E) -> candle_core::Error {
-    // As an I/O error candle keeps it as it is.
+    // Candle does not change an I/O error.
     candle_core::Error::Io(std::io::Error::other(error))
 }
 
-/// The error of this type that was given to [`carry`], whatever candle has put around it, an operation of this crate included.
+/// Returns the error of type `E` that was passed to [`carry`], whatever candle, or an operation of this crate, has
+/// wrapped around it.
 pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core::Error) -> Option<&E> {
     match error {
         candle_core::Error::Io(error) => {

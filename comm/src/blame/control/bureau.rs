@@ -1,4 +1,4 @@
-//! What the control thread and the threads that run operations share.
+//! Failure state of one rank in one group, shared by its control thread and the threads that run operations.
 
 mod elsewhere;
 pub(crate) mod job;
@@ -23,18 +23,18 @@ use crate::transport::links::Wait;
 use crate::transport::tcp::switchboard::Switchboard;
 use crate::{Error, Result, TcpConfig};
 
-/// How long rank 0 waits for what the ranks say of themselves.
+/// How long rank 0 waits for the ranks to report what they are doing.
 pub(super) const PROBE_PATIENCE: Duration = Duration::from_millis(400);
-/// How long a rank waits for rank 0's answer, which may have to wait for those of others.
+/// How long a rank waits for rank 0's answer, which may itself wait for other ranks' reports.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
-/// The same where rank 0 is to blame if there is none.
+/// The same for questions after which rank 0 is taken to be the cause if it does not answer.
 const LAST_PATIENCE: Duration = Duration::from_millis(1500);
-/// How long after a death a rank says so that is in no operation of the group.
+/// How long after a rank's death the control thread logs it, if no operation of the group has reported it.
 const SPEAKS: Duration = Duration::from_millis(500);
-/// How long rank 0 waits for itself: that its own thread is late says nothing of other ranks.
+/// How long an operation on rank 0 waits for rank 0's own control thread: its delay says nothing about other ranks.
 const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// One rank's office for questions and verdicts.
+/// Failure state of one rank in one group: its questions, their answers, and the cause of a failure.
 #[derive(Debug)]
 pub(crate) struct Bureau {
     rank: usize,
@@ -45,12 +45,12 @@ pub(crate) struct Bureau {
     job: Arc<Job>,
     activity: Mutex<Activity>,
     desk: Mutex<Desk>,
-    /// Something on the desk has changed.
+    /// Signals a change of `desk`.
     changed: Condvar,
     failed: AtomicBool,
-    /// An operation knows of the failure.
+    /// An operation has read the failure.
     is_known: AtomicBool,
-    /// No rank 0 tells the others of the failure.
+    /// The failure was decided by this rank alone, since rank 0 has left: no rank 0 sends it to the others.
     alone: AtomicBool,
     /// A byte written here wakes the control thread.
     bell: UnixStream,
@@ -61,11 +61,11 @@ struct Desk {
     failure: Option<Cause>,
     failed_at: Option<Instant>,
     questions: Vec<(u64, Question)>,
-    /// Questions that somebody waits for the answers of.
+    /// Questions whose answers an operation waits for.
     open: Vec<u64>,
     answers: Vec<(u64, Option<Cause>)>,
     next_id: u64,
-    /// Since when a question has waited for rank 0, which has not said anything since.
+    /// When the oldest question was asked since rank 0 last sent anything. `None` if there is none.
     silent_since: Option<Instant>,
     closing: Option<Closing>,
 }
@@ -77,7 +77,7 @@ pub(super) struct Closing {
 }
 
 impl Bureau {
-    /// The bureau, and the end of the bell that the control thread listens to.
+    /// Creates the state, and returns it with the end of the bell socket that the control thread polls.
     pub(crate) fn new(
         config: &TcpConfig,
         members: Members,
@@ -113,12 +113,13 @@ impl Bureau {
         self.rank
     }
 
-    /// The groups that this one belongs to.
+    /// The groups of this job in this process.
     pub(crate) fn job(&self) -> &Arc<Job> {
         &self.job
     }
 
-    /// The collectives that this rank has taken part in to their end, or to the group's.
+    /// Number of collectives that have returned on this rank, successfully or not. One still in progress does not
+    /// count.
     pub(super) fn progress(&self) -> u64 {
         let activity = lock(&self.activity);
         match activity.current() {
@@ -127,7 +128,7 @@ impl Bureau {
         }
     }
 
-    /// Asks the control thread to end, and to say goodbye before where that is true.
+    /// Asks the control thread to end, and to send a goodbye before if `goodbye` is set.
     pub(crate) fn close(&self, goodbye: bool) {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
@@ -137,7 +138,8 @@ impl Bureau {
         self.ring();
     }
 
-    /// Tells the peers that this rank leaves, and why if it knows, on the connections on which they would wait for it.
+    /// Notifies the peers, on the data connections, that this rank leaves, with the cause if another group of the job
+    /// has failed.
     pub(crate) fn say_farewell(&self) {
         let because =
             self.job.failure().map(|cause| Cause::InJob { cause: Box::new(cause), host: String::new() });
@@ -152,7 +154,7 @@ impl Bureau {
         std::mem::take(&mut lock(&self.desk).questions)
     }
 
-    /// Rank 0 has said something.
+    /// Records that rank 0 has sent a message.
     pub(super) fn hear_center(&self) {
         lock(&self.desk).silent_since = None;
     }
@@ -167,7 +169,8 @@ impl Bureau {
         self.changed.notify_all();
     }
 
-    /// The group has failed: from now on nobody waits for data. False where it had failed before.
+    /// Fails the group: all data connections are cut, so that no operation waits any longer. Returns false if it had
+    /// failed before.
     pub(super) fn fail(&self, cause: Cause) -> bool {
         let failed = self.note(cause);
         if failed {
@@ -176,23 +179,24 @@ impl Bureau {
         failed
     }
 
-    /// Whether the group has failed, for those that are no operation.
+    /// Whether the group has failed. For callers that are not operations: it does not mark the failure as known.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Whether it has, and no operation knows.
+    /// Whether the group has failed and no operation knows yet.
     pub(super) fn is_untold(&self) -> bool {
         self.has_failed() && !self.is_known.load(Ordering::Acquire)
     }
 
-    /// When to say that a rank has died, where no operation of this rank does: it may be ended before its next one.
+    /// When to log the death of a rank, if no operation has reported it by then: the process may end before its next
+    /// operation.
     pub(super) fn speaks_at(&self) -> Option<Instant> {
         let failed_at = self.is_untold().then(|| lock(&self.desk).failed_at).flatten()?;
         Some(failed_at + SPEAKS)
     }
 
-    /// Says so where it is time to.
+    /// Logs the death, if it is time to. Only the group of all ranks does.
     pub(super) fn speak(&self) {
         if self.speaks_at().is_none_or(|at| Instant::now() < at) || self.is_known.swap(true, Ordering::AcqRel)
         {
@@ -205,7 +209,7 @@ impl Bureau {
         }
     }
 
-    /// What this rank says that is told of a death in no operation of the group.
+    /// Text of that log line, on a rank that is in no operation of the group.
     pub(super) fn news_of_death(&self, rank: usize) -> String {
         let [own, dead] = [self.rank, rank].map(|rank| self.members.world_rank(rank));
         let host = Supervisor::host(self, rank);
@@ -219,12 +223,12 @@ impl Bureau {
         }
     }
 
-    /// The same where rank 0 has left. The peers are told by [`Supervisor::hang_up`].
+    /// Fails the group on this rank alone, because rank 0 has left. The peers are notified by [`Supervisor::hang_up`].
     pub(super) fn fail_alone(&self, cause: Cause) {
         self.alone.store(true, Ordering::Release);
         let words = last_words::blame(&cause);
         if self.note(cause) {
-            // This wakes only the rank itself.
+            // Wakes only this rank's operations; its peers still receive what it sends.
             self.switchboard.cut(Shutdown::Read, words);
         }
     }
@@ -236,7 +240,7 @@ impl Bureau {
         }
         (desk.failure, desk.failed_at) = (Some(cause.clone()), Some(Instant::now()));
         self.failed.store(true, Ordering::Release);
-        // Before an operation can tell the program, which may then go on.
+        // Before an operation can report the failure to the program, which may then continue with other groups.
         self.note_in_job(&cause);
         self.job.end_meetings(self, false);
         drop(desk);
@@ -244,13 +248,13 @@ impl Bureau {
         true
     }
 
-    /// Rank 0 itself does not answer.
+    /// Chooses a cause when rank 0 itself does not answer.
     fn without_an_answer(&self, question: Question) -> Option<Cause> {
         let silent = Cause::Stalled { rank: 0, detail: NO_ANSWER.into() };
         let cause = match question {
             Question::Suspect { .. } | Question::Elsewhere { lost: false, .. } => return Some(silent),
             Question::Stuck { last: false, .. } | Question::Elsewhere { .. } => return None,
-            // A peer that is lost may be one that gave up waiting for rank 0.
+            // A peer that is lost may have given up waiting for rank 0.
             Question::Stuck { .. }
             | Question::Lost { left: false, because: None, .. }
             | Question::Unreached { .. } => silent,
@@ -264,7 +268,7 @@ impl Bureau {
         self.failure()
     }
 
-    /// What this rank can tell by itself.
+    /// Returns the cause as far as this rank can find it by itself, given the status of rank 0.
     pub(super) fn judge_alone(&self, question: &Question, center: Status) -> Option<Cause> {
         let status = |rank| match rank {
             0 => center.clone(),
@@ -274,7 +278,7 @@ impl Bureau {
         judge(self.rank, question, &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>())
     }
 
-    /// Asks this group alone.
+    /// Asks this group only, not the group of all ranks.
     fn ask_here(&self, question: Question) -> Option<Cause> {
         let patience = match question {
             _ if self.rank == 0 => OWN_PATIENCE,
@@ -283,10 +287,10 @@ impl Bureau {
         };
         let mut desk = lock(&self.desk);
         if desk.closing.is_some() {
-            // What this rank sees of its own end is nobody's fault.
+            // Errors that a rank sees while it closes the group are nobody's fault.
             return desk.failure.clone();
         }
-        // Who has kept silent so far is not given the time again.
+        // The time that rank 0 has already been silent counts against the deadline.
         let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + patience;
         let id = desk.next_id;
         desk.next_id += 1;
@@ -319,7 +323,7 @@ impl Bureau {
     }
 
     fn ring(&self) {
-        // A full bell rings already.
+        // If the socket buffer is full, the control thread is going to wake anyway.
         let _ = (&self.bell).write(&[0]);
     }
 }

@@ -1,7 +1,7 @@
-//! The control thread of rank 0: it sees who dies, asks around, judges, and tells everybody the same cause.
+//! Control thread of rank 0: detects deaths, queries the ranks, chooses a cause, and sends the same cause to all.
 //!
-//! However many ranks have questions, each is asked once what it is doing: all questions that have come by the time serve
-//! for one round, and those that come meanwhile for the next.
+//! However many ranks have questions, each rank is asked once what it is doing: all questions that have arrived are
+//! answered in one round, and those that arrive meanwhile in the next.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use super::bureau::{Bureau, PROBE_PATIENCE};
 use super::leaf::drain;
 use super::wire::{Message, Wire};
 
-/// How long to leave ranks alone that were asked and may soon have something else to say.
+/// Pause before a new round, when the answers of ranks that were just asked may soon change.
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) struct Center<'a> {
@@ -31,30 +31,30 @@ pub(super) struct Center<'a> {
     not_before: Instant,
 }
 
-/// What is known of a rank for good.
+/// Permanent state of a rank.
 struct Member {
     wire: Option<Wire>,
     left: bool,
-    /// Why it left, where another group of the job has failed.
+    /// Why it left, if another group of the job has failed.
     because: Option<Cause>,
-    /// Since when it owes an answer. Until then it is asked nothing more.
+    /// Since when it owes an answer. It is not asked again until it has answered.
     asked: Option<Instant>,
 }
 
-/// A question whose answer waits for what the ranks say they are doing.
+/// A question that waits for the ranks' reports.
 struct Inquiry {
     asker: usize,
     id: u64,
     question: Question,
     deadline: Instant,
-    /// It was there when the round began.
+    /// It arrived before the round began, and is answered by it.
     in_round: bool,
 }
 
-/// What the ranks say they are doing.
+/// One round of asking all ranks what they are doing.
 struct Round {
     number: u64,
-    /// By rank; None where it has not answered yet.
+    /// By rank. `None` if it has not answered yet.
     statuses: Vec<Option<Status>>,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Center<'a> {
         }
     }
 
-    /// The ranks that have something to say.
+    /// Sleeps until something happens or is due, and returns the ranks whose connections are ready.
     fn sleep(&self) -> Vec<usize> {
         let wires = self.members.iter().enumerate();
         let live: Vec<(usize, &Wire)> =
@@ -111,10 +111,10 @@ impl<'a> Center<'a> {
         polled[1..].iter().zip(live).filter_map(spoke).collect()
     }
 
-    /// When there is something to do, whether or not anybody speaks.
+    /// Returns when to wake even if no message arrives.
     fn next_deadline(&self) -> Option<Instant> {
         match &self.round {
-            // Where nobody is waited for, at once.
+            // At once if no rank owes an answer.
             Some(round) => {
                 Some(self.awaited(round).map(|asked| asked + PROBE_PATIENCE).min().unwrap_or(self.not_before))
             }
@@ -123,7 +123,7 @@ impl<'a> Center<'a> {
         }
     }
 
-    /// Since when the ranks were asked that still owe an answer.
+    /// Returns, for each rank that still owes an answer, when it was asked.
     fn awaited(&self, round: &Round) -> impl Iterator<Item = Instant> {
         let members = self.members.iter().zip(&round.statuses);
         let owing = members.filter(|(member, said)| member.wire.is_some() && said.is_none());
@@ -161,7 +161,8 @@ impl<'a> Center<'a> {
         self.inquiries.push(Inquiry { asker, id, question, deadline, in_round: false });
     }
 
-    /// A rank says what it is doing, in this round or, where it was late, in one before.
+    /// Receives a rank's report, for this round or, if it is late, for an earlier one. A late rank is asked again for
+    /// this round.
     fn hear(&mut self, rank: usize, number: u64, status: Status) {
         let Member { wire, asked, .. } = &mut self.members[rank];
         *asked = None;
@@ -185,7 +186,7 @@ impl<'a> Center<'a> {
         }
     }
 
-    /// Judges when everybody has answered, or has had the time to; and asks again where somebody wants to know.
+    /// Judges when all ranks have answered or their time is over, and begins a new round if there are questions.
     fn settle(&mut self) {
         let now = Instant::now();
         let is_over = |round: &Round| self.awaited(round).all(|asked| now >= asked + PROBE_PATIENCE);
@@ -201,7 +202,7 @@ impl<'a> Center<'a> {
     fn judge(&mut self, round: &Round, now: Instant) {
         let statuses: Vec<Status> =
             round.statuses.iter().enumerate().map(|(rank, said)| self.status(rank, said)).collect();
-        // What most ranks ask when all of them wait, and the answer is the same to each.
+        // The answer to the most frequent question when all ranks wait: it does not depend on the asker.
         let mut usual: Option<Option<Cause>> = None;
         for inquiry in std::mem::take(&mut self.inquiries) {
             let Inquiry { asker, id, ref question, deadline, in_round } = inquiry;
@@ -238,10 +239,10 @@ impl<'a> Center<'a> {
         }
     }
 
-    /// Who has left for a cause of another group is not the cause.
+    /// A rank that has left because of a failure in another group is not the cause itself.
     fn explain(&self, cause: Cause) -> Cause {
         match cause {
-            // Its number is another rank's word, which may be anything.
+            // The rank number was sent by another rank, and may be invalid.
             Cause::Left { rank } => {
                 self.members.get(rank).and_then(|member| member.because.clone()).unwrap_or(cause)
             }
@@ -257,12 +258,12 @@ impl<'a> Center<'a> {
         }
     }
 
-    /// The first cause is the cause.
+    /// Fails the group with this cause. Later causes are ignored.
     fn declare(&mut self, cause: Cause) {
         if self.bureau.has_failed() {
             return;
         }
-        // The others first: when this rank knows, its process may end, and would seem to be the cause.
+        // The other ranks first: once this rank knows, its process may end, and would appear to be the cause.
         self.tell_all(&Message::Verdict(cause.clone()));
         self.bureau.fail(cause);
     }
@@ -275,7 +276,7 @@ impl<'a> Center<'a> {
     }
 }
 
-/// Asks one rank, which owes an answer from now on.
+/// Asks one rank, which then owes an answer.
 fn ask(wire: Option<&mut Wire>, asked: &mut Option<Instant>, number: u64) {
     if let Some(wire) = wire {
         wire.write(&Message::Probe { inquiry: number });
@@ -297,7 +298,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Rank 0 of so many, none of which has a data connection.
+    /// Rank 0 of a group of `world_size` ranks, without data connections.
     fn office(world_size: usize) -> (Bureau, UnixStream) {
         let config = TcpConfig { world_size, ..TcpConfig::default() };
         let switchboard = Switchboard::with(0, (0..world_size).map(|_| None).collect());
@@ -313,7 +314,7 @@ mod tests {
         })
     }
 
-    /// What a rank hears, up to the verdict.
+    /// Waits for the verdict sent to a rank, and returns it.
     fn verdict(wire: &mut Wire) -> Cause {
         let begun = Instant::now();
         loop {
@@ -351,7 +352,7 @@ mod tests {
         center.declare(Cause::Died { rank: 1 });
         center.declare(Cause::Died { rank: 2 });
         assert!(bureau.speaks_at().is_some());
-        // An operation knows it.
+        // The call to `failure` counts as an operation that knows.
         assert_eq!(bureau.failure(), Some(Cause::Died { rank: 1 }));
         assert!(bureau.speaks_at().is_none());
     }

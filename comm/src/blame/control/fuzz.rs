@@ -1,4 +1,4 @@
-//! Any bytes on a control connection, in pieces of any length; and what rank 0 makes of them.
+//! Fuzz target for control connections: arbitrary bytes in pieces of any length, and rank 0's handling of the messages.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::blame::verdict::{Status, judge, may_change};
 
 const RANKS: usize = 4;
 
-/// The first byte tells how long the pieces are.
+/// Entry point. The first byte is the length of the pieces.
 pub(crate) fn hear(data: &[u8]) {
     let Some((piece, rest)) = data.split_first() else { return };
     let whole = read(rest.chunks(rest.len().max(1)));
@@ -29,14 +29,14 @@ pub(crate) fn hear(data: &[u8]) {
     }
 }
 
-/// The messages, and whether all of it could be read.
+/// Returns the messages, and whether all bytes could be parsed.
 fn read<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, bool) {
     let (mut inbox, mut messages) = (LineBuffer::default(), Vec::new());
     let good = pieces.all(|piece| inbox.take(piece, &mut messages).is_ok());
     (messages, good)
 }
 
-/// Of one rank: what one of the messages says.
+/// Status of one rank, taken from the messages.
 fn status(messages: &[Message], rank: usize) -> Status {
     let mut activities = messages.iter().filter_map(|message| match message {
         Message::Doing { activity, .. } => Some(activity),

@@ -1,4 +1,4 @@
-//! The control thread of every rank but 0: it answers rank 0, and passes questions on to it.
+//! Control thread of every rank but 0: answers rank 0's queries, and forwards questions to it.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use crate::blame::verdict::{Question, Status};
 use super::bureau::Bureau;
 use super::wire::{Message, Wire};
 
-/// Serves until the group is closed or rank 0 is gone.
+/// Serves until the group is closed. Once rank 0 is gone, it answers questions by itself.
 pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
     let mut center = center;
     let mut asked: Vec<(u64, Question)> = Vec::new();
@@ -76,7 +76,7 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
     }
 }
 
-/// Sleeps until there may be something to do; false where it was disturbed.
+/// Sleeps until there may be something to do. Returns false if `poll` failed.
 fn sleep(bureau: &Bureau, ear: &UnixStream, center: Option<&Wire>) -> bool {
     let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
     polled.extend(center.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
@@ -86,25 +86,25 @@ fn sleep(bureau: &Bureau, ear: &UnixStream, center: Option<&Wire>) -> bool {
     poll(&mut polled, timeout.as_ref()).is_ok()
 }
 
-/// Rank 0, once it has left.
+/// What rank 0 reported when it left.
 #[derive(Default)]
 struct Gone {
-    /// Collectives in which it has taken part.
+    /// Number of collectives that it has taken part in.
     done: u64,
-    /// Why it left, where another group of the job has failed.
+    /// Why it left, if another group of the job has failed.
     because: Option<Cause>,
 }
 
-/// Rank 0 has left, so there is nobody to ask: what this rank sees itself must do.
+/// Answers a question with this rank's own knowledge, because rank 0 has left and nobody can be asked.
 fn decide_alone(bureau: &Bureau, gone: &Gone, id: u64, question: &Question) {
-    // In a collective that rank 0 has not been in, it is rank 0 that all others miss.
+    // In a collective in which rank 0 did not take part, all others wait for rank 0.
     let activity = bureau.activity();
     let missed = activity.current().is_some_and(|call| !call.is_message() && call.sequence > gone.done);
     let own = match missed && question.is_fatal() && !matches!(question, Question::Known { .. }) {
         true => Some(Cause::Left { rank: 0 }),
         false => bureau.judge_alone(question, Status::Left),
     };
-    // Why rank 0 has left is why others are waited for in vain.
+    // For these questions, the reason why rank 0 has left also explains why others are waited for in vain.
     let waits = matches!(
         question,
         Question::Stuck { last: true, .. }
@@ -122,7 +122,7 @@ fn decide_alone(bureau: &Bureau, gone: &Gone, id: u64, question: &Question) {
     }
 }
 
-/// Empties the bell.
+/// Empties the bell socket.
 pub(super) fn drain(mut ear: &UnixStream) {
     let mut bytes = [0; 64];
     while matches!(ear.read(&mut bytes), Ok(got) if got > 0) {}

@@ -1,14 +1,15 @@
-//! The control connections, by which ranks learn of each other's death, tell what they do, and agree on one cause.
+//! Control connections, by which ranks detect each other's death, report what they do, and agree on one cause.
 //!
-//! They form a star around rank 0: each rank has a thread that does nothing but listen to them. So a rank that computes, or
-//! whose data connections are quiet, answers all the same, and one that is stopped does not.
+//! They form a star around rank 0: every rank but 0 has one connection, rank 0 has P - 1. Each rank has a thread that
+//! only serves them. So a rank that computes, or whose data connections are quiet, still answers, and a stopped process
+//! does not.
 //!
-//! Every rank but 0 has one of them, rank 0 has P - 1. They are quiet until something happens; then P messages to and from
-//! rank 0 tell it what all are doing, however many ranks ask, and P more tell all what it has found.
+//! The connections are quiet until something happens. Then P messages to and from rank 0 collect what all ranks are
+//! doing, however many ranks ask, and P more send the cause to all.
 //!
-//! A rank may wait in a group of some of the ranks for one that waits in another group, and so on: only the group of all ranks
-//! sees the end of such a chain, so that it is asked first when a time-out is over. A group that is closed because another one
-//! has failed says so, and why: those who are left in it name that cause, not the rank that was before them in the chain.
+//! A rank may wait in a subgroup for one that waits in another group, and so on. Only the group of all ranks sees the
+//! end of such a chain, so it is asked first at a time-out. A group that is closed because another one has failed sends
+//! that cause with its goodbye: the ranks left in it report that cause, not the rank before them in the chain.
 
 pub(crate) mod bureau;
 mod center;

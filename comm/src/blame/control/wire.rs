@@ -13,29 +13,30 @@ use crate::base::timespec::timespec;
 use crate::blame::verdict::{Activity, Question};
 use crate::rendezvous::connection::stream::Stream;
 
-/// The longest line that is read; real ones have less than 2 KiB.
+/// The longest line that is accepted; real ones have less than 2 KiB.
 const MAX_LINE: usize = 64 * 1024;
-/// Read at once: as much as one encrypted record can hold, so that nothing is left of it where nobody waits for it.
+/// Bytes read at once: as much as one encrypted record can hold, so that no decrypted bytes stay behind where `poll`
+/// cannot see them.
 const CHUNK: usize = 16 * 1024;
-/// How long a message may wait for room; rank 0 must not hang on a rank that is stopped.
+/// How long writing a message may wait for room in the socket buffer; rank 0 must not block on a rank that is stopped.
 const WRITE_PATIENCE: Duration = Duration::from_millis(100);
-/// What may wait for room beside; a rank that reads nothing needs to hear no more.
+/// The most bytes queued beyond the socket buffer. A rank that reads nothing needs no more messages.
 const MAX_WAITING: usize = MAX_LINE;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// To rank 0: who is to blame?
+    /// To rank 0: a question about a cause.
     Ask { id: u64, question: Question },
-    /// From rank 0: what are you doing?
+    /// From rank 0: asks what the rank is doing.
     Probe { inquiry: u64 },
     /// The answer to a probe.
     Doing { inquiry: u64, activity: Activity },
-    /// From rank 0: the answer to a question, where the group goes on.
+    /// From rank 0: the answer to a question for which the group does not fail.
     Answer { id: u64, cause: Option<Cause> },
-    /// From rank 0: the group has failed.
+    /// From rank 0: the group has failed with this cause.
     Verdict(Cause),
-    /// The sender closes its group and needs nothing more; it has taken part in so many collectives. `because` where another
-    /// group of the job has failed.
+    /// The sender closes its group and needs nothing more. `progress`: the number of collectives it has taken part in.
+    /// `because`: the cause for which another group of the job has failed, if one has.
     Goodbye {
         progress: u64,
         #[serde(default)]
@@ -47,21 +48,22 @@ pub(super) enum Message {
 pub(super) struct Wire {
     stream: Arc<Stream>,
     inbox: LineBuffer,
-    /// The rest of messages for which there was no room: the first of them may have been sent in part, and nothing else may
-    /// come in between.
+    /// Messages that did not fit into the socket buffer. The first may have been sent in part, so nothing else may be
+    /// sent before its rest.
     outbox: Vec<u8>,
 }
 
-/// The other side is gone, or does not keep to the protocol.
+/// The other side is gone, or has violated the protocol.
 #[derive(Debug, PartialEq)]
 pub(super) struct Ended;
 
-/// Bytes that have come and are no whole line yet.
+/// Received bytes that are no whole line yet.
 #[derive(Default)]
 pub(super) struct LineBuffer(Vec<u8>);
 
 impl LineBuffer {
-    /// The messages that are whole with these bytes; none after one that no rank sends.
+    /// Appends the messages that are complete with these bytes to `messages`. Stops with an error at the first invalid
+    /// one.
     pub(super) fn take(&mut self, bytes: &[u8], messages: &mut Vec<Message>) -> Result<(), Ended> {
         self.0.extend_from_slice(bytes);
         let mut start = 0;
@@ -85,12 +87,12 @@ impl Wire {
         &self.stream
     }
 
-    /// What to wait for before the next [`Wire::read`].
+    /// The events to poll for before the next [`Wire::read`].
     pub(super) fn events(&self) -> PollFlags {
         if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
     }
 
-    /// Reads what has come, or a part of it, and sends what has waited for room.
+    /// Reads what has arrived, up to about [`MAX_LINE`] bytes, and sends queued messages.
     pub(super) fn read(&mut self) -> (Vec<Message>, Result<(), Ended>) {
         self.flush(Duration::ZERO);
         let (mut chunk, mut messages, mut read) = ([0; CHUNK], Vec::new(), 0);
@@ -100,7 +102,7 @@ impl Wire {
                 Ok(got) => {
                     read += got;
                     let outcome = self.inbox.take(&chunk[..got], &mut messages);
-                    // The others shall be heard, too.
+                    // The other connections must be served, too.
                     if outcome.is_err() || read > MAX_LINE {
                         break outcome;
                     }
@@ -113,8 +115,9 @@ impl Wire {
         (messages, outcome)
     }
 
-    /// Writes a message. Where the other side takes nothing for a while, the rest of it waits for the next call; where too much
-    /// waits already, the message is lost as a whole, and reading will show why.
+    /// Writes a message. If the other side does not read for a while, the rest of it is queued for the next call. If
+    /// too much is queued already, the whole message is dropped; a later read detects what is wrong with the
+    /// connection.
     pub(super) fn write(&mut self, message: &Message) {
         let Ok(line) = serde_json::to_vec(message) else { return };
         if self.outbox.len() + line.len() < MAX_WAITING {
@@ -124,7 +127,7 @@ impl Wire {
         self.flush(WRITE_PATIENCE);
     }
 
-    /// Sends what waits, as far as there is room, which may take so long to come.
+    /// Sends queued bytes, waiting up to `patience` each time the socket buffer is full.
     fn flush(&mut self, patience: Duration) {
         let mut sent = 0;
         while sent < self.outbox.len() {
@@ -165,7 +168,7 @@ mod tests {
         })
     }
 
-    /// The same, encrypted.
+    /// The same as `pair`, encrypted.
     fn encrypted() -> [Arc<Stream>; 2] {
         let streams = pair();
         let identity = Identity::new(&Secret::random().unwrap(), "job").unwrap();
@@ -180,7 +183,7 @@ mod tests {
         streams
     }
 
-    /// Of what is written to a rank that does not read, it reads whole messages later, in order.
+    /// A rank that did not read while messages were written reads whole messages later, in order.
     #[test]
     fn a_message_is_never_cut_off() {
         for streams in [pair(), encrypted()] {
@@ -195,7 +198,7 @@ mod tests {
                 written += 1;
             }
             assert!(writer.events().contains(PollFlags::OUT));
-            // This one comes after what has been begun, and is shorter.
+            // This one follows a message that was sent in part, and is shorter.
             writer.write(&Message::Probe { inquiry: 7 });
             let mut heard = Vec::new();
             while heard.len() <= written {

@@ -1,20 +1,20 @@
-//! Giving the core away for a moment before going to sleep.
+//! Yielding the core for a moment before sleeping.
 //!
-//! Where there are more ranks than cores, the peer that is waited for often needs nothing but a core. Yielding costs a fraction of
-//! a microsecond, waking a sleeping rank up costs several, and needs a system call of the peer's for each message. Where another
-//! program takes the core for its whole time slice, though, yielding delays what a wake-up would have brought at once, so that
-//! ranks stop doing it for a while.
+//! With more ranks than cores, the peer waited for often needs nothing but a core. Yielding costs a fraction of a
+//! microsecond, waking a sleeping rank costs several, and needs a system call of the peer for each message. But where
+//! another program takes the core for its whole time slice, yielding delays what a wake-up would have brought at once.
+//! So after a slow yield, a rank stops yielding for a number of waits.
 
 use std::time::{Duration, Instant};
 
-/// Yields of one wait.
+/// The most yields of one wait.
 const MOST: u32 = 20;
-/// A yield that took longer has given the core to somebody who computes.
+/// A yield that took longer has given the core to a computing thread of another program.
 const SLOW: Duration = Duration::from_micros(500);
-/// Waits without a yield after a slow one.
+/// Number of waits without a yield after a slow one.
 const PAUSE: u32 = 2000;
 
-/// Counts the yields of one wait, and the waits that make none.
+/// Counts the yields of the current wait, and the remaining waits without yields.
 #[derive(Default)]
 pub(super) struct Yields {
     done: u32,
@@ -22,17 +22,17 @@ pub(super) struct Yields {
 }
 
 impl Yields {
-    /// A new wait begins.
+    /// Begins a new wait.
     pub(super) fn reset(&mut self) {
         self.done = 0;
     }
 
-    /// The rest of this wait makes none.
+    /// Makes no more yields in this wait.
     pub(super) fn skip(&mut self) {
         self.done = MOST;
     }
 
-    /// Gives the core away for a moment; false where it is time to sleep.
+    /// Yields the core once. Returns false, without yielding, when it is time to sleep.
     pub(super) fn give_way(&mut self) -> bool {
         if self.done == 0 && self.pause > 0 {
             self.pause -= 1;
@@ -65,7 +65,7 @@ mod tests {
         let mut count = 0;
         while yields.give_way() {
             count += 1;
-            // What the machine does beside is not what is tested.
+            // The load of the machine is not what is tested.
             yields.pause = 0;
         }
         count

@@ -1,12 +1,13 @@
-//! Ranks that wait for each other, in whatever groups of a job: who is at the end of such a chain.
+//! Chains of ranks that wait for each other, across all groups of a job: finds the rank at the end of a chain.
 
 use std::collections::VecDeque;
 
 use super::{Activity, Status};
 use crate::base::cause::{Cause, NO_ANSWER};
 
-/// The rank that is to blame where `asker` waits for `first`, these wait for others, and so on: one that does not answer, else
-/// whom one of them blames, else one that has left, else one that is in no operation. None where all of them wait, or are at work on a call.
+/// Returns the cause if `asker` waits for `first`, these wait for others, and so on. It is the first rank found that
+/// does not answer, else the cause that one of the ranks has failed with, else a rank that has left, else a rank that
+/// is in no operation. `None` if all of them wait, or are busy in a call.
 pub(super) fn end(asker: usize, first: &[usize], statuses: &[Status]) -> Option<Cause> {
     let mut next: VecDeque<usize> = first.iter().copied().collect();
     let (mut seen, mut reached) = (vec![false; statuses.len()], Vec::new());
@@ -16,7 +17,7 @@ pub(super) fn end(asker: usize, first: &[usize], statuses: &[Status]) -> Option<
         reached.push((rank, status));
         next.extend(status.activity().into_iter().flat_map(Activity::waits));
     }
-    // One that is in a call has gone on without the group that has failed, or does not know of it yet.
+    // A rank that is in a call continues without the group that has failed, or does not know of the failure yet.
     let ending = |status: &Status| status.activity().filter(|activity| activity.is_outside())?.failed.clone();
     let blamed = || reached.iter().find_map(|(_, status)| ending(status));
     let find = |is: fn(&Status) -> bool| reached.iter().find(|(_, status)| is(status)).copied();

@@ -1,4 +1,4 @@
-//! What ranks say they are doing, and who is to blame.
+//! Tests of the choice of a cause from what the ranks report.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn the_first_place_counts_where_ranks_went_on() {
     ahead.begin(call(1, 10));
     ahead.end();
     ahead.begin(call(2, 10));
-    // Rank 0 had nothing to hear from rank 2 in its first call, and finds the difference in the second.
+    // Rank 0 received nothing from rank 2 in its first call, and detects the difference in the second.
     let statuses = [Status::Active(ahead), within(call(1, 10)), within(call(1, 11))];
     let question = Question::Mismatch { peer: 2, mine: call(2, 10), theirs: call(1, 11) };
     let cause = judge(0, &question, &statuses);
@@ -74,7 +74,7 @@ fn a_rank_on_its_way_may_turn_the_majority() {
 fn a_rank_that_has_left_may_have_done_its_part() {
     let statuses = [within(call(1, 1)), Status::Left, within(call(1, 1))];
     let stuck = |last, apart| judge(0, &Question::Stuck { peer: 1, last, apart }, &statuses);
-    // What it sent before may still come.
+    // What it sent before may still arrive.
     assert_eq!(stuck(false, false), None);
     for (last, apart) in [(false, true), (true, false)] {
         assert_eq!(stuck(last, apart), Some(Cause::Left { rank: 1 }));
@@ -107,7 +107,8 @@ fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
     assert!(matches!(cause(within(call(1, 2))), Cause::Mismatch { .. }));
 }
 
-/// Messages between some of the ranks, however many, are no progress of the group, and hide none.
+/// Point-to-point messages between some of the ranks, however many, are no progress of the group, and push out no
+/// collective.
 #[test]
 fn messages_do_not_make_a_rank_forget_its_collectives() {
     let message = |sequence| Fingerprint::new(Kind::Message, sequence).root(3);
@@ -131,7 +132,7 @@ fn messages_do_not_make_a_rank_forget_its_collectives() {
     }
 }
 
-/// All say the same; the one on which it has failed knows that it is itself.
+/// All report the same call; only the rank on which the library has failed knows that it is the one.
 #[test]
 fn a_library_fails_on_one_rank_and_the_others_only_notice() {
     let cause = Cause::Failed { rank: 1, detail: "it broke".into() };
@@ -160,11 +161,11 @@ fn a_time_out_names_who_is_silent_or_behind() {
     let (rank, detail) = stalled(&[waiting.clone(), within(call(4, 1)), waiting.clone(), waiting.clone()]);
     assert_eq!(rank, 1);
     assert!(detail.contains("still in all_reduce #4"), "{detail}");
-    // All in the same call: only the silent stream is known.
+    // All are in the same call: only the silent stream is known.
     assert_eq!(stalled(&[waiting.clone(), waiting.clone(), waiting.clone(), waiting]).0, 3);
 }
 
-/// In a call, and waiting for these.
+/// In a call, waiting for these peers.
 fn waiting_for(peers: &[usize]) -> Status {
     let mut activity = Activity::default();
     activity.begin(call(5, 1));
@@ -172,7 +173,7 @@ fn waiting_for(peers: &[usize]) -> Status {
     Status::Active(activity)
 }
 
-/// In a call of another group, and waiting there for these.
+/// In a call of another group, waiting there for these peers.
 fn elsewhere(peers: &[usize]) -> Status {
     let call = Elsewhere { call: "barrier #1 in the group [1, 2]".into(), waits: peers.to_vec() };
     Status::Active(Activity { elsewhere: vec![call], ..Activity::default() })
@@ -193,29 +194,29 @@ fn who_is_at_the_end_of_a_chain_over_groups_is_to_blame() {
         panic!("another one")
     };
     assert!(detail.contains("outside of any operation"), "{detail}");
-    // One that has found it out already is about to end.
+    // A rank that already knows the failure is about to end.
     let blames = Status::Active(Activity { failed: Some(silent.clone()), ..Activity::default() });
     assert_eq!(ask(&[1], false, &[waiting_for(&[1]), blames, Status::Left]), Some(silent.clone()));
-    // One that has gone on all the same is in another call, and not about to end.
+    // A rank that continues although it knows a failure is in another call, and not about to end.
     let Status::Active(goes_on) = waiting_for(&[2]) else { panic!("it is") };
     let goes_on = Status::Active(Activity { failed: Some(Cause::Left { rank: 0 }), ..goes_on });
     let blamed = ask(&[1], false, &[waiting_for(&[1]), goes_on, outside.clone()]);
     assert!(matches!(blamed, Some(Cause::Stalled { rank: 2, .. })), "{blamed:?}");
-    // All wait for each other, or are at work: nobody is known to be at fault.
+    // All wait for each other, or are busy: no cause is known.
     assert_eq!(ask(&[1], false, &chain(&elsewhere(&[1]))), None);
     assert_eq!(ask(&[1], false, &chain(&elsewhere(&[]))), None);
     assert_eq!(ask(&[9], false, &chain(&Status::Silent)), None);
-    // One that is silent comes before one that may be late for good reason, and nobody waits for one outside of the chain.
+    // A silent rank is named before one that may be late for good reason. A rank outside the chain is not named.
     let two = [waiting_for(&[1, 2]), outside.clone(), elsewhere(&[3]), Status::Silent];
     assert_eq!(ask(&[1, 2], false, &two), Some(silent));
     let apart = [waiting_for(&[1]), outside.clone(), Status::Silent];
     assert!(matches!(ask(&[1], false, &apart), Some(Cause::Stalled { rank: 1, .. })));
-    // Of one that has left a group, it counts only whether it has left this one, too.
+    // If a rank has left some group, it matters only whether it has left this one, too.
     assert_eq!(ask(&[1], true, &[outside.clone(), outside.clone()]), None);
     assert_eq!(ask(&[1], true, &[outside, Status::Left]), Some(Cause::Left { rank: 1 }));
 }
 
-/// Within one group, too: the first of two that wait is not to blame.
+/// Also within one group: the first of two waiting ranks is not to blame.
 #[test]
 fn a_time_out_follows_the_chain() {
     let question = Question::Stuck { peer: 1, last: true, apart: false };

@@ -1,4 +1,4 @@
-//! Waiting for what a carrier moves.
+//! Waiting for data that a carrier (NCCL, MPI) moves.
 
 use crate::Result;
 use crate::blame::patience::blame_library;
@@ -10,7 +10,8 @@ use crate::transport::links::Links;
 use super::Executor;
 
 impl<L: Links> Executor<L> {
-    /// Waits until what the carrier has begun is done, while the links tell whether the others are still there.
+    /// Waits until the operation that the carrier has begun is done, and checks meanwhile over the links for failed
+    /// ranks.
     pub(crate) fn attend(&mut self, carrier: &mut dyn Carrier, rank: usize) -> Result<()> {
         self.patience.reset();
         let mut nap = Nap::default();
@@ -27,7 +28,7 @@ impl<L: Links> Executor<L> {
         Ok(())
     }
 
-    /// Announces messages and hears of them while the carrier moves them. Their ranges are empty.
+    /// Exchanges the announcements of messages while the carrier moves their data. Their ranges are empty.
     pub(crate) fn exchange_beside(
         &mut self,
         parcels: Vec<Parcel>,
@@ -46,7 +47,7 @@ impl<L: Links> Executor<L> {
             if let Ok(false) = outcome {
                 outcome = carrier.poll();
             }
-            // Where the carrier fails, the peers' announcements tell why.
+            // If the carrier fails, the peers' announcements may explain why.
             match (&outcome, lanes.is_empty()) {
                 (Ok(false), _) | (_, false) => {}
                 (_, true) => {

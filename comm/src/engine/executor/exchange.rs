@@ -1,4 +1,4 @@
-//! Messages between single ranks, several at a time.
+//! Point-to-point messages, several at a time.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::{ReduceOp, Result};
 
 use super::{Executor, Peer, Receiving, Sending};
 
-/// How long a rank whose group has failed goes on with messages that it has begun.
+/// How long a rank whose group has failed continues to send messages that it has begun.
 const LAST_SENDS: Duration = Duration::from_millis(200);
 
 /// A message that this rank sends or receives.
@@ -20,24 +20,24 @@ const LAST_SENDS: Duration = Duration::from_millis(200);
 pub(crate) struct Parcel {
     pub(crate) peer: usize,
     pub(crate) outgoing: bool,
-    /// Announced by its sender only.
+    /// Announced by the sender only.
     pub(crate) fingerprint: Fingerprint,
-    /// The bytes of the memory.
+    /// Byte range in the memory.
     pub(crate) range: Range<usize>,
 }
 
-/// Messages that wait for those before them, in one direction between this rank and a peer.
+/// Queue of messages in one direction between this rank and a peer.
 pub(super) struct Lane {
     peer: usize,
     outgoing: bool,
     waiting: VecDeque<Parcel>,
-    /// The first one is on its way.
+    /// The first message is in transfer.
     busy: bool,
 }
 
 impl<L: Links> Executor<L> {
-    /// Sends and receives all messages. Those in one direction between two ranks keep their order; nothing else waits for
-    /// anything, so that no order of the messages can make ranks wait for each other.
+    /// Sends and receives all messages. Those in one direction between two ranks keep their order; otherwise no message
+    /// waits for another, so that no order of the messages can cause a deadlock between ranks.
     pub(crate) fn exchange(&mut self, parcels: Vec<Parcel>, memory: &mut Memory<'_>) -> Result<()> {
         let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
         let mut lanes = self.lanes(parcels, first);
@@ -58,7 +58,7 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    /// Sets up the messages, by peer and direction.
+    /// Sorts the messages into queues by peer and direction, and sets up the call.
     pub(super) fn lanes(&mut self, parcels: Vec<Parcel>, first: Fingerprint) -> Vec<Lane> {
         self.patience.begin(self.links.spins());
         self.waiting_since = None;
@@ -81,8 +81,8 @@ impl<L: Links> Executor<L> {
         lanes
     }
 
-    /// After a failure: the ranks that can be told why. A message that was begun is sent to its end, if that can be done
-    /// soon, so that words are not taken for a part of it.
+    /// After a failure, returns the ranks to which a failure report can be sent. A message that was begun is first sent
+    /// to its end, if that takes at most [`LAST_SENDS`], so that the report is not taken for a part of it.
     pub(crate) fn part(&mut self, memory: &Memory<'_>) -> Vec<usize> {
         let until = Instant::now() + LAST_SENDS;
         let mut cut_off = Vec::new();
@@ -113,7 +113,7 @@ impl<L: Links> Executor<L> {
         peer.told > 0 && (peer.told < fingerprint::LEN || left) && !self.links.speaks_apart(to)
     }
 
-    /// Takes leave of messages that are done, and begins those that waited for them. True where there was one.
+    /// Removes finished messages and begins the next one of each queue. Returns whether one was begun.
     pub(super) fn begin_next(&mut self, lanes: &mut Vec<Lane>) -> bool {
         let mut began = false;
         for lane in lanes.iter_mut() {
@@ -156,7 +156,7 @@ impl<L: Links> Executor<L> {
 }
 
 impl Peer {
-    /// A peer that nothing is said to or heard from.
+    /// Creates a peer with no announcement pending in either direction.
     fn silent(rank: usize, fingerprint: Fingerprint) -> Self {
         let (told, heard) = (fingerprint::LEN, fingerprint::LEN);
         let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);

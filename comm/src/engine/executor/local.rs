@@ -1,4 +1,4 @@
-//! Reducing what lies in several places of one buffer: f16 and bf16 by way of f32, rounded once.
+//! Local reduction of several ranges of one buffer: f16 and bf16 are reduced in f32 and rounded once.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use crate::base::buffer::storage::{narrow, widen};
 use crate::engine::memory::Memory;
 use crate::{ReduceOp, Result};
 
-/// Elements at a time: they stay in the processor's nearest cache.
+/// Elements at a time: they stay in the processor's L1 cache.
 const BLOCK: usize = 2048;
 
-/// The elements of `range` become the reduction of those that begin at each of `places`, in that order; an average is
-/// divided by their number.
+/// Writes to the elements of `range` the reduction of those that begin at each offset in `places`, in that order. An
+/// average is divided by the number of places.
 pub(super) fn reduce(
     memory: &mut Memory<'_>,
     dtype: DType,
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn halves_are_summed_in_order_and_rounded_once() {
-        // 2048 + 1 is no f16: rounded after each step, the sum would stay 2048.
+        // 2048 + 1 is not representable in f16: rounded after each step, the sum would stay 2048.
         let values: Vec<f32> = [2048.0, 1.0, 1.0].into_iter().flat_map(|x| vec![x; BLOCK + 3]).collect();
         for (dtype, op, expected) in [
             (DType::F16, ReduceOp::Sum, 2050.0),

@@ -1,4 +1,4 @@
-//! Before anything else in a call: there must be streams to the peers that it needs.
+//! Opening the streams to the peers that a call needs, before anything is sent.
 
 use crate::blame::patience::blame;
 use crate::blame::verdict::Question;
@@ -8,9 +8,9 @@ use crate::{Error, Result};
 use super::Executor;
 
 impl<L: Links> Executor<L> {
-    /// Waits until there is a stream to each peer of the call, as patiently as for any byte.
+    /// Waits until there is a stream to each peer of the call, with the same time-out and checks as any other wait.
     pub(super) fn open(&mut self) -> Result<()> {
-        // Where all are there, which is all but the first time, nothing else is done.
+        // Usually all streams exist already, and this returns at once.
         self.patience.reset_to_sleep();
         loop {
             self.waits.clear();

@@ -1,4 +1,4 @@
-//! One receive of a step: what has come, and how it is reduced.
+//! State of one receive of a step: the bytes received, and their reduction.
 
 use std::ops::Range;
 
@@ -9,18 +9,18 @@ use crate::engine::memory::Memory;
 
 use super::Call;
 
-/// All in bytes.
+/// All offsets and lengths are in bytes.
 pub(super) struct Receiving {
     pub(super) from: usize,
     pub(super) first: usize,
     pub(super) len: usize,
     pub(super) got: usize,
-    /// Where what it is reduced with begins: `first`, unless that stays as it is.
+    /// Offset of this rank's operand of the reduction: `first`, unless the operand must be preserved.
     pub(super) mine: usize,
-    /// How much of `got` has been reduced.
+    /// How many of the `got` bytes have been reduced.
     pub(super) reduced: usize,
     pub(super) combine: Combine,
-    /// What is there must be sent first, so reduction waits for the end of the step.
+    /// The step also sends from this range, so the reduction waits for the end of the step.
     pub(super) deferred: bool,
 }
 
@@ -30,12 +30,12 @@ impl Receiving {
         Self { from, first, len, got: 0, mine, reduced: 0, combine, deferred: false }
     }
 
-    /// What arrives is reduced with what is there, and stays there.
+    /// Whether the received bytes are reduced with those at `first` as they arrive, and stored there.
     pub(super) fn is_in_place(&self) -> bool {
         self.mine == self.first && !self.deferred
     }
 
-    /// Reduces the whole elements at the front of `bytes`; how many bytes these are.
+    /// Reduces the whole elements at the front of `bytes`. Returns their length in bytes.
     pub(super) fn reduce_in_place(
         &mut self,
         call: &Call,
@@ -52,7 +52,7 @@ impl Receiving {
         Ok(whole)
     }
 
-    /// Reduces the whole elements that wait in the scratch, and moves the rest to its front.
+    /// Reduces the whole elements in the scratch buffer, and moves the remaining bytes to its front.
     pub(super) fn reduce(&mut self, call: &Call, scratch: &mut [u64], memory: &mut Memory<'_>) -> Result<()> {
         let waiting = self.got - self.reduced;
         let whole = waiting - waiting % call.dtype.size_in_bytes();
@@ -64,7 +64,7 @@ impl Receiving {
                 combine_bytes(call.dtype, call.op, self.combine, mine, &theirs[done..done + mine.len()]);
             })?;
         } else {
-            // Seen from the scratch, the roles are exchanged.
+            // The result is written to the scratch buffer first, so the operands swap roles.
             let combine =
                 if self.combine == Combine::TheirsFirst { Combine::MineFirst } else { Combine::TheirsFirst };
             memory.read_all(at(self.mine), |done, mine| {

@@ -1,4 +1,4 @@
-//! The time that an operation may take, with a peer that sends as it likes.
+//! Tests of the time-out of an operation, with a peer that sends at a given pace.
 
 use std::time::Instant;
 
@@ -13,11 +13,12 @@ use crate::engine::runner::{Run, Runner};
 use crate::transport::links::Closed;
 use crate::{Operation, Stats, Topology};
 
-/// A peer that makes the same calls, takes everything, and sends zeros: so many bytes after so many, and so long after them.
+/// A peer that makes the same calls, accepts everything, and sends zeros. `pieces` maps the bytes sent so far to the
+/// length of the next piece and the pause after it.
 struct Peer {
     pieces: fn(u64) -> (usize, Duration),
     announcement: Vec<u8>,
-    /// How long after it is listened to it begins the call; when that is, once it is listened to.
+    /// How long after the first receive from it the peer begins the call, and the time when it does, once known.
     late: Duration,
     begins: Option<Instant>,
     sent: u64,
@@ -60,7 +61,7 @@ impl Links for Peer {
     }
 }
 
-/// Nobody knows anything of the others.
+/// Supervisor that knows nothing of the other ranks. The second field is the time-out.
 #[derive(Debug)]
 struct Alone(Members, Duration);
 
@@ -100,12 +101,12 @@ impl Supervisor for Alone {
     }
 }
 
-/// An all_reduce of so many bytes with such a peer.
+/// Runs an all-reduce of `bytes` bytes with a peer that sends `pieces`.
 fn all_reduce(bytes: usize, timeout: Duration, pieces: fn(u64) -> (usize, Duration)) -> Result<()> {
     all_reduce_with(bytes, timeout, pieces, Duration::ZERO).0
 }
 
-/// The same with a peer that comes so late; and what the runner tells then.
+/// The same with a peer that begins the call `late`. Returns the runner's statistics as well.
 fn all_reduce_with(
     bytes: usize,
     timeout: Duration,
@@ -130,7 +131,7 @@ fn assert_late(outcome: Result<()>) {
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What the data take is no waiting.
+/// Time spent on transferring data does not count as waiting.
 #[test]
 fn waiting_ends_when_the_peer_begins() {
     let slow = |_| (1000, 10 * MS);
@@ -139,7 +140,7 @@ fn waiting_ends_when_the_peer_begins() {
     punctual.unwrap();
     late.unwrap();
     assert_eq!(on_time.waited_ns, 0);
-    // It is listened to a moment before that is noted.
+    // The peer's delay begins slightly before the executor starts to measure the waiting time.
     assert!(waiting.waited_ns >= 25_000_000, "{waiting:?}");
     let data = 30_000_000;
     assert!(on_time.busy_ns >= data && waiting.busy_ns >= waiting.waited_ns + data, "{waiting:?}");

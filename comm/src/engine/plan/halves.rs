@@ -1,4 +1,4 @@
-//! Plans for f16 and bf16, which are summed in f32: where they can be sent as they are.
+//! Plans for f16 and bf16 that send the elements in their own dtype and reduce them in f32.
 
 use candle_core::Tensor;
 
@@ -13,9 +13,9 @@ use crate::engine::memory::Memory;
 use super::{Plan, Planner};
 
 impl Planner<'_> {
-    /// None where the ring, the tree or the chain is better, in f32: for other dtypes; for little, which takes few steps
-    /// that way; among so many ranks that not all of them should talk to each other; and with several ranks on several hosts,
-    /// between which each element would go more than once.
+    /// Returns `None` if the ring, the tree or the chain in f32 is better: for other dtypes; for little data, which
+    /// takes few steps that way; with too many ranks for all of them to exchange data with each other; and with several
+    /// ranks on several hosts, where each element would cross the network more than once.
     pub(super) fn halves_all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Option<Plan<'a>> {
         let first = tensors.first().filter(|_| !self.topology.is_hierarchical())?;
         let len = tensors.iter().map(Tensor::elem_count).sum();
@@ -41,7 +41,8 @@ impl Planner<'_> {
         Some(Plan::narrow(Memory::of(tensor).room(room), schedule, tensor, op))
     }
 
-    /// One step in place of P-1: for little as well. But much goes between hosts once, in f32.
+    /// One step instead of P-1, so it is used for little data as well. But with several ranks per host, much data is
+    /// sent between hosts only once, in f32.
     pub(super) fn halves_reduce_scatter<'a>(
         &self,
         output: &'a Tensor,
@@ -62,7 +63,7 @@ impl Planner<'_> {
         storage::is_half(tensor.dtype()) && (2..=PAIRWISE_RANKS).contains(&self.world_size)
     }
 
-    /// Elements of a segment, if elements shall go as they are.
+    /// Returns the number of elements of a segment, if the elements are to be sent in their own dtype.
     fn halves_segment(&self, tensor: &Tensor, len: usize) -> Option<usize> {
         let widened = len.saturating_mul(size_of::<f32>());
         (self.is_pairwise(tensor) && widened > LATENCY_BYTES)

@@ -1,4 +1,4 @@
-//! The queue, with a runner that goes on when it is told to.
+//! Tests of the queue, with a runner whose operations end when the test lets them.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::base::fingerprint::Fingerprint;
 use crate::base::members::Members;
 use crate::blame::verdict::Question;
 
-/// So long it waits for the word; then the operation fails.
+/// How long the runner waits for the test's signal before the operation fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Gate {
@@ -45,7 +45,7 @@ impl Run for Gate {
     }
 }
 
-/// There is one rank, so nobody is to blame.
+/// Supervisor of a single rank, which finds no cause.
 #[derive(Debug)]
 struct Alone(Members);
 
@@ -85,7 +85,7 @@ impl Supervisor for Alone {
     }
 }
 
-/// An engine, what tells of each operation that it has begun, and what lets it end.
+/// Returns an engine, a receiver that is notified when an operation begins, and a sender that lets it end.
 fn gated() -> (Engine, Receiver<()>, Sender<()>) {
     let ((begin, begun), (go, gone)) = (channel(), channel());
     let gate = Gate { begun: begin, go: gone, operations: 0, ending: Arc::default() };

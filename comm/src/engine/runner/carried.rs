@@ -1,4 +1,5 @@
-//! Operations whose data a carrier moves: the ranks agree over the links, the carrier does the rest.
+//! Operations whose data is moved by a carrier (NCCL, MPI): the ranks agree on the call over the links, then the
+//! carrier moves the data.
 
 use crate::algorithm::schedule::{Parts, Schedule};
 use crate::algorithm::{dissemination_barrier, pairwise_all_to_all};
@@ -51,8 +52,9 @@ impl<L: Links> Runner<L> {
         self.supervisor.begin(first.fingerprint);
         let call = first.fingerprint;
         let result = match operation {
-            // Once begun, a receive occupies the device, and its sender may wait for other work of this very device: so the
-            // sender comes first. Of several messages, those that are received may wait for those that are sent.
+            // Once begun, a receive occupies the device, and its sender may wait for other work of the same device. So
+            // a single receive begins only after its sender has announced the message. In a batch, the receives may
+            // wait for the sends, so nothing is waited for.
             Operation::Recv { .. } => {
                 let announced = self.executor.exchange(parcels, &mut Memory::default());
                 let begun = announced.and_then(|()| self.begin(carrier, operation, before, call));
@@ -77,14 +79,14 @@ impl<L: Links> Runner<L> {
         self.supervisor.begin(fingerprint);
         let (schedule, pairs) = self.agreement(operation)?;
         let task = Task { fingerprint, pairs: &pairs, op: ReduceOp::Max, dtype: candle_core::DType::U8 };
-        // What agreeing takes is no payload.
+        // The bytes of the agreement do not count as payload.
         let payload = (self.executor.bytes_sent, self.executor.bytes_received);
         let agreed = self.executor.run(&task, &schedule, &mut Memory::default().room(1));
         (self.executor.bytes_sent, self.executor.bytes_received) = payload;
         let result = agreed
             .and_then(|()| self.begin(carrier, operation, before, fingerprint))
             .and_then(|()| self.executor.attend(carrier, self.rank));
-        // In the middle of a collective, words would be taken for data.
+        // In the middle of a collective, a failure report would be taken for data, so it is sent to no rank.
         result.inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))
     }
 
@@ -99,7 +101,8 @@ impl<L: Links> Runner<L> {
         begun.map_err(|error| blame_library(&*self.supervisor, self.rank, error, &call))
     }
 
-    /// Who tells whom of a call: a barrier, so that nobody begins before all have come and agree.
+    /// Returns the schedule by which the ranks agree on a call: a barrier, so that no rank begins before all have come
+    /// and agree.
     fn agreement(&self, operation: &Operation) -> Result<(Schedule, Vec<u64>)> {
         let barrier = dissemination_barrier::schedule(self.rank, self.topology.world_size());
         let uneven = match operation {
@@ -111,7 +114,7 @@ impl<L: Links> Runner<L> {
         if !uneven {
             return Ok((barrier, Vec::new()));
         }
-        // What two ranks exchange, only these two know.
+        // The counts of a pair are known to these two ranks only, so each pair must exchange announcements.
         let planner = Planner::new(self.rank, &self.topology);
         let nothing = Parts::uneven(&vec![0; self.topology.world_size()]);
         let all = pairwise_all_to_all::schedule(self.rank, &nothing, &nothing);

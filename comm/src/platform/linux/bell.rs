@@ -1,11 +1,11 @@
-//! What wakes a rank that sleeps: a file descriptor, so that it can sleep on its sockets at the same time.
+//! Bell: wakes a rank that sleeps. A file descriptor, so that the rank can poll it together with its sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Result, read, write};
 
-/// An event counter that others hold as well.
+/// An eventfd of which other processes hold duplicates.
 #[derive(Debug)]
 pub(crate) struct Bell(OwnedFd);
 
@@ -14,27 +14,28 @@ impl Bell {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
     }
 
-    /// A bell that another process has made.
+    /// Wraps a bell that another process has made.
     pub(crate) fn of(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
-    /// Wakes its owner, now or when it next wants to sleep.
+    /// Wakes its owner, now or when it next polls.
     pub(crate) fn ring(&self) {
-        // One that cannot count any higher rings already.
+        // Fails only if the counter is at its maximum, and then the bell rings already.
         let _ = write(&self.0, &1u64.to_ne_bytes());
     }
 
+    /// Resets the bell.
     pub(crate) fn silence(&self) {
         let _ = read(&self.0, &mut [0; 8]);
     }
 
-    /// What its owner sleeps on.
+    /// The descriptor that its owner polls.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// What is given to others, who ring it ([`Bell::of`]).
+    /// The descriptor to pass to other processes, which ring it ([`Bell::of`]).
     pub(crate) fn handle(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

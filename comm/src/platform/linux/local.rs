@@ -1,4 +1,5 @@
-//! Connections between processes of one machine, which descriptors can be sent over: unix sockets without a file.
+//! Connections between processes of one machine, over which descriptors can be sent: unix sockets with abstract names,
+//! without files.
 
 use std::os::fd::OwnedFd;
 
@@ -11,10 +12,10 @@ use rustix::net::{
 pub(crate) use super::user::is_of_this_user;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-/// Descriptors that are received are not for programs that this process starts.
+/// Received descriptors are not inherited by programs that this process starts.
 pub(crate) const NOT_INHERITED: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 
-/// Where other processes of this machine can connect to this one.
+/// A listener for other processes of this machine.
 pub(crate) struct Listener(OwnedFd);
 
 impl Listener {
@@ -25,13 +26,13 @@ impl Listener {
         Ok(Self(listener))
     }
 
-    /// The next one that has connected. Does not wait, and neither do connections.
+    /// Returns the next connection. Neither it nor the connection ever blocks.
     pub(crate) fn accept(&self) -> Result<OwnedFd> {
         accept_with(&self.0, FLAGS)
     }
 }
 
-/// A connection to the process that listens under this name.
+/// Connects to the process that listens under this name.
 pub(crate) fn connect(name: &[u8; 16]) -> Result<OwnedFd> {
     let socket = socket()?;
     connect_to(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;

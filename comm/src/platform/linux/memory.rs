@@ -1,4 +1,4 @@
-//! How much memory this process has held, and how much there is.
+//! Memory use of this process, and memory of the machine, from `/proc`.
 
 pub(crate) fn peak_rss_bytes() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")

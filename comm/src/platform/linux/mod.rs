@@ -1,4 +1,4 @@
-//! What Linux offers beside POSIX.
+//! The implementation for Linux, with features beyond POSIX.
 
 pub(crate) mod bell;
 pub(crate) mod local;

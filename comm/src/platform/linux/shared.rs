@@ -1,14 +1,15 @@
-//! Memory that processes share, as a file without a name: it is gone with the last process that holds it, however that one ends.
+//! Shared memory as a file without a name (memfd): it is freed with the last process that holds it, however that process
+//! ends.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};
 
-/// Nobody can make the memory go away under those who have mapped it.
+/// Nobody can shrink the memory while others have mapped it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// New memory of this size, all zeros.
+/// Creates memory of this size, all zeros.
 pub(crate) fn create(size: usize) -> Result<OwnedFd> {
     let file = memfd_create("girandole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, size as u64)?;
@@ -16,7 +17,7 @@ pub(crate) fn create(size: usize) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Fails where it is no such memory of this size.
+/// Fails if the file is not such memory, of this size.
 pub(crate) fn check(file: &OwnedFd, size: usize) -> Result<()> {
     let sealed = fcntl_get_seals(file)?.contains(SEALS);
     let is_such = sealed && usize::try_from(fstat(file)?.st_size) == Ok(size);

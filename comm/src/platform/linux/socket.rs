@@ -1,4 +1,4 @@
-//! Options of sockets.
+//! Socket options.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use rustix::net::SendFlags;
 use rustix::net::sockopt::socket_acceptconn;
 
-/// To write to a connection that has ended is an error, and no signal.
+/// Writing to a closed connection returns an error, and raises no signal.
 pub(crate) const NO_SIGNAL: SendFlags = SendFlags::NOSIGNAL;
 
-/// What [`NO_SIGNAL`] does not do for this connection.
+/// Does nothing: every send passes [`NO_SIGNAL`].
 pub(crate) fn without_signals(_: &TcpStream) {}
 
-/// Whether connections can be accepted from it.
+/// Returns whether the socket is listening.
 pub(crate) fn is_listening(socket: impl AsFd) -> bool {
     socket_acceptconn(socket).unwrap_or(false)
 }

@@ -1,10 +1,10 @@
-//! Whose process is at the other end of a unix socket. In containers that share a network but not their processes, the other
-//! one may have no id on this side; rustix holds that it always has one.
+//! User of the process at the other end of a unix socket. Between containers that share a network but not their
+//! processes, the peer's process id may be 0 here; rustix assumes that it never is, so the system is called directly.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// False where another user's process is at the other end, or that cannot be told.
+/// Returns false where the process at the other end belongs to another user, or the user is unknown.
 pub(crate) fn is_of_this_user(socket: BorrowedFd<'_>) -> bool {
     let mut other = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;

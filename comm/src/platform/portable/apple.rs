@@ -1,4 +1,4 @@
-//! What Apple's systems do in ways of their own.
+//! What macOS and Apple's other systems do in their own way.
 #![allow(unsafe_code, reason = "the system's C functions have no safe form")]
 
 use std::net::TcpStream;
@@ -7,10 +7,10 @@ use std::ptr::null_mut;
 
 use socket2::SockRef;
 
-/// Bytes in what the system calls the peak of a process's memory.
+/// Bytes per unit of `ru_maxrss`.
 pub(super) const PEAK_UNIT: u64 = 1;
 
-/// What differs from boot to boot.
+/// Returns an identifier that changes with each boot.
 pub(super) fn boot_id() -> Option<Vec<u8>> {
     let mut id = [0u8; 64];
     let mut len = id.len();
@@ -21,13 +21,13 @@ pub(super) fn boot_id() -> Option<Vec<u8>> {
     id.get(..len).filter(|id| status == 0 && !id.is_empty()).map(<[u8]>::to_vec)
 }
 
-/// To write to this connection when it has ended is an error, and no signal.
+/// Makes a write to this connection, once it is closed, return an error instead of raising a signal.
 pub(super) fn without_signals(stream: &TcpStream) {
-    // Fails where the other side has ended it; programs in Rust ignore the signal unless they ask for it.
+    // Fails where the peer has closed the connection; Rust programs ignore the signal by default.
     let _ = SockRef::from(stream).set_nosigpipe(true);
 }
 
-/// False where another user's process is at the other end of a unix socket, or that cannot be told.
+/// Returns false where the process at the other end of a unix socket belongs to another user, or the user is unknown.
 pub(crate) fn is_of_this_user(socket: BorrowedFd<'_>) -> bool {
     let (mut user, mut group) = (libc::uid_t::MAX, libc::gid_t::MAX);
     // SAFETY: the system writes these two numbers.

@@ -1,4 +1,4 @@
-//! What wakes a rank that sleeps: a file descriptor, so that it can sleep on its sockets at the same time.
+//! Bell: wakes a rank that sleeps. A file descriptor, so that the rank can poll it together with its sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -8,10 +8,11 @@ use rustix::net::send;
 
 use super::socket::NO_SIGNAL;
 
-/// A pair of sockets, through which a byte goes. Others hold the end that it is written to.
+/// A pair of sockets; a byte written to one wakes the owner of the other. Other processes hold the end that is written
+/// to.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    /// Where the byte arrives; at its owner's only.
+    /// The end where the byte arrives; only its owner has it.
     heard: Option<OwnedFd>,
     rung: OwnedFd,
 }
@@ -28,28 +29,29 @@ impl Bell {
         Ok(Self { heard: Some(heard.into()), rung: rung.into() })
     }
 
-    /// A bell that another process has made.
+    /// Wraps a bell that another process has made.
     pub(crate) fn of(fd: OwnedFd) -> Self {
         Self { heard: None, rung: fd }
     }
 
-    /// Wakes its owner, now or when it next wants to sleep.
+    /// Wakes its owner, now or when it next polls.
     pub(crate) fn ring(&self) {
-        // One where no further byte fits rings already.
+        // Fails only if the socket is full, and then the bell rings already.
         let _ = send(&self.rung, &[1], NO_SIGNAL);
     }
 
+    /// Resets the bell.
     pub(crate) fn silence(&self) {
-        // More than others have rung in the meantime, as a rule; what is left wakes once more.
+        // Usually more bytes than have arrived; any left over cause one more wake-up.
         let _ = read(self.fd(), &mut [0; 64]);
     }
 
-    /// What its owner sleeps on.
+    /// The descriptor that its owner polls.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.heard.as_ref().unwrap_or(&self.rung).as_fd()
     }
 
-    /// What is given to others, who ring it ([`Bell::of`]).
+    /// The descriptor to pass to other processes, which ring it ([`Bell::of`]).
     pub(crate) fn handle(&self) -> BorrowedFd<'_> {
         self.rung.as_fd()
     }

@@ -1,4 +1,4 @@
-//! Connections between processes of one machine, which descriptors can be sent over: unix sockets.
+//! Connections between processes of one machine, over which descriptors can be sent: unix sockets.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,11 +10,11 @@ use rustix::net::RecvFlags;
 
 pub(crate) use super::apple::is_of_this_user;
 
-/// No flag does it: see `fcntl_setfd`.
+/// There is no such flag; close-on-exec is set after receiving, by `fcntl_setfd`.
 pub(crate) const NOT_INHERITED: RecvFlags = RecvFlags::empty();
 
-/// Where other processes of this machine can connect to this one. Its file is there as long; a process that is killed in the
-/// meantime leaves it, without any content.
+/// A listener for other processes of this machine. Its file exists as long as it does; a process that is killed meanwhile
+/// leaves the file behind, which has no content.
 pub(crate) struct Listener {
     listener: UnixListener,
     path: PathBuf,
@@ -30,7 +30,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next one that has connected. Does not wait, and neither do connections.
+    /// Returns the next connection. Neither it nor the connection ever blocks.
     pub(crate) fn accept(&self) -> Result<OwnedFd> {
         self.listener.accept().and_then(|(stream, _)| without_waiting(stream)).map_err(number)
     }
@@ -42,7 +42,7 @@ impl Drop for Listener {
     }
 }
 
-/// A connection to the process that listens under this name.
+/// Connects to the process that listens under this name.
 pub(crate) fn connect(name: &[u8; 16]) -> Result<OwnedFd> {
     UnixStream::connect(path(name)).and_then(without_waiting).map_err(number)
 }
@@ -52,8 +52,8 @@ fn without_waiting(stream: UnixStream) -> io::Result<OwnedFd> {
     Ok(stream.into())
 }
 
-/// Not in `TMPDIR`: that may be another one for each rank, and longer than a socket's name may be (104 bytes on macOS). Nobody
-/// can guess the name, and both ends see whose process is at the other.
+/// Not in `TMPDIR`, which may differ between ranks, and may be longer than a socket's name may be (104 bytes on macOS).
+/// The name cannot be guessed, and both ends check which user's process is at the other.
 fn path(name: &[u8; 16]) -> PathBuf {
     format!("/tmp/girandole-{:032x}", u128::from_be_bytes(*name)).into()
 }

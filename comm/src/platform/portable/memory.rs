@@ -1,4 +1,4 @@
-//! How much memory this process has held, and how much there is.
+//! Memory use of this process, and memory of the machine.
 #![allow(unsafe_code, reason = "the system's C functions have no safe form")]
 
 use std::mem::MaybeUninit;
@@ -14,19 +14,19 @@ pub(crate) fn peak_rss_bytes() -> Option<u64> {
     u64::try_from(peak).ok()?.checked_mul(PEAK_UNIT)
 }
 
-/// The peak cannot be forgotten.
+/// Always false: the peak cannot be reset.
 pub(crate) fn reset_peak_rss() -> bool {
     false
 }
 
-/// Not told here.
+/// Always None: not reported here.
 pub(crate) fn available_memory_bytes() -> Option<u64> {
     None
 }
 
 pub(crate) fn total_memory_bytes() -> Option<u64> {
     let [pages, size] = [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| {
-        // SAFETY: any name may be asked for.
+        // SAFETY: `sysconf` accepts any name.
         let value = unsafe { libc::sysconf(name) };
         u64::try_from(value).ok()
     });

@@ -1,5 +1,5 @@
-//! What POSIX offers, and where that is not enough, what Apple's systems do (`apple`). A build for Linux that takes this way has a
-//! stand-in for the latter.
+//! The implementation by POSIX functions, and by those of Apple's systems where POSIX is not enough (`apple`). A build of
+//! it for Linux has a replacement for `apple`.
 
 #[cfg_attr(not(target_vendor = "apple"), path = "stand_in.rs")]
 mod apple;

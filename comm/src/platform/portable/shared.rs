@@ -1,4 +1,4 @@
-//! Memory that processes share, whose name is removed at once: it is gone with the last process that holds it, however that one
+//! Shared memory whose name is removed at once: it is freed with the last process that holds it, however that process
 //! ends.
 #![allow(unsafe_code, reason = "the system's C functions have no safe form")]
 
@@ -8,12 +8,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use rustix::fs::{fstat, ftruncate};
 use rustix::io::{Errno, Result};
 
-/// New memory of this size, all zeros. On macOS its size can be set once only: nobody can make the memory go away under those
-/// who have mapped it.
+/// Creates memory of this size, all zeros. On macOS its size can be set only once: nobody can shrink the memory while
+/// others have mapped it.
 pub(crate) fn create(size: usize) -> Result<OwnedFd> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
-    // 31 characters at most.
+    // 27 characters; macOS allows 31.
     let name = format!("/girandole-{:016x}", u64::from_be_bytes(random));
     let name = CString::new(name).map_err(|_| Errno::INVAL)?;
     let file = open(&name)?;
@@ -23,7 +23,7 @@ pub(crate) fn create(size: usize) -> Result<OwnedFd> {
     sized.map(|()| file)
 }
 
-/// Closed where this process executes another program.
+/// Opens the memory with a descriptor that is closed when this process executes another program.
 fn open(name: &CString) -> Result<OwnedFd> {
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
     // SAFETY: the name ends with a zero. The mode is passed as C passes it.
@@ -34,7 +34,7 @@ fn open(name: &CString) -> Result<OwnedFd> {
     }
 }
 
-/// Fails where it is no such memory of this size.
+/// Fails if the file does not have this size.
 pub(crate) fn check(file: &OwnedFd, size: usize) -> Result<()> {
     (usize::try_from(fstat(file)?.st_size) == Ok(size)).then_some(()).ok_or(Errno::INVAL)
 }

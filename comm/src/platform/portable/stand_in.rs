@@ -1,4 +1,4 @@
-//! What Apple's systems do in ways of their own, by Linux's means: so the rest of the portable way can be tested there.
+//! Replacement for `apple` on Linux, so that the rest of the portable implementation can be tested there.
 
 #[path = "../linux/user.rs"]
 mod user;
@@ -7,13 +7,13 @@ use std::net::TcpStream;
 
 pub(crate) use user::is_of_this_user;
 
-/// What differs from boot to boot.
+/// Returns an identifier that changes with each boot.
 pub(super) fn boot_id() -> Option<Vec<u8>> {
     std::fs::read("/proc/sys/kernel/random/boot_id").ok()
 }
 
-/// Programs in Rust ignore the signal unless they ask for it.
+/// Does nothing: Rust programs ignore the signal by default.
 pub(super) fn without_signals(_: &TcpStream) {}
 
-/// Bytes in what the system calls the peak of a process's memory.
+/// Bytes per unit of `ru_maxrss`.
 pub(super) const PEAK_UNIT: u64 = 1024;

@@ -1,7 +1,9 @@
-//! Takes connections while ranks meet, and later those for data, and keeps strangers from doing harm. One that has not proved that it
-//! belongs to the job costs a file descriptor, and what it has sent of its proof: one thread goes on with all of them, each as far as
-//! it comes. There are few that are silent and few that speak, none outlives the meeting or the group, and where there are too many, those
-//! of one address make room for those of another. Who has proved it is no stranger any more, counts no longer, and gets a thread of its own.
+//! Acceptor of connections, during rendezvous and later for data, which limits what unauthenticated peers can use. A
+//! connection that has not proved that it belongs to the job costs a file descriptor and what has arrived of its proof:
+//! one thread advances all of them without waiting for any. Their number is limited, separately for those that have sent
+//! nothing and those in the handshake; none outlives the meeting or the group; and where there are too many, those of one
+//! address are closed in favour of those of another. A connection that has proved it no longer counts, and gets a thread
+//! of its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,21 +25,21 @@ use crate::{Error, Result};
 const STACK: usize = 256 * 1024;
 /// How long to leave a listener alone that cannot accept, for example because there are too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often that is told.
+/// How often that is logged.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
-/// How much of this process strangers may use.
+/// Limits on connections that have not proved that they belong to the job.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// How long one may take to prove that it belongs to the job.
+    /// How long the proof may take.
     pub(crate) handshake: Duration,
-    /// How many may be silent at once, and how many may be at their proof. One more is sent away, and comes again if it is a
-    /// rank.
+    /// How many connections may be silent at once, and how many may be in the handshake. One more is closed; a rank
+    /// connects again.
     pub(crate) at_once: usize,
-    /// From when on one that is silent has to make room for one more: a rank speaks as soon as it is connected.
+    /// Age from which a silent connection is closed in favour of a new one: a rank sends as soon as it is connected.
     pub(crate) silence: Duration,
-    /// From when on one that is at its proof has to make room for one more. A rank needs two or three times as long as
-    /// a message takes to the other side and back.
+    /// Time in the handshake from which a connection is closed in favour of a new one. A rank needs two or three round
+    /// trips.
     pub(crate) patience: Duration,
 }
 
@@ -52,22 +54,22 @@ impl Default for Limits {
     }
 }
 
-/// Connections that may wait to be accepted; the system has a limit of its own.
+/// Backlog of connections that wait to be accepted; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
 
-/// What a listener is for.
+/// Handler of an acceptor's connections.
 pub(crate) trait Greet: Send + Sync {
-    /// What all who come must hold.
+    /// Credentials that connections must prove.
     fn credentials(&self) -> &Credentials;
 
-    /// What to do with one who holds it, in a thread of its own; `until` is when a stranger's time would end.
+    /// Serves a connection that has proved them, in its own thread; `until` is when the time for its handshake is over.
     fn greet(&self, wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()>;
 
-    /// One that has spoken, and not proved that it belongs to the job.
+    /// Called for a connection that has sent something, and has not proved that it belongs to the job.
     fn turned_away(&self) {}
 }
 
-/// A listener that is being served. It closes when this is dropped, and all that was under way there ends.
+/// A listener and the thread that serves it. Dropping it closes the listener and ends all connections in progress.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     stop: Option<UnixStream>,
@@ -89,15 +91,15 @@ impl Acceptor {
     }
 }
 
-/// Lets many connections wait: ranks may come all at once, and strangers before them. Where that cannot be had, ranks come
-/// again.
+/// Enlarges the listener's backlog: ranks may connect all at once, and strangers before them. If that fails, ranks
+/// connect again.
 pub(crate) fn widen(listener: &TcpListener) {
     let _ = rustix::net::listen(listener, BACKLOG);
 }
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        // The other end of a closed pair is readable for all who wait on it.
+        // When this end is closed, the other one is readable for all that wait on it.
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -112,29 +114,30 @@ struct Serve {
     stopped: Arc<UnixStream>,
 }
 
-/// One that has connected, and since when.
+/// A connection without proof, its address, and when it was accepted.
 struct Newcomer {
     wire: Wire,
     from: SocketAddr,
     since: Instant,
 }
 
-/// One at its proof, since when, and what its next word needs.
+/// A connection in the handshake, since when, and the poll events that it waits for.
 struct Speaker {
     newcomer: Newcomer,
     spoke: Instant,
     waits: PollFlags,
 }
 
-/// Connections of which nobody has proved yet that it belongs to the job, the oldest first.
+/// Connections that have not proved yet that they belong to the job, the oldest first.
 #[derive(Default)]
 struct Strangers {
-    /// They have said nothing yet, or not enough to know that they were told the job's secret.
+    /// They have sent nothing, or not yet their whole first message, which shows whether they hold the job's secret.
     silent: VecDeque<Newcomer>,
     speaking: VecDeque<Speaker>,
 }
 
-/// The oldest of the address of which there are most, where they are more than would then be of the newcomer's.
+/// Returns the index of the oldest connection of the address that has most of them, if these are more than the newcomer's
+/// address has with the newcomer.
 fn oldest_of_most<'a>(all: impl Iterator<Item = &'a Newcomer>, newcomer: &Newcomer) -> Option<usize> {
     let mut by_address: BTreeMap<IpAddr, (usize, usize)> = BTreeMap::new();
     for (at, stranger) in all.enumerate() {
@@ -179,8 +182,8 @@ impl Serve {
         });
     }
 
-    /// Waits for news of strangers, goes on with those, and tells whether there is one to accept. None when there is nothing
-    /// more to do.
+    /// Polls the listener and all connections without proof, and advances those that are ready. Returns whether there is
+    /// a connection to accept; `None` when the acceptor is to stop.
     fn wait<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -226,19 +229,19 @@ impl Serve {
         Some(comes)
     }
 
-    /// Leaves the listener alone for a while, where the system has no room for what it brings; false when there is nothing more
-    /// to do.
+    /// Leaves the listener alone for a while, where the system lacks the resources for another connection; returns false
+    /// when the acceptor is to stop.
     fn pause(&self, strangers: &mut Strangers) -> bool {
-        // What they hold may be what is missing.
+        // The silent connections may hold what is missing.
         strangers.silent.clear();
         if poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&timespec(PAUSE))).is_err() {
             thread::sleep(PAUSE);
         }
-        // Nothing ever comes there but its end.
+        // Nothing is ever sent there: `recv` succeeds only when the other end is closed.
         recv(&*self.stopped, &mut [0], RecvFlags::DONTWAIT).is_err()
     }
 
-    /// One that has not knocked yet.
+    /// Adds a connection to the silent ones, whose first message is not complete.
     fn let_wait(&self, silent: &mut VecDeque<Newcomer>, newcomer: Newcomer) {
         if silent.len() >= self.limits.at_once {
             let may_go = |oldest: &Newcomer| oldest.since.elapsed() >= self.limits.silence;
@@ -253,7 +256,7 @@ impl Serve {
         silent.insert(at, newcomer);
     }
 
-    /// One of which something has come for the first time, or more of its knock.
+    /// Handles the first bytes of a connection, or more of its first message.
     fn hear<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -273,7 +276,8 @@ impl Serve {
         }
     }
 
-    /// One that has knocked.
+    /// Adds a connection to those in the handshake, once its first message is complete. The same message as that of
+    /// another connection is a replay, and is refused.
     fn let_speak(&self, speaking: &mut VecDeque<Speaker>, speaker: Speaker) {
         let knock = speaker.newcomer.wire.knock();
         if knock.is_some() && speaking.iter().any(|other| other.newcomer.wire.knock() == knock) {
@@ -291,19 +295,19 @@ impl Serve {
         speaking.push_back(speaker);
     }
 
-    /// One that comes too many.
+    /// Drops a connection that exceeds the limit.
     fn send_away(&self, newcomer: &Newcomer) {
         tracing::debug!(from = %newcomer.from, "too many connections at once: one was closed");
     }
 
-    /// One whose time is over.
+    /// Drops a connection whose time is over; one that has sent something counts as turned away.
     fn close(&self, newcomer: &Newcomer) {
         if newcomer.wire.has_spoken() {
             self.turn_away(newcomer.from, &Fault::TimedOut);
         }
     }
 
-    /// One of which something has come; none where it is no stranger any more, or was turned away.
+    /// Advances the handshake of a connection; returns `None` when it has succeeded or failed.
     fn go_on<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -323,7 +327,7 @@ impl Serve {
         self.greet.turned_away();
     }
 
-    /// One that has proved that it belongs to the job.
+    /// Starts a thread for a connection that has proved that it belongs to the job.
     fn let_in<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,

@@ -1,4 +1,4 @@
-//! Why one try to connect two ranks came to nothing.
+//! Errors of one attempt to connect two ranks.
 
 use std::fmt;
 use std::io;
@@ -8,17 +8,18 @@ use rustix::io::Errno;
 use crate::base::last_words::LastWords;
 use crate::rendezvous::obstacle::Obstacle;
 
-/// Goes up with every change of what ranks send to each other.
+/// Protocol version: increases with every change of what ranks send to each other.
 pub(crate) const VERSION: u16 = 5;
 
-/// Why one try to connect two ranks came to nothing. Most are tried again until the time-out; the last one is told then.
+/// Why an attempt to connect two ranks failed. Most are tried again until the time-out, and the last one is then
+/// reported.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The other side closed the connection.
     Closed,
-    /// The other side said nothing for too long.
+    /// The other side sent nothing for too long.
     TimedOut,
-    /// This side is no longer interested.
+    /// This side was told to stop waiting.
     Stopped,
     /// The operating system's reason.
     Io(io::Error),
@@ -28,40 +29,40 @@ pub(crate) enum Fault {
     Version(u16),
     /// The other side does not hold the job's secret.
     BadProof,
-    /// The other side has seen this side's proof, and says that it proves nothing to it.
+    /// The other side has checked this side's proof and rejected it.
     ProofRefused,
     /// The other side encrypts this connection (`theirs`) and this one does not, or the other way round.
     Encryption { theirs: bool },
-    /// The other side holds the secret, and expects no such rank (now).
+    /// The other side holds the secret, and does not expect this rank (now).
     NotAwaited,
-    /// The other side holds the secret, and makes, or has, a connection to this rank by itself.
+    /// The other side holds the secret, and dials this rank itself, or is connected to it.
     Crossed,
-    /// The other side holds the secret, and has closed its group, or its group has failed; what it says.
+    /// The other side holds the secret, and has closed its group, or its group has failed; with its last words.
     Gone(LastWords),
-    /// The other side is as it should be, but memory cannot be shared with it.
+    /// The connection is as it should be, but memory cannot be shared over it.
     NoMemory(Obstacle),
-    /// The other side holds the secret, and is not the rank that was looked for.
+    /// The other side holds the secret, and is another rank than the one that was dialed.
     OtherRank(u32),
-    /// The other side holds the secret, and sent what no rank sends.
+    /// The other side holds the secret, and sent an invalid message.
     Malformed(String),
-    /// The meeting's file cannot be used (yet).
+    /// The meeting file cannot be used (yet).
     File(String),
-    /// The meeting's host has no address (yet).
+    /// The host of the meeting point has no address (yet).
     Resolve(String),
-    /// The system has no random numbers to give.
+    /// The system provides no random numbers.
     NoRandomness,
 }
 
-/// The outcome of one try.
+/// The result of one attempt.
 pub(crate) type Try<T> = std::result::Result<T, Fault>;
 
 impl Fault {
-    /// True where the other side is a rank of some job, whose mind another try will hardly change.
+    /// Returns whether the other side is a rank of some job that will hardly answer otherwise at another attempt.
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self, Fault::ProofRefused | Fault::Version(_) | Fault::Encryption { .. })
     }
 
-    /// True where this process, or this machine, has no file descriptors left.
+    /// Returns whether this process, or this machine, has no file descriptors left.
     pub(crate) fn is_exhausted(&self) -> bool {
         let Fault::Io(error) = self else { return false };
         [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
@@ -78,7 +79,7 @@ impl From<io::Error> for Fault {
             BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => Fault::Closed,
             TimedOut => Fault::TimedOut,
             InvalidData => match error.get_ref().and_then(|error| error.downcast_ref()) {
-                // Another key is another secret or another job.
+                // A different key means another secret or another job.
                 Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)) => {
                     Fault::ProofRefused
                 }

@@ -1,5 +1,5 @@
-//! How two processes prove to each other that they hold the same job's secret. No sockets here: four messages of fixed
-//! size, of which nothing but magic, version and nonce is looked at before the proofs were checked.
+//! Handshake in which two processes prove to each other that they hold the same job's secret. No sockets here: four
+//! messages of fixed size, of which nothing but magic, version and nonce is used before the proofs are checked.
 //!
 //! ```text
 //! client -> server   opening: magic, version, nonce (half of it chance, half a proof over the first half)
@@ -8,16 +8,17 @@
 //! server -> client   answer:  status, rank, world size, proof over all of the above and the answer
 //! ```
 //!
-//! The proof in the first message, the knock, tells nothing of who has overheard and repeats it. But whoever only knows the protocol
-//! is sent away at once and takes no place from a rank, and who repeats takes one place only.
+//! The proof in the first message, the *knock*, does not exclude that an eavesdropper repeats it. But a peer that only
+//! knows the protocol is refused at once and takes no slot from a rank, and one that repeats a message takes one slot
+//! only.
 //!
 //! A client that encrypts says so in its opening, and all after that is encrypted.
 //!
-//! In the place of an answer, a claim that proves nothing gets bytes that say so: a connection that merely ends is one to be
-//! made again.
+//! A claim without valid proof is answered with bytes that say so, in place of an answer: a connection that is merely
+//! closed is tried again.
 //!
-//! Each proof is HMAC-SHA256 under the secret, with a label of its own for each direction, so that none can be sent back
-//! to whom it came from, and over nonces of both sides, so that none can be used twice.
+//! Each proof is HMAC-SHA256 under the secret, with its own label, so that none can be sent back to where it came from.
+//! Those of claim and answer cover the nonces of both sides, so that none can be used twice.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -31,18 +32,18 @@ use crate::rendezvous::connection::tls::Identity;
 use crate::{Error, Result, Secret, TcpConfig, Tls};
 
 const MAGIC: [u8; 8] = *b"girandle";
-/// In the place of the version: the server takes encrypted connections from there only.
+/// In place of the version: the server accepts only encrypted connections from there.
 const ENCRYPTED: u16 = u16::MAX;
-/// There, too: the client's opening shows that it does not hold the job's secret.
+/// In place of the version: the client's opening shows that it does not hold the job's secret.
 const NO_SECRET: u16 = u16::MAX - 1;
 /// Added to the version in a client's opening: what comes after it is encrypted.
 const ENCRYPTS: u16 = 1 << 15;
-/// Where the knock is in a client's opening.
+/// Offset of the knock in a client's opening.
 const KNOCK: usize = 26;
 
 pub(crate) const OPENING: usize = 42;
 pub(crate) type Opening = [u8; OPENING];
-/// What anybody can send who knows the protocol.
+/// An opening that anybody can send who knows the protocol.
 #[cfg(test)]
 pub(crate) const KNOWN: Opening = {
     let (mut message, version, mut at) = ([b'.'; OPENING], VERSION.to_le_bytes(), 0);
@@ -55,10 +56,10 @@ pub(crate) const KNOWN: Opening = {
 pub(crate) type Claim = [u8; 41];
 pub(crate) type Answer = [u8; 41];
 const PROOF: usize = 32;
-/// In the place of an answer: the claim does not prove anything.
+/// In place of an answer: the claim's proof is not valid.
 const NO_PROOF: Answer = [0xff; 41];
 
-/// What both sides must share: the secret, the job, and which meeting of that job it is.
+/// What both sides must share: the secret, the job, and the meeting of that job.
 #[derive(Clone)]
 pub(crate) struct Credentials {
     key: [u8; 64],
@@ -73,7 +74,7 @@ impl Credentials {
         Self { key, context: Sha256::digest(job_id.as_bytes()).into(), tls: None }
     }
 
-    /// Those of a job, with the keys of its encryption.
+    /// Returns the credentials of a job, with its TLS keys.
     pub(crate) fn of(config: &TcpConfig) -> Result<Self> {
         let TcpConfig { secret, job_id, tls, .. } = config;
         let plain = Self::new(secret.as_ref(), job_id);
@@ -82,18 +83,18 @@ impl Credentials {
         Ok(Self { tls: Some((*tls, identity)), ..plain })
     }
 
-    /// What encrypts a connection, where it is to be; `is_local` where both ends are on one host.
+    /// Returns the TLS identity, where the connection is to be encrypted; `is_local` where both ends are on one host.
     pub(crate) fn tls(&self, is_local: bool) -> Option<&Identity> {
         self.tls.as_ref().filter(|(tls, _)| tls.covers(is_local)).map(|(_, identity)| identity)
     }
 
-    /// The same, good only for those who also know `nonce`.
+    /// Returns the same credentials, valid only between processes that also know `nonce`.
     pub(crate) fn bound_to(&self, nonce: &[u8; 32]) -> Self {
         let context = Sha256::new().chain_update(self.context).chain_update(nonce).finalize().into();
         Self { context, ..self.clone() }
     }
 
-    /// What a client of this job ends its opening with.
+    /// Returns the proof with which a client of this job ends its opening.
     fn knock(&self, opening: &Opening) -> Hmac<Sha256> {
         self.proof(b"girandole  knock", &[&opening[..KNOCK]])
     }
@@ -115,15 +116,15 @@ impl Credentials {
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To rank 0: the table of ranks, later life signs and causes of failure.
+    /// To rank 0: the table of ranks, later heartbeats and failure reports.
     Control = 1,
     /// Between any two ranks: tensors.
     Data = 2,
-    /// To another rank's door: which ranks go on (see [`crate::rendezvous::meeting`]'s `regroup`).
+    /// To another rank's door: forming a new group (see [`crate::rendezvous::meeting`]'s `regroup`).
     Door = 3,
 }
 
-/// Who a client says it is.
+/// What a client claims to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) rank: u32,
@@ -131,22 +132,22 @@ pub(crate) struct Caller {
     pub(crate) purpose: Purpose,
 }
 
-/// What a server makes of a client that holds the secret.
+/// A server's decision about a client that holds the secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// It may go on.
+    /// Accepted.
     Admitted = 0,
     /// Its group has another size.
     OtherWorldSize = 1,
-    /// No such rank is awaited for this purpose, or not any more.
+    /// No such rank is expected for this purpose, or not any more.
     NotAwaited = 2,
-    /// The server makes this connection itself, or has it already.
+    /// The server dials this connection itself, or has it already.
     Crossed = 3,
     /// The server has closed its group, or the group has failed.
     Gone = 4,
 }
 
-/// What a server answered.
+/// A server's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) status: Status,
@@ -156,7 +157,7 @@ pub(crate) struct Verdict {
     pub(crate) world_size: u32,
 }
 
-/// An opening with `word` in the place of the version.
+/// Builds an opening with `word` in place of the version.
 fn opening(word: u16) -> Try<Opening> {
     let mut message = [0; OPENING];
     message[..8].copy_from_slice(&MAGIC);
@@ -169,12 +170,12 @@ fn word(opening: &Opening) -> u16 {
     u16::from_le_bytes([opening[8], opening[9]])
 }
 
-/// Whether all that this client sends after its opening is encrypted.
+/// Returns whether all that this client sends after its opening is encrypted.
 pub(crate) fn encrypts(client: &Opening) -> bool {
     word(client) & ENCRYPTS != 0
 }
 
-/// What a server says to the client with the opening `ours`.
+/// Checks the opening of a server (`theirs`) that answers the opening `ours`.
 fn check_server(theirs: &Opening, ours: &Opening) -> Try<()> {
     match word(theirs) {
         _ if theirs[..8] != MAGIC => Err(Fault::NotOurs),
@@ -194,7 +195,7 @@ fn check_client(theirs: &Opening) -> Try<()> {
     }
 }
 
-/// True where these are the first bytes of what a rank sends that does not encrypt, five or more of them.
+/// Returns whether these are the first bytes of an unencrypted opening, five or more of them.
 pub(crate) fn is_plain(first: &[u8]) -> bool {
     first.len() >= 5 && MAGIC.starts_with(first)
 }
@@ -203,7 +204,7 @@ fn number(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte))
 }
 
-/// The side that connects, after its opening.
+/// The connecting side, after its opening.
 pub(crate) struct Client<'a> {
     credentials: &'a Credentials,
     caller: Caller,
@@ -215,7 +216,7 @@ impl<'a> Client<'a> {
         Self::opened(credentials, caller, opening(VERSION)?)
     }
 
-    /// One that encrypts all after its opening.
+    /// As [`Client::new`], for a client that encrypts all after its opening.
     pub(crate) fn encrypting(credentials: &'a Credentials, caller: Caller) -> Try<Self> {
         Self::opened(credentials, caller, opening(VERSION | ENCRYPTS)?)
     }
@@ -230,12 +231,12 @@ impl<'a> Client<'a> {
         &self.opening
     }
 
-    /// What it means that the server says this, and does not encrypt it.
+    /// Returns why the server answers with this opening, unencrypted.
     pub(crate) fn refused(&self, server: &Opening) -> Fault {
         check_server(server, &self.opening).err().unwrap_or(Fault::Encryption { theirs: false })
     }
 
-    /// The claim to send in reply to the server's opening, and who checks the answer.
+    /// Returns the claim to send in reply to the server's opening, and the state that checks the answer.
     pub(crate) fn claim(self, server: Opening) -> Try<(Claim, Claimed<'a>)> {
         check_server(&server, &self.opening)?;
         let mut claim = [0; 41];
@@ -248,7 +249,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// The side that connects, after its claim.
+/// The connecting side, after its claim.
 pub(crate) struct Claimed<'a> {
     credentials: &'a Credentials,
     client: Opening,
@@ -276,7 +277,7 @@ impl Claimed<'_> {
     }
 }
 
-/// The side that listens, after the client's opening.
+/// The listening side, after the client's opening.
 pub(crate) struct Server<'a> {
     credentials: &'a Credentials,
     client: Opening,
@@ -291,27 +292,27 @@ impl<'a> Server<'a> {
         Ok(Self { credentials, client, opening: opening(VERSION)? })
     }
 
-    /// The same after both openings.
+    /// Restores the state after both openings.
     pub(crate) fn again(credentials: &'a Credentials, client: Opening, opening: Opening) -> Self {
         Self { credentials, client, opening }
     }
 
-    /// What to send to a client of another version, or one that encrypts and should not, so that it can tell its user.
+    /// Opening for a client of another version, or one that encrypts and should not, so that it can report that.
     pub(crate) fn other_version() -> Try<Opening> {
         opening(VERSION)
     }
 
-    /// What to send to a client that should encrypt and does not.
+    /// Opening for a client that should encrypt and does not.
     pub(crate) fn encrypted() -> Try<Opening> {
         opening(ENCRYPTED)
     }
 
-    /// What to send to a client whose opening shows that it does not hold the job's secret.
+    /// Opening for a client whose own opening shows that it does not hold the job's secret.
     pub(crate) fn no_secret() -> Try<Opening> {
         opening(NO_SECRET)
     }
 
-    /// What to send to a client that does not hold the job's secret, so that it can tell its user.
+    /// Answer to a client whose claim shows that it does not hold the job's secret, so that it can report that.
     pub(crate) fn no_proof() -> Answer {
         NO_PROOF
     }
@@ -335,7 +336,7 @@ impl<'a> Server<'a> {
     }
 }
 
-/// The side that listens, once the client has proved itself.
+/// The listening side, once the client's proof is verified.
 pub(crate) struct Admission<'a> {
     server: Server<'a>,
     claim: Claim,

@@ -1,4 +1,4 @@
-//! One connection between two processes that have proved to each other that they are of one job.
+//! Connections between two processes that have proved to each other that they belong to the same job.
 
 pub(crate) mod acceptor;
 pub(crate) mod fault;

@@ -1,4 +1,4 @@
-//! A connection between two ranks as their group uses it: never blocking, encrypted or not.
+//! Non-blocking connection between two ranks, as their group uses it, encrypted or not.
 
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, TcpStream};
@@ -31,18 +31,19 @@ impl AsFd for Stream {
 }
 
 impl Stream {
-    /// For addresses and options. What is sent or received goes through the methods here.
+    /// For addresses and options. Data is sent and received through the methods here.
     pub(crate) fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
-    /// From here on everything is encrypted.
+    /// Encrypts everything from here on.
     pub(crate) fn secure(&self, session: Session) {
-        // A connection shakes hands once.
+        // Never set before: a connection has one TLS handshake.
         let _ = self.session.set(Mutex::new(session));
     }
 
-    /// Sends `head`, then `body`, as far as there is room. Where there is none, the same bytes must be offered again.
+    /// Sends `head`, then `body`, as far as the send buffer has space. Where it has none, the same bytes must be offered
+    /// again.
     pub(crate) fn send(&self, head: &[u8], body: &[u8]) -> io::Result<usize> {
         if let Some(session) = self.session.get() {
             return lock(session).send(&self.socket, head, body);
@@ -52,7 +53,7 @@ impl Stream {
         Ok(sendmsg(&self.socket, &parts, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
-    /// Fills `into`, which is not empty, as far as bytes have come; 0 at the end.
+    /// Reads what has arrived into `into`, which is not empty; returns 0 at the end of the connection.
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         match self.session.get() {
             Some(session) => lock(session).recv(&self.socket, into),
@@ -60,9 +61,9 @@ impl Stream {
         }
     }
 
-    /// Says something if there is room for it, and does not wait.
+    /// Sends as much of `words` as is possible without waiting; errors are ignored.
     pub(crate) fn say(&self, words: &[u8]) {
-        // A peer that takes nothing now, or has left itself, learns it otherwise.
+        // A peer that reads nothing now, or has left, learns it in another way.
         let _ = match self.session.get() {
             Some(session) => lock(session).say(&self.socket, words),
             None => self.send(words, &[]).map(drop),
@@ -88,7 +89,7 @@ impl Stream {
         }
     }
 
-    /// As [`TcpStream::shutdown`]. One that is closed already is as good.
+    /// As [`TcpStream::shutdown`]. Errors are ignored, for example where the connection is closed already.
     pub(crate) fn shutdown(&self, how: Shutdown) {
         let _ = self.socket.shutdown(how);
     }

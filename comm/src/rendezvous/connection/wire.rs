@@ -1,4 +1,4 @@
-//! A connection while ranks meet: every read and write has a deadline, and every message a limit.
+//! Connections before they belong to a group: every read and write has a deadline, and every message a size limit.
 
 mod proof;
 
@@ -24,12 +24,12 @@ use crate::base::fingerprint;
 use crate::base::last_words::LastWords;
 use crate::rendezvous::connection::tls::Session;
 
-/// What a rank may have on the way to another of its host. The kernel's own choice grows to several MiB, which falls out of
-/// the processor's cache before the other rank reads it: a broadcast of 64 MiB between two ranks took 1.6 times as long.
-/// Between hosts that choice is right, for it follows the length of the way.
+/// Send buffer of a data connection between ranks of one host. The kernel's automatic size grows to several MiB, which
+/// falls out of the processor's cache before the other rank reads it: a broadcast of 64 MiB between two ranks took 1.6
+/// times as long. Between hosts the automatic size is right, since it follows the delay of the route.
 const LOCAL_SEND_BUFFER: usize = 512 * 1024;
 
-/// Waits until one of `fds` is ready and tells which; all false at the deadline.
+/// Waits until one of `fds` is ready and returns which are; all false at the deadline.
 pub(crate) fn wait_any(fds: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
     let mut polled: Vec<_> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
     loop {
@@ -45,12 +45,13 @@ pub(crate) fn wait_any(fds: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -
     }
 }
 
-/// Our own key that rustls cannot use, which no user can bring about.
+/// Error of rustls about our own key, which no user can cause.
 fn unusable(error: rustls::Error) -> Fault {
     Fault::Malformed(error.to_string())
 }
 
-/// Whether the call that gave `error` has to wait before it is made again.
+/// Returns whether the call that failed with `error` would block; false where it was interrupted, and can be repeated at
+/// once.
 fn must_wait(error: io::Error) -> Try<bool> {
     match error.kind() {
         io::ErrorKind::Interrupted => Ok(false),
@@ -59,7 +60,7 @@ fn must_wait(error: io::Error) -> Try<bool> {
     }
 }
 
-/// Goes on with a handshake; tells what it waits for, until it is done.
+/// Advances a TLS handshake; returns the poll events that it waits for, `None` when it is done.
 fn shake(session: &mut Session, stream: &Stream) -> Try<Option<PollFlags>> {
     loop {
         match session.shake(stream.socket()) {
@@ -74,7 +75,7 @@ fn shake(session: &mut Session, stream: &Stream) -> Try<Option<PollFlags>> {
     }
 }
 
-/// How long a message is, by the four bytes before it, where at most `limit` bytes are allowed.
+/// Returns the length of a message, which the four bytes before it announce; more than `limit` is an error.
 pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> Try<usize> {
     let length = u32::from_le_bytes(announced) as usize;
     if length > limit {
@@ -85,7 +86,7 @@ pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> Try<usize> {
     Ok(length)
 }
 
-/// Reads a message that has come whole.
+/// Parses a complete message.
 pub(crate) fn parse<T: DeserializeOwned>(message: &[u8]) -> Try<T> {
     serde_json::from_slice(message).map_err(|error| Fault::Malformed(format!("an unknown message ({error})")))
 }
@@ -94,9 +95,9 @@ pub(crate) fn parse<T: DeserializeOwned>(message: &[u8]) -> Try<T> {
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: Arc<Stream>,
-    /// Becomes readable when nobody is interested in this connection any more.
+    /// Becomes readable when waiting on this connection is cancelled.
     stop: Option<Arc<UnixStream>>,
-    /// How far the other side has come with its proof, where this is the listening one.
+    /// On the listening side: how far the handshake has come.
     proof: Proof,
 }
 
@@ -108,14 +109,14 @@ impl From<Arc<Stream>> for Wire {
 
 impl Wire {
     pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> Try<Self> {
-        // What macOS says of a connection that has ended already.
+        // The error of macOS for a connection that has ended already.
         let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
         stream.set_nodelay(true).map_err(|error| if ended(&error) { Fault::Closed } else { error.into() })?;
         stream.set_nonblocking(true)?;
         Ok(Self { stop, ..Self::from(Arc::new(Stream::from(stream))) })
     }
 
-    /// Connects and proves that this rank belongs to the job; tells what the other side makes of it.
+    /// Connects and proves that this rank belongs to the job; returns the server's verdict.
     pub(crate) fn connect(
         address: SocketAddr,
         credentials: &Credentials,
@@ -127,7 +128,7 @@ impl Wire {
         Ok((wire, verdict))
     }
 
-    /// Connects, unless nobody is interested any more.
+    /// Connects; gives up when `stop` becomes readable.
     pub(crate) fn dial(address: SocketAddr, stop: Option<Arc<UnixStream>>, deadline: Instant) -> Try<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
@@ -148,7 +149,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Proves that this rank belongs to the job; tells what the other side makes of it.
+    /// Proves that this rank belongs to the job; returns the server's verdict.
     pub(crate) fn introduce(
         &mut self,
         credentials: &Credentials,
@@ -173,7 +174,7 @@ impl Wire {
         claimed.check(&self.read(deadline)?)
     }
 
-    /// Encrypts from here on.
+    /// Runs the TLS handshake; everything is encrypted after it.
     fn secure(&mut self, mut session: Session, client: &Client<'_>, deadline: Instant) -> Try<()> {
         loop {
             match shake(&mut session, &self.stream) {
@@ -198,7 +199,8 @@ impl Wire {
         Ok(message)
     }
 
-    /// What a rank says whose group has ended, of which the `first` byte was read already; none where it says something else.
+    /// Reads the last words of a rank whose group has ended; `first` is their first byte, where it was read already.
+    /// `None` where the rank sends something else.
     pub(crate) fn last_words(&mut self, first: Option<u8>, deadline: Instant) -> Option<LastWords> {
         let mut words = [0; fingerprint::LEN];
         let known = first.iter().len();
@@ -230,7 +232,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits until the call that gave `error` can be made again.
+    /// Waits until the call that failed with `error` can be repeated.
     fn after(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> Try<()> {
         match must_wait(error)? {
             true => self.wait(flags, deadline),
@@ -254,7 +256,7 @@ impl Wire {
         self.write(&Self::frame(message)?, deadline)
     }
 
-    /// A message as it is sent.
+    /// Encodes a message as it is sent.
     pub(crate) fn frame<T: Serialize>(message: &T) -> Try<Vec<u8>> {
         let mut frame = vec![0; 4];
         serde_json::to_writer(&mut frame, message).map_err(|error| Fault::Malformed(error.to_string()))?;
@@ -264,20 +266,20 @@ impl Wire {
         Ok(frame)
     }
 
-    /// Receives a message of at most `limit` bytes; a longer one is refused before any room is made for it.
+    /// Receives a message of at most `limit` bytes; a longer one is refused before memory is allocated for it.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: usize, deadline: Instant) -> Try<T> {
         let mut message = vec![0; message_len(self.read(deadline)?, limit)?];
         self.fill(&mut message, deadline)?;
         parse(&message)
     }
 
-    /// True where something has come that was not read yet, the end of the connection included.
+    /// Returns whether something has arrived that was not read yet, the end of the connection included.
     pub(crate) fn has_news(&self) -> bool {
         let now = Instant::now();
         wait_any(&[(self.stream.as_fd(), PollFlags::IN)], now).is_ok_and(|ready| ready[0])
     }
 
-    /// False where the other side has closed the connection, and nothing of it is left to be read.
+    /// Returns false where the other side has closed the connection and no unread data is left.
     pub(crate) fn is_open(&self) -> bool {
         match self.stream.socket().peek(&mut [0]) {
             Ok(count) => count > 0,
@@ -285,18 +287,18 @@ impl Wire {
         }
     }
 
-    /// Another handle of this connection, for another thread.
+    /// Returns another handle of this connection, for another thread.
     pub(crate) fn again(&self) -> Self {
         Self { stop: self.stop.clone(), ..Self::from(self.stream.clone()) }
     }
 
-    /// Goes on even if the acceptor that took this connection stops.
+    /// Keeps the connection usable when the acceptor that accepted it stops.
     pub(crate) fn detach(&mut self) {
         self.stop = None;
     }
 
-    /// Closes the connection in such a way that the other side can still read what was sent: unread input would make the
-    /// system cut it off.
+    /// Closes the connection so that the other side can still read what was sent: with unread input, the system would
+    /// reset it.
     pub(crate) fn hang_up(&mut self) {
         self.stream.shutdown(Shutdown::Write);
         let mut rest = [0; 1024];
@@ -307,7 +309,7 @@ impl Wire {
         }
     }
 
-    /// Ends the connection: nothing more comes on either side.
+    /// Shuts the connection down in both directions.
     pub(crate) fn cut(&self) {
         self.stream.shutdown(Shutdown::Both);
     }
@@ -316,7 +318,7 @@ impl Wire {
         self.stream.as_fd()
     }
 
-    /// For options.
+    /// For socket options.
     pub(crate) fn socket(&self) -> &TcpStream {
         self.stream.socket()
     }
@@ -325,27 +327,27 @@ impl Wire {
         Ok(self.stream.socket().peer_addr()?)
     }
 
-    /// True where the other side runs on this host.
+    /// Returns whether the other side runs on this host.
     pub(crate) fn is_local(&self) -> Try<bool> {
         let peer = self.stream.socket().peer_addr()?.ip().to_canonical();
         Ok(peer.is_loopback() || peer == self.stream.socket().local_addr()?.ip().to_canonical())
     }
 
-    /// The connection as data goes over it: never blocking.
+    /// Returns the non-blocking stream, set up for data.
     pub(crate) fn into_data_stream(self) -> Arc<Stream> {
         if self.is_local().unwrap_or(false) {
-            // One that keeps the size it has is slower, and as good.
+            // Without this the connection is slower, but works.
             let _ = SockRef::from(self.stream.socket()).set_send_buffer_size(LOCAL_SEND_BUFFER);
         }
         self.stream
     }
 
-    /// The connection as a group uses it: never blocking.
+    /// Returns the non-blocking stream.
     pub(crate) fn into_stream(self) -> Arc<Stream> {
         self.stream
     }
 
-    /// Says something if there is room for it, and does not wait.
+    /// Sends as much of `words` as is possible without waiting; errors are ignored.
     pub(crate) fn say(&self, words: &[u8]) {
         self.stream.say(words);
     }

@@ -1,4 +1,4 @@
-//! What ranks that meet tell each other, and what is left for them in files and stores.
+//! Fuzz targets: messages of the rendezvous, and the contents of meeting files and stores.
 #![allow(clippy::unwrap_used)]
 
 use std::fmt::Debug;
@@ -13,7 +13,7 @@ use crate::rendezvous::meeting::text::tidy;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 
-/// The first byte tells which message it is; the rest is its text, and once more a stream of such messages.
+/// The first byte selects the message type; the rest is parsed as one message, and as a stream of such messages.
 pub(crate) fn read(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
     match kind % 5 {

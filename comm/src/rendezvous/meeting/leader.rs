@@ -1,4 +1,4 @@
-//! Rank 0's part in a meeting.
+//! Rendezvous on rank 0.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::connection::wire::{Wire, wait_any};
 use crate::{Error, Result};
 
-/// How long to try to tell the others that there will be no group.
+/// How long to try to report to the others that there will be no group.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// By rank, from 1.
 pub(super) type Members = Vec<(usize, Wire, Entry)>;
 
-/// Waits for the others, and sees to it that all are connected.
+/// Waits for the other ranks, and makes sure that all are connected.
 pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
     let OpenMeetingPoint { listener, credentials, _file } = plan.open_meeting_point(given)?;
     let data = plan.listen_for_data()?;
@@ -33,7 +33,7 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
     let met = gathered.and_then(|()| conclude(plan, &mut members, data, &credentials, roster.until(plan)));
     let lines = met.inspect_err(|error| {
         dismiss(plan, std::mem::take(&mut members), error);
-        // Who is about to say who it is shall know it too, and who has said so meanwhile.
+        // Ranks that are about to introduce themselves must be told too, and those that have done so meanwhile.
         roster.give_up(reason(plan, error));
         drop(control);
         dismiss(plan, roster.take_wires(), error);
@@ -41,7 +41,7 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
     Ok(into_meeting(plan, lines, members))
 }
 
-/// All are here: tells them of each other, and waits until all are connected, or no longer than `until`.
+/// Sends the table, now that all ranks are registered, and waits until all are connected, no longer than `until`.
 pub(super) fn conclude(
     plan: &Plan<'_>,
     members: &mut Members,
@@ -62,7 +62,7 @@ pub(super) fn conclude(
     Ok(lines)
 }
 
-/// From now on the connections are for control.
+/// Turns the members' connections into control connections.
 pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> Meeting {
     let mut control = vec![None];
     control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
@@ -70,7 +70,7 @@ pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> M
     Meeting { lines, control, own_ips, job: Arc::default() }
 }
 
-/// Gives everybody the table, and waits until everybody takes connections.
+/// Sends the table to all ranks, and waits until all are connected.
 fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table, until: Instant) -> Result<()> {
     tell(plan, members, &ToMember::Table(table), false)?;
     let mut connected = vec![false; members.len()];
@@ -80,13 +80,13 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table, until: Inst
         if !ready.contains(&true) {
             let late: Vec<usize> =
                 (1..).zip(&connected).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect();
-            // Who is after one that is late waits for it.
+            // A rank after one that is late waits for it, so only the first of them is named.
             let first = late.iter().copied().filter(|rank| !late.contains(&(rank - 1)));
-            // Whoever cannot connect would have said so by now.
+            // A rank that cannot connect would have reported that by now.
             let late = plan.name(&first.collect::<Vec<_>>());
             return Err(plan.failed(format!("all ranks are here, but nothing is heard of {late} any more")));
         }
-        // A rank that has died explains what others complain of.
+        // A rank that has died explains what others report.
         if let Some((rank, _, entry)) = members.iter().find(|(_, wire, _)| !wire.is_open()) {
             return Err(plan.died(*rank, entry.host.as_str()));
         }
@@ -104,7 +104,7 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table, until: Inst
     tell(plan, members, &ToMember::Complete, true)
 }
 
-/// True when the rank says that it is connected.
+/// Returns true when the rank reports that it is connected.
 fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<bool> {
     match wire.receive(LIMIT, plan.deadline) {
         Ok(ToLeader::Connected) => Ok(true),
@@ -114,7 +114,8 @@ fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<
     }
 }
 
-/// Once all have met, one `may_be_dead`: it is lost like those that die later, and the others are told all the same.
+/// Sends a message to all members. With `may_be_dead`, after all have met, one that is dead is no error: its loss is
+/// detected like any later one, and the others are still told.
 fn tell(plan: &Plan<'_>, members: &mut Members, message: &ToMember, may_be_dead: bool) -> Result<()> {
     let message = Wire::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
     members.iter_mut().try_for_each(|(rank, wire, entry)| match wire.write(&message, plan.deadline) {
@@ -128,7 +129,7 @@ fn tell(plan: &Plan<'_>, members: &mut Members, message: &ToMember, may_be_dead:
     })
 }
 
-/// Tells those who came that there will be no group, and why.
+/// Reports to the members that there will be no group, and why.
 pub(super) fn dismiss(plan: &Plan<'_>, members: Members, error: &Error) {
     let (until, failure) = (Instant::now() + FAREWELL, reason(plan, error));
     for (_, mut wire, _) in members {
@@ -138,11 +139,11 @@ pub(super) fn dismiss(plan: &Plan<'_>, members: Members, error: &Error) {
     }
 }
 
-/// What the others are told.
+/// Returns the failure that is reported to the others.
 fn reason(plan: &Plan<'_>, error: &Error) -> Failure {
     let failure = Failure::of(error);
     match error {
-        // What names no rank is this one's own.
+        // These errors name no rank: they are this one's own.
         Error::System { .. } | Error::Listen { .. } | Error::Aborted { .. } => {
             failure.by(plan.number(0), &plan.own.host)
         }

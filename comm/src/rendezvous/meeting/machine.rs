@@ -1,5 +1,5 @@
-//! What processes of one job must have in common beside the protocol, so that what they send each other means the same on both
-//! sides: numbers go over the connections as they lie in memory.
+//! Compatibility of the processes of one job: library version, byte order and pointer width must match, so that messages
+//! mean the same on both sides. Numbers are sent as they lie in memory.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::rendezvous::meeting::text::tidy;
 
-/// Characters of a version that are shown.
+/// Longest version that is shown, in characters.
 const MAX_VERSION: usize = 40;
 
-/// What a rank's program was built for.
+/// Version and target of a rank's program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Machine {
     /// Of the library: ranks of different versions may order their operations differently.
@@ -26,7 +26,7 @@ enum ByteOrder {
 }
 
 impl Machine {
-    /// This process's.
+    /// Returns that of this process.
     pub(super) fn own() -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -35,7 +35,7 @@ impl Machine {
         }
     }
 
-    /// Why a rank that came cannot be of a job with this one. Both are given by rank and host.
+    /// Returns why a rank that came cannot be in a job with this one. Both are given by rank and host.
     pub(super) fn misfit(&self, own: (usize, &str), theirs: &Self, who: (usize, &str)) -> Option<String> {
         let help = match () {
             () if self == theirs => return None,
@@ -62,7 +62,7 @@ impl fmt::Display for Machine {
 
 #[cfg(test)]
 impl Machine {
-    /// One of another program.
+    /// Returns that of a program of another version.
     pub(super) fn of_version(version: &str) -> Self {
         Self { version: version.into(), ..Self::own() }
     }

@@ -1,4 +1,4 @@
-//! The file of `file://`, in which rank 0 tells the others where it listens.
+//! Meeting file of `file://`, in which rank 0 publishes its address.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -12,14 +12,15 @@ use crate::{Error, Result};
 
 const LIMIT: u64 = 4096;
 
-/// Only who can read the nonce can join: the file belongs to its owner alone, and each run writes another.
+/// Only a process that can read the nonce can join: the file is accessible to its owner only, and each run has another
+/// nonce.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Content {
     address: SocketAddr,
     nonce: [u8; 32],
 }
 
-/// The file as rank 0 holds it: gone when this is dropped, unless another run has replaced it meanwhile.
+/// The file as rank 0 holds it: removed on drop, unless another run has replaced it meanwhile.
 #[derive(Debug)]
 pub(super) struct MeetingFile {
     path: PathBuf,
@@ -27,8 +28,8 @@ pub(super) struct MeetingFile {
 }
 
 impl MeetingFile {
-    /// Writes the file in one go: whoever reads it sees the earlier one or all of this one. Nothing else is replaced than such a file,
-    /// or an empty one.
+    /// Writes the file atomically: a reader sees the earlier one or all of this one. Replaces only another meeting file,
+    /// or an empty file.
     pub(super) fn write(path: &Path, address: SocketAddr, nonce: [u8; 32]) -> Result<Self> {
         if let Some(what) = anything_else(path) {
             let help = format!("{what}, which would be lost: give a path where nothing is yet");
@@ -72,9 +73,9 @@ impl Drop for MeetingFile {
     }
 }
 
-/// What is there that is no meeting's file.
+/// Returns what is at this path that is not a meeting file.
 fn anything_else(path: &Path) -> Option<&'static str> {
-    /// How each begins, whatever version of this program has written it.
+    /// How each meeting file begins, whatever version of this program has written it.
     const BEGINNING: &[u8] = br#"{"address":"#;
     let kind = fs::symlink_metadata(path).ok()?.file_type();
     if kind.is_dir() {
@@ -89,7 +90,7 @@ fn anything_else(path: &Path) -> Option<&'static str> {
     (!is_free).then_some("there is another file")
 }
 
-/// Where rank 0 listens. With `own_only`, what another user may have written does not count.
+/// Returns where rank 0 listens, and the nonce. With `own_only`, a file that another user may have written is refused.
 pub(super) fn read(path: &Path, own_only: bool) -> std::result::Result<(SocketAddr, [u8; 32]), String> {
     read_content(path, own_only).map(|content| (content.address, content.nonce))
 }
@@ -112,7 +113,7 @@ fn read_content(path: &Path, own_only: bool) -> std::result::Result<Content, Str
     serde_json::from_slice(&text).map_err(|error| format!("the file holds something else ({error})"))
 }
 
-/// Any bytes in the file.
+/// Fuzz target: arbitrary contents of the file.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(text: &[u8]) {
     drop(serde_json::from_slice::<Content>(text));
@@ -163,7 +164,7 @@ mod tests {
         }
         assert_eq!(fs::read_to_string(&path).unwrap(), "weights");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        // As `mktemp` makes one.
+        // An empty file, as `mktemp` makes it.
         fs::write(&path, "").unwrap();
         drop(MeetingFile::write(&path, address(7), [0; 32]).unwrap());
         assert!(!path.exists());

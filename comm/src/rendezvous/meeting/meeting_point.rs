@@ -1,4 +1,4 @@
-//! The meeting point: where rank 0 listens, and where the others look for it.
+//! The meeting point: where rank 0 listens and the other ranks connect.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -16,10 +16,10 @@ use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::scheduler::{self, seen_by_others};
 use crate::{Error, InitMethod, Result, TcpConfig};
 
-/// What an error calls the host that an init method names.
+/// Name in errors of the host that an init method names.
 pub const HOST: &str = "the meeting point's host";
 
-/// An init method with all its blanks filled in.
+/// An init method with the values of the environment filled in.
 #[derive(Debug, Clone)]
 pub(super) enum MeetingPoint {
     Address {
@@ -27,7 +27,7 @@ pub(super) enum MeetingPoint {
         port: u16,
     },
     File(PathBuf),
-    /// Another launcher's store, in which rank 0 tells under a key where it listens.
+    /// `torchrun`'s store, in which rank 0 publishes its address under a key.
     Store {
         host: String,
         port: u16,
@@ -61,22 +61,22 @@ impl fmt::Display for MeetingPoint {
     }
 }
 
-/// The meeting point as rank 0 holds it.
+/// The meeting point, opened by rank 0.
 pub(super) struct OpenMeetingPoint {
     pub(super) listener: TcpListener,
     pub(super) credentials: Credentials,
-    /// Removes the file in the end, where there is one.
+    /// Removes the file on drop, where there is one.
     pub(super) _file: Option<MeetingFile>,
 }
 
 impl Plan<'_> {
-    /// Rank 0 opens the meeting point.
+    /// Opens the meeting point, on rank 0. `given`: a listener that is already bound.
     pub(super) fn open_meeting_point(&self, given: Option<TcpListener>) -> Result<OpenMeetingPoint> {
         let credentials = self.credentials();
         match &self.place {
             MeetingPoint::Address { host, port } => {
                 let addresses = own_addresses(host, *port, self.deadline)?;
-                // A rank that others reach from elsewhere is to be found from there.
+                // A rank that is to be reached from other hosts must not listen on loopback here.
                 let addresses = match self.config.bind.to_canonical().is_loopback() {
                     true => addresses,
                     false => seen_by_others(host, addresses.clone()).unwrap_or(addresses),
@@ -108,7 +108,7 @@ impl Plan<'_> {
         }
     }
 
-    /// A meeting point at any free port, of which `tell` tells the others.
+    /// Opens a meeting point at any free port; `tell` publishes its address and nonce.
     fn open_told(
         &self,
         tell: impl FnOnce(SocketAddr, [u8; 32]) -> Result<Option<MeetingFile>>,
@@ -120,7 +120,7 @@ impl Plan<'_> {
         Ok(OpenMeetingPoint { listener, credentials: self.credentials().bound_to(&nonce), _file: file })
     }
 
-    /// Another rank looks up where rank 0 might be, anew for each try.
+    /// Looks up where rank 0 may be, on another rank; called for each attempt.
     pub(super) fn find_meeting_point(&self) -> Try<(Vec<SocketAddr>, Credentials)> {
         let credentials = self.credentials();
         match &self.place {
@@ -144,7 +144,7 @@ impl Plan<'_> {
     }
 }
 
-/// Opens what rank 0 of a configuration will open, as far as its launcher does not do that, and closes it again.
+/// Opens what rank 0 of a configuration will open, except what its launcher opens, and closes it again.
 pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
     let address = SocketAddr::new(config.bind, 0);
     TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
@@ -161,7 +161,7 @@ pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
     }
 }
 
-/// Others can only be told of one address.
+/// Fails where this rank listens on all addresses of its host: only one can be published.
 fn check_one_address(config: &TcpConfig) -> Result<()> {
     match config.bind.is_unspecified() {
         false => Ok(()),
@@ -172,7 +172,7 @@ fn check_one_address(config: &TcpConfig) -> Result<()> {
     }
 }
 
-/// The addresses of this host's name.
+/// Returns the addresses of the meeting point's host, which is this one.
 fn own_addresses(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
     resolve(host, port, deadline)
         .map_err(|reason| Error::invalid(HOST, host, format!("{reason}; give an address of this host")))
@@ -186,7 +186,8 @@ fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<
     }
 }
 
-/// Listens on the first address that is this host's. One that is taken is an error: the others would look there.
+/// Listens on the first address that belongs to this host. A port in use is an error, since the others would connect
+/// there.
 fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
     for &address in addresses {
         match TcpListener::bind(address) {
@@ -195,7 +196,7 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
         }
     }
     let names: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
-    // Another port would be of no help.
+    // Another port would not help.
     let help = "this host has no such address; give an address of the host of rank 0";
     Err(Error::invalid(HOST, names.join(", "), help))
 }

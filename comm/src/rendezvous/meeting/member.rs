@@ -1,4 +1,4 @@
-//! The part of every rank but 0 in a meeting.
+//! Rendezvous on all ranks but rank 0.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -17,14 +17,14 @@ use crate::rendezvous::connection::wire::{Wire, wait_any};
 use crate::rendezvous::meeting::peer::PeerInfo;
 use crate::{Error, Result};
 
-/// So many times in a row a rank of some job must turn this one away before this one believes it.
+/// Number of rejections in a row by ranks of some job after which this rank gives up.
 const SETTLED: usize = 5;
-/// How long rank 0 may take to explain why another rank is not there any more.
+/// How long to wait for rank 0 to report why another rank is not there any more.
 const EXPLANATION: Duration = Duration::from_millis(300);
-/// How long rank 0 may take to answer where it has closed a connection.
+/// How long rank 0 may take to answer after it has closed a connection.
 const SECOND_TRY: Duration = Duration::from_secs(1);
 
-/// Goes to rank 0, and from there to all others.
+/// Registers with rank 0, and meets the other ranks.
 pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
     let (wire, mut credentials) = find_leader(plan)?;
     let mut leader = Leader { plan, wire };
@@ -35,9 +35,9 @@ pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
     leader.conclude(listener, &credentials)
 }
 
-/// What a rank says of itself, with the port at which it takes data connections.
+/// Builds the introduction of this rank; `port` is where it accepts data connections.
 pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
-    // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
+    // Rank 0 knows which ranks are missing: it must report them before this rank's own time is over.
     let patience = before_the_end_of(plan.deadline.saturating_duration_since(Instant::now()));
     Hello {
         ip: plan.published_ip(),
@@ -51,7 +51,7 @@ pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
     }
 }
 
-/// Tries until rank 0 is there.
+/// Tries to connect to rank 0 until it is there.
 fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
     let mut back_off = BackOff::new();
     let mut settled = 0;
@@ -85,7 +85,7 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
     }
 }
 
-/// A try that was cut short by the deadline says less than the one before it.
+/// Returns the fault of the attempt before where the deadline has cut this one short: it says more.
 fn before_cut_short(fault: Fault, last: Option<Fault>, deadline: Instant) -> Fault {
     match (fault, last) {
         (Fault::TimedOut, Some(last)) if Instant::now() >= deadline => last,
@@ -93,7 +93,7 @@ fn before_cut_short(fault: Fault, last: Option<Fault>, deadline: Instant) -> Fau
     }
 }
 
-/// One try at each address that rank 0 may have, of so long at most. The outer error is final.
+/// Tries each address of rank 0 once, for at most `longest`. The outer error is final.
 fn try_leader(plan: &Plan<'_>, longest: Duration) -> Result<Try<(Wire, Credentials)>> {
     let (addresses, credentials) = match plan.find_meeting_point() {
         Ok(found) => found,
@@ -137,20 +137,20 @@ fn refused(plan: &Plan<'_>, reason: String) -> Error {
     Error::Refused { rank: plan.number(plan.config.rank), address: plan.place.to_string(), reason }
 }
 
-/// The connection to rank 0, and whose it is.
+/// A member's connection to rank 0.
 pub(super) struct Leader<'a> {
     pub(super) plan: &'a Plan<'a>,
     pub(super) wire: Wire,
 }
 
 impl Leader<'_> {
-    /// Says who this rank is, and waits for what rank 0 says to that. Where rank 0 closes the connection and is there, this
-    /// rank comes again; where it is not there, it has died.
+    /// Introduces this rank, and waits for the answer of rank 0. Where rank 0 closes the connection but can be reached,
+    /// this rank introduces itself again; where it cannot be reached, it has died.
     fn introduce(&mut self, hello: &Hello, credentials: &mut Credentials) -> Result<()> {
         let (plan, mut back_off) = (self.plan, BackOff::new());
         loop {
             match self.wire.send(hello, plan.deadline) {
-                // It has more to say.
+                // A report of failure follows.
                 Ok(()) if hello.port == 0 => return Ok(()),
                 Ok(()) => {
                     let watched = plan.watch([self.wire.fd()].into_iter());
@@ -163,7 +163,7 @@ impl Leader<'_> {
                 Err(fault) => return Err(self.lost(fault)),
             }
             let Ok(found) = try_leader(plan, SECOND_TRY.min(plan.limits.handshake))? else {
-                // The end of the group that the ranks are of may be why.
+                // The failure of the parent group may be why.
                 plan.check_parent()?;
                 return Err(self.lost(Fault::Closed));
             };
@@ -172,11 +172,11 @@ impl Leader<'_> {
         }
     }
 
-    /// Waits until all others have said who they are, and connects.
+    /// Receives the table once all others are registered, and connects.
     pub(super) fn conclude(mut self, listener: TcpListener, credentials: &Credentials) -> Result<Meeting> {
         let plan = self.plan;
         let table = self.hear_table()?;
-        // Rank 0 shall hear whom this one cannot reach before it has waited long enough.
+        // This rank must report which rank it cannot reach before rank 0 has waited long enough.
         let patience = before_the_end_of(Duration::from_millis(table.patience_ms));
         let until =
             Instant::now().checked_add(patience).map_or(plan.deadline, |until| until.min(plan.deadline));
@@ -201,7 +201,7 @@ impl Leader<'_> {
         }
     }
 
-    /// All ranks, each with an address at which this one can reach it.
+    /// Returns all ranks, each with an address at which this one can reach it.
     fn peers(&mut self, table: &Table) -> Result<Vec<PeerInfo>> {
         let mut peers: Vec<PeerInfo> = table.ranks.iter().map(Entry::info).collect();
         for peer in &mut peers {
@@ -214,8 +214,8 @@ impl Leader<'_> {
         Ok(peers)
     }
 
-    /// Connects to the rank before this one, and meanwhile listens to what rank 0 says. So each rank but the last is reached
-    /// once: an address that nobody can reach shows at the meeting, not in the middle of the work.
+    /// Connects to the rank before this one, and meanwhile watches for messages of rank 0. So each rank but the last is
+    /// reached once: an address that nobody can reach shows during rendezvous, not in the middle of the work.
     fn reach(&mut self, rank: usize, lines: &Lines, deadline: Instant) -> Result<()> {
         let plan = self.plan;
         let mut back_off = BackOff::new();
@@ -224,7 +224,7 @@ impl Leader<'_> {
             let Err(fault) = lines.switchboard.dial(rank, deadline) else { return Ok(()) };
             let fault = before_cut_short(fault, last, deadline);
             plan.check_parent().map_err(|error| self.give_up(error))?;
-            // It has listened since before it was in the table.
+            // It was listening before it was in the table, so a refused connection means that it has ended.
             let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
             let explained = Instant::now() + if gone { EXPLANATION } else { Duration::ZERO };
             if wait_any(&plan.watch([self.wire.fd()].into_iter()), explained).is_ok_and(|ready| ready[0]) {
@@ -250,7 +250,7 @@ impl Leader<'_> {
         }
     }
 
-    /// Tells rank 0 that this rank is connected, and waits until all are.
+    /// Reports to rank 0 that this rank is connected, and waits until all are.
     fn wait_for_all(&mut self) -> Result<()> {
         self.plan.agree();
         self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault))?;
@@ -260,7 +260,7 @@ impl Leader<'_> {
         }
     }
 
-    /// What rank 0 says, unless that is the end of it.
+    /// Receives a message of rank 0; one that ends the meeting is returned as an error.
     fn hear(&mut self, limit: usize) -> Result<ToMember> {
         match self.wire.receive(limit, self.plan.deadline) {
             Ok(ToMember::Failed(failure)) => Err(self.plan.failed_elsewhere(failure)),
@@ -270,14 +270,14 @@ impl Leader<'_> {
         }
     }
 
-    /// The connection to rank 0 is of no more use.
+    /// Returns the error for a failed connection to rank 0.
     fn lost(&mut self, fault: Fault) -> Error {
         let host =
             self.wire.peer().map_or_else(|_| self.plan.place.to_string(), |peer| peer.ip().to_string());
         let rank = self.plan.number(0);
         match fault {
             Fault::Closed => self.plan.died(0, host),
-            // Whom it waits for it would have said before this rank's time is over.
+            // If it were waiting for other ranks, it would have reported them before this rank's time is over.
             Fault::TimedOut => {
                 let error = Error::Timeout {
                     rank,
@@ -299,7 +299,7 @@ impl Leader<'_> {
         }
     }
 
-    /// Tells rank 0, so that it can tell the others.
+    /// Reports the error to rank 0, so that it can tell the others.
     fn give_up(&mut self, error: Error) -> Error {
         let until = Instant::now() + Duration::from_millis(200);
         if self.wire.send(&ToLeader::Failed(Failure::of(&error)), until).is_ok() {

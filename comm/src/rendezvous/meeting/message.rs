@@ -1,4 +1,4 @@
-//! What ranks tell each other once they have proved who they are.
+//! Messages of the rendezvous, which follow the handshake.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -13,55 +13,56 @@ use crate::rendezvous::site::Site;
 
 /// The longest message of one rank, in bytes.
 pub(super) const LIMIT: usize = 4096;
-/// The longest [`Hello`], in bytes, and a rank's share in the longest table.
+/// The longest [`Hello`], in bytes, and the share of one rank in the longest table.
 pub(super) const HELLO_LIMIT: usize = 1024;
-/// Characters of a host's name. One takes up to 6 bytes in JSON.
+/// Longest name of a host, in characters. Each takes up to 6 bytes in JSON.
 pub(super) const MAX_HOST: usize = 128;
 const MAX_DETAIL: usize = 600;
 
-/// How long a rank waits for something of which it shall tell another that waits for `left`: a little less, so that it is heard.
+/// Returns how long a rank waits for an event that it must report to another one, which waits for `left`: a little less,
+/// so that the report arrives in time.
 pub(super) fn before_the_end_of(left: Duration) -> Duration {
     left - (left / 4).min(Duration::from_millis(500))
 }
 
-/// A time as it is told to others.
+/// Converts a time for a message.
 pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A rank introduces itself to rank 0.
+/// Introduction of a rank to rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Hello {
-    /// Where it takes data connections; none stands for the address from which it comes.
+    /// Where it accepts data connections; `None` stands for the address from which it connects.
     pub(super) ip: Option<IpAddr>,
-    /// 0 where it could not listen, and will say so next.
+    /// 0 where it could not listen, which it will report next.
     pub(super) port: u16,
     pub(super) host: String,
     pub(super) pid: u32,
     pub(super) site: Site,
     /// How long it will wait for the others.
     pub(super) patience_ms: u64,
-    /// The port of its door, at its address, where the group may change; else 0.
+    /// Port of its door, at the same address, where the group may change; else 0.
     #[serde(default)]
     pub(super) door: u16,
     pub(super) machine: Machine,
 }
 
-/// What a rank tells rank 0 after that.
+/// Messages of a rank to rank 0 after [`Hello`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToLeader {
-    /// It takes connections, and has reached the rank before it.
+    /// It accepts connections, and is connected to the rank before it.
     Connected,
     /// It gives up.
     Failed(Failure),
 }
 
-/// What rank 0 tells the others.
+/// Messages of rank 0 to the other ranks.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToMember {
-    /// All are here.
+    /// All ranks are registered.
     Table(Table),
-    /// This rank does not fit; the others go on without it.
+    /// This rank is refused; the others go on waiting without it.
     Refused(String),
     /// There will be no group.
     Failed(Failure),
@@ -81,7 +82,7 @@ pub(super) struct Table {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// Where it takes data connections. For rank 0 an unspecified address stands for the one that reached it.
+    /// Where it accepts data connections. For rank 0, an unspecified address stands for the one at which it was reached.
     pub(super) address: SocketAddr,
     pub(super) host: String,
     pub(super) pid: u32,
@@ -102,9 +103,9 @@ impl Entry {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) detail: String,
-    /// The rank that died, by its number in the whole job, and its host, if that was it.
+    /// World rank and host of the rank that died, where that is the reason.
     pub(super) died: Option<(usize, String)>,
-    /// How long the one that gave up had waited by then, in milliseconds.
+    /// How long the rank that gave up had waited by then, in milliseconds.
     #[serde(default)]
     pub(super) waited_ms: u64,
 }
@@ -123,7 +124,7 @@ impl Failure {
         Self { detail, died, waited_ms }
     }
 
-    /// As told by others: whose it is.
+    /// Adds which rank has reported this failure.
     pub(super) fn by(self, rank: usize, host: &str) -> Self {
         Self { detail: format!("rank {rank} (host {host}) gave up: {}", self.detail), ..self }
     }

@@ -1,5 +1,5 @@
-//! How the ranks of a job find each other: all go to rank 0 at the meeting point, each says where it listens and what it
-//! could share memory with, rank 0 answers with the table of all, and each rank connects to the one before it. Further
+//! Rendezvous: all ranks connect to rank 0 at the meeting point, each reports where it listens and with whom it could
+//! share memory, rank 0 answers with the table of all ranks, and each rank connects to the one before it. Further
 //! connections are made when they are needed (see [`crate::transport::tcp::switchboard`]).
 //!
 //! ```text
@@ -12,10 +12,11 @@
 //!                        <-   Complete | Failed
 //! ```
 //!
-//! All ranks go to rank 0, which keeps these connections to see who dies: a star, where a tree would have less at its middle
-//! and tell of a death later, by more ranks that may be dead themselves. It carries far: 1,000 ranks in 4 processes meet in
-//! about a second on 2 cores (`MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture`, 2026-11-21), each with 28
-//! sockets when it has reduced, broadcast and waited; a world has at most 4,096.
+//! All ranks connect to rank 0, which keeps these connections to see which rank dies: a star. A tree would have fewer
+//! connections at its centre, but would report a death later, through more ranks that may be dead themselves. The star
+//! scales far: 1,000 ranks in 4 processes meet in about a second on 2 cores (`MANY_RANKS=1000 cargo test --workspace
+//! --test many -- --nocapture`, 2026-11-21), each with 28 sockets after a reduction, a broadcast and a barrier; a world
+//! has at most 4,096.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -54,25 +55,25 @@ use crate::rendezvous::obstacle::Obstacle;
 use crate::transport::tcp::switchboard::Switchboard;
 use crate::{Error, InitMethod, Result, TcpConfig, Transport};
 
-/// Ranks that have found each other.
+/// Result of a rendezvous.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     pub(crate) lines: Lines,
-    /// By rank: on rank 0 one for each other rank, on the others one to rank 0. Blocking, with TCP_NODELAY.
+    /// By rank: on rank 0 one for each other rank, on the others one to rank 0. Non-blocking, with TCP_NODELAY.
     pub(crate) control: Vec<Option<Arc<Stream>>>,
     /// By rank: the address at which that rank reaches this one.
     pub(crate) own_ips: Vec<IpAddr>,
-    /// What this group shares with those that it was made of.
+    /// State shared by the groups of the job in this process.
     pub(crate) job: Arc<Job>,
 }
 
-/// One rank's data connections, and who takes those of others. Dropping it ends both, in bounded time.
+/// A rank's data connections, and the acceptor that takes those of other ranks. Dropping it closes both, in bounded time.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(crate) switchboard: Arc<Switchboard>,
-    /// What all ranks of the group have in common, and nobody else.
+    /// Nonce of the group, which only its ranks know.
     pub(crate) session: [u8; 32],
-    /// None in a group of one.
+    /// `None` in a group of one.
     acceptor: Option<Acceptor>,
 }
 
@@ -83,22 +84,22 @@ impl Drop for Lines {
     }
 }
 
-/// Finds the other ranks. Returns on all of them, once each takes connections from each, or on none.
+/// Runs the rendezvous. Succeeds on all ranks, once each accepts connections from each, or fails.
 pub(crate) fn meet(config: &TcpConfig) -> Result<Meeting> {
     meet_with(config, Options::default())
 }
 
-/// What not every meeting has.
+/// Options that only some meetings need.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     /// The meeting point, already bound; rank 0 only.
     pub(crate) listener: Option<TcpListener>,
     pub(crate) limits: Limits,
-    /// Who meets, where those are some ranks of a job.
+    /// The ranks that meet, where these are a subset of a job.
     pub(crate) members: Option<Members>,
-    /// The group that they are of: when it has failed, they do not meet.
+    /// The group that these ranks belong to: when it has failed, the meeting fails.
     pub(crate) parent: Option<Parent>,
-    /// The port of this rank's door, where the group may change.
+    /// Port of this rank's door, where the group may change.
     pub(crate) door: u16,
 }
 
@@ -157,7 +158,7 @@ fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
     Ok(Meeting { lines, control: vec![None], own_ips: vec![address], job: Arc::default() })
 }
 
-/// Off loopback a job needs a secret.
+/// Fails for an address other than loopback where the job has no secret.
 fn check_secret(config: &TcpConfig, ip: IpAddr) -> Result<()> {
     match config.secret.is_some() || ip.to_canonical().is_loopback() {
         true => Ok(()),
@@ -165,7 +166,7 @@ fn check_secret(config: &TcpConfig, ip: IpAddr) -> Result<()> {
     }
 }
 
-/// Ranks that shall share memory and cannot.
+/// Error for two ranks that must share memory and cannot.
 fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
     let help = format!(
         "rank {own} and rank {rank} (host {host}) cannot share memory, because {obstacle}; choose auto or tcp"
@@ -180,7 +181,7 @@ fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
                 "this host has no such address; give one that it has in the network that connects the ranks";
             Error::invalid("bind (GIRANDOLE_BIND)", address.ip(), help)
         }
-        // Another port would be of no help.
+        // Another port would not help.
         fault if fault.is_exhausted() => Error::system(format!("listening on {address}"), fault),
         fault => Error::Listen { address: address.to_string(), reason: fault.to_string() },
     }
@@ -192,7 +193,7 @@ fn random_nonce() -> Result<[u8; 32]> {
     Ok(nonce)
 }
 
-/// Waits longer and longer between tries.
+/// Waits longer and longer between attempts.
 struct BackOff(Duration);
 
 impl BackOff {

@@ -1,7 +1,7 @@
-//! What a launcher tells ranks that are about to meet: one of them has ended, and will not come.
+//! Death announcements: a launcher reports to ranks that are about to meet that one of them has ended, and will not come.
 //!
-//! It goes to rank 0 in the place of the one that has ended, and says so; rank 0 tells all others. Where rank 0 itself has ended,
-//! it answers in its place.
+//! It connects to rank 0 in place of the rank that has ended, and reports that; rank 0 tells all others. Where rank 0
+//! itself has ended, the launcher answers in its place.
 
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -22,30 +22,30 @@ use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Ver
 use crate::rendezvous::connection::wire::{Wire, wait_any};
 use crate::{Error, Result, TcpConfig, Transport};
 
-/// Between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long one rank may take to listen.
+/// Time limit for the exchange with one rank.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Who is told, and for how long.
+/// Announcement of the end of a rank.
 pub struct Announcement {
-    /// That of the rank that has ended.
+    /// Configuration of the rank that has ended.
     pub config: TcpConfig,
-    /// That of the rank, by name.
+    /// Host name of that rank.
     pub host: String,
-    /// How long to tell it.
+    /// Until when to announce it.
     pub until: Instant,
-    /// Becomes readable when nobody is to be told any more.
+    /// Becomes readable when the announcement is to stop.
     pub stop: Arc<UnixStream>,
-    /// Rank 0 ran on this host, and has ended.
+    /// Whether rank 0 ran on this host, and has ended.
     pub leader_has_ended: Arc<AtomicBool>,
 }
 
 impl Announcement {
-    /// Tells all that come to the meeting point.
+    /// Tells all ranks that come to the meeting point.
     ///
     /// # Errors
-    /// A configuration that cannot be used. That nobody is there is none: the ranks may have met long ago.
+    /// A configuration that cannot be used. It is no error that no rank is there: they may have met long ago.
     pub fn make(&self) -> Result<()> {
         let Self { config, until, .. } = self;
         let plan = Plan {
@@ -79,7 +79,8 @@ impl Announcement {
         wait_any(&stop, Instant::now() + time).map_or(true, |ready| ready[0])
     }
 
-    /// Goes to rank 0 as the rank that has ended. Where that one has come before, rank 0 knows it already.
+    /// Reports to rank 0 in place of the rank that has ended. Where that rank had registered, rank 0 knows of its end
+    /// already.
     fn tell_leader(&self, plan: &Plan<'_>, death: &Error) -> Try<()> {
         let (addresses, credentials) = plan.find_meeting_point()?;
         let until = self.until.min(Instant::now() + PATIENCE);
@@ -95,14 +96,14 @@ impl Announcement {
         Ok(())
     }
 
-    /// Answers in the place of rank 0, one rank after the other, until the time is over.
+    /// Answers in place of rank 0, one rank after the other, until the time is over or the announcement is to stop.
     fn answer_all(&self, plan: &Plan<'_>, death: &Error, listener: &TcpListener) {
         loop {
             let fds = [(listener.as_fd(), PollFlags::IN), (self.stop.as_fd(), PollFlags::IN)];
             if !wait_any(&fds, self.until).is_ok_and(|ready| ready[0] && !ready[1]) {
                 return;
             }
-            // Who cannot be told is no worse off than before.
+            // A rank that cannot be told is no worse off than before.
             let _ = self.answer(plan, death, listener);
         }
     }

@@ -1,4 +1,4 @@
-//! The group whose ranks make a new one: what it learns of them while they meet.
+//! Parent group, which is watched while some of its ranks meet to form a new group.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -11,21 +11,21 @@ use crate::Error;
 use crate::blame::supervisor::Supervisor;
 use crate::rendezvous::connection::wire::wait_any;
 
-/// A group, some of whose ranks meet to be another one.
+/// A group, some of whose ranks meet to form another one.
 #[derive(Debug)]
 pub(crate) struct Parent {
     pub(crate) supervisor: Arc<dyn Supervisor>,
-    /// Larger groups of which they all are. A rank that is told of the failure of one of them does not come any more, and where
-    /// it is none of the parent's that has died, nobody else says so.
+    /// Larger groups that contain these ranks. A rank that learns of the failure of one of them does not come any more;
+    /// where the rank that has died is not in the parent, nothing else reports that.
     pub(crate) above: Vec<Arc<dyn Supervisor>>,
-    /// Becomes readable when one of them has failed, or the parent was aborted.
+    /// Becomes readable when one of these groups has failed, or the parent was aborted.
     pub(crate) ended: Arc<UnixStream>,
 }
 
 impl Parent {
-    /// Why not all will come, if so, as the error of `operation`.
+    /// Returns why not all ranks will come, as the error of `operation`; `None` where no such reason is known.
     pub(super) fn failure(&self, operation: String) -> Option<Error> {
-        // Where there is a cause, it is known before this shows.
+        // Read first: where there is a cause, it is known before the stream becomes readable.
         let has_ended = self.has_ended();
         let groups = std::iter::once(&self.supervisor).chain(&self.above);
         let known = groups.filter_map(|group| Some((group, group.failure()?))).next();

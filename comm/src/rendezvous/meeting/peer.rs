@@ -1,17 +1,17 @@
-//! What ranks know of each other once they have met.
+//! What a rank knows of each peer once they have met.
 
 use std::net::SocketAddr;
 
 use crate::rendezvous::site::Site;
 
-/// What is known of a rank's process.
+/// Process and addresses of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerInfo {
     pub(crate) host: String,
     pub(crate) pid: u32,
-    /// Where it takes data connections.
+    /// Where it accepts data connections.
     pub(crate) address: SocketAddr,
     pub(crate) site: Site,
-    /// The port of its door, where the group may change; else 0.
+    /// Port of its door, where the group may change; else 0.
     pub(crate) door: u16,
 }

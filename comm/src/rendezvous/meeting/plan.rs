@@ -1,4 +1,4 @@
-//! One rank's part in a meeting.
+//! Parameters of one rank in a rendezvous, and the steps that all ranks have in common.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,15 +25,15 @@ use crate::transport::shm::Host;
 use crate::transport::tcp::switchboard::{Setup, Switchboard};
 use crate::{Error, Result, TcpConfig, Transport};
 
-/// What a rank tells of itself.
+/// What a rank reports of itself.
 pub(super) struct Own {
     pub(super) host: String,
     pub(super) pid: u32,
-    /// The means to share memory, or why it does not.
+    /// Handle for sharing memory, or why this rank shares none.
     pub(super) memory: std::result::Result<Host, Obstacle>,
 }
 
-/// The name of this host.
+/// Returns the name of this host.
 pub(super) fn own_host() -> String {
     tidy(&rustix::system::uname().nodename().to_string_lossy(), MAX_HOST)
 }
@@ -48,7 +48,7 @@ impl Own {
     }
 }
 
-/// One rank's part in a meeting.
+/// Parameters of one rank in a rendezvous.
 pub(super) struct Plan<'a> {
     pub(super) config: &'a TcpConfig,
     pub(super) place: MeetingPoint,
@@ -60,44 +60,45 @@ pub(super) struct Plan<'a> {
     pub(super) members: Members,
     pub(super) parent: Option<Parent>,
     pub(super) door: u16,
-    /// Called on a member before the leader hears that it is ready, and on the leader before anyone hears that all are.
+    /// Called on a member before it reports to the leader that it is connected, and on the leader before it reports to
+    /// anyone that all are.
     pub(super) agreed: Option<&'a dyn Fn()>,
 }
 
 impl Plan<'_> {
-    /// From now on the others may have met.
+    /// Called when other ranks may complete the meeting from now on.
     pub(super) fn agree(&self) {
         if let Some(agreed) = self.agreed {
             agreed();
         }
     }
 
-    /// The number in the whole job of a rank of this group.
+    /// Returns the world rank of a rank of this group.
     pub(super) fn number(&self, rank: usize) -> usize {
         self.members.world_rank(rank)
     }
 
-    /// Ranks of this group, as errors name them.
+    /// Formats ranks of this group for errors, by their world ranks.
     pub(super) fn name(&self, ranks: &[usize]) -> String {
         name_ranks(&ranks.iter().map(|rank| self.number(*rank)).collect::<Vec<_>>())
     }
 
-    /// What errors call a meeting.
+    /// Name of the rendezvous in errors.
     pub(super) fn operation(&self) -> String {
         "rendezvous".to_string() + &self.members.place()
     }
 
-    /// An error where the group has failed, or was aborted, of which this one is made: not all of its members will come.
+    /// Fails where the parent group has failed or was aborted: not all members of the new group will come.
     pub(super) fn check_parent(&self) -> Result<()> {
         self.parent.as_ref().and_then(|parent| parent.failure(self.operation())).map_or(Ok(()), Err)
     }
 
-    /// Becomes readable when that is so.
+    /// Returns the stream that becomes readable when the parent group has failed or was aborted.
     pub(super) fn parent_ended(&self) -> Option<Arc<UnixStream>> {
         self.parent.as_ref().map(|parent| parent.ended.clone())
     }
 
-    /// What to wait for beside what comes over these connections.
+    /// Returns what to poll: these connections, and the end of the parent group.
     pub(super) fn watch<'a>(
         &'a self,
         fds: impl Iterator<Item = BorrowedFd<'a>>,
@@ -107,7 +108,7 @@ impl Plan<'_> {
             .collect()
     }
 
-    /// Off loopback a job needs a secret.
+    /// Fails for an address other than loopback where the job has no secret.
     pub(super) fn check_secret(&self, ip: IpAddr) -> Result<()> {
         check_secret(self.config, ip)
     }
@@ -116,7 +117,7 @@ impl Plan<'_> {
         self.credentials.clone()
     }
 
-    /// The number of ranks is at most 4096.
+    /// Returns the number of ranks, which is at most 4096.
     pub(super) fn world_size(&self) -> u32 {
         self.config.world_size as u32
     }
@@ -145,7 +146,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Takes data connections from now on. Where all of them shall be memory, and some cannot, that is an error.
+    /// Accepts data connections from now on. Fails where all of them must be shared memory, and one of this rank's cannot
+    /// be.
     pub(super) fn open_lines(
         &self,
         listener: TcpListener,
@@ -166,7 +168,8 @@ impl Plan<'_> {
         Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
     }
 
-    /// The address of this rank as seen by the one at the other end of a connection.
+    /// Returns the address at which other ranks reach this one: the local address of `stream`, where this rank `listens`
+    /// on all addresses of its host.
     pub(super) fn own_ip(&self, stream: Option<&Arc<Stream>>, listens: IpAddr) -> IpAddr {
         match stream.and_then(|stream| stream.socket().local_addr().ok()) {
             Some(address) if listens.is_unspecified() => address.ip(),
@@ -174,7 +177,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Where this rank takes data connections.
+    /// Opens the listener for data connections.
     pub(super) fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
         let address = SocketAddr::new(self.config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
@@ -184,12 +187,12 @@ impl Plan<'_> {
         Ok((listener, port))
     }
 
-    /// The address that others should use; none where this rank listens on all of its host's.
+    /// Returns the address that others should use; `None` where this rank listens on all addresses of its host.
     pub(super) fn published_ip(&self) -> Option<IpAddr> {
         Some(self.config.bind).filter(|ip| !ip.is_unspecified())
     }
 
-    /// The meeting failed, for a reason that is neither this rank's nor another's alone.
+    /// Returns the error of a meeting that has failed for a reason that is neither this rank's nor another one's alone.
     pub(super) fn failed(&self, detail: impl Into<String>) -> Error {
         self.failed_after(self.started.elapsed(), detail)
     }
@@ -208,11 +211,11 @@ impl Plan<'_> {
         Error::PeerDied { rank: self.number(rank), host: host.into(), operation: self.operation() }
     }
 
-    /// The meeting failed for what another rank reports.
+    /// Returns the error for a failure that another rank has reported.
     pub(super) fn failed_elsewhere(&self, failure: Failure) -> Error {
         match failure.died {
             Some((rank, host)) => Error::PeerDied { rank, host, operation: self.operation() },
-            // This rank may have come late, long after the others began to wait.
+            // This rank may have come long after the others began to wait.
             None => {
                 let waited = self.started.elapsed().max(Duration::from_millis(failure.waited_ms));
                 self.failed_after(waited, failure.detail)

@@ -1,4 +1,4 @@
-//! Who has come to rank 0 so far.
+//! Roster of rank 0: the ranks that have registered so far.
 
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -16,39 +16,39 @@ use crate::rendezvous::connection::wire::Wire;
 use crate::rendezvous::meeting::text::tidy;
 use crate::{Error, Result};
 
-/// How often rank 0 looks whether one of those who wait has died.
+/// How often rank 0 checks whether a rank that waits has died.
 const ROUND: Duration = Duration::from_millis(100);
-/// How long a message may take that has begun to come.
+/// How long a message may take that has begun to arrive.
 const MESSAGE: Duration = Duration::from_secs(1);
 
-/// Who has come to rank 0 so far.
+/// The ranks that have registered with rank 0 so far.
 pub(super) struct Roster {
     credentials: Credentials,
     members: Members,
-    /// This rank's.
+    /// Host name of rank 0.
     host: String,
-    /// When the meeting is over.
+    /// When the time for the meeting is over.
     deadline: Instant,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
-    /// By rank; the first is never taken.
+    /// By rank; that of rank 0 stays empty.
     seats: Vec<Option<Seat>>,
-    /// Connections without proof.
+    /// Number of connections that came without proof.
     strangers: usize,
-    /// The last rank with proof that did not fit.
+    /// Why the last rank with a valid proof was refused.
     refused: Option<String>,
-    /// There will be no group.
+    /// Set when there will be no group.
     failure: Option<Failure>,
 }
 
 struct Seat {
-    /// None once the meeting has gone on.
+    /// `None` once [`Roster::take_wires`] has taken it.
     wire: Option<Wire>,
     entry: Entry,
-    /// None for this host.
+    /// Address of the rank's host; `None` where it is this host.
     host_ip: Option<IpAddr>,
     until: Instant,
 }
@@ -68,14 +68,14 @@ impl Greet for Roster {
 }
 
 impl Roster {
-    /// `host`: where rank 0 runs. `deadline`: when the meeting is over.
+    /// `host`: name of the host of rank 0. `deadline`: when the time for the meeting is over.
     pub(super) fn new(members: Members, host: String, credentials: Credentials, deadline: Instant) -> Self {
         let seats = members.world_ranks().iter().map(|_| None).collect();
         let state = Mutex::new(State { seats, strangers: 0, refused: None, failure: None });
         Self { credentials, members, host, deadline, state, changed: Condvar::new() }
     }
 
-    /// The number of ranks is at most 4096.
+    /// Returns the number of ranks, which is at most 4096.
     fn world_size(&self) -> u32 {
         self.members.world_ranks().len() as u32
     }
@@ -84,7 +84,7 @@ impl Roster {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a rank's control connection. It has the time that ranks have for each other.
+    /// Registers a rank over its control connection. It has until the meeting's deadline, like all ranks.
     fn take(&self, mut wire: Wire, admission: &Admission<'_>) -> Try<()> {
         let deadline = self.deadline;
         let Caller { rank, world_size, purpose } = admission.caller;
@@ -123,24 +123,24 @@ impl Roster {
         Ok(())
     }
 
-    /// There will be no group: so hear those who are admitted from now on.
+    /// Marks the meeting as failed: ranks that are admitted from now on are told so.
     pub(super) fn give_up(&self, failure: Failure) {
         self.state().failure = Some(failure);
     }
 
-    /// One that is about to say who it is, while nobody is waited for any more.
+    /// Reports the failure to a rank that is about to introduce itself after the meeting has failed.
     fn send_away(&self, mut wire: Wire) -> Try<()> {
         let Some(failure) = self.state().failure.clone() else { return Err(Fault::Stopped) };
         wire.detach();
         let until = Instant::now() + MESSAGE;
-        // Unread, it could make the system cut the connection off before the answer is read.
+        // Unread input could make the system reset the connection before the answer is read.
         let _ = wire.receive::<Hello>(HELLO_LIMIT, until);
         wire.send(&ToMember::Failed(failure), until)?;
         wire.hang_up();
         Ok(())
     }
 
-    /// Why a rank with this number in the job cannot be of one group with this one.
+    /// Returns why the rank with this world rank cannot be in a group with this one.
     fn misfit(&self, number: usize, hello: &Hello) -> Option<String> {
         let (own, host) = (self.members.world_rank(0), tidy(&hello.host, MAX_HOST));
         Machine::own().misfit((own, &self.host), &hello.machine, (number, &host))
@@ -151,7 +151,7 @@ impl Roster {
         self.state().refused = Some(refused);
     }
 
-    /// Gives the connection back, with a reason, where its place is taken.
+    /// Registers a rank. Returns the connection, with a reason, where its rank is taken.
     fn seat(&self, rank: usize, mut wire: Wire, hello: Hello) -> Try<Option<(Wire, String)>> {
         let from = wire.peer()?.ip().to_canonical();
         let host_ip = (!wire.is_local()?).then_some(from);
@@ -160,7 +160,7 @@ impl Roster {
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
         if let Some(Seat { entry, wire: seated, .. }) = place {
-            // It has died, or has given up: so this one may well say in its name.
+            // The registered rank has died or has given up, and this connection may be from a launcher that reports it.
             if seated.as_ref().is_some_and(Wire::has_news) {
                 self.changed.notify_all();
                 return Err(Fault::NotAwaited);
@@ -176,13 +176,13 @@ impl Roster {
         Ok(None)
     }
 
-    /// Waits until all ranks are here. Fails when one of them cannot wait any longer, or dies, or the group has failed of
-    /// which they are.
+    /// Waits until all ranks are registered. Fails when one of them cannot wait any longer, or dies, or the parent group
+    /// has failed.
     pub(super) fn gather(&self, plan: &Plan<'_>) -> Result<()> {
         let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
         let mut state = self.state();
         loop {
-            // Before anything is made of what they say of themselves.
+            // Checked before anything that they report is used.
             state.check_alive(plan)?;
             if state.missing().is_empty() {
                 return state.check_reach(plan);
@@ -202,12 +202,12 @@ impl Roster {
         }
     }
 
-    /// How long all who are here wait: they are to hear why there is no group before that.
+    /// Returns how long all registered ranks wait: they must be told before that why there is no group.
     pub(super) fn until(&self, plan: &Plan<'_>) -> Instant {
         self.state().until(plan)
     }
 
-    /// All who are here: rank, connection, and what is known of them. They stay on the roster.
+    /// Takes the connections of all registered ranks: rank, connection, and table entry. They stay registered.
     pub(super) fn take_wires(&self) -> Vec<(usize, Wire, Entry)> {
         let mut state = self.state();
         let seats = state.seats.iter_mut().enumerate();
@@ -229,7 +229,8 @@ impl State {
         self.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min)
     }
 
-    /// Nobody who waits for the table has anything to say but that there will be no group, as one does that cannot listen.
+    /// Checks the registered ranks. While they wait for the table, all they may send is that they give up, as does a rank
+    /// that cannot listen.
     fn check_alive(&mut self, plan: &Plan<'_>) -> Result<()> {
         for (rank, seat) in self.seats.iter_mut().enumerate() {
             let Some(Seat { wire: Some(wire), entry, .. }) = seat else { continue };
@@ -240,7 +241,7 @@ impl State {
         Ok(())
     }
 
-    /// An address on loopback is of no use to a rank on another host.
+    /// Checks that no rank listens on loopback which a rank on another host has to reach.
     fn check_reach(&self, plan: &Plan<'_>) -> Result<()> {
         let own = (plan.config.bind, None, plan.own.host.as_str());
         let others = self
@@ -267,13 +268,13 @@ impl State {
     }
 }
 
-/// What is known of a rank that comes from this address.
+/// Builds the table entry of a rank that connects from this address.
 pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
     let Hello { ip, port, host, pid, site, door, .. } = hello;
     Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site, door }
 }
 
-/// What it means that a rank says something which should have nothing to say.
+/// Returns the error for a rank that sends something, or closes its connection, while it should only wait.
 pub(super) fn bad_news(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Error {
     match wire.receive(LIMIT, Instant::now() + MESSAGE) {
         Ok(ToLeader::Failed(failure)) => gave_up(plan, rank, entry, failure),
@@ -283,7 +284,7 @@ pub(super) fn bad_news(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &En
     }
 }
 
-/// What a rank says that gives up.
+/// Returns the error for a rank that gives up.
 pub(super) fn gave_up(plan: &Plan<'_>, rank: usize, entry: &Entry, failure: Failure) -> Error {
     plan.failed_elsewhere(failure.by(plan.number(rank), &entry.host))
 }
@@ -293,7 +294,7 @@ pub(super) fn protocol(plan: &Plan<'_>, rank: usize, entry: &Entry, detail: &str
     Error::Protocol { rank, host, operation, detail: detail.into() }
 }
 
-/// `rank 2`, `ranks 2, 3 and 5`.
+/// Formats ranks: `rank 2`, `ranks 2, 3 and 5`.
 pub(super) fn name_ranks(ranks: &[usize]) -> String {
     const MOST: usize = 16;
     let mut names: Vec<String> = ranks.iter().take(MOST).map(usize::to_string).collect();
@@ -307,8 +308,8 @@ pub(super) fn name_ranks(ranks: &[usize]) -> String {
     }
 }
 
-/// Each rank: where it listens, the address of its host where that is not rank 0's, and the host's name. Any rank may have
-/// to connect to any other one.
+/// Describes a rank that listens on loopback while there is a rank on another host, since any rank may have to connect to
+/// any other one. `ranks`: where each listens, the address of its host where that is not rank 0's, and the host's name.
 fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)], members: &Members) -> Option<String> {
     let local = ranks.iter().enumerate().filter(|(_, (listens, ..))| listens.is_loopback());
     local.into_iter().find_map(|(rank, (listens, host_ip, host))| {
@@ -364,7 +365,7 @@ mod tests {
         assert!(unreachable_pair(&wrong).unwrap().contains("rank 0 (host a) listens on ::1"));
     }
 
-    /// Who comes to say so may be here before rank 0 has looked.
+    /// A launcher that reports a rank's death may connect before rank 0 has noticed it.
     #[test]
     fn the_place_of_a_rank_that_has_died_is_not_said_to_be_taken() {
         let until = Instant::now() + Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! The key-value store that `torchrun` keeps at `MASTER_PORT` for its ranks. Nobody else can listen there, so rank 0 opens
-//! a port of its own and leaves word of it in the store.
+//! Client of the key-value store that `torchrun` keeps at `MASTER_PORT` for its ranks. No rank can listen there, so rank
+//! 0 opens a port of its own and publishes it in the store.
 //!
 //! Of the store's protocol (PyTorch's `TCPStore`) three queries are needed; numbers are little-endian, a text is its
 //! length in 8 bytes and its bytes.
@@ -18,10 +18,10 @@ const SET: u8 = 1;
 const GET: u8 = 3;
 const CHECK: u8 = 5;
 const READY: u8 = 0;
-/// Longer than any word of rank 0's.
+/// Longer than any value that rank 0 stores.
 const LIMIT: u64 = 4096;
 
-/// What rank 0 leaves: where it listens, and a number that is another one in each run.
+/// The value that rank 0 stores: where it listens, and a nonce that is different in each run.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Word {
     pub(super) address: SocketAddr,
@@ -51,7 +51,7 @@ impl Store {
         Err(last)
     }
 
-    /// Leaves word under a key, and makes sure that it is there.
+    /// Stores a value under a key, and checks that it is there.
     pub(super) fn leave(&mut self, key: &str, word: &Word) -> Try<()> {
         let json = serde_json::to_vec(word).map_err(|error| Fault::Malformed(error.to_string()))?;
         self.0.write_all(&[&[SET][..], &text(key.as_bytes()), &text(&json)].concat())?;
@@ -61,7 +61,7 @@ impl Store {
         }
     }
 
-    /// The word under a key, if it is there by now.
+    /// Returns the value under a key, if it is there by now.
     pub(super) fn find(&mut self, key: &str) -> Try<Option<Word>> {
         if !self.has(key)? {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Store {
     }
 }
 
-/// A time-out of the socket looks like a call that would block.
+/// Converts an error: a time-out of the socket is reported as `WouldBlock`.
 fn late(error: std::io::Error) -> Fault {
     match error.kind() {
         std::io::ErrorKind::WouldBlock => Fault::TimedOut,
@@ -100,7 +100,7 @@ fn text(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
 }
 
-/// A store for tests, with the few queries that are asked.
+/// A store for tests, with the queries that are used.
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! Ranks as threads: those who meet, those who do not, and those who should not.
+//! Rendezvous tests with ranks as threads: those that meet, those that fail to, and those that must not.
 
 mod aborted;
 mod corrupted;
@@ -60,8 +60,8 @@ fn meetings(ranks: Vec<thread::JoinHandle<Result<Meeting>>>) -> Vec<Meeting> {
     ends(ranks).into_iter().map(|end| end.unwrap()).collect()
 }
 
-/// Sends over each connection who sits at which end, and reads the same on the other. Data connections are made for it, all
-/// at once and from both sides.
+/// Sends rank numbers over each connection and checks them on the other end. For that, all data connections are made at
+/// once, from both sides.
 fn check(meetings: &[Meeting]) {
     let world_size = meetings.len();
     for (own, Meeting { lines, control, own_ips, .. }) in meetings.iter().enumerate() {
@@ -120,7 +120,7 @@ fn a_rank_is_connected_to_its_neighbours_at_first() {
     let meetings = meetings(ranks);
     let connected =
         || -> Vec<_> { meetings.iter().map(|meeting| meeting.lines.switchboard.connected()).collect() };
-    // Who was dialed may note it a moment after who has dialed.
+    // The rank that was dialed may record the connection a moment after the one that dialed.
     let begun = Instant::now();
     while connected() != [vec![1], vec![0, 2], vec![1, 3], vec![2]] {
         assert!(begun.elapsed() < LONG, "{:?}", connected());
@@ -188,7 +188,7 @@ fn many_ranks_take_turns_where_few_are_let_in_at_once() {
 
 #[test]
 fn a_group_can_meet_again_at_the_same_port() {
-    // The port is free between the two, and another test may take it: then the next one is tried.
+    // The port is free between the two meetings, and another test may take it: then the next port is tried.
     let met_again = (0..10).any(|_| {
         let (listener, port) = point();
         check(&meetings(vec![leading(tcp(0, 2, port), listener), joining(tcp(1, 2, port))]));
@@ -206,7 +206,7 @@ fn a_group_can_meet_again_at_the_same_port() {
     assert!(met_again);
 }
 
-/// A rank as a process: this test, started again with a launcher's variables.
+/// Starts a rank as a process: this test, with a launcher's variables.
 fn process(rank: &str, port: &str) -> std::process::Child {
     let name = "rendezvous::meeting::tests::processes_meet_through_the_environment";
     std::process::Command::new(std::env::current_exe().unwrap())
@@ -259,7 +259,7 @@ fn what_an_earlier_run_left_in_the_file_does_no_harm() {
     let path = folder.path().join("meeting");
     let nonce = [7u8; 32];
     let gone = point().1;
-    // One that takes connections and never says anything, and the meeting point of another run.
+    // A listener that accepts connections and never sends anything, and the meeting point of another run.
     let (silent, other_run) = (point(), point());
     let options = Options { listener: Some(other_run.0), ..Options::default() };
     let other_leader = thread::spawn(move || {

@@ -1,6 +1,6 @@
-//! Text that other processes have sent.
+//! Sanitizing text that other processes have sent.
 
-/// At most `limit` characters, none of which moves the cursor of whoever reads it.
+/// Returns at most `limit` characters, with control characters replaced by blanks, so that none controls a terminal.
 pub(super) fn tidy(text: &str, limit: usize) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(limit).collect()
 }

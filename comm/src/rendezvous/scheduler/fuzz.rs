@@ -1,8 +1,8 @@
-//! Any environment.
+//! Fuzz target: arbitrary environment variables.
 
 use super::{Place, Variables, find, node_list};
 
-/// Lines of `NAME=VALUE`.
+/// Reads rank and meeting point from an environment given as lines of `NAME=VALUE`.
 pub fn fuzz_environment(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let variables: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_once('=')).collect();

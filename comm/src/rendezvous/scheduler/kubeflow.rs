@@ -1,10 +1,10 @@
-//! Kubeflow's training operator: a pod of a PyTorchJob. It counts pods, in `RANK` as well.
+//! Kubeflow's training operator: variables of a PyTorchJob's pod. They count pods, `RANK` included.
 
 use super::{Found, Place};
 use crate::rendezvous::variables::Variables;
 use crate::{Error, Result};
 
-/// What the operator tells, where each pod is one rank and no launcher stands in between.
+/// Reads the operator's variables, where each pod is one rank and there is no launcher in between.
 pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
     let launched = env.text("LOCAL_RANK")?.is_some();
     if launched || env.text("PET_NNODES")?.is_none() {

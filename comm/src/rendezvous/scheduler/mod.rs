@@ -1,7 +1,7 @@
-//! Where this process stands among the ranks of its job, as whoever started it tells through the environment.
+//! Rank and world size of this process, from the environment variables of the scheduler or launcher that started it.
 //!
-//! One file for each: they are asked from the innermost to the outermost, since each leaves the words of those around it in
-//! place (`mpirun` within a Slurm job, a launcher within a pod).
+//! One file for each. They are queried from the innermost to the outermost, since each leaves the variables of those
+//! around it set (`mpirun` within a Slurm job, a launcher within a pod).
 
 #[cfg(any(test, fuzzing))]
 mod fuzz;
@@ -21,11 +21,11 @@ use crate::rendezvous::address::{is_host, parse_port};
 use crate::rendezvous::variables::Variables;
 use crate::{Error, Result};
 
-/// Ports that no system gives away by itself, for jobs that have to agree on one without a word.
+/// Ports that no system assigns by itself, for jobs whose ranks must choose the same one without communicating.
 const FIRST_PORT: u16 = 10_000;
 const PORTS: u64 = 20_000;
 
-/// Where this process stands among the ranks of its job.
+/// Rank of this process and size of its job, and the same for its node.
 ///
 /// ```
 /// // Nothing has started this documentation's test as a rank.
@@ -34,22 +34,22 @@ const PORTS: u64 = 20_000;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its number among all ranks.
+    /// Rank in the job.
     pub rank: usize,
-    /// Ranks of the job.
+    /// Number of ranks in the job.
     pub world_size: usize,
-    /// Its number among the ranks of its node, where that is told.
+    /// Rank among those of the same node, where known.
     pub local_rank: Option<usize>,
-    /// Ranks of its node, where that is told.
+    /// Number of ranks on this node, where known.
     pub local_world_size: Option<usize>,
-    /// Its node's number, where that is told.
+    /// Number of this node, where known.
     pub node_rank: Option<usize>,
 }
 
 impl Place {
-    /// Reads what a launcher tells (`RANK` and so on, as `torchrun` does), Slurm (`SLURM_PROCID`), Open MPI
-    /// (`OMPI_COMM_WORLD_RANK`), MPICH and its kin (`PMI_RANK`), or Kubeflow's training operator (`PET_NODE_RANK`). `None`
-    /// where nobody has started this process as a rank.
+    /// Reads the variables of a launcher (`RANK` and so on, as `torchrun` sets them), Slurm (`SLURM_PROCID`), Open MPI
+    /// (`OMPI_COMM_WORLD_RANK`), MPICH and compatible launchers (`PMI_RANK`), or Kubeflow's training operator
+    /// (`PET_NODE_RANK`). `None` where nothing has started this process as a rank.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its name and value.
@@ -57,8 +57,8 @@ impl Place {
         Self::from_lookup(&|name| std::env::var_os(name))
     }
 
-    /// True where a scheduler has started this process as a rank, and no launcher in between: `RANK` and `WORLD_SIZE` need not
-    /// be set then.
+    /// Returns whether a scheduler has started this process as a rank, without a launcher in between: `RANK` and
+    /// `WORLD_SIZE` need not be set then.
     ///
     /// # Errors
     /// Those of [`Place::from_env`].
@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-/// As `torchrun` and `launch` tell it.
+/// Reads the variables that `torchrun` and `launch` set.
 fn launched(env: &Variables<'_>) -> Result<Place> {
     let number = |name| env.optional(name, "a whole number");
     Ok(Place {
@@ -90,28 +90,30 @@ fn launched(env: &Variables<'_>) -> Result<Place> {
     })
 }
 
-/// What a scheduler tells.
+/// What a scheduler's variables say about this process.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Found {
     pub(crate) place: Place,
-    /// The variables that rank and world size come from.
+    /// Names of the variables that rank and world size come from.
     pub(crate) rank_from: &'static str,
     pub(crate) world_size_from: &'static str,
-    /// The host of rank 0; or why it is not known.
+    /// Host of rank 0; or, where it is not known, the help text of the error.
     host: std::result::Result<String, &'static str>,
-    /// Beside `MASTER_PORT`.
+    /// Variable that is read for the port where `MASTER_PORT` is not set.
     port_from: Option<&'static str>,
-    /// Different for each job that may run at the same time; the same for all ranks of one.
+    /// Name of the job: the same for all its ranks, different for each job that may run at the same time. A constant
+    /// under Kubeflow, where the port comes from a variable.
     pub(crate) job: String,
 }
 
 impl Found {
-    /// Whether there are ranks on other hosts, as far as is known.
+    /// Returns whether there are ranks on other hosts, as far as is known.
     pub(crate) fn is_on_several_hosts(&self) -> bool {
         self.place.local_world_size.is_some_and(|local| local < self.place.world_size)
     }
 
-    /// Where the ranks meet: `MASTER_ADDR` and `MASTER_PORT` where they are set, else what the scheduler leads to.
+    /// Returns where the ranks meet: `MASTER_ADDR` and `MASTER_PORT` where they are set, else the host and port that
+    /// follow from the scheduler's variables.
     pub(crate) fn master(&self, env: &Variables<'_>) -> Result<(String, u16)> {
         let host = match (env.text("MASTER_ADDR")?, &self.host) {
             (Some(host), _) if is_host(&host) => host,
@@ -136,7 +138,7 @@ impl Found {
     }
 }
 
-/// What a scheduler tells, where no launcher stands between it and this process.
+/// Reads the scheduler's variables. `None` where there is no scheduler, or a launcher stands between it and this process.
 pub(crate) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
     if let Some(found) = kubeflow::find(env)? {
         return checked(found).map(Some);
@@ -165,7 +167,7 @@ fn checked(found: Found) -> Result<Found> {
     Ok(found)
 }
 
-/// The same for all ranks of a job, another one for most others (FNV-1a).
+/// Derives a port from the name of a job (FNV-1a): the same for all its ranks, different for most other jobs.
 fn port_of(job: &str) -> u16 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     let hash = job.bytes().fold(0xCBF2_9CE4_8422_2325, step);

@@ -1,4 +1,4 @@
-//! Open MPI's `mpirun`, and those that speak PMI: MPICH's `mpiexec` and its kin.
+//! Variables of Open MPI's `mpirun`, and of PMI launchers: MPICH's `mpiexec` and compatible ones.
 
 use super::{Found, Place};
 use crate::Result;
@@ -10,13 +10,13 @@ const LOCAL: &str = "a whole number";
 const HOST: &str = "mpirun does not tell where rank 0 runs, and there are several hosts: set it to the host of rank 0, such as \
                     with mpirun -x MASTER_ADDR=HOST (MPICH: -genv MASTER_ADDR HOST)";
 
-/// What Open MPI tells.
+/// Reads Open MPI's variables.
 pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<Found>> {
     if env.text("OMPI_COMM_WORLD_RANK")?.is_none() {
         return Ok(None);
     }
     let local_world_size: Option<usize> = env.optional("OMPI_COMM_WORLD_LOCAL_SIZE", LOCAL)?;
-    // Absent under srun --mpi=pmix, which has a word of its own.
+    // Not set under srun --mpi=pmix, where Slurm's own variable is.
     let local_rank = match env.optional("OMPI_COMM_WORLD_LOCAL_RANK", LOCAL)? {
         Some(local) => Some(local),
         None => env.optional("SLURM_LOCALID", LOCAL)?,
@@ -38,10 +38,10 @@ pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<Found>> {
     }))
 }
 
-/// What a PMI launcher tells.
+/// Reads the variables of a PMI launcher.
 pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<Found>> {
     let told_by_slurm = env.text("PMI_RANK")? == env.text("SLURM_PROCID")?;
-    // `srun --mpi=pmi2` tells more by itself.
+    // Under `srun --mpi=pmi2`, Slurm's own variables say more.
     if env.text("PMI_RANK")?.is_none()
         || told_by_slurm && env.text("PMI_SIZE")? == env.text("SLURM_NTASKS")?
     {
@@ -65,13 +65,14 @@ pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<Found>> {
     }))
 }
 
-/// Where all ranks are of this host they meet on loopback.
+/// Returns loopback where all ranks run on this host; otherwise the host of rank 0 is unknown.
 fn host(local_world_size: Option<usize>, world_size: usize) -> std::result::Result<String, &'static str> {
     let alone = world_size == 1 || local_world_size == Some(world_size);
     if alone { Ok("127.0.0.1".into()) } else { Err(HOST) }
 }
 
-/// The job's name by the first of these that is told; the process that started the ranks of this host, failing that.
+/// Names the job after the first of these variables that is set; failing that, after the process that started the ranks
+/// of this host.
 fn job(env: &Variables<'_>, names: &[&str]) -> Result<String> {
     for name in names {
         if let Some(text) = env.text(name)? {

@@ -1,11 +1,11 @@
-//! Slurm's short way to write many hosts: `n[0-1,5],m03`.
+//! Slurm's compact notation for many hosts: `n[0-1,5],m03`.
 
-/// More than any cluster has.
+/// More hosts than any cluster has.
 const MOST: usize = 1 << 16;
-/// A longer name is none (RFC 1035), nor is a longer way to write several of them.
+/// Longest host name (RFC 1035), and longest piece of a name in the notation.
 const LONGEST: usize = 255;
 
-/// The hosts of a list, in its order; or what is wrong with it.
+/// Expands a list into its hosts, in order. The error says what is wrong with it.
 pub(super) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
     let mut hosts = Vec::new();
     for part in split(list)? {
@@ -18,7 +18,7 @@ pub(super) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
     Ok(hosts)
 }
 
-/// At the commas outside brackets.
+/// Splits a list at the commas outside brackets.
 fn split(list: &str) -> Result<Vec<&str>, &'static str> {
     let mut parts = Vec::new();
     let (mut begin, mut inside) = (0, false);
@@ -41,8 +41,8 @@ fn split(list: &str) -> Result<Vec<&str>, &'static str> {
     }
 }
 
-/// `rack[1-2]n[01-03]`: each pair of brackets multiplies. No name is made before it is known that they are not too many, nor
-/// too long.
+/// Expands one entry, such as `rack[1-2]n[01-03]`: each pair of brackets multiplies the names. Their number and length
+/// are checked before any name is built.
 fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
     const LONG: &str = "give names of at most 255 characters";
     if part.split(['[', ']', ',']).any(|text| text.len() > LONGEST) {
@@ -73,7 +73,7 @@ fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
     Ok((0..count).map(|index| name(&pieces, rest, index, count)).collect())
 }
 
-/// The `index`-th of `count` names, of which the last number changes first.
+/// Returns the `index`-th of `count` names; the last number varies fastest.
 fn name(pieces: &[(&str, Vec<String>)], end: &str, mut index: usize, mut count: usize) -> String {
     let mut name = String::new();
     for (before, numbers) in pieces {
@@ -85,7 +85,7 @@ fn name(pieces: &[(&str, Vec<String>)], end: &str, mut index: usize, mut count: 
     name + end
 }
 
-/// `0-1,5`, with leading zeros kept.
+/// Expands the text in brackets, such as `0-1,5`, with leading zeros kept.
 fn ranges(text: &str) -> Result<Vec<String>, &'static str> {
     let wrong = "give numbers and ranges of numbers in brackets, such as n[0-3,7]";
     let number = |digits: &str| match digits.bytes().all(|byte| byte.is_ascii_digit()) {

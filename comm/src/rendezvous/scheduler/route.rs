@@ -1,20 +1,20 @@
-//! Which of its addresses a host is reached at.
+//! Host name lookup, and the local address from which another host is reached.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// How long to wait before a name is asked for again.
+/// How long to wait before a name is looked up again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long a name may take in any case: one that this host knows itself takes no longer.
+/// Minimum time for a lookup, whatever the deadline: enough for a name that this host knows itself.
 const LEAST: Duration = Duration::from_millis(500);
 
-/// The addresses of a host. The system cannot be told how long to ask for a name: past the deadline the thread that asks is
-/// left behind, and ends by itself.
+/// Returns the addresses of a host. The system's lookup has no time-out: past the deadline the thread that runs it is
+/// abandoned, and ends by itself.
 ///
 /// # Errors
-/// What the system says of the name.
+/// The system's error for the name, or that no name server answers in time.
 pub fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
@@ -28,12 +28,12 @@ pub fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Soc
     found.recv_timeout(left).unwrap_or_else(|_| Err(io::Error::other("no name server answers")))
 }
 
-/// The address with which this host goes to another one, its own name included: others that know that one reach this host
-/// there, on `several` hosts. A name may not be known yet, as those of pods that are just started: it is asked for until the
-/// deadline.
+/// Returns the local address from which this host reaches `host`, which may be its own name. With `several` hosts, ranks
+/// on others that know `host` reach this host at that address. A name may not resolve yet, such as that of a pod that has
+/// just been started: it is looked up again until the deadline.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why there is none.
 pub fn address_towards(host: &str, port: u16, several: bool, deadline: Instant) -> Result<IpAddr, String> {
     loop {
         let reason = match addresses(host, port, deadline) {
@@ -52,11 +52,12 @@ pub fn address_towards(host: &str, port: u16, several: bool, deadline: Instant) 
     }
 }
 
-/// Of the addresses of a host those at which other hosts reach it, one at least. Debian and others give a host's own name an
-/// address of loopback in `/etc/hosts`. Who gives such an address, or `localhost`, means it: several nodes may be one host.
+/// Keeps the addresses of a host at which other hosts reach it, at least one. Debian and others give a host's own name a
+/// loopback address in `/etc/hosts`, which is removed. Where `host` itself is such an address, or `localhost`, it is
+/// intended and kept: several nodes may be one host.
 ///
 /// # Errors
-/// There is none but loopback's.
+/// Where there are only loopback addresses.
 pub fn seen_by_others(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
     let is_meant = host.parse::<IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
     let (loopback, others): (Vec<_>, Vec<_>) =
@@ -72,7 +73,7 @@ pub fn seen_by_others(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAd
 fn own_address(towards: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if towards.is_ipv4() { [0, 0, 0, 0].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
-    // Nothing is sent: the system only looks up the way.
+    // Nothing is sent: the system only looks up the route.
     socket.connect(towards)?;
     Ok(socket.local_addr()?.ip())
 }

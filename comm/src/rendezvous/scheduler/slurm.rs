@@ -1,4 +1,4 @@
-//! Slurm: a task of a step, as `srun` starts it.
+//! Slurm: variables of a task of a job step, as `srun` starts it.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use super::{Found, Place};
 use crate::rendezvous::variables::Variables;
 use crate::{Error, Result};
 
-/// What Slurm tells, where this process is a task of a step.
+/// Reads Slurm's variables. `None` where this process is not a task of a step.
 pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
     if env.text("SLURM_PROCID")?.is_none() || !is_task(env)? {
         return Ok(None);
@@ -50,7 +50,8 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
 const TASKS: &str = "the number of tasks, from 1";
 const COUNTS: &str = "give numbers of tasks, such as 4(x2),3";
 
-/// Not so the script of a batch job, which is to start the tasks, nor somebody's shell.
+/// Returns whether this process is a task. The script of a batch job, which is to start the tasks, and an interactive
+/// shell are not.
 fn is_task(env: &Variables<'_>) -> Result<bool> {
     let is = |name, value: &str| Ok::<bool, Error>(env.text(name)?.is_some_and(|text| text == value));
     let has_step = env.text("SLURM_STEP_ID")?.is_some();
@@ -71,8 +72,8 @@ fn first_of<const N: usize>(
     Ok((names[0], None))
 }
 
-/// Rank 0 is the first node's. Where the step was started from loopback, all nodes are this machine: their names may be
-/// known to nobody else.
+/// Returns the host of rank 0, which is the first node. Where the step was started from loopback, all nodes are this
+/// machine, and their names may not resolve: then it is that loopback address.
 fn host(env: &Variables<'_>, nodes: Vec<String>) -> Result<Option<String>> {
     let from: Option<IpAddr> = env.optional("SLURM_LAUNCH_NODE_IPADDR", "an IP address")?;
     Ok(match from.filter(|address| address.to_canonical().is_loopback()) {
@@ -81,7 +82,7 @@ fn host(env: &Variables<'_>, nodes: Vec<String>) -> Result<Option<String>> {
     })
 }
 
-/// `4(x2),3` is 4, 4 and 3.
+/// Expands Slurm's notation for numbers of tasks: `4(x2),3` is 4, 4 and 3.
 fn counts(text: &str) -> Option<Vec<usize>> {
     let mut all = Vec::new();
     for part in text.split(',') {

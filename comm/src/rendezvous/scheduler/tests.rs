@@ -86,7 +86,7 @@ fn the_innermost_counts() {
     }
     assert_eq!(place(&[&SLURM[..], &OPEN_MPI].concat()).world_size, 4);
     assert_eq!(place(&[&SLURM[..], &PMI].concat()).world_size, 2);
-    // srun --mpi=pmi2 and --mpi=pmix: both speak of the same ranks.
+    // srun --mpi=pmi2 and --mpi=pmix set both kinds of variables, for the same ranks.
     let pmi2 = [("PMI_RANK", "3"), ("PMI_SIZE", "5"), ("PMI_JOBID", "17.0")];
     assert_eq!(place(&[&SLURM[..], &pmi2].concat()), place(&SLURM));
     let pmix = [("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "5")];
@@ -171,7 +171,7 @@ fn a_wrong_value_names_its_variable() {
     }
 }
 
-/// The host of rank 0 is one that nobody knows.
+/// The host name of rank 0 does not resolve.
 #[test]
 fn who_gives_a_timeout_waits_no_longer_for_the_host_of_rank_0() {
     const LONG: Duration = Duration::from_secs(60);
@@ -192,7 +192,7 @@ fn who_gives_a_timeout_waits_no_longer_for_the_host_of_rank_0() {
             assert!(message.starts_with(told), "{message}");
         }
     }
-    // Under a launcher it is looked for when the ranks meet.
+    // Under a launcher the name is resolved only when the ranks meet.
     let torchrun = [&[("RANK", "1"), ("WORLD_SIZE", "2")][..], &given, &own].concat();
     assert_eq!(TcpConfig::from_lookup(&lookup(&torchrun), Some(SHORT)).unwrap().timeout, SHORT);
 }

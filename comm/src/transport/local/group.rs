@@ -1,4 +1,4 @@
-//! Groups of some of the ranks: a shared state of their own, made by the first member.
+//! Subgroups of a group of threads: the first member creates the shared state, the others take it by its number.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::Local;
 use super::shared::LocalGroup;
 
 impl Local {
-    /// Called on the members, all at the same place among their operations.
+    /// Called on the members, by all at the same point of their sequence of operations.
     pub(super) fn join_group(&self, ranks: &[usize]) -> Result<Local> {
         let place = crate::api::communicator::group::place(self.rank, ranks)?;
         let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));

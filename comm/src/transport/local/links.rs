@@ -1,4 +1,4 @@
-//! Streams between threads.
+//! Links between ranks that are threads of one process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::shared::LocalGroup;
 pub(super) struct LocalLinks {
     rank: usize,
     shared: Arc<LocalGroup>,
-    /// What the bell showed before the streams were last found to be empty or full.
+    /// The bell's counter before the streams were last found to be empty or full.
     heard: u64,
     tried: bool,
 }
@@ -20,7 +20,8 @@ impl LocalLinks {
         Self { rank, shared, heard: 0, tried: false }
     }
 
-    /// Notes the bell before the first try after a sleep, so that no ring between try and sleep is missed.
+    /// Reads the bell's counter before the first try after a sleep, so that no ring between that try and the next sleep
+    /// is missed.
     fn listen(&mut self) {
         if !self.tried {
             self.heard = self.shared.rings(self.rank);

@@ -35,16 +35,16 @@ pub struct Local {
     rank: usize,
     shared: Arc<LocalGroup>,
     members: Members,
-    // Ends before the rank is said to have left.
+    // Dropped before the rank is marked as having left.
     engine: Option<Engine>,
 }
 
-/// How a group of threads waits.
+/// Time limits of a group of threads.
 #[derive(Debug, Clone)]
 pub struct LocalConfig {
     /// How long each operation may take, as in [`TcpConfig::timeout`](crate::TcpConfig::timeout). Default: 300 s.
     pub timeout: Duration,
-    /// How long to wait before a warning says for whom. Default: 30 s.
+    /// How long an operation waits before a warning names the rank that it waits for. Default: 30 s.
     pub slow_warning: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Default for LocalConfig {
 }
 
 impl Local {
-    /// The ranks of a new group, to be moved to a thread each.
+    /// Creates a group and returns its ranks, each to be moved to a thread of its own.
     ///
     /// # Errors
     /// A world size of 0.
@@ -66,7 +66,7 @@ impl Local {
         Ok(Self::group_on(&Topology::one_host(world_size), config))
     }
 
-    /// The ranks of a new group, as if they were on several hosts.
+    /// As [`Local::group`], with ranks that count as being on several hosts.
     pub(crate) fn group_on(topology: &Topology, config: &LocalConfig) -> Vec<Self> {
         let world_size = topology.world_size();
         let shared = Arc::new(LocalGroup::new(world_size, config));
@@ -82,15 +82,17 @@ impl Local {
         Self { rank, shared: shared.clone(), members, engine }
     }
 
-    /// Runs `body` on `world_size` threads, each with its rank of a new group; the results, by rank.
+    /// Creates a group and runs `body` on `world_size` threads, one for each rank. Returns the results by rank.
     ///
     /// # Errors
-    /// The first error that is not a mere consequence of another rank's; a panic in `body` counts as the death of its rank.
+    /// The first error that is not merely the consequence of another rank's failure. A panic in `body` counts as the
+    /// death of its rank.
     pub fn run<T: Send>(world_size: usize, body: impl Fn(&Local) -> Result<T> + Sync) -> Result<Vec<T>> {
         Self::run_each(world_size, |comm| body(&comm))
     }
 
-    /// As [`Local::run`], for what holds its communicator: a strategy is given it, and closes it when dropped.
+    /// As [`Local::run`], for a `body` that keeps its communicator: for example a strategy that owns it, and closes it
+    /// when dropped.
     ///
     /// # Errors
     /// Those of [`Local::run`].
@@ -153,7 +155,7 @@ impl Communicator for Local {
         "local"
     }
 
-    /// Less than what a stream has room for.
+    /// Less than a stream can hold.
     fn eager_bytes(&self) -> usize {
         64 << 10
     }
@@ -212,8 +214,8 @@ mod tests {
     use super::*;
     use crate::ReduceOp;
 
-    /// What each rank of `topology` has after an all-reduce; a reduce-scatter; and an all-gather of what that gave, of numbers that are
-    /// all different.
+    /// Returns what each rank of `topology` has after an all-reduce, and after a reduce-scatter followed by an all-gather
+    /// of its result.
     fn reduced(topology: &Topology, len: usize, dtype: DType, op: ReduceOp) -> [Vec<Vec<f64>>; 2] {
         let ranks = topology.world_size();
         let group = Local::group_on(topology, &LocalConfig::default());
@@ -246,7 +248,7 @@ mod tests {
             let topology = Topology::of(hosts);
             let together = Topology::one_host(topology.world_size());
             for (dtype, op) in exact.into_iter().chain(halves) {
-                // Eighths of small numbers: sums are exact in whatever order.
+                // Multiples of 1/8, and small: sums are exact in any order.
                 for len in [0, 1, 40_000, 300_001] {
                     let case = format!("{hosts:?} {dtype:?} {op:?} {len}");
                     let expected = reduced(&together, len, dtype, op);

@@ -1,4 +1,4 @@
-//! What the threads of one group share: their streams, what each is doing, and the cause of a failure.
+//! State that the threads of one group share: their streams, what each rank is doing, and the cause of a failure.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -14,48 +14,48 @@ use crate::transport::links::{Closed, Wait};
 
 use super::LocalConfig;
 
-/// Bytes a stream holds before its writer must wait.
+/// Capacity of a stream in bytes.
 const STREAM_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct LocalGroup {
-    /// By rank: its inbox.
+    /// By receiving rank.
     inboxes: Vec<Inbox>,
     statuses: Vec<Mutex<Status>>,
     failure: Mutex<Option<Cause>>,
     config: LocalConfig,
     groups: Mutex<Offers>,
     pub(super) gathering: Mutex<Gathering>,
-    /// Somebody has come to the gathering, or is gone.
+    /// Notified when a rank has joined the gathering, or is gone.
     pub(super) gathered: Condvar,
 }
 
-/// Who has come to make a smaller group, and that group once it is made.
+/// The ranks that wait in `shrink` for a smaller group, and that group once it is made.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
     pub(super) here: BTreeSet<usize>,
     pub(super) made: Option<(Arc<LocalGroup>, Vec<usize>)>,
 }
 
-/// Groups of some of the ranks that not all members have joined yet.
+/// Subgroups that not all members have joined yet.
 #[derive(Debug, Default)]
 struct Offers {
     made: i64,
-    /// By number, with how many are still to come.
+    /// By number: the group, and how many members have not joined yet.
     open: HashMap<i64, (Arc<LocalGroup>, usize)>,
 }
 
-/// The streams to one rank.
+/// The streams to one rank, from all others.
 #[derive(Debug, Default)]
 struct Inbox {
     state: Mutex<InboxState>,
-    /// Rung when anything changes that this rank may wait for.
+    /// Notified when anything changes that this rank may wait for.
     bell: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct InboxState {
-    /// By sender, made when first written to.
+    /// By sending rank; created when first used.
     streams: HashMap<usize, VecDeque<u8>>,
     rings: u64,
 }
@@ -79,7 +79,7 @@ impl LocalGroup {
         &self.config
     }
 
-    /// Keeps a new group for so many members; its number.
+    /// Keeps a new group until `members` other ranks have taken it. Returns its number.
     pub(super) fn offer(&self, group: &Arc<LocalGroup>, members: usize) -> i64 {
         let mut groups = lock(&self.groups);
         groups.made += 1;
@@ -90,7 +90,7 @@ impl LocalGroup {
         number
     }
 
-    /// A member takes its share in a group.
+    /// Returns the offered group to one of its members; None where it is not on offer.
     pub(super) fn take(&self, number: i64) -> Option<Arc<LocalGroup>> {
         let mut groups = lock(&self.groups);
         let (group, to_come) = groups.open.get_mut(&number)?;
@@ -110,7 +110,7 @@ impl LocalGroup {
         Arc::new(Member { rank, shared: self.clone(), members })
     }
 
-    /// Writes as far as there is room.
+    /// Writes as many bytes as there is room for, and returns their number.
     pub(super) fn write(&self, from: usize, to: usize, parts: [&[u8]; 2]) -> Result<usize, Closed> {
         if self.is_gone(to) || lock(&self.failure).is_some() {
             return Err(Closed);
@@ -131,9 +131,9 @@ impl LocalGroup {
         Ok(written)
     }
 
-    /// Reads what has come; the end of a stream shows once it is empty.
+    /// Reads bytes that have arrived. The end of a stream is reported once it is empty.
     pub(super) fn read(&self, from: usize, to: usize, into: &mut [u8]) -> Result<usize, Closed> {
-        // Asked first: what was written before the sender left is still read.
+        // Checked first: what was written before the sender left is still read.
         let ended = self.is_gone(from) || lock(&self.failure).is_some();
         let mut state = lock(&self.inboxes[to].state);
         let stream = state.streams.entry(from).or_default();
@@ -154,12 +154,12 @@ impl LocalGroup {
         Ok(len)
     }
 
-    /// A number that changes whenever the rank's bell is rung.
+    /// Returns a number that changes whenever the rank's bell is rung.
     pub(super) fn rings(&self, rank: usize) -> u64 {
         lock(&self.inboxes[rank].state).rings
     }
 
-    /// Sleeps until the bell has been rung since `heard`, or the time is over.
+    /// Blocks until the bell has been rung since its counter was `heard`, or `timeout` has passed.
     pub(super) fn sleep(&self, rank: usize, heard: u64, timeout: Duration) {
         let inbox = &self.inboxes[rank];
         let state = lock(&inbox.state);
@@ -167,19 +167,19 @@ impl LocalGroup {
         drop(woken.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// A rank is gone; of a death everybody hears at once.
+    /// Marks a rank as gone and wakes all others. A death fails the whole group at once.
     pub(super) fn leave(&self, rank: usize, died: bool) {
         *lock(&self.statuses[rank]) = if died { Status::Died } else { Status::Left };
         if died {
             lock(&self.failure).get_or_insert(Cause::Died { rank });
         }
         self.ring_all();
-        // Whoever counts those who are left has seen this rank gone, or is waiting by now.
+        // Passing through the lock: a rank in `shrink` has either seen this rank gone, or already waits to be notified.
         drop(lock(&self.gathering));
         self.gathered.notify_all();
     }
 
-    /// Ranks that are still there.
+    /// Returns the ranks that have neither left nor died.
     pub(super) fn present(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.world_size()).filter(|rank| !self.is_gone(*rank))
     }
@@ -199,7 +199,7 @@ impl LocalGroup {
     }
 }
 
-/// One rank's view of the group.
+/// One rank's view of the group, as its supervisor.
 #[derive(Debug)]
 struct Member {
     rank: usize,

@@ -1,4 +1,4 @@
-//! The threads that are left of a group, as a new one.
+//! Shrinking a group of threads: the remaining ranks form a new group.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -45,7 +45,7 @@ impl ElasticGroup for Local {
         }
     }
 
-    /// None: no thread can come later.
+    /// Always 0: no thread can join later.
     fn waiting(&self) -> usize {
         0
     }

@@ -1,5 +1,5 @@
-//! Operations as calls of MPI, on copies of the tensors: MPI may go on writing after a rank has given up on a call, and
-//! then must not write into anything that somebody sees.
+//! MPI carrier: operations as MPI calls on copies of the tensors. MPI may continue to write after a rank has given up a
+//! call, and must not write into memory that the program sees.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::{Error, Message, Operation, ReduceOp, Result};
 use super::flight::{Buffer, Call, Flight, Parts};
 use super::handle::Handle;
 
-/// Buffers that wait to be used again.
+/// Most buffers kept for reuse.
 const SPARE: usize = 4;
-/// Elements of one call; what has more goes in several, where it can.
+/// Most elements of one call; longer tensors take several calls, except in operations with one part for each rank.
 const MOST: usize = 1 << 30;
 
 pub(super) struct MpiCarrier {
@@ -30,13 +30,13 @@ pub(super) struct MpiCarrier {
     bytes: (u64, u64),
 }
 
-/// Where the output of a call goes.
+/// Where the output of a call is stored.
 struct Landing {
-    /// The elements of each tensor that it fills, one tensor after the other.
+    /// The tensors it fills, one after the other, each with the range of its elements.
     tensors: Vec<(Tensor, std::ops::Range<usize>)>,
-    /// The elements of the output: f32 for tensors of f16 and bf16 that were reduced.
+    /// The dtype of the output: f32 for tensors of f16 and bf16 that were reduced.
     dtype: DType,
-    /// What sums are divided by.
+    /// What to divide the output by: the world size, for means.
     divide: Option<usize>,
 }
 
@@ -63,7 +63,7 @@ impl Carrier for MpiCarrier {
                 Message::Send { tensor, to } => self.send(tensor, *to),
                 Message::Recv { tensor, from } => self.receive(tensor, *from),
             }),
-            // To agree on it was all.
+            // The agreement on the call was already a barrier.
             Operation::Barrier => Ok(()),
             _ => self.divided(operation),
         }
@@ -101,7 +101,7 @@ impl MpiCarrier {
         Self { comm, rank, world_size, flights: Vec::new(), spare: Vec::new(), bytes: (0, 0) }
     }
 
-    /// All tensors as one.
+    /// Reduces the elements of all tensors as one sequence.
     fn all_reduce(&mut self, tensors: &[Tensor], op: ReduceOp) -> Result<()> {
         let Some(dtype) = tensors.first().map(|tensor| widened(tensor.dtype())) else { return Ok(()) };
         let divide = (op == ReduceOp::Avg).then_some(self.world_size);
@@ -167,7 +167,7 @@ impl MpiCarrier {
         Ok(())
     }
 
-    /// Operations on parts of tensors, one for each rank.
+    /// Starts an operation on parts of tensors, one part for each rank.
     fn divided(&mut self, operation: &Operation) -> Result<()> {
         let name = operation.name();
         let parts = |counts: &Option<Vec<usize>>, whole: usize| match counts {
@@ -200,7 +200,7 @@ impl MpiCarrier {
                 let incoming = parts(output_counts, output.elem_count())?;
                 (Call::AllToAll { outgoing, incoming }, Some(input), Some(output))
             }
-            // The others have calls of their own.
+            // All other operations are handled in `begin`.
             _ => return Ok(()),
         };
         let op = if let Operation::ReduceScatter { op, .. } = operation { Some(*op) } else { None };
@@ -246,7 +246,7 @@ impl MpiCarrier {
         Ok(())
     }
 
-    /// Room for so many bytes.
+    /// Returns a buffer for this many bytes.
     fn buffer(&mut self, bytes: usize) -> Buffer {
         let words = bytes.div_ceil(size_of::<u64>());
         let fits = self.spare.iter().position(|spare| (words..=2 * words + 512).contains(&spare.capacity()));
@@ -255,7 +255,7 @@ impl MpiCarrier {
         buffer
     }
 
-    /// A copy of elements, as `dtype`.
+    /// Returns a copy of the elements, converted to `dtype`.
     fn load(&mut self, tensors: &[(Tensor, std::ops::Range<usize>)], dtype: DType) -> Result<Buffer> {
         let mut buffer = self.buffer(elements(tensors) * dtype.size_in_bytes());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
@@ -276,7 +276,7 @@ impl MpiCarrier {
     }
 }
 
-/// Gives a tensor its elements.
+/// Writes elements into a tensor, converted from `dtype`.
 fn store(tensor: &Tensor, range: std::ops::Range<usize>, dtype: DType, bytes: &[u8]) -> Result<()> {
     if range.is_empty() {
         return Ok(());
@@ -291,7 +291,7 @@ fn store(tensor: &Tensor, range: std::ops::Range<usize>, dtype: DType, bytes: &[
     })
 }
 
-/// f16 and bf16 are summed in f32.
+/// Returns the dtype to reduce in: f32 for f16 and bf16.
 fn widened(dtype: DType) -> DType {
     if storage::is_half(dtype) { DType::F32 } else { dtype }
 }
@@ -302,7 +302,7 @@ fn elements(tensors: &[(Tensor, std::ops::Range<usize>)]) -> usize {
     tensors.iter().map(|(_, range)| range.len()).sum()
 }
 
-/// The elements of tensors in as many shares as it takes for each to be one call.
+/// Divides the elements of tensors into shares that each fit into one call.
 fn shares(tensors: &[Tensor]) -> Vec<Share> {
     let (mut shares, mut room) = (vec![Share::new()], MOST);
     for tensor in tensors {

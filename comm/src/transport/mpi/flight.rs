@@ -1,4 +1,4 @@
-//! A call that MPI is at, with all that it reads and writes.
+//! Non-blocking MPI call under way, together with the buffers that it reads and writes.
 
 #![allow(unsafe_code, reason = "MPI is a C library")]
 
@@ -14,10 +14,10 @@ use super::handle::Handle;
 use super::library::{check, give_up};
 use super::reduce;
 
-/// The tag of tensors.
+/// The tag of messages with tensors.
 const TAG: c_int = 1;
 
-/// A call; counts are elements, by rank where there are several.
+/// An MPI call. Counts are numbers of elements, by rank where there are several.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Call {
     AllReduce {
@@ -29,7 +29,7 @@ pub(super) enum Call {
         count: c_int,
         root: c_int,
     },
-    /// Of the output.
+    /// Works in the output buffer on all ranks.
     Broadcast {
         count: c_int,
         root: c_int,
@@ -66,20 +66,20 @@ pub(super) enum Call {
     },
 }
 
-/// How a buffer is divided: the elements of each part, and where it begins.
+/// Division of a buffer into parts, by rank: the elements of each part, and where it begins.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Parts {
     pub(super) counts: Vec<c_int>,
     pub(super) starts: Vec<c_int>,
 }
 
-/// A buffer, of u64 so that every element type is aligned.
+/// A buffer of u64, so that it is aligned for every element type.
 pub(super) type Buffer = Vec<u64>;
 
-/// Dropping it before it is done leaves all its memory to MPI.
+/// A started call. Dropping it before it is done leaks its memory, which MPI may still use, and calls `give_up`.
 pub(super) struct Flight {
     request: ffi::MPI_Request,
-    /// Nobody else looks at these while the request is under way.
+    /// Not accessed by anyone but MPI while the request is under way.
     cargo: ManuallyDrop<Cargo>,
     done: bool,
 }
@@ -94,7 +94,7 @@ struct Cargo {
 unsafe impl Send for Flight {}
 
 impl Flight {
-    /// Starts a call. The buffers have room for as many elements of `dtype` as it reads and writes.
+    /// Starts a call. The buffers must hold as many elements of `dtype` as the call reads and writes.
     pub(super) fn start(
         comm: &Handle,
         dtype: DType,
@@ -116,8 +116,8 @@ impl Flight {
             (input.as_ptr().cast(), output.as_mut_ptr().cast());
         let (kind, comm, request) = (kind(dtype), comm.raw(), &mut self.request);
         let of = |op: &ReduceOp| reduce::operation(*op, dtype);
-        // SAFETY: the buffers are as large as the counts say, which the caller sees to, and neither they nor the lists of
-        // counts are touched, moved or freed until `test` has seen that the call is done.
+        // SAFETY: the buffers are as large as the counts say, which the caller ensures, and neither they nor the lists of
+        // counts are touched, moved or freed until `test` has found that the call is done.
         unsafe {
             match call {
                 Call::AllReduce { op, count } => check(
@@ -174,7 +174,7 @@ impl Flight {
         }
     }
 
-    /// True once the call is done.
+    /// Returns true once the call is done.
     pub(super) fn test(&mut self) -> Result<bool> {
         if !self.done {
             let mut done = 0;
@@ -186,7 +186,7 @@ impl Flight {
         Ok(self.done)
     }
 
-    /// The buffers of a call that is done; none where it is not.
+    /// Returns the buffers of a call that is done; None where it is not.
     pub(super) fn land(mut self) -> Option<(Buffer, Buffer)> {
         if !self.done {
             return None;
@@ -207,7 +207,7 @@ impl Drop for Flight {
     }
 }
 
-/// What MPI calls elements that are reduced, or only moved: of f16 and bf16 the latter alone.
+/// Returns the MPI datatype of elements that are reduced or only moved; f16 and bf16 are never reduced as they are.
 fn kind(dtype: DType) -> ffi::MPI_Datatype {
     // SAFETY: the handles are constants.
     unsafe {

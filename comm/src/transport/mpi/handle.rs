@@ -1,4 +1,4 @@
-//! A communicator of MPI.
+//! MPI communicator.
 
 #![allow(unsafe_code, reason = "MPI is a C library")]
 
@@ -12,10 +12,10 @@ use crate::{Error, Result};
 
 use super::library::{check, give_up, is_sound};
 
-/// A tag that nothing is sent with.
+/// A tag that no message uses.
 const NO_TAG: c_int = 3;
 
-/// A communicator of our own: what is sent over it meets nothing that others send.
+/// A separate communicator: its messages cannot match those of other users of MPI.
 #[derive(Debug)]
 pub(super) struct Handle(ffi::MPI_Comm);
 
@@ -25,10 +25,10 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// A copy of the communicator of all processes. Every process must call it.
+    /// Duplicates the communicator of all processes. Every process must call it.
     pub(super) fn world(deadline: Instant) -> Result<Self> {
-        // SAFETY: MPI was started, and what the call writes to stays where it is until it is done: this function waits for
-        // it, or gives up for good and leaves it behind.
+        // SAFETY: MPI was started, and what the call writes to stays valid until it is done: this function waits for it,
+        // or gives MPI up for good and leaks that memory.
         unsafe {
             let made = Box::leak(Box::new(ffi::RSMPI_COMM_NULL));
             let mut request = ffi::RSMPI_REQUEST_NULL;
@@ -39,11 +39,12 @@ impl Handle {
         }
     }
 
-    /// A communicator of some processes, by their number among all. Only they call it, all with the same list and tag.
+    /// Creates a communicator of some processes, by their world ranks. Only they call it, all with the same list and tag.
     pub(super) fn of(world_ranks: &[usize], tag: c_int, deadline: Instant) -> Result<Self> {
         const CALL: &str = "MPI_Comm_create_group";
         let ranks: Vec<c_int> = world_ranks.iter().map(|rank| *rank as c_int).collect();
-        // MPI has this call only as one that waits for all, so it has a thread of its own, which is left behind if need be.
+        // MPI has only a blocking form of this call, so it runs on a thread of its own, which is left behind after the
+        // deadline.
         let (sender, made) = channel();
         let make = move || sender.send(Self::create(&ranks, tag));
         let thread = std::thread::Builder::new().name("mpi-group".into()).spawn(make);
@@ -90,16 +91,16 @@ impl Handle {
         self.0
     }
 
-    /// Lets MPI work on what it keeps to itself.
+    /// Drives MPI's progress on messages of calls that are already done for this rank.
     pub(super) fn pump(&self) {
         let mut found = 0;
-        // SAFETY: the communicator is valid; a status that is not wanted may be left out.
+        // SAFETY: the communicator is valid; MPI allows a status to be ignored.
         unsafe {
             ffi::MPI_Iprobe(ffi::RSMPI_ANY_SOURCE, NO_TAG, self.0, &mut found, ffi::RSMPI_STATUS_IGNORE);
         }
     }
 
-    /// Gives every process the bytes of all, by rank; all have as many.
+    /// Returns the bytes of all processes, by rank; all must have the same number.
     pub(super) fn all_gather(
         &self,
         own: &[u8],
@@ -107,7 +108,7 @@ impl Handle {
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>> {
         let len = own.len();
-        // Left behind where they cannot be waited for.
+        // Leaked if the call does not finish in time.
         let input: &mut [u8] = Box::leak(Box::from(own));
         let output: &mut [u8] = Box::leak(vec![0; len * world_size].into_boxed_slice());
         // SAFETY: the buffers are as large as said, and live until the call is done: see above.
@@ -135,15 +136,15 @@ impl Drop for Handle {
     }
 }
 
-/// Waits for a request; past the deadline MPI is given up for good.
+/// Waits for a request. After the deadline, MPI is given up for good.
 ///
 /// # Safety
-/// The request is one that was started, or that of nothing.
+/// The request was started, or is the null request.
 unsafe fn wait(request: &mut ffi::MPI_Request, call: &str, deadline: Instant) -> Result<()> {
     let mut nap = crate::transport::carrier::Nap::default();
     loop {
         let mut done = 0;
-        // SAFETY: as this function demands.
+        // SAFETY: the caller's obligation.
         check(call, unsafe { ffi::MPI_Test(request, &mut done, ffi::RSMPI_STATUS_IGNORE) })?;
         if done != 0 {
             return Ok(());

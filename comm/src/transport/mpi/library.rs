@@ -1,4 +1,4 @@
-//! The MPI library of this process: started when first needed, ended when the process ends.
+//! MPI library of this process: started when first needed, finalized when the process exits.
 
 #![allow(unsafe_code, reason = "MPI is a C library")]
 
@@ -12,22 +12,23 @@ use mpi::ffi;
 use crate::base::lock::lock;
 use crate::{Error, Result};
 
-/// Set once something was given up on that MPI may still be at: from then on the library is left alone, at the end, too.
+/// Set once this process has given up on something that MPI may still be doing: from then on it frees no communicators,
+/// and does not finalize MPI when it exits.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
-/// Variables by which the launchers of MPI tell a process that it is a rank: Open MPI's, PMIx's (Slurm's, too), MPICH's.
+/// Environment variables by which MPI launchers mark a rank's process: those of Open MPI, PMIx (also Slurm's), MPICH.
 const LAUNCHED: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID"];
-/// The number of ranks, in the words of Open MPI, MPICH and Slurm.
+/// Variables with the number of ranks: those of Open MPI, MPICH and Slurm.
 const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
 
-/// This process among all that MPI has started.
+/// This process's rank among all that MPI has started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct World {
     pub(super) rank: usize,
     pub(super) world_size: usize,
 }
 
-/// Starts MPI, unless it was started before.
+/// Starts MPI, unless it was started before. Returns the same result on every call.
 pub(super) fn start() -> Result<World> {
     static WORLD: Mutex<Option<Result<World>>> = Mutex::new(None);
     lock(&WORLD).get_or_insert_with(begin).clone()
@@ -51,7 +52,7 @@ fn begin() -> Result<World> {
         check("MPI_Init_thread", unsafe {
             ffi::MPI_Init_thread(null_mut(), null_mut(), multiple, &mut level)
         })?;
-        // SAFETY: the function may be called at the end of the process, when nothing else runs.
+        // SAFETY: the function may be called when the process exits and nothing else runs.
         unsafe { at_exit() };
     } else {
         // SAFETY: it was started.
@@ -80,12 +81,13 @@ fn begin() -> Result<World> {
     Ok(world)
 }
 
-/// True where a launcher of MPI has started this process.
+/// Returns true where an MPI launcher has started this process.
 pub(super) fn is_launched() -> bool {
     LAUNCHED.iter().any(|name| std::env::var_os(name).is_some())
 }
 
-/// A process that another library's launcher has started finds itself alone.
+/// Checks that the launcher belongs to this MPI library: with another library's launcher, each process finds itself
+/// alone.
 fn fits_the_launcher(world_size: usize, variable: &dyn Fn(&str) -> Option<String>) -> Result<()> {
     let told = SIZES.iter().find_map(|name| Some((name, variable(name)?.parse::<usize>().ok()?)));
     match told {
@@ -100,11 +102,11 @@ fn fits_the_launcher(world_size: usize, variable: &dyn Fn(&str) -> Option<String
     }
 }
 
-/// The library's name and version.
+/// Returns the library's name and version.
 pub(super) fn version() -> String {
     let mut text = vec![0 as c_char; ffi::MPI_MAX_LIBRARY_VERSION_STRING as usize + 1];
     let mut len = 0;
-    // SAFETY: the room is as large as the standard asks for, and this may be called at any time.
+    // SAFETY: the buffer is as large as the standard demands, and this may be called at any time.
     let code = unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr(), &mut len) };
     if code != ffi::MPI_SUCCESS as c_int {
         return "MPI".into();
@@ -113,21 +115,21 @@ pub(super) fn version() -> String {
     tidy(&unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy())
 }
 
-/// `Open MPI v4.1.4, package: ..` and `MPICH Version:      4.0.2\n..` as a name and a number.
+/// Shortens `Open MPI v4.1.4, package: ..` and `MPICH Version:      4.0.2\n..` to a name and a number.
 fn tidy(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     let line = line.split(',').next().unwrap_or_default().replace("Version:", " ").replace(" v", " ");
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// An error for a code that is not success.
+/// Returns an error for a code that is not success.
 pub(super) fn check(call: &str, code: c_int) -> Result<()> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
     let mut text = vec![0 as c_char; ffi::MPI_MAX_ERROR_STRING as usize + 1];
     let mut len = 0;
-    // SAFETY: the room is as large as the standard asks for.
+    // SAFETY: the buffer is as large as the standard demands.
     let known = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut len) };
     let reason = match known == ffi::MPI_SUCCESS as c_int {
         // SAFETY: the last byte stays zero, whatever was written.
@@ -137,12 +139,12 @@ pub(super) fn check(call: &str, code: c_int) -> Result<()> {
     Err(Error::system(call, format!("MPI says: {reason} (code {code})")))
 }
 
-/// From now on MPI is left alone.
+/// Records that a call was given up that MPI may still be working on: see [`is_sound`].
 pub(super) fn give_up() {
     BROKEN.store(true, Ordering::Release);
 }
 
-/// Whether anything may still be asked of MPI.
+/// Returns whether communicators may be freed and MPI be finalized: no call was given up, and MPI is not finalized yet.
 pub(super) fn is_sound() -> bool {
     let mut ended = 0;
     // SAFETY: this may be called at any time.
@@ -150,7 +152,7 @@ pub(super) fn is_sound() -> bool {
     !BROKEN.load(Ordering::Acquire) && code == ffi::MPI_SUCCESS as c_int && ended == 0
 }
 
-/// Ends MPI with the process, as its launcher expects it. A process that has failed does not: the end is a meeting of all
+/// Finalizes MPI when the process exits, as its launcher expects. Not with a failure exit code: finalizing waits for all
 /// ranks, and the launcher is to see at once that this one is gone.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 unsafe fn at_exit() {
@@ -165,7 +167,7 @@ unsafe fn at_exit() {
             unsafe { ffi::MPI_Finalize() };
         }
     }
-    // SAFETY: the function is one that the C library can call.
+    // SAFETY: `end` has the signature that the C library expects.
     unsafe { on_exit(end, null_mut()) };
 }
 
@@ -180,7 +182,7 @@ unsafe fn at_exit() {
             unsafe { ffi::MPI_Finalize() };
         }
     }
-    // SAFETY: the function is one that the C library can call.
+    // SAFETY: `end` has the signature that the C library expects.
     unsafe { atexit(end) };
 }
 

@@ -1,5 +1,5 @@
-//! How the ranks of an MPI job find each other beside MPI: each tells all others, through MPI, its host, and rank 0 where it
-//! listens and what to prove.
+//! Rendezvous of an MPI job's ranks: through MPI, each rank sends its host to all others, and rank 0 also its TCP address
+//! and the job's secret.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
@@ -8,10 +8,10 @@ use crate::{Error, InitMethod, Result, Secret, TcpConfig};
 
 use super::handle::Handle;
 
-/// Longer than what any rank tells.
+/// Bytes of a rank's record: longer than any content.
 const RECORD: usize = 512;
 
-/// What a rank must know to meet the others, and on rank 0 the meeting point. Every rank must call it.
+/// Returns the configuration for the TCP rendezvous, and on rank 0 the listener for it. Every rank must call it.
 pub(super) fn arrange(
     config: TcpConfig,
     comm: &Handle,
@@ -33,7 +33,8 @@ pub(super) fn arrange(
     Ok((accept(config, &records[0])?, listener))
 }
 
-/// Rank 0 opens a meeting point. Where it cannot, the others hear of it, too.
+/// Opens the listener on rank 0, and returns the invitation to it; an empty one if that fails, so that the others learn
+/// of it.
 fn open(config: &TcpConfig) -> Result<(Option<TcpListener>, String)> {
     let opened = TcpListener::bind((config.bind, 0)).and_then(|listener| {
         let port = listener.local_addr()?.port();
@@ -46,7 +47,7 @@ fn open(config: &TcpConfig) -> Result<(Option<TcpListener>, String)> {
     Ok((Some(listener), format!("{address} {} mpi-{name:016x}", Secret::random()?.to_hex())))
 }
 
-/// Ranks of several hosts cannot meet on loopback.
+/// Checks that ranks on several hosts do not listen on loopback.
 fn check_hosts(records: &[String]) -> Result<()> {
     let field = |record: &String, index| record.split_whitespace().nth(index).unwrap_or_default().to_string();
     let first = records.first().map(|record| field(record, 0)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Ranks that an MPI launcher has started, and that talk through its library.
+//! MPI backend: ranks started by an MPI launcher, whose data the MPI library moves.
 
 mod carrier;
 mod flight;
@@ -19,20 +19,20 @@ use crate::{Communicator, Operation, Result, Stats, Tcp, TcpConfig, Work};
 use carrier::MpiCarrier;
 use handle::Handle;
 
-/// Tags that every library has.
+/// Number of tags used: no more than every MPI library has.
 const TAGS: u64 = 32_000;
 
 /// One rank of an MPI job: `mpirun -n 4 program`, or `srun --mpi=pmix -n 4 program`.
 ///
-/// MPI moves the data of CPU tensors; all ranks agree on each call before MPI hears of it, and watch over each other, over
-/// connections of our own (TCP, and shared memory within a host), since MPI itself would hang, crash or give wrong numbers
-/// where ranks disagree, and says nothing of a rank that stands still. MPI is started by the first group and ended with the
-/// process, unless that fails; it must grant `MPI_THREAD_MULTIPLE`. f16 and bf16 are reduced in f32, and
-/// sent as f32 then: an operation of ours on 16 bits would round after each pair of ranks, and results are rounded once.
-/// Sums are the same on every rank; to the last bit they may differ from those of [`Tcp`] with more than two ranks, since
-/// libraries add in an order of their own.
+/// MPI moves the data of CPU tensors. All ranks agree on each call before MPI is called, and detect failed ranks, over
+/// connections of our own (TCP, and shared memory within a host), since MPI itself would hang, crash or give wrong
+/// numbers where ranks disagree, and does not report a rank that is stuck. MPI is started by the first group and
+/// finalized when the process exits, unless the process fails; it must grant `MPI_THREAD_MULTIPLE`. f16 and bf16 are
+/// reduced in f32, and sent as f32 then: a custom MPI operation on 16 bits would round after each pair of ranks, whereas
+/// here results are rounded once. Sums are the same on every rank; with more than two ranks their last bits may differ
+/// from those of [`Tcp`], since MPI libraries add in an order of their own.
 ///
-/// [`Stats`] counts the bytes that the best algorithm would move, since MPI does not tell.
+/// [`Stats`] counts the bytes that the best algorithm would move, since MPI does not report its own.
 ///
 /// ```no_run
 /// use candle_core::{DType, Device, Tensor};
@@ -45,37 +45,38 @@ const TAGS: u64 = 32_000;
 /// ```
 pub struct Mpi {
     tcp: Tcp,
-    // After the group that uses it.
+    // Dropped after the group that uses it.
     comm: Arc<Handle>,
 }
 
 impl Mpi {
-    /// True where an MPI launcher (`mpirun`, `mpiexec`, `srun --mpi=pmix`) has started this process.
+    /// Returns true where an MPI launcher (`mpirun`, `mpiexec`, `srun --mpi=pmix`) has started this process.
     pub fn is_launched() -> bool {
         library::is_launched()
     }
 
-    /// The library that this program was built with: `Open MPI 4.1.4`.
+    /// Returns name and version of the library that this program was built with, for example `Open MPI 4.1.4`.
     pub fn version() -> String {
         library::version()
     }
 
-    /// Starts MPI: rank and number of ranks are what it says, all else is what the environment says, as for
-    /// [`TcpConfig::from_env`]. With ranks on several hosts, `GIRANDOLE_BIND` must be set on each.
+    /// Starts MPI and returns a configuration: rank and world size from MPI, all else from the environment, as
+    /// [`TcpConfig::from_env`] does. With ranks on several hosts, `GIRANDOLE_BIND` must be set on each.
     ///
     /// # Errors
-    /// A library without `MPI_THREAD_MULTIPLE`, or other than that of the launcher; an environment that cannot be used.
+    /// A library without `MPI_THREAD_MULTIPLE`, or another library than the launcher's; an environment that cannot be
+    /// used.
     pub fn config() -> Result<TcpConfig> {
         let world = library::start()?;
         TcpConfig::from_env_as(world.rank, world.world_size)
     }
 
-    /// A group of all processes of the job. Every one of them must call it. Place, meeting point and secret are not those of
-    /// `config`: the ranks exchange them through MPI.
+    /// Creates a group of all processes of the job. Each of them must call this. Rank, world size, rendezvous address,
+    /// secret and job id of `config` are ignored: the ranks get them from MPI, or exchange them through it.
     ///
     /// # Errors
-    /// Those of [`Mpi::config`]; ranks on several hosts that listen on loopback; [`crate::Error::Rendezvous`] when not all
-    /// ranks came in time.
+    /// Those of [`Mpi::config`]; ranks on several hosts that listen on loopback; [`crate::Error::Rendezvous`] when not
+    /// all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
         let library::World { rank, world_size } = library::start()?;
         let deadline = Instant::now() + config.bounded_timeout();
@@ -96,10 +97,11 @@ impl Mpi {
         Ok(Self { tcp: Tcp::join(config, meeting, members, Some(Box::new(carrier)))?, comm })
     }
 
-    /// Called on the members, all at the same place among their operations.
+    /// Called on the members, by all at the same point of their sequence of operations.
     fn join_group(&self, ranks: &[usize]) -> Result<Self> {
         let (config, meeting, members) = self.tcp.meet_group(ranks)?;
-        // All members have met, so all make it now; groups that are made at the same time have other names.
+        // All members have completed the rendezvous, so all call this now. The tag, a digest of the job id, keeps groups
+        // apart that are created at the same time, barring a collision.
         let name = digest(config.job_id.bytes().map(usize::from));
         let deadline = Instant::now() + config.bounded_timeout();
         let comm = Handle::of(members.world_ranks(), (name % TAGS) as i32, deadline)?;

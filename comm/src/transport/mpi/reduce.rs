@@ -1,4 +1,5 @@
-//! How MPI reduces: by its own operations, and by ours where it is free to choose what becomes of NaN and of minus zero.
+//! MPI reduction operations: MPI's own, and custom ones for minima and maxima of floats, where MPI leaves open how NaN
+//! and minus zero are handled.
 
 #![allow(unsafe_code, reason = "MPI calls our functions with addresses")]
 
@@ -13,7 +14,7 @@ use crate::{ReduceOp, Result};
 
 use super::library::check;
 
-/// Ours: of f32 the smallest and the largest, then of f64.
+/// Custom operations: minimum and maximum of f32, then of f64.
 struct Own([ffi::MPI_Op; 4]);
 
 // SAFETY: MPI runs with MPI_THREAD_MULTIPLE, so any thread may use its handles.
@@ -21,7 +22,7 @@ unsafe impl Send for Own {}
 // SAFETY: as above.
 unsafe impl Sync for Own {}
 
-/// The operation for elements of a type that is reduced as it is; a mean is a sum first.
+/// Returns the MPI operation for elements that are reduced in their own dtype. A mean is reduced as a sum.
 pub(super) fn operation(op: ReduceOp, dtype: DType) -> Result<ffi::MPI_Op> {
     let index = match (op, dtype) {
         (ReduceOp::Min, DType::F32) => 0,
@@ -51,7 +52,7 @@ fn make() -> Result<Own> {
     // SAFETY: the handle is a constant.
     let mut own = Own([unsafe { ffi::RSMPI_SUM }; 4]);
     for (made, function) in own.0.iter_mut().zip(functions) {
-        // They do not commute: of 0 and -0 the second is taken, so all ranks must reduce in the same order.
+        // Not commutative: of 0 and -0 the second is taken, so all ranks must reduce in the same order.
         // SAFETY: the function has the signature that MPI asks for, and lives as long as the program.
         check("MPI_Op_create", unsafe { ffi::MPI_Op_create(function, 0, made) })?;
     }
@@ -78,7 +79,7 @@ impl Choose for Largest {
 }
 
 /// # Safety
-/// MPI gives the addresses of `len` elements each, the second of which may be written to.
+/// `left` and `right` are addresses of `len` elements each; the second may be written to.
 unsafe extern "C" fn fold<T: Element, C: Choose>(
     left: *mut c_void,
     right: *mut c_void,
@@ -86,7 +87,7 @@ unsafe extern "C" fn fold<T: Element, C: Choose>(
     _: *mut ffi::MPI_Datatype,
 ) {
     let (left, right) = (left.cast::<T>(), right.cast::<T>());
-    // SAFETY: as this function demands; nothing is said of the alignment.
+    // SAFETY: the caller's obligation; MPI does not guarantee alignment.
     unsafe {
         for index in 0..usize::try_from(*len).unwrap_or(0) {
             let (mine, theirs) = (left.add(index).read_unaligned(), right.add(index).read_unaligned());

@@ -1,17 +1,17 @@
-//! Operations as calls of NCCL: pure data, known before any device is asked.
+//! Translation of operations into NCCL calls: pure data, computed without touching a device.
 
 use candle_core::Tensor;
 
 use crate::{Message, Operation, ReduceOp};
 
-/// Some elements of one of an operation's tensors, by its place in [`Operation::tensors`].
+/// A position in one of an operation's tensors: the index in [`Operation::tensors`], and the first element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TensorOffset {
     pub(super) tensor: usize,
     pub(super) first: usize,
 }
 
-/// What NCCL is asked to do; all of an operation's calls make one group, in which none waits for another.
+/// An NCCL call. All calls of an operation form one NCCL group, in which none waits for another.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Call {
     AllReduce {
@@ -19,7 +19,7 @@ pub(super) enum Call {
         count: usize,
         op: ReduceOp,
     },
-    /// `into` counts on the root only.
+    /// `into` is Some on the root only.
     Reduce {
         from: TensorOffset,
         into: Option<TensorOffset>,
@@ -56,7 +56,7 @@ pub(super) enum Call {
     },
 }
 
-/// The calls of one rank. NCCL knows equal parts only: others go as one call for each part.
+/// Returns the calls of one rank. NCCL supports equal parts only: unequal parts take one call for each part.
 pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<Call> {
     let mut calls = Vec::new();
     match operation {
@@ -123,7 +123,7 @@ impl Call {
         }
     }
 
-    /// NCCL's name of it.
+    /// Returns the name of the NCCL function.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Call::AllReduce { .. } => "ncclAllReduce",
@@ -158,7 +158,7 @@ fn broadcast(calls: &mut Vec<Call>, tensors: &[Tensor], rank: usize, root: usize
     calls.extend(tensors.iter().enumerate().map(call));
 }
 
-/// Messages between two ranks; nothing for a barrier, which needs no NCCL.
+/// Adds the calls for messages between two ranks; none for a barrier, which needs no NCCL.
 fn messages(calls: &mut Vec<Call>, operation: &Operation) {
     match operation {
         Operation::Send { tensor, to } => {
@@ -180,7 +180,7 @@ fn messages(calls: &mut Vec<Call>, operation: &Operation) {
     }
 }
 
-/// The tensors are output and input.
+/// The operation's tensors are output (0) and input (1).
 fn all_gather(calls: &mut Vec<Call>, own: usize, counts: Option<&[usize]>, rank: usize) {
     let Some(counts) = counts else {
         return calls.push(Call::AllGather { from: place(1, 0), into: place(0, 0), count: own });
@@ -191,7 +191,7 @@ fn all_gather(calls: &mut Vec<Call>, own: usize, counts: Option<&[usize]>, rank:
     }
 }
 
-/// The tensors are output and input.
+/// The operation's tensors are output (0) and input (1).
 fn reduce_scatter(calls: &mut Vec<Call>, own: usize, op: ReduceOp, counts: Option<&[usize]>, rank: usize) {
     let Some(counts) = counts else {
         return calls.push(Call::ReduceScatter { from: place(1, 0), into: place(0, 0), count: own, op });
@@ -202,7 +202,7 @@ fn reduce_scatter(calls: &mut Vec<Call>, own: usize, op: ReduceOp, counts: Optio
     }
 }
 
-/// Each rank's part of a whole: as the counts say, else all as long as the own one.
+/// Returns each rank's part of a whole tensor: by `counts`, or, where these are None, `own` elements each.
 fn parts(
     counts: Option<&[usize]>,
     own: usize,

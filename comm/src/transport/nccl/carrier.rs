@@ -1,4 +1,4 @@
-//! Operations on CUDA tensors as calls of NCCL, on a stream of their own.
+//! NCCL carrier: operations on CUDA tensors as NCCL calls, on a separate stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,26 +30,26 @@ pub(super) struct NcclCarrier {
     bytes: (u64, u64),
 }
 
-/// Tensors by their number, each to be rounded into another one.
+/// Tensors to be rounded to f16 or bf16, by their index; each with the tensor that takes the result.
 type Rounded = Vec<(usize, Tensor)>;
 
-/// What an operation works on.
+/// The tensors of an operation, converted as needed.
 #[derive(Default)]
 struct Prepared {
     tensors: Vec<Tensor>,
     rounded: Rounded,
-    /// Behind the making of them, where they were made.
+    /// Recorded after the conversions to f32; None where there were none.
     widened: Option<CudaEvent>,
 }
 
-/// An operation under way. Its tensors live until the device is past it.
+/// An operation under way. It keeps its tensors alive until the device has finished with them.
 struct Flight {
     call: &'static str,
-    /// What NCCL reads and writes, and then what is rounded.
+    /// What NCCL reads and writes, followed by the tensors involved in rounding.
     tensors: Vec<Tensor>,
-    /// Which of these are still to be rounded into which tensor.
+    /// Which of these are still to be rounded, and into which tensor.
     rounded: Rounded,
-    /// Behind what was asked of the device last; none while NCCL has not put the operation into its stream.
+    /// Recorded after the last work submitted to the device; None until NCCL has put the operation into its stream.
     end: Option<CudaEvent>,
 }
 
@@ -86,7 +86,7 @@ impl Carrier for NcclCarrier {
             let dtype = tensors[call.tensor()].dtype();
             addressed.push((call, dtype, addresses));
         }
-        // In place before NCCL hears of it, so that nothing is freed if it fails halfway.
+        // Stored before NCCL is called, so that nothing is freed if the calls fail halfway.
         self.flight = Some(Flight { call: name, tensors, rounded, end: None });
         self.shared.begin(name, self.timeout);
         launch::start(handle, &addressed)
@@ -97,7 +97,7 @@ impl Carrier for NcclCarrier {
         if !self.shared.is_queued(flight)? {
             return Ok(false);
         }
-        // This may wait for a device that is stuck: nothing is locked meanwhile.
+        // This may block on a device that is stuck: no lock is held meanwhile.
         let is_past = |end: &CudaEvent| end.try_is_complete().map_err(failed);
         if !flight.end.as_ref().map_or(Ok(false), is_past)? {
             return Ok(false);
@@ -106,7 +106,7 @@ impl Carrier for NcclCarrier {
             flight.round()?;
             return Ok(false);
         }
-        // It may have been ended by force.
+        // The watchdog may have aborted it.
         self.shared.check()?;
         self.flight = None;
         self.shared.end();
@@ -117,7 +117,7 @@ impl Carrier for NcclCarrier {
         let farewell = lock(&self.shared.handle).as_mut().and_then(Handle::abort);
         self.shared.end();
         let (Some(flight), Some(farewell)) = (self.flight.take(), farewell) else { return };
-        // The caller gets its tensors back when the device has let go of them, which takes no other rank.
+        // The caller gets its tensors back when the device has finished with them, which does not depend on other ranks.
         let mut nap = Nap::default();
         while !farewell.is_over() && !flight.is_past() {
             nap.take();
@@ -148,7 +148,8 @@ impl NcclCarrier {
         }
     }
 
-    /// The tensors that NCCL works on: of f16 and bf16, f32 where they are summed, to be rounded once in the end.
+    /// Returns the tensors that NCCL works on. f16 and bf16 are converted to f32 where they are summed, and rounded once
+    /// at the end.
     fn prepare(&self, operation: &Operation, before: &Before) -> Result<Prepared> {
         let mut tensors: Vec<Tensor> = operation.tensors().into_iter().cloned().collect();
         let (op, results) = match operation {
@@ -156,7 +157,7 @@ impl NcclCarrier {
                 (*op, 0..tensors.len())
             }
             Operation::Reduce { op, root, .. } => (*op, 0..usize::from(self.rank == *root)),
-            // Its tensors are output and input.
+            // The tensors of the operation are output, then input.
             Operation::ReduceScatter { op, .. } => (*op, 0..1),
             _ => return Ok(Prepared { tensors, ..Prepared::default() }),
         };
@@ -167,7 +168,7 @@ impl NcclCarrier {
         let rounded = results.map(|index| (index, tensors[index].clone())).collect();
         let computing = stream_of(&tensors[0])?;
         before.hold(&computing)?;
-        // CUDA refuses to convert no elements.
+        // CUDA refuses to convert a tensor without elements.
         for tensor in tensors.iter_mut().filter(|tensor| tensor.elem_count() > 0) {
             *tensor = tensor.to_dtype(DType::F32)?;
         }
@@ -177,12 +178,12 @@ impl NcclCarrier {
 }
 
 impl WatchedHandle {
-    /// Whether NCCL has put the operation into its stream, and an event is behind it.
+    /// Returns whether NCCL has put the operation into its stream, and then records an event after it.
     fn is_queued(&self, flight: &mut Flight) -> Result<bool> {
         self.check()?;
         let mut handle = lock(&self.handle);
         let handle = handle.as_mut().ok_or_else(|| Error::system(flight.call, "NCCL was not started"))?;
-        // Errors of the network come at any time.
+        // Network errors are reported at any time.
         if !handle.is_ready(flight.call)? {
             return Ok(false);
         }
@@ -194,12 +195,13 @@ impl WatchedHandle {
 }
 
 impl Flight {
-    /// Whether the device is done with what NCCL has put into its stream. A device that fails will tell nothing else.
+    /// Returns whether the device has finished with what NCCL has put into its stream. An error counts: a device that has
+    /// failed reports nothing else.
     fn is_past(&self) -> bool {
         self.end.as_ref().is_some_and(|end| !matches!(end.try_is_complete(), Ok(false)))
     }
 
-    /// Asks the device to round what NCCL has summed.
+    /// Submits the rounding of NCCL's sums to the device.
     fn round(&mut self) -> Result<()> {
         for (index, tensor) in std::mem::take(&mut self.rounded) {
             if tensor.elem_count() > 0 {
@@ -214,7 +216,7 @@ impl Flight {
 }
 
 impl Call {
-    /// What it reads and what it writes.
+    /// Returns what the call reads and what it writes.
     fn places(&self) -> (Option<TensorOffset>, Option<TensorOffset>) {
         match self {
             Call::AllReduce { at, .. } => (Some(*at), Some(*at)),
@@ -228,14 +230,14 @@ impl Call {
         }
     }
 
-    /// A tensor that has its dtype.
+    /// Returns the index of a tensor that has the call's dtype.
     fn tensor(&self) -> usize {
         let (from, into) = self.places();
         from.or(into).map_or(0, |place| place.tensor)
     }
 }
 
-/// The stream on which a tensor's device computes.
+/// Returns the stream on which the tensor's device computes.
 fn stream_of(tensor: &Tensor) -> Result<Arc<CudaStream>> {
     match tensor.device() {
         Device::Cuda(device) => Ok(device.cuda_stream()),
@@ -243,7 +245,7 @@ fn stream_of(tensor: &Tensor) -> Result<Arc<CudaStream>> {
     }
 }
 
-/// The address of an element. It stays valid as long as the tensor does.
+/// Returns the device address of an element, valid as long as the tensor lives.
 fn address(tensor: &Tensor, first: usize, stream: &CudaStream) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let (Storage::Cuda(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets()) else {
@@ -267,7 +269,7 @@ fn address(tensor: &Tensor, first: usize, stream: &CudaStream) -> Result<u64> {
     Ok(base + ((start + first) * tensor.dtype().size_in_bytes()) as u64)
 }
 
-/// Copies the elements of a tensor of f16 or bf16 into another one.
+/// Copies the elements of an f16 or bf16 tensor into another one.
 struct Copy(Tensor);
 
 impl InplaceOp1 for Copy {

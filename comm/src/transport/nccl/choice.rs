@@ -1,4 +1,4 @@
-//! NCCL where all ranks can use it, TCP otherwise.
+//! Choice of backend: NCCL where all ranks can use it, TCP otherwise.
 
 use std::sync::Arc;
 
@@ -10,31 +10,31 @@ use crate::{Communicator, CudaLibrary, Error, Result, Tcp, TcpConfig, all_gather
 
 use super::{Nccl, uuid};
 
-/// What a rank has for it.
+/// What a rank has that NCCL needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Means {
-    /// The GPU with its tensors.
+    /// The GPU that holds its tensors.
     gpu: Option<Vec<u8>>,
-    /// Why it cannot use NCCL.
+    /// Why it cannot load NCCL; None where it can.
     problem: Option<String>,
 }
 
 /// Why the ranks do not use NCCL.
 #[derive(Debug, PartialEq, Eq)]
 enum Obstacle {
-    /// Nobody would expect it.
+    /// Expected (all ranks on the CPU, or shared GPUs): no warning.
     Plain,
-    /// What the user may want to mend.
+    /// Something the user may want to fix: a warning.
     Odd(String),
 }
 
 impl Nccl {
-    /// Meets the other ranks: a group of NCCL's where each rank has a CUDA device that no other one has, and NCCL's library can
-    /// be used on all; of [`Tcp`]'s otherwise, on all ranks alike. Where only some of them lack what it takes, a warning says
-    /// which one and what.
+    /// Joins the group, with NCCL where each rank has a CUDA device that no other rank has, and NCCL's library can be
+    /// used on all of them; otherwise with [`Tcp`], on all ranks alike. A warning says which rank lacks what, unless no
+    /// rank has a GPU, or ranks share GPUs.
     ///
     /// # Cost
-    /// That of a [`Tcp`] group and an all-gather of a few bytes, and then, where it is NCCL, that of [`Nccl::connect`].
+    /// That of a [`Tcp`] group and an all-gather of a few bytes; where NCCL is chosen, also that of [`Nccl::connect`].
     ///
     /// # Errors
     /// Those of [`Tcp::connect`] and [`Nccl::connect`].
@@ -53,7 +53,7 @@ impl Nccl {
     }
 }
 
-/// Once for all ranks.
+/// Logs the warning, on rank 0 only, and returns the TCP group.
 fn tell(obstacle: Option<Obstacle>, tcp: Tcp) -> Arc<dyn Communicator> {
     if let (Some(Obstacle::Odd(why)), 0) = (obstacle, tcp.rank()) {
         tracing::warn!("data go over TCP, not by NCCL: {why}");
@@ -69,7 +69,7 @@ impl Means {
     }
 }
 
-/// The first of what keeps the ranks from using NCCL; nothing where all can.
+/// Returns the first reason why the ranks cannot use NCCL; None where all can.
 fn obstacle(means: &[Means]) -> Option<Obstacle> {
     let with_gpu = means.iter().position(|means| means.gpu.is_some());
     let without = means.iter().position(|means| means.gpu.is_none());

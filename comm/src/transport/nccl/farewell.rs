@@ -1,5 +1,5 @@
-//! The end of a communicator, on a thread of its own: NCCL returns from it only when the other ranks of this host have ended
-//! theirs, too, and a rank that stands still, or keeps its group, does not.
+//! Ending an NCCL communicator on a separate thread: NCCL's call returns only when the other ranks of this host have
+//! ended theirs, too, which a rank that is stuck, or keeps its group, does not do.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::base::lock::lock;
 
-/// An end that is under way, or done.
+/// The end of a communicator, under way or done.
 #[derive(Clone)]
 pub(super) struct Farewell {
     shared: Arc<Pending>,
-    /// Until then it is waited for.
+    /// When to stop waiting for it.
     until: Instant,
 }
 
@@ -23,29 +23,29 @@ struct Pending {
 
 #[derive(Default)]
 struct State {
-    /// What the device may still be at.
+    /// Memory that the device may still be using.
     kept: Vec<Box<dyn Send>>,
-    /// Whether the device is done with all that it was asked for, once that is known.
+    /// Whether the device has finished all work that was submitted to it; None while unknown.
     outcome: Option<bool>,
 }
 
 impl Farewell {
-    /// Begins it; `end` tells whether the device is done with all that it was asked for. It is waited for no longer than
-    /// `patience`, and then left to its thread, also when the process ends.
+    /// Starts `end`, which returns whether the device has finished all submitted work, on a thread. It is waited for no
+    /// longer than `patience`, and after that left to its thread, which does not keep the process from exiting.
     pub(super) fn begin(patience: Duration, end: impl FnOnce() -> bool + Send + 'static) -> Self {
         let now = Instant::now();
         let farewell = Self { shared: Arc::default(), until: now.checked_add(patience).unwrap_or(now) };
         let shared = farewell.shared.clone();
         let thread = std::thread::Builder::new().name("nccl-end".into());
         if let Err(reason) = thread.spawn(move || shared.finish(end())) {
-            // Here, it could last for ever.
+            // Not on this thread, where it could block indefinitely.
             tracing::warn!("cannot start a thread, an NCCL communicator stays as it is: {reason}");
             farewell.shared.finish(false);
         }
         farewell
     }
 
-    /// Frees `cargo` when the device is done with it; leaks it where that does not become known.
+    /// Frees `cargo` when the device has finished with it; leaks it where that does not become known.
     pub(super) fn keep(&self, cargo: impl Send + 'static) {
         let mut state = lock(&self.shared.state);
         match state.outcome {
@@ -57,7 +57,7 @@ impl Farewell {
         }
     }
 
-    /// Whether it is done, or not waited for any longer.
+    /// Returns whether the end is done, or is not waited for any longer.
     pub(super) fn is_over(&self) -> bool {
         lock(&self.shared.state).outcome.is_some() || Instant::now() >= self.until
     }

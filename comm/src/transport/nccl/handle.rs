@@ -1,4 +1,4 @@
-//! A communicator of NCCL, and the only place that calls it.
+//! NCCL communicator: the only file that makes NCCL's communicator calls.
 
 #![allow(unsafe_code, reason = "NCCL is a C library")]
 
@@ -18,55 +18,55 @@ use super::calls::Call;
 use super::farewell::Farewell;
 use super::library::{check, check_result};
 
-/// How long a rank that closes its group waits for NCCL, which waits for the other ranks of its host.
+/// Longest that a rank which closes its group waits for NCCL, which waits for the other ranks of its host.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// Between two looks at a communicator that is ending.
+/// Between two polls of a communicator that is being finalized.
 const PAUSE: Duration = Duration::from_millis(1);
-/// What the library looks for in a configuration.
+/// Value of `ncclConfig_t::magic` that the library checks.
 const MAGIC: u32 = 0xcafe_beef;
-/// The version whose fields are set: 2.17. What came later is left at its default.
+/// The NCCL version whose configuration fields are set: 2.17. Later fields keep their defaults.
 const VERSION: u32 = 21_700;
 
-/// What all ranks of a communicator must know.
+/// Length of the id that all ranks of a communicator must share.
 pub(super) const ID_BYTES: usize = 128;
 
-/// Addresses on the device of what a call reads and writes; 0 for nothing.
+/// Device addresses that a call reads from and writes to; 0 for none.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Addresses {
     pub(super) from: u64,
     pub(super) into: u64,
 }
 
-/// Not blocking: each call returns at once, and [`Handle::is_ready`] tells when it is done with the host. The calls that end it
-/// do block, whatever it was told, and so have a thread of their own.
+/// A non-blocking communicator: each call returns at once, and [`Handle::is_ready`] reports when its work on the host is
+/// done. The calls that end it block in any mode, and therefore run on a thread of their own.
 #[derive(Debug)]
 pub(super) struct Handle {
     comm: sys::ncclComm_t,
     stream: Arc<CudaStream>,
     patience: Duration,
-    /// Where it was given up.
+    /// Some once the communicator was given up.
     farewell: Option<Farewell>,
 }
 
-/// A communicator that is to end.
+/// A communicator that is to be ended, by abort or by finalize and destroy.
 struct Leaving {
     comm: sys::ncclComm_t,
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: NCCL allows a communicator to be used by any thread, by one at a time, which `&mut self` sees to.
+// SAFETY: NCCL allows any thread to use a communicator, one at a time, which `&mut self` ensures.
 unsafe impl Send for Handle {}
 // SAFETY: as above; it is used once, by value.
 unsafe impl Send for Leaving {}
 
-/// A new communicator's id, to be told to its ranks.
+/// Creates the id of a new communicator, to be sent to its ranks.
 pub(super) fn new_id() -> Result<[u8; ID_BYTES]> {
     let id = check_result("ncclGetUniqueId", result::get_uniqueid())?;
     Ok(id.internal.map(|byte| byte as u8))
 }
 
 impl Handle {
-    /// Begins to meet the other ranks; done when [`Handle::is_ready`]. `timeout` is the group's.
+    /// Begins to connect to the other ranks; done when [`Handle::is_ready`]. `timeout` is the group's.
     pub(super) fn begin(
         id: &[u8; ID_BYTES],
         rank: usize,
@@ -77,10 +77,10 @@ impl Handle {
         bind(&stream)?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut config = config();
-        // Another group, in which this rank is waited for meanwhile, may have the same time-out.
+        // Less than the time-out: another group that waits for this rank meanwhile may have the same one.
         let patience = FAREWELL.min(timeout / 4);
         let mut handle = Self { comm: null_mut(), stream, patience, farewell: None };
-        // SAFETY: the configuration is one that NCCL understands, and is copied; the handle is written before the call returns.
+        // SAFETY: the configuration is valid for NCCL, and is copied; the handle is written before the call returns.
         let code = unsafe {
             sys::ncclCommInitRankConfig(&mut handle.comm, world_size as c_int, id, rank as c_int, &mut config)
         };
@@ -92,12 +92,13 @@ impl Handle {
         &self.stream
     }
 
-    /// False once it was given up.
+    /// Returns false once the communicator was given up.
     pub(super) fn is_open(&self) -> bool {
         !self.comm.is_null()
     }
 
-    /// False while NCCL is still at what it was asked for; an error of its own, or of its network, whenever it came.
+    /// Returns false while NCCL is still working on the last call; an error of NCCL, or of its network, whenever it
+    /// occurred.
     pub(super) fn is_ready(&mut self, call: &str) -> Result<bool> {
         if self.comm.is_null() {
             return Err(Error::system(call, "NCCL was given up before"));
@@ -106,11 +107,11 @@ impl Handle {
         unsafe { state_of(call, self.comm) }
     }
 
-    /// Begins calls on the stream as one group.
+    /// Starts calls on the stream, as one NCCL group.
     ///
     /// # Safety
-    /// The addresses are those of as many elements of each call's dtype as it counts, on this communicator's device, which
-    /// nobody frees before the stream is past them.
+    /// Each address is that of as many elements of the call's dtype as the call counts, on this communicator's device,
+    /// and nobody frees them before the stream has finished with them.
     pub(super) unsafe fn start(&mut self, calls: &[(Call, DType, Addresses)]) -> Result<()> {
         if self.comm.is_null() {
             return Err(Error::system("NCCL", "it was given up before"));
@@ -119,14 +120,14 @@ impl Handle {
         check_result("ncclGroupStart", result::group_start())?;
         let mut outcome = Ok(());
         for (call, dtype, addresses) in calls {
-            // SAFETY: as this function demands.
+            // SAFETY: the caller's obligation.
             let code = unsafe { self.call(call, *dtype, *addresses) };
             outcome = check(call.name(), code, self.comm);
             if outcome.is_err() {
                 break;
             }
         }
-        // A group that was begun must be ended, whatever has happened.
+        // A group that was started must be ended, even after an error.
         let ended = check_result("ncclGroupEnd", result::group_end());
         outcome.and(ended.map(drop))
     }
@@ -136,7 +137,7 @@ impl Handle {
     unsafe fn call(&self, call: &Call, dtype: DType, addresses: Addresses) -> sys::ncclResult_t {
         let (from, into) = (addresses.from as *const c_void, addresses.into as *mut c_void);
         let (kind, comm, stream) = (kind(dtype), self.comm, self.stream.cu_stream() as sys::cudaStream_t);
-        // SAFETY: as this function demands; communicator and stream are valid.
+        // SAFETY: the caller's obligation; communicator and stream are valid.
         unsafe {
             match call {
                 Call::AllReduce { count, op, .. } => {
@@ -161,7 +162,8 @@ impl Handle {
         }
     }
 
-    /// Ends what is under way, here and, as they notice, on the other ranks. Returns at once; none where nothing was begun.
+    /// Aborts what is under way, here and, once they notice, on the other ranks. Returns at once; None where there was no
+    /// communicator.
     pub(super) fn abort(&mut self) -> Option<Farewell> {
         self.leave(Leaving::abort)
     }
@@ -178,7 +180,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // What this rank has sent may still be on its way.
+        // Finalize first: what this rank has sent may still be in flight.
         if let Some(farewell) = self.leave(Leaving::finish) {
             farewell.wait();
         }
@@ -186,14 +188,14 @@ impl Drop for Handle {
 }
 
 impl Leaving {
-    /// True once the device is done with all that it was asked for.
+    /// Aborts the communicator. Returns true if the device has finished all work that was submitted to it.
     fn abort(self) -> bool {
         // SAFETY: the communicator is valid, and not used after this.
         let aborted = |()| unsafe { result::comm_abort(self.comm) }.is_ok();
         bind(&self.stream).is_ok_and(aborted) && self.stream.synchronize().is_ok()
     }
 
-    /// The same, after all that this rank has begun.
+    /// Ends the communicator after all operations that this rank has begun. Returns the same as `abort`.
     fn finish(self) -> bool {
         if bind(&self.stream).is_err() {
             return false;
@@ -214,30 +216,30 @@ impl Leaving {
     }
 }
 
-/// Whether NCCL has done what it was asked for; an error of its own, or of its network, whenever it came.
+/// Returns whether NCCL has finished the last call; an error of NCCL, or of its network, whenever it occurred.
 ///
 /// # Safety
 /// The communicator is valid.
 unsafe fn state_of(call: &str, comm: sys::ncclComm_t) -> Result<bool> {
     let mut state = sys::ncclResult_t::ncclSuccess;
-    // SAFETY: as this function demands.
+    // SAFETY: the caller's obligation.
     let code = unsafe { sys::ncclCommGetAsyncError(comm, &mut state) };
     check(call, code, comm)?;
     check(call, state, comm)?;
     Ok(state == sys::ncclResult_t::ncclSuccess)
 }
 
-/// NCCL works on the device that is the calling thread's.
+/// Makes the stream's device the calling thread's current one, which is the one that NCCL uses.
 fn bind(stream: &CudaStream) -> Result<()> {
     stream.context().bind_to_thread().map_err(|error| Error::system("choosing a CUDA device", error))
 }
 
-/// Not blocking, all else as NCCL likes it.
+/// Returns a configuration with non-blocking mode, and NCCL's defaults for everything else.
 fn config() -> sys::ncclConfig_t {
     const UNDEFINED: c_int = c_int::MIN;
-    // SAFETY: zero is a value of each of its fields.
+    // SAFETY: all fields allow zero.
     let mut config = unsafe { MaybeUninit::<sys::ncclConfig_t>::zeroed().assume_init() };
-    // Fields from here on are unknown to the version that is named, and not read.
+    // The stated version does not have the fields from here on, and does not read them.
     config.size = offset_of!(sys::ncclConfig_t, trafficClass);
     (config.magic, config.version, config.blocking) = (MAGIC, VERSION, 0);
     (config.cgaClusterSize, config.minCTAs, config.maxCTAs) = (UNDEFINED, UNDEFINED, UNDEFINED);

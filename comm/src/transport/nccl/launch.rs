@@ -1,4 +1,4 @@
-//! Where addresses of tensors are given to NCCL.
+//! Launching NCCL calls with the device addresses of tensors.
 
 #![allow(unsafe_code, reason = "NCCL takes memory by its address")]
 
@@ -9,10 +9,10 @@ use crate::Result;
 use super::calls::Call;
 use super::handle::{Addresses, Handle};
 
-/// Begins calls whose addresses were taken from tensors that the carrier keeps until the device is past them, or that it
-/// leaks; see [`super::carrier`].
+/// Starts calls whose addresses belong to tensors that the carrier keeps, or leaks, until the device has finished with
+/// them; see [`super::carrier`].
 pub(super) fn start(handle: &mut Handle, calls: &[(Call, DType, Addresses)]) -> Result<()> {
-    // SAFETY: the carrier takes each address from a contiguous tensor of its own device and of the call's dtype, operations
-    // are checked for as many elements when they are submitted, and the tensors outlive the calls.
+    // SAFETY: the carrier takes each address from a contiguous tensor of its own device and of the call's dtype, the
+    // number of elements is checked when an operation is submitted, and the tensors outlive the calls.
     unsafe { handle.start(calls) }
 }

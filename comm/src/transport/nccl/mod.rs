@@ -1,7 +1,7 @@
-//! Ranks with a CUDA device each, that talk through NVIDIA's NCCL.
+//! NCCL backend: ranks with one CUDA device each, whose data NVIDIA's NCCL moves.
 //!
-//! Tested on a machine without a GPU, with stand-ins for the driver and NCCL (`scripts/check-nccl.sh`): they show that calls
-//! come in order, that buffers live long enough and that errors are named. It has never run on a GPU.
+//! Tested on a machine without a GPU, with stand-ins for the driver and NCCL (`scripts/check-nccl.sh`). They show that
+//! calls are made in order, that buffers live long enough and that errors name their cause. It has never run on a GPU.
 
 mod calls;
 mod carrier;
@@ -29,30 +29,31 @@ use carrier::{NcclCarrier, failed};
 use handle::{Handle, ID_BYTES};
 use watch::{Watchdog, WatchedHandle};
 
-/// One rank of a group in which NCCL moves the data of CUDA tensors, one device a rank.
+/// One rank of a group in which NCCL moves the data of CUDA tensors, with one device for each rank.
 ///
-/// The ranks meet, agree on each call before NCCL hears of it, and watch over each other as those of [`Tcp`] do; tensors of
-/// the CPU go over these connections, too. NCCL works on a stream of its own: an operation begins when what was asked of the
-/// device before it was submitted is done, and what the device is asked afterwards goes on beside it until
+/// The ranks find each other, agree on each call before NCCL is called, and detect failures as those of [`Tcp`] do;
+/// operations on CPU tensors go over these connections, too. NCCL works on a stream of its own: an operation starts after
+/// the work that was submitted to the device before it, and runs concurrently with what is submitted afterwards, until
 /// [`Work::wait`] returns; the order is kept on the device, by events, and no thread waits for it. NCCL never blocks a
-/// thread; an operation that fails or takes longer than the time-out is aborted, also where a call of the driver waits for
-/// it, and an error between two operations is noticed: all ranks then say which rank NCCL has failed on, in which operation
-/// and how. Dropping a group waits for the other ranks of the host to drop theirs, because NCCL does, but no longer than 5 s
-/// or a quarter of the time-out; a thread does the rest.
-/// f16 and bf16 are summed in f32. What becomes of NaN in minima and maxima is NCCL's affair, and so is the order of sums,
+/// thread. An operation that fails or takes longer than the time-out is aborted, even while a driver call waits for it,
+/// and an error between two operations is detected: all ranks then report the rank on which NCCL failed, the operation
+/// and the reason. Dropping a group waits for the other ranks of the host to drop theirs, because NCCL does, but at most
+/// 5 s or a quarter of the time-out, whichever is less; a background thread does the rest.
+/// f16 and bf16 are summed in f32. The handling of NaN in minima and maxima is NCCL's, and so is the order of sums,
 /// which is the same on every rank.
 ///
-/// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not tell.
+/// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not report its own.
 ///
 /// # Several groups on one GPU
-/// Each group has a thread and a stream of its own, so what several groups of a rank do at the same time reaches the GPU in no
-/// certain order, and on other ranks in another one. A collective begins when all of its ranks have come to it, a single receive
-/// when its sender has; then their kernels only need room beside each other, which GPUs have for several of them. NVIDIA
-/// promises progress only where all ranks have the same order ("Using multiple NCCL communicators concurrently" in NCCL's user
-/// guide). Where that matters, wait for one group's work before another group's is submitted, on all ranks alike. A send, and
-/// the messages of a batch, occupy the GPU until the other rank comes, too: what waits for the whole device meanwhile, as
-/// freeing memory may, must not be what that rank waits for. Leave `NCCL_LAUNCH_ORDER_IMPLICIT` off, its default: it asks for
-/// one thread a device, and where several race NCCL fails.
+/// Each group has a thread and a stream of its own, so operations that a rank runs in several groups at the same time
+/// reach the GPU in no fixed order, and in another order on other ranks. A collective begins when all of its ranks have
+/// called it, a single receive when its sender has; after that, the kernels only need to run concurrently, and GPUs have
+/// room for several of them. NVIDIA promises progress only where all ranks have the same order ("Using multiple NCCL
+/// communicators concurrently" in NCCL's user guide). Where that matters, wait for one group's work before another
+/// group's is submitted, on all ranks alike. A send, and the messages of a batch, occupy the GPU while they wait for the
+/// other rank: anything that waits for the whole device meanwhile, as freeing memory may, must not be what that rank
+/// waits for. Leave `NCCL_LAUNCH_ORDER_IMPLICIT` off, its default: it requires a single thread for each device, and NCCL
+/// fails where several race.
 ///
 /// ```no_run
 /// use candle_core::{DType, Device, Tensor};
@@ -68,12 +69,12 @@ pub struct Nccl {
     tcp: Tcp,
     device: CudaDevice,
     config: TcpConfig,
-    // After the group that they belong to.
+    // Dropped after the group that they belong to.
     _watchdog: Watchdog,
     _shared: Arc<WatchedHandle>,
 }
 
-/// What a rank tells of its device.
+/// What each rank sends to the others about its device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct DeviceIdentity {
     uuid: Vec<u8>,
@@ -81,15 +82,16 @@ struct DeviceIdentity {
 }
 
 impl Nccl {
-    /// NCCL's version: `2.27.3`.
+    /// Returns NCCL's version, for example `2.27.3`; None where the library cannot be used.
     pub fn version() -> Option<String> {
         library::version()
     }
 
-    /// Meets the other ranks, each of which has another device. [`Nccl::connect_or_tcp`] leaves the choice to what they have.
+    /// Joins the group: waits for the other ranks, each of which has another device. [`Nccl::connect_or_tcp`] chooses the
+    /// backend by what the ranks have.
     ///
     /// # Errors
-    /// Those of [`Tcp::connect`]; a device that is none of CUDA's, or that two ranks share; what NCCL says.
+    /// Those of [`Tcp::connect`]; a device that is not a CUDA device, or that two ranks share; errors of NCCL.
     pub fn connect(config: &TcpConfig, device: &Device) -> Result<Self> {
         let Device::Cuda(device) = device else {
             return Err(Error::invalid("NCCL's device", "the CPU", "give a CUDA device, or use Tcp"));
@@ -106,19 +108,19 @@ impl Nccl {
         let handle = start(&tcp, &config, device)?;
         *lock(&shared.handle) = Some(handle);
         let watchdog = Watchdog::start(shared.clone(), tcp.supervisor(), config.rank)?;
-        // Whoever fails before this has left the group, which the others hear of here.
+        // A rank that failed before this point has left the group; the others get that error here.
         tcp.run(Operation::Barrier)?;
         Ok(Self { tcp, device: device.clone(), config, _watchdog: watchdog, _shared: shared })
     }
 }
 
-/// Tells a device from all others, those of other hosts, too.
+/// Returns an identifier that distinguishes the device from all others, including those of other hosts.
 fn uuid(device: &CudaDevice) -> Result<Vec<u8>> {
     let uuid = device.cuda_stream().context().uuid().map_err(failed)?;
     Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
 }
 
-/// NCCL refuses two ranks on one device, with an error that names neither.
+/// Checks that no two ranks share a device. NCCL refuses that too, but with an error that names neither.
 fn check_devices(tcp: &Tcp, device: &CudaDevice) -> Result<()> {
     let ordinal = device.cuda_stream().context().ordinal();
     let places = all_gather_object(tcp, &DeviceIdentity { uuid: uuid(device)?, ordinal })?;
@@ -133,7 +135,7 @@ fn check_devices(tcp: &Tcp, device: &CudaDevice) -> Result<()> {
     Ok(())
 }
 
-/// Makes a communicator: rank 0 tells the others its id over our connections.
+/// Creates the NCCL communicator: rank 0 sends its id to the others over our connections.
 fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
     const CALL: &str = "ncclCommInitRankConfig";
     let id = if tcp.rank() == 0 { handle::new_id()?.to_vec() } else { vec![0; ID_BYTES] };
@@ -152,7 +154,7 @@ fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
                 Some(Error::system(CALL, "NCCL did not bring the ranks together within the time-out"))
             }
             Ok(false) => tcp.failure(CALL),
-            // A rank that is gone explains what NCCL says of it.
+            // Where a rank is gone, that explains NCCL's error better.
             Err(error) => tcp.failure(CALL).or(Some(error)),
         };
         if let Some(error) = error {
@@ -184,10 +186,10 @@ impl Communicator for Nccl {
         self.tcp.world_ranks()
     }
 
-    // Not by `ncclCommSplit`: all ranks of the parent must call it, those too that get no group, and at a moment when none
-    // of them has an operation under way, while a subgroup is its members' affair alone and operations are queued. The
-    // members meet anyway, for what goes over our connections, and the id of a new communicator is one broadcast more.
-    // What fails in the one is not shared with the other.
+    // Not by `ncclCommSplit`: all ranks of the parent must call it, even those that get no group, and while none of them
+    // has an operation under way, whereas a subgroup involves its members only, and operations are queued. The members
+    // run a rendezvous anyway, for what goes over our connections, and the id of a new communicator is one more
+    // broadcast. Separate communicators also do not share failures.
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         let (config, meeting, members) = self.tcp.meet_group(ranks)?;
         Ok(Arc::new(Self::join(config, meeting, members, &self.device)?))

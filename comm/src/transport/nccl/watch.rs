@@ -1,5 +1,5 @@
-//! A thread beside each communicator: it notices what NCCL says while no operation is under way, and ends an operation whose
-//! own thread cannot, because a call of the driver waits for the very device that is stuck.
+//! NCCL watchdog: a thread for each communicator. It detects errors that NCCL reports while no operation is under way,
+//! and aborts an operation whose own thread cannot, because a driver call waits for the very device that is stuck.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -12,16 +12,16 @@ use crate::{Error, Result};
 
 use super::handle::Handle;
 
-/// Between two looks.
+/// Between two checks.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How much longer than the time-out an operation may take until this thread ends it: its own thread knows better whom to
-/// blame.
+/// How much longer than the time-out an operation may take until this thread aborts it: the operation's own thread knows
+/// better which rank to blame, and goes first.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What the thread of a communicator's operations shares with the one that watches.
+/// State shared by the thread that runs a communicator's operations and its watchdog.
 #[derive(Debug, Default)]
 pub(super) struct WatchedHandle {
-    /// Once all ranks have one. Locked for calls that do not wait for the device.
+    /// Some once all ranks have created the communicator. Locked only for calls that do not wait for the device.
     pub(super) handle: Mutex<Option<Handle>>,
     watched: Mutex<Watched>,
     bell: Condvar,
@@ -29,14 +29,14 @@ pub(super) struct WatchedHandle {
 
 #[derive(Debug, Default)]
 struct Watched {
-    /// The operation under way, and when it is overdue.
+    /// The operation under way, and when the watchdog is to abort it.
     current: Option<(&'static str, Instant)>,
     failure: Option<Error>,
     closing: bool,
 }
 
 impl WatchedHandle {
-    /// An operation begins, which may take so long.
+    /// Records that an operation begins, which may take as long as `timeout`.
     pub(super) fn begin(&self, call: &'static str, timeout: Duration) {
         lock(&self.watched).current = Instant::now().checked_add(timeout + GRACE).map(|end| (call, end));
     }
@@ -45,7 +45,7 @@ impl WatchedHandle {
         lock(&self.watched).current = None;
     }
 
-    /// Why the communicator was given up, if it was.
+    /// Returns an error if the watchdog has given up the communicator.
     pub(super) fn check(&self) -> Result<()> {
         lock(&self.watched).failure.clone().map_or(Ok(()), Err)
     }
@@ -55,13 +55,13 @@ impl WatchedHandle {
         lock(&self.watched).current.filter(|(_, end)| now >= *end).map(|(call, _)| call)
     }
 
-    /// Why the communicator is to be given up, where it has failed, or its operation is overdue.
+    /// Returns why the communicator is to be given up, if it has failed or its operation is overdue.
     fn look(&self) -> Option<Error> {
         self.check().ok()?;
         let mut handle = match self.handle.try_lock() {
             Ok(handle) => handle,
             Err(TryLockError::Poisoned(handle)) => handle.into_inner(),
-            // Another thread asks NCCL at this moment.
+            // Another thread is calling NCCL at this moment.
             Err(TryLockError::WouldBlock) => return None,
         };
         let handle = handle.as_mut().filter(|handle| handle.is_open())?;
@@ -80,7 +80,7 @@ impl WatchedHandle {
         lock(&self.handle).as_mut().and_then(Handle::abort);
     }
 
-    /// False when it is time to end.
+    /// Waits until the next check. Returns false when the thread is to end.
     fn pause(&self) -> bool {
         let watched = lock(&self.watched);
         let closing = |watched: &mut Watched| !watched.closing;
@@ -89,14 +89,14 @@ impl WatchedHandle {
     }
 }
 
-/// Dropping it ends the thread.
+/// The watchdog thread; dropping this ends it.
 pub(super) struct Watchdog {
     shared: Arc<WatchedHandle>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// All ranks hear of a failure through `supervisor`.
+    /// Starts the thread. It reports failures to all ranks through `supervisor`.
     pub(super) fn start(
         shared: Arc<WatchedHandle>,
         supervisor: Arc<dyn Supervisor>,
@@ -106,7 +106,7 @@ impl Watchdog {
         let watch = move || {
             while own.pause() {
                 if let Some(error) = own.look() {
-                    // First of all: they are to give it up, too.
+                    // Before giving up here: the other ranks are to give it up, too.
                     supervisor.ask(Question::Failed { rank, detail: error.to_string() });
                     own.give_up();
                 }
@@ -123,7 +123,7 @@ impl Drop for Watchdog {
         lock(&self.shared.watched).closing = true;
         self.shared.bell.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It never panics.
+            // The thread never panics.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! Two ranks make the memory between them, over their new connection, in three exchanges: what each offers; whether each
-//! could give; whether each could take. Whatever one of them cannot do, both know.
+//! Setting up shared memory between two ranks, over their new connection, in three exchanges: each rank's offer, whether
+//! each could send its memory, and whether each could take the other's. Both ranks learn of any failure on either side.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::rendezvous::obstacle::Obstacle;
 use super::host::{Counter, Host, Pair};
 use super::{Name, Token};
 
-/// How long handing over may take; it is a matter of microseconds.
+/// How long passing the memory may take; normally microseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 const OFFER: usize = 1 + size_of::<Name>() + size_of::<Token>();
 
-/// What one rank tells another first.
+/// The first message of each rank.
 struct Offer {
     obstacle: Option<Obstacle>,
     name: Name,
-    /// In the memory of the stream from the rank that is told.
+    /// Found in the memory of the stream that goes to the sender of this offer.
     token: Token,
 }
 
@@ -40,8 +40,8 @@ impl Offer {
     }
 }
 
-/// Makes the memory between this rank and the one at the other end of `wire`, which does the same. Both get the same kind of
-/// outcome: the two streams, or what stood in the way.
+/// Sets up the memory between this rank and the one at the other end of `wire`, which makes the same call. Both get the
+/// same kind of result: the two streams, or the reason why memory cannot be shared.
 pub(crate) fn share(
     host: &Host,
     wire: &mut Wire,
@@ -69,8 +69,8 @@ pub(crate) fn share(
     compare(wire, taken, deadline)
 }
 
-/// Tells what stands in the way, and hears what stands in the way of the other. Where something does, both see first that
-/// the other is still there: a rank that leaves takes its means with it.
+/// Exchanges what prevents sharing, if anything. Where something does, both then check that the other is still connected:
+/// a rank that leaves closes its sockets too, which must be reported as its departure and not as an obstacle to sharing.
 fn compare<T>(
     wire: &mut Wire,
     outcome: std::result::Result<T, Obstacle>,
@@ -88,7 +88,8 @@ fn compare<T>(
     Ok(outcome)
 }
 
-/// The first byte of an answer. A rank whose group ends meanwhile says so instead.
+/// Reads the first byte of an answer. A rank whose group ends meanwhile sends its last message instead, which becomes the
+/// error.
 fn hear(wire: &mut Wire, deadline: Instant) -> Try<u8> {
     let [first] = wire.read(deadline)?;
     match LastWords::begin_with(first) {

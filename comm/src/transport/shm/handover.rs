@@ -1,7 +1,7 @@
-//! Giving memory to another process of this host, and taking it: by file descriptors over a unix socket.
+//! Passing shared memory to another process of this host, and receiving it: file descriptors over a unix socket.
 //!
-//! The socket's name and the token that a giver shows have gone over the connection between the two ranks before, which
-//! has proved on both sides that they belong to the job.
+//! The socket's name and the token that the sender shows are exchanged beforehand over the connection between the two
+//! ranks, on which both sides have proved that they belong to the job.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,21 +19,21 @@ use crate::platform::local::{Listener, NOT_INHERITED, connect, is_of_this_user};
 use crate::platform::socket::NO_SIGNAL;
 use crate::rendezvous::obstacle::Obstacle;
 
-/// Connections that are accepted and have not said anything yet; further ones are closed.
+/// Limit of accepted connections that have not sent anything yet; further ones are closed.
 const MAX_PENDING: usize = 256;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What one process gives another: the memory of a ring, and its bell.
+/// What one process passes to another: the memory of a ring, and its own bell.
 type Gift = [OwnedFd; 2];
 
-/// Where this rank takes what others give.
+/// Receiving end: where other ranks deliver their descriptors to this one.
 pub(super) struct Handover {
     listener: Listener,
-    /// Givers that have not shown anything yet.
+    /// Connections that have not delivered anything yet.
     pending: Vec<OwnedFd>,
     arrived: Vec<(Token, Gift)>,
-    /// Connections over which something was given, open until it was taken: one that has ended before it was accepted is not
-    /// everywhere what it was.
+    /// Connections over which this rank has delivered something. They stay open until the exchange is over: on some
+    /// systems a connection that is closed before it is accepted behaves differently.
     given: Vec<OwnedFd>,
 }
 
@@ -43,8 +43,8 @@ impl Handover {
         Ok(Self { listener, pending: Vec::new(), arrived: Vec::new(), given: Vec::new() })
     }
 
-    /// Gives to the process that listens under `name`. Meanwhile takes what comes, so that two that give to each other do
-    /// not wait for each other.
+    /// Delivers `gift` to the process that listens under `name`. Accepts deliveries meanwhile, so that two processes that
+    /// deliver to each other do not wait for each other.
     pub(super) fn give(
         &mut self,
         name: &Name,
@@ -59,7 +59,7 @@ impl Handover {
                     return Ok(());
                 }
                 Ok(None) => return Err(Obstacle::OtherUser),
-                // Its queue is full, or too many descriptors are on their way.
+                // The other process's queue is full, or too many descriptors are in flight.
                 Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::INTR) if Instant::now() < deadline => {}
                 Err(_) => return Err(Obstacle::Unreachable),
             }
@@ -68,7 +68,7 @@ impl Handover {
         }
     }
 
-    /// Takes what the holder of `token` says that it has given.
+    /// Waits for the delivery that shows `token`.
     pub(super) fn take(&mut self, token: &Token, deadline: Instant) -> std::result::Result<Gift, Obstacle> {
         loop {
             self.accept_all();
@@ -99,7 +99,7 @@ impl Handover {
     }
 }
 
-/// The connection over which it goes; None where another user listens there.
+/// Returns the connection over which the descriptors were sent; None where another user's process listens there.
 fn try_give(name: &Name, token: &Token, gift: &[BorrowedFd<'_>]) -> Result<Option<OwnedFd>> {
     let taker = connect(name)?;
     if !is_of_this_user(taker.as_fd()) {
@@ -112,7 +112,7 @@ fn try_give(name: &Name, token: &Token, gift: &[BorrowedFd<'_>]) -> Result<Optio
     Ok(Some(taker))
 }
 
-/// None where it is nothing that a rank gives.
+/// Returns the token and the descriptors; None where the message is not a rank's delivery.
 fn receive(giver: BorrowedFd<'_>) -> Result<Option<(Token, Gift)>> {
     let mut token = Token::default();
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
@@ -124,7 +124,7 @@ fn receive(giver: BorrowedFd<'_>) -> Result<Option<(Token, Gift)>> {
             fds.extend(some);
         }
     }
-    // Where no flag has done it.
+    // Close-on-exec, where the receive flag did not set it.
     fds.iter().try_for_each(|fd| fcntl_setfd(fd, FdFlags::CLOEXEC))?;
     let gift = <[OwnedFd; 2]>::try_from(fds).ok().filter(|_| message.bytes == token.len());
     Ok(gift.map(|gift| (token, gift)))

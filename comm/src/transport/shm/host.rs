@@ -1,4 +1,4 @@
-//! What a rank shares with the other ranks of its host.
+//! Resources for shared memory between the ranks of one host.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::ring::{Reader, Writer};
 use super::{Name, Token};
 use crate::rendezvous::obstacle::Obstacle;
 
-/// One rank's means to share memory: its bell, on which it sleeps whoever it waits for.
+/// One rank's means to share memory: its bell, which wakes it whichever rank it waits for.
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
     pub(super) bell: Arc<Bell>,
 }
 
-/// Where this rank hands over memory, open while it does.
+/// The socket on which this rank exchanges descriptors with another one; open during that exchange.
 pub(super) struct Counter {
     name: Name,
     handover: Handover,
@@ -32,12 +32,12 @@ pub(super) struct StreamMemory(Region);
 pub(crate) struct Pair {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
-    /// The connection beside the memory has ended.
+    /// The TCP connection beside the memory has ended, or carries a last message.
     pub(super) gone: bool,
 }
 
 impl Host {
-    /// Fails where the system does not offer all that is needed.
+    /// Fails where the system lacks something that shared memory needs.
     pub(crate) fn open() -> Result<Self, Obstacle> {
         let bell = Bell::new().map_err(|_| Obstacle::Unsupported)?;
         let host = Self { bell: Arc::new(bell) };
@@ -61,7 +61,8 @@ impl Counter {
         self.name
     }
 
-    /// Makes the memory of the stream from another rank and gives it to that rank, whose counter has this name.
+    /// Creates the memory of the stream from another rank, and delivers it to that rank, which listens under the name
+    /// `to`.
     pub(super) fn give(
         &mut self,
         to: &Name,
@@ -73,7 +74,7 @@ impl Counter {
         Ok(StreamMemory(region))
     }
 
-    /// Takes the memory of the stream to another rank, which has given it, and completes the pair.
+    /// Takes the memory of the stream to another rank, which that rank has delivered, and completes the pair.
     pub(super) fn take(
         &mut self,
         inbox: StreamMemory,

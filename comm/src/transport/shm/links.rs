@@ -1,8 +1,8 @@
-//! Streams of bytes through shared memory where there is some, through the sockets to all other ranks.
+//! Links through shared memory to ranks that share it, and through sockets to all other ranks.
 //!
-//! A rank sleeps in one place, on its bell and on its sockets. Those beside shared memory carry nothing but a rank's
-//! farewell; where that comes, or they end, nothing will come through memory any more: the other rank has left or died, or
-//! this one's group has failed.
+//! A rank waits in one `poll`, on its bell and its sockets. A socket beside shared memory carries only the peer's last
+//! message (farewell or failure report). When that arrives, or the socket ends, nothing more will come through the
+//! memory: the peer has left or died, or this rank's group has failed.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use super::bell::Bell;
 use super::host::{Host, Pair};
 use super::ring::settle;
 
-/// How often to look again before sleeping, where every rank has a core: some tens of microseconds.
+/// How often to retry before sleeping, where every rank has a core: some tens of microseconds.
 const SPINS: u32 = 1000;
 
 pub(crate) struct HybridLinks {
     sockets: TcpLinks,
-    /// By rank, those that are open and share memory.
+    /// By rank: the open streams that use shared memory.
     pairs: Vec<Option<Pair>>,
-    /// Open streams that do not.
+    /// Number of open streams that do not.
     others: usize,
     bell: Arc<Bell>,
     crowded: bool,
@@ -40,7 +40,8 @@ impl HybridLinks {
         self.pairs.get_mut(peer).and_then(Option::as_mut)
     }
 
-    /// Says that this rank sleeps until what it waits for comes; true where it has come.
+    /// Sets or clears the flags that ask the peers to ring this rank's bell. Returns true if one of `waits` is already
+    /// ready.
     fn expect(&mut self, waits: &[Wait], expect: bool) -> bool {
         for wait in waits {
             let Some(pair) = self.pair(wait.peer) else { continue };
@@ -75,11 +76,11 @@ impl HybridLinks {
             events.set(PollFlags::OUT, wait.write && !shared);
             match self.sockets.stream(wait.peer) {
                 Ok(stream) => polled.push(PollFd::from_borrowed_fd(stream.as_fd(), events)),
-                // The next try will say so.
+                // The next try reports it.
                 Err(Closed) => return,
             }
         }
-        // An error or a signal is like waking up early.
+        // An error or a signal counts as waking up early.
         if !matches!(poll(&mut polled, Some(&timespec(timeout))), Ok(1..)) {
             return;
         }
@@ -123,7 +124,7 @@ impl Links for HybridLinks {
     fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
         let Some(pair) = self.pair(peer) else { return self.sockets.try_recv(peer, into) };
         match pair.reader.read(into) {
-            // What was written before the end is read first. What the sockets carry are words, not data.
+            // Data that was written before the end is read first. The socket carries the last message, no data.
             Ok(0) if pair.gone => Err(Closed),
             other => other,
         }
@@ -162,13 +163,13 @@ impl Links for HybridLinks {
     }
 
     fn spins(&self) -> u32 {
-        // A look at a socket takes much longer than one at memory.
+        // Polling a socket takes much longer than reading memory.
         if self.others == 0 && !self.crowded { SPINS } else { self.sockets.spins() }
     }
 }
 
-/// Streams to all ranks: through memory where it is shared, through the sockets to all others. `crowded`: there are more
-/// ranks than cores.
+/// Returns links that use memory where it is shared, and the sockets for all other ranks. `crowded`: there are more ranks
+/// than cores.
 pub(crate) fn join(sockets: TcpLinks, host: Host, crowded: bool) -> impl Links {
     HybridLinks::new(sockets, host.bell, crowded)
 }

@@ -1,12 +1,14 @@
-//! A stream of bytes through shared memory, with one writer and one reader, which never block.
+//! Ring buffer in shared memory: a stream of bytes with one writer and one reader, neither of which blocks.
 //!
-//! Positions count the bytes of the whole stream. Each end keeps its own position to itself, publishes it, and checks what
-//! it reads of the other's: whatever stands there, nobody reads or writes outside of the ring.
+//! Positions count the bytes of the whole stream. Each end keeps its own position privately, publishes it, and checks the
+//! position that the other end publishes: whatever value is there, no access is outside the ring.
 //!
-//! Who wants to sleep says so (`expect_*`), then looks once more, then sleeps; who has moved bytes looks whether the
-//! other says so, and rings. Between the two steps of either lies a fence: at least one of them sees the other.
+//! An end that wants to sleep sets its flag (`expect_*`), checks once more, then sleeps; an end that has moved bytes
+//! checks the other's flag, and rings its bell. Both have a fence between their two steps, so that at least one of them
+//! sees the other.
 //!
-//! `tests/ring_model` compiles this file with atomics of a model checker, which tries all that a processor may do with them.
+//! `tests/ring_model` compiles this file with the atomics of a model checker, which tries all orders that the memory
+//! model allows.
 
 use std::sync::Arc;
 
@@ -15,11 +17,11 @@ use crate::transport::links::Closed;
 use super::bell::Bell;
 use super::region::{AtomicU32, CAPACITY, Ordering, Region, fence};
 
-/// Bytes that are written before the reader may see them: while it works on these, the writer goes on.
+/// Most bytes written before they are published: the reader can work on these while the writer continues.
 const PUBLISH: usize = 64 * 1024;
-/// There is no room before so much is free: a writer that sleeps shall not be woken for every few bytes.
+/// Free bytes from which on a full ring counts as having room: a sleeping writer is not woken for every few bytes.
 const ENOUGH: usize = CAPACITY / 4;
-/// Where a message is cut, it is at a multiple of this many bytes: never within an element.
+/// A message's body is split at multiples of this many bytes only: never within an element.
 const GRAIN: usize = 16;
 
 /// The writing end.
@@ -27,7 +29,7 @@ const GRAIN: usize = 16;
 pub(super) struct Writer {
     region: Region,
     head: u64,
-    /// The reader's position when last looked at.
+    /// The reader's position when last loaded.
     tail: u64,
     reader: Arc<Bell>,
 }
@@ -37,20 +39,20 @@ pub(super) struct Writer {
 pub(super) struct Reader {
     region: Region,
     tail: u64,
-    /// The writer's position when last looked at.
+    /// The writer's position when last loaded.
     head: u64,
-    /// Bytes that were looked at and left, because they were too few.
+    /// Bytes that `peek` returned and the caller did not consume, because they were too few to use.
     left: usize,
     writer: Arc<Bell>,
 }
 
 impl Writer {
-    /// `reader`: the bell of the process at the other end.
+    /// `reader`: the bell that wakes the process at the other end.
     pub(super) fn new(region: Region, reader: Arc<Bell>) -> Self {
         Self { region, head: 0, tail: 0, reader }
     }
 
-    /// Takes some of `head`, then of `body`; how much, 0 where there is no room now.
+    /// Writes some of `head`, then of `body`. Returns the number of bytes, 0 where there is no room now.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
         let len = head.len() + body.len();
         if len > self.room()? && !self.has_room()? && len > self.room()? {
@@ -71,37 +73,37 @@ impl Writer {
         Ok(of_head + of_body)
     }
 
-    /// Looks whether there is room; not the little that would not be worth waking up for.
+    /// Loads the reader's position and returns whether there is room: at least `ENOUGH` bytes.
     pub(super) fn has_room(&mut self) -> Result<bool, Closed> {
         self.tail = self.region.header().tail.0.load(Ordering::Acquire);
         Ok(self.room()? >= ENOUGH)
     }
 
-    /// Free bytes, as far as known.
+    /// Returns the free bytes, going by the reader's position when last loaded.
     fn room(&self) -> Result<usize, Closed> {
         filled(self.head, self.tail).map(|filled| CAPACITY - filled)
     }
 
-    /// Whether the reader shall ring when there is room.
+    /// Sets whether the reader rings this end's bell when there is room.
     pub(super) fn expect_room(&self, expect: bool) {
         set(&self.region.header().writer_waits.0, expect);
     }
 }
 
 impl Reader {
-    /// `writer`: the bell of the process at the other end.
+    /// `writer`: the bell that wakes the process at the other end.
     pub(super) fn new(region: Region, writer: Arc<Bell>) -> Self {
         Self { region, tail: 0, head: 0, left: 0, writer }
     }
 
-    /// What has come and was not read yet, or the first part of it.
+    /// Returns bytes that have arrived and are not consumed yet, at most `PUBLISH` of them.
     pub(super) fn peek(&mut self) -> Result<&[u8], Closed> {
         self.look()?;
         self.left = filled(self.head, self.tail)?.min(PUBLISH);
         Ok(self.region.bytes(self.tail, self.left))
     }
 
-    /// Makes room of what [`Reader::peek`] has shown: of its first `len` bytes.
+    /// Frees the first `len` bytes that [`Reader::peek`] has returned.
     pub(super) fn consume(&mut self, len: usize) {
         let len = len.min(self.left);
         self.left -= len;
@@ -113,7 +115,7 @@ impl Reader {
         }
     }
 
-    /// Copies out what fits into `into`, and makes room of it.
+    /// Copies out as many bytes as fit into `into`, and frees them.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, Closed> {
         let bytes = self.peek()?;
         let len = bytes.len().min(into.len());
@@ -125,7 +127,7 @@ impl Reader {
         Ok(len)
     }
 
-    /// True where more has come than was there, and left there, before.
+    /// Returns true if more bytes have arrived than the caller has already seen and left.
     pub(super) fn has_news(&mut self) -> Result<bool, Closed> {
         self.look()?;
         Ok(filled(self.head, self.tail)? > self.left)
@@ -136,13 +138,13 @@ impl Reader {
         filled(self.head, self.tail).map(drop)
     }
 
-    /// Whether the writer shall ring when bytes come.
+    /// Sets whether the writer rings this end's bell when bytes arrive.
     pub(super) fn expect_bytes(&self, expect: bool) {
         set(&self.region.header().reader_waits.0, expect);
     }
 }
 
-/// Bytes between two positions; an end that shows a position which cannot be is as good as gone.
+/// Returns the number of bytes between two positions. An impossible position counts as the end of the stream.
 fn filled(head: u64, tail: u64) -> Result<usize, Closed> {
     match usize::try_from(head.wrapping_sub(tail)) {
         Ok(filled) if filled <= CAPACITY => Ok(filled),
@@ -150,17 +152,18 @@ fn filled(head: u64, tail: u64) -> Result<usize, Closed> {
     }
 }
 
-/// Says whether this end is about to sleep. An exchange, as [`rouse`] makes one: so there is one order of all changes.
+/// Sets or clears the flag of an end that is about to sleep. A swap, as in [`rouse`], so that all changes of the flag
+/// have one order.
 fn set(waits: &AtomicU32, expect: bool) {
     waits.swap(expect.into(), Ordering::Relaxed);
 }
 
-/// Stands between saying that one is about to sleep and looking once more.
+/// The fence between setting the flag and checking once more.
 pub(super) fn settle() {
     fence(Ordering::SeqCst);
 }
 
-/// Rings for an end that sleeps until what was just published; a bell that two could ring is rung once.
+/// Rings the bell of an end that sleeps until what was just published; at most once each time that end sets its flag.
 fn rouse(waits: &AtomicU32, bell: &Bell) {
     fence(Ordering::SeqCst);
     if waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0 {

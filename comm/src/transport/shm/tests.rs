@@ -1,4 +1,4 @@
-//! Two ends of the same memory, in two threads.
+//! Tests of both ends of the same memory, in two threads.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -20,10 +20,10 @@ use crate::transport::links::{Closed, Links, Wait};
 use crate::transport::tcp::links::TcpLinks;
 use crate::transport::tcp::switchboard::Switchboard;
 
-/// No test sleeps so long, unless a wake-up got lost.
+/// Longer than any test sleeps, unless a wake-up gets lost.
 const NEVER: Duration = Duration::from_secs(20);
 
-/// A small generator, so that every run does the same.
+/// A small deterministic random number generator.
 struct Random(u64);
 
 impl Random {
@@ -46,7 +46,7 @@ fn sockets() -> [TcpStream; 2] {
     [one, listener.accept().unwrap().0]
 }
 
-/// The links of ranks 0 and 1, and what holds the connections beside their memory.
+/// Returns the links of ranks 0 and 1, and the switchboards that hold the connections beside their memory.
 fn links(crowded: bool) -> [(HybridLinks, Arc<Switchboard>); 2] {
     let bells = [0, 1].map(|_| Arc::new(Bell::new().unwrap()));
     let [first, second] = [0, 1].map(|_| Region::create(&[7; 32]).unwrap());
@@ -123,7 +123,7 @@ fn bytes_arrive_in_order_and_nobody_oversleeps() {
             for (rank, (links, _)) in ends.iter_mut().enumerate() {
                 let sleeps = &sleeps;
                 scope.spawn(move || {
-                    // However the machine shares its cores, one has slept before the other begins.
+                    // However the cores are scheduled, rank 0 sleeps at least once before rank 1 begins.
                     while rank == 1 && sleeps.load(Ordering::Relaxed) == 0 {
                         std::thread::yield_now();
                     }

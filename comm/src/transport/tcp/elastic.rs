@@ -1,4 +1,4 @@
-//! Groups that change while they run: smaller when ranks are lost, larger when new ones come.
+//! Elastic TCP groups: they shrink when ranks are lost, and grow when new ones join.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Communicator, Elastic, ElasticGroup, Error, Result, TcpConfig};
 
 use super::Tcp;
 
-/// A group that can change.
+/// Joins the job's first group, or, as a newcomer, the current one. Either can change later.
 pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     if elastic.newcomer {
         let (lobby, regrouped) = join(config, elastic)?;
@@ -25,7 +25,7 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     config.validate()?;
     let (listener, door) = Lobby::listen(config)?;
     let meeting = meet_with(config, Options { door, ..Options::default() })?;
-    // From here on nothing is needed of the others: whoever is lost now, is one that the others go on without.
+    // From here on nothing is needed from the other ranks: if one is lost now, the others continue without it.
     let lobby = Lobby::open(listener, config, elastic, config.rank, meeting.lines.session)?;
     lobby.settle_first(&people(&lobby, &meeting)?)?;
     let mut group = Tcp::join(config, meeting, Members::world(config.world_size), None)?;
@@ -34,7 +34,7 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     Ok(group)
 }
 
-/// All ranks, and where their doors are.
+/// Returns every rank's number in the job and the address of its door, the listener at which ranks regroup.
 fn people(lobby: &Lobby, meeting: &Meeting) -> Result<Vec<Card>> {
     let own = lobby.card();
     let card = |(number, peer): (usize, &PeerInfo)| match peer.door {
@@ -57,7 +57,8 @@ fn of_regrouped(lobby: Arc<Lobby>, regrouped: Regrouped) -> Result<Tcp> {
 }
 
 impl Tcp {
-    /// A group of those who are left, and of those who wait, up to `room` ranks.
+    /// Makes a new group of the remaining ranks, and of waiting newcomers as long as the group has at most `room` ranks.
+    /// `what` is the method's name, for errors.
     fn regroup(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
         let Some(lobby) = &self.lobby else {
             let help = "set TcpConfig::elastic (GIRANDOLE_ELASTIC=1) on every rank; groups made by new_group or split do not \
@@ -66,7 +67,7 @@ impl Tcp {
         };
         let bureau: &dyn Supervisor = &*self.bureau;
         let blamed = match bureau.failure() {
-            // Not the loss of a rank: the next group would fail in the same way.
+            // The cause is not the loss of a rank: the next group would fail in the same way.
             Some(cause @ (Cause::Mismatch { .. } | Cause::Failed { .. } | Cause::Hung)) => {
                 return Err(bureau.error(&cause, what.into()));
             }
@@ -133,7 +134,7 @@ mod tests {
                 Ok::<_, Error>(group.world_ranks().to_vec())
             })
         });
-        // What it does before it has told anybody that they have met.
+        // Rank 2 takes the first steps of `connect`, up to the rendezvous, and then ends.
         let (listener, door) = Lobby::listen(&config(2)).unwrap();
         drop(meet_with(&config(2), Options { door, ..Options::default() }).unwrap());
         drop(listener);

@@ -1,4 +1,5 @@
-//! Groups of some of the ranks: a meeting of their own, at an address that the first member tells the others.
+//! Subgroups over TCP: their members find each other in a rendezvous of their own, at an address that the first member
+//! sends to the others.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -15,28 +16,32 @@ use crate::{Communicator, Error, InitMethod, Message, Operation, Result, TcpConf
 
 use super::Tcp;
 
-/// Longer than any invitation.
+/// Bytes of an invitation message: longer than any address and number.
 const INVITATION: usize = 128;
 
 impl Tcp {
-    /// This group, as one of whose ranks another one is made, as long as they meet.
+    /// Returns this group as the parent of a new one, to be watched for failures during the rendezvous that `meets`
+    /// stands for.
     pub(crate) fn as_parent(&self, meets: &Meets) -> Parent {
         let above = meets.above.iter().map(|group| group.clone() as Arc<dyn Supervisor>).collect();
         Parent { supervisor: self.bureau.clone(), above, ended: meets.ended.clone() }
     }
 
-    /// This rank is about to meet `others`, by their numbers in the job.
+    /// Registers, until the result is dropped, that this rank is in a rendezvous (`operation`) with `others`, given by
+    /// their world ranks.
     pub(crate) fn meets(&self, operation: String, others: Vec<usize>) -> Result<Meets> {
         self.bureau.job().meet(&self.bureau, operation, others)
     }
 
-    /// Called on the members, all at the same place among their operations.
+    /// Runs the rendezvous of a new group. Called on its members, by all at the same point of their sequence of
+    /// operations.
     pub(crate) fn meet_group(&self, ranks: &[usize]) -> Result<(TcpConfig, Meeting, Members)> {
         let (config, listener) = self.arrange(ranks)?;
         self.meet_members(ranks, config, listener)
     }
 
-    /// Where the members meet; on the first of them also what listens there.
+    /// Returns the configuration for the rendezvous, and on the first member the listener for it. The first member sends
+    /// its address to the others.
     fn arrange(&self, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
         let place = crate::api::communicator::group::place(self.rank, ranks)?;
         let config = TcpConfig {
@@ -52,7 +57,8 @@ impl Tcp {
         }
     }
 
-    /// Meets the others there. When this group fails meanwhile, they may not all come.
+    /// Runs the rendezvous itself. If this group fails meanwhile, some members may not come, and the rendezvous ends with
+    /// an error.
     fn meet_members(
         &self,
         ranks: &[usize],
@@ -77,7 +83,7 @@ impl Tcp {
         Ok((config, Meeting { job, ..met? }, members))
     }
 
-    /// The first member opens a meeting point.
+    /// On the first member: opens the listener and sends its address to the other members.
     fn invite(&self, config: TcpConfig, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
         let number = self.groups.fetch_add(1, Ordering::Relaxed);
         let opened = TcpListener::bind((config.bind, 0)).and_then(|listener| {
@@ -86,7 +92,7 @@ impl Tcp {
         });
         let mut messages = Vec::new();
         for &to in &ranks[1..] {
-            // An invitation to nowhere tells the others that there will be no group.
+            // An empty invitation tells the others that there will be no group.
             let text = match &opened {
                 Ok((_, port)) => format!("{} {number}", SocketAddr::new(self.address_for(to), *port)),
                 Err(_) => String::new(),
@@ -104,7 +110,7 @@ impl Tcp {
         Ok((self.at(config, own, self.rank, number), Some(listener)))
     }
 
-    /// The others hear of it.
+    /// On the other members: receives the invitation.
     fn accept(&self, config: TcpConfig, from: usize) -> Result<TcpConfig> {
         let tensor = Tensor::zeros(INVITATION, DType::U8, &Device::Cpu)?;
         self.run(Operation::Recv { tensor: tensor.clone(), from })?;
@@ -126,7 +132,7 @@ impl Tcp {
         TcpConfig { init_method: InitMethod::Tcp { host, port }, job_id, ..config }
     }
 
-    /// The address at which a rank reaches this one.
+    /// Returns the address at which `rank` reaches this one.
     fn address_for(&self, rank: usize) -> IpAddr {
         self.own_ips.get(rank).copied().unwrap_or(self.config.bind)
     }
@@ -147,8 +153,8 @@ mod tests {
 
     type Part = Box<dyn Fn(&Tcp) -> Result<()> + Send + Sync>;
 
-    /// A group whose ranks are threads, each with a part; what they come to. All stay until the last one is done, but for
-    /// those that die.
+    /// Runs a group whose ranks are threads, with one part for each, and returns their errors by rank: None for a rank
+    /// that succeeded or died. All ranks keep their group open until the last one is done, except for those that die.
     fn outcomes(timeout: Duration, parts: Vec<Part>) -> Vec<Option<Error>> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (host, port) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
@@ -174,7 +180,8 @@ mod tests {
         ends.iter().map(|end| end.as_ref().and_then(|(_, outcome)| outcome.clone().err())).collect()
     }
 
-    /// All members know where they meet; then these come, and the others do not.
+    /// Returns one part for each rank: all members in `ranks` exchange the invitation, then those in `come` go to the
+    /// rendezvous; the others call `stay_away`.
     fn parts(world_size: usize, ranks: &'static [usize], come: &[usize], stay_away: fn()) -> Vec<Part> {
         let arranged = Arc::new(Barrier::new(ranks.len()));
         let part = |rank: usize| -> Part {
@@ -221,7 +228,7 @@ mod tests {
         }
     }
 
-    /// The first member, or another one; the last one does not come.
+    /// The rank that aborts is the first member, or another one; rank 2 never comes.
     #[test]
     fn a_meeting_ends_where_the_group_is_aborted_and_the_others_say_who_has_left() {
         for victim in [0, 1] {
@@ -245,8 +252,9 @@ mod tests {
         }
     }
 
-    /// Ranks 0 and 1 of four are a group, of which they are to make another one, which `ranks` names in its order. Rank 0 comes
-    /// and waits for rank 1, as long as that may take; meanwhile rank 3 dies. What rank 0 comes to.
+    /// Ranks 0 and 1 of a group of four form a group and then make another one of it, with the members in the order of
+    /// `ranks`. Rank 0 waits for rank 1, for the whole time-out if need be; meanwhile rank 3 dies. Returns the error of
+    /// rank 0.
     fn waits_while_a_stranger_dies(ranks: &'static [usize]) -> Error {
         let arranged = Arc::new(Barrier::new(2));
         let (meets, under_way) = channel::<Arc<Job>>();
@@ -286,7 +294,7 @@ mod tests {
         outcomes(LONG, parts)[0].clone().unwrap()
     }
 
-    /// The first member, or another one.
+    /// The rank that waits is the first member, or another one.
     #[test]
     fn a_meeting_ends_where_a_rank_dies_that_is_not_of_the_parent() {
         for ranks in [&[0, 1], &[1, 0]] {
@@ -297,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Where the program was told of the death, and goes on with a group that the dead rank is not of.
+    /// The program has seen the error of the death, and continues with a group that the dead rank is not a member of.
     #[test]
     fn those_who_know_of_a_death_and_go_on_meet() {
         let paired = Arc::new(Barrier::new(3));

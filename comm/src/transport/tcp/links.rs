@@ -1,4 +1,4 @@
-//! The data connections as the executor uses them: one to each peer that it has talked to, never blocking.
+//! TCP links: the data connections as the executor uses them, one to each peer used so far, never blocking.
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
@@ -14,12 +14,13 @@ use crate::transport::shm::Pair;
 
 use super::switchboard::Switchboard;
 
-/// Bytes read at once where less is asked for, so that an announcement and a small tensor are one read.
+/// Least bytes to read at once; what was not asked for is buffered, so that an announcement and a small tensor are one
+/// read.
 const READ_AHEAD: usize = 64 * 1024;
 
 pub(crate) struct TcpLinks {
     switchboard: Arc<Switchboard>,
-    /// By rank, those that are in use. Kept here so that no operation has to lock the switchboard for them.
+    /// By rank, the connections in use. Kept here so that operations need not lock the switchboard.
     lines: Vec<Option<Line>>,
     spins: u32,
 }
@@ -29,7 +30,7 @@ struct Line {
     inbox: ReadBuffer,
 }
 
-/// Bytes that have been read and not yet asked for.
+/// Bytes that have been read from the socket and not yet been asked for.
 #[derive(Default)]
 struct ReadBuffer {
     bytes: Vec<u8>,
@@ -47,7 +48,8 @@ impl TcpLinks {
         self.lines.get(peer).is_some_and(Option::is_some)
     }
 
-    /// Takes the connection to a peer into use, with the memory beside it if there is any; None while it is being made.
+    /// Starts using the connection to a peer, and the shared memory beside it, if any. Returns None while it is being
+    /// made.
     pub(crate) fn fetch(&mut self, peer: usize) -> Result<Option<Option<Pair>>, Unopened> {
         let Some((stream, pair)) = self.switchboard.fetch(peer)? else { return Ok(None) };
         if self.lines.len() <= peer {
@@ -81,7 +83,7 @@ impl Links for TcpLinks {
     }
 
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
-        // An empty body is nothing that any reader waits for.
+        // An empty body needs no special case: no reader waits for it.
         match self.stream(peer)?.send(head, body) {
             Err(error) => not_yet(error.kind()),
             Ok(sent) => Ok(sent),
@@ -121,11 +123,11 @@ impl Links for TcpLinks {
             events.set(PollFlags::OUT, wait.write);
             match self.stream(wait.peer) {
                 Ok(stream) => polled.push(PollFd::from_borrowed_fd(stream.as_fd(), events)),
-                // It is still being made.
+                // The connection is still being made.
                 Err(Closed) => return self.switchboard.wait(waits, timeout),
             }
         }
-        // An error or a signal is like waking up early.
+        // An error or a signal counts as waking up early.
         let _ = poll(&mut polled, Some(&timespec(timeout)));
     }
 
@@ -134,7 +136,7 @@ impl Links for TcpLinks {
     }
 }
 
-/// No bytes for now, or an end.
+/// Returns 0 where the socket has no bytes, or no room, for now. Any other error is the end of the stream.
 fn not_yet(error: ErrorKind) -> Result<usize, Closed> {
     match error {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(0),

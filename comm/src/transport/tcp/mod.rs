@@ -1,4 +1,4 @@
-//! Ranks as processes that talk over TCP.
+//! Ranks as processes that communicate over TCP, and through shared memory within a host.
 
 mod elastic;
 mod group;
@@ -29,19 +29,20 @@ use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, TcpConf
 
 use links::TcpLinks;
 
-/// How often a rank tries again before it sleeps, where every rank of its host has a core: about 30 microseconds.
+/// How often a rank retries before it sleeps, where every rank of its host has a core: about 30 microseconds.
 const SPINS: u32 = 80;
 
-/// One rank of a group of processes, on one host or several: they meet and watch over each other over TCP, and exchange
-/// their data through shared memory where they are of one host, over TCP otherwise, see [`Transport`](crate::Transport).
+/// One rank of a group of processes, on one host or several. The ranks find each other and detect failures over TCP, and
+/// exchange their data through shared memory within a host, over TCP otherwise, see [`Transport`](crate::Transport).
 ///
-/// Dropping it closes the group for this rank, after what is queued is done: the others may go on without it.
+/// Dropping it closes the group for this rank, once the queued operations are done. The other ranks may continue without
+/// it.
 ///
 /// # Cost
-/// Connections for data are made when they are first needed, and kept. A group of P ranks holds on each of them one to
-/// the rank before and one to the rank after; collectives of small tensors and barriers add those to about 2 log2(P) others,
-/// `all_to_all` and the root of a gather or scatter those to all others. Beside them a rank has one control connection to
-/// rank 0 (rank 0 has P - 1), one socket that listens and six for its own use.
+/// Data connections are made when they are first needed, and kept. In a group of P ranks, each rank holds one to the
+/// previous and one to the next rank; collectives of small tensors and barriers add connections to about 2 log2(P) other
+/// ranks, `all_to_all` and the root of a gather or scatter connections to all other ranks. In addition, a rank has one
+/// control connection to rank 0 (rank 0 has P - 1), one listening socket and six sockets for internal use.
 ///
 /// ```no_run
 /// use candle_core::{DType, Device, Tensor};
@@ -61,18 +62,18 @@ pub struct Tcp {
     config: TcpConfig,
     /// By rank: the address at which that rank reaches this one.
     own_ips: Vec<IpAddr>,
-    /// Groups that this rank was the first member of.
+    /// Number of groups of which this rank was the first member.
     groups: AtomicU64,
     bureau: Arc<Bureau>,
     engine: Option<Engine>,
     control: Mutex<Option<JoinHandle<()>>>,
     lines: Lines,
-    /// Where its ranks find each other again, in a group that may change.
+    /// For regrouping, in a group that may change; otherwise None.
     lobby: Option<Arc<Lobby>>,
 }
 
 impl Tcp {
-    /// Meets the other ranks.
+    /// Joins the group: waits until all other ranks have come.
     ///
     /// # Errors
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
@@ -84,7 +85,8 @@ impl Tcp {
         }
     }
 
-    /// A group that has met. What `carrier` takes does not go over its connections.
+    /// Builds the group of ranks that have found each other. Operations that `carrier` takes send no data over its
+    /// connections.
     pub(crate) fn join(
         config: &TcpConfig,
         meeting: Meeting,
@@ -133,13 +135,13 @@ impl Tcp {
         })
     }
 
-    /// Who looks after the group.
+    /// Returns the group's supervisor, which detects failures and tells all ranks.
     #[cfg(feature = "nccl")]
     pub(crate) fn supervisor(&self) -> Arc<dyn crate::blame::supervisor::Supervisor> {
         self.bureau.clone()
     }
 
-    /// Why the group has failed, if it has, as the error of something that it was needed for.
+    /// Returns the error of `operation` that needed this group, if the group has failed; otherwise None.
     #[cfg(feature = "nccl")]
     pub(crate) fn failure(&self, operation: &str) -> Option<Error> {
         let bureau: &dyn Supervisor = &*self.bureau;
@@ -164,12 +166,12 @@ impl Communicator for Tcp {
         "tcp"
     }
 
-    /// With all others data goes over TCP.
+    /// Data to all other ranks goes over TCP.
     fn shared_memory_ranks(&self) -> &[usize] {
         &self.shared_memory_ranks
     }
 
-    /// Less than what a connection, or a ring in shared memory, has room for.
+    /// Less than a connection, or a ring in shared memory, can hold.
     fn eager_bytes(&self) -> usize {
         64 << 10
     }
@@ -195,7 +197,7 @@ impl Communicator for Tcp {
         self.engine.iter().for_each(Engine::abort);
         self.bureau.close(true);
         if let Some(thread) = lock(&self.control).take() {
-            // The others know that this rank leaves when their connections to it end.
+            // The goodbye must reach the others before their data connections to this rank end.
             let _ = thread.join();
         }
         self.lines.switchboard.cut(Shutdown::Both, Some(FAREWELL));
@@ -213,14 +215,14 @@ impl Communicator for Tcp {
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        // A rank that panics has not left, it has died: the others learn it from the connections that close.
+        // A rank that panics counts as dead, not as having left: the others detect it by the connections that close.
         let died = std::thread::panicking();
         if !died && self.engine.take().is_some_and(Engine::close) {
             self.bureau.say_farewell();
         }
         self.bureau.close(!died);
         if let Some(thread) = lock(&self.control).take() {
-            // It never panics, and ends when told to.
+            // The thread never panics, and ends after `close`.
             let _ = thread.join();
         }
         self.engine.take();

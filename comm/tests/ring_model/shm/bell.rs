@@ -1,4 +1,4 @@
-//! A bell, as the ring knows it: rung once, it wakes its owner now or when it next wants to sleep.
+//! Wake-up of a sleeping end of the ring, for the model checker: a wake-up sent before its receiver sleeps is not lost.
 
 use loom::sync::Notify;
 

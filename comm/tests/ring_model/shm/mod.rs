@@ -1,4 +1,4 @@
-//! A writer and a reader that sleep, as those of `src/transport/shm/links.rs` do, until the other rings.
+//! A writer and a reader that sleep, like those of `src/transport/shm/links.rs`, until the other end wakes them.
 
 mod bell;
 mod region;
@@ -12,9 +12,9 @@ use bell::Bell;
 use region::{CAPACITY, Region, Without, take_out};
 use ring::{Reader, Writer, settle};
 
-/// Each fills the ring, so that both ends have to wait.
+/// Each message fills the ring, so that both ends have to wait.
 const MESSAGES: u8 = 2;
-/// How often one end may be interrupted.
+/// How often one end may be preempted by the other.
 const PREEMPTIONS: usize = 3;
 
 fn send(mut writer: Writer, room: &Bell) {
@@ -45,8 +45,8 @@ fn receive(mut reader: Reader, bytes: &Bell) {
     }
 }
 
-/// How many orders were tried. Panics where bytes are wrong, where both ends touch the same ones at once, and where an end sleeps
-/// for ever.
+/// Checks all orders of steps, and returns their number. Panics if the received bytes are wrong, if both ends access
+/// the same bytes at once, or if an end sleeps indefinitely.
 fn check(without: Without, preemptions: usize) -> usize {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);

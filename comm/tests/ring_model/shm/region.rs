@@ -1,5 +1,5 @@
-//! Shared memory, as the ring knows it, with atomics and bytes that the model checker watches; and what can be taken out of it,
-//! to see that the model notices.
+//! Shared memory of the ring, with atomics and bytes that the model checker watches. Memory orderings and the fence can
+//! be removed, to test that the checker detects their absence.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use loom::cell::UnsafeCell;
 pub(super) use loom::sync::atomic::Ordering;
 
-/// One message: writer and reader have to wait for each other.
+/// Exactly one message, so that writer and reader have to wait for each other.
 pub(super) const CAPACITY: usize = 32;
 const GRAIN: usize = 16;
 
-/// What is taken out.
+/// The ordering or fence to remove.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Without {
     #[default]
@@ -85,12 +85,12 @@ pub(super) struct Header {
 #[derive(Debug)]
 struct Memory {
     header: Header,
-    /// Who touches which grain when.
+    /// Lets the checker detect concurrent access to the same grain of bytes.
     watched: [UnsafeCell<()>; CAPACITY / GRAIN],
     bytes: [AtomicU8; CAPACITY],
 }
 
-/// One end's view of it.
+/// One end's handle of the shared memory.
 #[derive(Clone, Debug)]
 pub(super) struct Region(Arc<Memory>);
 
@@ -115,7 +115,7 @@ impl Region {
     pub(super) fn bytes(&self, position: u64, len: usize) -> &[u8] {
         self.places(position, len).for_each(|grain| self.0.watched[grain].with(|_| ()));
         let byte = |at: usize| self.0.bytes[(position as usize + at) % CAPACITY].load(Relaxed);
-        // A few bytes a run.
+        // Leaks a few bytes in each run.
         (0..len).map(byte).collect::<Vec<u8>>().leak()
     }
 

@@ -1,4 +1,4 @@
-//! What `ring.rs` takes from the crate.
+//! Type that `ring.rs` imports from the crate.
 
 /// The other end is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

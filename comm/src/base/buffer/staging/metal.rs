@@ -1,8 +1,8 @@
-//! Elements of tensors on Apple's GPUs, by way of a tensor of the CPU: links and reductions know only bytes of the host.
+//! Staging of Metal tensors in a CPU tensor: links and reductions work on host memory only.
 //!
-//! All that is asked of such a device goes through one queue, in the order in which it is asked for, whichever thread asks. So a
-//! copy to the host comes after whatever computes the tensor, and nothing else is to be waited for; the price is that it also comes
-//! after what was asked for since the operation was submitted.
+//! All work of such a device goes through one queue, in the order in which it is enqueued, by whatever thread. So a
+//! copy to the host runs after whatever computes the tensor, and nothing else must be waited for. The price is that it
+//! also runs after what was enqueued since the operation was submitted.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -13,17 +13,17 @@ use candle_core::{Device, Tensor};
 use crate::base::buffer::storage;
 use crate::{Error, Operation, Result};
 
-/// True for devices whose tensors can take part in operations.
+/// Returns whether tensors on this device can take part in operations.
 pub(crate) fn is_supported(device: &Device) -> bool {
     device.is_cpu() || device.is_metal()
 }
 
-/// A copy of a tensor of the CPU on a device.
+/// Copies a CPU tensor to a device.
 pub(crate) fn upload(tensor: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
     tensor.to_device(device)
 }
 
-/// What a device has to compute before an operation may begin: nothing that its queue does not see to.
+/// The device work that must be done before an operation may begin: none, since the device's queue keeps the order.
 pub(crate) struct Before;
 
 impl Before {
@@ -36,17 +36,18 @@ impl Before {
     }
 }
 
-/// A device's tensor on the host.
+/// Staging copy of a device tensor's elements on the host.
 pub(crate) struct Stage<'a> {
     tensor: &'a Tensor,
     host: OnceCell<Tensor>,
-    /// What the tensor holds is looked at, or stays in part.
+    /// Whether the tensor's old elements are needed, because they are read or not all overwritten.
     keeps: bool,
     changed: bool,
 }
 
 impl<'a> Stage<'a> {
-    /// None for a tensor of the CPU. One that is overwritten from its first to its last element need not `keep` what it holds.
+    /// Returns `None` for a CPU tensor. `keeps` may be false if the tensor is overwritten from its first to its last
+    /// element.
     pub(crate) fn of(tensor: &'a Tensor, keeps: bool) -> Option<Self> {
         tensor.device().is_metal().then(|| Self::over(tensor, keeps))
     }
@@ -67,7 +68,7 @@ impl<'a> Stage<'a> {
     fn host(&self) -> Result<&Tensor> {
         if self.host.get().is_none() {
             let host = if self.keeps { download(self.tensor) } else { blank(self.tensor) };
-            // Nobody else can have set it.
+            // `self` is not `Sync`, so nobody else can have set it.
             let _ = self.host.set(host.map_err(failed)?);
         }
         self.host
@@ -75,16 +76,16 @@ impl<'a> Stage<'a> {
             .ok_or_else(|| Error::invalid("a tensor", "one without a copy on the host", "report this"))
     }
 
-    /// Gives the tensor what was changed.
+    /// Copies the elements back to the tensor, if they were changed.
     pub(crate) fn finish(self) -> Result<()> {
         let Some(host) = self.host.get().filter(|_| self.changed) else { return Ok(()) };
-        // A view: what is written to it is written to the tensor.
+        // A view: writing to it writes to the tensor.
         let whole = self.tensor.detach().flatten_all().map_err(failed)?;
         host.to_device(self.tensor.device()).and_then(|copy| whole.slice_set(&copy, 0, 0)).map_err(failed)
     }
 }
 
-/// The elements of the tensor alone, of however large a storage it is a part.
+/// Copies only the elements of the tensor, even if it is a view of a larger storage.
 fn download(tensor: &Tensor) -> candle_core::Result<Tensor> {
     tensor.detach().flatten_all()?.force_contiguous()?.to_device(&Device::Cpu)
 }
@@ -104,7 +105,7 @@ fn failed(source: candle_core::Error) -> Error {
 mod tests {
     use super::*;
 
-    /// Tensors of the CPU stand for those of a device: each copy is made all the same.
+    /// CPU tensors stand in for device tensors: the copies are made in the same way.
     #[test]
     fn a_part_of_a_tensor_goes_to_the_host_and_comes_back() {
         let whole = Tensor::arange(0f32, 12.0, &Device::Cpu).unwrap().reshape((4, 3)).unwrap();

@@ -1,4 +1,4 @@
-//! Without the features `cuda` and `metal`, all tensors are of the CPU.
+//! Staging without the features `cuda` and `metal`: all tensors are CPU tensors, and none is staged.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;

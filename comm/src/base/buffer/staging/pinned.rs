@@ -1,4 +1,4 @@
-//! Memory of the host that a CUDA device reads and writes by itself.
+//! Pinned host memory, which a CUDA device accesses directly.
 
 #![allow(unsafe_code, reason = "the driver gives and takes memory by its address")]
 
@@ -11,15 +11,15 @@ use candle_core::cuda::cudarc::driver::{CudaContext, result, sys};
 use crate::base::lock::lock;
 use crate::{Error, Result};
 
-/// Blocks that wait to be used again: to pin memory takes milliseconds. At most so many, for all devices.
+/// Blocks kept for reuse, at most [`MAX_IDLE`] for all devices: pinning memory takes milliseconds.
 static IDLE: Mutex<Vec<Block>> = Mutex::new(Vec::new());
 const MAX_IDLE: usize = 16;
 /// The smallest block.
 const PAGE: usize = 4096;
 
-/// Some bytes of pinned memory. Dropping it keeps the memory for the next.
+/// A buffer in pinned memory. Dropping it keeps the memory for reuse.
 pub(super) struct Pinned {
-    /// None only while it is dropped.
+    /// `None` only while it is dropped.
     block: Option<Block>,
     len: usize,
 }
@@ -30,11 +30,11 @@ struct Block {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the memory belongs to this value alone, and any thread may use it.
+// SAFETY: the memory belongs to this value alone, and may be used on any thread.
 unsafe impl Send for Block {}
 
 impl Pinned {
-    /// All zero, or what was there before.
+    /// Returns a buffer of `len` bytes. They are zero, or what an earlier user left there.
     pub(super) fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self> {
         let capacity = len.max(PAGE).next_power_of_two();
         let mut idle = lock(&IDLE);
@@ -47,7 +47,7 @@ impl Pinned {
 
     pub(super) fn bytes(&self) -> &[u8] {
         let Some(block) = &self.block else { return &[] };
-        // SAFETY: the block has at least `len` bytes, all initialised, and lives as long as `self`, which alone has it.
+        // SAFETY: the block has at least `len` bytes, all initialised, and lives as long as `self`, which owns it.
         unsafe { std::slice::from_raw_parts(block.start.as_ptr().cast(), self.len) }
     }
 
@@ -62,7 +62,8 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let mut idle = lock(&IDLE);
         if idle.len() >= MAX_IDLE {
-            // What has not been used for longest.
+            // Removes an old block, to make room. (`swap_remove` may have changed the order, so it need not be the
+            // oldest.)
             idle.remove(0);
         }
         idle.extend(self.block.take());
@@ -77,7 +78,7 @@ impl Block {
         let start =
             unsafe { result::malloc_host(capacity, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(failed)?;
         let start = NonNull::new(start).ok_or_else(|| Error::system("pinning memory", "there is none"))?;
-        // SAFETY: the driver gave so many bytes, to this thread alone.
+        // SAFETY: the driver has allocated `capacity` bytes, for this value alone.
         unsafe { start.as_ptr().cast::<u8>().write_bytes(0, capacity) };
         Ok(Self { start, capacity, context: context.clone() })
     }
@@ -86,7 +87,8 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: it came from `malloc_host`, and nobody else has it. All copies from and to it were waited for.
+            // SAFETY: the block comes from `malloc_host`, and is owned by this value. All copies from and to it have
+            // completed.
             let _ = unsafe { result::free_host(self.start.as_ptr()) };
         }
     }

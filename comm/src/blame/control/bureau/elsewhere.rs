@@ -1,4 +1,4 @@
-//! What a group has to do with the others of its job: who waits in which of them, and why one of them has failed.
+//! Relations between a group and the other groups of its job: calls in progress in other groups, and causes from them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::blame::supervisor::Supervisor;
 use crate::blame::verdict::{Activity, Elsewhere, Question};
 
 impl Bureau {
-    /// What this rank is doing, in other groups of the job, too.
+    /// Returns what this rank is doing, with its calls in other groups of the job.
     pub(crate) fn activity(&self) -> Activity {
         let mut activity = lock(&self.activity).clone();
         let groups = self.job.groups();
@@ -26,7 +26,8 @@ impl Bureau {
         activity
     }
 
-    /// The call that goes on here, for another group. Where the group has ended, so does the call.
+    /// Returns the call in progress in this group, for another group with these members. `None` if this group has
+    /// failed or is closing, since the call then ends as well.
     fn as_seen_by(&self, members: &Members) -> Option<Elsewhere> {
         if self.has_failed() || self.closing().is_some() {
             return None;
@@ -37,12 +38,13 @@ impl Bureau {
         Some(Elsewhere { call, waits: waits.collect() })
     }
 
-    /// What another group of the job has failed for.
+    /// Returns the cause for which a group of the job has failed, in this group's ranks.
     pub(crate) fn failure_elsewhere(&self) -> Option<Cause> {
         Some(self.own(self.job.failure()?))
     }
 
-    /// A cause with the job's numbers for ranks, as it is told here.
+    /// Converts a cause with ranks of the whole job to ranks of this group. If it concerns no rank of this group, it is
+    /// wrapped in [`Cause::InJob`].
     fn own(&self, cause: Cause) -> Cause {
         let known = cause.renumbered(|number| self.members.rank_of(number));
         known.unwrap_or_else(|| {
@@ -55,7 +57,7 @@ impl Bureau {
         })
     }
 
-    /// The same, where it was told by a rank of another group.
+    /// Converts a cause received from a rank of another group in the same way.
     pub(crate) fn heard(&self, cause: Cause) -> Cause {
         match cause {
             Cause::InJob { cause, .. } => self.own(*cause),
@@ -63,7 +65,7 @@ impl Bureau {
         }
     }
 
-    /// What the group of all ranks knows of the ranks that a question is about; it may have to ask all of them.
+    /// Asks the group of all ranks about the ranks that a question is about. It may have to query all of them.
     pub(super) fn ask_world(&self, question: &Question) -> Option<Cause> {
         let world = self.job.world().filter(|world| !std::ptr::eq(&**world, self))?;
         let (peers, lost) = match question {
@@ -80,7 +82,7 @@ impl Bureau {
         self.ask_of(&world, &numbers, lost)
     }
 
-    /// The same of ranks by their numbers in the job.
+    /// The same for ranks given by their numbers in the job.
     fn ask_of(&self, world: &Bureau, numbers: &[usize], lost: bool) -> Option<Cause> {
         let peers: Vec<usize> = numbers.iter().filter_map(|number| world.members.rank_of(*number)).collect();
         let cause = match world.failure() {
@@ -96,8 +98,8 @@ impl Bureau {
         }
     }
 
-    /// The error of a meeting of this rank with `others` of the job that has come to nothing: where the group of all ranks knows
-    /// for whom all wait in the end, it is that one's fault.
+    /// Returns the error for a failed attempt of this rank to form a group with `others` of the job. If the group of
+    /// all ranks knows the rank that all wait for in the end, the error names that rank.
     pub(crate) fn explain(&self, error: Error, operation: String, others: &[usize]) -> Error {
         let gone = match &error {
             Error::PeerDied { rank, .. } => Some(*rank),
@@ -107,7 +109,7 @@ impl Bureau {
         let Some(world) = self.job.world() else { return error };
         let gone_why = gone.and_then(|rank| self.ask_of(&world, &[rank], true));
         let cause = gone_why.or_else(|| self.ask_of(&world, others, false)).filter(|cause| match cause {
-            // That it is missing is known, and more about it.
+            // That these ranks are missing is known already, and `error` says more about it.
             Cause::Stalled { rank, detail } => {
                 detail == NO_ANSWER || !others.contains(&self.members.world_rank(*rank))
             }
@@ -119,13 +121,13 @@ impl Bureau {
                 let host = |rank| Supervisor::host(self, rank);
                 cause.to_error(self.rank, operation, self.timeout, &self.members, host)
             }
-            // It has closed the connection, and is there.
+            // It has closed the connection, but is alive.
             (None, Error::PeerDied { rank, host, operation }) => Error::PeerLeft { rank, host, operation },
             (None, error) => error,
         }
     }
 
-    /// The group is closed, and the others know: this rank does not wait for them any more to make another one.
+    /// Cancels this rank's attempts to form groups from this one, because the group is closed and the other ranks know.
     pub(crate) fn end_meetings(&self) {
         self.job.end_meetings(self, true);
     }

@@ -1,5 +1,5 @@
-//! What the groups have in common that one process has made of another: who is waited for in any of them, and the first cause
-//! for which one of them has failed.
+//! State shared by a process group and the groups created from it: which ranks each is waiting for, and the first
+//! failure.
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, Weak};
@@ -11,30 +11,31 @@ use crate::blame::verdict::Elsewhere;
 use crate::rendezvous::connection::fault::Fault;
 use crate::{Error, Result};
 
-/// The groups of one job in this process. Ranks have their numbers in the whole job here.
+/// The groups of one job in this process. Ranks are given by their numbers in the whole job here.
 #[derive(Debug, Default)]
 pub(crate) struct Job {
-    /// The first one is that of all ranks; the others were made of it.
+    /// The first one is the group of all ranks; the others were created from it.
     groups: Mutex<Vec<Weak<Bureau>>>,
-    /// Until the program, told of it, goes on with another group.
+    /// The first failure. Cleared when the program, which knows of it, continues with another group.
     failure: Mutex<Option<Cause>>,
-    /// Groups that this rank is about to make with others.
+    /// Attempts in progress to form new groups with other ranks.
     meetings: Mutex<Vec<Meeting>>,
 }
 
-/// A group that this rank is about to make with others.
+/// An attempt of this rank to form a new group with others.
 #[derive(Debug)]
 struct Meeting {
     waits: Arc<Elsewhere>,
-    /// The group that they are of.
+    /// The group from which the new one is created.
     parent: Weak<Bureau>,
-    /// Until not all of them will come.
+    /// Dropped to cancel the attempt, when not all of the ranks will take part.
     stop: Option<UnixStream>,
 }
 
 impl Meeting {
-    /// Whether all who meet are of this group: that of which they make the new one, or a larger one. Who of the others is told
-    /// that it has failed comes no more, even if its parent goes on.
+    /// Whether the failure of `group` cancels this attempt: it is the parent, or a larger group that contains all ranks
+    /// of the attempt. A rank that learns of that failure no longer takes part, even if the parent group has not
+    /// failed.
     fn is_of(&self, group: &Bureau) -> bool {
         let (waits, members) = (&self.waits.waits, &group.members);
         let is_larger = members.world_ranks().len() > waits.len() + 1;
@@ -46,15 +47,15 @@ impl Meeting {
     }
 }
 
-/// This rank meets others, as long as this lives.
+/// An attempt to form a group with other ranks. It is registered in the job until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Meets {
     job: Arc<Job>,
     waits: Arc<Elsewhere>,
-    /// Becomes readable when not all of them will come: the group of which they are has failed, or is closed, or one has failed
-    /// that it is a part of.
+    /// Becomes readable when not all ranks will take part: the parent group has failed or is closed, or a larger group
+    /// that contains all of the ranks has failed.
     pub(crate) ended: Arc<UnixStream>,
-    /// The groups of which all who meet are, beside their parent.
+    /// The groups, other than the parent, that contain all ranks of the attempt.
     pub(crate) above: Vec<Arc<Bureau>>,
 }
 
@@ -65,16 +66,16 @@ impl Drop for Meets {
 }
 
 impl Job {
-    /// One more group.
+    /// Adds a group.
     pub(crate) fn add(&self, group: &Arc<Bureau>) {
         let mut groups = lock(&self.groups);
         let mut is_first = true;
-        // The first one keeps its place, even when it is closed.
+        // The first one stays in the list, even after it is closed.
         groups.retain(|group| std::mem::take(&mut is_first) || group.strong_count() > 0);
         groups.push(Arc::downgrade(group));
     }
 
-    /// The group of all ranks, unless it is closed.
+    /// Returns the group of all ranks, unless it is closed.
     pub(super) fn world(&self) -> Option<Arc<Bureau>> {
         lock(&self.groups).first()?.upgrade()
     }
@@ -83,10 +84,10 @@ impl Job {
         lock(&self.groups).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// This rank waits for others of the group `parent`, to make a group with them.
+    /// Registers that this rank waits for the ranks `waits`, to form a group with them from the group `parent`.
     ///
     /// # Errors
-    /// A system that is out of sockets.
+    /// If the system cannot create a socket pair.
     pub(crate) fn meet(
         self: &Arc<Self>,
         parent: &Arc<Bureau>,
@@ -98,14 +99,14 @@ impl Job {
             pair.map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
         let waits = Arc::new(Elsewhere { call, waits });
         let meeting = Meeting { waits: waits.clone(), parent: Arc::downgrade(parent), stop: Some(stop) };
-        // One for which the program was told goes on with the others has no say in what it does next.
+        // A failed group is ignored if the program knows of its failure and continues with others.
         let counts = |group: &Bureau| {
             meeting.is_of(group) && group.closing().is_none() && (!group.has_failed() || group.is_untold())
         };
         let above = self.groups().into_iter().filter(|group| !meeting.has_parent(group) && counts(group));
         let above: Vec<_> = above.collect();
         lock(&self.meetings).push(meeting);
-        // Those that fail from now on end it themselves.
+        // Groups that fail from now on cancel the attempt themselves.
         above.iter().filter(|group| group.has_failed()).for_each(|group| self.end_meetings(group, false));
         if parent.has_failed() || parent.closing().is_some() {
             self.end_meetings(parent, true);
@@ -117,22 +118,22 @@ impl Job {
         lock(&self.meetings).iter().map(|meeting| meeting.waits.clone()).collect()
     }
 
-    /// A group has failed, or is `closed`: those who are about to make others of its ranks wait no longer.
+    /// Cancels the attempts to form groups that a failed (or `closed`) group makes impossible.
     pub(super) fn end_meetings(&self, group: &Bureau, closed: bool) {
         for meeting in &mut *lock(&self.meetings) {
-            // Parts of a group go on when it is closed.
+            // Closing a group does not affect the forming of groups from other parents.
             let is_over = if closed { meeting.has_parent(group) } else { meeting.is_of(group) };
             meeting.stop.take_if(|_| is_over);
         }
     }
 
-    /// One of the groups has failed.
+    /// Records the failure of one of the groups. Only the first is kept.
     pub(super) fn note(&self, cause: Cause) {
         lock(&self.failure).get_or_insert(cause);
     }
 
-    /// The program calls an operation of a group that has not failed. Where it was told of those that have, it goes on without
-    /// them, and they explain nothing of what comes later.
+    /// Called when the program calls an operation of a group that has not failed. If all failures have been reported to
+    /// the program, it is continuing without the failed groups, and the recorded failure is cleared.
     pub(super) fn go_on(&self) {
         let mut failure = lock(&self.failure);
         if failure.is_some() && !self.groups().iter().any(|group| group.is_untold()) {
@@ -140,7 +141,7 @@ impl Job {
         }
     }
 
-    /// Why the first of them has failed.
+    /// Returns the cause of the first recorded failure.
     pub(super) fn failure(&self) -> Option<Cause> {
         lock(&self.failure).clone()
     }

@@ -1,4 +1,4 @@
-//! Strangers of all kinds, and ranks among them.
+//! Acceptor tests: unauthenticated connections of all kinds, and ranks among them.
 
 use super::*;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use crate::{Secret, TcpConfig, Tls};
 const HOUR: Duration = Duration::from_secs(3600);
 const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, silence: HOUR, patience: HOUR };
 
-/// What becomes of those who come.
+/// What becomes of a connection.
 #[derive(Debug, PartialEq)]
 enum Came {
     Rank(u32),
@@ -24,7 +24,7 @@ enum Came {
     Ended,
 }
 
-/// Waits for one more byte of each rank.
+/// Greets ranks, and waits for one more byte of each.
 struct Host(Credentials, mpsc::Sender<Came>);
 
 impl Greet for Host {
@@ -59,7 +59,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     TcpStream::connect(address).unwrap()
 }
 
-/// Proves to be a rank.
+/// Completes the client's side of a handshake.
 fn prove(mut stream: TcpStream, rank: u32) -> io::Result<TcpStream> {
     let credentials = Credentials::new(None, "");
     let caller = Caller { rank, world_size: 8, purpose: Purpose::Control };
@@ -71,7 +71,7 @@ fn prove(mut stream: TcpStream, rank: u32) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Speaks, is answered, and says no more; none where it was sent away.
+/// Sends a valid opening and reads the server's, but sends no claim; `None` where the connection was closed.
 fn speak(address: SocketAddr) -> Option<TcpStream> {
     speak_over(connect(address))
 }
@@ -120,7 +120,7 @@ fn one_too_many_takes_the_place_of_the_oldest() {
 fn one_too_many_is_sent_away_while_all_are_new() {
     let (_acceptor, address, came) = serve(Limits { at_once: 1, ..LIMITS });
     let first = speak(address).unwrap();
-    // It is answered before that is seen.
+    // The repeated opening is answered before the repetition is noticed.
     speak(address).iter_mut().for_each(assert_closed);
     assert!(is_open(&first));
     drop(first);
@@ -128,7 +128,7 @@ fn one_too_many_is_sent_away_while_all_are_new() {
     assert!(is_open(&speak(address).unwrap()));
 }
 
-/// Those of another address, of which there are fewer, have a place.
+/// A connection from another address, which has fewer, gets a slot.
 #[cfg(target_os = "linux")]
 #[test]
 fn one_address_does_not_take_all_places() {
@@ -143,7 +143,7 @@ fn one_address_does_not_take_all_places() {
     let other = speak_over(from(2, address)).unwrap();
     assert_closed(&mut first);
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
-    // Each has one: whoever comes now is one too many.
+    // Each address has one slot: a third one gets none.
     assert!(
         speak_over(from(3, address)).is_none_or(|mut third| matches!(third.read(&mut [0]), Ok(0) | Err(_)))
     );
@@ -156,7 +156,7 @@ fn one_address_does_not_take_all_places() {
     assert!(is_open(&second) && is_open(&other));
 }
 
-/// Who knows nothing but the protocol is sent away with his first message, and takes no place.
+/// A client that only knows the protocol is refused at its first message, and takes no slot.
 #[test]
 fn who_does_not_hold_the_secret_takes_no_place() {
     let (_acceptor, address, came) = serve(Limits { at_once: 1, ..LIMITS });
@@ -171,7 +171,7 @@ fn who_does_not_hold_the_secret_takes_no_place() {
     assert!(is_open(&speak(address).unwrap()));
 }
 
-/// A hello of TLS is no knock; and what was overheard does not become another one by being encrypted further.
+/// A TLS hello is no knock; and a replayed knock counts as a replay, whatever encryption follows it.
 #[test]
 fn encryption_begins_after_the_knock() {
     let secret = Some(Secret::from_hex(&"a".repeat(64)).unwrap());
@@ -191,12 +191,12 @@ fn encryption_begins_after_the_knock() {
         stream.write_all(&[&overheard[..], &hello].concat()).unwrap();
         stream
     };
-    // A hello that means nothing is the end of it.
+    // An invalid hello ends the connection.
     assert!(matches!(repeat().read_to_end(&mut Vec::new()), Ok(_) | Err(_)));
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
     let rank = thread::spawn(move || Wire::connect(address, &credentials, CALLER, Instant::now() + HOUR));
     assert_eq!(came.recv(), Ok(Came::Rank(1)));
-    // Nobody answers it here.
+    // Nothing answers it here.
     drop(acceptor);
     assert!(rank.join().unwrap().is_err());
 }
@@ -220,7 +220,7 @@ fn who_repeats_what_another_has_said_takes_no_second_place() {
     assert!(is_open(&repeat()));
 }
 
-/// A part of a knock is as good as none.
+/// An incomplete knock counts as silence.
 #[test]
 fn who_does_not_say_all_takes_a_place_of_the_silent() {
     let (_acceptor, address, came) = serve(Limits { at_once: 1, silence: Duration::ZERO, ..LIMITS });
@@ -234,7 +234,7 @@ fn who_does_not_say_all_takes_a_place_of_the_silent() {
     let mut second = begin();
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
     assert_closed(&mut first);
-    // With its last byte it is heard.
+    // With the last byte it counts as a knock.
     second.write_all(b".").unwrap();
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
     second.read_exact(&mut [0; 42]).unwrap();
@@ -245,7 +245,7 @@ fn who_does_not_say_all_takes_a_place_of_the_silent() {
 fn the_silent_take_no_place_from_those_who_speak() {
     let (_acceptor, address, _came) = serve(LIMITS);
     let silent = [connect(address), connect(address)];
-    // Among silent ones, whose word takes a moment is taken for one of them, and comes again as ranks do.
+    // A client whose first message takes a moment may be closed as a silent one, and connects again as ranks do.
     let speaking = [(); 2].map(|()| std::iter::repeat_with(|| speak(address)).flatten().next().unwrap());
     assert_closed(&mut connect(address));
     assert!(silent.iter().chain(&speaking).all(is_open));
@@ -276,7 +276,7 @@ fn who_drips_is_cut_off_at_the_deadline() {
     assert_closed(&mut silent);
 }
 
-/// Threads of this process that greet.
+/// Returns the number of threads of this process that greet.
 #[cfg(target_os = "linux")]
 fn greeting() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -284,7 +284,7 @@ fn greeting() -> usize {
     names.filter(|name| name.trim() == "girandole-greet").count()
 }
 
-/// In a process of its own, where nobody else has threads.
+/// Runs in its own process, without threads of other tests.
 #[cfg(target_os = "linux")]
 #[test]
 fn strangers_have_no_threads() {
@@ -302,14 +302,14 @@ fn strangers_have_no_threads() {
 
 const ALONE: &str = "GIRANDOLE_TEST_ALONE";
 
-/// In a process of its own: its limit of open files is below what the acceptor waits for, so that the system refuses to wait.
+/// Runs in its own process: its limit of open files is below what the acceptor polls, so that `poll` fails.
 fn out_of_files_for_a_while() {
     let (_acceptor, address, came) = serve(LIMITS);
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..limit }).unwrap();
     socket.connect(&address.into()).unwrap();
-    // Nothing shows that it has been refused.
+    // Nothing shows when `poll` has failed.
     thread::sleep(Duration::from_millis(300));
     setrlimit(Resource::Nofile, limit).unwrap();
     prove(socket.into(), 7).unwrap();
@@ -324,7 +324,7 @@ fn it_goes_on_when_there_are_files_again() {
     }
 }
 
-/// A test in a process of its own.
+/// Runs a test in its own process.
 fn alone(test: &str) {
     let name = format!("rendezvous::connection::acceptor::tests::{test}");
     let output = Command::new(std::env::current_exe().unwrap())

@@ -1,4 +1,4 @@
-//! Both sides of a handshake against any bytes.
+//! Fuzz target: both sides of a handshake against arbitrary bytes.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -7,7 +7,7 @@ fn take<const N: usize>(next: &mut dyn FnMut() -> u8) -> [u8; N] {
     std::array::from_fn(|_| next())
 }
 
-/// The bytes of both sides come from `next`.
+/// Runs both sides; the bytes that they receive come from `next`.
 pub(crate) fn shake(credentials: &Credentials, next: &mut dyn FnMut() -> u8) {
     let mut theirs: Opening = take(next);
     if next() & 1 == 1 {
@@ -33,7 +33,7 @@ pub(crate) fn shake(credentials: &Credentials, next: &mut dyn FnMut() -> u8) {
     is_plain(&take::<8>(next));
 }
 
-/// A claim with its proof, whatever it says.
+/// Checks a claim with valid proof and arbitrary contents.
 fn prove(credentials: &Credentials, server: Server<'_>, next: &mut dyn FnMut() -> u8) {
     let said: [u8; 9] = take(next);
     let mut claim = [0; 41];

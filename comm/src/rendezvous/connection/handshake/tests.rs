@@ -1,4 +1,4 @@
-//! Two sides that shake hands, and what may happen to their messages.
+//! Handshake tests: both sides, with messages changed in transit.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn credentials(digit: &str, job_id: &str) -> Credentials {
     Credentials::new(Some(&Secret::from_hex(&digit.repeat(64)).unwrap()), job_id)
 }
 
-/// All four messages; `tamper` may change each on its way.
+/// Runs a handshake; `tamper` may change each of the four messages in transit.
 fn shake(
     client: &Credentials,
     server: &Credentials,

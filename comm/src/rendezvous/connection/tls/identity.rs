@@ -1,4 +1,4 @@
-//! The key of a job, and what both sides of a connection make of the one they are shown.
+//! TLS key of a job, derived from its secret, and the check of the peer's key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use sha2::Sha256;
 
 use crate::Secret;
 
-/// What comes before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410).
+/// What precedes the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410).
 const PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// What a rank shows, and expects to be shown.
+/// TLS configuration of a rank: it presents the job's key, and accepts no other.
 #[derive(Clone)]
 pub(crate) struct Identity {
     client: Arc<ClientConfig>,
@@ -31,7 +31,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Whoever has the same secret and the same job id has the same identity.
+    /// Derives the identity, which is the same for all that have the same secret and job id.
     pub(crate) fn new(secret: &Secret, job_id: &str) -> Result<Self, Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut seed = Hmac::<Sha256>::new(&secret.block().into());
@@ -56,19 +56,19 @@ impl Identity {
             .with_protocol_versions(&versions)?
             .with_client_cert_verifier(own)
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
-        // Nothing may come that no read waits for.
+        // Session tickets would arrive when no read waits for them.
         server.send_tls13_tickets = 0;
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// The side that connects.
+    /// Returns the TLS state of the connecting side.
     pub(crate) fn client(&self) -> Result<Connection, Error> {
-        // Who is meant shows in the key, not in a name.
+        // The peer is identified by its key, not by a name.
         let name = ServerName::try_from("girandole").map_err(|_| Error::General("a name".into()))?;
         Ok(ClientConnection::new(self.client.clone(), name)?.into())
     }
 
-    /// The side that listens.
+    /// Returns the TLS state of the listening side.
     pub(crate) fn server(&self) -> Result<Connection, Error> {
         Ok(ServerConnection::new(self.server.clone())?.into())
     }
@@ -107,7 +107,7 @@ impl OwnKey {
     }
 }
 
-/// No connection speaks TLS 1.2.
+/// Fails: TLS 1.2 is never used.
 fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(PeerIncompatible::Tls13RequiredForQuic.into())
 }

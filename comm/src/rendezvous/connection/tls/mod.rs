@@ -1,8 +1,9 @@
-//! Encrypted connections between ranks: TLS 1.3, mutually authenticated, under a key that is made from the job's secret.
+//! Encrypted connections between ranks: TLS 1.3, mutually authenticated, with a key that is derived from the job's
+//! secret.
 //!
-//! There are no certificates to make, to distribute or to renew: whoever holds the secret has the same Ed25519 key, shows its
-//! public half (RFC 7250) and expects to be shown the same. What is sent cannot be read later by somebody who learns the
-//! secret then, for each connection agrees on keys of its own (ECDHE).
+//! There are no certificates to make, to distribute or to renew: every process that holds the secret derives the same
+//! Ed25519 key, presents its public half (RFC 7250) and expects the same from the peer. What is sent cannot be read by
+//! somebody who learns the secret later, since each connection agrees on keys of its own (ECDHE).
 
 mod identity;
 mod session;
@@ -17,20 +18,20 @@ pub(crate) use session::Session;
 
 use crate::Error;
 
-/// Which TCP connections are encrypted. Shared memory never is: nobody but the two ranks can see it.
+/// Which TCP connections are encrypted. Shared memory never is: only the two ranks can see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tls {
-    /// None. Whoever can listen to the network sees the model.
+    /// None. Anybody who can listen to the network sees the model.
     #[default]
     Off,
-    /// Those between hosts; those within one (on loopback, or from an address to itself) are not.
+    /// Connections between hosts; those within one (on loopback, or from an address to itself) are not.
     Hosts,
     /// All.
     All,
 }
 
 impl Tls {
-    /// True where a connection is to be encrypted; `is_local` where both of its ends are on one host.
+    /// Returns whether a connection is to be encrypted; `is_local` where both of its ends are on one host.
     pub(crate) fn covers(self, is_local: bool) -> bool {
         match self {
             Self::Off => false,

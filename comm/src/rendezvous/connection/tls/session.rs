@@ -1,21 +1,22 @@
-//! One encrypted connection. Nothing of it ever blocks, and nothing is kept back: bytes count as sent when the system has
-//! them, and no more is read than the record that is asked for, so that a socket with nothing to read means that nothing has
-//! come.
+//! TLS session of one connection. It never blocks, and holds nothing back: bytes count as sent when the system has
+//! accepted them, and no more is read than the record that is needed, so that a socket with nothing to read means that
+//! nothing has arrived.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 
 use rustls::Connection;
 
-/// What stands before a record.
+/// Length of a record's header.
 const HEADER: usize = 5;
 /// The longest record (RFC 8446, 5.2).
 const MAX_RECORD: usize = HEADER + 16384 + 256;
-/// The longest one in a handshake, which has a few hundred bytes: room is made for it before the other side has proved anything.
+/// The longest record in a handshake, which takes a few hundred bytes: memory is allocated for it before the other side
+/// has proved anything.
 const MAX_HANDSHAKE: usize = 4096;
-/// Encrypted at once: enough for few calls of the system, little enough to stay in the processor's cache.
+/// Bytes that are encrypted at once: enough for few system calls, and few enough to stay in the processor's cache.
 const CHUNK: usize = 64 * 1024;
-/// The first byte of a client's first message, and of the answer; what comes later is data or one of the two others.
+/// Type of a client's first record, and of the answer; later records are data or one of the two others.
 pub(super) const HELLO: u8 = 22;
 const CHANGE_OF_CIPHER: u8 = 20;
 const ALERT: u8 = 21;
@@ -24,26 +25,26 @@ const DATA: u8 = 23;
 #[derive(Debug)]
 pub(crate) struct Session {
     tls: Connection,
-    /// The record that is coming, of which the first `got` bytes are there.
+    /// The record that is being received, of which the first `got` bytes have arrived.
     record: Vec<u8>,
     got: usize,
-    /// No record has come yet: it is the first.
+    /// No whole record has been received yet.
     is_first: bool,
-    /// Encrypted, of which the first `sent` bytes are with the system.
+    /// Encrypted bytes, of which the system has accepted the first `sent`.
     outgoing: Vec<u8>,
     sent: usize,
-    /// Bytes that `outgoing` holds and that the caller was not told are sent; it will offer them again.
+    /// Bytes that are encrypted in `outgoing` and were not reported to the caller as sent; it will offer them again.
     promised: usize,
 }
 
 impl Session {
     pub(crate) fn new(mut tls: Connection) -> Self {
-        // What is encrypted at once is limited here.
+        // `CHUNK` limits what is encrypted at once.
         tls.set_buffer_limit(None);
         Self { tls, record: Vec::new(), got: 0, is_first: true, outgoing: Vec::new(), sent: 0, promised: 0 }
     }
 
-    /// Goes on with the handshake until it is done, or has to wait.
+    /// Advances the handshake until it is done or would block.
     pub(crate) fn shake(&mut self, socket: &TcpStream) -> io::Result<()> {
         loop {
             self.flush(socket)?;
@@ -57,18 +58,18 @@ impl Session {
         }
     }
 
-    /// True where the handshake waits for room, and not for the other side.
+    /// Returns whether the handshake waits for space in the send buffer, not for the other side.
     pub(crate) fn has_outgoing(&self) -> bool {
         self.sent < self.outgoing.len()
     }
 
-    /// The first bytes of what the other side has sent and this one could not read.
+    /// Returns what has arrived of a record that could not be processed.
     pub(crate) fn strange(&self) -> &[u8] {
         &self.record[..self.got]
     }
 
-    /// Sends `head`, then `body`, as far as there is room now. Where there is none it keeps what it has encrypted, and expects
-    /// the same bytes again.
+    /// Sends `head`, then `body`, as far as the send buffer has space now. Where it has none, this keeps what it has
+    /// encrypted, and expects the same bytes again.
     pub(crate) fn send(&mut self, socket: &TcpStream, head: &[u8], body: &[u8]) -> io::Result<usize> {
         self.flush(socket)?;
         if self.promised == 0 {
@@ -81,7 +82,7 @@ impl Session {
         Ok(std::mem::take(&mut self.promised))
     }
 
-    /// Sends some words beside what [`Session::send`] is about to, if there is room.
+    /// Sends `words` after what [`Session::send`] has encrypted already, if there is space.
     pub(crate) fn say(&mut self, socket: &TcpStream, words: &[u8]) -> io::Result<()> {
         self.flush(socket)?;
         self.tls.writer().write_all(words)?;
@@ -89,7 +90,7 @@ impl Session {
         self.flush(socket)
     }
 
-    /// Fills `into`, which is not empty, as far as bytes have come; 0 at the end.
+    /// Reads what has arrived into `into`, which is not empty; returns 0 at the end of the connection.
     pub(crate) fn recv(&mut self, socket: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.tls.reader().read(into) {
@@ -118,7 +119,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads one record and decrypts it; false at the end of the connection.
+    /// Reads one record and decrypts it; returns false at the end of the connection.
     fn pull(&mut self, mut socket: &TcpStream) -> io::Result<bool> {
         loop {
             let wanted = self.wanted()?;
@@ -139,7 +140,7 @@ impl Session {
         while !rest.is_empty() {
             self.tls.read_tls(&mut rest)?;
             if let Err(error) = self.tls.process_new_packets() {
-                // The other side is told why, if it can be.
+                // Tells the other side why (an alert), if that is possible.
                 let _ = self.tls.write_tls(&mut socket);
                 return Err(io::Error::new(ErrorKind::InvalidData, error));
             }
@@ -148,13 +149,14 @@ impl Session {
         Ok(true)
     }
 
-    /// Bytes of the record that is coming, as far as is known.
+    /// Returns the length of the record that is being received, or of its header as long as that is incomplete.
     fn wanted(&self) -> io::Result<usize> {
         if self.got < HEADER {
             return Ok(HEADER);
         }
         let wanted = HEADER + usize::from(u16::from_be_bytes([self.record[3], self.record[4]]));
-        // The proofs of later records do not cover these bytes, so that only those are taken that the other side sends.
+        // The authentication of later records does not cover these bytes, so only those are accepted that the other side
+        // sends.
         let known = match self.record[0] {
             CHANGE_OF_CIPHER => wanted == HEADER + 1,
             ALERT => wanted == HEADER + 2,
@@ -162,7 +164,7 @@ impl Session {
             DATA => !self.is_first,
             _ => false,
         };
-        // A client's first message names the first version of the protocol, all others the last but one (RFC 8446, 5.1).
+        // A client's first record has version 3.1, all others have 3.3 (RFC 8446, 5.1).
         let is_opening = self.is_first && matches!(self.tls, Connection::Server(_));
         let known = known && self.record[1..3] == [3, if is_opening { 1 } else { 3 }];
         let limit = if self.tls.is_handshaking() { MAX_HANDSHAKE } else { MAX_RECORD };
@@ -170,7 +172,7 @@ impl Session {
     }
 }
 
-/// A call of the system, once more where a signal came between.
+/// Makes a system call, again where a signal interrupted it.
 fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {

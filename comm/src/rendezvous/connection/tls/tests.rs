@@ -1,4 +1,4 @@
-//! Two ends of a connection, and what somebody between them sees or does.
+//! TLS tests: two ends of a connection, and an attacker between them who reads or changes what is sent.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ fn wait(socket: &TcpStream, flags: PollFlags) {
     poll(&mut [PollFd::new(socket, flags)], None).unwrap();
 }
 
-/// A session that has shaken hands, or why it could not.
+/// Completes a TLS handshake.
 fn shaken(mut session: Session, socket: &TcpStream) -> std::io::Result<Session> {
     loop {
         match session.shake(socket) {
@@ -40,7 +40,7 @@ fn shaken(mut session: Session, socket: &TcpStream) -> std::io::Result<Session> 
     }
 }
 
-/// The outcome of the client, then that of the server.
+/// Returns the result of the client, then that of the server.
 fn shake(client: &Identity, server: &Identity, sockets: &[TcpStream; 2]) -> [std::io::Result<Session>; 2] {
     thread::scope(|scope| {
         let server = scope.spawn(|| shaken(Session::new(server.server().unwrap()), &sockets[1]));
@@ -57,7 +57,7 @@ fn sessions(sockets: &[TcpStream; 2]) -> [Session; 2] {
     shake(&identity, &identity, sockets).map(|session| session.unwrap())
 }
 
-/// Sends all of `bytes`, with heads of `head` bytes, offering what was not taken once more.
+/// Sends all of `bytes`, with heads of `head` bytes, offering again what was not accepted.
 fn send(session: &mut Session, socket: &TcpStream, bytes: &[u8], head: usize) {
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -91,7 +91,7 @@ fn pattern(len: usize) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Through a system that takes little at once, both ways at the same time.
+    /// Through a small send buffer, in both directions at the same time.
     #[test]
     fn all_arrives_in_order(len in 1usize..300_000, head in 0usize..100, piece in 1usize..70_000) {
         let sockets = sockets();
@@ -134,7 +134,7 @@ fn another_secret_or_job_is_refused_by_the_client_and_heard_by_the_server() {
     }
 }
 
-/// Nothing that is sent can be seen on its way.
+/// Nothing that is sent can be read in transit.
 #[test]
 fn nobody_between_reads_it() {
     let sockets = sockets();
@@ -147,14 +147,14 @@ fn nobody_between_reads_it() {
     assert!(!seen.windows(8).any(|window| window == &bytes[..8]));
 }
 
-/// Whatever is changed of a record, nothing of it arrives.
+/// Nothing of a record arrives, whichever of its bytes is changed.
 #[test]
 fn every_change_on_the_way_is_noticed() {
     let mut record = [0; 5 + 16 + 1 + 16];
     for byte in 0..record.len() {
         let outer = self::sockets();
         let [mut sender, mut receiver] = sessions(&outer);
-        // The record of this connection, changed by somebody between its ends.
+        // The record of this connection, changed in transit.
         let between = self::sockets();
         send(&mut sender, &outer[0], b"sixteen bytes ..", 0);
         outer[1].set_nonblocking(false).unwrap();
@@ -174,7 +174,7 @@ fn every_change_on_the_way_is_noticed() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Rubbish ends the handshake, and neither panics nor makes it wait for gigabytes.
+    /// Invalid bytes end the handshake; they neither panic nor make it wait for gigabytes.
     #[test]
     fn rubbish_is_turned_away(mut bytes in proptest::collection::vec(any::<u8>(), 0..2000), hello: bool) {
         if let (true, Some(first)) = (hello, bytes.first_mut()) {

@@ -1,4 +1,4 @@
-//! The listening side of a handshake, as far as the other one has come with its proof.
+//! The listening side of a handshake, which advances as the client's messages arrive.
 
 use std::io;
 use std::time::Instant;
@@ -11,17 +11,18 @@ use crate::rendezvous::connection::handshake::{Admission, Credentials, OPENING, 
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::connection::tls::Session;
 
-/// How far a client has come.
+/// How far a client's handshake has come.
 #[derive(Debug)]
 pub(super) enum Proof {
     Opening(Part<OPENING>),
-    /// The client's opening has come, and the server's will be encrypted.
+    /// The client's opening has arrived. The TLS handshake is under way; the server's opening is sent after it,
+    /// encrypted.
     Encrypting {
         client: Opening,
         server: Opening,
         session: Box<Session>,
     },
-    /// Both have sent their openings.
+    /// Both sides have sent their openings.
     Claim {
         client: Opening,
         server: Opening,
@@ -35,7 +36,7 @@ impl Default for Proof {
     }
 }
 
-/// The first bytes of a message of `N`.
+/// A message of `N` bytes, of which the first have arrived.
 #[derive(Debug)]
 pub(super) struct Part<const N: usize> {
     bytes: [u8; N],
@@ -47,7 +48,7 @@ impl<const N: usize> Part<N> {
         Self { bytes: [0; N], filled: 0 }
     }
 
-    /// All of it, as soon as that has come.
+    /// Returns the whole message as soon as it has arrived.
     fn whole(&mut self, stream: &Stream) -> io::Result<Option<[u8; N]>> {
         while self.filled < N {
             match stream.recv(&mut self.bytes[self.filled..]) {
@@ -62,15 +63,15 @@ impl<const N: usize> Part<N> {
     }
 }
 
-/// What came of one step of a proof.
+/// Result of one step of a handshake.
 pub(crate) enum Step<'a> {
     Proved(Admission<'a>),
-    /// The next step needs this.
+    /// The next step waits for these poll events.
     Waits(PollFlags),
 }
 
 impl Wire {
-    /// The listening side of [`Wire::connect`], up to the answer.
+    /// Runs the listening side of [`Wire::connect`], up to the answer.
     pub(crate) fn accept<'a>(
         &mut self,
         credentials: &'a Credentials,
@@ -84,7 +85,8 @@ impl Wire {
         }
     }
 
-    /// The same as far as it comes without waiting: what a stranger has of this process is no more than this.
+    /// Advances the same as far as is possible without waiting. A client without proof uses no more of this process than
+    /// this.
     pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> Try<Step<'a>> {
         loop {
             self.proof = match &mut self.proof {
@@ -143,24 +145,25 @@ impl Wire {
         }
     }
 
-    /// Ends the connection with these words, and what has come is read first: otherwise the system might cut them off.
+    /// Ends the connection with this message. What has arrived is read first: otherwise the system might reset the
+    /// connection.
     fn refuse(&mut self, words: &Opening, fault: Fault) -> Fault {
         self.stream.say(words);
         self.hang_up();
         fault
     }
 
-    /// Whether the other side has said anything.
+    /// Returns whether the other side has sent anything.
     pub(crate) fn has_spoken(&self) -> bool {
         !matches!(&self.proof, Proof::Opening(part) if part.filled == 0)
     }
 
-    /// Whether it has said as much as a rank says at once: all that a stranger may not know.
+    /// Returns whether the other side has sent its whole opening, with a valid proof.
     pub(crate) fn has_knocked(&self) -> bool {
         !matches!(self.proof, Proof::Opening(_))
     }
 
-    /// What it has knocked with, different each time unless somebody has overheard and repeats it.
+    /// Returns the client's opening, which differs for each connection unless an eavesdropper repeats it.
     pub(crate) fn knock(&self) -> Option<&Opening> {
         match &self.proof {
             Proof::Opening(_) => None,

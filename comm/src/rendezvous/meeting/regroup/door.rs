@@ -1,4 +1,4 @@
-//! A rank's door: who comes, and what becomes of them.
+//! A rank's door: accepts other ranks, and lets them wait for a new group.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::rendezvous::connection::handshake::{Admission, Credentials, Purpose, 
 use crate::rendezvous::connection::wire::Wire;
 use crate::rendezvous::site::Site;
 
-/// How long an answer may take to be sent.
+/// Time limit for sending an answer.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Somebody who has come, and waits.
+/// A rank that has come and waits.
 #[derive(Debug)]
 pub(super) struct Visitor {
     pub(super) card: Card,
@@ -46,7 +46,7 @@ impl Visitor {
     }
 }
 
-/// Why one with this number cannot become a member.
+/// Returns why a rank with this number cannot become a member.
 pub(super) fn taken(number: usize) -> String {
     format!("there is a rank {number} already: give it a number (RANK) that no rank of the job has had")
 }
@@ -56,7 +56,7 @@ impl Greet for Hall {
         &self.credentials
     }
 
-    /// Takes a connection to the door.
+    /// Serves a connection to the door.
     fn greet(&self, mut wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()> {
         let status = match admission.caller.purpose {
             Purpose::Door => Status::Admitted,
@@ -91,10 +91,10 @@ impl Greet for Hall {
 }
 
 impl Hall {
-    /// One who wants to become a member waits from now on, or hears why that cannot be.
+    /// Lets a rank wait to become a member, or tells it why it cannot.
     fn let_wait(&self, guest: Visitor, is_local: bool) {
         let mut state = self.state();
-        // One who asks again has given up the first time.
+        // A rank that asks again has given up its first request.
         state.newcomers.retain(|other| other.wire.is_open() && other.card != guest.card);
         match self.misfit(&state, &guest, is_local) {
             None => state.newcomers.push(guest),
@@ -105,7 +105,8 @@ impl Hall {
         }
     }
 
-    /// Why this one cannot become a member. What is found only when all meet would keep the members from each other.
+    /// Returns why a rank cannot become a member. A misfit that is found only during the meeting would keep the members
+    /// from meeting.
     fn misfit(&self, state: &State, guest: &Visitor, is_local: bool) -> Option<String> {
         let (own, number) = (self.own, guest.card.number);
         let waits = state.newcomers.iter().any(|other| other.card.number == number);
@@ -148,8 +149,8 @@ impl Hall {
         }
     }
 
-    /// Whether the newest group that this rank has been in has gone on without that one, which knows of none that is newer.
-    /// None has, as long as this rank does not know who is in the first one.
+    /// Returns whether the newest group that this rank has met in has gone on without rank `number`, which knows of no
+    /// group newer than `newest`. False as long as this rank does not know who is in the first group.
     fn excludes(&self, number: usize, newest: u64) -> bool {
         let State { history, .. } = &*self.state();
         history.is_known() && newest <= history.met && !history.has_met_with(number)
@@ -165,14 +166,14 @@ impl Hall {
             drop(state);
             return guest.send_away(&Reply::Elsewhere);
         }
-        // One who comes again has given up the first time.
+        // A rank that comes again has given up the first time.
         state.guests.retain(|other| other.card.number != guest.card.number);
         state.guests.push(guest);
         drop(state);
         self.came.notify_all();
     }
 
-    /// This rank goes to another door: who waits at this one shall look elsewhere.
+    /// Marks this rank as away, at another door: ranks that wait at this one must look elsewhere.
     pub(super) fn go_out(&self) {
         let mut state = self.state();
         state.away = true;
@@ -181,7 +182,8 @@ impl Hall {
         guests.into_iter().for_each(|guest| guest.send_away(&Reply::Elsewhere));
     }
 
-    /// How many wait to become members, as far as this rank knows: they come to the first one's door.
+    /// Returns how many ranks wait to become members, as far as this rank knows: they come to the door of the group's
+    /// first rank.
     pub(crate) fn waiting(&self) -> usize {
         let mut state = lock(&self.state);
         state.newcomers.retain(|guest| guest.wire.is_open());

@@ -1,4 +1,4 @@
-//! The part of every other rank that is left.
+//! Regrouping on all remaining ranks but the leader.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::rendezvous::connection::fault::Fault;
 use crate::rendezvous::connection::wire::{Wire, wait_any};
 
 impl Hall {
-    /// Goes to a leader's door, and waits there.
+    /// Goes to a leader's door, waits there for a seat, and joins the new group.
     pub(super) fn follow(
         &self,
         search: &mut Search<'_>,
@@ -44,15 +44,15 @@ impl Hall {
         match self.await_seat(&mut wire, &format!("rank {leader}"), deadline, &mut still_there)? {
             Some(seat) => self.take_seat(seat, wire, own, listener, deadline),
             None => {
-                // It has found a rank that was silent before.
+                // It has found a rank that was unresponsive before.
                 search.silent.clear();
                 Err(Miss::Again(format!("rank {leader} does not lead")))
             }
         }
     }
 
-    /// Waits for a place in the group; none where `leader` does not lead. It is asked now and then whether it is there: its
-    /// connection stays open when it is stopped.
+    /// Waits for a seat in the new group; returns `None` where `leader` does not lead. The leader is probed now and then,
+    /// since the connection to a stopped process stays open.
     pub(super) fn await_seat(
         &self,
         wire: &mut Wire,
@@ -73,7 +73,7 @@ impl Hall {
             }
             pause = (pause * 2).min(self.silence());
         }
-        // At the deadline the leader, which may have begun a little later, is about to say why there is no group.
+        // At the deadline the leader, which may have begun a little later, is about to report why there is no group.
         match wire.receive(LIMIT, Instant::now() + self.silence()) {
             Ok(Reply::Seat(seat)) if seat.rank > 0 && seat.rank < seat.people.len() => Ok(Some(seat)),
             Ok(Reply::Excluded) => Err(Miss::Final(excluded(self.own))),

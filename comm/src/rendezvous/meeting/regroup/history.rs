@@ -1,28 +1,29 @@
-//! What a rank knows of the groups that its job has had, and who may go on: the rule that there are never two groups. No
-//! sockets here; [`regroup`](super) says how ranks use it.
+//! Group history of a job, as far as a rank knows it, and the rule for which ranks may form the next group, so that there
+//! are never two groups. No sockets here; [`regroup`](super) describes how ranks use it.
 //!
-//! A group is formed from the one before it, by ranks that agree to it. Some are missing then, of whom a few are *known to
-//! have ended* ([`super::search`] says what proves that). Those who are there may form the next group if they are
+//! A group is formed from the one before it, by ranks that agree to it. Some members are then missing, of which a few are
+//! *known to have ended* ([`super::search`] describes what proves that). Those that are there may form the next group if
+//! they are
 //!
 //! - more than half of the members of the group before, those that have ended included; or
 //! - half of them, with the lowest of all; or
 //! - all but those that are known to have ended.
 //!
-//! So what cannot be reached counts as if it were there. Two parts of a group without a common member cannot both go on:
-//! they are not both more than half, nor both the half with the lowest rank, and the last case takes proof that the whole
-//! other part has ended. A rank that has ended counts with those that are missing, because it may have formed a group with
-//! others before: `0` and `1` of four go on without `2` and `3`, then `0` ends; were it taken off the count, `2` and `3`
-//! would be more than `1`.
+//! So a rank that cannot be reached counts as alive. Two parts of a group without a common member cannot both go on: they
+//! cannot both be more than half, nor both be the half with the lowest rank, and the last case requires proof that the
+//! whole other part has ended. A rank that has ended still counts as missing, because it may have formed a group with
+//! others before: `0` and `1` of four go on without `2` and `3`, then `0` ends; if it did not count, `2` and `3` would be
+//! more than `1`.
 //!
-//! Where two parts have a common member, it is what that one has agreed to that counts. Each rank keeps the members of the
-//! newest group that is known to have met, and of those that it has agreed to since, of which it was not told whether they
-//! met (their leader ended, for instance). The next one must satisfy the rule for each of these. Groups have numbers: who
-//! takes part has promised the new number before anyone agrees, so that of two such groups the one with the higher number
-//! was formed later, and nobody who made it possible agrees to the lower one any more.
+//! Where two parts have a common member, what that member has agreed to is decisive. Each rank keeps the members of the
+//! newest group that is known to have met, and of those that it has agreed to since without learning whether they met
+//! (their leader ended, for instance). The next group must satisfy the rule for each of these. Groups are numbered. All
+//! members promise the new number before anyone agrees, so that of two such groups the one with the higher number was
+//! formed later, and no rank that made it possible agrees to the lower one any more.
 //!
-//! Newcomers could outlive all ranks of a part: the ones that it left behind, who then know that all others have ended,
-//! would go on as well. So where ranks that may still be there were left behind, one who was there before must be among those
-//! that go on.
+//! Newcomers could outlive all original ranks of a part. The ranks that it had left behind, once they know that all the
+//! others have ended, would then go on as well. So where ranks that may still be alive were left behind, a rank that was
+//! a member before must be among those that go on.
 
 use std::collections::BTreeSet;
 
@@ -35,19 +36,19 @@ type Ranks = BTreeSet<usize>;
 pub(super) struct History {
     /// The number of the newest of these groups.
     pub(super) newest: u64,
-    /// The number of the first of them, which has met.
+    /// The number of the first of them, which is known to have met.
     pub(super) met: u64,
-    /// Members of the newest group that is known to have met, then of those that were agreed to since. Empty where nothing is
-    /// known.
+    /// Members of the newest group that is known to have met, then of those that were agreed to since. Empty where
+    /// nothing is known.
     groups: Vec<Ranks>,
-    /// Where ranks were left behind that may still be there: the members that are left of the group that left them.
+    /// Where ranks that may still be alive were left behind: the remaining members of the group that left them behind.
     elders: Ranks,
-    /// The missing of these groups that are known to have ended.
+    /// Missing members of these groups that are known to have ended.
     ended: Ranks,
 }
 
 impl History {
-    /// The job's first group.
+    /// Returns the history of a job whose first group has met.
     pub(super) fn first(members: Ranks) -> Self {
         Self { groups: vec![members], ..Self::default() }
     }
@@ -56,22 +57,22 @@ impl History {
         !self.groups.is_empty()
     }
 
-    /// Of the newest group that has met.
+    /// Returns whether this rank is a member of the newest group that has met.
     pub(super) fn has_met_with(&self, number: usize) -> bool {
         self.groups.first().is_some_and(|members| members.contains(&number))
     }
 
-    /// Those who may be in the next group, beside newcomers.
+    /// Returns the ranks that may be in the next group, besides newcomers.
     pub(super) fn members(&self) -> Ranks {
         self.groups.last().cloned().unwrap_or_default()
     }
 
-    /// All that are of account for the next group.
+    /// Returns all ranks that count for the next group.
     pub(super) fn all(&self) -> Ranks {
         self.groups.iter().flatten().copied().collect()
     }
 
-    /// These are known to have ended.
+    /// Records that these ranks have ended.
     pub(super) fn have_ended(&mut self, ranks: impl IntoIterator<Item = usize>) {
         self.ended.extend(ranks);
     }
@@ -80,7 +81,7 @@ impl History {
         &self.ended
     }
 
-    /// Whether those who are `here` may form the next group.
+    /// Returns whether the ranks that are `here` may form the next group.
     pub(super) fn may_go_on(&self, here: &Ranks) -> bool {
         let outlived = self.elders.is_empty() || !self.elders.is_disjoint(here);
         outlived && self.groups.iter().all(|members| self.are_enough(members, here))
@@ -94,24 +95,25 @@ impl History {
         present > 0 && (all_have_ended || present > missing || present == missing && has_lowest)
     }
 
-    /// With the next group, once it is agreed to.
+    /// Returns the history with the next group, once that is agreed to.
     pub(super) fn with(&self, newest: u64, members: Ranks) -> Self {
         let mut next = Self { newest, ..self.clone() };
         let left_behind = self.all().iter().any(|n| !members.contains(n) && !self.ended.contains(n));
-        // One that was left behind may have ended since: whether it did before anyone was let in, is not known.
+        // A rank that was left behind may have ended since; whether that was before any newcomer was admitted is not
+        // known.
         if left_behind || !self.elders.is_empty() {
             let was_there = |number: &usize| self.groups.iter().all(|members| members.contains(number));
             let is_elder = |number: &usize| self.elders.is_empty() || self.elders.contains(number);
             next.elders = members.iter().copied().filter(|n| was_there(n) && is_elder(n)).collect();
         }
-        // The same members again: nothing more is asked of the next group.
+        // With the same members again, the next group has nothing more to satisfy.
         if next.groups.last() != Some(&members) {
             next.groups.push(members);
         }
         next
     }
 
-    /// The newest group has met.
+    /// Returns the history once the newest group has met.
     pub(super) fn concluded(self) -> Self {
         let groups = self.groups.into_iter().next_back().into_iter().collect();
         Self { groups, met: self.newest, ended: Ranks::new(), ..self }

@@ -1,4 +1,4 @@
-//! The part of the lowest rank that is left.
+//! Regrouping on the leader, the lowest remaining rank.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -15,19 +15,19 @@ use super::search::{Search, excluded};
 use super::{Attempt, Hall, Miss, Regrouped};
 use crate::rendezvous::connection::fault::Fault;
 
-/// How often the leader looks who has come and who is gone.
+/// How often the leader checks who has come and who is gone.
 const ROUND: Duration = Duration::from_millis(2);
 
-/// Who takes part in a new group, this rank not counted.
+/// The members of a new group, without this rank.
 struct Crew {
-    /// By their number in the job.
+    /// In the order of their numbers in the job.
     guests: Vec<Visitor>,
-    /// What all know who agree to the new group.
+    /// History of all ranks that agree to the new group.
     history: History,
 }
 
 impl Hall {
-    /// Waits for those who are left, and meets with them.
+    /// Waits for the remaining ranks, and forms a group with them.
     pub(super) fn lead(&self, search: &mut Search<'_>, room: usize) -> Attempt<Regrouped> {
         self.gather(search)?;
         let Crew { guests, history } = self.choose(search, room)?;
@@ -69,7 +69,8 @@ impl Hall {
         Ok(Regrouped { config, meeting, numbers })
     }
 
-    /// Waits until all who may be left are here. Others may be on their way.
+    /// Waits until all members that may be alive have come or are given up, and all missing ranks were probed; at most
+    /// until the last call.
     fn gather(&self, search: &mut Search<'_>) -> Attempt<()> {
         loop {
             search.ask_the_launcher();
@@ -88,7 +89,8 @@ impl Hall {
         }
     }
 
-    /// Those that are of account, have not come, and are not known to have ended; and the members of the newest group.
+    /// Returns the ranks that count for the next group, have not come, and are not known to have ended; and the members
+    /// of the newest group.
     fn missing(&self) -> (Vec<(usize, SocketAddr)>, BTreeSet<usize>) {
         let mut state = self.state();
         state.guests.retain(|guest| guest.wire.is_open());
@@ -99,7 +101,7 @@ impl Hall {
         (people.into_iter().map(|card| (card.number, card.door)).collect(), history.members())
     }
 
-    /// Who takes part, if they may go on without the others.
+    /// Chooses the members of the new group, if they may go on without the others.
     fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<Crew> {
         let mut state = self.state();
         let history = state.newest();
@@ -144,7 +146,7 @@ impl Hall {
         Ok(Crew { guests, history: history.with(number, members) })
     }
 
-    /// There will be no new group: those who wait at this door hear why.
+    /// Tells the ranks that wait at this door why there will be no new group.
     pub(super) fn tell_guests(&self, why: &str) {
         let guests = std::mem::take(&mut self.state().guests);
         guests.into_iter().for_each(|guest| guest.send_away(&Reply::Over(why.into())));
@@ -173,7 +175,7 @@ fn hear_promises(plan: &Plan<'_>, members: &mut Members, number: u64) -> crate::
     })
 }
 
-/// Why those who are here may not go on.
+/// Describes why the ranks that are here may not go on.
 fn why_not(history: &History, here: &BTreeSet<usize>) -> String {
     let missing = history.all().into_iter().filter(|n| !here.contains(n) && !history.ended().contains(n));
     match missing.collect::<Vec<_>>().as_slice() {

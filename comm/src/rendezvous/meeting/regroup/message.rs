@@ -1,4 +1,4 @@
-//! What is said at a door.
+//! Messages at a door.
 
 use std::net::SocketAddr;
 
@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 use super::super::message::Hello;
 use super::history::History;
 
-/// The longest message: a group's doors, at up to 100 bytes each, and the members of a few groups.
+/// The longest message, in bytes: a group's doors, at up to 100 bytes each, and the members of a few groups.
 pub(super) const LIMIT: usize = 1024 * 1024;
-/// In the place of a caller's number where it has none yet.
+/// In place of a caller's number, where it has none yet.
 pub(super) const NOBODY: u32 = u32::MAX;
 
-/// Who somebody is, and where its door is.
+/// A rank's number in the job, and its door.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Card {
     pub(crate) number: usize,
     pub(crate) door: SocketAddr,
 }
 
-/// What a rank says that comes to another one's door.
+/// First message of a rank that connects to another one's door.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Knock {
-    /// Only to see whether somebody is there; with the number of the newest group that it knows.
+    /// Checks whether the rank is there; with the number of the newest group that the sender knows.
     Probe { number: usize, generation: u64 },
-    /// To come together.
+    /// Comes to form a new group.
     Come(Come),
-    /// To become a member.
+    /// Asks to become a member.
     Join { card: Card, hello: Hello },
 }
 
@@ -37,44 +37,44 @@ pub(super) struct Come {
     pub(super) history: History,
     /// The highest number of a group that it has promised to take part in.
     pub(super) promised: u64,
-    /// All that it knows of.
+    /// The other ranks that it knows.
     pub(super) people: Vec<Card>,
     pub(super) hello: Hello,
 }
 
-/// What a rank answers that is offered a place in a new group: it takes part in none of a lower number any more.
+/// Answer to an offered seat in a new group: the sender takes part in no group with a lower number any more.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Promise {
     /// The new group's.
     pub(super) number: u64,
 }
 
-/// What is said to that.
+/// Answers at a door.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// Somebody is here.
+    /// The rank is there.
     Here,
-    /// The new group: what rank this is in it, and who is, by rank.
+    /// The new group: the receiver's rank in it, and its members.
     Seat(Seat),
     /// This rank does not lead.
     Elsewhere,
-    /// The group goes on without the one who asks.
+    /// The group goes on without the rank that asks.
     Excluded,
     /// There will be no new group, for this reason.
     Over(String),
-    /// The one who asks can never be let in as it is, for this reason.
+    /// The rank that asks can never be admitted as it is, for this reason.
     Refused(String),
 }
 
-/// A place in a new group.
+/// A rank's seat in a new group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Seat {
     pub(super) rank: usize,
-    /// What all who agree know from then on.
+    /// History of all ranks that agree to the new group.
     pub(super) history: History,
     /// By rank.
     pub(super) people: Vec<Card>,
-    /// Others that are of account for later groups.
+    /// Other ranks that count for later groups.
     pub(super) others: Vec<Card>,
 }
 

@@ -1,8 +1,8 @@
-//! How ranks find each other again when some of them are gone, or new ones have come: groups that change ([`Elastic`]).
+//! Regrouping of elastic groups ([`Elastic`]): the remaining ranks, and newcomers, form a new group.
 //!
-//! Each rank keeps a *door*: a socket that listens at the same address for as long as the rank is in the job, whatever
-//! happens to its groups. All know each other's doors, so that no single one is needed to meet again. The lowest rank that
-//! is left leads; the others go to its door:
+//! Each rank keeps a *door*: a listener at an address that stays the same for as long as the rank is in the job, whatever
+//! happens to its groups. All ranks know each other's doors, so that no single one is needed to meet again. The lowest
+//! remaining rank leads; the others connect to its door:
 //!
 //! ```text
 //! rank r                                lowest rank that is left
@@ -14,25 +14,28 @@
 //!       that it is connected; the group has met when all have.
 //! ```
 //!
-//! Whoever dies in the middle is missed by all, who then begin anew; so is a leader that falls silent while others wait at its
-//! door. One that was silent and wakes leads if it is lower: the other leader then sends its guests on, and goes there. Where
-//! some have met and others have not, those who have agreed bring what they agreed to with them. Each group has a session of
-//! its own, which all its connections prove: nothing of an earlier one can get into it.
+//! When a rank dies in the middle, all notice and start over; so they do when a leader stops responding while others wait
+//! at its door. A rank that was unresponsive and recovers leads if it is lower: the other leader then redirects those at
+//! its door, and goes there itself. Where some have met and others have not, those who have agreed to the group report
+//! that in the next attempt. Each group has its own session nonce, which all its connections prove: nothing of an earlier
+//! group can get into it.
 //!
-//! Ranks are told apart by their number in the job's first group, which newcomers continue.
+//! Ranks are identified by their number in the job's first group; newcomers have numbers of their own.
 //!
-//! There are never two groups, however ranks are cut from each other: [`history`] is the rule by which those who are left may
-//! go on without the others, and why it suffices. What cannot be reached counts as if it were there. Two things prove that a
-//! rank has ended ([`search`]): on its own host, that nobody listens at its door any more, or another program does; and the
-//! word of the launcher that has seen its process end ([`Elastic::ended`]), which each launcher gives for its own ranks, and
-//! which the launchers pass on to each other. Between hosts a refused connection proves nothing: a firewall refuses in the
-//! name of a rank that lives. One who was left behind hears that it is excluded as soon as it asks.
+//! There are never two groups, however ranks are partitioned: [`history`] contains the rule by which the remaining ranks
+//! may go on without the others, and why it suffices. A rank that cannot be reached counts as alive. Two things prove
+//! that a rank has ended ([`search`]): on its own host, that nothing listens at its door any more, or another program
+//! does; and the report of the launcher that has seen its process end ([`Elastic::ended`]), which each launcher makes for
+//! its own ranks, and which the launchers pass on to each other. Between hosts a refused connection proves nothing: a
+//! firewall refuses on behalf of a rank that is alive. A rank that was left behind learns that it is excluded as soon as
+//! it asks.
 //!
-//! What that costs. Without a launcher, half of the ranks or more that are lost at once with their host are not survived,
-//! unless what is left is the half with the lowest rank; with one on that host that lives they are. With the host its launcher
-//! is lost as well, and then the same holds as without one. Where half of the ranks or more are missing at once, of whom one
-//! only stands still, the others do not go on, even on one host: it may have gone on with those that have ended. Less than
-//! half may be missing for any reason, one after the other down to a single rank.
+//! The price of this: without a launcher, a job does not survive the loss of half of its ranks or more at once together
+//! with their host, unless the remaining half contains the lowest rank; with a launcher on that host that survives, it
+//! does. When the launcher is lost together with its host, the same holds as without one. Where half of the ranks or more
+//! are missing at once, and even one of them is merely stopped, the others do not go on, even on one host: it may have
+//! gone on with those that have ended. Less than half may be missing for any reason, one after the other down to a single
+//! rank.
 
 mod door;
 mod follow;
@@ -64,12 +67,12 @@ use crate::{Elastic, Error, Result, TcpConfig};
 pub(crate) use message::Card;
 pub(crate) use newcomer::join;
 
-/// The longest that one try to come together may take, once all who are left have said that they are there.
+/// Time limit for forming a group, once all remaining ranks have come.
 const FORMING: Duration = Duration::from_secs(10);
-/// Between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A rank's part in a job whose group changes: its door is open as long as this lives.
+/// A rank's participation in a job whose group changes: its door is open as long as this lives.
 pub(crate) struct Lobby {
     hall: Arc<Hall>,
     _door: Acceptor,
@@ -83,23 +86,23 @@ impl Deref for Lobby {
     }
 }
 
-/// What is behind a door: who has come, and what this rank knows of the others.
+/// State behind a door: which ranks have come, and what this rank knows of the others.
 pub(crate) struct Hall {
     /// This rank's number in the job.
     own: usize,
-    /// As the group was made, but for rank and size.
+    /// Configuration with which the group was made, except for rank and world size.
     config: TcpConfig,
-    /// Where newcomers find the group.
+    /// File in which newcomers find the group.
     file: Option<PathBuf>,
-    /// Where a launcher tells whose processes it has seen end.
+    /// File in which a launcher lists the ranks whose processes it has seen end.
     ended: Option<PathBuf>,
     nonce: [u8; 32],
     credentials: Credentials,
     door: SocketAddr,
     state: Mutex<State>,
-    /// Somebody has come.
+    /// Notified when a rank has come.
     came: Condvar,
-    /// One search at a time.
+    /// Held while regrouping, so that there is one search at a time.
     turn: Mutex<()>,
 }
 
@@ -109,24 +112,26 @@ struct State {
     history: History,
     /// The highest number of a group that it has promised to take part in.
     promised: u64,
-    /// Doors, by number in the job, of all that it has heard of.
+    /// Doors of all ranks that it knows, by number in the job.
     doors: BTreeMap<usize, SocketAddr>,
-    /// Members that have come to this door.
+    /// Members that wait at this door.
     guests: Vec<Visitor>,
-    /// Those who want to become one.
+    /// Ranks that wait at this door to become members.
     newcomers: Vec<Visitor>,
-    /// This rank waits at another one's door.
+    /// Whether this rank waits at another one's door.
     away: bool,
     file: Option<MeetingFile>,
 }
 
 impl State {
-    /// Whether another process has this number. One of the group that has missed its beginning asks anew, at the same door.
+    /// Returns whether another process has this number. A member that has missed the start of its group asks again from
+    /// the same door.
     fn has_another(&self, card: &Card) -> bool {
         self.doors.get(&card.number).is_some_and(|door| *door != card.door)
     }
 
-    /// What is known here: who comes from a newer group knows better who is in it. One proof of an end is enough for all.
+    /// Returns the newest history of this rank and its guests: a rank of a newer group knows better who is in it. One
+    /// proof that a rank has ended is enough for all.
     fn newest(&self) -> History {
         let all = || self.guests.iter().map(|guest| &guest.history).chain([&self.history]);
         let newest = all().max_by_key(|history| (history.is_known(), history.newest));
@@ -139,14 +144,14 @@ impl State {
         self.doors.extend(people.iter().map(|card| (card.number, card.door)));
     }
 
-    /// All that are of account for the next group, this rank and its guests but for those that `are_not`.
+    /// Returns number and door of all ranks that count for the next group, except those for which `are_not` is true.
     fn people(&self, history: &History, are_not: impl Fn(usize) -> bool) -> Vec<Card> {
         let numbers = history.all().into_iter().filter(|number| !are_not(*number));
         numbers.filter_map(|number| Some(Card { number, door: *self.doors.get(&number)? })).collect()
     }
 }
 
-/// A group that has come together.
+/// A new group that has met.
 pub(crate) struct Regrouped {
     pub(crate) config: TcpConfig,
     pub(crate) meeting: Meeting,
@@ -154,9 +159,9 @@ pub(crate) struct Regrouped {
     pub(crate) numbers: Vec<usize>,
 }
 
-/// What came of one try.
+/// Why an attempt has failed.
 enum Miss {
-    /// Another one may do better.
+    /// Another attempt may succeed.
     Again(String),
     Final(Error),
 }
@@ -176,7 +181,7 @@ impl From<Error> for Miss {
 }
 
 impl Lobby {
-    /// Where this rank's door will be, and its port.
+    /// Opens the listener for this rank's door; returns it and its port.
     pub(crate) fn listen(config: &TcpConfig) -> Result<(TcpListener, u16)> {
         if config.bind.is_unspecified() {
             let help = "a group that changes needs the one address by which the other ranks reach this host";
@@ -190,7 +195,7 @@ impl Lobby {
         Ok((listener, port))
     }
 
-    /// Opens this rank's door.
+    /// Opens this rank's door: connections are accepted from now on.
     pub(crate) fn open(
         listener: TcpListener,
         config: &TcpConfig,
@@ -221,33 +226,33 @@ impl Hall {
         lock(&self.state)
     }
 
-    /// What the others must know of this rank.
+    /// Returns what the others must know of this rank.
     pub(crate) fn card(&self) -> Card {
         Card { number: self.own, door: self.door }
     }
 
-    /// The job's first group has met.
+    /// Records the job's first group, which has met.
     pub(crate) fn settle_first(&self, people: &[Card]) -> Result<()> {
         self.settle(History::first(people.iter().map(|card| card.number).collect()), people)
     }
 
-    /// From now on this rank knows of this group: it has agreed to it, or it is the leader and all others have.
+    /// Records a group that this rank has agreed to, or that all others have agreed to, where this rank leads.
     fn agree(&self, history: History) {
         self.state().history = history;
     }
 
-    /// The group is this one now.
+    /// Records the new group, which has met.
     fn settle(&self, history: History, people: &[Card]) -> Result<()> {
         let mut state = self.state();
         let is_first = people.first().is_some_and(|first| first.number == self.own);
-        // Who was the first rank remains it, and so does the file.
+        // A rank that was first in its group stays first, and keeps its file.
         if let (Some(path), true, None) = (&self.file, is_first, &state.file) {
             state.file = Some(MeetingFile::write(path, self.door, self.nonce)?);
         }
         state.history = history;
         state.hear_of(people);
         state.away = false;
-        // They came before it was known here who is in the group.
+        // These came before this rank knew who is in the group.
         let newcomers = std::mem::take(&mut state.newcomers);
         let (refused, waiting): (Vec<_>, Vec<_>) =
             newcomers.into_iter().partition(|guest| state.has_another(&guest.card));
@@ -260,8 +265,8 @@ impl Hall {
         Ok(())
     }
 
-    /// Comes together with those who are left of the group, and with newcomers as far as there is room for `room` ranks. The
-    /// `blamed` are not waited for.
+    /// Forms a new group of the remaining ranks, and of newcomers as far as it has no more than `room` ranks with them.
+    /// The `blamed` ranks are not waited for.
     pub(crate) fn regroup(&self, blamed: &[usize], room: usize) -> Result<Regrouped> {
         let _turn = lock(&self.turn);
         let started = Instant::now();
@@ -280,7 +285,7 @@ impl Hall {
                 Ok(regrouped) => return Ok(regrouped),
                 Err(Miss::Final(error)) => return Err(error),
                 Err(Miss::Again(why)) => {
-                    // A try that the deadline cuts short says less than the one before it.
+                    // An attempt that the deadline cuts short says less than the one before it.
                     let why = last.filter(|_| began + self.silence() >= deadline).unwrap_or(why);
                     if Instant::now() >= deadline {
                         self.tell_guests(&why);
@@ -298,7 +303,7 @@ impl Hall {
         }
     }
 
-    /// What a try begins with; who takes part, by rank, is not known yet where that is this rank alone.
+    /// Returns the plan of an attempt. `people`: the members by rank, or this rank alone where they are not known yet.
     fn plan<'a>(&self, config: &'a TcpConfig, people: &[Card], own: Own, deadline: Instant) -> Plan<'a> {
         let started = Instant::now();
         Plan {
@@ -310,7 +315,7 @@ impl Hall {
             own,
             credentials: self.credentials.clone(),
             members: Members::some(people.iter().map(|card| card.number)),
-            // It is the one that has failed.
+            // Not watched: it is the group that has failed.
             parent: None,
             door: 0,
             agreed: None,

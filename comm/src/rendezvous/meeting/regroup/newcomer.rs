@@ -1,4 +1,4 @@
-//! A rank that comes later.
+//! Newcomers: ranks that join a running group.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::{Elastic, Error, Result, TcpConfig};
 /// Enough for a handshake.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Asks to become a member of the group that is found through the file, and waits until it is let in.
+/// Asks the group that the file names to admit this rank, and waits until it does.
 pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Lobby>, Regrouped)> {
     let Some(file) = &elastic.file else {
         let help = "a rank that comes later finds the group through the file that was given to the others";
@@ -29,12 +29,12 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Lobby>,
     loop {
         let began = Instant::now();
         if let Some(lobby) = lobby.as_ref().filter(|lobby| lobby.state().history.is_known()) {
-            // The others may have met with it.
+            // This rank has agreed to a group, and the others may have met with it.
             return lobby.regroup(&[], 0).map(|regrouped| (lobby.clone(), regrouped));
         }
         let miss = match meeting_file::read(file, config.secret.is_none()) {
             Ok((door, nonce)) => {
-                // Another group's file may have been there at first.
+                // The file may have been that of another group at first.
                 let lobby = match lobby.take().filter(|lobby| lobby.nonce == nonce) {
                     Some(known) => lobby.insert(known),
                     None => {
@@ -50,7 +50,7 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Lobby>,
             }
             Err(reason) => format!("{}: {reason}", file.display()),
         };
-        // A try that the deadline cuts short says less than the one before it.
+        // An attempt that the deadline cuts short says less than the one before it.
         let miss = last.filter(|_| began + SHORT >= deadline).unwrap_or(miss);
         if Instant::now() >= deadline {
             return Err(Error::Regroup { rank: config.rank, waited: started.elapsed(), detail: miss });

@@ -1,4 +1,4 @@
-//! Who is left, and who leads.
+//! Search for the remaining ranks of a group, and for their leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -14,58 +14,58 @@ use crate::rendezvous::connection::fault::{Fault, Try};
 use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose, Status};
 use crate::rendezvous::connection::wire::Wire;
 
-/// How long a rank may say nothing at all before the others look for another leader. It is less where the time-out is short.
+/// How long a rank may be unresponsive before the others look for another leader. It is less where the time-out is short.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Between two looks at a rank that is about to be gone, or to come; each time twice as long.
+/// Shortest and longest pause between two probes of a rank; each pause is twice as long as the one before.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(250)];
 
-/// So many ranks are looked at at the same time, at most: each takes a thread and a socket.
+/// How many ranks are probed at the same time, at most: each takes a thread and a socket.
 const AT_ONCE: usize = 64;
-/// After so many tries in a row it is believed that somebody else is at a door.
+/// Number of attempts in a row after which it is believed that another program is at a door.
 const SETTLED: u32 = 5;
 
 /// What one rank finds out about the others while it looks for them.
 pub(super) struct Search<'a> {
     pub(super) lobby: &'a Hall,
     pub(super) deadline: Instant,
-    /// Who has not come by then is not waited for any longer: those who have still need the time to form a group.
+    /// From then on, ranks that are missing are not waited for: those that have come still need time to form a group.
     pub(super) last_call: Instant,
-    /// They are not waited for.
+    /// Ranks that the caller does not wait for.
     pub(super) blamed: BTreeSet<usize>,
-    /// They are known to have ended.
+    /// Ranks that are known to have ended.
     gone: BTreeSet<usize>,
-    /// They do not answer.
+    /// Ranks that do not answer.
     pub(super) silent: BTreeSet<usize>,
     looks: BTreeMap<usize, (Instant, Duration)>,
-    /// Tries in a row at which somebody else was at a door.
+    /// Number of probes in a row at which another program was at a rank's door.
     strange: BTreeMap<usize, u32>,
 }
 
-/// What a look at a rank's door shows.
+/// Result of a probe of a rank's door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sight {
     Here,
-    /// Somebody who says that the group has gone on without this rank.
+    /// The rank is there; its group has gone on without this rank.
     Excluded,
-    /// Nobody, and nobody ever will be.
+    /// The rank has ended.
     Gone,
     /// No answer, or none that proves anything.
     Silent,
-    /// Another program, or one that has turned this rank away.
+    /// Another program is there, or one that has rejected this rank's proof.
     Strange {
         on_this_host: bool,
     },
-    /// Something came in between.
+    /// The probe was inconclusive.
     Unsure,
 }
 
 impl Sight {
-    /// What it means that a rank cannot be spoken to. Only on this host does it prove something that nobody listens at its
-    /// door, or somebody else does: between hosts a firewall refuses, and answers, in the name of a rank that lives.
+    /// Interprets the failure to reach a rank. Only on this host does it prove anything that nothing listens at its door,
+    /// or another program does: between hosts, a firewall refuses, and answers, on behalf of a rank that is alive.
     fn of(fault: &Fault, on_this_host: bool) -> Self {
         match fault {
             Fault::Io(error) if on_this_host && error.kind() == ErrorKind::ConnectionRefused => Sight::Gone,
-            // It proved to be of this job: the one before it is gone, and its port was given to another.
+            // The other side has proved to be of this job: the rank has ended, and its port was assigned to another one.
             Fault::OtherRank(_) if on_this_host => Sight::Gone,
             Fault::BadProof | Fault::NotOurs | Fault::Version(_) => Sight::Strange { on_this_host },
             // A rank that has too many callers may close the connection at this point.
@@ -77,19 +77,19 @@ impl Sight {
     }
 }
 
-/// Whether whoever was at a door is not there any more, or stands still, or cannot be reached.
+/// Returns whether a rank is gone, unresponsive, or unreachable.
 pub(super) fn is_lost(fault: &Fault) -> bool {
     Sight::of(fault, false) == Sight::Silent
 }
 
-/// Whose processes a launcher has seen end: a number on each line that is whole.
+/// Reads which ranks' processes a launcher has seen end: one number on each complete line.
 fn read_ended(file: &Path) -> BTreeSet<usize> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Knocks at a door.
+/// Connects to a door and sends `message`. `expected`: number of the rank whose door it is, where known.
 pub(super) fn knock(
     address: SocketAddr,
     expected: Option<usize>,
@@ -113,13 +113,13 @@ impl Hall {
         SILENCE.min(self.config.bounded_timeout() / 4)
     }
 
-    /// Whether this address is one of this host.
+    /// Returns whether this address is one of this host.
     fn is_on_this_host(&self, door: SocketAddr) -> bool {
         let ip = door.ip().to_canonical();
         ip.is_loopback() || ip == self.door.ip().to_canonical()
     }
 
-    /// Looks whether a rank is there.
+    /// Probes a rank's door.
     fn look(&self, (number, door): (usize, SocketAddr), until: Instant) -> Sight {
         let probe = Knock::Probe { number: self.own, generation: self.state().history.newest };
         let own = (&self.credentials, self.own as u32);
@@ -134,7 +134,7 @@ impl Hall {
         }
     }
 
-    /// The same of several at the same time: those who are silent take no longer than one of them.
+    /// Probes several doors at the same time: unresponsive ranks take no longer than one of them.
     fn look_at_once(&self, ranks: &[(usize, SocketAddr)], until: Instant) -> Vec<Sight> {
         if let [rank] = ranks {
             return vec![self.look(*rank, until)];
@@ -147,7 +147,7 @@ impl Hall {
             let looks: Vec<_> = ranks.iter().map(start).collect();
             let sights = looks.into_iter().zip(ranks).map(|(look, rank)| match look {
                 Ok(thread) => thread.join().unwrap_or(Sight::Unsure),
-                // There are no threads left, and there may be no time.
+                // No thread could be started, and there may be no time left.
                 Err(_) if Instant::now() >= until => Sight::Unsure,
                 Err(_) => self.look(*rank, until),
             });
@@ -166,18 +166,18 @@ impl<'a> Search<'a> {
         Self { lobby, deadline, last_call, blamed, gone, silent, looks, strange }
     }
 
-    /// How long to wait for a leader's word.
+    /// Returns how long to wait for the answer of a leader.
     pub(super) fn patience(&self) -> Instant {
         self.deadline.min(Instant::now() + self.lobby.silence())
     }
 
-    /// How long to wait for the word of one who is missing: the last call does not wait for it.
+    /// Returns how long to wait for the answer of a rank that is missing: the last call is not delayed by it.
     fn patience_for_missing(&self) -> Instant {
         let until = self.patience();
         if Instant::now() < self.last_call { until.min(self.last_call) } else { until }
     }
 
-    /// The lowest rank that is there, where it is not this one.
+    /// Returns the lowest rank that is there, with its door; `None` where that is this one.
     pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
         let lower = {
             let state = self.lobby.state();
@@ -191,7 +191,8 @@ impl<'a> Search<'a> {
             let perhaps: Vec<_> =
                 lower.iter().copied().filter(|(number, _)| !self.is_given_up(*number)).collect();
             let Some((first, door)) = perhaps.first().copied() else { break };
-            // One that is there answers at once, and no other one need be asked. Where one was silent, more may be.
+            // A rank that is there answers at once, and no other one need be asked. Where one was unresponsive, more may
+            // be.
             let some = if self.silent.is_empty() { 1 } else { AT_ONCE.min(perhaps.len()) };
             let here = self.look_at(&perhaps[..some], self.patience())?;
             let lowest = perhaps.iter().find(|(number, _)| !self.is_given_up(*number));
@@ -208,17 +209,17 @@ impl<'a> Search<'a> {
                 pause = (pause * 2).min(PAUSES[1]);
             }
         }
-        // Whoever did not answer may do so when all is tried again.
+        // Ranks that did not answer may do so in the next attempt.
         self.silent.clear();
         Ok(None)
     }
 
-    /// Looks whether a rank is there; what is known of it otherwise is noted.
+    /// Probes a rank; returns whether it is there, and records what else the probe shows.
     pub(super) fn look(&mut self, number: usize, door: SocketAddr, until: Instant) -> Attempt<bool> {
         Ok(!self.look_at(&[(number, door)], until)?.is_empty())
     }
 
-    /// The same of several ranks: those that are there.
+    /// Probes several ranks; returns those that are there.
     fn look_at(&mut self, ranks: &[(usize, SocketAddr)], until: Instant) -> Attempt<BTreeSet<usize>> {
         let sights = self.lobby.look_at_once(ranks, until);
         let mut here = BTreeSet::new();
@@ -245,7 +246,7 @@ impl<'a> Search<'a> {
         self.lobby.state().history.have_ended([number]);
     }
 
-    /// Takes the word of the launchers that have seen processes end.
+    /// Reads the launchers' reports of processes that have ended.
     pub(super) fn ask_the_launcher(&mut self) {
         let Some(file) = &self.lobby.ended else { return };
         let ended = read_ended(file);
@@ -256,8 +257,8 @@ impl<'a> Search<'a> {
         ended.intersection(&known).for_each(|number| self.has_ended(*number));
     }
 
-    /// Looks again at those who are missing, now and then. This rank does not lead where a lower one of the `members` is there
-    /// after all.
+    /// Probes the missing ranks again, at growing intervals. This rank does not lead where a lower one of the `members`
+    /// is there after all.
     pub(super) fn look_for(
         &mut self,
         missing: &[(usize, SocketAddr)],
@@ -287,12 +288,12 @@ impl<'a> Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether this rank need not be waited for.
+    /// Returns whether this rank need not be waited for.
     pub(super) fn is_given_up(&self, number: usize) -> bool {
         self.blamed.contains(&number) || self.silent.contains(&number) || self.gone.contains(&number)
     }
 
-    /// Whether each of them was looked for.
+    /// Returns whether each of them was probed.
     pub(super) fn has_looked(&self, missing: &[(usize, SocketAddr)]) -> bool {
         missing.iter().all(|(number, _)| self.looks.contains_key(number))
     }

@@ -1,5 +1,5 @@
-//! Ranks as threads, some of which stand still. The system takes connections for a process that is stopped: so does a
-//! listener that nobody serves.
+//! Regrouping tests with ranks as threads, some of which are stopped. The system accepts connections for a stopped
+//! process; a listener that nobody serves does the same.
 
 use std::thread::{JoinHandle, sleep, spawn};
 
@@ -11,7 +11,7 @@ use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 use crate::{Tcp, Tls, Transport};
 
-/// Who does not answer counts as silent after a quarter of it.
+/// A rank that does not answer counts as unresponsive after a quarter of this.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Outcome = Result<Vec<usize>>;
@@ -29,14 +29,14 @@ fn cards(doors: &[TcpListener]) -> Vec<Card> {
     doors.iter().enumerate().map(card).collect()
 }
 
-/// A rank of the group of these people.
+/// Opens the door of a rank of the group with these members.
 fn rank(number: usize, door: TcpListener, people: &[Card]) -> Arc<Lobby> {
     let lobby = Lobby::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
     lobby.settle_first(people).unwrap();
     lobby
 }
 
-/// Looks for the others; gives the ranks of the new group.
+/// Regroups in a thread; returns the numbers of the ranks of the new group.
 fn regroup(lobby: &Arc<Lobby>) -> JoinHandle<Outcome> {
     let lobby = lobby.clone();
     spawn(move || lobby.regroup(&[], 0).map(|regrouped| regrouped.numbers))
@@ -64,7 +64,7 @@ fn numbers(outcomes: Vec<JoinHandle<Outcome>>) -> Vec<Vec<usize>> {
 fn a_leader_gives_way_to_a_lower_rank_that_wakes() {
     let doors = doors(4);
     let people = cards(&doors);
-    // The first is gone, and the second stands still.
+    // The first has ended, and the second is stopped.
     let [gone, still, third, fourth] = <[TcpListener; 4]>::try_from(doors).unwrap();
     drop(gone);
     let (third, fourth) = (rank(2, third, &people), rank(3, fourth, &people));
@@ -83,7 +83,7 @@ fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
     drop(gone);
     let second = Lobby::open(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
     let first = rank(0, first, &people);
-    // What the first one does before it waits for the second.
+    // What the first rank does before it waits for the second.
     let (own, until) = ((&first.credentials, 0), Instant::now() + TIMEOUT);
     let mut wire = search::knock(second.door, Some(1), own, &probe(0), until).unwrap();
     assert!(matches!(wire.receive(message::LIMIT, until), Ok(message::Reply::Here)));
@@ -101,7 +101,7 @@ fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
         let encrypted = TcpConfig { tls: Tls::All, ..alone.clone() };
         let error = Tcp::connect(&encrypted).unwrap_err();
         assert!(matches!(&error, Error::InvalidArgument { what, .. } if what.starts_with("TLS")), "{error}");
-        // An address that no host has: it would not be listened on either.
+        // An address that no host has: it could not be listened on either.
         let bind = "192.0.2.2".parse().unwrap();
         let seen = TcpConfig { bind, ..alone };
         let error = Tcp::connect(&seen).unwrap_err();
@@ -109,12 +109,12 @@ fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
     }
 }
 
-/// One who asks to be let in, as it tells of itself.
+/// Connects as a newcomer with this number and address.
 fn newcomer(lobby: &Lobby, number: usize, ip: &str) -> Wire {
     newcomer_of(lobby, number, ip, Machine::own())
 }
 
-/// One whose program was built for such a machine.
+/// The same for a program with this version and target.
 fn newcomer_of(lobby: &Lobby, number: usize, ip: &str, machine: Machine) -> Wire {
     let hello = Hello {
         ip: Some(ip.parse().unwrap()),
@@ -132,7 +132,7 @@ fn newcomer_of(lobby: &Lobby, number: usize, ip: &str, machine: Machine) -> Wire
     search::knock(lobby.door, None, own, &message::Knock::Join { card, hello }, until).unwrap()
 }
 
-/// Why it is refused.
+/// Returns why a newcomer is refused.
 fn refusal(mut wire: Wire) -> String {
     match wire.receive(message::LIMIT, Instant::now() + TIMEOUT) {
         Ok(message::Reply::Refused(reason)) => reason,
@@ -158,7 +158,7 @@ fn newcomers_that_do_not_fit_hear_it_at_the_door() {
     assert_eq!(lobby.waiting(), 0);
     let waits = newcomer(&lobby, 7, "127.0.0.1");
     wait_until(|| lobby.waiting() == 1);
-    // One that has lost its connection, and comes again, has the same door as before.
+    // A newcomer that has lost its connection, and connects again, has the same door as before.
     let again = newcomer(&lobby, 7, "127.0.0.1");
     wait_until(|| !waits.is_open());
     assert_eq!(lobby.waiting(), 1);
@@ -206,7 +206,8 @@ fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
     assert!(matches!(regroup(&busy).join().unwrap(), Err(Error::Excluded { rank: 4 })));
 }
 
-/// Rank 2 of a group whose other ranks are on a host that cannot be reached, where a launcher has seen these end; who goes on.
+/// Regroups rank 2 of a group whose other ranks are on a host that cannot be reached. `ended`: those that a launcher has
+/// seen end. Returns the members of the new group.
 fn without_a_host(ended: &[u8]) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let elastic = Elastic { ended: Some(folder.path().join("ended")), ..Elastic::default() };
@@ -231,7 +232,8 @@ fn ranks_that_cannot_be_reached_count_as_alive_unless_a_launcher_has_seen_them_e
     assert_eq!(without_a_host(b"1\n0\n").unwrap(), [2]);
 }
 
-/// The losing side of a cut: all say whom they miss, and not each other, whoever's time is over first.
+/// The minority after a partition: all name the ranks that are missing, not each other, whichever one's time is over
+/// first.
 #[test]
 fn those_who_are_not_enough_miss_the_same_ranks() {
     let doors = doors(5);
@@ -256,7 +258,7 @@ fn those_who_are_not_enough_miss_the_same_ranks() {
 
 #[test]
 fn ranks_that_stand_still_are_waited_for_together() {
-    // One after the other they would take all of the time.
+    // One after the other, they would take all of the time.
     const STILL: usize = 8;
     const RANKS: usize = 2 * STILL + 1;
     let config = TcpConfig { timeout: 2 * TIMEOUT, world_size: RANKS, ..TcpConfig::default() };
@@ -286,7 +288,7 @@ fn a_leader_that_falls_silent_is_left_behind() {
     let ranks = [rank(2, third, &people), rank(3, fourth, &people), rank(4, fifth, &people)];
     let outcomes = ranks.iter().map(regroup).collect();
     wait_until(|| leader.state().guests.len() == 3);
-    // It keeps its connections, and says nothing more.
+    // It keeps its connections, and sends nothing more.
     let stopped = leader.hall.clone();
     drop(leader);
     assert_eq!(numbers(outcomes), [[2, 3, 4]; 3]);

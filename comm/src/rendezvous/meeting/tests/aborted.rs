@@ -1,4 +1,4 @@
-//! The group is aborted of whose ranks another one is made: the meeting ends at once, and says so.
+//! The parent group is aborted during a meeting: the meeting ends at once, with an error that says so.
 
 use std::sync::mpsc::channel;
 
@@ -9,7 +9,8 @@ use crate::rendezvous::connection::wire::Wire;
 use crate::rendezvous::meeting::message::{HELLO_LIMIT, Hello, LIMIT, ToMember};
 use crate::{Communicator, Tcp};
 
-/// What a rank comes to whose parent is aborted as soon as its meeting is `under_way`; and what that gives.
+/// Returns the result of a rank whose parent is aborted as soon as its meeting is `under_way`, and the result of that
+/// function.
 fn aborted<T>(
     config: TcpConfig,
     listener: Option<TcpListener>,
@@ -61,7 +62,7 @@ fn while_rank_0_waits_until_all_are_connected() {
 
 #[test]
 fn while_a_rank_looks_for_rank_0() {
-    // One that takes the connection and says nothing, and one that is not there.
+    // One that accepts the connection and sends nothing, and one that is not there.
     let (listener, port) = point();
     let (outcome, _) = aborted(tcp(1, 3, port), None, || listener.accept().unwrap());
     assert_aborted(outcome);

@@ -1,4 +1,4 @@
-//! Somebody on the way between two ranks who changes what they say, or says it again later.
+//! An attacker between two ranks who changes or replays their messages.
 
 use std::net::Shutdown;
 use std::time::Instant;
@@ -8,12 +8,12 @@ use crate::rendezvous::connection::fault::Try;
 use crate::rendezvous::connection::handshake::{Caller, OPENING, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
 
-/// Bytes of the four messages; the client's first.
+/// Lengths of the four messages in bytes, starting with the client's first.
 const MESSAGES: [usize; 4] = [42, 42, 41, 41];
-/// The third makes a `g` the first byte of what is encrypted.
+/// The third turns the first byte of an encrypted record into a `g`.
 const MASKS: [u8; 4] = [0x01, 0x80, b'g' ^ 22, 0xff];
 
-/// Passes the messages on, in turn, each as `change` leaves it.
+/// Passes the messages on, in turn, each changed by `change`.
 fn relay(mut client: TcpStream, mut server: TcpStream, mut change: impl FnMut(usize, &mut [u8])) {
     for (message, len) in MESSAGES.into_iter().enumerate() {
         let mut bytes = vec![0; len];
@@ -31,7 +31,7 @@ fn relay(mut client: TcpStream, mut server: TcpStream, mut change: impl FnMut(us
     let _ = server.shutdown(Shutdown::Both);
 }
 
-/// A rank that listens: whether it let one in.
+/// Runs the listening side; returns the client that it has accepted.
 fn listen(listener: &TcpListener, credentials: &Credentials, patience: Duration) -> Try<Caller> {
     let deadline = Instant::now() + patience;
     let mut wire = Wire::new(listener.accept().unwrap().0, None)?;
@@ -41,7 +41,7 @@ fn listen(listener: &TcpListener, credentials: &Credentials, patience: Duration)
     Ok(admission.caller)
 }
 
-/// What a handshake comes to on both sides: that of who listens first.
+/// Returns the results of a handshake on both sides, that of the listening side first.
 fn shake(
     credentials: &Credentials,
     caller: Caller,
@@ -60,7 +60,7 @@ fn shake(
     })
 }
 
-/// Ranks that meet, ranks that connect for data, and launchers that meet.
+/// Credentials and purposes of ranks that meet, of data connections, and of launchers that meet.
 fn kinds() -> [(Credentials, Purpose); 3] {
     let of = |job: &str| Credentials::new(secret().as_ref(), job);
     [
@@ -86,7 +86,7 @@ fn every_byte_of_a_handshake_counts() {
             });
             let what = format!("message {message}, byte {byte}, mask {mask:02x}");
             assert!(client.is_err(), "{what}: the client goes on");
-            // Of its own last message it does not hear.
+            // It does not learn what becomes of its own last message.
             assert!(message == 3 || server.is_err(), "{what}: the server goes on");
         }
     }
@@ -115,7 +115,7 @@ fn what_a_rank_has_said_is_of_no_use_to_others() {
     }
 }
 
-/// Passes records on, one way, each as `change` leaves it, after `plain` bytes that are none.
+/// Passes records on in one direction, each changed by `change`, after `plain` bytes that are not part of a record.
 fn relay_records(
     mut from: TcpStream,
     mut to: TcpStream,
@@ -146,8 +146,8 @@ fn relay_records(
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// An encrypted handshake of which one byte is changed: way, record, byte. What it comes to on both sides, and how long the
-/// records are of each way.
+/// Runs an encrypted handshake of which one byte is changed: direction, record, byte. Returns whether each side
+/// succeeded, and the lengths of the records in each direction.
 fn shake_encrypted(
     credentials: &Credentials,
     patience: Duration,
@@ -199,7 +199,7 @@ fn every_byte_of_an_encrypted_handshake_counts() {
     let refused = || {
         let mut passed = Vec::new();
         while let Some(&case) = cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
-            // Where a length is changed, nobody has anything to say until the time is over.
+            // Where a length is changed, both sides wait until the time is over.
             let (server, client, _) = shake_encrypted(&credentials, Duration::from_millis(300), Some(case));
             if server && client {
                 passed.push(case);

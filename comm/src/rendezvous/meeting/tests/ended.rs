@@ -1,4 +1,4 @@
-//! A rank that has ended before it came is named by all others: its launcher tells them.
+//! A launcher announces that a rank has ended before it came: all other ranks name it in their error.
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use super::misfits::introduced;
 use super::*;
 use crate::rendezvous::connection::wire::Wire;
 
-/// As a launcher does it, until what is given back is dropped.
+/// Announces the end of a rank, as a launcher does, until the returned stream is dropped.
 fn announce(config: TcpConfig) -> (UnixStream, thread::JoinHandle<Result<()>>) {
     let leader_has_ended = Arc::new(AtomicBool::new(config.rank == 0));
     announce_with(config, leader_has_ended)
@@ -39,7 +39,7 @@ fn who_does_not_come_is_named_by_all_that_wait() {
         let leader_has_ended = Arc::new(AtomicBool::new(false));
         let (alive, launcher) = announce_with(tcp(dead, 4, port), leader_has_ended.clone());
         let first = leader.join().unwrap();
-        // Rank 0 ends as soon as it knows: who comes later is told by the launcher.
+        // Rank 0 ends as soon as it knows: the launcher tells ranks that come later.
         leader_has_ended.store(true, Ordering::Release);
         for end in std::iter::once(first).chain(ends(others)) {
             let error = end.unwrap_err();
@@ -51,7 +51,7 @@ fn who_does_not_come_is_named_by_all_that_wait() {
     }
 }
 
-/// Nothing else is made of what its launcher says in its name, where it is the last to come.
+/// Where the launcher's report is the last to arrive, it must not be taken for a rank that cannot share memory.
 #[test]
 fn who_does_not_come_is_named_where_memory_is_asked_for() {
     let (listener, port) = point();
@@ -92,7 +92,7 @@ fn who_has_come_or_met_is_not_disturbed() {
     launcher.join().unwrap().unwrap();
 }
 
-/// A rank that comes late says how long the others have waited, not how long it has itself.
+/// A rank that comes late reports how long the others have waited, not how long it has itself.
 #[test]
 fn all_say_how_long_the_first_has_waited() {
     let (listener, port) = point();
@@ -106,7 +106,7 @@ fn all_say_how_long_the_first_has_waited() {
     }
 }
 
-/// The others have met by then: it is lost like one that dies later.
+/// The others have met by then: it is lost like a rank that dies later.
 #[test]
 fn one_that_dies_once_all_are_connected_does_not_keep_the_others_apart() {
     for _ in 0..20 {
@@ -117,7 +117,7 @@ fn one_that_dies_once_all_are_connected_does_not_keep_the_others_apart() {
         let connected = Wire::frame(&ToLeader::Connected).unwrap();
         assert!(matches!(other.receive(LIMIT, until), Ok(ToMember::Table(_))));
         other.write(&connected, until).unwrap();
-        // Rank 0 waits for the rest of it, and it dies with the table unread.
+        // Rank 0 waits for the last byte; the rank dies with the table unread.
         let (last, rest) = connected.split_last().unwrap();
         dying.write(rest, until).unwrap();
         thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! A rank whose process may open no more files.
+//! A rank whose process cannot open more files.
 #![allow(clippy::print_stdout)]
 
 use std::fs::File;
@@ -10,10 +10,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::*;
 
 const LIMIT: &str = "GIRANDOLE_TEST_FILES";
-/// More than a test has open by itself.
+/// More files than a test has open by itself.
 const OPEN: u64 = 64;
 
-/// A rank as a process that may open so many files and no more: what it says in the end.
+/// Runs a rank in a process that may open `files` more files; returns what it reports in the end.
 fn rank_1(port: u16, files: u64) -> String {
     let name = "rendezvous::meeting::tests::exhausted::a_rank_without_file_descriptors_gives_up_and_is_named";
     let output = Command::new(std::env::current_exe().unwrap())
@@ -31,7 +31,7 @@ fn rank_1(port: u16, files: u64) -> String {
     text.lines().find_map(|line| Some(line.split_once('@')?.1.to_string())).unwrap_or(text)
 }
 
-/// The life of that process.
+/// What that process runs.
 fn meet_with_files(files: u64) {
     let config = TcpConfig::from_env().unwrap();
     let null = || File::open("/dev/null").unwrap();
@@ -52,7 +52,7 @@ fn a_rank_without_file_descriptors_gives_up_and_is_named() {
     }
     for files in 0.. {
         let (listener, port) = point();
-        // Without a single one nobody hears of it.
+        // Without a single file it cannot tell anybody.
         let leader = (files > 0).then(|| leading(tcp(0, 2, port), listener));
         let said = rank_1(port, files);
         if said == "met" {

@@ -1,4 +1,4 @@
-//! Ranks of the job that cannot come together: each end says why.
+//! Ranks of the job that cannot form a group: each side reports why.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ fn text(end: &Result<Meeting>) -> String {
     end.as_ref().unwrap_err().to_string()
 }
 
-/// A rank by hand, before its introduction.
+/// Connects as a rank, up to the handshake, without an introduction.
 fn admitted(rank: u32, world_size: u32, port: u16) -> Wire {
     let until = Instant::now() + LONG;
     let caller = Caller { rank, world_size, purpose: Purpose::Control };
@@ -32,18 +32,18 @@ fn admitted(rank: u32, world_size: u32, port: u16) -> Wire {
     wire
 }
 
-/// A rank by hand, as far as its introduction.
+/// Connects as a rank, and introduces itself.
 pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
     introduced_for(rank, world_size, port, LONG)
 }
 
-/// One that says that it will wait so long.
+/// The same for a rank that claims to wait this long.
 pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
     let hello = Hello { patience_ms: patience.as_millis() as u64, ..hello() };
     introduced_with(rank, world_size, port, hello)
 }
 
-/// What a rank says of itself at whose port nobody listens.
+/// Introduction of a rank whose port nobody listens on.
 pub(super) fn hello() -> Hello {
     Hello {
         ip: None,
@@ -57,7 +57,7 @@ pub(super) fn hello() -> Hello {
     }
 }
 
-/// What one says whose program is older.
+/// Introduction of a rank with an older program.
 fn old() -> Hello {
     Hello { machine: Machine::of_version("9.8.7"), ..hello() }
 }
@@ -88,7 +88,7 @@ fn the_first_who_cannot_wait_any_longer_ends_the_meeting_for_all() {
     let (listener, port) = point();
     let started = Instant::now();
     let leader = leading(tcp(0, 4, port), listener);
-    // By hand, so that they hear what they are told however late they are: they say how long they wait, and wait longer.
+    // Connected by hand, so that they read messages however late: they claim to wait this long, and wait longer.
     let mut others = [(1, LONG), (3, Duration::from_millis(100))]
         .map(|(rank, patience)| introduced_for(rank, 4, port, patience));
     for wire in &mut others {
@@ -141,7 +141,7 @@ fn a_rank_of_another_version_is_refused_and_the_group_goes_on() {
     }
     check(&meetings(vec![leader, joining(tcp(1, 2, port))]));
 
-    // Rank 0 says it, too, where nobody else comes.
+    // Rank 0 reports it too, where no other rank comes.
     let (listener, port) = point();
     let leader = leading(short(tcp(0, 2, port)), listener);
     drop(introduced_with(1, 2, port, old()));
@@ -257,7 +257,7 @@ fn the_death_of_a_rank_that_waits_is_told_to_all_at_once() {
     assert_eq!(failure.died, Some((2, host)));
 }
 
-/// Rank 0 has given up before it has heard who that is.
+/// Rank 0 has given up before the rank has introduced itself.
 #[test]
 fn who_is_about_to_introduce_itself_is_told_too() {
     let (listener, port) = point();
@@ -294,7 +294,7 @@ fn the_death_of_rank_0_is_noticed_at_once() {
 fn a_rank_that_cannot_be_reached_is_an_error_on_all() {
     let (listener, port) = point();
     let leader = leading(tcp(0, 3, port), listener);
-    // Nobody listens where it says it does.
+    // Nobody listens at the address that it reports.
     let mut deaf = introduced(1, 3, port);
     let other = joining(tcp(2, 3, port));
     for end in ends(vec![leader, other]) {
@@ -319,7 +319,7 @@ fn a_rank_that_gives_up_is_named_on_all() {
         let (listener, port) = point();
         let leader = leading(tcp(0, world_size, port), listener);
         let mut others = [1, 2].map(|rank| introduced(rank, world_size as u32, port));
-        // In the larger one somebody is missing, in the other all connect already.
+        // In the larger group a rank is missing; in the other one all connect already.
         if world_size == 3 {
             for wire in &mut others {
                 assert!(matches!(wire.receive(LIMIT, until), Ok(ToMember::Table(_))));

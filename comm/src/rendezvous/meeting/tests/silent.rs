@@ -1,4 +1,4 @@
-//! A rank falls silent while the ranks meet, as one does that is stopped: its connections stay open.
+//! A rank stops responding during rendezvous, like a stopped process: its connections stay open.
 
 use super::misfits::{hello, introduced, introduced_for, introduced_with};
 use super::*;
@@ -8,7 +8,7 @@ use crate::rendezvous::meeting::message::{Entry, HELLO_LIMIT, Hello, LIMIT, Tabl
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 
-/// What rank 1 of three comes to that rank 0 has let in, and told `what` it says then before it falls silent.
+/// Returns the error of rank 1 of three, when rank 0 has accepted it, sends what `what` sends, and then nothing more.
 fn joined(what: fn(&mut Wire, &Hello)) -> String {
     let (listener, port) = point();
     let joined = joining(TcpConfig { timeout: Duration::from_secs(1), ..tcp(1, 3, port) });
@@ -22,7 +22,7 @@ fn joined(what: fn(&mut Wire, &Hello)) -> String {
     what(&mut wire, &hello);
     let error = joined.join().unwrap().unwrap_err();
     assert!(matches!(error, Error::Timeout { rank: 0, .. }), "{error}");
-    // It says so, in case that anybody hears it.
+    // It reports the error to rank 0, in case that still listens.
     loop {
         match wire.receive(LIMIT, until).unwrap() {
             ToLeader::Connected => {}
@@ -44,7 +44,7 @@ fn rank_0_before_all_are_here() {
     assert_names_rank_0(&joined(|_, _| ()));
 }
 
-/// Rank 1 is to connect to rank 0 then, whose system takes the connection.
+/// Rank 1 must then connect to rank 0, whose system accepts the connection.
 #[test]
 fn rank_0_when_all_are_here() {
     let text = joined(|wire, hello| {
@@ -61,13 +61,13 @@ fn rank_0_when_all_are_here() {
         let table =
             Table { session: [7; 32], patience_ms, ranks: vec![entry(port), entry(hello.port), entry(port)] };
         wire.send(&ToMember::Table(table), Instant::now() + LONG).unwrap();
-        // It listens as long as the rank tries.
+        // The listener stays open as long as the rank tries.
         std::mem::forget(silent);
     });
     assert_names_rank_0(&text);
 }
 
-/// Rank 0 waits no longer than those who wait for its word: it tells them whom they wait for.
+/// Rank 0 waits no longer than the ranks that wait for its answer: it tells them which rank is missing.
 #[test]
 fn another_rank_when_all_are_here() {
     let (listener, port) = point();
@@ -90,8 +90,8 @@ fn another_rank_when_all_are_here() {
     assert!(matches!(leader.join().unwrap(), Err(Error::Rendezvous { rank: 0, .. })));
 }
 
-/// One that has come, and maybe said that it is connected, does not answer the rank after it, whose system takes the
-/// connection: that rank, which is well, says so before rank 0 has waited long enough.
+/// A rank that has registered, and may have reported that it is connected, does not answer the rank after it, whose
+/// connection its system accepts: that rank, which is well, reports it before rank 0 has waited long enough.
 #[test]
 fn a_neighbour_when_all_are_here() {
     for connected in [false, true] {

@@ -1,4 +1,4 @@
-//! Whoever else connects while ranks meet.
+//! Other processes that connect during rendezvous.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use crate::rendezvous::connection::wire::Wire;
 
 const EACH: usize = 100;
 
-/// `EACH` connections, as far as the system gives them: the listener's queue may be full.
+/// Opens `EACH` connections, as far as the system allows: the listener's queue may be full.
 fn connections(address: SocketAddr) -> Vec<TcpStream> {
     (0..EACH).filter_map(|_| TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()).collect()
 }
 
-/// Three ranks meet while `strangers` are at rank 0's door.
+/// Three ranks meet while `strangers` connect to rank 0.
 fn meet_among(strangers: impl FnOnce(SocketAddr, &AtomicBool) + Send) {
     let (listener, port) = point();
     let limits = Limits { handshake: Duration::from_millis(300), ..Limits::default() };
@@ -38,7 +38,7 @@ fn meet_among(strangers: impl FnOnce(SocketAddr, &AtomicBool) + Send) {
     });
 }
 
-/// What somebody says who has overheard a rank.
+/// Opening of an eavesdropper that replays a rank's.
 pub(super) fn overheard() -> Opening {
     let caller = Caller { rank: 1, world_size: 3, purpose: Purpose::Control };
     *Client::new(&Credentials::new(secret().as_ref(), ""), caller).unwrap().opening()

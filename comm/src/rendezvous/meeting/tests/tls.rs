@@ -1,4 +1,4 @@
-//! Ranks whose connections are encrypted, and those who do not agree on it.
+//! Ranks with encrypted connections, and ranks whose settings differ.
 
 use super::*;
 use crate::Tls;
@@ -22,7 +22,7 @@ fn they_meet_and_talk() {
     check(&meetings((0..3).map(|rank| joining(encrypted(file(rank, 3, &path)))).collect()));
 }
 
-/// Connections within a host stay as they are where only those between hosts are to be encrypted.
+/// Connections within a host are not encrypted where only those between hosts are to be.
 #[test]
 fn one_host_is_not_encrypted() {
     let (listener, port) = point();

@@ -1,4 +1,4 @@
-//! Ranks that take their time between their proof and the end of the meeting, while others come.
+//! Ranks that are slow between their proof and the end of the meeting, while others connect.
 
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +9,14 @@ use super::*;
 use crate::Tls;
 use crate::rendezvous::connection::handshake::KNOWN;
 
-/// How long each piece of what ranks say takes to the other side.
+/// Delay of each piece of data in one direction.
 const WAY: Duration = Duration::from_millis(100);
 
-/// What becomes of what comes from rank 0 (`true`) or goes to it: how long it takes, or that the connection ends there.
+/// Decides about data from rank 0 (`true`) or to it: its delay, or `None` to end the connection there.
 type Passing = dyn Fn(usize, bool, usize) -> Option<Duration> + Send + Sync;
 
-/// A port at which `passing` is asked for each piece: of which connection, from rank 0 or not, and after how many bytes.
+/// Returns a port that relays to `port`. `passing` is called for each piece of data: number of the connection, whether it
+/// comes from rank 0, and bytes before it.
 fn way_to(port: u16, passing: Arc<Passing>) -> u16 {
     let (listener, way) = point();
     thread::spawn(move || {
@@ -66,7 +67,7 @@ fn forward(
     }
 }
 
-/// So many connections that say no more than `words`, made anew whenever they are closed.
+/// Keeps many connections open that send no more than `words`, and opens new ones when they are closed.
 fn crowd(address: SocketAddr, words: &[u8], over: &AtomicBool) {
     let connect = || {
         let mut stream = TcpStream::connect_timeout(&address, WAY).ok()?;
@@ -90,7 +91,7 @@ fn crowd(address: SocketAddr, words: &[u8], over: &AtomicBool) {
     }
 }
 
-/// Three ranks, each message of which takes its time, meet in a crowd.
+/// Three ranks, each message of which is delayed, meet in a crowd.
 fn meet_in_a_crowd(words: &[u8], tls: Tls) {
     let (listener, port) = point();
     let way = way_to(port, Arc::new(|_, _, _| Some(WAY)));
@@ -131,7 +132,7 @@ fn ranks_far_away_in_a_crowd_that_says_what_it_has_overheard() {
     meet_in_a_crowd(&overheard(), Tls::Off);
 }
 
-/// Where what rank 0 says is passed on by `passing`.
+/// Two ranks meet; `passing` relays the connections to rank 0.
 fn meet_by(limits: Limits, passing: Arc<Passing>) {
     let (listener, port) = point();
     let way = way_to(port, passing);
@@ -140,7 +141,7 @@ fn meet_by(limits: Limits, passing: Arc<Passing>) {
     check(&meetings(vec![leader, joining(tcp(1, 2, way))]));
 }
 
-/// The proof of a rank: its opening and its claim.
+/// Length of a rank's opening and claim.
 const PROOF: usize = 42 + 41;
 
 #[test]
@@ -157,7 +158,7 @@ fn a_rank_that_is_let_in_has_the_time_that_ranks_have() {
 
 #[test]
 fn a_rank_whose_connection_is_closed_comes_again() {
-    // The first ends before rank 0 hears who it is, the second when rank 0 knows it.
+    // The first connection ends before rank 0 has read the introduction; the others are relayed whole.
     meet_by(
         Limits::default(),
         Arc::new(|number, from_leader, passed| {

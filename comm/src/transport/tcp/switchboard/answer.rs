@@ -1,4 +1,4 @@
-//! The side that is dialed.
+//! Data connections, the side that is dialed.
 
 use std::time::Instant;
 
@@ -14,7 +14,8 @@ impl Greet for Switchboard {
         &self.setup.credentials
     }
 
-    /// Takes a connection, if it is a peer's and there is none yet. It has the time that ranks have for each other.
+    /// Accepts a connection from a peer to which there is none yet. From then on its deadline is that of the group's
+    /// time-out, not `until`.
     fn greet(&self, mut wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()> {
         let (status, number) = self.admit(admission.caller);
         let own = self.setup.own;
@@ -30,7 +31,8 @@ impl Greet for Switchboard {
             self.part_with(&wire);
         }
         match outcome {
-            // The peer has seen the answer and is bound to this connection: it has given up whatever else was admitted, before or after.
+            // The peer has read the answer and is bound to this connection: it has given up any other that was admitted,
+            // before or after.
             Ok(pair) => self.conclude(peer, |line| !matches!(line, Line::Open { .. }), Ok((wire, pair))),
             Err(fault) => {
                 let is_mine = |line: &Line| matches!(line, Line::Answering(latest) if *latest == number);
@@ -55,14 +57,14 @@ impl Switchboard {
         self.share(peer, wire, deadline)
     }
 
-    /// Where this rank leaves while a peer dials, the peer may count on the connection already.
+    /// Sends the last message, if any, on a connection that is not kept: the peer may already regard it as established.
     fn part_with(&self, wire: &Wire) {
         if let Some(words) = &self.state().parting {
             wire.say(words);
         }
     }
 
-    /// What to tell a peer that dials, and the number of its connection where it is admitted.
+    /// Decides whether a peer that dials is admitted. Returns the status, and the number of its connection where it is.
     fn admit(&self, caller: Caller) -> (Status, u64) {
         let own = self.setup.own;
         let Caller { rank, world_size, purpose } = caller;
@@ -74,7 +76,7 @@ impl Switchboard {
             None => Status::NotAwaited,
             Some(Line::Open { .. }) => Status::Crossed,
             Some(Line::Dialing) if rank > own.rank => Status::Crossed,
-            // A second one means that the peer has given up the first.
+            // A second connection from the same peer means that it has given up the first.
             Some(Line::Idle | Line::Dialing | Line::Answering(_)) => Status::Admitted,
         };
         if status == Status::Admitted {

@@ -1,4 +1,4 @@
-//! The side that dials: a thread that lives as long as there are connections to make.
+//! Data connections, the side that dials: a thread that runs as long as there are connections to make.
 
 use std::io::ErrorKind;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -11,30 +11,30 @@ use crate::rendezvous::connection::handshake::{Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
 use crate::transport::links::Unopened;
 
-/// What goes from who dials to who was dialed, when the one has seen the other's answer.
+/// Sent by the rank that dials to the one that was dialed, once it has read the answer.
 pub(super) const SEEN: [u8; 1] = [1];
-/// After so many tries in a row it is believed that somebody else is at a peer's address.
+/// Tries in a row that were answered by something other than the peer, after which the peer counts as unreachable.
 const SETTLED: u32 = 5;
 const STACK: usize = 256 * 1024;
-/// Between two tries; each time twice as long.
+/// First and longest pause between two tries; it doubles with each.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// A connection that this rank needs and does not have.
 pub(super) struct Wish {
     pub(super) peer: usize,
-    /// When to try.
+    /// When to try next.
     due: Instant,
     pause: Duration,
-    /// Tries in a row that met somebody else.
+    /// Tries in a row that were answered by something other than the peer.
     strange: u32,
-    /// What came of the last try.
+    /// The error of the last try.
     trouble: Option<String>,
-    /// Why there will be no further one.
+    /// Why there will be no further try; None while there will.
     pub(super) failure: Option<Unopened>,
 }
 
 impl Switchboard {
-    /// Notes that a connection is needed; tells if it cannot be made.
+    /// Requests a connection to a peer; an error if it is already known that none can be made.
     pub(super) fn wish(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, State>,
@@ -59,7 +59,7 @@ impl Switchboard {
         Ok(())
     }
 
-    /// What is in the way of a connection that is not there yet.
+    /// Returns why the connection to a peer is not there yet: the error of the last try.
     pub(crate) fn trouble(&self, peer: usize) -> String {
         let state = self.state();
         let wish = state.wishes.iter().find(|wish| wish.peer == peer);
@@ -71,7 +71,7 @@ impl Switchboard {
         format!("{fault} ({})", self.setup.peers[peer].address)
     }
 
-    /// The life of the thread.
+    /// Body of the dialing thread.
     fn make_connections(&self) {
         while let Some(peer) = self.next_wish() {
             if let Err(fault) = self.dial(peer, Instant::now() + self.setup.timeout) {
@@ -80,7 +80,7 @@ impl Switchboard {
         }
     }
 
-    /// The peer to dial next, when it is time; None when there is nothing more to do.
+    /// Waits until there is a peer to dial and returns it; None when there is nothing more to do.
     fn next_wish(&self) -> Option<usize> {
         let mut state = self.state();
         loop {
@@ -91,7 +91,7 @@ impl Switchboard {
                 state.dialing = false;
                 return None;
             }
-            // Where the peer is at it, there is nothing to do but to see what comes of it.
+            // Where an attempt is already under way, its outcome must be awaited.
             let next = open.filter(|wish| matches!(lines[wish.peer], Line::Idle)).min_by_key(|wish| wish.due);
             let now = Instant::now();
             let wait = match next {
@@ -103,7 +103,7 @@ impl Switchboard {
         }
     }
 
-    /// A try has come to nothing: there will be another one, or none.
+    /// Records that a try has failed, and whether there will be another.
     fn note(&self, peer: usize, fault: &Fault) {
         let reason = self.reason(peer, fault);
         let mut state = self.state();
@@ -112,7 +112,7 @@ impl Switchboard {
             matches!(fault, Fault::NotOurs | Fault::OtherRank(_) | Fault::BadProof | Fault::Version(_));
         wish.strange = if is_strange { wish.strange + 1 } else { 0 };
         wish.failure = match fault {
-            // The two have met half-way.
+            // The peer is making the connection itself.
             Fault::Crossed => None,
             Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 Some(Unopened::Unreachable(reason.clone()))
@@ -132,7 +132,7 @@ impl Switchboard {
         self.changed.notify_all();
     }
 
-    /// Dials once. Fine where there is a connection in the end, whichever side has made it.
+    /// Dials a peer once. Succeeds where this try made a connection, or where there was one already.
     pub(crate) fn dial(&self, peer: usize, deadline: Instant) -> Try<()> {
         let mut state = self.state();
         if state.closed {
@@ -144,7 +144,7 @@ impl Switchboard {
             line @ Line::Idle => *line = Line::Dialing,
         }
         drop(state);
-        // That this rank's connection was admitted means that the peer has given up its own.
+        // The peer has admitted this connection, so it has given up its own attempt.
         let is_mine = |line: &Line| !matches!(line, Line::Open { .. });
         match self.connect(peer, deadline) {
             Ok(connection) => self.conclude(peer, is_mine, Ok(connection)),

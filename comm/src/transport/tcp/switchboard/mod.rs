@@ -1,9 +1,9 @@
-//! The data connections of one rank: made when they are first needed, and then kept. So a rank holds as many as it has
-//! peers in what it runs, about 2 log2(P) for collectives over P ranks, not P - 1.
+//! Data connections of one rank, made when they are first needed and then kept. A rank holds one for each peer that its
+//! operations use: about 2 log2(P) for collectives over P ranks, not P - 1.
 //!
-//! Who needs a connection first makes it ([`dial`]); the other rank takes it at any time, whatever its program is doing
-//! ([`answer`]): no two ranks ever wait for each other to come to the same call. Where two dial each other at once, the
-//! lower rank's connection counts.
+//! The rank that needs a connection first dials ([`dial`]); the other accepts at any time, whatever its program is doing
+//! ([`answer`]), so that ranks never have to reach the same call to connect. Where two dial each other at once, the lower
+//! rank's connection is kept.
 //!
 //! ```text
 //! rank a                       rank b
@@ -12,8 +12,8 @@
 //!   memory, if they share  <-> (see `shm`)
 //! ```
 //!
-//! Neither rank uses the connection before the other is bound to it: the one that dials has sent its byte when it has the
-//! answer, the other waits for that byte. A try that is given up before then leaves no trace.
+//! Neither rank uses the connection before the other is bound to it: the rank that dials sends its byte when it has the
+//! answer, the other waits for that byte. An attempt that is given up before then has no effect.
 
 mod answer;
 mod dial;
@@ -38,19 +38,19 @@ use crate::{Error, Result, Transport};
 
 use self::dial::Wish;
 
-/// What a switchboard must know.
+/// Configuration of a switchboard.
 pub(crate) struct Setup {
     pub(crate) own: Caller,
-    /// Good for this meeting only.
+    /// Valid for this group's rendezvous only.
     pub(crate) credentials: Credentials,
     /// By rank, this one included.
     pub(crate) peers: Arc<Vec<PeerInfo>>,
-    /// The means to share memory, where this rank does.
+    /// This rank's means to share memory; None where it does not.
     pub(crate) host: Option<Host>,
     pub(crate) transport: Transport,
     /// How long one handshake may take.
     pub(crate) handshake: Duration,
-    /// How long anything may take between ranks that have proved who they are.
+    /// Time limit for exchanges between ranks that have proved who they are.
     pub(crate) timeout: Duration,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Switchboard {
     setup: Setup,
     state: Mutex<State>,
     changed: Condvar,
-    /// Becomes readable when nobody is interested in new connections any more.
+    /// Becomes readable when no new connections are wanted any more.
     stopped: Arc<UnixStream>,
 }
 
@@ -68,36 +68,36 @@ struct State {
     lines: Vec<Line>,
     /// Connections that this rank needs and does not have.
     wishes: Vec<Wish>,
-    /// The thread that makes them, and whether it still does.
+    /// The thread that makes them; `dialing` is true until it has found nothing more to do.
     dialer: Option<JoinHandle<()>>,
     dialing: bool,
-    /// Connections that were admitted so far.
+    /// Number of connections admitted so far.
     admitted: u64,
     closed: bool,
-    /// What a peer is told that still dials when this rank has closed its group, or the group has failed.
+    /// The last message for a peer that still dials when this rank has closed its group, or the group has failed.
     parting: Option<Words>,
-    /// What `stopped` is the other end of.
+    /// The other end of `stopped`; dropped on close.
     stop: Option<UnixStream>,
 }
 
-/// How far the connection to one peer has come.
+/// State of the connection to one peer.
 enum Line {
     Idle,
-    /// This rank is making it.
+    /// This rank is dialing.
     Dialing,
-    /// The peer is making it: its so many-th admitted connection.
+    /// The peer is dialing; the number of its admitted connection.
     Answering(u64),
     Open {
         stream: Arc<Stream>,
-        /// Until it is taken into use.
+        /// Some until the connection is fetched; the inner value is the memory beside it, if the ranks share any.
         fresh: Option<Option<Pair>>,
     },
 }
 
-/// Last words.
+/// An encoded last message (farewell or failure report).
 type Words = [u8; fingerprint::LEN];
 
-/// A connection, and the memory beside it.
+/// A connection, and the shared memory beside it, if any.
 type Connection = (Arc<Stream>, Option<Pair>);
 
 impl Switchboard {
@@ -129,7 +129,7 @@ impl Switchboard {
         &self.setup.peers[rank]
     }
 
-    /// The means to share memory, where this rank does.
+    /// Returns this rank's means to share memory; None where it does not.
     pub(crate) fn host(&self) -> Option<&Host> {
         self.setup.host.as_ref()
     }
@@ -138,7 +138,8 @@ impl Switchboard {
         self.setup.own.rank as usize
     }
 
-    /// The connection to a peer, once; asks for it where there is none yet, and tells when it will never come.
+    /// Hands out the connection to a peer, once. Requests it and returns None where there is none yet; an error where
+    /// there will never be one.
     pub(crate) fn fetch(self: &Arc<Self>, peer: usize) -> std::result::Result<Option<Connection>, Unopened> {
         let mut state = self.state();
         if state.closed {
@@ -156,15 +157,15 @@ impl Switchboard {
         }
     }
 
-    /// Sleeps until one of the connections that are waited for is there, or never will be.
+    /// Blocks until one of the connections in `waits` is made, or never will be, or `timeout` has passed.
     pub(crate) fn wait(&self, waits: &[Wait], timeout: Duration) {
         let pending =
             |state: &mut State| !state.closed && !waits.iter().any(|wait| state.is_settled(wait.peer));
-        // Poisoned or not, the caller looks for itself.
+        // Poisoned or not, the caller checks the state itself.
         drop(self.changed.wait_timeout_while(self.state(), timeout, pending));
     }
 
-    /// Makes the memory beside a new connection, where the two ranks share any.
+    /// Sets up the memory beside a new connection, where the two ranks share any.
     fn share(&self, peer: usize, wire: &mut Wire, deadline: Instant) -> Try<Option<Pair>> {
         let Setup { peers, host, transport, .. } = &self.setup;
         let obstacle = peers[self.own_rank()].site.obstacle_to(&peers[peer].site);
@@ -180,7 +181,8 @@ impl Switchboard {
         }
     }
 
-    /// Takes the place of `line` where that is still so.
+    /// Ends an attempt to connect: stores the connection, or goes back to idle, if the peer's state `is_mine`, that is,
+    /// still that of this attempt.
     fn conclude(
         &self,
         peer: usize,
@@ -200,7 +202,7 @@ impl Switchboard {
                 if current {
                     *line = Line::Idle;
                 }
-                // The peer may count on it already.
+                // The peer may already regard the connection as established.
                 if let Some(words) = parting {
                     wire.say(&words);
                 }
@@ -218,8 +220,8 @@ impl Switchboard {
         result
     }
 
-    /// From now on no connection is made; tells every peer that there is one to that this rank leaves, in these words. Only
-    /// where no operation was cut off: then a peer would take it for data.
+    /// Stops making connections, and sends `words` to every connected peer: this rank leaves. Only where no operation was
+    /// cut off: otherwise a peer would take the words for data.
     pub(crate) fn leave(&self, words: Words) {
         let mut state = self.state();
         state.close(Some(words));
@@ -228,7 +230,7 @@ impl Switchboard {
         self.changed.notify_all();
     }
 
-    /// Says something on the connections to these peers.
+    /// Sends `words` on the connections to these peers, without waiting for room.
     pub(crate) fn tell(&self, peers: &[usize], words: &[u8]) {
         let state = self.state();
         for peer in peers {
@@ -238,8 +240,8 @@ impl Switchboard {
         }
     }
 
-    /// From now on no connection is made and nobody waits for data any more: with `Read` this rank alone, with `Both` its
-    /// peers, too. Peers that dial are told these words, if any.
+    /// Stops making connections and ends all waiting for data: with `Read` on this rank alone, with `Both` on its peers,
+    /// too. Peers that dial later get `words`, if any.
     pub(crate) fn cut(&self, how: Shutdown, words: Option<Words>) {
         let mut state = self.state();
         state.close(words);
@@ -250,7 +252,7 @@ impl Switchboard {
         self.changed.notify_all();
     }
 
-    /// Waits until nothing is under way any more.
+    /// Closes for good, and waits until the dialing thread has ended.
     pub(crate) fn end(&self) {
         let mut state = self.state();
         state.close(Some(FAREWELL));
@@ -258,7 +260,7 @@ impl Switchboard {
         drop(state);
         self.changed.notify_all();
         if let Some(dialer) = dialer {
-            // It never panics, and ends when told to.
+            // The thread never panics, and ends once `closed` is set.
             let _ = dialer.join();
         }
     }
@@ -269,7 +271,7 @@ impl State {
         if !self.closed {
             (self.closed, self.parting) = (true, words);
         }
-        // The other end of a closed pair is readable for all who wait on it.
+        // The other end of a closed pair becomes readable for every thread that polls it.
         self.stop = None;
     }
 
@@ -287,7 +289,7 @@ impl State {
 
 #[cfg(test)]
 impl Switchboard {
-    /// One that dials nobody, with these connections, by rank.
+    /// Returns a switchboard that dials nobody, with these connections, by rank.
     pub(crate) fn with(
         own: usize,
         connections: Vec<Option<(std::net::TcpStream, Option<Pair>)>>,
@@ -319,7 +321,7 @@ impl Switchboard {
         Arc::new(switchboard)
     }
 
-    /// The ranks to which there is a connection.
+    /// Returns the ranks to which there is a connection.
     pub(crate) fn connected(&self) -> Vec<usize> {
         let state = self.state();
         let lines = state.lines.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Two ranks in one process that connect to each other, or cannot.
+//! Tests with two ranks in one process that connect to each other, or cannot.
 
 use crate::base::last_words::LastWords;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
@@ -27,7 +27,7 @@ fn credentials() -> Credentials {
     Credentials::new(None, "switchboard")
 }
 
-/// A rank of a group of two that listen there.
+/// Returns the switchboard of one rank of a group of two, which listen at these addresses.
 fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<Switchboard> {
     let site = Site::own(Some(Obstacle::Unwanted));
     let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
@@ -47,7 +47,7 @@ fn acceptor(switchboard: &Arc<Switchboard>, listener: TcpListener) -> Acceptor {
     Acceptor::start(listener, Limits::default(), switchboard.clone()).unwrap()
 }
 
-/// Both ranks, and what takes their connections.
+/// Returns both ranks, each with the acceptor of its connections.
 fn both() -> [(Arc<Switchboard>, Acceptor); 2] {
     let ((first, one), (second, other)) = (listener(), listener());
     let ranks = [0, 1].map(|rank| switchboard(rank, [one, other]));
@@ -119,13 +119,13 @@ fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
     let stream = connect(&ranks[1].0, 0).unwrap();
     let there = connect(&ranks[0].0, 1).unwrap();
     assert_connected([&stream, &there]);
-    // There is one now.
+    // A connection exists now, so another one is refused.
     let (_, verdict) = Wire::connect(address, &credentials(), caller(1), Instant::now() + LONG).unwrap();
     assert_eq!(verdict.status, Status::Crossed);
     ranks.iter().for_each(|(switchboard, _)| switchboard.end());
 }
 
-/// On a busy machine the threads that answer get their turns in any order.
+/// On a busy machine the answering threads are scheduled in any order.
 #[test]
 fn one_that_was_given_up_and_is_answered_late_leaves_no_trace() {
     let ranks = both();

@@ -1,5 +1,6 @@
-//! Ranks that come together in any order, are cut from each other, end and wake: whatever happens, two groups that do not
-//! follow from each other never both live. A cut is that one does not come to another, or is not heard.
+//! Simulation of regrouping: ranks come together in any order, are partitioned, end, and resume. Two groups, neither of
+//! which follows from the other, must never both be alive. A partition means that a rank does not come to another, or
+//! that its messages do not arrive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +8,7 @@ use proptest::prelude::*;
 
 use super::{History, Ranks};
 
-/// One thing that happens; numbers stand for ranks, and are taken modulo how many there are.
+/// One event; numbers stand for ranks, and are taken modulo how many there are.
 #[derive(Debug, Clone)]
 enum Event {
     /// A rank goes to another one's door, and leaves the one at which it waited.
@@ -15,7 +16,8 @@ enum Event {
         rank: usize,
         leader: usize,
     },
-    /// A leader, who knows of some that they have ended, offers a group to those who wait at its door and to newcomers.
+    /// A leader, which knows of some ranks that they have ended, offers a group to those that wait at its door and to
+    /// newcomers.
     Offer {
         leader: usize,
         knows: u32,
@@ -27,22 +29,22 @@ enum Event {
     Agree {
         rank: usize,
     },
-    /// The leader hears that all have agreed.
+    /// The leader learns that all have agreed.
     Decide {
         leader: usize,
     },
-    /// A member hears that the group has met.
+    /// A member learns that the group has met.
     Hear {
         rank: usize,
     },
     End {
         rank: usize,
     },
-    /// A leader begins again.
+    /// A leader starts over.
     GiveUp {
         leader: usize,
     },
-    /// All of these at once, for those whom no cut keeps apart: so that groups are formed at all.
+    /// All of these at once, for ranks that no partition separates, so that groups are formed at all.
     Meet {
         leader: usize,
         here: u32,
@@ -51,7 +53,7 @@ enum Event {
     },
 }
 
-/// What a rank knows, and from which attempt (by its number in the simulation) it has the newest of it.
+/// What a rank knows, and from which attempt (its index in the simulation) it has the newest of it.
 #[derive(Debug, Clone, Default)]
 struct Known {
     history: History,
@@ -62,7 +64,7 @@ struct Known {
 #[derive(Debug, Clone)]
 struct Rank {
     known: Known,
-    /// The attempt, whose leader it waits for.
+    /// The attempt for whose leader it waits.
     at: Option<usize>,
     ended: bool,
 }
@@ -70,7 +72,7 @@ struct Rank {
 #[derive(Debug)]
 struct Attempt {
     leader: usize,
-    /// Who came, and with what.
+    /// The ranks that came, and what they knew.
     guests: BTreeMap<usize, Known>,
     offer: Option<History>,
     /// The attempts from which this one follows.
@@ -101,11 +103,11 @@ impl World {
         let known = Known { history, ..Known::default() };
         let rank = Rank { known, at: None, ended: false };
         let groups = vec![(0, (0..ranks).collect())];
-        // The first meeting counts as an attempt that nobody leads any more.
+        // The first meeting counts as an attempt without a leader.
         Self { ranks: vec![rank; ranks], attempts: vec![Attempt::of(usize::MAX)], groups }
     }
 
-    /// The attempt that this rank leads; a new one where it leads none.
+    /// Returns the attempt that this rank leads; a new one where it leads none.
     fn led_by(&mut self, leader: usize) -> usize {
         if let Some(at) = self.ranks[leader].at.filter(|at| self.attempts[*at].leader == leader) {
             return at;
@@ -189,7 +191,7 @@ impl World {
         self.ranks[leader].known.heard = number;
     }
 
-    /// The attempt at which this rank waits, if it is far enough, and what is offered there.
+    /// Returns the attempt at which this rank waits, with what is offered there; `None` where nothing is offered to it.
     fn offered(&self, rank: usize) -> Option<(usize, History)> {
         let at = self.ranks[rank].at.filter(|_| !self.ranks[rank].ended)?;
         let offer = self.attempts[at].offer.clone()?;
@@ -237,7 +239,7 @@ impl World {
         }
     }
 
-    /// Groups of which neither follows from the other, with all of their members alive.
+    /// Returns two groups, neither of which follows from the other, with all of their members alive.
     fn two_groups(&self) -> Option<[&(usize, Ranks); 2]> {
         let lives = |group: &&(usize, Ranks)| group.1.iter().all(|rank| !self.ranks[*rank].ended);
         let follows = |one: usize, other: usize| self.attempts[one].before.contains(&other);
@@ -287,7 +289,7 @@ proptest! {
     fn two_parts_that_take_each_other_for_unreachable_never_both_go_on(
         of in proptest::collection::vec(0..3_u8, 2..16), knows in any::<[u16; 2]>()
     ) {
-        // 0: ended, of which each part knows some; 1 and 2: the parts.
+        // 0: ranks that have ended, some of which each part knows to have ended; 1 and 2: the two parts.
         let part = |which| (0..of.len()).filter(|number| of[*number] == which).collect::<Ranks>();
         let goes_on = |which, knows: u16| {
             let mut history = History::first((0..of.len()).collect());
