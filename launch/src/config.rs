@@ -1,4 +1,4 @@
-//! What to start.
+//! Configuration of a job: which program to start, and as how many ranks.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,16 +11,16 @@ use rustix::process::{Resource, getrlimit};
 use crate::logs::{LogFile, Stream};
 use crate::{ElasticJob, LogConfig, MasterPort, Notes};
 
-/// Files that a process has open besides those that the launcher needs for each rank.
+/// Files that a process has open apart from those that the launcher needs for each rank.
 const FILES_ASIDE: u64 = 32;
-/// Files for each rank: two pipes, and a handle of the process.
+/// Files for each rank: two pipes and a process handle.
 const FILES_PER_RANK: u64 = 3;
 /// Files for a rank that may be started later: both ends of two pipes.
 const FILES_PER_SPARE: u64 = 4;
-/// Beside these, where what ranks print is kept.
+/// Additional files for each rank whose output is logged: one for each stream.
 const LOGS_PER_RANK: u64 = 2;
 
-/// What [`spawn`](super::spawn) starts.
+/// Configuration of [`spawn`](super::spawn).
 ///
 /// ```
 /// use launch::SpawnConfig;
@@ -30,54 +30,56 @@ const LOGS_PER_RANK: u64 = 2;
 /// ```
 #[derive(Debug, Clone)]
 pub struct SpawnConfig {
-    /// Number of ranks, those of all nodes together. Default: 1.
+    /// Number of ranks on all nodes together. Default: 1.
     pub world_size: usize,
-    /// Number of machines, each with a launcher of its own and the same number of ranks. Default: 1.
+    /// Number of machines. Each has its own launcher and the same number of ranks. Default: 1.
     pub nodes: usize,
-    /// This machine's number among them. Default: 0.
+    /// Index of this machine among the nodes. Default: 0.
     pub node_rank: usize,
-    /// What the launchers of several nodes prove to each other; the ranks get it, too. Default: `None`; where the nodes meet
-    /// off loopback there must be one. The ranks of a single node get a new one each time.
+    /// Secret with which the launchers of several nodes authenticate each other; the ranks get it, too. Default:
+    /// `None`; required where the nodes meet at an address other than loopback. Without one, the ranks of a single node
+    /// get a new secret for each job.
     pub secret: Option<Secret>,
-    /// Which connections between the launchers of several nodes are encrypted. What the ranks do is up to them. Default:
-    /// [`Tls::Off`].
+    /// Which connections between the launchers of several nodes are encrypted. The ranks' own connections are
+    /// configured separately. Default: [`Tls::Off`].
     pub tls: Tls,
-    /// How long the launchers of several nodes wait for each other: until all are there, and later for one that is not heard of,
-    /// once the ranks here have ended. Also how long a name may take as `master_addr`, on one node, too. Default: 300 s; at
-    /// least 1 s is waited for a launcher that has been there.
+    /// How long the launchers of several nodes wait for each other: until all have joined, and later, once the ranks of
+    /// this node have ended, for a launcher from which nothing is received. Also the limit for resolving `master_addr`,
+    /// on one node, too. Default: 300 s. A launcher that has joined is given at least 1 s.
     pub join_timeout: Duration,
-    /// How often all ranks are started again after one of them has failed. The same on all nodes.
-    /// Default: 0.
+    /// How often all ranks are restarted after one of them has failed. The same on all nodes. Default: 0.
     pub max_restarts: usize,
-    /// Lets the ranks go on when some of them fail; the same minimum on all nodes. Default: `None`, the first failure ends all.
+    /// Lets the remaining ranks continue when some fail. The minimum must be the same on all nodes. Default: `None`:
+    /// the first failure ends the job.
     pub elastic: Option<ElasticJob>,
-    /// A rank that fails with this exit code would do so again: no restart. Default: `None`.
+    /// Exit code after which a restart is useless, because the rank would fail again. Default: `None`.
     pub final_code: Option<i32>,
-    /// Keeps what the ranks print in files. Default: `None`.
+    /// Writes the output of the ranks to log files. Default: `None`.
     pub logs: Option<LogConfig>,
     /// The program that each rank runs. Default: `None`, the executable of this process.
     pub program: Option<PathBuf>,
     /// Its arguments, without the program's name. Default: `None`, those of this process.
     pub args: Option<Vec<OsString>>,
-    /// Variables to add to the environment that the ranks inherit from this process. What a rank must be told (`RANK`
-    /// and the like) cannot be overridden. Default: none.
+    /// Variables to add to the environment that the ranks inherit from this process. The variables that the launcher
+    /// sets for a rank (`RANK` and the like) cannot be overridden. Default: none.
     pub env: Vec<(OsString, OsString)>,
-    /// The address at which the ranks meet, one of the first node. Default: 127.0.0.1.
+    /// Rendezvous address of the ranks, an address of the first node. Default: 127.0.0.1.
     pub master_addr: String,
-    /// Its port. Default: 0, one that is free. On several nodes the launchers meet there, and the ranks at another one.
+    /// Rendezvous port. Default: 0, any free port. On several nodes the launchers use it, and the ranks use another
+    /// one.
     pub master_port: u16,
-    /// Who listens there. Default: [`MasterPort::Inherited`].
+    /// Which process listens on the port. Default: [`MasterPort::Inherited`].
     pub port_kind: MasterPort,
-    /// End also what the ranks' programs have started and left behind, however this process ends. A second process of
-    /// this program sees to that, so it needs [`worker_guard`](crate::worker_guard) first thing in `main`. It knows the
-    /// ranks, and what they have started by its environment. (macOS keeps that of its own programs, as `sleep`, to itself; these
-    /// are left.)
+    /// Also ends processes that the ranks' programs have started and left running, however this process ends. A second
+    /// process of this program does this, so the program must call [`worker_guard`](crate::worker_guard) first thing in
+    /// `main`. It knows the ranks, and recognizes the processes that they have started by an environment variable.
+    /// (macOS does not show the environment of its own programs, such as `sleep`; these are left running.)
     /// Default: false.
     pub sweep: bool,
-    /// Gets the notes of the ranks. Default: `None`, and the ranks send none.
+    /// Receives the notes of the ranks. Default: `None`, and the ranks send none.
     pub notes: Option<Arc<dyn Notes>>,
-    /// How long the other ranks may take to end by themselves once one has failed, or once a signal was passed on to
-    /// them. Default: 3 s, longer than they take to find out whom they miss where that one stands still.
+    /// How long the other ranks may take to end by themselves after one has failed, or after a signal was passed on to
+    /// them. Default: 3 s, which is longer than they need to find out which rank is missing when that rank is stopped.
     pub grace: Duration,
 }
 
@@ -108,12 +110,13 @@ impl Default for SpawnConfig {
 }
 
 impl SpawnConfig {
-    /// Refuses what cannot work before anything is started, as [`spawn`](super::spawn) does: for a program that does other
-    /// work first, and wants to know before that.
+    /// Checks the configuration before anything is started, as [`spawn`](super::spawn) does. For programs that do other
+    /// work first and want to report errors before that.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks and replacements than this process may have pipes and logs;
-    /// nodes that do not fit; a folder for logs that cannot be made; a rank that would start ranks of what it is itself.
+    /// [`Error::InvalidArgument`]: a world size of 0; more ranks and replacements than the limit on open files allows,
+    /// pipes and logs included; inconsistent node settings; a log folder that cannot be created; a call in a rank that
+    /// would start its own program again, or launchers that are nested too deeply.
     ///
     /// ```
     /// use launch::SpawnConfig;
@@ -131,7 +134,7 @@ impl SpawnConfig {
         getrlimit(Resource::Nofile).current.map_or(Ok(()), |files| self.check_files(files))
     }
 
-    /// Refuses what needs more than so many open files.
+    /// Checks that a limit of `files` open files is enough for all ranks, their logs and the replacements.
     fn check_files(&self, files: u64) -> Result<()> {
         let logs = if self.logs.is_some() { LOGS_PER_RANK } else { 0 };
         let (ranks, spares) = (self.local_world_size() as u64, self.spares() as u64);
@@ -156,27 +159,27 @@ impl SpawnConfig {
         Ok(())
     }
 
-    /// The arguments of the program that each rank runs.
+    /// Returns the arguments of the program that each rank runs.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         self.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect())
     }
 
-    /// Ranks that may be started in place of lost ones.
+    /// Number of ranks that may be started in place of lost ones.
     pub(super) fn spares(&self) -> usize {
         self.elastic.as_ref().map_or(0, |elastic| elastic.replace)
     }
 
-    /// Ranks of this machine.
+    /// Number of ranks on this machine.
     pub fn local_world_size(&self) -> usize {
         self.world_size / self.nodes.max(1)
     }
 
-    /// True where ranks that have ended like this would do so again.
+    /// Whether ranks that ended with this status would fail again after a restart.
     pub(super) fn is_final(&self, status: ExitKind) -> bool {
         self.final_code.is_some_and(|code| status == ExitKind::Code(code))
     }
 
-    /// True where the ranks would find this variable set already.
+    /// Whether this variable is already set for the ranks, by the configuration or by inheritance.
     pub(super) fn sets(&self, variable: &str) -> bool {
         self.env.iter().any(|(name, _)| name == variable) || std::env::var_os(variable).is_some()
     }

@@ -1,4 +1,4 @@
-//! Jobs that go on when ranks fail.
+//! Elastic jobs: the remaining ranks continue when ranks fail.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -7,28 +7,31 @@ use std::time::Duration;
 
 use comm::{Error, Result};
 
-/// Lets a job go on when ranks fail: the others meet anew ([`ElasticGroup::shrink`](comm::ElasticGroup::shrink)), which their
-/// program must do; they find `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_MIN` in their environment.
+/// Lets a job continue when ranks fail. The remaining ranks form a smaller group
+/// ([`ElasticGroup::shrink`](comm::ElasticGroup::shrink)), which their program must call for; it finds
+/// `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_MIN` in its environment.
 ///
-/// A rank that fails is then lost, and named in a warning, once the ranks have met ([`Tcp::connect`](comm::Tcp::connect)): one
-/// that fails before that ends the job, as the others would wait for it. The job is done when all ranks that are left are. That
-/// they have met may be heard after the failure, from any of them and on any node: it is waited for as long as the others may
-/// take to end by themselves ([`SpawnConfig::grace`](crate::SpawnConfig::grace)).
+/// A rank that fails after the ranks have formed a group ([`Tcp::connect`](comm::Tcp::connect)) counts as lost, and is
+/// named in a warning. A rank that fails before that ends the job, because the others would wait for it. The job is
+/// done when all remaining ranks are. The report that the ranks have formed a group may arrive after the failure, from
+/// any rank on any node. The launcher waits for it as long as the others may take to end by themselves
+/// ([`SpawnConfig::grace`](crate::SpawnConfig::grace)).
 ///
-/// On several nodes, each launcher but the first one may be lost as well, with its ranks, and so may its machine; one that a
-/// signal stops leaves the job. The first one's council decides for all, so that the job ends with it; its ranks may be lost as
-/// any others. Where a launcher is gone there is no restart.
+/// On several nodes, every launcher but the first one may be lost as well, with its ranks and its machine. A launcher
+/// that is stopped by a signal leaves the job. The first node's launcher decides for all, so the job ends with it; the
+/// ranks of the first node may be lost like any others. After a launcher is lost there is no restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElasticJob {
-    /// The fewest ranks that go on; where fewer are left, the job fails. Default: 1.
+    /// Minimum number of ranks; with fewer the job fails. Default: 1.
     pub min: usize,
-    /// Ranks that are started in place of lost ones, in all; they find `GIRANDOLE_NEWCOMER`, and a `RANK` that continues the
-    /// others'. On one node only. Default: 0.
+    /// Maximum number of ranks that are started in place of lost ones. They find `GIRANDOLE_NEWCOMER` in their
+    /// environment, and their `RANK` numbers continue those of the first ranks. On one node only. Default: 0.
     pub replace: usize,
-    /// How long ranks that the others have left behind ([`ElasticGroup::shrink`](comm::ElasticGroup::shrink)), and new ones
-    /// that have not joined them, may take to end once all others of their node have ended, one of them well. Then they are
-    /// ended, and named in a warning; the job is done. For a rank that is still at work the job waits however long it takes.
-    /// Default: 1 s.
+    /// How long excluded ranks, which the others have left out of the group
+    /// ([`ElasticGroup::shrink`](comm::ElasticGroup::shrink)), and new ranks that have not joined may take to end. The
+    /// time starts once all other ranks of their node have ended, at least one of them successfully. Then they are
+    /// ended and named in a warning, and the job is done. For a rank that is still a member of the group the job waits
+    /// however long it takes. Default: 1 s.
     pub finish: Duration,
 }
 
@@ -38,8 +41,8 @@ impl Default for ElasticJob {
     }
 }
 
-/// The fewest ranks that go on when others are lost, as this process's launcher tells; `None` where no launcher has started it,
-/// or one that ends all ranks when one fails.
+/// Returns the minimum number of ranks of an elastic job, as set by the launcher of this process; `None` if no launcher
+/// has started it, or if the launcher ends all ranks when one fails.
 ///
 /// ```
 /// assert_eq!(launch::elastic_min(), None);
@@ -48,11 +51,11 @@ pub fn elastic_min() -> Option<usize> {
     comm::launcher::elastic_min()
 }
 
-/// A folder of this job's own, gone when this is dropped; where the launcher is killed, the warden removes it.
+/// A temporary folder of one job, removed on drop; if the launcher is killed, the warden removes it.
 pub(super) struct JobFolder(PathBuf);
 
 impl JobFolder {
-    /// Where that of a job is which has this id.
+    /// Returns the path of the folder of the job with this id.
     pub(super) fn place(spawn_id: &str) -> PathBuf {
         std::env::temp_dir().join(format!("girandole-{spawn_id}"))
     }
@@ -71,7 +74,7 @@ impl JobFolder {
 
 impl Drop for JobFolder {
     fn drop(&mut self) {
-        // A file that is left there is of no use to anybody.
+        // If the folder cannot be removed, a leftover file does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

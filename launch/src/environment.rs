@@ -1,4 +1,4 @@
-//! What a rank is told through its environment.
+//! Environment variables that the launcher sets for a rank.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -20,18 +20,18 @@ use crate::{Layout, SpawnConfig};
 const SECRET: &str = "GIRANDOLE_SECRET";
 const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
 const JOB_ID: &str = "GIRANDOLE_JOB_ID";
-/// Names what one launcher has started in one round.
+/// Identifies what one launcher has started in one round.
 pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
-/// What the launchers above a rank have started, see `nested.rs`.
+/// Digests of the commands that the launchers above a rank have started, see `nested.rs`.
 pub(super) const COMMANDS: &str = "GIRANDOLE_COMMANDS";
 const TLS: &str = "GIRANDOLE_TLS";
 const BIND: &str = "GIRANDOLE_BIND";
-/// Says that the group of the others is to be joined.
+/// Tells a rank to join the existing group of the other ranks.
 pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
 const ELASTIC: &str = "GIRANDOLE_ELASTIC";
 const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
 const ELASTIC_ENDED: &str = "GIRANDOLE_ELASTIC_ENDED";
-/// What an outer launcher may have set for its own ranks.
+/// Variables that an outer launcher may have set for its own ranks.
 const OUTER: [&str; 8] = [
     LISTENER,
     SECRET_FILE,
@@ -42,11 +42,11 @@ const OUTER: [&str; 8] = [
     ELASTIC_FILE,
     ELASTIC_ENDED,
 ];
-/// How often the ranks were started before, in `torchrun`'s word.
+/// Number of earlier starts of the ranks, under `torchrun`'s name.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// What is the same for all ranks of a job. Not `Debug`: it holds the secret.
+/// The settings that all ranks of this node share. Not `Debug`: it holds the secret.
 pub(super) struct Job {
     layout: Layout,
     node_rank: usize,
@@ -54,23 +54,23 @@ pub(super) struct Job {
     round: Round,
     secret: String,
     spawn_id: String,
-    /// Where this node's ranks listen, where others must reach them.
+    /// Address on which this node's ranks listen, where ranks of other nodes must reach them.
     bind: Option<String>,
     spawner: String,
     commands: String,
     notes: bool,
-    /// The fewest ranks of the group, which may change.
+    /// Minimum number of ranks of an elastic job; `None` if the job is not elastic.
     elastic_min: Option<usize>,
-    /// Where ranks that come later find it.
+    /// File through which ranks that are started later find the group.
     group_file: Option<PathBuf>,
-    /// Where this launcher tells which ranks' processes have ended, where the others go on.
+    /// File in which this launcher lists the ranks whose processes have ended, in an elastic job.
     ended: Option<PathBuf>,
-    /// Threads for each rank, where nobody has set them.
+    /// `RAYON_NUM_THREADS` for each rank; `None` if it is set already.
     threads: Option<String>,
 }
 
 impl Job {
-    /// One round of a job; `address` is this node's, where there are several.
+    /// Prepares one round of a job. `address` is this node's address in a job on several nodes.
     pub(super) fn new(config: &SpawnConfig, round: &Round, address: Option<IpAddr>) -> Result<Self> {
         let cores = available_parallelism().map_or(1, usize::from);
         let local = config.local_world_size();
@@ -100,12 +100,13 @@ impl Job {
         })
     }
 
-    /// What has ended is told in this file.
+    /// Sets the file in which ended ranks are listed.
     pub(super) fn vouched_in(self, file: PathBuf) -> Self {
         Self { ended: Some(file), ..self }
     }
 
-    /// Tells the ranks of this node that the process of this rank of the job has ended. A launcher has seen it.
+    /// Appends to that file that the process of this rank has ended, for the ranks of this node. Only called when a
+    /// launcher has seen the process end.
     pub(super) fn vouch_for_end(&self, rank: usize) {
         let Some(file) = &self.ended else { return };
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
@@ -114,12 +115,12 @@ impl Job {
         }
     }
 
-    /// Newcomers find the group through this file.
+    /// Sets the file through which new ranks find the group.
     pub(super) fn found_in(self, file: PathBuf) -> Self {
         Self { group_file: Some(file), ..self }
     }
 
-    /// The name of what is started here. No secret.
+    /// Returns the id of what is started here. It is not secret.
     pub(super) fn spawn_id(&self) -> &str {
         &self.spawn_id
     }
@@ -128,12 +129,12 @@ impl Job {
         &self.round
     }
 
-    /// A rank's number among all.
+    /// Returns the global rank of a rank of this node.
     pub(super) fn rank(&self, local_rank: usize) -> usize {
         self.layout.global_rank(self.node_rank, local_rank)
     }
 
-    /// What a rank of this job makes of what it is told, as far as it takes to meet the others.
+    /// Returns the configuration with which a rank of this job joins the group, as far as the rendezvous needs it.
     pub(super) fn config_of(&self, config: &SpawnConfig, rank: usize) -> Result<TcpConfig> {
         let given = config.env.iter().rev().find(|(name, _)| name == TLS).map(|(_, value)| value.clone());
         let tls = given.or_else(|| std::env::var_os(TLS)).filter(|tls| !tls.is_empty());
@@ -148,14 +149,14 @@ impl Job {
         })
     }
 
-    /// A rank of an earlier round would be told from these.
+    /// Id of this round; differs between restarts, so that a rank of an earlier round is recognized.
     fn job_id(&self) -> String {
         format!("{}-{}", self.round.run_id, self.round.restart)
     }
 
     /// Writes the environment of one rank of this node.
     pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
-        // A launcher may itself run under another one, whose word must not reach these ranks.
+        // This launcher may run as a rank of another launcher, whose variables must not reach these ranks.
         for name in OUTER {
             command.env_remove(name);
         }
@@ -186,7 +187,7 @@ impl Job {
         }
     }
 
-    /// Where a rank stands, in `torchrun`'s words: a group is a node, and all ranks have one role.
+    /// Rank numbers under `torchrun`'s names: a group is a node, and all ranks have one role.
     fn place(&self, local_rank: usize) -> [(&'static str, String); 10] {
         let layout = self.layout;
         let (rank, world_size) = (layout.global_rank(self.node_rank, local_rank), layout.world_size());
@@ -204,7 +205,7 @@ impl Job {
         ]
     }
 
-    /// What PyTorch's programs look for. No store of the launcher's: rank 0 opens `MASTER_PORT` itself.
+    /// Variables that PyTorch programs look for. The launcher runs no store: rank 0 opens `MASTER_PORT` itself.
     fn elastic(&self) -> [(&'static str, String); 4] {
         let Round { run_id, restart, max_restarts, .. } = &self.round;
         [

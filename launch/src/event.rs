@@ -1,4 +1,4 @@
-//! What the launcher's threads have to say, and where it waits.
+//! Events from the launcher's threads, and the queue in which the main thread waits for them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,26 +7,26 @@ use std::time::Instant;
 
 use super::nodes::message::Order;
 
-/// What the launcher's threads have to say.
+/// An event that one of the launcher's threads reports.
 pub(super) enum Event {
-    /// The process of this local rank has ended, and waits to be reaped.
+    /// The process of this local rank has ended, and is not reaped yet.
     Exited(usize),
-    /// This local rank has met the others, who have left these ranks of the job behind.
+    /// This local rank has joined the group, which excludes the ranks `without` of the job.
     Met { local_rank: usize, without: Vec<usize> },
-    /// This process got a signal that is for the ranks.
+    /// This process received a signal that is meant for the ranks.
     Signal(i32),
-    /// Standard output cannot be written any more.
+    /// Writing to standard output failed.
     OutputFailed(io::Error),
-    /// One of the forwarding threads has forwarded all there was.
+    /// One of the forwarding threads has forwarded all output.
     Drained,
-    /// What the job's council has decided.
+    /// An order from the council of the job.
     Order(Order),
 }
 
-/// What has happened, in the order of time.
+/// Queue of events, in the order in which they happened.
 pub(super) struct Inbox {
     events: Receiver<Event>,
-    /// What is for later.
+    /// Events set aside for later.
     kept: VecDeque<Event>,
 }
 
@@ -35,7 +35,7 @@ impl Inbox {
         Self { events, kept: VecDeque::new() }
     }
 
-    /// The next event, or `None` at the deadline.
+    /// Waits for the next event. Returns `None` at the deadline, or when all senders are gone.
     pub(super) fn next(&self, deadline: Option<Instant>) -> Option<Event> {
         match deadline {
             None => self.events.recv().ok(),
@@ -45,17 +45,17 @@ impl Inbox {
         }
     }
 
-    /// What has come already.
+    /// Returns an event that has already arrived, if any.
     pub(super) fn now(&self) -> Option<Event> {
         self.events.try_recv().ok()
     }
 
-    /// Leaves an event to whoever looks after the ranks have ended.
+    /// Sets an event aside for the code that runs after the ranks have ended.
     pub(super) fn keep(&mut self, event: Event) {
         self.kept.push_back(event);
     }
 
-    /// Whether something was left so.
+    /// Whether any event was set aside.
     pub(super) fn has_kept(&self) -> bool {
         !self.kept.is_empty()
     }

@@ -1,27 +1,27 @@
-//! How a rank ended, and which one is to blame.
+//! How a rank ended, and which rank is the first cause of a failed job.
 
 use std::time::{Duration, Instant};
 
 use comm::{EXIT_PEER_FAILED, ExitKind};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
-/// A dying process's connections are closed a little before its end can be seen, and a peer may be quicker to end
-/// because of them. SIGKILL comes from outside, never from a peer's death: it takes precedence for this long.
+/// When a process dies, its connections close a little before its end can be observed, and a peer may fail and end
+/// first because of it. SIGKILL comes from outside, never from a peer's death: it takes precedence for this long.
 pub(super) const CLOSE: Duration = Duration::from_millis(500);
 
-/// The end of one rank.
+/// How one rank ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub(super) rank: usize,
     pub(super) status: ExitKind,
-    /// The launcher had told it to end before.
+    /// Whether the launcher had told it to end before.
     pub(super) told: bool,
-    /// When the launcher learnt of it.
+    /// When the launcher observed it.
     pub(super) at: Instant,
 }
 
 impl Ended {
-    /// A failure of its own. A rank that was told to end may do so with any code, but not crash.
+    /// Whether the rank failed by itself. A rank that was told to end may do so with any exit code, but not crash.
     fn failed(&self) -> bool {
         match self.status {
             ExitKind::Code(_) => !self.told && !self.status.success(),
@@ -35,14 +35,15 @@ impl Ended {
         self.status == ExitKind::Signal(signal) || self.status == ExitKind::Code(128 + signal)
     }
 
-    /// A failure that may well be nothing but the effect of `signal` on that rank, or on its peers.
+    /// Whether the failure may be a mere effect of `signal` on that rank, or on its peers.
     fn explained_by(&self, signal: i32) -> bool {
         self.told || self.is_of(signal) || self.status == ExitKind::Code(EXIT_PEER_FAILED)
     }
 }
 
-/// The rank to blame, and how many others failed. `ended` is in the order of time; `signal` is what stopped the job, if
-/// it was stopped. The first cause is the earliest failure that is not put down to another rank, see also [`CLOSE`].
+/// Returns the rank that is the first cause, and how many others failed. `ended` is in chronological order; `signal` is
+/// the signal that stopped the job, if any. The first cause is the earliest failure that is not attributed to another
+/// rank, see also [`CLOSE`].
 pub(super) fn first_cause(ended: &[Ended], signal: Option<i32>) -> Option<(Ended, usize)> {
     let failed: Vec<Ended> = ended.iter().copied().filter(Ended::failed).collect();
     let own = failed.iter().find(|end| end.status != ExitKind::Code(EXIT_PEER_FAILED));

@@ -1,4 +1,4 @@
-//! The threads that forward what the ranks print.
+//! Threads that forward the output of the ranks.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,38 +21,38 @@ use super::sink::Sink;
 use super::start::Workers;
 use crate::{Notes, SpawnConfig};
 
-/// Lines of standard error that are kept for the report, for each rank.
+/// Lines of standard error that are kept for the failure report, for each rank.
 const TAIL_LINES: usize = 20;
-/// Bytes of each of them.
+/// Maximum number of bytes of each of these lines.
 const TAIL_LINE: usize = 1000;
 /// Bytes that are read at once.
 const CHUNK: usize = 64 << 10;
-/// What may be left in a pipe when its rank has ended: Linux's limit for the size of a pipe. More comes only from a
-/// process that outlives the rank.
+/// How much may be left in a pipe when its rank has ended: Linux's limit for the size of a pipe. More can only come
+/// from a process that outlives the rank.
 const LEFT: usize = 1 << 20;
 
-/// What was taken out of the streams, by rank.
+/// What the forwarding threads have extracted from the streams, by local rank.
 #[derive(Debug, Default)]
 pub(super) struct Captured {
     pub(super) results: Vec<Option<String>>,
     pub(super) tails: Vec<VecDeque<String>>,
-    /// Why a log does not have all that a rank has printed.
+    /// Why a log is incomplete.
     pub(super) lost_log: Option<Error>,
 }
 
-/// Two threads: one for the standard outputs, one for the standard errors, so that neither waits for the other. Ends
-/// them when dropped.
+/// Two forwarding threads, one for all standard outputs and one for all standard errors, so that neither waits for the
+/// other. Dropping this ends them.
 #[derive(Debug)]
 pub(super) struct Output {
     threads: Vec<JoinHandle<Captured>>,
     finish: Option<PipeWriter>,
     abandon: Option<PipeWriter>,
-    /// Of the standard errors, by local rank.
+    /// Log files of the standard errors, by local rank.
     logs: Vec<Option<PathBuf>>,
 }
 
 impl Output {
-    /// Number of [`Event::Drained`] that come.
+    /// Number of [`Event::Drained`] events to expect.
     pub(super) const THREADS: usize = 2;
 
     pub(super) fn start(
@@ -83,7 +83,7 @@ impl Output {
     ) -> io::Result<Self> {
         let (finish, finish_writer) = pipe()?;
         let (abandon, abandon_writer) = pipe()?;
-        // What this program says itself begins on a line of its own; the output of others is passed on as it is.
+        // This program's own messages start on a new line; the output of another program is passed on unchanged.
         let (out, err) = Sink::standard(&abandon, config.program.is_none())?;
         let log_path = |source: &Source| source.log.as_ref().map(|log| log.path().to_path_buf());
         let logs = sources[1].1.iter().map(log_path).collect();
@@ -111,17 +111,17 @@ impl Output {
         Ok(output)
     }
 
-    /// The file of a rank's standard error.
+    /// Returns the log file of a rank's standard error.
     pub(super) fn log(&self, local_rank: usize) -> Option<PathBuf> {
         self.logs.get(local_rank).cloned().flatten()
     }
 
-    /// All ranks have ended: forward what is still in the pipes, then send [`Event::Drained`].
+    /// Called when all ranks have ended: forwards what is still in the pipes, then sends [`Event::Drained`].
     pub(super) fn finish(&mut self) {
         self.finish = None;
     }
 
-    /// Ends both threads, whatever they do.
+    /// Ends both threads, even while they read or write, and returns what they have captured.
     pub(super) fn join(&mut self) -> Captured {
         self.finish = None;
         self.abandon = None;
@@ -146,13 +146,13 @@ impl Drop for Output {
 #[derive(Debug)]
 struct Source {
     id: usize,
-    /// Among the ranks of this node.
+    /// Local rank.
     rank: usize,
     pipe: File,
     lines: LineBuffer,
     log: Option<LogFile>,
     open: bool,
-    /// Bytes that are still read once the ranks have ended.
+    /// Bytes that may still be read once the ranks have ended.
     left: usize,
 }
 
@@ -163,17 +163,18 @@ impl Source {
     }
 }
 
-/// One thread's work.
+/// State of one forwarding thread.
 struct Forwarder {
     sources: Vec<Source>,
-    /// `None` once writing has failed: what comes is read all the same, so that no rank blocks.
+    /// `None` once writing has failed; the pipes are still read, so that no rank blocks.
     sink: Option<Sink>,
-    /// Whether that shows what logs have.
+    /// Whether output that is logged is forwarded as well.
     shown: bool,
     finish: PipeReader,
     abandon: PipeReader,
     events: Sender<Event>,
-    /// Nobody reads standard output any more, which ends the job: what ranks say of each other's end is not shown.
+    /// Set when standard output has no reader any more, which ends the job. The ranks' messages about each other's end
+    /// are then not shown.
     unread: Arc<AtomicBool>,
     notes: Option<Arc<dyn Notes>>,
     reports: bool,
@@ -197,13 +198,13 @@ impl Forwarder {
         for source in sources.iter_mut().filter(|source| source.open) {
             self.close(source);
         }
-        // Nobody listens any more where the launcher has given up.
+        // The receiver is gone if the launcher has given up.
         let _ = self.events.send(Event::Drained);
         self.captured
     }
 
-    /// The sources that have something to read; `None` when the work is done. (A hang-up is told on Linux in any case, and on
-    /// macOS to those who ask for it.)
+    /// Waits for readable sources and returns their indices; `None` when the work is done. (Linux always reports a
+    /// hang-up; macOS only if `HUP` is requested.)
     fn ready(&self, sources: &[Source], finishing: &mut bool) -> Option<Vec<usize>> {
         let open: Vec<usize> = (0..sources.len()).filter(|&at| sources[at].open).collect();
         if open.is_empty() {
@@ -269,7 +270,7 @@ impl Forwarder {
                     notes.note(rank, &String::from_utf8_lossy(text));
                 }
             }
-            // Nobody listens any more where the launcher has given up.
+            // The receiver is gone if the launcher has given up.
             Item::Met(text) => {
                 let numbers = String::from_utf8_lossy(text);
                 let without = numbers.split(' ').filter_map(|number| number.parse().ok()).collect();
@@ -303,7 +304,7 @@ impl Forwarder {
         }
         let Some(Err(error)) = written else { return };
         self.sink = None;
-        // Without standard error a job still does its work; without standard output it does not.
+        // Failing to write standard error does not end the job; failing to write standard output does.
         if self.reports {
             self.unread.store(error.kind() == ErrorKind::BrokenPipe, SeqCst);
             let _ = self.events.send(Event::OutputFailed(error));
@@ -311,7 +312,7 @@ impl Forwarder {
     }
 }
 
-/// Adds a line to the last ones of a rank.
+/// Appends a line to the last lines kept for a rank.
 fn keep(tail: &mut VecDeque<String>, text: &[u8]) {
     let line = String::from_utf8_lossy(&text[..text.len().min(TAIL_LINE)]);
     if line.trim().is_empty() {

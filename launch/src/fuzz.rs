@@ -1,5 +1,5 @@
-//! What other launchers may hand this crate, as functions of bytes: for `fuzz/` and for the test that goes through its seeds. Each
-//! panics where something is not as it should be, and is there in no other build.
+//! Fuzz targets for messages from other launchers, as functions of bytes: for `fuzz/` and for the test that runs its
+//! seeds. Each panics on a violated invariant. Only compiled for tests and fuzzing.
 #![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
 
 pub use crate::nodes::fuzz_council as council;

@@ -1,5 +1,5 @@
-//! Tells ranks that are about to meet that one of them has ended: they would wait for it until they are ended themselves, and
-//! could not say whom they miss.
+//! Announces to ranks in the rendezvous that one of them has ended. Otherwise they would wait for it until they are
+//! ended themselves, and could not name the missing rank.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,27 +14,28 @@ use super::environment::Job;
 use super::nodes;
 use crate::{MasterPort, SpawnConfig};
 
-/// The rank that has ended.
+/// The rank whose end is announced.
 #[derive(Debug)]
 pub(super) struct Death {
     pub(super) rank: usize,
-    /// Where it ran, by name.
+    /// Name of the host on which it ran.
     pub(super) host: String,
-    /// Rank 0 is of this node, and has ended as well, or is that one.
+    /// Whether rank 0 runs on this node and has ended as well, or is this rank.
     pub(super) leader_has_ended: bool,
 }
 
-/// Tells it as long as it lives, and for so long at most.
+/// Announces the end of a rank from a thread, until this is dropped or the time limit passes.
 #[derive(Debug)]
 pub(super) struct Herald {
-    /// Closed, it ends the thread.
+    /// Closing it ends the thread.
     alive: Option<UnixStream>,
     leader_has_ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Herald {
-    /// Begins to tell it, where nothing is told yet. Other programs than ours may have something else to listen to at that port.
+    /// Starts the announcement, unless one is running. Only for inherited ports: programs other than ours may use that
+    /// port for something else.
     pub(super) fn announce(told: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: Death) {
         if config.port_kind == MasterPort::Inherited && told.is_none() {
             let herald = Self::start(config, job, death, config.grace);
@@ -64,7 +65,7 @@ impl Herald {
         Ok(Self { alive: Some(alive), leader_has_ended, thread: Some(thread) })
     }
 
-    /// Another rank of this node has ended.
+    /// Records that another rank of this node has ended.
     pub(super) fn note_end(&self, rank: usize) {
         self.leader_has_ended.fetch_or(rank == 0, Ordering::AcqRel);
     }
@@ -74,7 +75,7 @@ impl Drop for Herald {
     fn drop(&mut self) {
         self.alive = None;
         if let Some(thread) = self.thread.take() {
-            // It only fails if it panicked, and then it has ended.
+            // `join` fails only if the thread panicked, and then it has ended.
             let _ = thread.join();
         }
     }

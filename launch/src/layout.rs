@@ -1,10 +1,10 @@
-//! How ranks are numbered over the nodes of a job.
+//! Numbering of ranks over the nodes of a job.
 
 use std::ops::Range;
 
 use comm::{Error, Result};
 
-/// How ranks are numbered over nodes (machines): node by node, the same number on each.
+/// Numbering of ranks over nodes (machines): node by node, the same number on each.
 ///
 /// ```
 /// use launch::Layout;
@@ -22,10 +22,10 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// So many nodes, and ranks on each.
+    /// Creates a layout of `nodes` nodes with `local_world_size` ranks each.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where one of them is 0, or there are more ranks than can be counted.
+    /// [`Error::InvalidArgument`] if one of them is 0, or the number of ranks overflows.
     pub fn new(nodes: usize, local_world_size: usize) -> Result<Self> {
         for (what, count) in [("nodes", nodes), ("local_world_size", local_world_size)] {
             if count == 0 {
@@ -40,32 +40,32 @@ impl Layout {
         }
     }
 
-    /// Machines.
+    /// Number of nodes.
     pub fn nodes(self) -> usize {
         self.nodes
     }
 
-    /// Ranks on each of them.
+    /// Number of ranks on each node.
     pub fn local_world_size(self) -> usize {
         self.local_world_size
     }
 
-    /// All ranks.
+    /// Number of ranks on all nodes together.
     pub fn world_size(self) -> usize {
         self.nodes * self.local_world_size
     }
 
-    /// A rank's number among all: `node_rank * local_world_size + local_rank`.
+    /// Returns the global rank: `node_rank * local_world_size + local_rank`.
     pub fn global_rank(self, node_rank: usize, local_rank: usize) -> usize {
         node_rank * self.local_world_size + local_rank
     }
 
-    /// The node of a rank, and its number there: the other way round.
+    /// Returns the node and the local rank of a global rank; the inverse of `global_rank`.
     pub fn place(self, global_rank: usize) -> (usize, usize) {
         (global_rank / self.local_world_size, global_rank % self.local_world_size)
     }
 
-    /// The ranks of a node.
+    /// Returns the global ranks of a node.
     pub fn ranks_of(self, node_rank: usize) -> Range<usize> {
         self.global_rank(node_rank, 0)..self.global_rank(node_rank + 1, 0)
     }

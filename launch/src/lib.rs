@@ -1,7 +1,7 @@
-//! Starts ranks as processes of this machine, and looks after them.
+//! Starts ranks as processes of this machine and supervises them.
 //!
-//! [`run`] is all that most programs need: started by hand it makes ranks of the program, and in a rank, whoever has started
-//! that, it trains.
+//! [`run`] is all that most programs need. In a process started by hand it starts the ranks; in a process that is a
+//! rank, whichever launcher has started it, it calls the training function.
 //!
 //! ```no_run
 //! use std::process::ExitCode;
@@ -20,10 +20,11 @@
 //! }
 //! ```
 //!
-//! Below it, [`spawn`] starts `world_size` copies of any program, gives each its rank through the environment, forwards their
-//! output line by line, and returns what they report once all have ended. When one fails the others are ended too, and the
-//! error names the first cause. A program that is started this way calls [`worker_guard`] first thing in `main`, as [`run`]
-//! does, so that no rank outlives its launcher, however that one ends.
+//! [`spawn`] is the lower level. It starts `world_size` copies of any program, gives each its rank through the
+//! environment, forwards their output line by line, and returns what they report once all have ended. When one fails,
+//! the others are ended too, and the error names the first cause. A program that is started this way calls
+//! [`worker_guard`] first thing in `main`, as [`run`] does, so that no rank outlives its launcher, however that one
+//! ends.
 
 #![deny(unsafe_code)]
 
@@ -78,41 +79,42 @@ pub use worker::{is_worker, report_result, restarts, worker_guard};
 /// Starts the ranks of one job as processes of this machine, waits until all have ended, and returns what each one
 /// passed to [`report_result`] (its last report), by rank.
 ///
-/// Where a rank fails and [`max_restarts`](SpawnConfig::max_restarts) allows it, all are started again. A job on several
-/// machines has a launcher on each, with the same configuration but for [`node_rank`](SpawnConfig::node_rank); they meet
-/// at the first one, act as one, and return the same error. Each returns the reports of its own ranks. Where
-/// [`elastic`](SpawnConfig::elastic) allows it, the others go on when ranks fail.
+/// Where a rank fails and [`max_restarts`](SpawnConfig::max_restarts) allows it, all are restarted. A job on several
+/// machines has a launcher on each, with the same configuration except for [`node_rank`](SpawnConfig::node_rank). They
+/// connect to the first one, act as one, and return the same error. Each returns the reports of its own ranks. Where
+/// [`elastic`](SpawnConfig::elastic) allows it, the other ranks continue when ranks fail.
 ///
-/// Each rank finds in its environment: what `torchrun` tells its own (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
+/// Each rank finds in its environment: the variables that `torchrun` sets (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
 /// `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` and so on); the job's secret and id; and
-/// `RAYON_NUM_THREADS`, the cores divided by the ranks, unless that is set already. Rank 0 inherits the listening socket
-/// of `MASTER_PORT` as its standard input, so that nobody can take the port in between, see [`MasterPort`]; the other
-/// ranks' standard input is empty.
+/// `RAYON_NUM_THREADS`, the number of cores divided by the number of ranks, unless it is set already. Rank 0 inherits
+/// the listening socket of `MASTER_PORT` as its standard input, so that no other process can take the port in between,
+/// see [`MasterPort`]; the other ranks' standard input is empty.
 ///
-/// On Linux the kernel ends the ranks together with this process, whatever program they run; on macOS those end that call
-/// [`worker_guard`], and the others where [`SpawnConfig::sweep`] is set.
+/// On Linux the kernel ends the ranks together with this process, whatever program they run. On macOS only ranks that
+/// call [`worker_guard`] end; the others end where [`SpawnConfig::sweep`] is set.
 ///
-/// Standard output and standard error of the ranks go to those of this process, in whole lines. While the call lasts,
-/// SIGINT, SIGTERM and SIGHUP are passed on to the ranks; after it they do again what they did before.
+/// Standard output and standard error of the ranks are forwarded to those of this process, in whole lines. During the
+/// call, SIGINT, SIGTERM and SIGHUP are passed on to the ranks; afterwards they have their earlier effect again.
 ///
 /// # Errors
-/// - [`Error::Worker`](comm::Error::Worker): a rank failed. The others were given
-///   [`grace`](SpawnConfig::grace) to end by themselves and were then ended.
-/// - [`Error::Nodes`](comm::Error::Nodes), [`Error::NodeRefused`](comm::Error::NodeRefused): the launchers of several nodes
-///   did not find each other. [`Error::NodeGone`](comm::Error::NodeGone): one of them was killed, or its machine is gone.
-///   [`Error::NodeSilent`](comm::Error::NodeSilent): one of them stands still, and the others have waited for it.
-///   [`Error::NodeStopped`](comm::Error::NodeStopped): one of them ended the job for another reason.
-/// - [`Error::Interrupted`](comm::Error::Interrupted): one of the signals above arrived, or (as SIGPIPE) nobody reads
-///   this process's standard output any more. The ranks were ended.
-/// - [`Error::InvalidArgument`](comm::Error::InvalidArgument): a world size of 0, more ranks than this process may have
-///   pipes, a program that cannot be run, a meeting point that is not this machine's; a call in a rank, of the rank's own program
-///   (`program` of `None`) or of the command that it is a rank of, as its ranks would make the same call.
-/// - [`Error::Listen`](comm::Error::Listen): the port to meet at is taken.
-/// - [`Error::System`](comm::Error::System): the system has no room for that many processes, or refuses something else;
-///   all ranks have ended well, but a log does not have all that they have printed.
+/// - [`Error::Worker`](comm::Error::Worker): a rank failed. The others were given [`grace`](SpawnConfig::grace) to end
+///   by themselves and were then ended.
+/// - [`Error::Nodes`](comm::Error::Nodes), [`Error::NodeRefused`](comm::Error::NodeRefused): the launchers of several
+///   nodes did not find each other. [`Error::NodeGone`](comm::Error::NodeGone): one of them was killed, or its machine
+///   is gone. [`Error::NodeSilent`](comm::Error::NodeSilent): nothing was received from one of them while the others
+///   waited for it. [`Error::NodeStopped`](comm::Error::NodeStopped): one of them ended the job for another reason.
+/// - [`Error::Interrupted`](comm::Error::Interrupted): one of the signals above arrived, or (as SIGPIPE) this process's
+///   standard output has no reader any more. The ranks were ended.
+/// - [`Error::InvalidArgument`](comm::Error::InvalidArgument): a world size of 0; more ranks than this process may have
+///   pipes; a program that cannot be run; a rendezvous address that is not this machine's; a call in a rank that would
+///   start the rank's own program (`program` of `None`) or the command that it is a rank of, as its ranks would make
+///   the same call.
+/// - [`Error::Listen`](comm::Error::Listen): the rendezvous port is taken.
+/// - [`Error::System`](comm::Error::System): the system cannot start that many processes, or refuses something else; or
+///   all ranks have succeeded, but a log is incomplete.
 ///
-/// In every case no process that it started is left, unless the system cannot end it (a process that hangs inside
-/// the kernel).
+/// In every case no process that it started is left running, unless the system cannot end it (a process that hangs
+/// inside the kernel).
 ///
 /// ```no_run
 /// use launch::{SpawnConfig, spawn};
@@ -124,9 +126,9 @@ pub use worker::{is_worker, report_result, restarts, worker_guard};
 pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     config.check()?;
     let (sender, events) = mpsc::channel();
-    // As long as there are no ranks, signals do what they always do: nodes may have to wait for each other.
+    // While there are no ranks, signals keep their default effect: the nodes may have to wait long for each other.
     let nodes = nodes::Nodes::join(config, &sender)?;
-    // Before the first rank, so that a signal that comes while they are started reaches them too.
+    // Started before the first rank, so that a signal that arrives while the ranks are started reaches them too.
     let _signals = signals::SignalRelay::start(&sender)?;
     rounds::Rounds {
         config,

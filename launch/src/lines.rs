@@ -1,4 +1,4 @@
-//! Bytes of a pipe, cut into lines.
+//! Splits the bytes read from a pipe into lines and messages to the launcher.
 
 use comm::launcher::MET_PREFIX;
 
@@ -8,25 +8,26 @@ pub(super) const RESULT_PREFIX: &str = "\u{1}girandole-result:";
 pub(super) const NOTE_PREFIX: &str = "\u{1}girandole-note:";
 /// Longest report, in bytes.
 pub(super) const MAX_RESULT: usize = 64 << 20;
-/// A line longer than this many bytes is passed on in pieces, between which other ranks' lines may stand.
+/// A line longer than this many bytes is passed on in pieces; lines of other ranks may come between these.
 const MAX_LINE: usize = 64 << 20;
-/// Room for a line that is kept for the next one.
+/// Buffer capacity that is kept for the next line.
 const KEPT: usize = 1 << 20;
 
-/// What comes out of a [`LineBuffer`].
+/// Output of a [`LineBuffer`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item<'a> {
-    /// A line with its newline, or a piece of an over-long one. Without newline, only the last piece of the stream.
+    /// A line with its newline, or a piece of an over-long line. Only the last piece of the stream may end without a
+    /// newline.
     Text(&'a [u8]),
-    /// What stood between the prefix of a report and the newline.
+    /// The report: what follows its prefix, without the newline.
     Report(&'a [u8]),
-    /// What stood between the prefix of a note and the newline.
+    /// The note: what follows its prefix, without the newline.
     Note(&'a [u8]),
-    /// This rank has met the others, and these were left behind: what stood between the prefix and the newline.
+    /// This rank has joined the group; the text after the prefix lists the excluded ranks.
     Met(&'a [u8]),
 }
 
-/// Collects a line that has not ended yet, without ever holding more than a bounded part of it.
+/// Collects an unfinished line in a bounded buffer.
 #[derive(Debug)]
 pub(super) struct LineBuffer {
     line: Vec<u8>,
@@ -35,12 +36,12 @@ pub(super) struct LineBuffer {
 }
 
 impl LineBuffer {
-    /// With `reports`, lines that carry a report are told apart from text.
+    /// With `reports`, messages to the launcher are recognized; without, every line is text.
     pub(super) fn new(reports: bool) -> Self {
         Self { line: Vec::new(), reports, max_line: MAX_LINE }
     }
 
-    /// Takes what was read, and hands out each line that it completes.
+    /// Appends `chunk`, and passes each line that it completes to `each`.
     pub(super) fn push(&mut self, chunk: &[u8], mut each: impl FnMut(Item<'_>)) {
         for part in chunk.split_inclusive(|&byte| byte == b'\n') {
             self.line.extend_from_slice(part);
@@ -53,7 +54,7 @@ impl LineBuffer {
         }
     }
 
-    /// Hands out what is left when the stream ends.
+    /// Passes on what is left when the stream ends.
     pub(super) fn finish(&mut self, mut each: impl FnMut(Item<'_>)) {
         if !self.line.is_empty() {
             each(Item::Text(&self.line));
@@ -70,7 +71,7 @@ impl LineBuffer {
                     NOTE_PREFIX => Item::Note(message),
                     _ => Item::Met(message),
                 });
-                // What was printed before the message, without a newline, is the start of a line that goes on.
+                // Text that was printed before the message without a newline is the start of an unfinished line.
                 self.line.truncate(at);
             }
             None => {
@@ -85,7 +86,7 @@ impl LineBuffer {
         self.line.shrink_to(KEPT);
     }
 
-    /// Where a message to the launcher begins, and with which prefix.
+    /// Returns the offset and the prefix of a message to the launcher, if the line has one.
     fn message_at(&self) -> Option<(usize, &'static str)> {
         let first = self.line.iter().position(|&byte| self.reports && byte == RESULT_PREFIX.as_bytes()[0])?;
         let begins = |at: usize| {

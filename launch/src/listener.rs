@@ -1,4 +1,4 @@
-//! A test of the listening socket that the launcher gives to rank 0.
+//! Tests the listening socket that rank 0 inherits from the launcher.
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Files of what each rank prints.
+//! Log files of the ranks' output.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -6,22 +6,23 @@ use std::path::{Path, PathBuf};
 
 use comm::{Error, Result};
 
-/// Where what the ranks print is kept, and what of it is shown as well. Where a file cannot be written any more, as on a full disk,
-/// the ranks go on, what would have gone there is shown, and [`spawn`](super::spawn) returns the reason in the end.
+/// Where the ranks' output is logged, and which streams are forwarded as well. If a file can no longer be written, for
+/// example on a full disk, the ranks continue, the output is forwarded instead, and [`spawn`](super::spawn) returns the
+/// reason at the end.
 ///
-/// A rank's files are `DIR/RUN/attempt_N/RANK/stdout.log` and `stderr.log`, N counting restarts, and RUN the first eight
-/// characters of `TORCHELASTIC_RUN_ID`: no run overwrites another's.
+/// A rank's files are `DIR/RUN/attempt_N/RANK/stdout.log` and `stderr.log`, where N counts restarts and RUN is the
+/// first eight characters of `TORCHELASTIC_RUN_ID`: no run overwrites another's.
 #[derive(Debug, Clone, Default)]
 pub struct LogConfig {
-    /// The folder; it is made where there is none.
+    /// The folder; created if it does not exist.
     pub dir: PathBuf,
-    /// Standard output is forwarded, too. Default: false.
+    /// Whether standard output is forwarded, too. Default: false.
     pub show_stdout: bool,
-    /// Standard error is forwarded, too. Default: false.
+    /// Whether standard error is forwarded, too. Default: false.
     pub show_stderr: bool,
 }
 
-/// Which of a rank's two streams.
+/// One of a rank's two output streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stream {
     Out,
@@ -44,17 +45,17 @@ impl LogConfig {
         )
     }
 
-    /// Makes the folder, before anything is started.
+    /// Creates the folder, before anything is started.
     pub(super) fn check(&self) -> Result<()> {
         fs::create_dir_all(&self.dir).map_err(|reason| Self::unusable(&self.dir, &reason))
     }
 
-    /// A run's folder within it.
+    /// Returns a run's folder within `dir`.
     pub(super) fn run_dir(&self, run_id: &str) -> PathBuf {
         self.dir.join(run_id.get(..8).unwrap_or(run_id))
     }
 
-    /// The file of one rank's stream.
+    /// Creates the log file of one rank's stream.
     pub(super) fn open(&self, run_id: &str, restart: usize, rank: usize, stream: Stream) -> Result<LogFile> {
         let folder = self.run_dir(run_id).join(format!("attempt_{restart}")).join(rank.to_string());
         let path = folder.join(match stream {
@@ -67,13 +68,13 @@ impl LogConfig {
     }
 }
 
-/// One stream's file.
+/// Log file of one stream.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
-    /// None once it could not be written.
+    /// `None` once writing has failed.
     file: Option<File>,
-    /// Why it could not, until somebody asks.
+    /// The write error, until it is taken.
     lost: Option<Error>,
 }
 
@@ -82,11 +83,11 @@ impl LogFile {
         &self.path
     }
 
-    /// False where it cannot be written, so that the text has to go elsewhere.
+    /// Returns false if the text was not written and has to be output elsewhere.
     pub(super) fn write(&mut self, text: &[u8]) -> bool {
         let Some(file) = &mut self.file else { return false };
         let Err(reason) = file.write_all(text) else { return true };
-        // The work is worth more than its log.
+        // A failed log does not end the job.
         self.file = None;
         let path = self.path.display();
         tracing::warn!(
@@ -97,7 +98,7 @@ impl LogFile {
         false
     }
 
-    /// Why not all of it could be written.
+    /// Takes the error that made the log incomplete, if any.
     pub(super) fn lost(&mut self) -> Option<Error> {
         self.lost.take()
     }

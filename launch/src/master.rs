@@ -1,4 +1,4 @@
-//! The port at which the ranks of a job meet, as the launcher holds it.
+//! The rendezvous port of the ranks, held by the launcher.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
@@ -12,10 +12,10 @@ use super::nodes;
 use super::reserved::{ReservedPort, bound};
 use crate::{MasterPort, SpawnConfig};
 
-/// Ranks that may wait to be let in.
+/// Backlog: number of connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// The port, open or reserved for as long as this lives.
+/// The rendezvous port; open or reserved until this is dropped.
 pub(super) struct Master {
     held: Held,
     pub(super) port: u16,
@@ -27,8 +27,9 @@ enum Held {
 }
 
 impl Master {
-    /// Opens the port on the first address of the host that is this machine's. On several nodes the launchers meet at the
-    /// port that was asked for, and loopback will not do.
+    /// Opens the port on the first address of `master_addr` that belongs to this machine. On several nodes the
+    /// launchers use the configured port, so the ranks get a free one, and a host name that resolves to loopback only
+    /// is refused.
     pub(super) fn open(config: &SpawnConfig) -> Result<Self> {
         let SpawnConfig { master_addr, port_kind, join_timeout, .. } = config;
         let master_port = if config.nodes > 1 { 0 } else { config.master_port };
@@ -54,7 +55,7 @@ impl Master {
         Err(wrong(&"this machine does not have that address"))
     }
 
-    /// What rank 0 inherits, if anything; and what the launcher goes on to hold.
+    /// Returns the listener that rank 0 inherits, if any, and the reservation that the launcher keeps, if any.
     pub(super) fn split(self) -> (Option<TcpListener>, Option<ReservedPort>) {
         match self.held {
             Held::Listener(listener) => (Some(listener), None),

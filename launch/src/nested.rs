@@ -1,4 +1,4 @@
-//! Ranks that would start ranks of the same program, which would do so again, without end.
+//! Nesting check: refuses ranks that would start ranks of the same program, which would do so again, without end.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -16,13 +16,13 @@ const HELP: &str = "this process is a rank itself, and its ranks would start ran
 const HELP_STARTED: &str = "this process was started as a rank, and each rank would start a job of its own; call launch::run, \
                             which starts ranks only where there are none";
 
-/// Launchers above each other, at most: a program that starts itself with other arguments each time ends here.
+/// Maximum depth of nested launchers. Catches a program that starts itself with other arguments each time.
 const DEEPEST: usize = 4;
 
 impl SpawnConfig {
-    /// Refuses to start what this process was started as, and what is too deep.
+    /// Refuses to start the command that this process is a rank of, and nesting that is too deep.
     pub(super) fn check_nesting(&self) -> Result<()> {
-        // Who starts another program may want a job of it for each rank.
+        // A process that starts another program may want one job of it for each rank.
         if let (Ok(Some(Place { rank, world_size: 2.., .. })), None, false) =
             (Place::from_env(), &self.program, is_worker())
         {
@@ -42,7 +42,7 @@ impl SpawnConfig {
         }
     }
 
-    /// The commands of the launchers above the ranks, for these.
+    /// Returns the digests of the commands of all launchers above the ranks to be started, for their environment.
     pub(super) fn commands(&self) -> String {
         match above() {
             above if above.is_empty() => self.command(),
@@ -50,7 +50,7 @@ impl SpawnConfig {
         }
     }
 
-    /// The name of what is started: the same for the same program with the same arguments.
+    /// Returns a digest of the command: the same for the same program with the same arguments.
     fn command(&self) -> String {
         let program = match &self.program {
             Some(program) => program.canonicalize().unwrap_or_else(|_| program.clone()),
@@ -58,7 +58,7 @@ impl SpawnConfig {
         };
         let args = self.arguments();
         let words = std::iter::once(program.as_os_str()).chain(args.iter().map(OsString::as_os_str));
-        // The end of a word is no byte of any.
+        // 256 ends each word; no byte of a word has that value.
         let numbers = |word: &OsStr| {
             word.as_encoded_bytes().iter().map(|&byte| usize::from(byte)).chain([256]).collect::<Vec<_>>()
         };
@@ -66,7 +66,7 @@ impl SpawnConfig {
     }
 }
 
-/// What the launchers above this process have started, outermost first.
+/// Returns the digests of what the launchers above this process have started, outermost first.
 fn above() -> String {
     env::var(COMMANDS).ok().filter(|_| is_worker()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Short messages of the ranks to the launcher while they work, such as how far they are.
+//! Notes: short messages from the ranks to the launcher while they work, such as their progress.
 
 use std::fmt::Debug;
 use std::io::Write;
@@ -7,21 +7,22 @@ use comm::launcher::is_worker;
 
 use super::lines::NOTE_PREFIX;
 
-/// Set where the launcher wants notes.
+/// Environment variable that is `1` if the launcher wants notes.
 pub(super) const WANTED: &str = "GIRANDOLE_NOTES";
 
-/// What a launcher does with the notes of its ranks: a bar that shows how far they are, for instance.
+/// Handles the notes of the ranks in the launcher, for instance with a progress bar.
 pub trait Notes: Debug + Send + Sync {
-    /// A rank has passed this text to [`send_note`]. Called by the thread that forwards standard output, so it should be
-    /// quick.
+    /// Called when a rank has passed this text to [`send_note`]. Runs on the thread that forwards standard output, so
+    /// it should be quick.
     fn note(&self, rank: usize, text: &str);
 
-    /// A rank's line is about to be written, by `write`: call it once, with whatever is shown out of its way. Two threads
-    /// may do so at the same time, one for standard output and one for standard error.
+    /// Called when a rank's line is about to be written, by `write`. Call `write` exactly once, with whatever is
+    /// displayed cleared away. Two threads may call this at the same time, one for standard output and one for standard
+    /// error.
     fn aside(&self, write: &mut dyn FnMut());
 }
 
-/// True where a launcher started this process and wants notes.
+/// Whether a launcher started this process and wants notes.
 ///
 /// ```
 /// assert!(!launch::wants_notes());
@@ -30,8 +31,8 @@ pub fn wants_notes() -> bool {
     is_worker() && std::env::var_os(WANTED).is_some_and(|value| value == "1")
 }
 
-/// Passes a short text to the launcher, in the order of the lines on standard output. Does nothing where it wants none,
-/// where the text has several lines, and where it cannot be written: a note may get lost.
+/// Sends a short text to the launcher, in order with the lines on standard output. Does nothing if the launcher wants
+/// no notes or the text has several lines; errors are ignored, so a note may get lost.
 ///
 /// ```
 /// launch::send_note("step 3 of 100");
@@ -41,6 +42,6 @@ pub fn send_note(text: &str) {
         return;
     }
     let mut out = std::io::stdout().lock();
-    // See above.
+    // Errors are ignored, see above.
     let _ = out.write_all(format!("{NOTE_PREFIX}{text}\n").as_bytes()).and_then(|()| out.flush());
 }

@@ -1,8 +1,8 @@
-//! Random numbers of the operating system.
+//! Random numbers from the operating system.
 
 use comm::{Error, Result};
 
-/// `N` random bytes of the operating system, as hexadecimal digits.
+/// Returns `N` random bytes from the operating system, as hexadecimal digits.
 pub(super) fn random_hex<const N: usize>() -> Result<String> {
     let mut bytes = [0_u8; N];
     getrandom::fill(&mut bytes).map_err(|e| Error::system("cannot make the job's secret", e))?;

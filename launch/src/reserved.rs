@@ -1,4 +1,4 @@
-//! A port at which somebody else is going to listen.
+//! Reserves a port on which another process is going to listen.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,8 +8,8 @@ use socket2::{Domain, Socket, Type};
 
 use crate::platform::socket::leaves_port_free;
 
-/// A port of this machine at which somebody else is going to listen. On Linux the system gives it to nobody by itself while this
-/// lives; macOS has no such thing, and the port is one that was free a moment ago.
+/// Reservation of a port of this machine on which another process is going to listen. On Linux the system assigns the
+/// port to no other process while this exists. macOS has no such feature; there the port was merely free a moment ago.
 ///
 /// ```
 /// use std::net::TcpListener;
@@ -25,29 +25,29 @@ pub struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Reserves a port; any free one where that of the address is 0.
+    /// Reserves the port of `address`, or any free one if that is 0.
     ///
     /// # Errors
-    /// [`Error::Listen`] where somebody listens there, or the address is not this machine's.
+    /// [`Error::Listen`] if the port is in use, or the address is not this machine's.
     pub fn at(address: SocketAddr) -> Result<Self> {
         Self::bind(address)
             .map_err(|reason| Error::Listen { address: address.to_string(), reason: reason.to_string() })
     }
 
-    /// A socket that is bound, but does not listen, leaves the port to another one that may be bound there at the same time:
-    /// both must allow that, which whoever is going to listen does as a rule.
+    /// Binds a socket without listening. Another socket can then still be bound to the port and listen, if both set
+    /// `SO_REUSEADDR`, which servers usually do.
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let (socket, address) = bound(address)?;
         Ok(Self { address, _socket: leaves_port_free().then_some(socket) })
     }
 
-    /// With the port that was found.
+    /// Returns the address, with the port that was found.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-/// A socket that is bound there, and where that is.
+/// Returns a socket that is bound to the address, and the actual address.
 pub(super) fn bound(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;

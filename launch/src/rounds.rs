@@ -1,4 +1,4 @@
-//! A job from its first start to its last: the ranks of this node are started, ended, and perhaps started again.
+//! The rounds of a job on this node: the ranks are started, end, and may be started again.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -21,29 +21,29 @@ use super::warden::Warden;
 use crate::SpawnConfig;
 use crate::nodes::{Ending, Order, Round, Verdict, Word};
 
-/// What each rank passed on, by rank of this node.
+/// The report of each rank, by local rank.
 type Reports = Vec<Option<String>>;
 
-/// One node's part in a job.
+/// A job from its first start to its end, as one node's launcher sees it.
 pub(super) struct Rounds<'a> {
     pub(super) config: &'a SpawnConfig,
     pub(super) nodes: Nodes,
     pub(super) inbox: Inbox,
     pub(super) events: Sender<Event>,
-    /// The signal that came while there were no ranks here.
+    /// Signal that arrived while this node had no ranks.
     pub(super) signal: Option<i32>,
-    /// The last round's.
+    /// Settings of the last round.
     pub(super) job: Option<Job>,
-    /// Tells ranks of other nodes that are about to meet of one that has ended.
+    /// Announces to ranks of other nodes that are still joining that a rank has ended.
     pub(super) herald: Option<Herald>,
-    /// Why a log of this or an earlier round does not have all that a rank has printed.
+    /// Why a log of this or an earlier round is incomplete.
     pub(super) lost_log: Option<Error>,
 }
 
 impl Rounds<'_> {
     pub(super) fn run(mut self) -> Result<Reports> {
         loop {
-            // Its port was that of the round before.
+            // It may use the rendezvous port of the round before.
             self.herald = None;
             let master = self.open().inspect_err(|error| {
                 self.nodes.tell(Word::Ended(Ending::Stopped(error.to_string())));
@@ -91,7 +91,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// The first node opens the port at which the ranks meet.
+    /// Opens the rendezvous port of the ranks, on the first node only.
     fn open(&self) -> Result<Option<Master>> {
         (self.config.node_rank == 0).then(|| Master::open(self.config)).transpose()
     }
@@ -108,7 +108,7 @@ impl Rounds<'_> {
             _ => job,
         };
         let job: &Job = self.job.insert(job);
-        // Dropped last: what it ends has lost its rank by then.
+        // Dropped last: by then the ranks that it would kill have been reaped.
         let warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?.map(Arc::new);
         let mut workers = start::start(config, job, (master, warden.clone()), &self.events)?;
         let output = Output::start(&mut workers, config, job, &self.events)?;
@@ -131,7 +131,8 @@ impl Rounds<'_> {
         }
     }
 
-    /// The council's next order that is not for ranks, of which there are none here.
+    /// Waits for the council's next order that concerns this launcher; orders for ranks are skipped, as there are none
+    /// here.
     fn order(&mut self) -> Result<Order> {
         let period = self.nodes.period();
         let next_look = || period.map(|period| Instant::now() + period);
@@ -142,7 +143,7 @@ impl Rounds<'_> {
                 Some(Event::Order(Order::IsMissed { rank, host })) => self.announce(rank, host),
                 Some(Event::Order(Order::GoOn(what) | Order::Note(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
-                // The second one: at once.
+                // A second signal ends the launcher at once.
                 Some(Event::Signal(signal)) if self.signal.is_some() => {
                     return Err(Error::Interrupted { signal });
                 }
@@ -161,7 +162,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// This rank of another node has ended after all of this one, which is the first.
+    /// A rank of another node has ended after all ranks of this node, which is the first one: announces it.
     fn announce(&mut self, rank: usize, host: String) {
         if let Some(job) = &self.job {
             let death = Death { rank, host, leader_has_ended: true };
@@ -169,8 +170,8 @@ impl Rounds<'_> {
         }
     }
 
-    /// As [`conclude`](Self::conclude), where the ranks of this node have ended before. Where the first node can then not be
-    /// asked, a rank that failed here by itself is the cause, as far as anybody knows.
+    /// As [`conclude`](Self::conclude), when the ranks of this node ended before the verdict arrived. If the first node
+    /// is lost, so that no verdict of the council exists, a rank that failed here by itself is the best known cause.
     fn conclude_without(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
         let of_first =
             matches!(&verdict, Verdict::Gone(node) | Verdict::Silent { node, .. } if node.node == 0);

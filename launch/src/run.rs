@@ -1,4 +1,4 @@
-//! The one entry of a program whose processes are ranks, whoever starts them.
+//! Entry point of a program whose processes are ranks, whichever launcher starts them.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -9,18 +9,18 @@ use comm::{EXIT_PEER_FAILED, Place, Result, Tcp, TcpConfig, launcher};
 use super::spawn;
 use crate::{SpawnConfig, worker_guard};
 
-/// One rank of a job, as [`run`] passes it to the program's function.
+/// One rank of a job, passed to the training function by [`run`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RankContext {
-    /// Its number among all ranks, and among those of its node.
+    /// Global rank, local rank and sizes.
     pub place: Place,
-    /// How it joins the others, as the environment tells; what it says may be changed before [`RankContext::connect`].
+    /// Connection settings from the environment; may be changed before [`RankContext::connect`].
     pub config: TcpConfig,
 }
 
 impl RankContext {
-    /// Meets the other ranks.
+    /// Connects to the other ranks.
     ///
     /// # Errors
     /// Those of [`Tcp::connect`].
@@ -29,20 +29,22 @@ impl RankContext {
     }
 }
 
-/// Makes this program a job of ranks, each of which calls `train`; to be called first thing in `main`, whose result it gives.
+/// Runs this program as a job of ranks, each of which calls `train`. Call it first thing in `main`, and return its
+/// result.
 ///
-/// Where this process is a rank already, it calls `train` at once: [`Place::from_env`] tells, which knows `girandole launch`,
-/// [`spawn`], `torchrun`, Slurm, Open MPI, MPICH and Kubeflow. These say how many ranks there are; `world_size` is not used.
-/// Otherwise it starts `world_size` processes of this program with the same arguments, in each of which `main` comes here
-/// again, and returns when all have ended, as [`spawn`] does. What `main` does before this call is done in every process.
+/// In a process that is a rank already, it calls `train` at once. [`Place::from_env`] detects this; it knows `girandole
+/// launch`, [`spawn`], `torchrun`, Slurm, Open MPI, MPICH and Kubeflow. These set the number of ranks; `world_size` is
+/// not used. Otherwise it starts `world_size` processes of this program with the same arguments, each of which calls
+/// `run` again from `main`, and returns when all have ended, as [`spawn`] does. Code in `main` before this call runs in
+/// every process.
 ///
-/// What goes wrong is one line on standard error, the error's `Display`: `rank 1: error: ...` in a rank, `error: ...` with the
-/// first cause in the process that started the ranks.
+/// An error is reported as one line on standard error, the error's `Display`: `rank 1: error: ...` in a rank, `error:
+/// ...` with the first cause in the process that started the ranks.
 ///
-/// The exit code is 0; 1 after an error; [`EXIT_PEER_FAILED`] in a rank that failed because another one did; 2 for an environment or
-/// a `world_size` that cannot be used; 128 and the number of the signal that ended the job.
+/// The exit code is 0 on success; 1 after an error; [`EXIT_PEER_FAILED`] in a rank that failed because another one did;
+/// 2 for an environment or a `world_size` that cannot be used; 128 plus the signal number if a signal ended the job.
 ///
-/// A program that needs what its ranks report, a signal's grace or restarts calls [`spawn`].
+/// A program that needs the reports of its ranks, a grace period or restarts calls [`spawn`].
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -79,13 +81,14 @@ pub fn run<E: Display>(
     };
     let rank = context.place.rank;
     let Err(error) = train(context) else { return ExitCode::SUCCESS };
-    // The alternate form of errors with a context, such as those of `anyhow`, has the causes as well.
+    // The alternate form of errors with a context, such as those of `anyhow`, includes the causes.
     let text = format!("{error:#}");
     say(format_args!("rank {rank}: error: {text}"));
     ExitCode::from(if launcher::names_another_rank(&text) { EXIT_PEER_FAILED as u8 } else { 1 })
 }
 
-/// The rank that this process is; none where it has started the ranks, and all of them have ended well.
+/// Returns the context of the rank that this process is; `None` if this process has started the ranks and all have
+/// succeeded.
 fn find_or_start(world_size: usize) -> Result<Option<RankContext>> {
     worker_guard()?;
     if let Some(place) = Place::from_env()? {
@@ -97,7 +100,7 @@ fn find_or_start(world_size: usize) -> Result<Option<RankContext>> {
     spawn(&config).map(|_| None)
 }
 
-/// Where nobody reads it, the exit code has to do.
+/// Writes a line to standard error. If that fails, only the exit code reports the error.
 fn say(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! Signals to the launcher, while it has ranks to look after.
+//! Handles signals to the launcher while it has ranks.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,27 +15,27 @@ use crate::platform::Mask;
 
 pub(super) const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// True while no launcher runs in this process: signals then do what they do by default.
+/// True while no launcher runs in this process: signals then have their default effect.
 static IDLE: AtomicBool = AtomicBool::new(true);
-/// Launchers that run in this process; `None` until the first one has run.
+/// Number of launchers that run in this process; `None` until the first one has started.
 static RUNNING: Mutex<Option<usize>> = Mutex::new(None);
 
-/// What [`on_signal`] has set up, and the launchers that run in this process since.
+/// The action of [`on_signal`], and the launchers that have started in this process since.
 static DESK: Mutex<Option<Desk>> = Mutex::new(None);
 
 struct Desk {
-    /// The signals that come here.
+    /// Signals that [`on_signal`] handles.
     signals: Vec<i32>,
     action: Box<dyn FnMut(i32) + Send>,
     launchers: Vec<(usize, Sender<Event>)>,
-    /// Launchers so far.
+    /// Number of launchers so far; the number of the next one is derived from it.
     count: usize,
 }
 
 impl Desk {
     fn take(&mut self, signal: i32) {
         for (_, events) in &self.launchers {
-            // Nobody listens any more where the launcher is about to return.
+            // The receiver is gone if the launcher is about to return.
             let _ = events.send(Event::Signal(signal));
         }
         if self.launchers.is_empty() {
@@ -44,13 +44,13 @@ impl Desk {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP do this in this process while it has no ranks to look after, in place of ending it.
-/// Those that come during [`spawn`](super::spawn) are passed on to the ranks as ever, and none is lost in between. A signal that
-/// this process ignores, as under `nohup`, or handles already, is left as it is. The action runs on a thread of its own; a
-/// second call replaces it.
+/// Sets an action for SIGINT, SIGTERM and SIGHUP while this process has no ranks, instead of ending the process.
+/// Signals that arrive during [`spawn`](super::spawn) are still passed on to the ranks, and none is lost in between. A
+/// signal that this process ignores, as under `nohup`, or that it handles already, is left alone. The action runs on
+/// its own thread; a second call replaces it.
 ///
 /// # Errors
-/// [`Error::System`] where the system refuses.
+/// [`Error::System`] if the system refuses.
 ///
 /// ```
 /// launch::on_signal(|signal| {
@@ -88,7 +88,7 @@ pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
 pub(super) struct SignalRelay {
     handle: Handle,
     thread: Option<JoinHandle<()>>,
-    /// Its number at the desk, where there is one.
+    /// Its number in [`DESK`], if [`on_signal`] was called.
     number: Option<usize>,
 }
 
@@ -104,15 +104,16 @@ impl SignalRelay {
         let ignored = Mask::ignored();
         let is_ours = |signal: &i32| !ignored.has(*signal) && !at_desk.contains(signal);
         if running.is_none() {
-            // A handler stays installed for good once it was: from now on the default action is up to this process.
-            // A signal that the program handles itself is left to that handler.
+            // A handler stays installed once it was: from now on this process itself performs the default action. A
+            // signal that the program handles itself is left to that handler.
             let handled = Mask::handled();
             for signal in PASSED_ON.into_iter().filter(is_ours).filter(|&s| !handled.has(s)) {
                 signal_hook::flag::register_conditional_default(signal, &IDLE)?;
             }
             *running = Some(0);
         }
-        // Under `nohup` and the like a signal stays ignored. But where SIGCHLD is, no exit status could be learnt.
+        // Under `nohup` and the like a signal stays ignored. But if SIGCHLD is ignored, exit statuses are lost, so it
+        // gets a handler.
         let mut wanted: Vec<i32> = PASSED_ON.into_iter().filter(is_ours).collect();
         wanted.extend(ignored.has(SIGCHLD).then_some(SIGCHLD));
         let mut signals = Signals::new(wanted)?;
@@ -120,7 +121,7 @@ impl SignalRelay {
         let to_desk = events.clone();
         let relay = move || {
             for signal in signals.forever().filter(|&signal| signal != SIGCHLD) {
-                // Nobody listens any more where the launcher is about to return.
+                // The receiver is gone if the launcher is about to return.
                 let _ = events.send(Event::Signal(signal));
             }
         };
@@ -146,7 +147,7 @@ impl Drop for SignalRelay {
         IDLE.store(*running == Some(0), Ordering::SeqCst);
         self.handle.close();
         if let Some(thread) = self.thread.take() {
-            // It only fails if it panicked, and then it has ended.
+            // `join` fails only if the thread panicked, and then it has ended.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Where the ranks' lines go: this process's standard output or standard error.
+//! Output of the ranks' lines to this process's standard output or standard error.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Write};
@@ -8,34 +8,35 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat};
 
-/// A pipe that can be written to takes at least this many bytes without blocking.
+/// A pipe that is ready for writing takes at least this many bytes without blocking.
 const PIECE: usize = 4096;
 
-/// The pipe of a rank that is in the middle of an over-long line of a file.
+/// The source pipe of the over-long line that a file is in the middle of, if any.
 type UnfinishedLine = Arc<Mutex<Option<usize>>>;
 
-/// One file that lines are written to, each by one write where the system allows it.
+/// A file to which lines are written, each by one write where the system allows it.
 #[derive(Debug)]
 pub(super) struct Sink {
     file: File,
-    /// Largest write that is tried at once, in bytes.
+    /// Maximum number of bytes of one write.
     piece: usize,
     unfinished: UnfinishedLine,
-    /// A last line without newline gets one.
+    /// Whether a last line without newline gets one.
     ends_last_line: bool,
-    /// Hangs up when nothing is to be written any more.
+    /// Hangs up when writing is to be abandoned.
     abandon: PipeReader,
 }
 
 impl Sink {
-    /// Sinks for this process's standard output and standard error. The last line of the error is always ended, since this
-    /// process may say something after it; that of the output where `ends_output` is true, or where both are one file.
+    /// Creates sinks for this process's standard output and standard error. The last line of standard error always gets
+    /// a newline, since this process may print something after it; that of standard output only if `ends_output` is
+    /// true, or if both are the same file.
     pub(super) fn standard(abandon: &PipeReader, ends_output: bool) -> io::Result<(Sink, Sink)> {
-        // What the program itself has printed comes first.
+        // What the program itself has printed must come first.
         io::stdout().flush()?;
         let mut out = Sink::new(io::stdout().as_fd(), abandon)?;
         let err = Sink::new(io::stderr().as_fd(), abandon)?;
-        // With `2>&1` both are one file; a line of one must not break into a long line of the other.
+        // With `2>&1` both are one file; a line of one stream must not split a long line of the other.
         let (a, b) = (fstat(&out.file)?, fstat(&err.file)?);
         if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) {
             out.unfinished = Arc::clone(&err.unfinished);
@@ -53,7 +54,8 @@ impl Sink {
         Ok(Self { file, piece, unfinished, ends_last_line: true, abandon })
     }
 
-    /// Writes a piece of text that came from the pipe `source`. A line that another pipe has begun is ended first.
+    /// Writes a piece of text that was read from the pipe `source`. If another pipe's line is unfinished, a newline is
+    /// written first.
     pub(super) fn write(&mut self, source: usize, text: &[u8]) -> io::Result<()> {
         let unfinished = Arc::clone(&self.unfinished);
         let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +66,7 @@ impl Sink {
         self.write_all(text)
     }
 
-    /// Nothing more comes from this pipe: ends the line that it has begun, if it has and lines are ended here.
+    /// Called when the pipe `source` is closed: ends its unfinished line, if it has one and `ends_last_line` is set.
     pub(super) fn finish(&mut self, source: usize) -> io::Result<()> {
         let unfinished = Arc::clone(&self.unfinished);
         let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,8 +89,8 @@ impl Sink {
         Ok(())
     }
 
-    /// Blocks until the file takes more, or until the sink is abandoned. (A hang-up is told on Linux in any case, and on macOS
-    /// to those who ask for it.)
+    /// Blocks until the file is ready for writing, or until the sink is abandoned. (Linux always reports a hang-up;
+    /// macOS only if `HUP` is requested.)
     fn wait_for_room(&self) -> io::Result<()> {
         loop {
             let mut fds =

@@ -1,4 +1,4 @@
-//! Starting the processes of the ranks, and owning them.
+//! Starts the processes of the ranks, and owns them.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter};
@@ -23,39 +23,40 @@ use crate::platform::{program, tie};
 
 /// The process of one rank.
 pub(super) struct Worker {
-    /// Among all ranks of the job.
+    /// Global rank.
     pub(super) rank: usize,
     child: Child,
-    /// Ends it should the launcher be killed.
+    /// Kills the process if the launcher is killed.
     warden: Option<Arc<Warden>>,
     pub(super) pid: u32,
-    /// Once it was reaped.
+    /// Exit status, once it was reaped.
     pub(super) ended: Option<ExitKind>,
-    /// The launcher has told it to end.
+    /// Whether the launcher has told it to end.
     pub(super) told: bool,
-    /// It was started when the others were at work.
+    /// Whether it was started in place of a lost rank.
     is_newcomer: bool,
-    /// It has met the others.
+    /// Whether it has joined the group.
     pub(super) has_met: bool,
-    /// The others went on without it.
+    /// Whether the group excludes it.
     pub(super) left_behind: bool,
 }
 
 impl Worker {
-    /// The others do not wait for it, and it does nothing more that counts.
+    /// Whether the rank is not a member of the group: excluded, or started later and not joined yet. The others do not
+    /// wait for it.
     pub(super) fn is_apart(&self) -> bool {
         self.left_behind || self.is_newcomer && !self.has_met
     }
 
-    /// Sends a signal, if the process is there. Until it is reaped its id belongs to nobody else.
+    /// Sends a signal if the process has not been reaped. Until then its id cannot be reused.
     pub(super) fn send(&self, signal: Signal) {
         if self.ended.is_none() {
-            // Fails only if it has ended by now, or has taken another identity; then nothing can be done about it.
+            // Fails only if the process has just ended or has changed its user; then nothing can be done about it.
             let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
 
-    /// Takes note of how it ended. Blocks until it has.
+    /// Waits until the process has ended, and records its exit status.
     pub(super) fn reap(&mut self) -> io::Result<ExitKind> {
         self.warden.iter().for_each(|warden| warden.remove(Pid::from_child(&self.child)));
         let status = ExitKind::from(self.child.wait()?);
@@ -64,16 +65,16 @@ impl Worker {
     }
 }
 
-/// The processes of a job on this node, by local rank. Dropping it ends those that still run.
+/// The processes of a job on this node, by local rank. Dropping it kills those that still run.
 pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
     warden: Option<Arc<Warden>>,
-    /// Keeps the port to meet at, where rank 0 does not hold it from the start.
+    /// Reserves the rendezvous port, if rank 0 does not inherit its listener.
     _reserved: Option<ReservedPort>,
-    /// For ranks that may be started later.
+    /// Pipes for ranks that may be started later.
     spares: VecDeque<Spare>,
-    /// Some cannot be ended: nobody waits for them any more.
+    /// Set if some processes cannot be ended: they are not waited for any more.
     pub(super) given_up: bool,
 }
 
@@ -86,18 +87,18 @@ impl Workers {
         self.list.iter().filter(|worker| worker.ended.is_none())
     }
 
-    /// How many do what counts.
+    /// Number of running ranks that are members of the group.
     pub(super) fn at_work(&self) -> usize {
         self.those_that_run().filter(|worker| !worker.is_apart()).count()
     }
 
-    /// How many are on their way to the others, to take the place of lost ones.
+    /// Number of running replacement ranks that have not joined the group yet.
     pub(super) fn on_their_way(&self) -> usize {
         let comes = |worker: &&Worker| worker.is_newcomer && !worker.has_met && !worker.left_behind;
         self.those_that_run().filter(comes).count()
     }
 
-    /// This rank of this node has met others, without these ranks of the job.
+    /// Records that this local rank has joined the group, which excludes the ranks `without` of the job.
     pub(super) fn have_met(&mut self, local_rank: usize, without: &[usize]) {
         if let Some(worker) = self.list.get_mut(local_rank) {
             worker.has_met = true;
@@ -107,7 +108,7 @@ impl Workers {
         }
     }
 
-    /// Sends these signals to every rank that still runs, and remembers that they were told.
+    /// Sends these signals to every rank that still runs, and marks it as told to end.
     pub(super) fn tell(&mut self, signals: &[Signal]) {
         for worker in &mut self.list {
             worker.told |= worker.ended.is_none();
@@ -115,7 +116,7 @@ impl Workers {
         }
     }
 
-    /// The reading ends of all standard outputs and all standard errors.
+    /// Takes the reading ends of all standard outputs and all standard errors.
     pub(super) fn take_pipes(&mut self) -> (Vec<OwnedFd>, Vec<OwnedFd>) {
         let outs = self.list.iter_mut().filter_map(|worker| worker.child.stdout.take()).map(OwnedFd::from);
         let spare_outs = self.spares.iter_mut().filter_map(|spare| spare.stdout.0.take()).map(OwnedFd::from);
@@ -125,12 +126,12 @@ impl Workers {
         (outs, errs.chain(spare_errs).collect())
     }
 
-    /// Nobody is started any more: what the spare pipes lead to need not be waited for.
+    /// No more ranks will be started: closes the spare pipes, so that their readers do not wait for them.
     pub(super) fn are_all(&mut self) {
         self.spares.clear();
     }
 
-    /// Starts one more rank, with the number after the last one's; none where there is no room for it.
+    /// Starts one more rank, with the next free number, and returns it; `None` if no spare pipes are left.
     pub(super) fn add(&mut self, config: &SpawnConfig, job: &Job) -> Result<Option<usize>> {
         let Some(spare) = self.spares.front() else { return Ok(None) };
         let pipes = spare.stdout.1.try_clone().and_then(|stdout| Ok((stdout, spare.stderr.1.try_clone()?)));
@@ -140,7 +141,7 @@ impl Workers {
         let mut command = command(config, job, local_rank)?;
         command.env(NEWCOMER, "1").stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         self.launch(&mut command, (local_rank, rank), config)?;
-        // Not before: whose pipe it is, is known by the rank's place, and one that could not be started has none.
+        // Removed only now: the pipes are assigned by local rank, and a rank that could not be started uses none.
         self.spares.pop_front();
         Ok(Some(rank))
     }
@@ -173,7 +174,7 @@ impl Workers {
         if watched.is_err()
             && let Some(mut worker) = self.list.pop()
         {
-            // Nobody would see its end.
+            // Its exit would go unnoticed.
             worker.send(Signal::KILL);
             let _ = worker.reap();
         }
@@ -188,14 +189,14 @@ impl Drop for Workers {
         }
         self.tell(&[Signal::KILL]);
         for worker in self.list.iter_mut().filter(|worker| worker.ended.is_none()) {
-            // Fails only where somebody else has reaped it.
+            // Fails only if other code of this process has reaped it.
             let _ = worker.reap();
         }
         self.watch.join();
     }
 }
 
-/// The pipes of a rank that may be started later: their reading ends are read from the beginning.
+/// Pipes of a rank that may be started later. The forwarding threads poll their reading ends from the beginning.
 struct Spare {
     stdout: (Option<PipeReader>, PipeWriter),
     stderr: (Option<PipeReader>, PipeWriter),
@@ -211,7 +212,7 @@ impl Spare {
     }
 }
 
-/// Starts all ranks, or none: if one cannot be started, those before it are ended.
+/// Starts all ranks, or none: if one cannot be started, those before it are killed.
 pub(super) fn start(
     config: &SpawnConfig,
     job: &Job,
@@ -241,7 +242,7 @@ pub(super) fn start(
     Ok(workers)
 }
 
-/// What a rank runs, and what it is told.
+/// Returns the command of a rank, with its environment.
 fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command> {
     let mut command = match &config.program {
         Some(program) => Command::new(program),

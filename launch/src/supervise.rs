@@ -1,4 +1,4 @@
-//! From the start of the ranks to the end of the last one.
+//! Supervises the ranks of one round, from their start until the last one has ended.
 
 mod lost;
 
@@ -20,48 +20,49 @@ use super::start::{Worker, Workers};
 use crate::SpawnConfig;
 use crate::nodes::{Order, Word};
 
-/// Between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL.
 const TERM_TIME: Duration = Duration::from_millis(300);
-/// How long a process may take to vanish after SIGKILL. Only one that hangs in the kernel takes longer.
+/// How long a process may take to vanish after SIGKILL. Only a process that hangs in the kernel takes longer.
 const KILL_TIME: Duration = Duration::from_secs(5);
-/// How long the last lines of a job that was stopped may take to be written, where the reader is slow.
+/// How long writing the last lines of a job that was stopped may take, if the reader is slow.
 const DRAIN_TIME: Duration = Duration::from_millis(300);
-/// How much later than the ranks this process may hear of a signal to all.
+/// How much later than the ranks this process may receive a signal that was sent to all.
 const SIGNAL_TIME: Duration = Duration::from_millis(300);
 
 /// How the ranks of this node ended.
 pub(super) struct Finished {
-    /// What each has reported, or the first cause.
+    /// The report of each rank, or the first cause.
     pub(super) result: Result<Vec<Option<String>>>,
     /// When the rank failed that is the first cause.
     pub(super) failed_at: Option<Instant>,
-    /// What the ranks have printed could not be kept.
+    /// Why a log is incomplete.
     pub(super) lost_log: Option<Error>,
-    /// Ranks of other nodes may still be about to meet.
+    /// Still running, because ranks of other nodes may still be joining.
     pub(super) herald: Option<Herald>,
 }
 
 impl Finished {
-    /// What could not be begun.
+    /// The result of a round that could not be started.
     pub(super) fn of(error: Error) -> Self {
         Self { result: Err(error), failed_at: None, lost_log: None, herald: None }
     }
 }
 
-/// How far things have gone; each stage but the first has a deadline.
+/// Stage of a round; each but the first has a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Stage {
     Running,
-    /// One rank has failed, the others may end by themselves.
+    /// A rank has failed; the others may end by themselves.
     Grace,
-    /// Those that did the job have ended well; these are apart from them, as one that stands still and was left behind.
+    /// The members of the group have ended, at least one successfully. Only excluded ranks and ranks that have not
+    /// joined still run.
     Finishing,
-    /// All were asked to end.
+    /// All ranks were asked to end.
     Asked,
     Killed,
 }
 
-/// Looks after the ranks of one round. Fields are dropped in this order: ranks, their output.
+/// Supervises the ranks of one round. The fields are dropped in this order: first the ranks, then their output.
 pub(super) struct Supervisor<'a> {
     workers: Workers,
     output: Output,
@@ -72,21 +73,21 @@ pub(super) struct Supervisor<'a> {
     grace: Duration,
     stage: Stage,
     deadline: Option<Instant>,
-    /// In the order of time.
+    /// In chronological order.
     ended: Vec<Ended>,
-    /// The ranks have met: from then on the others can go on without one.
+    /// The ranks have formed a group: from now on the others can continue without one of them.
     met: bool,
-    /// Without these the others go on; on several nodes, unless the council says something else.
+    /// Lost ranks without which the others continue; on several nodes, unless the council decides otherwise.
     lost: Vec<Ended>,
-    /// The council has said that the others go on without some.
+    /// The council has announced that the others continue without some ranks.
     gone_on: bool,
-    /// Tells those that have not met yet of the first failure.
+    /// Announces the first failure to ranks that are still joining.
     herald: Option<Herald>,
     drained: usize,
     /// The signal that stopped the job.
     signal: Option<i32>,
     output_error: Option<io::Error>,
-    /// The job was done when the ranks that were left were asked to end.
+    /// The job was done when the remaining ranks were asked to end.
     is_done: bool,
 }
 
@@ -128,7 +129,7 @@ impl<'a> Supervisor<'a> {
         Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log, herald }
     }
 
-    /// The signal that stopped the job, where it was not a rank. That nobody reads what it prints is SIGPIPE.
+    /// Returns the signal that stopped the job, if any. An output pipe without a reader counts as SIGPIPE.
     fn stopped_by(&self) -> Option<i32> {
         let is_unread = |error: &&io::Error| error.kind() == ErrorKind::BrokenPipe;
         self.signal.or(self.output_error.as_ref().filter(is_unread).map(|_| SIGPIPE))
@@ -155,12 +156,13 @@ impl<'a> Supervisor<'a> {
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
                 let is_first = !std::mem::replace(&mut self.met, true);
-                // Once the ranks are ended, the others need not know: they would go on with what is not there any more.
+                // Once the ranks are being ended, the report is withheld: the others would continue with ranks that are
+                // about to vanish.
                 let are_ended = matches!(self.stage, Stage::Asked | Stage::Killed);
                 if (is_first || !without.is_empty()) && !are_ended {
                     self.nodes.tell(Word::Met { without });
                 }
-                // On several nodes the council says so.
+                // On several nodes the council decides this.
                 if is_first && self.config.nodes == 1 {
                     self.go_on_without_the_first();
                 }
@@ -177,7 +179,7 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Ranks of other nodes have failed, or their launcher is gone.
+    /// Handles an order of the council, for example because ranks of other nodes have failed or their launcher is gone.
     fn ordered(&mut self, order: Order) {
         match &order {
             Order::GoOn(what) => {
@@ -232,8 +234,9 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Another one has failed, which the first one may have blamed: so it is this one that is missed. On several nodes the council may
-    /// also still hear that the ranks had met before, and then this one is lost like the first one.
+    /// Handles a further failure. An earlier failure may have been a consequence of this one, so this rank is announced
+    /// as missing. On several nodes the council may still receive a report that the ranks had formed a group before;
+    /// then this rank is lost like the first one.
     fn fails_too(&mut self, end: Ended) {
         let Ended { rank, status, .. } = end;
         if self.are_lost_here() {
@@ -246,14 +249,15 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Who blames another one has met it, or has told so.
+    /// Announces a failed rank of this node, unless it failed because of another rank: such a rank has joined the
+    /// group, or has reported the failure itself.
     fn announce_own(&mut self, end: Ended) {
         if end.status != ExitKind::Code(EXIT_PEER_FAILED) {
             self.announce(end.rank, nodes::host());
         }
     }
 
-    /// Ranks that are about to meet would wait for one that has ended.
+    /// Announces to ranks that are still joining that this rank has ended; they would wait for it.
     fn announce(&mut self, rank: usize, host: String) {
         let is_gone = |worker: &Worker| worker.rank == 0 && worker.ended.is_some();
         let leader_has_ended = self.workers.list.iter().any(is_gone);
@@ -261,17 +265,17 @@ impl<'a> Supervisor<'a> {
         Herald::announce(&mut self.herald, self.config, self.job, death);
     }
 
-    /// Nobody has asked the ranks to end.
+    /// Whether nothing has happened yet that ends the ranks.
     fn is_at_work(&self) -> bool {
         matches!(self.stage, Stage::Running | Stage::Finishing)
     }
 
-    /// The first signal is passed on; a second one ends the ranks at once.
+    /// Handles a signal: the first one is passed on, a second one kills the ranks at once.
     fn interrupted(&mut self, number: i32) {
         if self.signal.replace(number).is_some() {
             self.kill();
         } else if let Some(signal) = Signal::from_named_raw(number) {
-            // A stopped process takes notice only when it goes on.
+            // A stopped process handles the signal only when it is continued.
             self.ask(&[signal, Signal::CONT], self.grace);
         }
     }
@@ -293,7 +297,7 @@ impl<'a> Supervisor<'a> {
         self.deadline = Instant::now().checked_add(time);
     }
 
-    /// The deadline of this stage has passed.
+    /// Enters the next stage when the deadline has passed.
     fn escalate(&mut self) {
         match self.stage {
             Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME),
@@ -307,7 +311,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Waits until the ranks' last lines are written. Only a job that was stopped does not wait for a slow reader.
+    /// Waits until the last lines of the ranks are written. Only a job that was stopped does not wait for a slow
+    /// reader.
     fn drain(&mut self) -> Result<Captured> {
         self.output.finish();
         let stopped = !self.is_at_work() && (!self.is_done || self.signal.is_some());
@@ -326,7 +331,8 @@ impl<'a> Supervisor<'a> {
     }
 
     fn outcome(mut self, captured: Captured) -> Result<Vec<Option<String>>> {
-        // A signal that came at the very end was meant for the job as well. Of one to all processes the ranks may hear first.
+        // A signal that arrives at the very end was meant for the job as well. A signal sent to all processes may reach
+        // the ranks first.
         let is_theirs = |end: &Ended| PASSED_ON.iter().any(|signal| end.is_of(*signal));
         let until = self.ended.iter().any(is_theirs).then(|| Instant::now() + SIGNAL_TIME);
         while let Some(event) = match until.filter(|_| self.signal.is_none()) {
@@ -365,7 +371,7 @@ impl Supervisor<'_> {
         self.workers.list.iter().position(|worker| worker.rank == rank).unwrap_or_default()
     }
 
-    /// Without its last lines, which may still be on their way.
+    /// Describes the failure of a rank, without its last lines, which may still be in the pipe.
     fn failure(&self, Ended { rank, status, .. }: Ended) -> WorkerFailure {
         let local_rank = self.local_rank(rank);
         WorkerFailure {

@@ -1,7 +1,7 @@
-//! Ends what the ranks' programs have started and left behind, however the launcher ends.
+//! The warden: kills what the ranks' programs have started and left running, however the launcher ends.
 //!
-//! A process of its own waits for the launcher's end, its death included. Then it kills the ranks' processes, of which it was
-//! told, and looks for every process that has the id of what this launcher has started in its environment, and kills it.
+//! It is a separate process that waits for the launcher's end, however that happens. Then it kills the ranks'
+//! processes, whose ids the launcher has sent, and every process that has this launcher's spawn id in its environment.
 
 use std::collections::BTreeSet;
 use std::io::{PipeWriter, Read, Write, pipe};
@@ -17,16 +17,16 @@ use super::elastic::JobFolder;
 use super::environment::SPAWN_ID;
 use crate::platform::{processes, program};
 
-/// Makes a process a warden; holds that id.
+/// Environment variable that makes a process a warden; its value is the spawn id.
 const WARDEN: &str = "GIRANDOLE_WARDEN";
 /// Longer than a killed process takes to vanish, unless it hangs in the kernel.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The warden of a job, as its launcher holds it. Dropping it ends what is left of the job, and waits for that.
+/// The launcher's handle of the warden. Dropping it kills what is left of the job, and waits until that is done.
 #[derive(Debug)]
 pub(super) struct Warden {
     child: Child,
-    /// Closed by the system where the launcher is killed.
+    /// The kernel closes it if the launcher is killed.
     alive: Option<PipeWriter>,
 }
 
@@ -39,23 +39,24 @@ impl Warden {
         let (ended, alive) = pipe()?;
         let mut command = program::command()?;
         command.env(WARDEN, spawn_id).env_remove(SPAWNER_PID).env_remove(LISTENER).env_remove(SPAWN_ID);
-        // In a group of its own: what a terminal or a shell sends to the job's is not for this one.
+        // In its own process group, so that signals from a terminal or a shell to the job's group do not reach it.
         command.process_group(0).stdin(ended).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self { child: command.spawn()?, alive: Some(alive) })
     }
 
-    /// The launcher has started this process.
+    /// Reports a process that the launcher has started.
     pub(super) fn add(&self, process: Pid) {
         self.tell(process.as_raw_pid());
     }
 
-    /// This process has ended, and is about to be reaped: its id may be another's then.
+    /// Reports a process that has ended and is about to be reaped; afterwards its id may be reused.
     pub(super) fn remove(&self, process: Pid) {
         self.tell(-process.as_raw_pid());
     }
 
     fn tell(&self, word: i32) {
-        // So few bytes are written at once or not at all; where they are not, the environment still tells.
+        // A pipe takes these few bytes completely or not at all; if it does not, the warden still finds the process by
+        // its environment.
         let _ = self.alive.as_ref().map(|mut pipe| pipe.write_all(&word.to_ne_bytes()));
     }
 }
@@ -63,12 +64,12 @@ impl Warden {
 impl Drop for Warden {
     fn drop(&mut self) {
         self.alive = None;
-        // Fails only where somebody else has reaped it.
+        // Fails only if other code of this process has reaped it.
         let _ = self.child.wait();
     }
 }
 
-/// Where this process was started as a warden, does its work and exits.
+/// If this process was started as a warden, does its work and exits.
 pub(super) fn serve_if_asked() {
     let Some(spawn_id) = std::env::var_os(WARDEN).filter(|id| !id.is_empty()) else { return };
     for process in ranks(std::io::stdin().lock()).into_iter().filter_map(Pid::from_raw) {
@@ -76,12 +77,12 @@ pub(super) fn serve_if_asked() {
         let _ = kill_process(process, Signal::KILL);
     }
     end_all_with(&[SPAWN_ID.as_bytes(), b"=", spawn_id.as_encoded_bytes()].concat());
-    // A launcher that was killed has left it. There may be none.
+    // A launcher that was killed leaves its folder behind; there may be none.
     let _ = std::fs::remove_dir_all(JobFolder::place(&spawn_id.to_string_lossy()));
     std::process::exit(0)
 }
 
-/// The processes that were added and not removed, once the launcher has closed the other end.
+/// Returns the processes that were added and not removed, once the launcher has closed its end.
 fn ranks(mut words: impl Read) -> BTreeSet<i32> {
     let mut ranks = BTreeSet::new();
     let mut word = [0; 4];
@@ -94,7 +95,7 @@ fn ranks(mut words: impl Read) -> BTreeSet<i32> {
     ranks
 }
 
-/// Kills every process that has this variable, until none is left.
+/// Kills every process with this variable in its environment, until none is left or the time is over.
 fn end_all_with(variable: &[u8]) {
     let began = Instant::now();
     while processes::kill_all_with(variable) > 0 && began.elapsed() < PATIENCE {

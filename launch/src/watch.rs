@@ -1,4 +1,4 @@
-//! Noticing that ranks end, in the order in which they do.
+//! Reports the exits of ranks, in the order in which they happen.
 
 use std::sync::mpsc::Sender;
 use std::thread::{Builder, JoinHandle};
@@ -10,7 +10,8 @@ use crate::platform::Exits;
 
 /// Sends [`Event::Exited`] for each rank, without reaping it: its process id stays taken until the receiver does.
 ///
-/// Where the system tells of the ends in their order, one thread waits for all of them ([`Exits`]); elsewhere one for each.
+/// Where the system reports exits in their order, one thread waits for all of them ([`Exits`]); elsewhere there is one
+/// thread for each.
 pub(super) struct Watch {
     events: Sender<Event>,
     exits: Option<Exits>,
@@ -31,19 +32,19 @@ impl Watch {
         let wait = move || {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
-            // Nobody listens any more where the launcher has given up.
+            // The receiver is gone if the launcher has given up.
             let _ = events.send(Event::Exited(rank));
         };
         self.threads.push(Builder::new().name("wait".into()).spawn(wait)?);
         Ok(())
     }
 
-    /// Call once all are added: from now on the events come.
+    /// Starts the thread that sends the events. Call once all ranks are added.
     pub(super) fn run(&mut self) -> std::io::Result<()> {
         if let Some(exits) = self.exits.take() {
             let events = self.events.clone();
             let tell = move |rank| {
-                // Nobody listens any more where the launcher has given up.
+                // The receiver is gone if the launcher has given up.
                 let _ = events.send(Event::Exited(rank));
             };
             self.threads.push(Builder::new().name("wait".into()).spawn(move || exits.run(tell))?);
@@ -51,10 +52,10 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for the threads to end, which they do when all ranks have.
+    /// Waits for the threads to end, which they do when all ranks have ended.
     pub(super) fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            // It only fails if it panicked, and then it has ended.
+            // `join` fails only if the thread panicked, and then it has ended.
             let _ = thread.join();
         }
     }
@@ -67,7 +68,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    /// Three processes that end one after the other, in an order that is not that of starting.
+    /// Tests three processes that end one after the other, in another order than they were started.
     fn exits_in_order(watch: impl FnOnce(&Sender<Event>) -> Watch) {
         let (sender, events) = channel();
         let mut watch = watch(&sender);

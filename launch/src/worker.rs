@@ -1,4 +1,4 @@
-//! What a process does that a launcher has started.
+//! Functions for a process that a launcher has started.
 
 use std::io::Write;
 
@@ -11,8 +11,8 @@ use super::lines::{MAX_RESULT, RESULT_PREFIX};
 use super::warden;
 use crate::platform::guard;
 
-/// True where [`spawn`](crate::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program that is to
-/// know of these calls [`run`](crate::run), or asks [`Place::from_env`](comm::Place::from_env).
+/// Whether [`spawn`](crate::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program
+/// that needs to detect these calls [`run`](crate::run), or [`Place::from_env`](comm::Place::from_env).
 ///
 /// ```
 /// assert!(!launch::is_worker());
@@ -21,8 +21,8 @@ pub fn is_worker() -> bool {
     launcher::is_worker()
 }
 
-/// How often the ranks of this process's job were started before, as its launcher tells (`torchrun`, too); 0 where none does.
-/// A program that keeps checkpoints goes on from the last one where this is not 0.
+/// Returns how often the ranks of this job were started before, as set by the launcher (also by `torchrun`); 0 without
+/// a launcher. A program that writes checkpoints resumes from the last one if this is not 0.
 ///
 /// ```
 /// assert_eq!(launch::restarts(), 0);
@@ -32,15 +32,15 @@ pub fn restarts() -> usize {
     count.filter(|_| std::env::var_os("RANK").is_some()).unwrap_or(0)
 }
 
-/// Makes sure that this process does not outlive the launcher that started it, not even where that one is killed with
-/// SIGKILL. To be called first thing in `main`; does nothing where no launcher started it.
+/// Makes sure that this process does not outlive the launcher that started it, even if that is killed with SIGKILL.
+/// Call it first thing in `main`; it does nothing if no launcher started this process.
 ///
-/// On Linux the kernel ends this process together with its parent, also when it is stopped. That stays so for a program
-/// that this process executes in its own place, but not for its children. Where another process stands between the
-/// launcher and this one, and on other systems, a thread watches the launcher.
+/// On Linux the kernel kills this process when its parent ends, even while this process is stopped. That remains in
+/// effect if this process executes another program, but does not apply to its children. If another process stands
+/// between the launcher and this one, and on other systems, a thread watches the launcher.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] where `GIRANDOLE_SPAWNER_PID` is no process id, [`Error::System`] where the system refuses.
+/// [`Error::InvalidArgument`] if `GIRANDOLE_SPAWNER_PID` is not a process id, [`Error::System`] if the system refuses.
 ///
 /// ```no_run
 /// fn main() -> comm::Result<()> {
@@ -64,11 +64,11 @@ fn leave() -> ! {
     std::process::exit(EXIT_PEER_FAILED)
 }
 
-/// Passes one line of text, JSON as a rule, to the launcher, whose [`spawn`](super::spawn) returns it. The last report
-/// of a rank counts. Does nothing where no launcher started this process.
+/// Sends one line of text, usually JSON, to the launcher, whose [`spawn`](super::spawn) returns it. Only the last
+/// report of a rank counts. Does nothing if no launcher started this process.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for text of several lines or of more than 64 MiB, [`Error::System`] where standard output
+/// [`Error::InvalidArgument`] for text of several lines or of more than 64 MiB, [`Error::System`] if standard output
 /// cannot be written.
 ///
 /// ```

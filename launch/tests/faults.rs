@@ -1,11 +1,11 @@
-//! What happens when something goes wrong between ranks: every test starts real processes that talk over TCP, hurts one
-//! of them, and reads what each of the others reports. Ranks are this test binary, started anew with a script.
+//! Faults between ranks: every test starts real processes that communicate over TCP, causes a fault in one of them, and
+//! reads what each of the others reports. Ranks are further processes of this test binary, each with a script.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-/// What carries the data, unless a test says otherwise.
+/// The transport, unless a test sets another one.
 pub(crate) const TRANSPORT: &str = "tcp";
-/// What the rounds use, one after the other.
+/// The transports of the random rounds, one after the other.
 pub(crate) const TRANSPORTS: [&str; 2] = ["tcp", "mixed"];
 
 #[path = "faults/dice.rs"]

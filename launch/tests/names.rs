@@ -1,4 +1,5 @@
-//! Where no name server answers, the time-out holds for names as well: ranks in a namespace of their own, in which that is so.
+//! The timeout also applies to name resolution when no name server answers: runs ranks in a network namespace where
+//! that is so.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
@@ -27,7 +28,7 @@ fn rank(rank: usize) {
     assert!(message.contains("the name nobody.example has no address (no name server answers)"), "{message}");
 }
 
-/// Several nodes are not needed for it.
+/// One node is enough to test it.
 fn launcher() {
     let outcome = spawn(&SpawnConfig {
         program: Some("true".into()),
@@ -42,7 +43,7 @@ fn launcher() {
     );
 }
 
-/// Not a test by itself: the entry of the process of the test below.
+/// Not a test by itself: the entry point of the process of the test below.
 #[test]
 fn process() {
     if std::env::var_os(ROLE).is_some() {

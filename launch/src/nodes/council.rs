@@ -1,5 +1,5 @@
-//! What becomes of a job whose ranks are on several nodes, or on one: the first node's launcher decides, from what all say.
-//! No sockets, no processes.
+//! The council: the state machine with which the first node's launcher decides, from the messages of all nodes, how a
+//! job continues and ends. Used with one node, too. No sockets, no processes.
 
 use std::time::{Duration, Instant};
 
@@ -11,40 +11,40 @@ use crate::failure::CLOSE;
 
 const SIGKILL: ExitKind = ExitKind::Signal(9);
 
-/// To each node its orders.
+/// Orders to send, each with its node.
 pub(super) type Orders = Vec<(usize, Order)>;
 
-/// How far a node is.
+/// State of a node within a round.
 #[derive(Debug, Clone, PartialEq)]
 enum Stage {
-    /// It has not said that it is ready for the next round.
+    /// It has not reported that it is ready for the next round.
     Awaited,
     Ready,
     Running,
     Ended,
-    /// There is no connection to its launcher any more.
+    /// The connection to its launcher is closed.
     Gone,
 }
 
-/// Listens to all nodes and decides.
+/// Receives the messages of all nodes and decides.
 pub(super) struct Council {
     stages: Vec<Stage>,
     names: Vec<NodeName>,
     local_world_sizes: Vec<Option<usize>>,
-    /// The fewest ranks that go on, as each node was told.
+    /// Minimum number of ranks of an elastic job, as configured on each node.
     elastic: Vec<Option<usize>>,
-    /// How often the ranks may be started again, as each node was told.
+    /// Maximum number of restarts, as configured on each node.
     max_restarts: Vec<usize>,
     losses: Losses,
     round: Round,
     failures: Vec<Failed>,
-    /// What ends the job whatever the ranks do: the first such thing.
+    /// The first event that ends the job whatever the ranks do.
     end: Option<Verdict>,
     over: bool,
 }
 
 impl Council {
-    /// `hosts` are the addresses of the nodes, until they tell their names.
+    /// `hosts` are the addresses of the nodes, used until they report their host names.
     pub(super) fn new(hosts: Vec<String>, round: Round) -> Self {
         let nodes = hosts.len();
         let name = |(node, host)| NodeName { node, host };
@@ -62,7 +62,7 @@ impl Council {
         }
     }
 
-    /// Takes note of a node's word; what is to be done now.
+    /// Processes a message from a node, and returns the orders to send now.
     pub(super) fn hear(&mut self, node: usize, word: Word, now: Instant) -> Orders {
         if self.over || self.stages[node] == Stage::Gone {
             return Vec::new();
@@ -112,7 +112,7 @@ impl Council {
         (0..self.stages.len()).map(|node| (node, Order::Start(self.round.clone()))).collect()
     }
 
-    /// The first node that was not told the same as node 0, and what it was told.
+    /// Returns the first node whose configuration differs from node 0's, and the difference.
     fn misfit(&self) -> Option<(usize, String)> {
         let size = |node: usize| self.local_world_sizes[node].unwrap_or_default().to_string();
         let least =
@@ -128,8 +128,8 @@ impl Council {
         })
     }
 
-    /// The ranks have met. Whoever was lost before that was known here is lost like those that fail later: without it there
-    /// would have been no group.
+    /// A rank reports that the ranks have formed a group. Ranks that failed before this report arrived count as lost,
+    /// like those that fail later: without them no group would have formed.
     fn met(&mut self, without: Vec<usize>) -> Orders {
         if !self.losses.met(without) || self.over {
             return self.look_who_is_left();
@@ -146,7 +146,8 @@ impl Council {
         said.into_iter().flat_map(|what| self.go_on(what)).collect()
     }
 
-    /// A rank was taken for lost while others that were left behind meanwhile seemed to go on.
+    /// Ends the job if too few ranks are left. A rank may have counted as lost while excluded ranks were still counted
+    /// as members.
     fn look_who_is_left(&mut self) -> Orders {
         if self.over || self.are_enough() || self.is_in_vain() {
             return Vec::new();
@@ -156,7 +157,7 @@ impl Council {
         self.stop()
     }
 
-    /// A rank has failed where the others may go on without it.
+    /// A rank has failed in an elastic job, which may continue without it.
     fn lost(&mut self, node: usize, mut failure: WorkerFailure, is_final: bool, now: Instant) -> Orders {
         if self.stages[node] != Stage::Running {
             return Vec::new();
@@ -176,12 +177,13 @@ impl Council {
         stop
     }
 
-    /// A rank has failed, and what the others do is in vain.
+    /// A rank has failed, and the round cannot succeed any more.
     fn failing(&self, node: usize, rank: usize, status: ExitKind) -> Orders {
         self.stop().into_iter().chain(self.is_missed(node, rank, status)).collect()
     }
 
-    /// Ranks that come to the meeting only when rank 0 has ended, because it misses this one, are told by the launcher of rank 0.
+    /// Rank 0 may end because this rank is missing. Ranks that join only after that learn from the launcher of rank 0
+    /// which rank is missing.
     fn is_missed(&self, node: usize, rank: usize, status: ExitKind) -> Option<(usize, Order)> {
         let is_its_own = rank.checked_div(self.local_world_size()) == Some(node);
         let by_itself = status != ExitKind::Code(EXIT_PEER_FAILED) && !self.losses.has_met();
@@ -190,20 +192,22 @@ impl Council {
         (is_its_own && by_itself && is_elsewhere).then(|| (0, Order::IsMissed { rank, host: host() }))
     }
 
-    /// A launcher has seen a process end. Each speaks for its own ranks only: of a node that cannot be reached nobody knows.
+    /// A launcher has seen a process end. A message counts only for the sender's own ranks: about the ranks of an
+    /// unreachable node nothing is known.
     fn has_ended(&self, node: usize, rank: usize) -> Orders {
         let is_its_own = self.stages.len() == 1 || rank.checked_div(self.local_world_size()) == Some(node);
         let running = self.those_at(|stage| *stage == Stage::Running).filter(|_| is_its_own);
         running.map(|node| (node, Order::HasEnded(rank))).collect()
     }
 
-    /// A node's launcher is gone, and with it its ranks.
+    /// A node's launcher is gone, and its ranks with it.
     fn gone(&mut self, node: usize, how: String, verdict: impl Fn(NodeName) -> Verdict) -> Orders {
         let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
         let what = format!("{} {how}", self.names[node]);
         self.go_on_without(node, &stage, what.clone()).unwrap_or_else(|| {
             self.losses.note_early(what.clone());
-            // A rank that had failed by itself before is the cause; that nobody starts again without this node is said beside it.
+            // If a rank had failed by itself before, it is the cause. That there can be no restart without this node is
+            // only a note.
             let said = match self.first_cause() {
                 Some(cause) if cause.is_own() && self.end.is_none() => self.tell_all(&Order::Note(what)),
                 _ => {
@@ -215,7 +219,7 @@ impl Council {
         })
     }
 
-    /// Whether there is no connection to a node's launcher any more.
+    /// Whether the connection to a node's launcher is closed.
     pub(super) fn is_gone(&self, node: usize) -> bool {
         self.stages[node] == Stage::Gone
     }
@@ -224,7 +228,7 @@ impl Council {
         &self.names[node]
     }
 
-    /// Orders where the others can go on without this node, which was at this stage.
+    /// Returns the orders if the others can continue without this node, whose state was `stage`.
     fn go_on_without(&mut self, node: usize, stage: &Stage, what: String) -> Option<Orders> {
         if *stage == Stage::Running {
             self.losses.add_node(node);
@@ -242,18 +246,18 @@ impl Council {
         self.local_world_sizes[0].unwrap_or_default()
     }
 
-    /// Whether those that are left can go on.
+    /// Whether enough ranks are left to continue.
     fn are_enough(&self) -> bool {
         let local = self.local_world_size();
         !self.is_in_vain() && self.elastic[0].is_some_and(|min| self.losses.can_go_on(local, min))
     }
 
-    /// What the ranks do makes no difference any more.
+    /// Whether the round can no longer succeed, whatever the ranks do.
     fn is_in_vain(&self) -> bool {
         self.end.is_some() || !self.failures.is_empty() || self.losses.fatal().next().is_some()
     }
 
-    /// Orders for all whose launchers are there.
+    /// Orders that announce the loss to all nodes whose launchers are connected.
     fn go_on(&self, what: String) -> Orders {
         let left = match self.losses.left(self.local_world_size()) {
             1 => "the other goes on".to_string(),
@@ -282,7 +286,7 @@ impl Council {
         self.settle()
     }
 
-    /// A node's launcher has ended its ranks, for a reason of its own. The first one is what all depend on.
+    /// A node's launcher has ended its ranks for a reason of its own. Without the first node's launcher the job ends.
     fn stopped(&mut self, node: usize, before: &Stage, reason: String) -> Orders {
         let (name, what) = (self.names[node].clone(), format!("{} has left: {reason}", self.names[node]));
         let verdict = Verdict::Stopped { node: name, reason };
@@ -298,7 +302,7 @@ impl Council {
         self.settle()
     }
 
-    /// Orders for those whose ranks still run.
+    /// Orders to stop, for all nodes whose ranks still run.
     fn stop(&self) -> Orders {
         self.those_at(|stage| *stage == Stage::Running).map(|node| (node, Order::Stop)).collect()
     }
@@ -308,7 +312,7 @@ impl Council {
         nodes.into_iter()
     }
 
-    /// Decides, once no rank runs any more.
+    /// Decides on a restart or on the verdict, once no rank runs any more.
     fn settle(&mut self) -> Orders {
         let runs = |stage: &Stage| *stage == Stage::Running;
         if self.stages.iter().any(runs) {
@@ -343,8 +347,8 @@ impl Council {
         (0..self.stages.len()).map(|node| (node, order.clone())).collect()
     }
 
-    /// As on one node: the earliest failure that is not put down to another rank; but one that was killed from outside
-    /// comes first where times are close.
+    /// Returns the first cause, by the same rule as on one node: the earliest failure that is not attributed to another
+    /// rank, except that a SIGKILL from outside takes precedence where times are close.
     fn first_cause(&self) -> Option<Failed> {
         let earliest = |failures: Vec<&Failed>| failures.into_iter().min_by_key(|failed| failed.at).cloned();
         let all: Vec<&Failed> = self.failures.iter().chain(self.losses.fatal()).collect();

@@ -1,4 +1,4 @@
-//! Any words of any nodes, in any order.
+//! Fuzz target for the council: any messages of any nodes, in any order.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use super::message::{Order, Round, Verdict, Word};
 
 const NODES: usize = 3;
 
-/// Each line is a node's word: one character for the node, then the message.
+/// Each line is a message: one character for the node, then the JSON text.
 pub fn fuzz_council(data: &[u8]) {
     let round = Round { run_id: "run".into(), secret: None, port: 0, restart: 0, max_restarts: 2 };
     let mut council = Council::new((0..NODES).map(|node| format!("h{node}")).collect(), round);

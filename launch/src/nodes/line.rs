@@ -1,24 +1,24 @@
-//! The connection to another launcher, and how long nothing has come over it.
+//! The connection to another launcher, with heartbeats and a measure of its silence.
 //!
-//! A launcher that stands still (SIGSTOP, a suspended machine) keeps its connections: the kernel answers for it. So launchers
-//! send each other signs of life, `null` in place of a message. Each is sent only once something has come since the last one:
-//! no pile of them waits for a launcher that stands still.
+//! A stopped launcher (SIGSTOP, a suspended machine) keeps its connections, because the kernel answers for it. So
+//! launchers send each other heartbeats: `null` in place of a message. A heartbeat is only sent once something was
+//! received since the last one, so that heartbeats do not pile up for a stopped launcher.
 
 use std::time::{Duration, Instant};
 
 use comm::launcher::Connection;
 use serde::Serialize;
 
-/// Between two signs of life, and between two looks at those of the others.
+/// Heartbeat period, and the longest time between two checks of the others' heartbeats.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How many of them there are at least before a launcher is given up.
+/// Minimum number of periods in the time limit after which a launcher is given up.
 const SIGNS: u32 = 4;
-/// Less says nothing on a busy machine.
+/// Shortest time limit. Less is not conclusive on a busy machine.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// How long a launcher may be silent before a warning says so, as with ranks.
+/// Silence of a launcher after which a warning is logged; the same as for ranks.
 const WARN_AFTER: Duration = Duration::from_secs(30);
 
-/// How long a message may wait for room.
+/// How long a send may wait for buffer space.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a launcher may be silent while another one waits for it.
@@ -35,12 +35,13 @@ impl Limit {
     }
 }
 
-/// The way to one launcher.
+/// The connection to one launcher.
 pub(super) struct Line {
     pub(super) wire: Connection,
-    /// For how long nothing has come. A period is added at each look: while this launcher itself stands still, none is.
+    /// For how long nothing was received. Each check adds one period, so the time does not grow while this launcher
+    /// itself is stopped.
     silence: Duration,
-    /// Something has come since the last sign of life was sent.
+    /// Something was received since the last heartbeat was sent.
     is_answered: bool,
 }
 
@@ -49,13 +50,14 @@ impl Line {
         Self { wire, silence: Duration::ZERO, is_answered: true }
     }
 
-    /// Something has come.
+    /// Records that something was received.
     pub(super) fn hear(&mut self) {
         self.silence = Duration::ZERO;
         self.is_answered = true;
     }
 
-    /// Gives a sign of life, and looks whether one has come. True where it is time for a warning, once.
+    /// Sends a heartbeat if one is due, and adds a period to the silence. Returns true, once, when it is time for a
+    /// warning.
     pub(super) fn look(&mut self, limit: Limit) -> bool {
         if std::mem::take(&mut self.is_answered) {
             send(&mut self.wire, &None::<()>);
@@ -65,18 +67,18 @@ impl Line {
         before < WARN_AFTER && self.silence >= WARN_AFTER
     }
 
-    /// How long it has been silent, where that is too long for one who has waited for so long.
+    /// Returns the length of the silence if it exceeds the limit, and this launcher has waited at least as long.
     pub(super) fn is_missed(&self, waited: Duration, limit: Limit) -> Option<Duration> {
         (self.silence.min(waited) >= limit.0).then_some(self.silence)
     }
 }
 
-/// Says something to another launcher.
+/// Sends a message to another launcher.
 pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
     match Connection::frame(message) {
-        // Where it cannot be sent, the other side is gone, which its reader finds out.
+        // If it cannot be sent, the other side is gone, which the reading thread finds out.
         Ok(frame) => drop(wire.write(&frame, Instant::now() + PATIENCE)),
-        // Nobody is to wait for what cannot be said: both sides find the other one gone.
+        // A message that cannot be serialized must not leave the other side waiting: the connection is closed for both.
         Err(reason) => {
             tracing::warn!("what the launchers say to each other cannot be written: {reason}");
             wire.cut();
@@ -84,7 +86,7 @@ pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
     }
 }
 
-/// The warning.
+/// Logs the warning.
 pub(super) fn say_that_it_is_silent(node: &impl std::fmt::Display) {
     let seconds = WARN_AFTER.as_secs();
     tracing::warn!(
@@ -116,7 +118,7 @@ mod tests {
         assert_eq!(line.is_missed(seconds(100), limit), None);
         line.look(limit);
         assert_eq!(line.is_missed(seconds(60), limit), Some(seconds(60)));
-        // Who has only just begun to wait gives it the whole time.
+        // A launcher that has only just begun to wait grants the whole time.
         assert_eq!(line.is_missed(seconds(59), limit), None);
         line.hear();
         assert_eq!(line.is_missed(seconds(100), limit), None);

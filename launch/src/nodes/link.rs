@@ -1,4 +1,4 @@
-//! Connections between launchers, and the threads that listen to them.
+//! Connections between launchers, and the threads that read them.
 
 use std::net::TcpStream;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -16,27 +16,27 @@ use super::message::{LIMIT, Order, Verdict, Word};
 use crate::event::Event;
 use crate::platform::socket::end_when_unconfirmed;
 
-/// Longer than any job.
+/// Receive timeout that is longer than any job.
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// A machine that is silent for so long is asked whether it is there, and how often.
+/// TCP keepalive: idle time before the first probe, then the interval and the number of probes.
 const SILENCE: Duration = Duration::from_secs(10);
 const ASK_EVERY: Duration = Duration::from_secs(5);
 const ASK: u32 = 3;
 
-/// A machine that vanishes without a word is missed within half a minute.
+/// Sets up detection of a machine that vanishes without closing its connections: within 25 s.
 pub(super) fn keep_alive(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let keep = TcpKeepalive::new().with_time(SILENCE).with_interval(ASK_EVERY).with_retries(ASK);
-    // Without it the job still ends when the ranks miss each other.
+    // If this fails, the job still ends when the ranks detect the loss.
     let _ = socket.set_tcp_keepalive(&keep);
     end_when_unconfirmed(stream, SILENCE + ASK * ASK_EVERY);
 }
 
-/// The council, and the ways to all nodes.
+/// The first node's end: the council and the connections to all other nodes.
 pub(super) struct Chair {
     council: Council,
     own: Sender<Event>,
-    /// Of the nodes from 1.
+    /// Connections to the nodes from 1 on.
     others: Vec<Line>,
 }
 
@@ -56,7 +56,7 @@ impl Chair {
                     let heard = wire.receive(LIMIT, Instant::now() + FOR_EVER);
                     let mut chair = lock(&chair);
                     chair.others[at].hear();
-                    // None is a sign of life.
+                    // `None` is a heartbeat.
                     let Some(word) = heard.unwrap_or(Some(Word::Gone)) else { continue };
                     let is_last = word == Word::Gone;
                     chair.hear(at + 1, word);
@@ -73,24 +73,24 @@ impl Chair {
     pub(super) fn hear(&mut self, node: usize, word: Word) {
         for (to, order) in self.council.hear(node, word, Instant::now()) {
             match to.checked_sub(1) {
-                // Nobody listens any more where this launcher is about to return.
+                // The receiver is gone if this launcher is about to return.
                 None => drop(self.own.send(Event::Order(order))),
                 Some(at) => send(&mut self.others[at].wire, &order),
             }
         }
     }
 
-    /// Gives up those that have been silent for too long, in which this launcher has waited for them.
+    /// Gives up nodes that have been silent for longer than the limit while this launcher waited for them.
     pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
         for at in 0..self.others.len() {
             let Some(silence) = self.others[at].is_missed(waited, limit) else { continue };
-            // Where it goes on some day, it learns that the others do without it.
+            // If that launcher resumes later, it finds its connection closed.
             self.others[at].wire.cut();
             self.hear(at + 1, Word::Silent { ms: milliseconds(silence) });
         }
     }
 
-    /// Nothing more will be said.
+    /// Closes the sending side of all connections; nothing more will be sent.
     pub(super) fn close(&mut self) {
         self.others.iter_mut().for_each(|line| line.wire.hang_up());
     }
@@ -106,7 +106,7 @@ impl KeepUp for Chair {
     }
 }
 
-/// The way to the first node's launcher.
+/// Another node's end: the connection to the first node's launcher.
 pub(super) struct Follower {
     pub(super) line: Line,
     own: Sender<Event>,
@@ -114,7 +114,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Listens to the first node.
+    /// Starts the thread that reads the orders of the first node.
     pub(super) fn start(wire: Connection, events: &Sender<Event>) -> Result<Arc<Mutex<Self>>> {
         let mut ear = wire.again();
         let host = wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
@@ -127,10 +127,10 @@ impl Follower {
                 let heard = ear.receive(LIMIT, Instant::now() + FOR_EVER);
                 lock(&here).line.hear();
                 let gone = |_| Some(Order::Over(Verdict::Gone(first.clone())));
-                // None is a sign of life.
+                // `None` is a heartbeat.
                 let Some(order) = heard.unwrap_or_else(gone) else { continue };
                 let is_last = matches!(order, Order::Over(_));
-                // See above.
+                // The receiver is gone if this launcher is about to return.
                 if events.send(Event::Order(order)).is_err() || is_last {
                     return;
                 }
@@ -140,12 +140,12 @@ impl Follower {
         Ok(follower)
     }
 
-    /// Gives up the first one where it has been silent for too long, in which this launcher has waited for it.
+    /// Gives up the first node if it has been silent for longer than the limit while this launcher waited for it.
     pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
         let Some(silence) = self.line.is_missed(waited, limit) else { return };
         self.line.wire.cut();
         let verdict = Verdict::Silent { node: self.first.clone(), ms: milliseconds(silence) };
-        // See above.
+        // The receiver is gone if this launcher is about to return.
         let _ = self.own.send(Event::Order(Order::Over(verdict)));
     }
 }
@@ -162,7 +162,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Gives signs of life, as long as what it returns lives.
+/// Starts a thread that sends heartbeats, until the returned sender is dropped.
 pub(super) fn keep_up<T: KeepUp>(link: &Arc<Mutex<T>>, limit: Limit) -> Result<Sender<()>> {
     let (end, ended) = channel();
     let link = Arc::clone(link);
@@ -174,13 +174,13 @@ pub(super) fn keep_up<T: KeepUp>(link: &Arc<Mutex<T>>, limit: Limit) -> Result<S
     Ok(end)
 }
 
-/// What needs signs of life.
+/// A connection end that needs heartbeats.
 pub(super) trait KeepUp: Send + 'static {
-    /// Gives one, and looks at those of the others.
+    /// Sends heartbeats that are due, and checks the silence of the other side.
     fn keep_up(&mut self, limit: Limit);
 }
 
-/// They end with the connection, which ends when either side has closed it.
+/// Starts a detached thread. It ends with the connection, which either side can close.
 fn spawn(listen: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = Builder::new().name("node".into()).spawn(listen);
     thread.map(drop).map_err(|reason| Error::system("cannot listen to the other nodes", reason))
@@ -202,7 +202,7 @@ mod tests {
             [one, listener.accept().unwrap().0].map(|end| Connection::new(end).unwrap());
         let word = Word::HasEnded(7);
         send(&mut one, &word);
-        // JSON has no such keys.
+        // JSON has no such keys, so this cannot be serialized.
         send(&mut one, &BTreeMap::from([((1, 2), 3)]));
         let limit = Instant::now() + Duration::from_secs(60);
         assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), word);

@@ -1,11 +1,11 @@
-//! Ranks that a job on several nodes has lost, where it goes on without some.
+//! Ranks that an elastic job has lost, as the council counts them.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use comm::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
 
-/// A rank's failure, as the council knows it.
+/// A rank's failure.
 #[derive(Debug, Clone)]
 pub(super) struct Failed {
     pub(super) failure: WorkerFailure,
@@ -14,25 +14,26 @@ pub(super) struct Failed {
 }
 
 impl Failed {
-    /// It is not put down to another rank.
+    /// Whether the failure is not attributed to another rank.
     pub(super) fn is_own(&self) -> bool {
         self.failure.status != ExitKind::Code(EXIT_PEER_FAILED)
     }
 }
 
-/// What is known of the ranks that one round has lost.
+/// What the council knows about the ranks that one round has lost.
 #[derive(Default)]
 pub(super) struct Losses {
     has_met: bool,
-    /// Those that have failed, and those that the others have left behind, which may not have ended.
+    /// Ranks that have failed, and ranks excluded from the group, which may not have ended.
     ranks: BTreeSet<usize>,
     /// By node: whether it is lost, with all of its ranks.
     nodes: Vec<bool>,
-    /// Those that were one too many, by node: their launchers tell more of them when they have ended.
+    /// Failures after which too few ranks are left, with their nodes. Replaced by the node's own report when its round
+    /// has ended.
     fatal: Vec<(usize, Failed)>,
-    /// The last one without which the others go on.
+    /// The last failure after which the others continued, with its node.
     last: Option<(usize, Failed)>,
-    /// What is said of nodes that were lost before it was known that the ranks have met.
+    /// Messages about nodes that were lost before the report that the ranks have formed a group.
     early_nodes: Vec<String>,
 }
 
@@ -41,7 +42,8 @@ impl Losses {
         Self { nodes: vec![false; nodes], ..Self::default() }
     }
 
-    /// The ranks have met, without these: those that are left no longer wait for one that is lost. True for the first time.
+    /// Records that the ranks have formed a group, and which ranks it excludes. From then on no rank waits for a lost
+    /// one. Returns true the first time.
     pub(super) fn met(&mut self, without: Vec<usize>) -> bool {
         self.ranks.extend(without);
         !std::mem::replace(&mut self.has_met, true)
@@ -51,22 +53,23 @@ impl Losses {
         self.has_met
     }
 
-    /// Whether those that are left, of nodes with so many ranks each, can go on.
+    /// Whether the remaining ranks can continue: there is a group, no failure was fatal, and at least `min` ranks are
+    /// left.
     pub(super) fn can_go_on(&self, local_world_size: usize, min: usize) -> bool {
         self.has_met && self.fatal.is_empty() && self.left(local_world_size) >= min
     }
 
-    /// This rank of the job is lost.
+    /// Records that this rank is lost.
     pub(super) fn add(&mut self, rank: usize) {
         self.ranks.insert(rank);
     }
 
-    /// All ranks of this node are.
+    /// Records that all ranks of this node are lost.
     pub(super) fn add_node(&mut self, node: usize) {
         self.nodes[node] = true;
     }
 
-    /// Without this one the others go on.
+    /// Records a failure after which the others continue.
     pub(super) fn keep(&mut self, node: usize, failed: Failed) {
         self.last = Some((node, failed));
     }
@@ -75,7 +78,7 @@ impl Losses {
         self.last.take()
     }
 
-    /// This is said of a node that is lost, where the ranks turn out to have met.
+    /// Records a message about a lost node, for the case that the ranks turn out to have formed a group.
     pub(super) fn note_early(&mut self, what: String) {
         if !self.has_met {
             self.early_nodes.push(what);
@@ -86,14 +89,15 @@ impl Losses {
         std::mem::take(&mut self.early_nodes)
     }
 
-    /// False for a node whose ranks have all ended before they were known to have met: it has nothing to stop.
+    /// False for a node whose ranks have all ended before the report that the ranks have formed a group: it has nothing
+    /// to stop.
     pub(super) fn may_have_ranks(&self, node: usize, local_world_size: usize) -> bool {
         let first = node.saturating_mul(local_world_size);
         let lost = self.ranks.range(first..first.saturating_add(local_world_size)).count();
         self.has_met || lost < local_world_size
     }
 
-    /// How many are left of nodes with so many ranks each.
+    /// Returns the number of remaining ranks, with `local_world_size` ranks on each node.
     pub(super) fn left(&self, local_world_size: usize) -> usize {
         let nodes = self.nodes.iter().filter(|is_lost| !**is_lost).count();
         let is_there = |node: usize| self.nodes.get(node) == Some(&false);
@@ -102,7 +106,7 @@ impl Losses {
         nodes.saturating_mul(local_world_size).saturating_sub(lost)
     }
 
-    /// What a rank of a node has written last: for its failure, where that may be the one that all are told.
+    /// Stores the last lines of a rank's standard error with its failure, if that may become the reported cause.
     pub(super) fn keep_last_lines(&mut self, (node, rank): (usize, usize), lines: &[String]) {
         let all = self.fatal.iter_mut().chain(&mut self.last);
         for (_, failed) in all.filter(|(of, failed)| (*of, failed.failure.rank) == (node, rank)) {
@@ -110,7 +114,7 @@ impl Losses {
         }
     }
 
-    /// Without this one the others are too few.
+    /// Records a failure after which too few ranks are left.
     pub(super) fn add_fatal(&mut self, node: usize, failed: Failed) {
         self.fatal.push((node, failed));
     }
@@ -123,7 +127,7 @@ impl Losses {
         self.fatal = fatal;
     }
 
-    /// A node's launcher has told itself what has failed there.
+    /// Drops the failures of a node whose launcher has reported its first cause itself.
     pub(super) fn told_by(&mut self, node: usize) {
         self.fatal.retain(|(of, _)| *of != node);
     }

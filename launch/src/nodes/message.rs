@@ -1,48 +1,50 @@
-//! What the launchers of a job's nodes say to each other.
+//! Messages between the launchers of a job.
 
 use comm::{ExitKind, NodeName, WorkerFailure};
 use serde::{Deserialize, Serialize};
 
-/// The longest message: the last lines of a rank, each character of them escaped.
+/// Maximum message size in bytes: the last lines of a rank, each character of them escaped.
 pub(super) const LIMIT: usize = 512 << 10;
 
-/// From a node's launcher to the first one's council.
+/// Message from a node's launcher to the council of the first node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Word {
     /// Nothing of an earlier round is left on this node, and its ranks can be started.
     Ready {
         host: String,
         local_world_size: usize,
-        /// The first node's: where the ranks of this round are to meet.
+        /// On the first node: the rendezvous port of this round.
         port: u16,
-        /// The fewest ranks that go on where others are lost.
+        /// Minimum number of ranks of an elastic job; `None` if the job is not elastic.
         elastic: Option<usize>,
-        /// How often the ranks may be started again.
+        /// Maximum number of restarts.
         #[serde(default)]
         max_restarts: usize,
     },
-    /// The ranks have met, as one of this node has told: from then on some may be lost.
+    /// A rank of this node reports that the ranks have formed a group: from now on some may be lost.
     Met {
-        /// Those of all nodes that the others have left behind.
+        /// Ranks of the job that the group excludes.
         without: Vec<usize>,
     },
-    /// A rank has failed, and the others go on if they are enough.
+    /// A rank has failed in an elastic job; the others continue if enough are left.
     Lost {
         failure: WorkerFailure,
         /// As with [`Ending::Failed`].
         is_final: bool,
     },
-    /// The process of this rank of the job, which this node has started, has ended, well or not; where ranks may be lost.
+    /// The process of this rank, which this node has started, has ended, successfully or not. Only sent in elastic
+    /// jobs.
     HasEnded(usize),
-    /// This rank has failed: what the others do is in vain.
+    /// This rank has failed, and the round cannot succeed any more.
     Failing { rank: usize, status: ExitKind },
-    /// The last lines that a lost rank has written to standard error; before [`Word::Ended`], as they are all there only then.
+    /// The last lines of a lost rank's standard error. Sent just before [`Word::Ended`], because they are complete only
+    /// then.
     LastLines { rank: usize, lines: Vec<String> },
     /// All ranks of this node have ended.
     Ended(Ending),
-    /// The connection to that launcher is gone. No launcher says this of itself.
+    /// The connection to that launcher is closed. Generated locally, never sent.
     Gone,
-    /// That launcher is given up: nothing was heard of it for so long. Nor does any say this.
+    /// That launcher is given up after this long silence. Generated locally, never sent.
     Silent { ms: u64 },
 }
 
@@ -52,33 +54,34 @@ pub(crate) enum Ending {
     Done,
     Failed {
         failure: WorkerFailure,
-        /// How long ago: clocks of several machines cannot be compared.
+        /// How long ago it failed: the clocks of several machines cannot be compared.
         ago_ms: u64,
-        /// Starting the ranks again would change nothing.
+        /// Restarting the ranks would change nothing.
         is_final: bool,
     },
-    /// Something else ended it: a signal, a program that cannot be started.
+    /// Another reason ended it: a signal, a program that cannot be started.
     Stopped(String),
 }
 
-/// From the first node's council to a node's launcher.
+/// Order from the council of the first node to a node's launcher.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Order {
     Start(Round),
-    /// Another node's ranks have failed: these shall end, too.
+    /// The ranks of another node have failed: end this node's ranks, too.
     Stop,
-    /// Ranks are lost, as this text tells, and the others go on.
+    /// Ranks are lost, as this text says, and the others continue.
     GoOn(String),
-    /// Something else to be told to the user, which changes nothing for the ranks.
+    /// A message for the user, without consequences for the ranks.
     Note(String),
-    /// The process of this rank has ended: its launcher has seen it.
+    /// The process of this rank has ended; its own launcher has seen it.
     HasEnded(usize),
-    /// To the first node: this rank of another one has failed by itself, maybe before all have met.
+    /// Sent to the first node only: this rank of another node has failed by itself, perhaps before all ranks have
+    /// joined.
     IsMissed {
         rank: usize,
         host: String,
     },
-    /// All ranks are to be started again, for this reason.
+    /// All ranks are to be restarted, for this reason.
     Again {
         reason: String,
         restart: usize,
@@ -91,10 +94,11 @@ pub(crate) enum Order {
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Round {
     pub(crate) run_id: String,
-    /// Only where the launchers were given none, all of them being on loopback: no other way would it be sent.
+    /// `Some` only if no secret was configured. All launchers are on loopback then; a secret is never sent over a
+    /// network.
     pub(crate) secret: Option<String>,
     pub(crate) port: u16,
-    /// Times that the ranks were started before.
+    /// Number of earlier starts of the ranks.
     pub(crate) restart: usize,
     pub(crate) max_restarts: usize,
 }
@@ -103,14 +107,14 @@ pub(crate) struct Round {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Verdict {
     Done,
-    /// The first cause, of whatever node.
+    /// The first cause, of any node.
     Failed(WorkerFailure),
     Stopped {
         node: NodeName,
         reason: String,
     },
     Gone(NodeName),
-    /// Nothing was heard of a node's launcher for so long.
+    /// Nothing was received from a node's launcher for this long.
     Silent {
         node: NodeName,
         ms: u64,

@@ -1,7 +1,8 @@
-//! Launchers of one job on several nodes: who they are, and how they act as one.
+//! Cooperation between the launchers of a job on several nodes.
 //!
-//! They meet as ranks do, each proving that it has the secret. The first one's council hears all and decides; the others
-//! keep a connection to it for as long as the job lasts. With one node the council is there, too, and decides alone.
+//! The launchers connect through the same rendezvous as ranks, each proving that it has the secret. The council of the
+//! first node receives all messages and decides; the others keep a connection to it for as long as the job lasts. With
+//! one node the council exists, too, and decides alone.
 
 mod council;
 #[cfg(any(test, fuzzing))]
@@ -31,17 +32,17 @@ use link::{Chair, Follower};
 pub use fuzz::fuzz_council;
 pub(super) use message::{Ending, Order, Round, Verdict, Word};
 
-/// Longer than anybody waits.
+/// Upper bound for timeouts, so that adding one to an `Instant` does not overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// This launcher among those of its job.
+/// This launcher's connections to the other launchers of the job.
 pub(super) struct Nodes {
     link: Link,
-    /// Where the others reach this node's ranks; none where there is one node.
+    /// Address at which other nodes reach this node's ranks; `None` for one node.
     pub(super) address: Option<IpAddr>,
     /// How long the others may be silent.
     limit: Limit,
-    /// Gives signs of life, where there are others.
+    /// Keeps the heartbeat thread running; `None` without other nodes.
     signs: Option<Sender<()>>,
 }
 
@@ -51,7 +52,7 @@ enum Link {
 }
 
 impl Nodes {
-    /// Meets the launchers of the other nodes. What is to be done comes as [`Event::Order`].
+    /// Connects to the launchers of the other nodes. Orders then arrive as [`Event::Order`].
     pub(super) fn join(config: &SpawnConfig, events: &Sender<Event>) -> Result<Self> {
         let secret = match &config.secret {
             Some(_) => None,
@@ -90,12 +91,12 @@ impl Nodes {
         Ok(Self { link, address: Some(address), limit, signs: Some(signs) })
     }
 
-    /// How often to look for launchers that are silent; never where there are no others.
+    /// How often to check for silent launchers; `None` without other nodes.
     pub(super) fn period(&self) -> Option<Duration> {
         self.signs.as_ref().map(|_| self.limit.period())
     }
 
-    /// Gives up launchers that have been silent for the time-out, in which this one has waited for them.
+    /// Gives up launchers that have been silent for the timeout while this one has waited for them for `waited`.
     pub(super) fn give_up_the_silent(&self, waited: Duration) {
         match &self.link {
             Link::First(chair) => lock(chair).give_up(waited, self.limit),
@@ -103,7 +104,7 @@ impl Nodes {
         }
     }
 
-    /// Tells the council.
+    /// Sends a message to the council.
     pub(super) fn tell(&self, word: Word) {
         match &self.link {
             Link::First(chair) => lock(chair).hear(0, word),
@@ -121,12 +122,12 @@ impl Drop for Nodes {
     }
 }
 
-/// This machine's name.
+/// Returns this machine's host name.
 pub(super) fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The address of this node in the network in which the first one is: the one that the way there begins with.
+/// Returns this node's address in the network of the first node: the source address of the route to it.
 fn own_address(config: &SpawnConfig) -> Result<IpAddr> {
     let SpawnConfig { master_addr, master_port, join_timeout, .. } = config;
     let deadline = Instant::now() + (*join_timeout).min(LONGEST);
@@ -149,9 +150,9 @@ fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
         timeout: config.join_timeout,
         secret: config.secret.clone(),
         transport: Transport::Tcp,
-        // Its keys are made from the secret; where there is none all is on loopback.
+        // TLS keys are derived from the secret; without one all launchers are on loopback.
         tls: if config.secret.is_some() { config.tls } else { Tls::Off },
-        // Ranks that come to the launchers' port are told apart.
+        // Keeps ranks that connect to the launchers' port from being taken for launchers.
         job_id: "launchers".into(),
         ..TcpConfig::default()
     };
@@ -164,7 +165,7 @@ fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
     }
 }
 
-/// The same error, of nodes in place of ranks.
+/// Converts an error about ranks into the same error about nodes.
 fn of_nodes(error: Error) -> Error {
     let words =
         [("WORLD_SIZE", "--nnodes"), ("world size", "--nnodes"), ("ranks", "nodes"), ("rank", "node")];
@@ -188,7 +189,7 @@ fn of_nodes(error: Error) -> Error {
     }
 }
 
-/// Only where it stands alone: hosts may be called `frankfurt` or `rank-3`.
+/// Replaces whole words only: hosts may be called `frankfurt` or `rank-3`.
 fn replace_word(text: &str, word: &str, other: &str) -> String {
     let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
     let mut replaced = String::new();
@@ -204,7 +205,7 @@ fn replace_word(text: &str, word: &str, other: &str) -> String {
 }
 
 impl SpawnConfig {
-    /// What is said of nodes.
+    /// Checks the settings that concern several nodes.
     pub(super) fn check_nodes(&self) -> Result<()> {
         let Self { nodes, node_rank, world_size, master_port, .. } = *self;
         if nodes == 0 || !world_size.is_multiple_of(nodes) {

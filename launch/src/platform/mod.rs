@@ -1,8 +1,8 @@
-//! What operating systems do differently, behind functions that mean the same on all of them.
+//! Operating system differences, behind functions with the same meaning on all systems.
 //!
-//! There are two ways: `linux`, and `portable`, which is what macOS takes and needs little beside POSIX.
-//! `RUSTFLAGS="--cfg portable"` makes a build for Linux take the portable way, too, so that it is tested
-//! (`scripts/test-portable.sh`). Both ways have the same modules, and these the same functions.
+//! There are two implementations: `linux`, and `portable`, which macOS uses and which needs little beyond POSIX. With
+//! `RUSTFLAGS="--cfg portable"` a build for Linux uses `portable`, too, so that it is tested
+//! (`scripts/test-portable.sh`). Both have the same modules with the same functions.
 
 #[cfg(all(target_os = "linux", not(portable)))]
 mod linux;

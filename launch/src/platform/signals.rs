@@ -1,4 +1,4 @@
-//! What this process does with signals.
+//! Signal dispositions of this process.
 
 use super::system;
 
@@ -7,12 +7,12 @@ use super::system;
 pub(crate) struct Mask(u64);
 
 impl Mask {
-    /// Those that this process ignores.
+    /// Returns the signals that this process ignores.
     pub(crate) fn ignored() -> Self {
         Self(system::dispositions::ignored())
     }
 
-    /// Those for which this process has a handler.
+    /// Returns the signals for which this process has a handler.
     pub(crate) fn handled() -> Self {
         Self(system::dispositions::handled())
     }
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn a_handler_is_seen() {
-        // A signal that no other test of this program has to do with.
+        // SIGWINCH: a signal that no other test of this program uses.
         assert!(!Mask::handled().has(SIGWINCH) && !Mask::ignored().has(SIGWINCH));
         let id = signal_hook::flag::register(SIGWINCH, std::sync::Arc::default()).unwrap();
         assert!(Mask::handled().has(SIGWINCH) && !Mask::ignored().has(SIGWINCH));

@@ -1,4 +1,4 @@
-//! Ranks that are lost in an elastic job, and what the others do.
+//! Lost ranks of an elastic job, and whether the others continue.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,8 @@ use crate::nodes::Word;
 use crate::start::Worker;
 
 impl Supervisor<'_> {
-    /// In an elastic job, ranks that are apart from those that have done it need not be waited for.
+    /// In an elastic job: enters or leaves [`Stage::Finishing`], depending on whether only ranks outside the group
+    /// still run.
     pub(super) fn look_who_is_left(&mut self) {
         let Some(elastic) = &self.config.elastic else { return };
         if self.are_too_few(elastic.min) {
@@ -23,8 +24,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Those that have failed were taken for lost while ranks that were left behind meanwhile seemed to go on: true where that is
-    /// so, and the job ends. On several nodes the council knows.
+    /// Ends the job if too few ranks are left, and returns true then. Failed ranks may have counted as lost while
+    /// excluded ranks were still counted as members. On several nodes the council checks this.
     fn are_too_few(&mut self, min: usize) -> bool {
         let left = self.workers.at_work() + self.ended_well();
         let are_enough = left > 0 && left + self.workers.on_their_way() >= min;
@@ -42,14 +43,16 @@ impl Supervisor<'_> {
         self.ended.iter().filter(|end| end.status.success()).count()
     }
 
-    /// What was lost just now may be the cause of what has ended the job.
+    /// Adds the ranks lost within the grace period to the failures: one of them may be the first cause of the job's
+    /// end.
     pub(super) fn blame_the_lost(&mut self) {
         let recent = |lost: &Ended| lost.at.elapsed() < self.grace;
         self.ended.extend(self.lost.iter().copied().filter(recent));
     }
 
-    /// The ranks have met, as one of them tells after others have failed. They have met with those: without them there would have
-    /// been no group.
+    /// Called when a rank reports, after others have failed, that the ranks have formed a group. The failed ranks were
+    /// members, as without them no group would have formed. So they count as lost, and the others continue if enough
+    /// are left.
     pub(super) fn go_on_without_the_first(&mut self) {
         if self.stage != Stage::Grace {
             return;
@@ -60,7 +63,7 @@ impl Supervisor<'_> {
         self.ended = well;
         let failed: Vec<Ended> = failed;
         for end in failed {
-            // The council was told already.
+            // The council has this loss already.
             if self.lost.iter().any(|lost| lost.rank == end.rank) {
                 continue;
             }
@@ -73,16 +76,17 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Whether the others go on where this one has failed; another one may take its place.
+    /// Whether the others continue after this rank has ended. Starts a replacement if the configuration allows it.
     pub(super) fn goes_on_without(&mut self, end: Ended) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
-        // On several nodes the council knows whether the ranks have met: one of another node may have told.
+        // On several nodes the council knows whether the ranks have formed a group: a rank of another node may have
+        // reported it.
         let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
         if end.status.success() || end.told || !may {
             return false;
         }
         if self.config.nodes > 1 {
-            // All nodes together have to be enough, which the council knows.
+            // The remaining ranks of all nodes together have to be enough, which the council checks.
             self.tell_of_loss(end);
             if !self.met {
                 self.announce_own(end);
@@ -93,7 +97,8 @@ impl Supervisor<'_> {
         let pid = self.workers.list[self.local_rank(rank)].pid;
         let done = self.ended_well();
         let left = self.workers.at_work() + done;
-        // Newcomers count as soon as they are started; without the others there is nothing that they could join.
+        // Replacements count as soon as they are started, but without the others there is no group that they could
+        // join.
         if left == 0 || left + self.workers.on_their_way() < elastic.min {
             return false;
         }
@@ -120,24 +125,26 @@ impl Supervisor<'_> {
         self.nodes.tell(Word::Lost { failure: self.failure(end), is_final });
     }
 
-    /// The council decides what it means that ranks are lost.
+    /// Whether the council decides what a lost rank means for the job.
     pub(super) fn are_lost_here(&self) -> bool {
         self.config.nodes > 1 && self.config.elastic.is_some()
     }
 
-    /// All ranks of this node have ended by themselves, and of those that have failed the council has been told. It may still hear
-    /// from another node that they had met: then the others go on, and so this launcher says nothing more of them.
+    /// Whether the result is left to the council: all ranks of this node have ended by themselves, and all failures
+    /// were reported to it. It may still receive a report from another node that the ranks had formed a group; then the
+    /// others continue. So this launcher does not report a failure of its own.
     pub(super) fn is_for_the_council(&self) -> bool {
         let is_known =
             |end: &Ended| end.status.success() || self.lost.iter().any(|lost| lost.rank == end.rank);
         let is_undisturbed = self.stopped_by().is_none() && self.output_error.is_none();
         let by_themselves = self.workers.list.iter().all(|worker| !worker.told);
-        // What was lost while the others went on, this launcher has to weigh against what has ended the job.
+        // If ranks were lost while the others continued, this launcher must weigh those losses against the failure that
+        // ended the job.
         let is_open = !self.gone_on || self.ended.iter().all(|end| end.status.success());
         self.are_lost_here() && is_undisturbed && by_themselves && is_open && self.ended.iter().all(is_known)
     }
 
-    /// What the lost ones have written last; not more of each than a message has room for.
+    /// Sends the last lines of the lost ranks to the council; what is kept of each fits into one message.
     pub(super) fn tell_last_lines(&self, mut tails: Vec<VecDeque<String>>) {
         for rank in self.lost.iter().map(|lost| lost.rank) {
             let tail = tails.get_mut(self.local_rank(rank)).map(std::mem::take).unwrap_or_default();

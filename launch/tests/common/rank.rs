@@ -1,4 +1,4 @@
-//! A rank that is this test binary, started anew: it begins in the test `worker::process`.
+//! Starts a rank as another process of this test binary; it begins in the test `worker::process`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// After this long a test has failed; nothing takes nearly as long.
+/// A test that takes longer than this has failed; nothing takes nearly as long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// The process that has started it.
+/// Variable with the id of the process that has started the rank.
 const PARENT: &str = "RANK_TEST_PARENT";
 
-/// A process that begins in `worker::process`.
+/// Returns a command for a process of this test binary that begins in `worker::process`.
 pub(crate) fn itself() -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -22,7 +22,7 @@ pub(crate) fn itself() -> Command {
     command
 }
 
-/// One that is a rank of a group, which meets in this folder.
+/// Returns a command for a rank of a group whose rendezvous file is in this folder.
 pub(crate) fn member((rank, world_size): (usize, usize), folder: &Path, timeout: Duration) -> Command {
     let mut command = itself();
     command
@@ -36,7 +36,8 @@ pub(crate) fn member((rank, world_size): (usize, usize), folder: &Path, timeout:
     command
 }
 
-/// For [`itself`] to call first; false where this process is the test.
+/// Makes the kernel kill this process when its parent ends. Called first by a process from [`itself`]; returns false in
+/// the test's own process.
 pub(crate) fn ends_with_its_parent() -> bool {
     let Ok(parent) = std::env::var(PARENT) else { return false };
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
@@ -44,12 +45,12 @@ pub(crate) fn ends_with_its_parent() -> bool {
     true
 }
 
-/// Killed when dropped.
+/// A rank's process, killed when dropped.
 pub(crate) struct Rank {
     pub(crate) process: Child,
     pub(crate) stdin: ChildStdin,
     pub(crate) lines: Receiver<String>,
-    /// What was read while something else was looked for.
+    /// Lines that were read so far.
     pub(crate) read: Vec<String>,
 }
 
@@ -79,7 +80,7 @@ impl Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Where it has been waited for, there is nothing to end.
+        // After a wait there is nothing to kill.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! What a process warns of, for whoever reads its standard error.
+//! Writes warnings to standard error, for tests that read it.
 
 use std::fmt::Debug;
 
@@ -6,7 +6,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Writes warnings to standard error.
+/// A `tracing` subscriber that writes warnings to standard error.
 pub(crate) struct Warnings;
 
 impl Subscriber for Warnings {

@@ -1,4 +1,4 @@
-//! New ranks come.
+//! New ranks join.
 
 use crate::job::Job;
 

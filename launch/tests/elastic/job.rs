@@ -40,7 +40,7 @@ impl Job {
         self.add(number, true);
     }
 
-    /// Starts a rank that would join, with these variables; how it ends.
+    /// Starts a rank with these variables that cannot join, and returns how it ends.
     pub(crate) fn misfit(&self, number: usize, variables: &[(&str, &str)]) -> Ending {
         finish(Rank::start(self.command(number, true).envs(variables.iter().copied())))
     }
@@ -62,7 +62,7 @@ impl Job {
         kill_process(Pid::from_child(&self.ranks[&rank].process), signal).unwrap();
     }
 
-    /// Kills ranks; they count no more.
+    /// Kills ranks and removes them from the job.
     pub(crate) fn kill(&mut self, ranks: &[usize]) {
         ranks.iter().for_each(|rank| self.signal(*rank, Signal::KILL));
         for rank in ranks {
@@ -70,7 +70,7 @@ impl Job {
         }
     }
 
-    /// Waits until a rank says that it is in this group.
+    /// Waits until a rank reports that it is in this group.
     pub(crate) fn wait_for_group(&mut self, rank: usize, group: &[usize]) {
         self.ranks.get_mut(&rank).unwrap().wait_for(&format!("@group {group:?} "));
     }
@@ -84,11 +84,11 @@ impl Job {
         finish(self.ranks.remove(&rank).unwrap())
     }
 
-    /// Tells all that are left to end; they must have done the same, in this group.
+    /// Tells all remaining ranks to end. All must report the same state, and this group.
     pub(crate) fn finish(mut self, group: &[usize]) {
         assert_eq!(self.ranks.keys().copied().collect::<Vec<_>>(), group);
         for rank in self.ranks.values_mut() {
-            // It fails only where the rank has ended, which is told below.
+            // Fails only if the rank has ended, which is reported below.
             let _ = rank.stdin.write_all(b"go\n");
         }
         let endings: Vec<Ending> = std::mem::take(&mut self.ranks).into_values().map(finish).collect();

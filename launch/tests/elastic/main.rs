@@ -1,5 +1,5 @@
-//! Groups that lose ranks, and get new ones: every test starts real processes, hurts some of them, and looks how the others
-//! go on. Ranks are this test binary, started anew.
+//! Groups that lose ranks and get new ones: every test starts real processes, kills or stops some of them, and checks
+//! how the others continue. Ranks are further processes of this test binary.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 

@@ -1,13 +1,13 @@
-//! Ranks are lost and come at random moments.
+//! Ranks are lost and join at random times.
 
 use std::time::Duration;
 
 use crate::job::Job;
 
-/// Rounds, each with other kills. More with `ELASTIC_ROUNDS`.
+/// Number of rounds, each with different kills. `ELASTIC_ROUNDS` overrides it.
 const ROUNDS: u64 = 6;
 
-/// Numbers from a seed.
+/// Pseudo-random numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -25,10 +25,10 @@ fn kills_at_random_moments_also_while_the_others_come_together() {
         let mut job = Job::start(5, 60.0);
         let (mut next, kills) = (5, 1 + dice.below(4));
         for _ in 0..kills {
-            // One stays: who has not been let in yet could not go on alone.
+            // Rank 4 is never killed: a rank that has not joined yet could not continue alone.
             let ranks: Vec<usize> = job.ranks.keys().copied().filter(|rank| *rank != 4).collect();
             let lost = ranks[dice.below(ranks.len() as u64) as usize];
-            // Some kills come close to each other: in the middle of what the one before has brought about.
+            // Some kills follow each other closely, during the recovery from the one before.
             std::thread::sleep(Duration::from_micros(dice.below(4) * dice.below(12_000)));
             job.kill(&[lost]);
             if dice.below(3) == 0 {

@@ -1,4 +1,4 @@
-//! Ranks are lost, and the others go on.
+//! Ranks are lost, and the others continue.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn one_that_wakes_while_another_leads_is_no_reason_to_wait_for_each_other() {
     let mut job = Job::start(4, 40.0);
     job.signal(1, Signal::STOP);
     job.kill(&[0]);
-    // After 5 s of silence the next one leads, and looks at it once more for as long.
+    // After 5 s of silence the next rank leads, and waits for the stopped one just as long.
     std::thread::sleep(Duration::from_secs(7));
     job.signal(1, Signal::CONT);
     job.wait_for_groups(&[1, 2, 3]);

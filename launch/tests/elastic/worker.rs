@@ -1,4 +1,4 @@
-//! A rank: takes steps together with the others, in whatever group there is, until all are told to end.
+//! A rank: makes steps together with the others, in whatever group there is, until all are told to end.
 
 use std::io::{BufRead, stdin};
 use std::process::exit;
@@ -12,10 +12,10 @@ use launch::EXIT_PEER_FAILED;
 
 use crate::rank::ends_with_its_parent;
 
-/// The most ranks that there may be.
+/// Maximum number of ranks.
 pub(crate) const ROOM: usize = 6;
 
-/// Not a test by itself: the entry of ranks.
+/// Not a test by itself: the entry point of ranks.
 #[test]
 fn process() {
     if !ends_with_its_parent() {
@@ -30,7 +30,7 @@ fn process() {
     }
 }
 
-/// What stands for a model: changed by each step, in a way that depends on who takes part.
+/// Stands for a model: each step changes it, depending on which ranks take part.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 struct State {
     steps: u64,
@@ -47,7 +47,7 @@ fn run() -> Result<()> {
         listener.store(true, Ordering::SeqCst);
     });
     let mut state = State { steps: 0, sum: 0 };
-    // The others know more than one who comes late.
+    // A rank that joins late gets the state of the others.
     let mut hand_over = true;
     let mut lost: Option<Instant> = None;
     loop {
@@ -77,7 +77,7 @@ fn run() -> Result<()> {
     }
 }
 
-/// The state of the rank that is furthest becomes that of all.
+/// All ranks take over the state of the rank that has done most steps.
 fn catch_up(comm: &dyn Communicator, state: &mut State) -> Result<()> {
     let steps: Vec<u64> = all_gather_object(comm, &state.steps)?;
     let ahead = (0..steps.len()).rev().max_by_key(|rank| steps[*rank]).unwrap();
@@ -85,7 +85,7 @@ fn catch_up(comm: &dyn Communicator, state: &mut State) -> Result<()> {
     Ok(())
 }
 
-/// True when all were told to end.
+/// Makes one step. Returns true when all ranks were told to end.
 fn step(comm: &mut Arc<dyn Communicator>, state: &mut State, told: &AtomicBool) -> Result<bool> {
     let number = comm.world_ranks()[comm.rank()] as i64;
     let told = i64::from(!told.load(Ordering::SeqCst));

@@ -1,4 +1,4 @@
-//! Ranks that have no connection for data to each other, because they never needed one.
+//! Ranks that have no data connection to each other, because they never needed one.
 
 use std::time::Duration;
 
@@ -21,14 +21,14 @@ fn a_death_is_noticed_by_those_that_never_talked_to_the_dead() {
         group.ready(group.all());
         let at = group.signal(*victim, Signal::KILL);
         for ending in group.finish_all().iter().filter(|ending| ending.rank != *victim) {
-            // One of them may be late for its own call.
+            // A rank may get the failure before it has started its own call, so the operation is not checked.
             ending.assert_blames("PeerDied", *victim, "died during ");
             assert!(ending.delay(at) < 5000.0, "{ending:#?}");
         }
     });
 }
 
-/// The victim dies somewhere among the handshakes of the first calls.
+/// The victim dies during the handshakes of the first calls.
 #[test]
 fn a_death_while_all_connect() {
     let cases: Vec<(usize, u64)> =
@@ -60,19 +60,19 @@ fn one_that_has_left_is_named_though_nobody_ever_talked_to_it() {
         let mut group = Group::start(&scripts, &Setup::default());
         group.ready(0..4);
         group.finish(4).assert_done();
-        // All are told by the first that needs it.
+        // The first rank that needs it tells all others.
         group.tell_all(0..4);
         let endings = group.finish_all();
         let kind = endings[0].failure.as_ref().unwrap().kind.clone();
         match kind.as_str() {
             "PeerLeft" => endings.iter().for_each(|ending| ending.assert_blames("PeerLeft", 4, "")),
-            // Those that were there first saw that the others are in another call.
+            // The ranks that were first have noticed instead that the others are in another call.
             _ => endings.iter().for_each(|ending| assert!(!ending.assert_failed("Mismatch", 0).is_empty())),
         }
     });
 }
 
-/// What was sent is there, whatever has become of the sender, and though the receiver had never heard of it.
+/// A message that was sent is received even if the sender has ended, and the receiver had no connection to it before.
 #[test]
 fn a_message_outlives_its_sender() {
     let scripts = ["send f32 10 3", "ready; await", "ready; await", "ready; await; recv f32 10 0"];
@@ -98,7 +98,7 @@ fn without_rank_0_ranks_still_connect() {
     group.assert_all_done();
 }
 
-/// Nobody can be asked any more; that it is gone shows all the same.
+/// No rank can be asked any more, but it is still detected that this one is gone.
 #[test]
 fn without_rank_0_one_that_is_gone_is_named() {
     for end in ["close", "exit 3"] {
@@ -115,7 +115,7 @@ fn without_rank_0_one_that_is_gone_is_named() {
     }
 }
 
-/// Its system takes connections in its name; it does not.
+/// The system accepts connections for the stopped rank, but the rank does not answer.
 #[test]
 fn one_that_is_stopped_is_named() {
     let cases = [0, 1, 2, 3];
@@ -138,7 +138,7 @@ fn one_that_is_stopped_is_named() {
     });
 }
 
-/// And one that goes on in time does no harm.
+/// A rank that continues in time does no harm.
 #[test]
 fn one_that_is_stopped_for_a_while_is_waited_for() {
     let cases = [0, 1, 2, 3];
@@ -155,7 +155,7 @@ fn one_that_is_stopped_for_a_while_is_waited_for() {
     });
 }
 
-/// The rank that has no file descriptors left says so, and what to do; the others name it.
+/// The rank that has no file descriptors left reports that, and what to do; the others name it.
 #[test]
 fn one_that_has_no_files_left_says_so() {
     for victim in [1, 3] {

@@ -1,4 +1,4 @@
-//! Ranks that wait for each other in several groups: all name the rank at the end of the chain, however far it is from them.
+//! Ranks that wait for each other in several groups: all name the rank at the end of the chain, however far away it is.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ fn setup() -> Setup {
     Setup { timeout: Duration::from_secs(3), ..Setup::default() }
 }
 
-/// Each waits for the next one, which waits in another group; the last one does nothing. The first ones wait longest, so that
-/// their time is over first.
+/// Each rank waits for the next one, which waits in another group; the last one does nothing. The first ones start to
+/// wait first, so their timeouts expire first.
 fn chain() -> Vec<String> {
     let script = |rank: usize| match rank {
         3 => "ready; await".to_string(),
@@ -54,7 +54,7 @@ fn who_dies_at_the_end_of_a_chain_is_named_by_all() {
     (0..3).for_each(|rank| assert_blames(&group.finish(rank), "PeerDied", "died during message #1"));
 }
 
-/// It answers, and does nothing else.
+/// The rank answers, but makes no calls.
 #[test]
 fn who_is_in_no_operation_at_the_end_of_a_chain_is_named_by_all() {
     let mut group = Group::start(&chain(), &setup());
@@ -80,7 +80,7 @@ fn who_leaves_at_the_end_of_a_chain_is_named_by_all() {
     group.finish(3);
 }
 
-/// While the ranks meet to make further groups, each in another one.
+/// While the ranks create further groups, each rank another one.
 #[test]
 fn while_groups_are_made() {
     for signal in [Signal::STOP, Signal::KILL] {
@@ -109,7 +109,7 @@ fn while_groups_are_made() {
     }
 }
 
-/// Two times two ranks, which are neighbours in a row and in a column.
+/// Four ranks in a mesh: each is in one group of a row and one of a column.
 #[test]
 fn on_a_mesh() {
     let cases: Vec<(usize, Signal)> =
@@ -129,7 +129,7 @@ fn on_a_mesh() {
     });
 }
 
-/// Rank 1 has ended a group, and the others go on without that group.
+/// Rank 1 has aborted a group, and the others continue without that group.
 const SURVIVED: [&str; 3] = [
     "group 0 1 2; survive barrier; world; barrier; ready; await; ",
     "group 0 1 2; abort; world; barrier; ready; await; ",

@@ -1,4 +1,4 @@
-//! A group is dropped while something goes on in it.
+//! A group is dropped while operations are in progress.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use crate::group::{Group, Setup, in_parallel};
 const NEVER_DONE: [&str; 4] =
     ["recv f32 10 1", "barrier", "all_reduce f32 3000000 sum", "send f32 3000000 1"];
 
-/// What nobody does anything for is aborted, and those who wait for it are told; that is not waited for until the time-out.
+/// An operation that no other rank takes part in is aborted, and its waiters get an error; the drop does not wait until
+/// the timeout.
 #[test]
 fn a_drop_with_an_operation_that_cannot_end() {
     in_parallel(NEVER_DONE.len(), &NEVER_DONE, |call| {
@@ -25,15 +26,15 @@ fn a_drop_with_an_operation_that_cannot_end() {
     });
 }
 
-/// Whoever waits is told at once, and the others that this rank has left.
+/// All waiting threads get an error at once, and the other ranks the failure that this rank has left.
 #[test]
 fn an_abort_ends_everything() {
     let cases: Vec<(usize, usize)> = (0..4).flat_map(|call| [(call, 0), (call, 2)]).collect();
     in_parallel(4, &cases, |(call, aborts)| {
-        // What it has begun, and what the others call then.
+        // The calls that it has started, and what the others call then.
         let (begun, then) = match call {
             0 => ("recv f32 10 1".to_string(), "barrier".to_string()),
-            // It may have done its part of the first one for some.
+            // Some ranks may have received its part of the first barrier.
             1 => ("barrier".into(), "barrier; barrier".into()),
             2 => ("all_reduce f32 3000000 sum".into(), "all_reduce f32 3000000 sum".into()),
             _ => ("send f32 3000000 1".into(), format!("recv f32 3000000 {aborts}")),
@@ -54,7 +55,7 @@ fn an_abort_ends_everything() {
     });
 }
 
-/// What can be done is done before the group closes.
+/// What can be completed is completed before the group closes.
 #[test]
 fn a_drop_finishes_what_is_queued() {
     let late = "barrier; ready; await; all_reduce f32 3000000 sum; barrier; recv f32 10 0";
@@ -66,7 +67,7 @@ fn a_drop_finishes_what_is_queued() {
     group.assert_all_done();
 }
 
-/// Whichever thread runs them.
+/// It does not matter which thread runs the operations.
 #[test]
 fn a_drop_finishes_what_another_thread_waits_for() {
     for _ in 0..5 {
@@ -95,7 +96,7 @@ fn a_drop_while_a_peer_dies() {
     }
 }
 
-/// A stopped peer holds up nobody who needs nothing of it.
+/// A stopped peer does not delay ranks that need nothing from it.
 #[test]
 fn a_drop_while_a_peer_is_stopped() {
     for victim in [0, 1] {

@@ -1,6 +1,8 @@
-//! Very many strangers of every kind, while ranks meet and while they work: the job goes on as if there were none.
+//! A large number of foreign connections of every kind, during the rendezvous and during the work: the job must not be
+//! affected.
 //!
-//! `STRANGERS=6000 cargo test --workspace --test faults crowd -- --nocapture` has as many as that, and tells the figures.
+//! `STRANGERS=6000 cargo test --workspace --test faults crowd -- --nocapture` uses that many, and prints the
+//! measurements.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -15,9 +17,9 @@ use crate::dice::Dice;
 use crate::group::{Group, Setup};
 use crate::strangers::{ports, waiting};
 
-/// What a rank may need beside what it needs when nobody comes.
+/// Additional memory that a rank may need under attack.
 const MEMORY_KIB: u64 = 4 * 1024;
-/// Connections that one attacker holds at a time.
+/// Maximum number of connections that one attacker holds at a time.
 const HELD: usize = 500;
 const OPENING: &[u8] = b"girandle\x05\0................................";
 
@@ -25,7 +27,7 @@ fn strangers() -> usize {
     std::env::var("STRANGERS").map_or(1_500, |count| count.parse().unwrap())
 }
 
-/// The most memory that a process has had so far.
+/// Returns the peak memory of a process so far.
 fn peak_kib(pid: Pid) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -36,7 +38,7 @@ fn peaks(group: &Group) -> Vec<u64> {
     group.all().map(|rank| peak_kib(group.pid(rank))).collect()
 }
 
-/// One who comes again and again.
+/// An attacker that connects again and again.
 struct Attacker {
     dice: Dice,
     held: VecDeque<TcpStream>,
@@ -52,7 +54,8 @@ impl Attacker {
         (0..len).map(|_| self.dice.below(256) as u8).collect()
     }
 
-    /// Does one thing on a new connection. Who is sent away in the middle of it cannot do the rest.
+    /// Does one of the kinds of attack on a new connection. Errors are ignored: the rank may close the connection at
+    /// any time.
     fn do_to(&mut self, mut stream: TcpStream, kind: usize) {
         let _ = stream.set_write_timeout(Some(Duration::from_millis(20)));
         let _ = stream.set_read_timeout(Some(Duration::from_millis(20)));
@@ -75,7 +78,7 @@ impl Attacker {
                 say(&mut stream, &[&3_u32.to_le_bytes(), &4_u32.to_le_bytes(), &[2], &proof]);
                 let _ = stream.read(&mut [0]);
             }
-            // What comes is sent back.
+            // Echoes what it receives.
             7 => {
                 say(&mut stream, &[OPENING]);
                 let mut opening = [0; 42];
@@ -83,7 +86,7 @@ impl Attacker {
                     say(&mut stream, &[&opening]);
                 }
             }
-            // Rubbish: short, long, with lengths beyond all bounds, encrypted or of another protocol.
+            // Random data: short, long, with excessive lengths, TLS-like or of another protocol.
             8 => {
                 let bytes = self.rubbish(4096);
                 say(&mut stream, &[&bytes[..few], &bytes]);
@@ -117,10 +120,11 @@ impl Attacker {
 
 const KINDS: usize = 14;
 
-/// In the place of the version, where that is known: it does not hold the job's secret.
+/// Answer in place of the version, to a client of the right version whose opening shows that it does not hold the job's
+/// secret.
 const NO_SECRET: [u8; 2] = [0xfe, 0xff];
 
-/// Whoever has another version is told that, and would test nothing.
+/// Checks that `OPENING` has the right version: other versions get another answer, and would test nothing.
 fn assert_known(port: &SocketAddr) {
     let (mut stream, mut answer) = (TcpStream::connect(port).unwrap(), [0; 42]);
     stream.write_all(OPENING).unwrap();
@@ -128,7 +132,8 @@ fn assert_known(port: &SocketAddr) {
     assert_eq!(answer[..10], [&OPENING[..8], &NO_SECRET].concat(), "the version of the protocol");
 }
 
-/// So many connections, to each of the ports in turn; the number that were made. Others are still held.
+/// Makes `count` connections, to each of the ports in turn. Returns the number that succeeded, and the attackers, which
+/// still hold some.
 fn attack(ports: &[SocketAddr], count: usize) -> (usize, Vec<Attacker>) {
     let made = AtomicUsize::new(0);
     let attackers = std::thread::scope(|scope| {
@@ -137,7 +142,7 @@ fn attack(ports: &[SocketAddr], count: usize) -> (usize, Vec<Attacker>) {
             scope.spawn(move || {
                 let mut attacker = Attacker::new(number as u64);
                 for turn in (number..count).step_by(4) {
-                    // Each kind comes to each port.
+                    // Each kind of attack is made on each port.
                     let port = ports[turn / KINDS % ports.len()];
                     if let Ok(stream) = TcpStream::connect_timeout(&port, Duration::from_secs(10)) {
                         made.fetch_add(1, Ordering::Relaxed);
@@ -188,7 +193,7 @@ fn a_job_among_strangers_ends_well_and_needs_no_more_memory() {
     );
 }
 
-/// Strangers that nobody can take, because the process has no file descriptors left, are no harm to what runs.
+/// Connections that cannot be accepted, because the process has no file descriptors left, do not harm the work.
 #[test]
 fn a_rank_that_can_accept_nobody_works_on() {
     let script = "barrier; all_reduce f32 1000 sum; limit; ready; await; barrier; all_reduce f32 1000 sum";
@@ -197,7 +202,7 @@ fn a_rank_that_can_accept_nobody_works_on() {
     let ports: Vec<SocketAddr> = group.all().flat_map(|rank| ports(group.pid(rank))).collect();
     let (made, _held) = attack(&ports, 300);
     assert!(made > 0);
-    // Longer than it leaves the port alone.
+    // Longer than the rank pauses accepting.
     std::thread::sleep(Duration::from_millis(300));
     group.tell_all(0..2);
     for ending in group.finish_all() {

@@ -1,6 +1,6 @@
-//! Calls that look random, the same on all ranks that have the same seed.
+//! Pseudo-random calls, the same on all ranks with the same seed.
 
-/// Numbers that look random (SplitMix64).
+/// Pseudo-random numbers (SplitMix64).
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -16,7 +16,7 @@ impl Dice {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// A collective.
+    /// Returns a random collective.
     pub(crate) fn collective(&mut self, world_size: usize) -> Vec<String> {
         let root = self.below(world_size as u64);
         let len = [1, 5, 1000, 300_000][self.below(4) as usize];
@@ -38,7 +38,7 @@ impl Dice {
         text.split(' ').map(String::from).collect()
     }
 
-    /// A collective, or messages between all ranks.
+    /// Returns a random collective, or messages between all ranks.
     pub(crate) fn call(&mut self, world_size: usize) -> Vec<String> {
         let kind = self.below(7);
         if kind > 1 {
@@ -49,7 +49,7 @@ impl Dice {
     }
 }
 
-/// The collectives among the first `count` calls of a seed.
+/// Returns the number of collectives among the first `count` calls of a seed.
 pub(crate) fn collectives_among(seed: u64, count: usize, world_size: usize) -> usize {
     let mut dice = Dice(seed);
     (0..count).filter(|_| !matches!(dice.call(world_size)[0].as_str(), "ring" | "relay")).count()

@@ -1,4 +1,4 @@
-//! How a rank has ended, and what can be asserted of that.
+//! How a rank has ended, with assertions about it.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) struct Failure {
     pub(crate) kind: String,
     pub(crate) culprit: Option<usize>,
     pub(crate) text: String,
-    /// What later calls gave, and how long they took together.
+    /// The error of later calls, and how long they took together.
     later: Option<(String, Duration)>,
 }
 
@@ -60,15 +60,15 @@ impl Ending {
         self.done && self.code == Some(0)
     }
 
-    /// It has done its script and closed its group without an error or a warning.
+    /// Asserts that it has completed its script and closed its group in time, without a panic.
     pub(crate) fn assert_done(&self) {
         assert!(self.is_done(), "{self:#?}");
         assert!(!self.stderr.contains("panicked"), "{self:#?}");
         self.assert_closed(Duration::from_secs(5));
     }
 
-    /// It reports this kind of error about this rank; every later call gives the same, at once; and it ends as one whose
-    /// peer has failed. Gives the error's text.
+    /// Asserts that it reports this kind of error about this rank, that every later call fails with the same error at
+    /// once, and that it ends with the exit code for a failed peer. Returns the error's text.
     pub(crate) fn assert_failed(&self, kind: &str, culprit: usize) -> &str {
         let failure = self.failure.as_ref().unwrap_or_else(|| panic!("{self:#?}"));
         assert_eq!((failure.kind.as_str(), failure.culprit), (kind, Some(culprit)), "{self:#?}");
@@ -81,7 +81,7 @@ impl Ending {
         &failure.text
     }
 
-    /// It has aborted its group, and so has every call ended.
+    /// Asserts that it has aborted its group, with that error.
     pub(crate) fn assert_aborted(&self) {
         let failure = self.failure.as_ref().unwrap_or_else(|| panic!("{self:#?}"));
         assert_eq!(
@@ -93,7 +93,7 @@ impl Ending {
         self.assert_closed(Duration::from_secs(5));
     }
 
-    /// As [`Ending::assert_failed`]; the message names the rank, its host and the operation.
+    /// Like [`Ending::assert_failed`]; the message must also name the rank, its host and the operation.
     pub(crate) fn assert_blames(&self, kind: &str, culprit: usize, operation: &str) {
         let text = self.assert_failed(kind, culprit);
         let host = rustix::system::uname();
@@ -109,14 +109,14 @@ impl Ending {
         }
     }
 
-    /// From a point in time to the error, in milliseconds.
+    /// Returns the time from `since` to the error, in milliseconds.
     pub(crate) fn delay(&self, since: u64) -> f64 {
         let at = self.failure.as_ref().unwrap_or_else(|| panic!("{self:#?}")).at;
         at.saturating_sub(since) as f64 / 1e6
     }
 }
 
-/// Milliseconds of several events, as one line.
+/// Summarizes the durations of several events, in milliseconds, in one line.
 pub(crate) fn summary(what: &str, delays: &[f64]) -> String {
     let mut sorted = delays.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -16,13 +16,13 @@ use crate::ending::Ending;
 use crate::rank::{PATIENCE, Rank, member};
 use crate::worker::{SCRIPT, SLOW_WARNING, now};
 
-/// How a group is set up.
+/// Configuration of a group.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) timeout: Duration,
     pub(crate) slow_warning: Duration,
     pub(crate) secret: String,
-    /// `tcp`, `shm`, or `mixed`: memory between ranks of even number only.
+    /// `tcp`, `shm`, or `mixed`: shared memory only between ranks of even number.
     pub(crate) transport: &'static str,
 }
 
@@ -50,14 +50,14 @@ struct Member {
 }
 
 impl Group {
-    /// One rank for each script.
+    /// Starts one rank for each script.
     pub(crate) fn start<S: AsRef<str>>(scripts: &[S], setup: &Setup) -> Self {
         let mut group = Self::empty(scripts.len(), setup);
         scripts.iter().enumerate().for_each(|(rank, script)| group.add(rank, script.as_ref()));
         group
     }
 
-    /// A group whose ranks are still to come.
+    /// Creates a group without ranks; they are added later.
     pub(crate) fn empty(world_size: usize, setup: &Setup) -> Self {
         let ranks = (0..world_size).map(|_| None).collect();
         Self { setup: setup.clone(), world_size, dir: tempfile::tempdir().unwrap(), ranks }
@@ -67,12 +67,12 @@ impl Group {
         self.ranks[rank] = Some(self.process(rank, script, &self.setup));
     }
 
-    /// A process that is none of the group, but knows where it meets and says that it is this rank.
+    /// Runs a process that does not belong to the group, but knows its rendezvous and claims to be this rank.
     pub(crate) fn pretender(&self, rank: usize, setup: &Setup) -> Ending {
         self.process(rank, "barrier", setup).finish(rank)
     }
 
-    /// Where rank 0 listens for the others.
+    /// Returns the address on which rank 0 listens for the others.
     pub(crate) fn meeting_point(&self) -> SocketAddr {
         let file = std::fs::read(self.dir.path().join("meeting")).unwrap();
         let file: serde_json::Value = serde_json::from_slice(&file).unwrap();
@@ -102,7 +102,7 @@ impl Group {
         &mut self.ranks[rank].as_mut().unwrap().rank
     }
 
-    /// Waits until these ranks have said that they are ready.
+    /// Waits until these ranks have reported that they are ready.
     pub(crate) fn ready(&mut self, ranks: impl IntoIterator<Item = usize>) {
         ranks.into_iter().for_each(|rank| self.rank(rank).wait_for("@ready"));
     }
@@ -115,14 +115,14 @@ impl Group {
         Pid::from_child(&self.ranks[rank].as_ref().unwrap().rank.process)
     }
 
-    /// Signals a rank; tells when.
+    /// Sends a signal to a rank; returns the time.
     pub(crate) fn signal(&self, rank: usize, signal: Signal) -> u64 {
         let at = now();
         kill_process(self.pid(rank), signal).unwrap();
         at
     }
 
-    /// Gives a rank the word that it awaits.
+    /// Sends a rank the line for which it waits.
     pub(crate) fn tell(&mut self, rank: usize) {
         self.rank(rank).stdin.write_all(b"go\n").unwrap();
     }
@@ -136,7 +136,7 @@ impl Group {
         self.ranks[rank].take().unwrap().finish(rank)
     }
 
-    /// Waits until all have ended that have not been waited for.
+    /// Waits until all ranks have ended that were not waited for.
     pub(crate) fn finish_all(mut self) -> Vec<Ending> {
         let present: Vec<usize> = self.all().filter(|rank| self.ranks[*rank].is_some()).collect();
         let endings = present.into_iter().map(|rank| self.finish(rank)).collect();
@@ -145,10 +145,10 @@ impl Group {
         endings
     }
 
-    /// Waits until all have ended, each with its script done.
+    /// Waits until all have ended, and asserts that each has completed its script.
     pub(crate) fn assert_all_done(self) {
         let endings = self.finish_all();
-        // Where one has failed, all tell why.
+        // If one has failed, the output has the endings of all.
         assert!(endings.iter().all(Ending::is_done), "{endings:#?}");
         endings.iter().for_each(Ending::assert_done);
     }
@@ -167,7 +167,7 @@ pub(crate) fn files(folder: &Path) -> Vec<String> {
     files.map(|file| file.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Shared memory with a name of this project.
+/// Returns shared memory with a name of this project that is left.
 pub(crate) fn memory_left() -> Vec<String> {
     let names = || {
         let mut names = files(Path::new("/dev/shm"));
@@ -176,7 +176,7 @@ pub(crate) fn memory_left() -> Vec<String> {
     };
     let mut left = names();
     if !left.is_empty() {
-        // Where memory has a name, that is so while it is made.
+        // Shared memory may have a name for a moment while it is created.
         std::thread::sleep(Duration::from_millis(100));
         let still = names();
         left.retain(|name| still.contains(name));
@@ -203,7 +203,7 @@ impl Member {
     }
 }
 
-/// Runs cases, so many at a time.
+/// Runs the cases, `at_once` at a time.
 pub(crate) fn in_parallel<C: Sync>(at_once: usize, cases: &[C], run: impl Fn(&C) + Sync) {
     let next = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use crate::ending::summary;
 use crate::group::{Group, Setup, in_parallel};
 
-/// Death is noticed within a second on a quiet machine; how long it took is printed.
+/// Time limit for detecting a death. It takes less than a second on a quiet machine; the time is printed.
 const BOUND_MS: f64 = 5000.0;
 
 const COLLECTIVES: [&str; 7] = [
@@ -20,7 +20,8 @@ const COLLECTIVES: [&str; 7] = [
     "barrier",
 ];
 
-/// Kills the victim when all are ready; the others report it. Gives the longest delay.
+/// Kills the victim when all are ready, and asserts that the others report it. Returns the longest delay in
+/// milliseconds.
 fn kill(scripts: &[String], victim: usize, operation: &str) -> f64 {
     let mut group = Group::start(scripts, &Setup::default());
     group.ready(group.all());

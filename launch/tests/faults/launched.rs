@@ -11,7 +11,7 @@ use crate::group::{files, memory_left};
 use crate::rank::itself;
 use crate::worker::{LAUNCH, SCRIPT, SLOW_WARNING, now};
 
-/// A launcher of so many ranks.
+/// Returns the command of a launcher with this number of ranks.
 fn command(script: &str, ranks: usize) -> Command {
     let mut command = itself();
     command
@@ -25,7 +25,8 @@ fn command(script: &str, ranks: usize) -> Command {
     command
 }
 
-/// Exit code, standard error, and milliseconds from the death of the rank to the end of the launcher.
+/// Runs a launcher. Returns the exit code, standard error, and the milliseconds from the death of the rank to the end
+/// of the launcher.
 fn launch(script: &str, ranks: usize) -> (Option<i32>, String, f64) {
     let output = command(script, ranks).output().unwrap();
     let ended = now();
@@ -35,7 +36,7 @@ fn launch(script: &str, ranks: usize) -> (Option<i32>, String, f64) {
     (output.status.code(), String::from_utf8(output.stderr).unwrap(), delay)
 }
 
-/// The rank that was killed is the cause, not those that noticed; and no process that holds the pipes is left, or
+/// The rank that was killed is the cause, not the ranks that noticed it. No process that holds the pipes is left, or
 /// `output` would not have returned.
 #[test]
 fn the_launcher_names_the_rank_that_was_killed() {
@@ -51,11 +52,12 @@ fn the_launcher_names_the_rank_that_was_killed() {
     }
 }
 
-/// Nobody can clean up after it, and nothing is left: no process, not even one that is stopped, no file, no memory.
+/// A killed launcher cannot clean up, and still nothing is left: no process, not even a stopped one, no file, no
+/// memory.
 #[test]
 fn a_launcher_that_is_killed_leaves_nothing() {
     let all = [(2, None), (4, Some(0)), (3, Some(2))];
-    // Without Linux's help, one that is stopped ends when it goes on.
+    // Without the Linux feature, a stopped rank only ends when it is continued.
     let cases = if cfg!(portable) { &all[..1] } else { &all };
     for &(ranks, stopped) in cases {
         let folder = tempfile::tempdir().unwrap();

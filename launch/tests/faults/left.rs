@@ -1,4 +1,4 @@
-//! A rank ends its part: too early, or as it should.
+//! A rank closes its group: too early, or at the right time.
 
 use crate::group::{Group, Setup, in_parallel};
 
@@ -24,7 +24,7 @@ fn one_that_leaves_early_is_named() {
     });
 }
 
-/// It drops its group and lives on.
+/// It drops its group, and its process keeps running.
 #[test]
 fn one_that_drops_its_group_is_named() {
     for early in [0, 1] {
@@ -40,7 +40,7 @@ fn one_that_drops_its_group_is_named() {
     }
 }
 
-/// Nobody needs rank 0 for what goes on among the others.
+/// The others do not need rank 0 to communicate with each other.
 #[test]
 fn rank_0_may_be_the_first_to_end() {
     let scripts = [
@@ -54,7 +54,7 @@ fn rank_0_may_be_the_first_to_end() {
     group.assert_all_done();
 }
 
-/// Rank 0 is gone as it should; then another one goes too early, or dies.
+/// Rank 0 has left regularly; then another rank leaves too early, or dies.
 #[test]
 fn without_rank_0_the_others_still_name_the_culprit() {
     let cases = [("close", "PeerLeft"), ("exit 3", "PeerDied"), ("panic", "PeerDied")];
@@ -69,7 +69,8 @@ fn without_rank_0_the_others_still_name_the_culprit() {
     }
 }
 
-/// Rank 0 has done its part in the broadcast, and has sent messages after it: another one left before that was done.
+/// Rank 0 has done its part in the broadcast, and has sent messages after it; another rank left before the broadcast
+/// was done.
 #[test]
 fn the_last_messages_of_rank_0_hide_no_collective() {
     let (calls, messages) = ("barrier; broadcast f32 300000 0", "; send f32 10 1".repeat(9));
@@ -83,8 +84,8 @@ fn the_last_messages_of_rank_0_hide_no_collective() {
     group.finish(2).assert_done();
 }
 
-/// Rank 0 is gone as it should; ranks wait for each other in a chain, at whose end one goes too early, or dies: all name
-/// that one, not their neighbour.
+/// Rank 0 has left regularly. Ranks wait for each other in a chain, at whose end one leaves too early, or dies: all
+/// name that rank, not their neighbour.
 #[test]
 fn without_rank_0_the_culprit_is_passed_on() {
     for (end, kind) in [("close", "PeerLeft"), ("exit 3", "PeerDied"), ("panic", "PeerDied")] {
@@ -107,7 +108,7 @@ fn without_rank_0_the_culprit_is_passed_on() {
     }
 }
 
-/// The last call of a group is over at different times on different ranks.
+/// The last call of a group completes at different times on different ranks.
 #[test]
 fn ranks_that_end_at_different_times_do_not_disturb_each_other() {
     for late in 0..4 {

@@ -23,7 +23,7 @@ const PAIRS: [(&str, &str); 16] = [
     ("all_reduce f32 8 sum; barrier", "barrier; all_reduce f32 8 sum"),
 ];
 
-/// A call as messages write it.
+/// Returns a call as it appears in error messages.
 fn written(call: &str) -> String {
     let words: Vec<&str> = call.split(' ').collect();
     match words[..] {
@@ -36,7 +36,7 @@ fn written(call: &str) -> String {
     }
 }
 
-/// All ranks report the same, and that names these two calls.
+/// Asserts that all ranks report the same error, which names these two calls.
 fn assert_mismatch(endings: &[Ending], odd: usize, odd_call: &str, call: &str) {
     let text = endings[0].assert_failed("Mismatch", odd);
     let expected = format!("rank {odd} called {odd_call}, rank ");
@@ -48,12 +48,12 @@ fn assert_mismatch(endings: &[Ending], odd: usize, odd_call: &str, call: &str) {
 }
 
 fn differ(world_size: usize, odd: usize, usual: &str, other: &str) {
-    // What comes after lets no rank go that had nothing to hear in the first call.
+    // The following barrier also fails ranks that received nothing in the first call.
     let script = |rank| format!("{}; barrier", if rank == odd { other } else { usual });
     let scripts: Vec<String> = (0..world_size).map(script).collect();
     let endings = Group::start(&scripts, &Setup::default()).finish_all();
     let first = |script: &str| written(script.split("; ").next().unwrap());
-    // Of two ranks there is no odd one: the higher is named first.
+    // With two ranks there is no odd one: the higher is named first.
     let (named, named_call, call) = match (world_size, odd) {
         (2, 0) => (1, first(usual), first(other)),
         _ => (odd, first(other), first(usual)),
@@ -77,7 +77,7 @@ fn one_of_three() {
     differ_everywhere(3);
 }
 
-/// In these, some ranks exchange nothing with the odd one.
+/// In these calls some ranks exchange nothing with the odd one.
 #[test]
 fn one_of_four() {
     let pairs = [
@@ -108,7 +108,7 @@ fn half_of_four() {
     endings.iter().for_each(|ending| assert_eq!(&ending.failure.as_ref().unwrap().text, text));
 }
 
-/// A message and something else: what the sender does next tells it, too.
+/// A message and another call: the sender's next call reveals the mismatch, too.
 #[test]
 fn messages() {
     let cases = [
@@ -133,7 +133,7 @@ fn messages() {
             let from = if first.starts_with("send") { 0 } else { 1 };
             let len = first.split(' ').nth(2).unwrap();
             let message = format!("message #1 (from rank {from}, f32, {len} elements)");
-            // A small message is on its way at once, and its sender in the next call, which differs as well.
+            // A small message is sent at once, and its sender may be in the next call, which differs as well.
             let next = endings[0].failure.as_ref().unwrap().text.contains("rank 0 called barrier #1");
             assert_mismatch(&endings, 1, call, if next { "barrier #1" } else { &message });
         }

@@ -1,4 +1,4 @@
-//! A rank at its script.
+//! Executes the script of a rank.
 
 use std::io::stdin;
 use std::os::fd::AsRawFd;
@@ -18,9 +18,9 @@ use crate::worker::{now, verdict};
 
 pub(crate) struct Player {
     comm: Option<Tcp>,
-    /// Where the calls go, if not to all ranks.
+    /// The group for calls; `None` for the group of all ranks.
     group: Option<Arc<dyn Communicator>>,
-    /// All that it is in, in the order in which they were made.
+    /// All groups that this rank is in, in order of creation.
     groups: Vec<Arc<dyn Communicator>>,
     works: Vec<Work>,
 }
@@ -96,7 +96,7 @@ impl Player {
         Ok(())
     }
 
-    /// Makes a group of some ranks, or takes one that was made.
+    /// Creates a group of some ranks, or selects an existing one.
     fn choose(&mut self, action: &Action) -> Result<()> {
         match action {
             Action::Group(ranks) => {
@@ -105,7 +105,8 @@ impl Player {
             }
             Action::Meet(ranks) => {
                 if let Err(error) = self.comm.as_ref().unwrap().subgroup(ranks) {
-                    // The group of all ranks has not failed: what it would call there is no concern of the others.
+                    // The group of all ranks has not failed, so no further calls are made in it: they would disturb the
+                    // others.
                     let code = verdict(&Err(error.clone()), &mut || Err(error.clone()));
                     self.close();
                     exit(code);
@@ -162,7 +163,7 @@ impl Player {
         }
     }
 
-    /// After a failure: none of these must work.
+    /// Makes calls after a failure; all of them must fail.
     fn call_again(&mut self) -> Result<()> {
         let outcomes: Vec<Result<()>> = self.works.drain(..).map(Work::wait).collect();
         let words: Vec<String> = "all_reduce f32 10 sum".split(' ').map(String::from).collect();
@@ -195,7 +196,8 @@ impl Player {
     }
 }
 
-/// Threads of the crate that run. One that was joined may be seen for another moment.
+/// Returns the number of threads of the crate that still run. A thread that was joined may be visible for another
+/// moment.
 fn threads_left() -> usize {
     let began = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! Round after round: something happens to a random rank at a random moment of random calls, in a group of random size, of
-//! all ranks or of some of them. All others say what, and name it.
+//! Random rounds: a fault in a random rank at a random time during random calls, in a group of random size, of all
+//! ranks or some of them. All other ranks must report the fault and name the rank.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use crate::ending::{Ending, summary};
 use crate::group::{Group, Setup, in_parallel};
 use crate::worker::now;
 
-/// How many rounds; a few unless this variable says otherwise.
+/// Variable with the number of rounds; [`FEW`] by default.
 const ROUNDS: &str = "GIRANDOLE_FAULT_ROUNDS";
-/// To repeat rounds that have failed.
+/// Variable with the seed, to repeat rounds that have failed.
 const SEED: &str = "GIRANDOLE_FAULT_SEED";
 const FEW: u64 = 6;
 
-/// Who is in a round.
+/// The ranks of a round.
 struct Team {
     world_size: usize,
-    /// The ranks that call something, by their rank in the group.
+    /// The ranks that make calls, in the order of their ranks in the group.
     members: Vec<usize>,
-    /// The member that something happens to.
+    /// The member with the fault.
     victim: usize,
 }
 
@@ -31,7 +31,7 @@ impl Team {
         let world_size = 2 + dice.below(4) as usize;
         let mut members: Vec<usize> = (0..world_size).collect();
         if world_size > 2 && dice.below(3) == 0 {
-            // In an order of its own.
+            // In a rotated order.
             members.rotate_left(dice.below(world_size as u64) as usize);
             members.truncate(2 + dice.below(world_size as u64 - 2) as usize);
         }
@@ -43,7 +43,7 @@ impl Team {
         self.members.len() == self.world_size
     }
 
-    /// The members play these; who is none of them waits.
+    /// Starts the group: members run these scripts, all other ranks wait.
     fn start(&self, setup: &Setup, script: impl Fn(usize) -> String) -> Group {
         let enter = match self.is_world() {
             true => String::new(),
@@ -62,19 +62,19 @@ impl Team {
         self.members.iter().copied().filter(|rank| *rank != self.victim)
     }
 
-    /// Waits for the members but the victim.
+    /// Waits for all members except the victim.
     fn finish_others(&self, group: &mut Group) -> Vec<Ending> {
         self.others().map(|rank| group.finish(rank)).collect()
     }
 
-    /// Lets those go that were not in it, and finds nothing left.
+    /// Ends the ranks that are not members, and asserts that they succeed and nothing is left.
     fn finish(&self, mut group: Group) {
         let outsiders: Vec<usize> = group.all().filter(|rank| !self.members.contains(rank)).collect();
         group.tell_all(outsiders);
         group.assert_all_done();
     }
 
-    /// An error of this kind, that says whom, in what, and in which group.
+    /// Asserts that the error has this kind, and names the victim, the operation and the group.
     fn assert_blames(&self, ending: &Ending, kind: &str, operation: &str) {
         ending.assert_blames(kind, self.victim, operation);
         let text = &ending.failure.as_ref().unwrap().text;
@@ -85,7 +85,7 @@ impl Team {
     }
 }
 
-/// Runs rounds on each transport; each gives milliseconds from the fault to the last error.
+/// Runs rounds on each transport; each round returns the milliseconds from the fault to the last error.
 fn rounds(what: &str, at_once: usize, round: impl Fn(&mut Dice, Setup) -> f64 + Sync) {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let (count, seed) = (number(ROUNDS).unwrap_or(FEW), number(SEED).unwrap_or_else(now));
@@ -111,7 +111,7 @@ fn longest(endings: &[Ending], since: u64) -> f64 {
     endings.iter().map(|ending| ending.delay(since)).fold(0.0, f64::max)
 }
 
-/// Not to wait for anything: the moment is to be random.
+/// Sleeps for a random time, so that the fault happens at a random point.
 fn a_moment(dice: &mut Dice) {
     std::thread::sleep(Duration::from_micros(dice.below(20_000)));
 }
@@ -190,7 +190,7 @@ fn mismatched() {
         let usual = dice.collective(size);
         let other = std::iter::repeat_with(|| dice.collective(size)).find(|call| *call != usual).unwrap();
         let (usual_script, other_script) = match dice.below(4) {
-            // It leaves one out.
+            // It leaves one call out.
             0 => (format!("{leads}; all_reduce f32 7 sum; barrier"), format!("{leads}; barrier; barrier")),
             _ => (
                 format!("{leads}; {}; barrier", usual.join(" ")),
@@ -201,7 +201,7 @@ fn mismatched() {
         let mut group = team.start(&setup, script);
         let mut endings = team.finish_others(&mut group);
         endings.push(group.finish(team.victim));
-        // Of two there is no odd one: the higher is named first.
+        // With two ranks there is no odd one: the higher is named first.
         let odd = if size == 2 { team.members[1] } else { team.victim };
         let number = collectives_among(seed, count, size) + 1;
         let text = endings[0].assert_failed("Mismatch", odd);

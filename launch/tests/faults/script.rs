@@ -1,4 +1,4 @@
-//! The language in which tests tell ranks what to do: actions separated by semicolons, see [`Action`].
+//! The script language in which tests tell ranks what to do: actions separated by semicolons, see [`Action`].
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Message, Operation, ReduceOp};
@@ -10,53 +10,53 @@ pub(crate) enum Action {
     /// `coalesced f32 10 sum` and `broadcasts f32 10 ROOT`, of two tensors; `send f32 10 TO`, `recv f32 10 FROM`;
     /// `ring f32 10`, a batch to the next rank and from the previous one; `relay f32 10`, from each rank to the next.
     Call(Vec<String>),
-    /// `group RANK RANK ...`: what follows is called in a new group of these, on its members.
+    /// `group RANK RANK ...`: creates a group of these ranks, in which its members make the calls that follow.
     Group(Vec<usize>),
-    /// `submit CALL`: does not wait for it.
+    /// `submit CALL`: starts the call and does not wait for it.
     Submit(Vec<String>),
-    /// `detach`: another thread waits for what was submitted.
+    /// `detach`: another thread waits for the submitted calls.
     Detach,
-    /// `wait_all`: for what was submitted.
+    /// `wait_all`: waits for the submitted calls.
     WaitAll,
-    /// `repeat CALL`: for ever; says that it is ready when it has done so three times.
+    /// `repeat CALL`: repeats the call indefinitely; reports that it is ready after three.
     Repeat(Vec<String>),
-    /// `random SEED`: calls that all ranks with this seed choose alike, for ever; ready after three.
+    /// `random SEED`: makes random calls, the same on all ranks with this seed, indefinitely; ready after three.
     Random(u64),
-    /// `some SEED COUNT`: so many such calls.
+    /// `some SEED COUNT`: makes this number of random calls.
     Some(u64, usize),
-    /// `polite SEED`: such calls, until the test gives its word to all ranks.
+    /// `polite SEED`: makes random calls until the test has sent a line to all ranks.
     Polite(u64),
-    /// `pid`: tells the test this process's id.
+    /// `pid`: reports the id of this process.
     Pid,
-    /// `ready`: tells the test.
+    /// `ready`: reports to the test.
     Ready,
-    /// `await`: the test's word.
+    /// `await`: waits for a line from the test.
     Await,
     /// `sleep MILLISECONDS`
     Sleep(u64),
-    /// `within RANK ...`: from now on all goes to the group of these ranks, which was made before.
+    /// `within RANK ...`: makes the calls that follow in an existing group of these ranks.
     Within(Vec<usize>),
-    /// `meet RANK ...`: makes a group of these ranks, which others need not know of.
+    /// `meet RANK ...`: creates a group of these ranks, without the other ranks taking part.
     Meet(Vec<usize>),
-    /// `around CALL`: ready, then the call in one group after the other, for ever.
+    /// `around CALL`: reports that it is ready, then makes the call in one group after the other, indefinitely.
     Around(Vec<String>),
-    /// `world`: from now on all goes to the group of all ranks.
+    /// `world`: makes the calls that follow in the group of all ranks.
     World,
-    /// `survive CALL`: it fails, and the rank goes on.
+    /// `survive CALL`: makes a call that must fail, and continues.
     Survive(Vec<String>),
     /// `close`: drops the group.
     Close,
-    /// `abort`: the group.
+    /// `abort`: aborts the group.
     Abort,
     /// `panic`
     Panic,
-    /// `exit CODE`: at once, without dropping the group.
+    /// `exit CODE`: exits at once, without dropping the group.
     Exit(i32),
-    /// `die RANK`: that rank kills itself with SIGKILL; the others go on.
+    /// `die RANK`: that rank kills itself with SIGKILL; the others continue.
     Die(usize),
     /// `limit`: from now on this process cannot open any file.
     Limit,
-    /// `cycles COUNT`: connects, calls and drops so many times.
+    /// `cycles COUNT`: connects, makes calls and drops the group this many times.
     Cycles(usize),
 }
 
@@ -96,7 +96,7 @@ fn parse_action(text: &str) -> Action {
     }
 }
 
-/// What a rank does for a call of these words, on new tensors.
+/// Returns the operations of a rank for this call, on new tensors.
 pub(crate) fn operations(words: &[String], rank: usize, world_size: usize) -> Vec<Operation> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);

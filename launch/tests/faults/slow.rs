@@ -1,10 +1,10 @@
-//! A rank that takes its time.
+//! A rank that is slow.
 
 use std::time::Duration;
 
 use crate::group::{Group, Setup, in_parallel};
 
-/// Slower than the warning, quicker than the time-out.
+/// Slower than the warning, faster than the timeout.
 #[test]
 fn the_others_are_warned_and_the_job_is_done() {
     let cases: Vec<usize> = (0..3).collect();
@@ -30,7 +30,7 @@ fn the_others_are_warned_and_the_job_is_done() {
     });
 }
 
-/// Slower than the time-out: in user code, not stopped.
+/// Slower than the timeout: in user code, not stopped.
 #[test]
 fn too_slow_is_a_time_out() {
     let cases: Vec<(usize, usize)> =
@@ -51,7 +51,7 @@ fn too_slow_is_a_time_out() {
             assert!(text.contains("it is outside of any operation, barrier #1 was its last"), "{text}");
         }
         group.tell(*slow);
-        // It hears whom the group has failed for: itself.
+        // It gets the cause of the failure: itself.
         let ending = group.finish(*slow);
         if *slow != 0 || *world_size == 2 {
             ending.assert_failed("Timeout", *slow);
@@ -59,7 +59,7 @@ fn too_slow_is_a_time_out() {
     });
 }
 
-/// The sender is in another operation: the message tells so.
+/// The sender is outside of any operation.
 #[test]
 fn a_message_that_never_comes() {
     let scripts = ["barrier; recv f32 10 1", "barrier; ready; await", "barrier; ready; await"];
@@ -68,11 +68,12 @@ fn a_message_that_never_comes() {
     group.ready([1, 2]);
     group.finish(0).assert_blames("Timeout", 1, "message #1 (from rank 1, f32, 10 elements)");
     group.tell_all(1..3);
-    // They wanted nothing more of the group.
+    // They needed nothing more from the group.
     group.assert_all_done();
 }
 
-/// Ranks that wait for each other in different ways, and would for ever: the message tells what the culprit does.
+/// Ranks that wait for each other in different operations, and would wait indefinitely: the message says what the
+/// culprit is doing.
 #[test]
 fn a_message_among_collectives() {
     let mut scripts = ["all_reduce f32 10 sum"; 4];

@@ -1,4 +1,4 @@
-//! A rank is stopped (SIGSTOP): it is there, and does nothing.
+//! A rank is stopped (SIGSTOP): it exists, and does nothing.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::ending::summary;
 use crate::group::{Group, Setup, in_parallel};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The others should know at most 2 s after the time-out; how long it took is printed.
+/// Time limit for the error. It should come at most 2 s after the timeout; the time is printed.
 const BOUND_MS: f64 = 8000.0;
 
 fn setup() -> Setup {
     Setup { timeout: TIMEOUT, ..Setup::default() }
 }
 
-/// Stops the victim in the middle of this call; all others name it.
+/// Stops the victim in the middle of this call, and asserts that all others name it.
 fn stop(world_size: usize, victim: usize, call: &str) {
     let scripts = vec![format!("repeat {call}"); world_size];
     let mut group = Group::start(&scripts, &setup());
@@ -29,7 +29,7 @@ fn stop(world_size: usize, victim: usize, call: &str) {
         assert!(ending.failure.as_ref().unwrap().text.contains("does not answer"), "{ending:#?}");
         assert!(ending.delay(at) < BOUND_MS, "{ending:#?}");
     }
-    // When it goes on it finds that the group has failed.
+    // When it is continued it finds that the group has failed.
     group.signal(victim, Signal::CONT);
     let ending = group.finish(victim);
     assert!(ending.failure.is_some(), "{ending:#?}");
@@ -51,7 +51,7 @@ fn in_other_collectives() {
     in_parallel(cases.len(), &cases, |(victim, call)| stop(4, *victim, call));
 }
 
-/// Those that come later to the call hear of it from those that were first.
+/// Ranks that start the call later learn of the failure from those that were first.
 #[test]
 fn while_others_come_late() {
     let cases: Vec<usize> = (0..4).collect();
@@ -70,7 +70,7 @@ fn while_others_come_late() {
     });
 }
 
-/// Nobody needs a rank that only computes: one that is stopped and goes on in time does no harm.
+/// A rank that only computes is not needed: one that is stopped and continues in time does no harm.
 #[test]
 fn for_a_short_while() {
     let cases = [0, 1, 2];
@@ -80,7 +80,7 @@ fn for_a_short_while() {
         group.ready(group.all());
         group.signal(*victim, Signal::STOP);
         group.tell_all(0..3);
-        // Long enough that the others ask where it is.
+        // Long enough that the others query its status.
         std::thread::sleep(Duration::from_millis(2500));
         group.signal(*victim, Signal::CONT);
         group.assert_all_done();

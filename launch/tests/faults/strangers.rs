@@ -1,4 +1,4 @@
-//! Others than ranks connect to the ranks' ports while these meet, and while they work.
+//! Foreign processes connect to the ranks' ports, during the rendezvous and during the work.
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use rustix::process::Pid;
 
 use crate::group::{Group, Setup};
 
-/// The ports on which a process listens, by the sockets that it has open.
+/// Returns the ports on which a process listens, found through its open sockets.
 pub(crate) fn ports(pid: Pid) -> Vec<SocketAddr> {
     let pid = pid.as_raw_nonzero();
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
@@ -27,11 +27,11 @@ pub(crate) fn ports(pid: Pid) -> Vec<SocketAddr> {
     table.lines().skip(1).filter_map(listening).collect()
 }
 
-/// The ports of ranks 0 to 2, which wait for rank 3: the meeting point and one for data on each.
+/// Waits until ranks 0 to 2 wait for rank 3, and returns their ports: the rendezvous port and one data port for each.
 pub(crate) fn waiting(group: &Group) -> Vec<SocketAddr> {
     loop {
         let found = [0, 1, 2].map(|rank| ports(group.pid(rank)));
-        // A rank of a meeting point only listens for data once rank 0 knows of it.
+        // A rank only listens for data once it is registered with rank 0.
         if found[0].len() == 2 && found[1].len() == 1 && found[2].len() == 1 {
             return found.concat();
         }
@@ -39,10 +39,10 @@ pub(crate) fn waiting(group: &Group) -> Vec<SocketAddr> {
     }
 }
 
-/// Ranks 0 to 2 wait, strangers come, then the last rank; then strangers come again, while the group is at work, where
-/// `again`. What the strangers hold is held to the end.
+/// Ranks 0 to 2 wait, strangers connect, then the last rank joins; with `again`, strangers connect again while the
+/// group works. The strangers' connections are held until the end.
 fn visit<T>(again: bool, strangers: impl Fn(&Group, &[SocketAddr]) -> T) {
-    // Along the ring first: those that are not neighbours connect for the barrier.
+    // The first call uses the ring; the barrier makes ranks connect that are not neighbours.
     let script = "all_reduce f32 100000 sum; ready; await; barrier; all_reduce f32 10 sum";
     let mut group = Group::empty(4, &Setup::default());
     (0..3).for_each(|rank| group.add(rank, script));
@@ -51,7 +51,7 @@ fn visit<T>(again: bool, strangers: impl Fn(&Group, &[SocketAddr]) -> T) {
     let held = strangers(&group, &ports);
     group.add(3, script);
     group.ready(group.all());
-    // There is no meeting any more; where ranks take data connections, they go on doing so.
+    // The rendezvous port is closed; the data ports stay open.
     assert!(TcpStream::connect(meeting).is_err());
     let ports: Vec<SocketAddr> = group.all().flat_map(|rank| self::ports(group.pid(rank))).collect();
     assert_eq!(ports.len(), 4);
@@ -94,7 +94,7 @@ fn that_talk_rubbish() {
         for (port, text) in ports.iter().flat_map(|port| rubbish.iter().map(move |text| (port, text))) {
             let mut stream = connect(port);
             stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
-            // Who is sent away in the middle of it may fail to write the rest.
+            // The rest cannot be written if the rank has closed the connection.
             let _ = stream.write_all(text);
             held.push(stream);
         }
@@ -114,7 +114,7 @@ fn with_another_secret() {
     });
 }
 
-/// More than are served at once: ranks come in when the first of them have had their time.
+/// More than are served at once: ranks are accepted when the first connections have timed out.
 #[test]
 fn two_hundred_at_once() {
     visit(true, |_, ports| {

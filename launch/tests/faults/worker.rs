@@ -1,4 +1,4 @@
-//! A rank: plays its script, and reports how that went in lines that begin with `@`.
+//! A rank: runs its script, and reports the outcome in lines that begin with `@`.
 
 use std::fmt::Debug;
 use std::process::exit;
@@ -20,7 +20,7 @@ pub(crate) const SCRIPT: &str = "FAULT_TEST_SCRIPT";
 pub(crate) const SLOW_WARNING: &str = "FAULT_TEST_SLOW_WARNING";
 pub(crate) const LAUNCH: &str = "FAULT_TEST_LAUNCH";
 
-/// Not a test by itself: the entry of ranks.
+/// Not a test by itself: the entry point of ranks.
 #[test]
 fn process() {
     let Ok(script) = std::env::var(SCRIPT) else { return };
@@ -45,7 +45,7 @@ fn process() {
     })
 }
 
-/// Starts this process once more for each rank, and writes what came of it to standard error.
+/// Starts this program once more for each rank, and writes the outcome to standard error.
 fn launch(world_size: usize) -> ! {
     let outcome = spawn(&SpawnConfig { world_size, ..SpawnConfig::default() });
     match &outcome {
@@ -59,13 +59,13 @@ fn number<T: std::str::FromStr<Err: Debug>>(name: &str) -> T {
     std::env::var(name).unwrap().parse().unwrap()
 }
 
-/// Nanoseconds on the clock that all processes of this host share.
+/// Returns nanoseconds on a clock that all processes of this host share.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Reports the first error and what later calls give; the exit code.
+/// Reports the first error and the error of later calls; returns the exit code.
 pub(crate) fn verdict(outcome: &Result<()>, later: &mut dyn FnMut() -> Result<()>) -> i32 {
     let at = now();
     let Err(error) = outcome else {
@@ -91,7 +91,7 @@ pub(crate) fn verdict(outcome: &Result<()>, later: &mut dyn FnMut() -> Result<()
     if error.is_peer_failure() { EXIT_PEER_FAILED } else { 1 }
 }
 
-/// Groups that live shortly, and are dropped at different moments on different ranks.
+/// Creates short-lived groups, which are dropped at different times on different ranks.
 fn cycles(config: &TcpConfig, count: usize) -> Result<()> {
     let InitMethod::File(path) = config.init_method.clone() else { panic!("give file://") };
     let mut own = Dice(config.rank as u64);

@@ -1,4 +1,4 @@
-//! Jobs that go on without some of their ranks.
+//! Elastic jobs, which continue without some of their ranks.
 
 use std::process::exit;
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use crate::roles::{forever, ready, see_the_end_of_rank_1};
 
 /// Longer than the launcher needs to end a rank that it does not wait for.
 const A_WHILE: Duration = Duration::from_millis(500);
-/// After this long a test has failed; nothing takes nearly as long.
+/// A test that takes longer than this has failed; nothing takes nearly as long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A launcher that does not wait at all for ranks that are left behind.
+/// Configuration of a launcher that does not wait at all for excluded ranks.
 pub(crate) fn config(config: SpawnConfig) -> SpawnConfig {
     let elastic = ElasticJob { finish: Duration::ZERO, ..ElasticJob::default() };
     let env = vec![("GIRANDOLE_TIMEOUT".into(), "3".into())];
     SpawnConfig { elastic: Some(elastic), env, ..config }
 }
 
-/// Rank 1 ends well at once, rank 0 some time after it.
+/// Rank 1 succeeds at once, rank 0 some time after it.
 pub(crate) fn at_work(rank: usize) {
     see_the_end_of_rank_1(rank);
     if rank == 0 {
@@ -32,12 +32,12 @@ pub(crate) fn at_work(rank: usize) {
     }
 }
 
-/// The last rank stops. The others go on without it, print so many lines of 1000 bytes, and end well.
+/// The last rank stops. The others continue without it, print this number of lines of 1000 bytes, and succeed.
 pub(crate) fn left_behind(rank: usize, lines: usize) {
     left_behind_after(rank, [0, lines]);
 }
 
-/// The same with so many lines before and after they have met without it.
+/// The same with lines before and after the group without the last rank is formed.
 fn left_behind_after(rank: usize, [before, after]: [usize; 2]) {
     let config = TcpConfig::from_env().unwrap();
     let group = Tcp::connect(&config).unwrap();
@@ -55,20 +55,21 @@ fn left_behind_after(rank: usize, [before, after]: [usize; 2]) {
     report_result(&format!("one of {}", group.world_size())).unwrap();
 }
 
-/// As `left_behind`, but then the others fail, and the lines come before they have met without the last one.
+/// Like `left_behind`, but the others fail in the end, and the lines are printed before the group without the last rank
+/// is formed.
 pub(crate) fn all_but_one_fail(rank: usize, lines: usize) {
     left_behind_after(rank, [lines, 0]);
     exit(3);
 }
 
-/// A launcher that starts so many ranks in place of lost ones, and waits for them: that they have met is told by themselves, maybe
-/// after the others have ended.
+/// Configuration of a launcher that starts up to `replace` ranks in place of lost ones, and waits for them. They report
+/// themselves that they have joined, possibly after the others have ended.
 pub(crate) fn with_more(replace: usize, plain: SpawnConfig) -> SpawnConfig {
     let elastic = ElasticJob { replace, finish: LIMIT, ..ElasticJob::default() };
     SpawnConfig { elastic: Some(elastic), ..config(plain) }
 }
 
-/// Rank 1 fails, and the first one as soon as the rank that takes its place asks to be let in.
+/// Rank 1 fails, and rank 0 does so as soon as the replacement asks to join.
 pub(crate) fn fail_before_the_newcomer_is_in(rank: usize) {
     let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
     let began = Instant::now();
@@ -79,7 +80,7 @@ pub(crate) fn fail_before_the_newcomer_is_in(rank: usize) {
     exit(3);
 }
 
-/// All ranks but the first wait to be killed. That goes on with the one that takes the place of another, or alone.
+/// All ranks but the first wait to be killed. Rank 0 continues with a replacement, or alone.
 pub(crate) fn replaced(rank: usize, is_replaced: bool) {
     let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
     if std::env::var_os("GIRANDOLE_NEWCOMER").is_none() {
@@ -100,7 +101,7 @@ pub(crate) fn replaced(rank: usize, is_replaced: bool) {
     report_result(&format!("one of {size}")).unwrap();
 }
 
-/// Rank 1 fails, and only then the first one tells the launcher that they had met.
+/// Rank 1 fails, and only then rank 0 reports to the launcher that they had formed a group.
 pub(crate) fn met_late(rank: usize) {
     see_the_end_of_rank_1(rank);
     if rank == 1 {
@@ -112,14 +113,14 @@ pub(crate) fn met_late(rank: usize) {
     report_result("worked on").unwrap();
 }
 
-/// At least two of three ranks, and as many that may be started later.
+/// At least two of three ranks, and two replacements.
 pub(crate) fn filled_up_config(plain: SpawnConfig) -> SpawnConfig {
     let mut config = with_more(2, plain);
     config.elastic.as_mut().unwrap().min = 2;
     config
 }
 
-/// All ranks but the first wait to be killed. That lets in two newcomers at once.
+/// All ranks but the first wait to be killed. Rank 0 lets two new ranks join at once.
 pub(crate) fn filled_up(rank: usize) {
     let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
     if rank > 2 {
@@ -137,17 +138,17 @@ pub(crate) fn filled_up(rank: usize) {
     report_result(&format!("one of {}", group.grow(3).unwrap().world_size())).unwrap();
 }
 
-/// Ranks of this role lose the file of their program, and then one of them.
+/// Removes the program file of ranks with this role, and then kills one of them.
 fn without_its_file(role: &str) -> Finished {
     let job = Job::start_copy(role, 2);
-    // The launcher has heard that they have met before it forwards this.
+    // The launcher has received the report that they have formed a group before it forwards this.
     let ranks = job.ready(2);
     job.remove_copy();
     kill_process(ranks[1], Signal::KILL).unwrap();
     job.finish()
 }
 
-/// Only Linux starts a program whose file has no name any more.
+/// Only Linux can start a program whose file was removed.
 #[cfg(not(portable))]
 #[test]
 fn a_lost_rank_is_replaced_where_the_file_of_the_program_is_gone() {
@@ -199,13 +200,13 @@ fn where_all_that_did_the_work_have_failed_nobody_waits_for_one_that_was_left_be
     assert!(finished.outcome().contains("exited with code 3"), "{}", finished.stderr);
 }
 
-/// That they have left it behind is behind other lines that nobody reads before they have ended.
+/// The report that the others exclude one rank comes after lines that are not read before those ranks have ended.
 #[test]
 fn that_one_was_left_behind_may_be_heard_after_the_ends_of_the_others() {
     let job = Job::start_unread("all but one fail after lines", 3);
     job.wait_until_full();
     let began = Instant::now();
-    // The launcher, and the one that stands still.
+    // The launcher, and the stopped rank.
     while job.processes().len() > 2 {
         assert!(began.elapsed() < LIMIT, "ranks are left");
         std::thread::sleep(Duration::from_millis(10));
@@ -238,7 +239,7 @@ fn a_rank_that_stands_still_and_was_left_behind_is_ended_when_the_others_are_don
 fn what_the_others_have_printed_waits_for_a_slow_reader_all_the_same() {
     let job = Job::start_unread("talkative", 3);
     job.wait_until_full();
-    // All of it is in pipes, so that the ranks that print can end, and then the one that does not is ended.
+    // All of it fits into pipes, so the ranks that print can end; then the stopped one is ended.
     let began = Instant::now();
     while job.processes().len() > 1 {
         assert!(began.elapsed() < LIMIT, "ranks are left");

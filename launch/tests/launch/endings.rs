@@ -72,7 +72,7 @@ fn no_rank_outlives_a_killed_launcher() {
     job.kill_and_expect_no_orphan();
 }
 
-/// Without Linux's help, one that is stopped ends when it goes on, or by who tidies up.
+/// Without the Linux feature, a stopped rank only ends when it is continued, or through the warden.
 #[cfg(not(portable))]
 #[test]
 fn not_even_one_that_is_stopped() {
@@ -93,7 +93,7 @@ fn not_even_one_behind_a_shell() {
 fn not_even_one_that_has_just_been_started() {
     for processes in [1, 2, 2, 3, 3, 4, 4] {
         let job = Job::start("wait", 3);
-        // As soon as so many of the four are there, wherever on their way they are.
+        // Kills as soon as this number of the four processes exists, whatever they are doing.
         while job.processes().len() < processes {
             std::thread::yield_now();
         }

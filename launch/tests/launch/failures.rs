@@ -6,7 +6,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::job::{Finished, Job};
 
-/// The first line of the error.
+/// Returns the first line of the error.
 fn headline(finished: &Finished) -> &str {
     assert_eq!(finished.status.code(), Some(1));
     finished.outcome().lines().next().unwrap()
@@ -49,7 +49,7 @@ fn an_exit_code_is_told_with_the_last_lines() {
     assert!(headline(&finished).ends_with(" exited with code 3"), "{}", finished.outcome());
     let shown: Vec<&str> = finished.outcome().lines().skip(2).map(str::trim).collect();
     assert_eq!(shown, ["line 26", "line 27", "line 28", "line 29", "the end"]);
-    // All of it was forwarded, and the last line completed.
+    // All of it was forwarded, and the last line was ended.
     assert!(finished.stderr.contains("line 0\nline 1\n"));
     assert!(finished.stderr.contains("line 29\nthe end\n"));
 }

@@ -16,26 +16,26 @@ use tempfile::TempDir;
 /// Variables that reach launcher and ranks.
 pub(crate) const ROLE: &str = "LAUNCH_TEST_ROLE";
 pub(crate) const RANKS: &str = "LAUNCH_TEST_RANKS";
-/// The name of a copy of this program.
+/// Name of a copy of this program.
 const COPY: &str = "copy";
 const ID: &str = "LAUNCH_TEST_ID";
 
-/// After this long a test has failed; nothing takes nearly as long.
+/// A test that takes longer than this has failed; nothing takes nearly as long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Job {
     launcher: Child,
     lines: Option<Receiver<String>>,
-    /// Its standard error, line by line.
+    /// The launcher's standard error, line by line.
     stderr: Receiver<String>,
     /// What was read of it.
     said: String,
     id: String,
-    /// Where its program is, if that is a copy.
+    /// Folder of its program, if that is a copy.
     folder: Option<TempDir>,
 }
 
-/// What a launcher has left behind.
+/// Exit status and output of a launcher.
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     /// Lines of standard output that were not read before.
@@ -44,7 +44,7 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// What `spawn` returned, as the launcher has written it.
+    /// Returns the result of `spawn`, as the launcher has written it.
     pub(crate) fn outcome(&self) -> &str {
         let at = self.stderr.find("OUTCOME ").unwrap_or_else(|| panic!("no outcome in {}", self.stderr));
         self.stderr[at + "OUTCOME ".len()..].trim_end()
@@ -57,10 +57,11 @@ impl Job {
         Self::start_unread(role, ranks).read()
     }
 
-    /// The same, by a copy of this program that may be removed.
+    /// Like `start`, with a copy of this program that may be removed.
     pub(crate) fn start_copy(role: &str, ranks: usize) -> Self {
         let this = std::env::current_exe().unwrap();
-        // A link, beside it: a file that was just written cannot be started while another test starts a process.
+        // A hard link in the same folder: a file that was just written cannot be executed while another test starts a
+        // process.
         let folder = tempfile::tempdir_in(this.parent().unwrap()).unwrap();
         let program = folder.path().join(COPY);
         std::fs::hard_link(this, &program).unwrap();
@@ -69,12 +70,12 @@ impl Job {
         job
     }
 
-    /// Removes that copy; the program goes on.
+    /// Removes the copy; the program keeps running.
     pub(crate) fn remove_copy(&self) {
         std::fs::remove_file(self.copy()).unwrap();
     }
 
-    /// Puts it back.
+    /// Creates the copy again.
     pub(crate) fn put_back_copy(&self) {
         std::fs::hard_link(std::env::current_exe().unwrap(), self.copy()).unwrap();
     }
@@ -92,7 +93,7 @@ impl Job {
         }
     }
 
-    /// The same, with nobody to read its standard output.
+    /// Like `start`, but the launcher's standard output is not read.
     pub(crate) fn start_unread(role: &str, ranks: usize) -> Self {
         Self::start_program(&std::env::current_exe().unwrap(), role, ranks)
     }
@@ -116,19 +117,19 @@ impl Job {
             while pipe.read_until(b'\n', &mut line).unwrap() > 0 {
                 let text = String::from_utf8_lossy(&line).into_owned();
                 line.clear();
-                // Where nobody listens any more, it is still to be read.
+                // The pipe must be read even if the receiver is gone.
                 let _ = sender.send(text);
             }
         });
         Self { launcher, lines: None, stderr, said: String::new(), id, folder: None }
     }
 
-    /// Reads what the launcher writes to standard output from now on.
+    /// Reads the launcher's standard output from now on.
     pub(crate) fn read(mut self) -> Self {
         let (sender, lines) = channel();
         let stdout = BufReader::new(self.launcher.stdout.take().unwrap());
         std::thread::spawn(move || {
-            // Ends, and closes the pipe, when the test does not want to read any more.
+            // Ends, and closes the pipe, when the test drops the receiver.
             stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
         self.lines = Some(lines);
@@ -139,19 +140,19 @@ impl Job {
     pub(crate) fn wait_until_full(&self) {
         let pipe = self.launcher.stdout.as_ref().unwrap();
         let start = Instant::now();
-        // Full for lines: 15 of its 16 pages, but for the gaps where the next line did not fit, and one more line.
+        // Full for lines: 15 of its 16 pages, except for gaps where the next line did not fit, and one more line.
         while ioctl_fionread(pipe).unwrap() < 14 * 4096 {
             assert!(start.elapsed() < PATIENCE, "nothing is written");
             std::thread::yield_now();
         }
     }
 
-    /// The next line that the ranks have written.
+    /// Returns the next line that the ranks have written.
     pub(crate) fn line(&self) -> String {
         self.lines.as_ref().unwrap().recv_timeout(PATIENCE).expect("another line")
     }
 
-    /// Reads until each rank has written `ready PID`, by rank.
+    /// Reads until each rank has written `ready PID`; returns the ids by rank.
     pub(crate) fn ready(&self, ranks: usize) -> Vec<Pid> {
         let mut pids = vec![None; ranks];
         while pids.iter().any(Option::is_none) {
@@ -169,7 +170,7 @@ impl Job {
         self.lines = None;
     }
 
-    /// Signals the launcher.
+    /// Sends a signal to the launcher.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.launcher), signal).unwrap();
     }
@@ -193,7 +194,7 @@ impl Job {
         Finished { status, stdout, stderr: std::mem::take(&mut self.said) }
     }
 
-    /// Kills the launcher the hard way, then waits until none of its processes is left, 2 s at most.
+    /// Kills the launcher with SIGKILL, then waits until none of its processes is left, at most 2 s.
     pub(crate) fn kill_and_expect_no_orphan(mut self) {
         self.launcher.kill().unwrap();
         let killed = Instant::now();
@@ -208,12 +209,12 @@ impl Job {
         }
     }
 
-    /// Processes of this job that run, found by their environment.
+    /// Returns the running processes of this job, found by their environment.
     pub(crate) fn processes(&self) -> Vec<Pid> {
         let mark = format!("{ID}={}", self.id);
         let all = std::fs::read_dir("/proc").unwrap().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        // Of a process that has ended, reaped or not, no environment can be read.
+        // The environment of a process that has ended cannot be read.
         let ours = |pid: &i32| {
             let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|&byte| byte == 0).any(|variable| variable == mark.as_bytes())
@@ -224,13 +225,13 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // In a test that fails: ranks end with their launcher. After `finish` there is nothing to end.
+        // Needed if a test fails: ranks end with their launcher. After `finish` there is nothing to kill.
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
     }
 }
 
-/// Who starts this test may have it ignore a signal, as `nohup` does, and then the launcher leaves it ignored, too.
+/// Whether this process ignores a signal, as under `nohup`: then the launcher leaves it ignored, too.
 pub(crate) fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

@@ -11,21 +11,21 @@ use rustix::process::{Pid, test_kill_process};
 use crate::job::Job;
 use crate::port::free_port;
 
-/// Where ranks find what others of them have written.
+/// Variable with the folder in which ranks leave files for each other.
 const FOLDER: &str = "LAUNCH_TEST_FOLDER";
-/// After this long a test has failed; nothing takes nearly as long.
+/// A test that takes longer than this has failed; nothing takes nearly as long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Rank 2 fails, and then the first one, which had come to the meeting.
+/// Rank 2 fails, and then rank 0, which had been waiting for it in the rendezvous.
 const MISSED: &str = "two nodes: late, missed";
-/// The first rank fails, and is seen to end after one that blames it.
+/// Rank 0 fails, and its end is observed after that of a rank that blames it.
 const FIRST: &str = "two nodes: late, first";
-/// Rank 2 is seen to end after all ranks of the first node, which blame it.
+/// The end of rank 2 is observed after all ranks of the first node have ended, which blame it.
 const AFTER_ALL: &str = "two nodes: late, after all";
-/// The last rank of its node fails, and its launcher is told to stop when it has no ranks any more.
+/// The last rank of its node fails, and its launcher is told to stop when it has no ranks left.
 const ALONE: &str = "[ $RANK = 1 ] || exec sleep 1000; echo why >&2; exit 7";
-/// All ranks of the second node are killed, one after the launcher was told to stop because of the other; only then the others tell
-/// that they had met.
+/// All ranks of the second node are killed, the second one after the launcher was told to stop because of the first;
+/// only then the others report that they had formed a group.
 const TWO_LOST: &str = r#"
 seen() { until grep -qx $1 "$GIRANDOLE_ELASTIC_ENDED" 2> /dev/null; do sleep 0.01; done; sleep 0.3; }
 case $RANK in
@@ -34,7 +34,7 @@ case $RANK in
     *) seen 3; printf '\001girandole-met:\n' ;;
 esac"#;
 
-/// What each of the two launchers has to say of a job in which as many ranks are to be left, where it may lose some.
+/// Runs the two launchers of a job and prints the result of each. In an elastic job, half of the ranks must remain.
 pub(crate) fn launch(role: &str) -> ! {
     let folder = tempfile::tempdir().unwrap();
     let (ranks, min, script) = match role {
@@ -67,8 +67,8 @@ pub(crate) fn launch(role: &str) -> ! {
     exit(0)
 }
 
-/// One rank fails, so that there is no group, at which moment the first one has come to the meeting, or others have ended as ranks do
-/// that blame another one. Who comes only when the first one has ended learns of it as well.
+/// One rank fails before a group is formed. At that time rank 0 is in the rendezvous, or others have ended with the
+/// exit code that blames another rank. Ranks that join only after rank 0 has ended must learn of the failure as well.
 pub(crate) fn late(role: &str, rank: usize) {
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     let file = |rank: usize| folder.join(rank.to_string());
@@ -76,13 +76,13 @@ pub(crate) fn late(role: &str, rank: usize) {
     std::fs::write(&whole, std::process::id().to_string()).unwrap();
     std::fs::rename(whole, file(rank)).unwrap();
     let process = |rank| Pid::from_raw(std::fs::read_to_string(file(rank)).ok()?.parse().ok()?);
-    // Its launcher has seen it.
+    // Waits until a rank has started and its launcher has observed its end.
     let end_of = |rank| {
         wait(|| process(rank).is_some());
         wait(|| process(rank).is_none_or(|pid| test_kill_process(pid).is_err()));
     };
     let fail = || {
-        // What its launcher makes of the ends before this one, it has told the other.
+        // By now its launcher has told the other one about the earlier ends.
         std::thread::sleep(Duration::from_millis(300));
         exit(3)
     };
@@ -115,7 +115,7 @@ fn wait(until: impl Fn() -> bool) {
     }
 }
 
-/// What launchers and ranks have said.
+/// Runs a job, and returns the output of launchers and ranks.
 fn said(role: &str) -> String {
     let finished = Job::start(role, 0).finish();
     assert!(finished.status.success(), "{}", finished.stderr);

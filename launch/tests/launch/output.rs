@@ -1,4 +1,4 @@
-//! What the ranks print.
+//! Output of the ranks.
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -61,7 +61,7 @@ fn a_grandchild_that_holds_the_pipes_does_not_hold_up_the_launcher() {
     let pids = lines.filter_map(|line| line.strip_prefix("sleep ").and_then(|pid| pid.parse().ok()));
     let sleeps: Vec<i32> = pids.take(2).collect();
     let finished = job.finish();
-    // They are ours: children of the shells that were the ranks.
+    // They belong to this test: children of the shells that were the ranks.
     sleeps.iter().for_each(|&pid| kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap());
     assert_eq!(finished.outcome(), "[None, None]");
 }

@@ -1,4 +1,4 @@
-//! What launcher and ranks do when this test binary is started as one of them.
+//! The roles of launcher and ranks when this test binary is started as one of them.
 
 use std::io::{Read, Write, stderr, stdin, stdout};
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +20,7 @@ use crate::job::{RANKS, ROLE};
 use crate::nodes;
 use crate::warnings::Warnings;
 
-/// Not a test by itself: the entry of launchers and ranks.
+/// Not a test by itself: the entry point of launchers and ranks.
 #[test]
 fn process() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -36,7 +36,7 @@ fn variable(name: &str) -> usize {
     std::env::var(name).unwrap().parse().unwrap()
 }
 
-/// The launcher writes what `spawn` returned to standard error, and exits.
+/// Runs the launcher, writes the result of `spawn` to standard error, and exits.
 fn launch(role: &str, ranks: usize) {
     let shell = |script: &str| SpawnConfig {
         world_size: ranks,
@@ -64,7 +64,7 @@ fn launch(role: &str, ranks: usize) {
         }
         "fail before the newcomer is in" | "replaced" => elastic::with_more(1, plain),
         "not replaced" | "replaced by the second" => {
-            // The test waits for one of them.
+            // The test waits for one of the warnings.
             tracing::subscriber::set_global_default(Warnings).unwrap();
             let program = std::env::current_exe().ok();
             elastic::with_more(ranks - 1, SpawnConfig { program, ..plain })
@@ -86,7 +86,7 @@ fn finish(outcome: &comm::Result<Vec<Option<String>>>) -> ! {
     exit(i32::from(outcome.is_err()))
 }
 
-/// No files are left to this process when it comes to the last ranks.
+/// Leaves too few file descriptors for the last ranks.
 fn no_room(config: &SpawnConfig) -> ! {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = rustix::process::Rlimit { current: Some(100), ..getrlimit(Resource::Nofile) };
@@ -95,15 +95,15 @@ fn no_room(config: &SpawnConfig) -> ! {
     finish(&spawn(config))
 }
 
-/// Two jobs one after the other; then this process must be as it was.
+/// Runs two jobs one after the other; then this process must be as it was.
 fn twice(config: &SpawnConfig) {
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    // What stays for good after a first job: the signal handlers.
+    // A first job leaves something permanently: the signal handlers.
     assert!(spawn(config).is_ok());
     let (before, files_before) = (threads(), files());
     assert!(spawn(config).is_ok());
-    // A thread that was joined may be seen for another moment.
+    // A thread that was joined may be visible for another moment.
     let start = Instant::now();
     while threads() > before && start.elapsed() < Duration::from_secs(10) {
         std::thread::yield_now();
@@ -113,7 +113,7 @@ fn twice(config: &SpawnConfig) {
     forever();
 }
 
-/// Counts what goes past it.
+/// Records notes, and counts lines.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<(Vec<String>, usize)>);
 
@@ -144,7 +144,7 @@ fn in_order(notes: &[String]) -> bool {
     })
 }
 
-/// Notes between lines, one in the middle of a line.
+/// Sends notes between lines, and in the middle of a line.
 fn tell() {
     assert!(wants_notes());
     for step in 0..100 {
@@ -237,7 +237,7 @@ fn environment() {
     report_result(&words.join(" ")).unwrap();
 }
 
-/// Writes to both streams in chunks that do not care for lines.
+/// Writes to both streams in chunks that are not aligned to lines.
 fn lines(rank: usize) {
     let letter = char::from(b'a' + rank as u8).to_string();
     let line = |i: usize| format!("{rank} {i} {}\n", letter.repeat(i * 7 % 9000));
@@ -270,12 +270,12 @@ fn code_3(rank: usize) {
     exit(3)
 }
 
-/// Rank 0 is connected to all others; rank 1 waits to be killed. Who sees a connection end, ends with this code.
+/// Rank 0 is connected to all others; rank 1 waits to be killed. A rank whose connection ends exits with this code.
 fn peers(rank: usize, code: i32) {
     if rank == 0 {
         let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
         let mut streams: Vec<_> = (1..variable("WORLD_SIZE")).map(|_| listener.accept().unwrap().0).collect();
-        // Each says who it is. The connection of rank 1 then stays silent until its end.
+        // Each rank sends its number. The connection of rank 1 then stays silent until its end.
         let mut number = [0];
         let mut is_rank_1 = |stream: &mut TcpStream| stream.read_exact(&mut number).is_ok() && number == [1];
         let ranks: Vec<bool> = streams.iter_mut().map(&mut is_rank_1).collect();
@@ -292,14 +292,14 @@ fn peers(rank: usize, code: i32) {
     exit(code)
 }
 
-/// Both ranks put it down to another one, rank 1 first.
+/// Both ranks blame another one, rank 1 first.
 fn only_peers(rank: usize) {
     see_the_end_of_rank_1(rank);
     eprintln!("rank {rank}: a peer failed");
     exit(EXIT_PEER_FAILED)
 }
 
-/// On rank 0: rank 1 has ended. On rank 1: rank 0 waits for that.
+/// On rank 0: returns when rank 1 has ended. On rank 1: returns when rank 0 waits for that.
 pub(crate) fn see_the_end_of_rank_1(rank: usize) {
     if rank == 0 {
         let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
@@ -317,19 +317,19 @@ pub(crate) fn see_the_end_of_rank_1(rank: usize) {
     }
 }
 
-/// Rank 0 is done at once; the others only when it is gone.
+/// Rank 0 is done at once; the others only when it has ended.
 fn early(rank: usize) {
     if rank == 0 {
         exit(0);
     }
-    // The kernel answers for rank 0 as long as it lives, and closes the connection when it ends.
+    // The kernel accepts the connection as long as rank 0 lives, and closes it when rank 0 ends.
     if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)) {
         let _ = stream.read(&mut [0]);
     }
     report_result("went on").unwrap();
 }
 
-/// Takes SIGINT and SIGTERM itself; a polite one then ends.
+/// Handles SIGINT and SIGTERM; a polite rank then ends.
 fn handler(rank: usize, polite: bool) {
     let mut signals = Signals::new([2, 15]).unwrap();
     ready(rank);

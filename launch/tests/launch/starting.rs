@@ -1,4 +1,4 @@
-//! What ranks are given, what they give back, and what cannot be started.
+//! What ranks receive and return, and what cannot be started.
 
 use comm::Error;
 use launch::{SpawnConfig, spawn};

@@ -1,4 +1,4 @@
-//! What is said at the end, and with which code.
+//! Messages and exit codes at the end of a job.
 
 use std::io::Read;
 use std::process::Child;
@@ -17,7 +17,7 @@ pub(crate) fn errors() {
     assert!(last.contains(") exited with code 1\n"), "{remarks}");
     assert!(!remarks.contains("Problem"), "{remarks}");
 
-    // The same without a launcher: each rank says itself what its code is.
+    // Without a launcher each rank chooses its exit code itself.
     let port = free_port().to_string();
     let outputs = end([0, 1, 2].map(|rank: usize| {
         let mut command = program("fail");

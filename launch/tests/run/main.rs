@@ -1,5 +1,5 @@
-//! `launch::run` in a program that knows of nothing else: this one, which starts itself by hand, under launchers and as what
-//! schedulers start.
+//! `launch::run` in a program that uses nothing else: this one, which starts itself by hand, under launchers, and with
+//! the environment of schedulers.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
 #[cfg(target_os = "linux")]

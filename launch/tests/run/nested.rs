@@ -2,7 +2,7 @@
 
 use crate::process::{end, lines, program, text};
 
-/// Wherever the ranks come from, they may not start the same once more.
+/// Checks that the ranks refuse to start the same command again, in whatever way it is started.
 fn is_refused(role: &str, got: &str) {
     let [output] = end([program(role)]);
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
@@ -11,12 +11,12 @@ fn is_refused(role: &str, got: &str) {
     let count = said.lines().filter(|other| other.starts_with(&line)).count();
     assert!((1..=2).contains(&count), "{role}: {said}");
     assert!(said.contains("launch::run"), "{role}: {said}");
-    // The first cause: the rank has ended with the code of what cannot be used.
+    // The first cause: the rank has ended with the exit code for invalid arguments.
     assert!(said.contains(" exited with code 2"), "{role}: {said}");
     assert_eq!(output.status.code(), Some(1), "{role}: {said}");
 }
 
-/// Started as a rank by others, it would start a job for each.
+/// Checks that a process started as a rank by others refuses: it would start one job for each rank.
 fn is_refused_under(variables: &[(&str, &str)]) {
     let mut command = program("spawn");
     command.envs(variables.iter().copied());
@@ -52,7 +52,7 @@ pub(crate) fn all() {
     );
     assert_eq!(output.status.code(), Some(1), "{said}");
 
-    // Ranks of another program come to an end by themselves.
+    // Ranks that run another program end by themselves.
     let [output] = end([program("spawn another")]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(lines(&[output]), ["another"; 4]);

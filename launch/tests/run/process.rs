@@ -1,11 +1,11 @@
-//! Starting this program as a user's.
+//! Starts this program in the role of a user's program.
 
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
 
 use crate::program::ROLE;
 
-/// What launchers and schedulers set, by how it begins.
+/// Prefixes of the variables that launchers and schedulers set.
 const OTHERS: [&str; 13] = [
     "RANK",
     "WORLD_SIZE",
@@ -22,7 +22,7 @@ const OTHERS: [&str; 13] = [
     "PMI",
 ];
 
-/// The program in this role, without what this process's environment says of ranks.
+/// Returns the command of the program in this role, without variables about ranks from this process's environment.
 pub(crate) fn program(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     for (name, _) in std::env::vars_os() {
@@ -34,7 +34,7 @@ pub(crate) fn program(role: &str) -> Command {
     command
 }
 
-/// Its end, that of several which run at the same time.
+/// Runs commands at the same time, and returns their outputs.
 pub(crate) fn end<const N: usize>(commands: [Command; N]) -> [Output; N] {
     let children = commands.map(|mut command| command.spawn().unwrap());
     let threads = children.map(|child| std::thread::spawn(move || child.wait_with_output().unwrap()));
@@ -45,7 +45,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// All lines of some outputs, in an order that does not depend on who was first.
+/// Returns all lines of some outputs, sorted, because their order varies.
 pub(crate) fn lines(outputs: &[Output]) -> Vec<String> {
     let all: String = outputs.iter().map(|output| text(&output.stdout)).collect();
     let mut lines: Vec<String> = all.lines().map(str::to_string).collect();
@@ -53,7 +53,7 @@ pub(crate) fn lines(outputs: &[Output]) -> Vec<String> {
     lines
 }
 
-/// Reads until these words have come.
+/// Reads until these words have appeared `times` times.
 pub(crate) fn read_until(stream: &mut impl Read, words: &str, times: usize) {
     let mut read = String::new();
     while read.matches(words).count() < times {

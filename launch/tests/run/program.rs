@@ -1,4 +1,4 @@
-//! What this program is when it is started as a user's.
+//! The roles of this program when it is started as a user's program.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,13 +8,14 @@ use candle_core::{Device, Tensor};
 use comm::{Communicator, ReduceOp};
 use launch::{MasterPort, RankContext, SpawnConfig};
 
-/// Which program.
+/// Variable with the role.
 pub(crate) const ROLE: &str = "RUN_TEST_ROLE";
-/// How many launchers are above this process. No test needs many; without this, one that fails would fill the machine.
+/// Number of launchers above this process. No test needs many; without this limit, a failing test would fill the
+/// machine.
 const DEPTH: &str = "RUN_TEST_DEPTH";
 const DEEPEST: usize = 3;
 
-/// An error that can only be shown, as a program's own may be.
+/// An error that only implements `Display`, as a program's own may.
 struct Problem(String);
 
 impl fmt::Display for Problem {
@@ -54,7 +55,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
     }
 }
 
-/// What `girandole launch` does for a program.
+/// Does what `girandole launch` does for a program.
 fn launch_mean() -> ExitCode {
     let config = SpawnConfig {
         world_size: 3,
@@ -68,7 +69,7 @@ fn launch_mean() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A job of ranks that are some other program.
+/// Configuration of a job whose ranks are another program.
 pub(crate) fn shell(script: &str) -> SpawnConfig {
     let (program, args) = (Some(PathBuf::from("/bin/sh")), Some(vec!["-c".into(), script.into()]));
     SpawnConfig { program, args, ..SpawnConfig::default() }
@@ -84,7 +85,7 @@ fn mean(rank: RankContext) -> comm::Result<()> {
     Ok(())
 }
 
-/// Rank 1 fails of itself, and the others because of that.
+/// Rank 1 fails by itself, and the others because of that.
 fn fail(rank: RankContext) -> Result<(), Problem> {
     let comm = rank.connect()?;
     comm.barrier()?.wait()?;
@@ -125,7 +126,7 @@ fn spawn_counted() -> ExitCode {
     }
 }
 
-/// Starts ranks without asking whether this process is one.
+/// Starts ranks without checking whether this process is one.
 fn spawn(config: SpawnConfig) -> ExitCode {
     let depth = std::env::var(DEPTH).map_or(0, |depth| depth.parse().unwrap());
     if depth == DEEPEST {

@@ -1,11 +1,11 @@
-//! One program, whoever starts it: always one job.
+//! One program under different launchers: always a single job.
 
 use std::process::Output;
 
 use crate::port::free_port;
 use crate::process::{end, lines, program, text};
 
-/// The ranks of one job of three.
+/// Output of the ranks of one job of three.
 const THREE: [&str; 3] = ["rank 0 of 3: 1", "rank 1 of 3: 1", "rank 2 of 3: 1"];
 
 pub(crate) fn by_hand() {
@@ -14,7 +14,7 @@ pub(crate) fn by_hand() {
     assert_eq!(lines(&[output]), ["rank 0 of 2: 0.5", "rank 1 of 2: 0.5"]);
 }
 
-/// Three processes that are told so by these variables; `R` stands for the rank, and `PORT` for one and the same.
+/// Runs three processes with these variables. `R` stands for the rank, and `PORT` for a common port.
 fn told(variables: &[(&str, &str)]) {
     let port = free_port().to_string();
     let outputs: [Output; 3] = end([0, 1, 2].map(|rank: usize| {
@@ -85,7 +85,7 @@ pub(crate) fn kubeflow() {
     ]);
 }
 
-/// The program is what `spawn` starts in another one.
+/// The program is started by `spawn` in another program.
 pub(crate) fn launcher() {
     let outer = program("launch mean");
     let [output] = end([outer]);

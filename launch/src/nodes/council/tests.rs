@@ -24,7 +24,7 @@ fn failed(rank: usize, status: ExitKind, ago_ms: u64) -> Word {
     Word::Ended(Ending::Failed { failure, ago_ms, is_final: false })
 }
 
-/// What each node is told, in short.
+/// Orders in short form, with their nodes.
 fn told(orders: &Orders) -> Vec<String> {
     let short = |order: &Order| match order {
         Order::Start(round) => format!("start {} at {}", round.restart, round.port),
@@ -171,7 +171,7 @@ fn a_launcher_that_is_not_heard_of_ends_the_job_by_name() {
     assert_eq!(told(&orders), [0, 2].map(|node| format!("{node} {go_on}")));
 }
 
-/// It is the cause; who has failed because of another rank is not.
+/// It is the first cause, unless it failed because of another rank.
 #[test]
 fn a_rank_that_had_failed_before_a_node_is_missed_is_told_of() {
     let now = Instant::now();
@@ -192,7 +192,7 @@ fn a_rank_that_had_failed_before_a_node_is_missed_is_told_of() {
     }
 }
 
-/// A rank of the first node has failed.
+/// A rank of the first node has failed; the second node still runs.
 fn council_of_two(status: ExitKind) -> Council {
     let mut council = council(2, 3);
     start(&mut council);
@@ -211,7 +211,7 @@ fn met(without: &[usize]) -> Word {
     Word::Met { without: without.to_vec() }
 }
 
-/// An elastic round of three nodes with two ranks each, which have met.
+/// An elastic round of three nodes with two ranks each, whose ranks have formed a group.
 fn elastic(min: usize, max_restarts: usize) -> Council {
     let mut council = council(3, max_restarts);
     let now = Instant::now();
@@ -251,7 +251,7 @@ fn a_stop_and_a_failure_that_is_final_end_it_in_spite_of_restarts() {
     assert!(matches!(&orders[0].1, Order::Over(Verdict::Failed(failure)) if failure.node.is_none()));
 }
 
-/// What a node does next; it only matters where it runs.
+/// What a node does next; only relevant while its ranks run.
 #[derive(Debug, Clone, Copy)]
 enum Move {
     Done,
@@ -275,8 +275,8 @@ fn moves() -> impl Strategy<Value = Vec<(usize, Move)>> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order, all that are left hear one and the same end, once, after no more rounds than there
-    /// may be.
+    /// Whatever happens in whatever order, all remaining nodes receive the same verdict, once, after at most the
+    /// permitted number of rounds.
     #[test]
     fn all_come_to_the_same_end(
         (nodes, max_restarts) in (1_usize..5, 0_usize..3),
@@ -300,7 +300,7 @@ proptest! {
                             runs[to] = true;
                             words.push_back((to, met(&[])));
                         }
-                        // Its ranks end, and it says so.
+                        // The node's ranks end, and it reports that.
                         Order::Stop if runs[to] => {
                             runs[to] = false;
                             words.push_back((to, failed(to, ExitKind::Code(75), 0)));
@@ -337,7 +337,7 @@ proptest! {
         prop_assert!(starts <= max_restarts + 1);
         let left: Vec<_> = (0..nodes).filter(|&node| !gone[node]).collect();
         prop_assert!(left.iter().all(|&node| ends[node].len() == 1), "{ends:?}");
-        // A launcher that was stopped may have left the others at work.
+        // A launcher that was stopped may have left while the others continued.
         let has_left = |&node: &usize| {
             elastic.is_some() && matches!(&ends[node][0], Verdict::Stopped { node: by, .. } if by.node == node)
         };

@@ -1,4 +1,4 @@
-//! What this process does with signals, as the kernel's file about it tells.
+//! Signal dispositions of this process, read from `/proc/self/status`.
 
 pub(crate) fn ignored() -> u64 {
     field("SigIgn:")
@@ -8,7 +8,7 @@ pub(crate) fn handled() -> u64 {
     field("SigCgt:")
 }
 
-/// Empty where the file cannot be read.
+/// Returns the mask in this field; 0 if the file cannot be read.
 fn field(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let digits = status.lines().find_map(|line| line.strip_prefix(name));

@@ -1,4 +1,4 @@
-//! The ends of child processes, in the order in which they come.
+//! Exits of child processes, in the order in which they happen (epoll on pidfds).
 
 use std::os::fd::OwnedFd;
 
@@ -7,16 +7,16 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::{Errno, Result};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// One `epoll` that holds a handle of each process. Its ready list is in the order of the exits, however late the thread that
-/// reads it is scheduled.
+/// One `epoll` instance with a pidfd for each process. Its ready list is in the order of the exits, however late the
+/// reading thread is scheduled.
 pub(crate) struct Exits {
     epoll: OwnedFd,
-    /// By place of adding, with the rank.
+    /// Rank and pidfd of each process; the index is the epoll event's data.
     processes: Vec<(usize, OwnedFd)>,
 }
 
 impl Exits {
-    /// Fails where the system has no such thing.
+    /// Creates the epoll instance. Fails if the system does not support it.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, processes: Vec::new() })
     }
@@ -30,7 +30,7 @@ impl Exits {
         Ok(())
     }
 
-    /// Tells the rank of each process that ends, without reaping it, until all have.
+    /// Calls `ended` with the rank of each process that ends, without reaping it, until all have ended.
     pub(crate) fn run(self, mut ended: impl FnMut(usize)) {
         let mut left = self.processes.len();
         let mut ready = Vec::with_capacity(left);

@@ -1,4 +1,4 @@
-//! Ends this process together with its launcher.
+//! Ties the life of this process to its launcher.
 
 use std::os::fd::OwnedFd;
 
@@ -7,8 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
 
-/// The kernel ends this process together with its parent, also when it is stopped. Where another process stands between the
-/// launcher and this one, a thread watches the launcher and calls `leave`.
+/// Makes the kernel kill this process when its parent ends, even while this process is stopped. If another process
+/// stands between the launcher and this one, a thread watches the launcher and calls `leave` when it ends.
 pub(crate) fn end_with(spawner: Pid, leave: fn() -> !) -> Result<()> {
     let refused = |e| Error::system("cannot tie this process to its launcher", e);
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
@@ -32,7 +32,8 @@ pub(crate) fn end_with(spawner: Pid, leave: fn() -> !) -> Result<()> {
     thread.map(drop).map_err(|e| Error::system("cannot watch the launcher", e))
 }
 
-/// Waits for the end of a process, `None`: for as long as it takes.
+/// Waits for a process to end, and returns whether it has. Without a timeout it waits as long as it takes; a signal may
+/// interrupt it.
 fn has_ended(handle: &OwnedFd, timeout: Option<&Timespec>) -> bool {
     let mut fds = [PollFd::new(handle, PollFlags::IN)];
     poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)

@@ -1,4 +1,4 @@
-//! What Linux offers beside POSIX.
+//! Functions that use Linux features beyond POSIX.
 
 pub(crate) mod dispositions;
 pub(crate) mod exits;

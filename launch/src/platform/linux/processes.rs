@@ -1,8 +1,8 @@
-//! Processes that belong to a job, wherever they come from.
+//! Finds and kills processes that belong to a job, wherever they come from.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Kills every process that has this variable, `NAME=value`, in its environment. Returns how many there were.
+/// Kills every process with this variable, `NAME=value`, in its environment. Returns how many there were.
 pub(crate) fn kill_all_with(variable: &[u8]) -> usize {
     let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -10,8 +10,8 @@ pub(crate) fn kill_all_with(variable: &[u8]) -> usize {
 }
 
 fn kill(pid: Pid, variable: &[u8]) -> bool {
-    // What is looked at and what is killed are one process, whatever becomes of its number. Of one that has ended, or
-    // that belongs to somebody else, there is nothing to be read.
+    // The pidfd guarantees that the process that is checked is the one that is killed, even if its id is reused. The
+    // environment of a process that has ended, or that belongs to another user, cannot be read.
     let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
     let path = format!("/proc/{}/environ", pid.as_raw_nonzero());
     let Ok(environment) = std::fs::read(path) else { return false };

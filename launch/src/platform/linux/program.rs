@@ -1,4 +1,4 @@
-//! The program that runs, to be started once more.
+//! Starts the running program once more.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What Linux says of a file that has been removed since it was opened.
+/// Suffix with which Linux marks the path of an executable that has been removed since it was started.
 const REMOVED: &[u8] = b" (deleted)";
-/// The file of the program that runs, whatever has become of its name.
+/// Executable of this process, even if its path was removed.
 const OWN: &str = "/proc/self/exe";
 
-/// Starts this program. Its file may have been removed or replaced since it was started, as a build does; the ranks of a job
-/// must be of one build.
+/// Returns a command that starts this program. Its file may have been removed or replaced since it was started, for
+/// example by a build; the ranks of a job must all run the same build.
 pub(crate) fn command() -> io::Result<Command> {
     let path = env::current_exe()?;
     let name = path.as_os_str().as_encoded_bytes();

@@ -1,17 +1,17 @@
-//! Options of sockets.
+//! Socket options.
 
 use std::net::TcpStream;
 use std::time::Duration;
 
 use socket2::SockRef;
 
-/// Whether somebody else can listen at a port to which a socket is bound that does not.
+/// Whether another socket can listen on a port to which a socket is bound that does not listen.
 pub(crate) fn leaves_port_free() -> bool {
     true
 }
 
-/// The connection ends where the other side does not confirm what was sent for so long.
+/// Makes the connection fail if the other side does not acknowledge sent data for this long.
 pub(crate) fn end_when_unconfirmed(stream: &TcpStream, after: Duration) {
-    // Without it the end is noticed later.
+    // If the option cannot be set, the loss is noticed later.
     let _ = SockRef::from(stream).set_tcp_user_timeout(Some(after));
 }

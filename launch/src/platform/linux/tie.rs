@@ -1,4 +1,4 @@
-//! Ties a rank's process to the launcher from its first moment on, whatever program it runs.
+//! Ties a rank's process to the launcher from its start, whatever program it runs.
 #![allow(unsafe_code, reason = "what a child does between fork and exec has no safe form")]
 
 use std::os::unix::process::CommandExt;
@@ -6,8 +6,8 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// The process that `command` starts is killed when the calling thread ends: a launcher's thread ends with its process, as it
-/// waits for the ranks.
+/// Makes the kernel kill the process that `command` starts when the calling thread ends. The calling thread waits for
+/// the ranks, so it ends only with the launcher's process.
 pub(crate) fn to_this_thread(command: &mut Command) {
     let launcher: Pid = getpid();
     let tie = move || {

@@ -1,4 +1,4 @@
-//! What Apple's systems do in ways of their own.
+//! System calls that are specific to Apple's systems.
 #![allow(unsafe_code, reason = "the system's C functions have no safe form")]
 
 use std::net::TcpStream;
@@ -10,25 +10,27 @@ use rustix::process::Pid;
 
 use super::arguments::variables;
 
-/// As long as what a process is started with may be.
+/// Maximum size of a process's arguments and environment, in bytes.
 const LONGEST: usize = 1 << 20;
-/// `TCP_RXT_CONNDROPTIME` of the system's headers: a connection's end after so many seconds of repeating in vain.
+/// `TCP_RXT_CONNDROPTIME` of the system headers: seconds of unsuccessful retransmission after which a connection is
+/// dropped.
 const DROP_TIME: libc::c_int = 0x80;
 
-/// The ids of all processes that can be seen.
+/// Returns the ids of all processes that are visible.
 pub(super) fn all_processes() -> Vec<i32> {
-    // SAFETY: without room it tells the number only.
+    // SAFETY: without a buffer the function only returns the number of processes.
     let count = unsafe { libc::proc_listallpids(null_mut(), 0) };
-    // Some may be started in the meantime.
+    // More processes may be started in the meantime.
     let mut pids = vec![0i32; usize::try_from(count).unwrap_or(0) + 64];
     let bytes = libc::c_int::try_from(size_of_val(&*pids)).unwrap_or(0);
-    // SAFETY: there is room for so many bytes.
+    // SAFETY: the buffer has room for `bytes` bytes.
     let count = unsafe { libc::proc_listallpids(pids.as_mut_ptr().cast(), bytes) };
     pids.truncate(usize::try_from(count).unwrap_or(0));
     pids
 }
 
-/// A process's variables, each ended by a zero. The system keeps those of its own programs to itself.
+/// Returns a process's environment variables, each ended by a zero byte. The system does not show those of its own
+/// programs.
 pub(super) fn environment(pid: Pid) -> Option<Vec<u8>> {
     let mut name = [libc::CTL_KERN, libc::KERN_PROCARGS2, pid.as_raw_pid()];
     let mut bytes = vec![0u8; LONGEST];
@@ -43,11 +45,11 @@ pub(super) fn environment(pid: Pid) -> Option<Vec<u8>> {
     Some(variables(&bytes)?.to_vec())
 }
 
-/// The connection ends where the other side does not confirm what was sent for so long.
+/// Makes the connection fail if the other side does not acknowledge sent data for this long.
 pub(super) fn end_when_unconfirmed(stream: &TcpStream, after: Duration) {
     let seconds = libc::c_int::try_from(after.as_secs()).unwrap_or(libc::c_int::MAX);
     let len = size_of_val(&seconds) as libc::socklen_t;
-    // SAFETY: the option's value is a number of that size. Where it cannot be set, the end is noticed later.
+    // SAFETY: the option's value is a number of that size. If it cannot be set, the loss is noticed later.
     unsafe {
         libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, DROP_TIME, (&raw const seconds).cast(), len)
     };

@@ -1,7 +1,7 @@
-//! What Apple's systems show of how a process was started: the number of arguments, the program's file, zeros, the arguments, the
-//! variables, each ended by a zero.
+//! Parser for `KERN_PROCARGS2` of Apple's systems: the number of arguments, the path of the executable, zero bytes, the
+//! arguments, the environment variables, each ended by a zero byte.
 
-/// The variables.
+/// Returns the environment variables; `None` if the data is incomplete.
 #[cfg_attr(not(target_vendor = "apple"), allow(dead_code, reason = "tested everywhere"))]
 pub(super) fn variables(shown: &[u8]) -> Option<&[u8]> {
     let (count, rest) = shown.split_first_chunk()?;
@@ -26,7 +26,7 @@ mod tests {
         shown.extend(b"/bin/echo\0\0\0\0\0echo\0A=1\0\0B=2\0C=3\0");
         assert_eq!(variables(&shown), Some(&b"B=2\0C=3\0"[..]));
         for len in 0..shown.len() - 8 {
-            // What is cut short has none, and is no reason to panic.
+            // Truncated data yields `None`, and no panic.
             assert_eq!(variables(&shown[..len]), None, "{len} bytes");
         }
         let mut many = i32::MAX.to_ne_bytes().to_vec();

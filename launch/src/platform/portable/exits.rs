@@ -1,13 +1,13 @@
-//! The ends of child processes in the order in which they come: POSIX does not tell that order.
+//! Exits of child processes in the order in which they happen: not available, because POSIX does not report that order.
 
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
-/// What there is none of.
+/// Has no values: `new` always fails.
 pub(crate) enum Exits {}
 
 impl Exits {
-    /// Fails where the system has no such thing.
+    /// Fails, because the system has no such feature.
     pub(crate) fn new() -> Result<Self> {
         Err(Errno::NOSYS)
     }
@@ -17,7 +17,7 @@ impl Exits {
         match *self {}
     }
 
-    /// Tells the rank of each process that ends, without reaping it, until all have.
+    /// Calls `ended` with the rank of each process that ends, without reaping it, until all have ended.
     pub(crate) fn run(self, _: impl FnMut(usize)) {
         match self {}
     }

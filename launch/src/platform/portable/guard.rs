@@ -1,4 +1,4 @@
-//! Ends this process together with its launcher.
+//! Ties the life of this process to its launcher.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use comm::{Error, Result};
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid, test_kill_process};
 
-/// How often the launcher is looked at. Where it looks after what its ranks leave behind, the process that does so has ended
-/// this one before (`warden.rs`).
+/// How often to check for the launcher. If the launcher has a warden (`warden.rs`), that has killed this process
+/// before.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// A thread watches the launcher, and calls `leave` when it is gone.
+/// Starts a thread that watches the launcher, and calls `leave` when it is gone.
 pub(crate) fn end_with(spawner: Pid, leave: fn() -> !) -> Result<()> {
     let gone = move || test_kill_process(spawner) == Err(Errno::SRCH);
     let parent = getppid();

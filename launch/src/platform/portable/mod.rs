@@ -1,5 +1,5 @@
-//! What POSIX offers, and where that is not enough, what Apple's systems do (`apple`). A build for Linux that takes this way has a
-//! stand-in for the latter.
+//! Functions for POSIX systems. Where POSIX is not enough, `apple` has the calls of Apple's systems; a build for Linux
+//! with `--cfg portable` uses a stand-in.
 
 #[cfg_attr(not(target_vendor = "apple"), path = "stand_in.rs")]
 mod apple;

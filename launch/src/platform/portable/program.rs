@@ -1,10 +1,10 @@
-//! The program that runs, to be started once more.
+//! Starts the running program once more.
 
 use std::io;
 use std::process::Command;
 
-/// Starts this program, by its file's name: one that was removed since cannot be started any more, and one that was replaced is
-/// another program.
+/// Returns a command that starts this program by its path. It fails if the file was removed since, and starts another
+/// program if the file was replaced.
 pub(crate) fn command() -> io::Result<Command> {
     std::env::current_exe().map(Command::new)
 }

@@ -1,4 +1,4 @@
-//! Rounds that go on without some of their ranks.
+//! Tests of rounds that continue without some of their ranks.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn ranks_and_nodes_may_be_lost_as_long_as_there_are_enough() {
     let now = Instant::now();
     let one = "rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL; the others go on, 5 in all";
     assert_eq!(told(&council.hear(1, lost(3), now)), [0, 1, 2].map(|node| format!("{node} {one}")));
-    // Without all of its ranks a node is still there to hear the end.
+    // A node that has lost all of its ranks still receives the verdict.
     assert_eq!(council.hear(1, lost(2), now).len(), 3);
     assert!(council.hear(1, Word::Ended(Ending::Done), now).is_empty());
     let too_few = told(&council.hear(2, Word::Gone, now));
@@ -27,12 +27,12 @@ fn ranks_and_nodes_may_be_lost_as_long_as_there_are_enough() {
 fn those_that_were_left_behind_are_not_left() {
     let now = Instant::now();
     let mut council = elastic(1, 0);
-    // All who are left have met without one that stands still, and two of them say so.
+    // The remaining ranks have formed a group without a stopped one, and two of them report that.
     assert!(council.hear(0, met(&[4]), now).is_empty());
     assert!(council.hear(1, met(&[4]), now).is_empty());
     let orders = told(&council.hear(0, lost(0), now));
     assert!(orders[0].ends_with("; the others go on, 4 in all"), "{orders:?}");
-    // It counts once, when it ends as well.
+    // The excluded rank is counted once, even when it ends as well.
     let orders = told(&council.hear(2, lost(4), now));
     assert!(orders[0].ends_with("; the others go on, 4 in all"), "{orders:?}");
 
@@ -47,7 +47,7 @@ fn those_that_were_left_behind_are_not_left() {
 #[test]
 fn those_that_were_left_behind_are_not_left_even_where_that_is_heard_late() {
     let now = Instant::now();
-    // Four have gone on without two that stand still, and have failed.
+    // Four have continued without two that are stopped, and have then failed.
     let mut council = elastic(2, 0);
     for rank in 0..4 {
         assert_eq!(council.hear(rank / 2, lost(rank), now).len(), 3, "rank {rank}");
@@ -70,7 +70,7 @@ fn with_too_few_all_start_again_where_all_launchers_are_there() {
     council.hear(1, Word::Ended(Ending::Done), now);
     let again = told(&council.hear(2, Word::Ended(Ending::Done), now));
     assert!(again[0].starts_with("0 again 1/1: rank 3 (pid 9, node 1, host h1)"), "{again:?}");
-    // The next round begins with all.
+    // The next round begins with all ranks.
     (0..3).for_each(|node| drop(council.hear(node, ready_with(node, Some(5)), now)));
     let stop = ["0 stop", "1 stop", "2 stop", "0 missed 5 of h2"];
     assert!(told(&council.hear(2, lost(5), now)) == stop, "before they have met");
@@ -101,7 +101,7 @@ fn a_launcher_that_is_stopped_leaves_but_the_first_one_ends_the_job() {
     assert_eq!(told(&council.hear(2, stopped(), now)), ["0 stop", "1 stop"], "too few are left");
 }
 
-/// Two nodes with two ranks each, of which nothing was heard yet.
+/// Two nodes with two ranks each; no report yet that they have formed a group.
 fn before_they_met(min: usize) -> Council {
     let mut council = council(2, 0);
     let now = Instant::now();
@@ -114,11 +114,11 @@ fn one_that_was_lost_before_the_ranks_were_heard_to_have_met_is_lost_like_a_late
     let now = Instant::now();
     let go_on = "rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL; the others go on, 3 in all";
     let all_go_on = |what: &str| [0, 1].map(|node| format!("{node} {what}"));
-    // Its launcher has not heard it yet, but that of the other node.
+    // The other node's launcher has received the report, its own has not yet.
     let mut council = before_they_met(2);
     assert!(council.hear(0, met(&[]), now).is_empty());
     assert_eq!(told(&council.hear(1, lost(3), now)), all_go_on(go_on));
-    // Nobody has.
+    // No launcher has received the report.
     let mut council = before_they_met(2);
     assert_eq!(told(&council.hear(1, lost(3), now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
     assert_eq!(told(&council.hear(0, met(&[]), now)), all_go_on(go_on));
@@ -126,7 +126,7 @@ fn one_that_was_lost_before_the_ranks_were_heard_to_have_met_is_lost_like_a_late
     assert!(council.hear(0, Word::Ended(Ending::Done), now).is_empty());
     let over = told(&council.hear(1, Word::Ended(Ending::Done), now));
     assert_eq!(over, ["0 over: Done", "1 over: Done"]);
-    // Too few are left.
+    // Too few ranks are left.
     let mut council = before_they_met(4);
     assert_eq!(council.hear(1, lost(3), now).len(), 3);
     assert!(council.hear(0, met(&[]), now).is_empty());
@@ -146,7 +146,7 @@ fn a_node_that_was_lost_before_the_ranks_were_heard_to_have_met_as_well() {
     );
     assert_eq!(told(&council.hear(0, Word::Ended(Ending::Done), now)), ["0 over: Done"]);
 
-    // One that has lost its ranks has nothing to stop, and hears the end.
+    // A node that has lost its ranks has nothing to stop, and receives the verdict.
     let mut council = before_they_met(1);
     assert_eq!(council.hear(1, lost(3), now).len(), 3);
     assert_eq!(told(&council.hear(1, lost(2), now)), ["0 stop", "0 missed 2 of h1"]);
@@ -165,7 +165,7 @@ fn the_last_lines_of_the_first_cause_come_when_they_are_all_there() {
         let lines = vec![format!("of {rank}")];
         assert!(council.hear(1, Word::LastLines { rank, lines }, now).is_empty());
     }
-    // No node speaks for the ranks of another one.
+    // A node's messages about the ranks of another node are ignored.
     council.hear(0, Word::LastLines { rank: 3, lines: vec![] }, now);
     council.hear(1, Word::Ended(Ending::Done), now);
     let orders = council.hear(0, Word::Ended(Ending::Done), now);
@@ -194,7 +194,7 @@ fn a_launcher_vouches_for_the_end_of_its_own_ranks_only() {
     assert_eq!(told(&council.hear(1, Word::HasEnded(2), now)), ["0 ended 2", "1 ended 2", "2 ended 2"]);
     assert!(council.hear(1, Word::HasEnded(0), now).is_empty());
     assert!(council.hear(2, Word::HasEnded(6), now).is_empty());
-    // What has become of the ranks of a node that is gone is not known.
+    // The fate of the ranks of a lost node is unknown.
     assert_eq!(council.hear(2, Word::Gone, now).len(), 2);
     assert_eq!(told(&council.hear(0, Word::HasEnded(1), now)), ["0 ended 1", "1 ended 1"]);
 }
