@@ -1,11 +1,11 @@
-//! A sampler's indices cut into batches.
+//! Batches of a sampler's indices.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::fetch::panic_message;
 use crate::{Indices, Sampler, SamplerError};
 
-/// A sampler's indices cut into batches: PyTorch's `BatchSampler`.
+/// Batches of a sampler's indices: PyTorch's `BatchSampler`.
 ///
 /// ```
 /// use sampler::{BatchSampler, SequentialSampler};
@@ -25,11 +25,11 @@ pub struct BatchSampler<S> {
 }
 
 impl<S: Sampler> BatchSampler<S> {
-    /// Batches of `batch_size` indices; a last one of fewer is left out where `drop_last` says so.
+    /// Creates batches of `batch_size` indices; `drop_last` drops a smaller last one.
     ///
     /// # Errors
     ///
-    /// Where the batch size is 0.
+    /// If the batch size is 0.
     pub fn new(sampler: S, batch_size: usize, drop_last: bool) -> Result<Self, SamplerError> {
         if batch_size == 0 {
             return Err(SamplerError::ZeroBatchSize);
@@ -37,13 +37,13 @@ impl<S: Sampler> BatchSampler<S> {
         Ok(Self { sampler, batch_size, drop_last })
     }
 
-    /// How many batches the next epoch gives.
+    /// Number of batches in the next epoch.
     pub fn len(&self) -> usize {
         let samples = self.sampler.len();
         if self.drop_last { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
     }
 
-    /// Whether the next epoch gives no batch.
+    /// Whether the next epoch has no batch.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -52,7 +52,7 @@ impl<S: Sampler> BatchSampler<S> {
     ///
     /// # Errors
     ///
-    /// Where the sampler cannot make its order.
+    /// If the sampler cannot make its order.
     pub fn batches(&mut self) -> Result<BatchIndices, SamplerError> {
         let indices = self.sampler.indices()?;
         Ok(BatchIndices {
@@ -64,12 +64,12 @@ impl<S: Sampler> BatchSampler<S> {
         })
     }
 
-    /// The sampler within.
+    /// The inner sampler.
     pub fn sampler(&self) -> &S {
         &self.sampler
     }
 
-    /// The sampler within, to set its epoch or resume it.
+    /// The inner sampler, to set its epoch or resume it.
     pub fn sampler_mut(&mut self) -> &mut S {
         &mut self.sampler
     }
@@ -77,18 +77,18 @@ impl<S: Sampler> BatchSampler<S> {
 
 /// One epoch's batches of indices.
 ///
-/// An item is an error only where the sampler panics or there is no memory for a batch; the epoch ends there.
+/// An item is an error only if the sampler panics or memory for a batch is exhausted; the epoch ends there.
 pub struct BatchIndices {
     indices: Indices,
     batch_size: usize,
     drop_last: bool,
-    /// Number of the next batch.
+    /// Index of the next batch.
     batch: usize,
     over: bool,
 }
 
 impl BatchIndices {
-    /// Puts the next batch into `out` in place of what is there. False at the end of the epoch.
+    /// Replaces the content of `out` by the next batch. Returns false at the end of the epoch.
     pub(crate) fn next_into(&mut self, out: &mut Vec<usize>) -> Result<bool, SamplerError> {
         out.clear();
         if self.over {

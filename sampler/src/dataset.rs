@@ -1,8 +1,8 @@
-//! What a data loader reads from.
+//! `Dataset`: the trait that a data loader reads samples from.
 
 use crate::BoxError;
 
-/// Samples that are found by index.
+/// A collection of samples, accessed by index.
 ///
 /// Workers share one data set, so `get` takes `&self` and must be callable from several threads at once.
 ///
@@ -24,10 +24,10 @@ use crate::BoxError;
 /// }
 /// ```
 pub trait Dataset: Send + Sync {
-    /// One sample.
+    /// Type of a sample.
     type Item;
 
-    /// How many samples there are.
+    /// Number of samples.
     fn len(&self) -> usize;
 
     /// Whether there is no sample.
@@ -35,11 +35,11 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// The sample at an index below [`len`](Self::len).
+    /// Returns the sample at an index below [`len`](Self::len).
     ///
     /// # Errors
     ///
-    /// Whatever hinders reading it. A loader reports the error with the batch and the sample, and goes on.
+    /// Any failure to read the sample. A loader reports the error with the batch and the sample, and continues.
     fn get(&self, index: usize) -> Result<Self::Item, BoxError>;
 }
 

@@ -1,23 +1,24 @@
-//! A data set dealt out to ranks, in PyTorch's order.
+//! Distributed sampler: divides a data set among ranks, in PyTorch's order.
 
 use crate::permutation::Permutation;
 use crate::share::share;
 use crate::{Indices, Sampler, SamplerError, SamplerState, Tail};
 
-/// How a data set is dealt out. Every rank gives the same values but for `rank`.
+/// How a data set is divided among ranks. All ranks need the same values except `rank`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DistributedSamplerConfig {
-    /// Samples in the data set. Default 0.
+    /// Number of samples in the data set. Default 0.
     pub dataset_len: usize,
-    /// How many ranks share it: the world size, or that of the data-parallel group. Default 1.
+    /// Number of ranks that share it: the world size, or that of the data-parallel group. Default 1.
     pub num_replicas: usize,
-    /// This process among them, from 0. Default 0.
+    /// This process's rank among them, from 0. Default 0.
     pub rank: usize,
-    /// Whether each epoch has a random order of its own. Default true.
+    /// Whether each epoch has its own random order. Default true.
     pub shuffle: bool,
-    /// Seed of these orders; to this the epoch is added. Default 0, whatever the run's seed, as in PyTorch.
+    /// Base seed of the order, to which the epoch is added. Default 0, whatever the run's seed, as in PyTorch.
     pub seed: u64,
-    /// What becomes of the last samples where the ranks do not divide the data set. Default [`Tail::Pad`].
+    /// How the last samples are handled if the number of samples is not divisible by that of ranks. Default
+    /// [`Tail::Pad`].
     pub tail: Tail,
 }
 
@@ -29,14 +30,14 @@ impl Default for DistributedSamplerConfig {
 
 /// One rank's part of a data set: PyTorch's `DistributedSampler`, index for index.
 ///
-/// An epoch has one order for all ranks, shuffled by `seed + epoch` or ascending, and rank r takes its positions r,
+/// An epoch has one order for all ranks, shuffled with `seed + epoch` or ascending, and rank r takes its positions r,
 /// r + ranks, r + 2 ranks and so on. Call [`set_epoch`](Sampler::set_epoch) at the start of every epoch: without it
-/// each epoch is as the one before.
+/// all epochs have the same order.
 ///
 /// # Cost
 ///
-/// Without shuffling, constant memory and nothing computed ahead. With it, each rank makes the whole permutation at the
-/// start of an epoch, as PyTorch does: four bytes for each sample of the data set (eight from 2^32 samples on).
+/// Without shuffling, constant memory and no work in advance. With it, each rank computes the whole permutation at
+/// the start of an epoch, as PyTorch does: four bytes for each sample of the data set (eight from 2^32 samples on).
 ///
 /// ```
 /// use sampler::{DistributedSampler, DistributedSamplerConfig, Sampler};
@@ -54,24 +55,24 @@ impl Default for DistributedSamplerConfig {
 pub struct DistributedSampler {
     config: DistributedSamplerConfig,
     epoch: u64,
-    /// Position in the epoch's order from which on the ranks take turns: 0 unless resumed in the middle.
+    /// Position in the epoch's order from which the ranks take turns: 0 unless resumed within an epoch.
     start: usize,
-    /// How many positions come to this rank.
+    /// Number of positions for this rank.
     count: usize,
 }
 
 impl DistributedSampler {
-    /// A sampler at the start of epoch 0.
+    /// Creates a sampler at the start of epoch 0.
     ///
     /// # Errors
     ///
-    /// Where there are no ranks or the rank is none of them; where the padded epoch overflows a `usize`.
+    /// If `num_replicas` is 0 or the rank is out of range; if the length of the padded epoch overflows a `usize`.
     pub fn new(config: DistributedSamplerConfig) -> Result<Self, SamplerError> {
         let count = count_from(&config, 0)?;
         Ok(Self { config, epoch: 0, start: 0, count })
     }
 
-    /// The values that this sampler was made with.
+    /// The configuration it was made with.
     pub fn config(&self) -> &DistributedSamplerConfig {
         &self.config
     }
@@ -81,11 +82,11 @@ impl DistributedSampler {
         self.epoch
     }
 
-    /// The current epoch's indices for this rank, or those that are left of it after [`resume`](Self::resume).
+    /// This rank's indices of the current epoch, or those remaining after [`resume`](Self::resume).
     ///
     /// # Errors
     ///
-    /// Where shuffling needs more memory than there is.
+    /// If memory for shuffling is exhausted.
     pub fn iter(&self) -> Result<DistributedIndices, SamplerError> {
         let DistributedSamplerConfig { dataset_len, num_replicas, rank, shuffle, seed, .. } = self.config;
         let order = if shuffle && self.count > 0 {
@@ -97,11 +98,12 @@ impl DistributedSampler {
         Ok(DistributedIndices { order, dataset_len, next, step: num_replicas, left: self.count })
     }
 
-    /// Where the run stands when this rank is done with `taken` indices of the iteration that it is in.
+    /// Returns the state to save when this rank has finished `taken` indices of the current iteration.
     ///
-    /// Count what was trained on, not what a loader has read ahead: [`Batches::samples`](crate::Batches::samples).
-    /// All ranks are taken to have gone through equally many. Under [`Tail::Uneven`] save rank 0's state: a rank that
-    /// has had its whole share says that the epoch is over, and rank 0 has the longest.
+    /// Count the indices trained on, not those a loader has prefetched:
+    /// [`Batches::samples`](crate::Batches::samples). All ranks are assumed to have finished equally many. Under
+    /// [`Tail::Uneven`] save rank 0's state: a rank that has finished its whole share reports that the epoch is over,
+    /// and rank 0 has the longest share.
     pub fn state(&self, taken: usize) -> SamplerState {
         let DistributedSamplerConfig { dataset_len, num_replicas, shuffle, seed, .. } = self.config;
         let consumed = if taken >= self.count {
@@ -112,17 +114,18 @@ impl DistributedSampler {
         SamplerState { dataset_len, seed, shuffle, epoch: self.epoch, consumed }
     }
 
-    /// Goes on from a saved state, also at another number of ranks than it was saved at.
+    /// Resumes from a saved state, possibly with another number of ranks than when it was saved.
     ///
-    /// What is left of the epoch is distributed again, each sample to one rank, but for the [`Tail`] at this number of
-    /// ranks; padding repeats samples from the epoch's start. At the same number of ranks the sequence is the very one
-    /// that was broken off. A later [`set_epoch`](Sampler::set_epoch) to *another* epoch begins that one whole; to the
-    /// resumed epoch it changes nothing, so that the training loop needs no case of its own.
+    /// The rest of the epoch is divided again, each sample to one rank, except for the [`Tail`] at this number of
+    /// ranks; padding repeats samples from the start of the epoch's order. With the same number of ranks the
+    /// interrupted sequence continues exactly. A later [`set_epoch`](Sampler::set_epoch) with *another* epoch starts
+    /// that one from its beginning; with the resumed epoch it has no effect, so that the training loop needs no
+    /// special case.
     ///
     /// # Errors
     ///
-    /// Where the state is of another data set length, seed or shuffling (the sampler is then as it was); where the
-    /// padded rest of the epoch overflows a `usize`.
+    /// If the state has another data set length, seed or shuffling (the sampler is then unchanged); if the padded
+    /// rest of the epoch overflows a `usize`.
     ///
     /// ```
     /// use sampler::{DistributedSampler, DistributedSamplerConfig, Sampler};
@@ -161,7 +164,7 @@ impl Sampler for DistributedSampler {
         if epoch == self.epoch {
             return;
         }
-        // `new` has counted the same successfully.
+        // It cannot fail, since `new` has computed the same.
         if let Ok(count) = count_from(&self.config, 0) {
             (self.epoch, self.start, self.count) = (epoch, 0, count);
         }
@@ -172,7 +175,7 @@ impl Sampler for DistributedSampler {
     }
 }
 
-/// How many positions from `start` on come to the configured rank, having checked that the last can be counted.
+/// Number of positions from `start` on for the configured rank; checks that the last position does not overflow.
 fn count_from(config: &DistributedSamplerConfig, start: usize) -> Result<usize, SamplerError> {
     let DistributedSamplerConfig { dataset_len, num_replicas, rank, tail, .. } = *config;
     let count = share(dataset_len - start, num_replicas, rank, tail)?;
@@ -205,11 +208,11 @@ impl Iterator for DistributedIndices {
             self.left = 0;
             return None;
         }
-        // Positions that are left were counted without overflow; the one after the last may saturate, unused.
+        // Remaining positions were checked not to overflow; the one after the last may saturate, unused.
         let position = self.next + skipped * self.step;
         self.next = position.saturating_add(self.step);
         self.left -= skipped + 1;
-        // Padding goes round the order, several times where there are more ranks than samples.
+        // Padding wraps around the order, several times if there are more ranks than samples.
         let position = if position < self.dataset_len { position } else { position % self.dataset_len };
         Some(self.order.as_ref().map_or(position, |order| order.at(position)))
     }

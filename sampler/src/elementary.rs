@@ -1,8 +1,8 @@
-//! Logarithm, sine and cosine in single precision, rounded as PyTorch's vectorised normal numbers have them.
+//! Logarithm, sine and cosine in single precision, with the bits of PyTorch's vectorised normal numbers.
 //!
-//! PyTorch transforms normal numbers in runs of 16 with the polynomials of the Cephes library, whose products and
-//! sums its compiler fuses. The same steps, fused at the same places, give the same bits; they are fused on every
-//! processor here, so the numbers do not depend on the machine.
+//! PyTorch transforms normal numbers in groups of 16 with the polynomials of the Cephes library, whose
+//! multiplications and additions its compiler fuses. The same steps, fused at the same places, yield the same bits.
+//! Here they are fused on every processor, so the numbers do not depend on the machine.
 //!
 //! # Source
 //!
@@ -19,9 +19,9 @@ const LN: [f32; 9] = [
     -2.4999994e-1,
     3.333333e-1,
 ];
-/// ln 2 in two parts, the first of few bits.
+/// ln 2 in two parts, the first with few bits.
 const LN_2: [f32; 2] = [6.933594e-1, -2.1219444e-4];
-/// pi / 4 in three parts, the first two of few bits.
+/// pi / 4 in three parts, the first two with few bits.
 const QUARTER_PI: [f32; 3] = [7.8515625e-1, 2.4187565e-4, 3.774895e-8];
 const SIN: [f32; 3] = [-1.9515296e-4, 8.332161e-3, -1.6666655e-1];
 const COS: [f32; 3] = [2.4433157e-5, -1.3887316e-3, 4.1666646e-2];

@@ -1,31 +1,31 @@
-//! Everything that can go wrong here, in one enum.
+//! Error type of this crate.
 
-/// What a data set or a collate function may fail with.
+/// Error of a data set or a collate function.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Everything that samplers, random numbers and the data loader can fail with.
+/// Errors of samplers, random numbers and the data loader.
 ///
-/// Numbers of batches and samples count from 0. A cause is part of the message, so that one line tells all.
+/// Batches and samples count from 0. The message includes the cause, so that one line is complete.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
-    /// A distributed sampler for no ranks.
+    /// A distributed sampler with 0 ranks.
     #[error("num_replicas is 0: a data set is dealt out to at least 1 rank; give the world size")]
     NoReplicas,
 
-    /// A rank that the group does not have.
+    /// A rank that is out of range.
     #[error(
         "rank {rank} is out of range: {num_replicas} ranks are numbered 0 to {}; give each process its own rank",
         num_replicas - 1
     )]
     RankOutOfRange {
-        /// The rank that was asked for.
+        /// The given rank.
         rank: usize,
-        /// How many ranks there are.
+        /// Number of ranks.
         num_replicas: usize,
     },
 
-    /// The padded epoch has more positions than a `usize` counts.
+    /// The padded epoch has more positions than a `usize` can count.
     #[error(
         "{dataset_len} samples padded for {num_replicas} ranks are more than this machine can count; \
          use Tail::Drop or Tail::Uneven"
@@ -33,7 +33,7 @@ pub enum SamplerError {
     EpochTooLong {
         /// Samples in the data set.
         dataset_len: usize,
-        /// How many ranks there are.
+        /// Number of ranks.
         num_replicas: usize,
     },
 
@@ -41,37 +41,37 @@ pub enum SamplerError {
     #[error("batch_size is 0: a batch has at least 1 sample; set batch_size to 1 or more")]
     ZeroBatchSize,
 
-    /// An order of no rows.
+    /// A data set without rows.
     #[error("the data set has no rows: give 1 or more")]
     NoRows,
 
-    /// Workers that may not load anything ahead.
+    /// A prefetch factor of 0 with workers.
     #[error(
         "prefetch_factor is 0 with {num_workers} workers, which could then never load anything; \
          set it to 1 or more, or num_workers to 0"
     )]
     ZeroPrefetch {
-        /// How many workers were asked for.
+        /// Number of workers requested.
         num_workers: usize,
     },
 
-    /// Memory that could not be had.
+    /// An allocation failed.
     #[error("no memory for {len} elements of {what}; make it smaller, or do not shuffle so large a set")]
     OutOfMemory {
-        /// What the memory was for.
+        /// What the memory is for.
         what: &'static str,
-        /// How many elements.
+        /// Number of elements.
         len: usize,
     },
 
-    /// Dimensions whose product no `usize` holds.
+    /// Dimensions whose product overflows a `usize`.
     #[error("dimensions {dims:?} have more elements than this machine can count; make the layer smaller")]
     TooManyElements {
         /// The dimensions.
         dims: Vec<usize>,
     },
 
-    /// Convolution channels that the groups do not divide.
+    /// Convolution channels that are not divisible by the groups.
     #[error(
         "{groups} groups do not divide {in_channels} input and {out_channels} output channels; \
          choose 1 or more groups that divide both"
@@ -85,7 +85,7 @@ pub enum SamplerError {
         groups: usize,
     },
 
-    /// Bounds between which no real number can be drawn, or a normal distribution that does not exist.
+    /// Invalid parameters of a distribution of real numbers.
     #[error("cannot draw {distribution}({a}, {b}): {need}")]
     Distribution {
         /// Which distribution.
@@ -101,19 +101,19 @@ pub enum SamplerError {
     /// An empty range of integers.
     #[error("cannot draw an integer from {low} up to but not including {high}; give high > low")]
     EmptyRange {
-        /// The least integer.
+        /// The smallest integer.
         low: i64,
-        /// One more than the largest.
+        /// Exclusive upper bound.
         high: i64,
     },
 
-    /// A saved state of another epoch order.
+    /// A saved state that belongs to another order of the epoch.
     #[error(
         "the saved state is of another run: its {field} is {got}, this sampler's is {expected}; \
          resume with the same data set, seed and shuffle, or start the epoch afresh"
     )]
     StateMismatch {
-        /// What differs.
+        /// The field that differs.
         field: &'static str,
         /// This sampler's value.
         expected: String,
@@ -127,7 +127,7 @@ pub enum SamplerError {
          make the sampler with the data set's length"
     )]
     SamplerExceedsDataset {
-        /// Every index of the sampler is below this.
+        /// Exclusive upper bound of the sampler's indices.
         bound: usize,
         /// Samples in the data set.
         dataset_len: usize,
@@ -136,38 +136,38 @@ pub enum SamplerError {
     /// A worker thread that could not be started.
     #[error("cannot start data-loading worker {worker} of {num_workers}: {cause}; lower num_workers")]
     SpawnWorker {
-        /// Which worker.
+        /// Index of the worker.
         worker: usize,
-        /// How many were asked for.
+        /// Number of workers requested.
         num_workers: usize,
-        /// What the system said.
+        /// The operating system's error.
         cause: std::io::Error,
     },
 
-    /// The data set failed to give a sample.
+    /// The data set failed to return a sample.
     #[error("batch {batch}: loading sample {index} failed: {cause}")]
     LoadSample {
-        /// The batch in this epoch.
+        /// Index of the batch in this epoch.
         batch: usize,
         /// The sample's index in the data set.
         index: usize,
-        /// What the data set said.
+        /// The data set's error.
         cause: BoxError,
     },
 
     /// The collate function failed.
     #[error("batch {batch}: putting its samples together failed: {cause}")]
     Collate {
-        /// The batch in this epoch.
+        /// Index of the batch in this epoch.
         batch: usize,
-        /// What the collate function said.
+        /// The collate function's error.
         cause: BoxError,
     },
 
     /// The data set panicked on a sample.
     #[error("batch {batch}: loading sample {index} panicked: {message}; this is a bug in the data set")]
     SamplePanicked {
-        /// The batch in this epoch.
+        /// Index of the batch in this epoch.
         batch: usize,
         /// The sample's index in the data set.
         index: usize,
@@ -180,7 +180,7 @@ pub enum SamplerError {
         "batch {batch}: putting its samples together panicked: {message}; this is a bug in the collate function"
     )]
     CollatePanicked {
-        /// The batch in this epoch.
+        /// Index of the batch in this epoch.
         batch: usize,
         /// The panic's message.
         message: String,
@@ -189,7 +189,7 @@ pub enum SamplerError {
     /// The sampler panicked. The epoch ends here.
     #[error("batch {batch}: choosing its samples panicked: {message}; this is a bug in the sampler")]
     SamplerPanicked {
-        /// The batch in this epoch.
+        /// Index of the batch in this epoch.
         batch: usize,
         /// The panic's message.
         message: String,

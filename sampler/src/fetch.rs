@@ -1,4 +1,4 @@
-//! Loading one batch: samples, then collate. A panic in either becomes an error.
+//! Loads one batch: its samples, then collate. A panic in either becomes an error.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -8,16 +8,16 @@ use std::sync::Arc;
 use crate::allocation::reserved;
 use crate::{BoxError, Dataset, SamplerError};
 
-/// A function that makes a batch of samples.
+/// A function that combines samples into a batch.
 pub(crate) type Collate<T, B> = dyn Fn(Vec<T>) -> Result<B, BoxError> + Send + Sync;
 
-/// A batch or why there is none, and how many samples it has.
+/// The result of loading a batch, and its number of samples.
 pub(crate) struct Loaded<B> {
     pub(crate) batch: Result<B, SamplerError>,
     pub(crate) samples: usize,
 }
 
-/// Loads batches; the workers share it.
+/// Loads batches; shared by the workers.
 pub(crate) struct Fetch<D: Dataset, B> {
     pub(crate) dataset: Arc<D>,
     pub(crate) collate: Arc<Collate<D::Item, B>>,
@@ -30,7 +30,7 @@ impl<D: Dataset, B> Clone for Fetch<D, B> {
 }
 
 impl<D: Dataset, B> Fetch<D, B> {
-    /// Loads a batch. `None` where `stop` says, between two samples, that nobody waits for it any more.
+    /// Loads a batch. Returns `None` if `stop`, called before each sample, says that the batch is no longer needed.
     pub(crate) fn fetch(
         &self,
         batch: usize,
@@ -74,7 +74,7 @@ impl<D: Dataset, B> Fetch<D, B> {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn panic_message(payload: Box<dyn Any + Send>) -> String {
     let message = if let Some(message) = payload.downcast_ref::<&str>() {
         (*message).to_owned()
@@ -83,7 +83,7 @@ pub(crate) fn panic_message(payload: Box<dyn Any + Send>) -> String {
     } else {
         "(no message)".to_owned()
     };
-    // A payload may be of any type, and its destructor may panic as well.
+    // A payload may have any type, and its destructor may panic as well.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
     message
 }

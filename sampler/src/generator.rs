@@ -6,12 +6,12 @@ use crate::SamplerError;
 use crate::allocation::{reserved, zeros};
 use crate::permutation;
 
-/// From this many values on, PyTorch draws an integer from 64 random bits in place of 32.
+/// For ranges of at least this size, PyTorch draws an integer from 64 random bits instead of 32.
 const WIDE_RANGE: u64 = 1 << 28;
 
 /// PyTorch's CPU random number generator, to the bit: the same seed and the same calls give the same numbers.
 ///
-/// A clone goes on from the same place, on its own.
+/// A clone continues from the same state, independently.
 ///
 /// # Cost
 ///
@@ -19,8 +19,8 @@ const WIDE_RANGE: u64 = 1 << 28;
 ///
 /// # Source
 ///
-/// Matsumoto and Nishimura, "Mersenne Twister" (1998), seeded with `init_genrand`; how its bits become numbers is
-/// read off PyTorch 2.15.
+/// Matsumoto and Nishimura, "Mersenne Twister" (1998), seeded with `init_genrand`; the conversion of its bits to
+/// numbers follows PyTorch 2.15.
 ///
 /// ```
 /// use sampler::Generator;
@@ -35,54 +35,54 @@ const WIDE_RANGE: u64 = 1 << 28;
 pub struct Generator {
     twister: Mt,
     seed: u64,
-    /// The second number of the last pair of normal numbers, where only the first was asked for.
+    /// The second number of the last pair of normal numbers, if only the first was used.
     pub(crate) spare_normal: Option<f64>,
 }
 
 impl Generator {
-    /// A generator with the given seed; only its low 32 bits count, as in PyTorch.
+    /// Creates a generator with the given seed; only its low 32 bits are used, as in PyTorch.
     pub fn new(seed: u64) -> Self {
         Self { twister: Mt::new(seed as u32), seed, spare_normal: None }
     }
 
-    /// Starts over from another seed: `torch.manual_seed`.
+    /// Reseeds the generator: `torch.manual_seed`.
     pub fn manual_seed(&mut self, seed: u64) {
         *self = Self::new(seed);
     }
 
-    /// The seed that this generator started from, whole.
+    /// The seed that this generator started from, all 64 bits.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The next 32 random bits.
+    /// Draws the next 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         self.twister.next_u32()
     }
 
-    /// The next 64 random bits: the higher half is drawn first.
+    /// Draws the next 64 random bits: the high half first.
     pub fn next_u64(&mut self) -> u64 {
         let high = u64::from(self.next_u32());
         (high << 32) | u64::from(self.next_u32())
     }
 
-    /// A real number from 0 to 1 (exclusive), of 24 random bits.
+    /// Draws a real number from 0 to 1 (exclusive), from 24 random bits.
     pub fn next_f32(&mut self) -> f32 {
         const BITS: u32 = 24;
         (self.next_u32() & ((1 << BITS) - 1)) as f32 / (1u32 << BITS) as f32
     }
 
-    /// A real number from 0 to 1 (exclusive), of 53 random bits.
+    /// Draws a real number from 0 to 1 (exclusive), from 53 random bits.
     pub fn next_f64(&mut self) -> f64 {
         const BITS: u32 = 53;
         (self.next_u64() & ((1 << BITS) - 1)) as f64 / (1u64 << BITS) as f64
     }
 
-    /// `len` real numbers from 0 to 1 (exclusive): `torch.rand(len)`.
+    /// Draws `len` real numbers from 0 to 1 (exclusive): `torch.rand(len)`.
     ///
     /// # Errors
     ///
-    /// Where there is no memory for them.
+    /// If memory is exhausted.
     pub fn rand(&mut self, len: usize) -> Result<Vec<f32>, SamplerError> {
         let mut out = zeros(len, "random numbers")?;
         self.fill_rand(&mut out);
@@ -94,11 +94,11 @@ impl Generator {
         out.fill_with(|| self.next_f32());
     }
 
-    /// `len` real numbers from `low` to `high`: `torch.empty(len).uniform_(low, high)`.
+    /// Draws `len` real numbers from `low` to `high`: `torch.empty(len).uniform_(low, high)`.
     ///
     /// # Errors
     ///
-    /// Where `low` exceeds `high`, or one of them or their distance is not finite in `f32`; where there is no memory.
+    /// If `low` exceeds `high`, or one of them or their distance is not finite in `f32`; if memory is exhausted.
     pub fn uniform(&mut self, len: usize, low: f64, high: f64) -> Result<Vec<f32>, SamplerError> {
         let mut out = zeros(len, "random numbers")?;
         self.fill_uniform(&mut out, low, high)?;
@@ -109,7 +109,7 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// As [`uniform`](Self::uniform); the slice and the generator are then as they were.
+    /// As [`uniform`](Self::uniform); the slice and the generator are then unchanged.
     pub fn fill_uniform(&mut self, out: &mut [f32], low: f64, high: f64) -> Result<(), SamplerError> {
         let (from, to) = (low as f32, high as f32);
         let width = to - from;
@@ -117,16 +117,16 @@ impl Generator {
             let need = "give bounds in ascending order that are finite in f32, and so is their distance";
             return Err(SamplerError::Distribution { distribution: "uniform", a: low, b: high, need });
         }
-        // Fused, as PyTorch's compiler fuses it.
+        // A fused multiply-add, as PyTorch's compiler makes it.
         out.fill_with(|| self.next_f32().mul_add(width, from));
         Ok(())
     }
 
-    /// `len` integers from `low` to `high` (exclusive): `torch.randint(low, high, (len,))`.
+    /// Draws `len` integers from `low` to `high` (exclusive): `torch.randint(low, high, (len,))`.
     ///
     /// # Errors
     ///
-    /// Where `high` is not above `low`; where there is no memory.
+    /// If `high` is not above `low`; if memory is exhausted.
     pub fn randint(&mut self, len: usize, low: i64, high: i64) -> Result<Vec<i64>, SamplerError> {
         if high <= low {
             return Err(SamplerError::EmptyRange { low, high });
@@ -140,16 +140,16 @@ impl Generator {
         Ok(out)
     }
 
-    /// A non-negative 63-bit integer: what `torch.empty((), dtype=torch.int64).random_()` gives.
+    /// Draws a non-negative 63-bit integer: `torch.empty((), dtype=torch.int64).random_()`.
     pub fn next_i63(&mut self) -> u64 {
         self.next_u64() & (i64::MAX as u64)
     }
 
-    /// The numbers from 0 to `len` (exclusive) in random order: `torch.randperm(len)`.
+    /// Returns the numbers from 0 to `len` (exclusive) in random order: `torch.randperm(len)`.
     ///
     /// # Errors
     ///
-    /// Where there is no memory for them.
+    /// If memory is exhausted.
     pub fn randperm(&mut self, len: usize) -> Result<Vec<usize>, SamplerError> {
         permutation::shuffled(self, len, |index| index)
     }

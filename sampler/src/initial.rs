@@ -1,7 +1,7 @@
-//! The values that PyTorch's layers start from, drawn in PyTorch's order.
+//! Initial values of PyTorch's layers, drawn in PyTorch's order.
 //!
 //! Each function draws what the constructor of the same name in `torch.nn` draws, weight before bias, so that calling
-//! them in the order in which a model makes its layers gives that model's initial values from the seed alone.
+//! them in the order in which a model creates its layers returns that model's initial values for a seed.
 //! Layers that draw nothing (`LayerNorm`: weight 1, bias 0) have no function here.
 //!
 //! ```
@@ -34,7 +34,7 @@ pub struct WeightAndBias {
 ///
 /// # Errors
 ///
-/// Where the weight has more elements than fit in memory.
+/// If the weight has more elements than fit in memory.
 pub fn linear(
     generator: &mut Generator,
     in_features: usize,
@@ -44,7 +44,7 @@ pub fn linear(
     Ok(WeightAndBias { weight, bias: bias(generator, out_features, in_features)? })
 }
 
-/// The weight of `nn.Linear(in_features, out_features)`: all that it draws where it has `bias=False`.
+/// The weight of `nn.Linear(in_features, out_features)`: all that it draws with `bias=False`.
 ///
 /// # Shapes
 ///
@@ -52,7 +52,7 @@ pub fn linear(
 ///
 /// # Errors
 ///
-/// Where the weight has more elements than fit in memory.
+/// If the weight has more elements than fit in memory.
 pub fn linear_weight(
     generator: &mut Generator,
     in_features: usize,
@@ -70,7 +70,7 @@ pub fn linear_weight(
 ///
 /// # Errors
 ///
-/// Where the groups do not divide the channels, or the weight has more elements than fit in memory.
+/// If the channels are not divisible by the groups, or the weight has more elements than fit in memory.
 pub fn conv2d(
     generator: &mut Generator,
     in_channels: usize,
@@ -94,7 +94,7 @@ pub fn conv2d(
 ///
 /// # Errors
 ///
-/// Where the weight has more elements than fit in memory.
+/// If the weight has more elements than fit in memory.
 pub fn embedding(
     generator: &mut Generator,
     num_embeddings: usize,
@@ -103,16 +103,16 @@ pub fn embedding(
     generator.randn(count(&[num_embeddings, embedding_dim])?)
 }
 
-/// `len` weights, each of whose outputs sums `fan_in` of them: uniform in +-1/sqrt(fan_in).
+/// Draws `len` elements of a weight with this `fan_in` (inputs to each output): uniform in +-1/sqrt(fan_in).
 ///
 /// # Errors
 ///
-/// Where there is no memory for them.
+/// If memory is exhausted.
 ///
 /// # Source
 ///
-/// He et al., "Delving Deep into Rectifiers" (2015), with the slope of sqrt(5) that PyTorch gives it; the bound is
-/// computed in PyTorch's steps, which do not always round to 1/sqrt(fan_in).
+/// He et al., "Delving Deep into Rectifiers" (2015), with PyTorch's slope of sqrt(5); the bound is computed in
+/// PyTorch's steps, which do not always round to 1/sqrt(fan_in).
 pub fn weight(generator: &mut Generator, len: usize, fan_in: usize) -> Result<Vec<f32>, SamplerError> {
     let slope = 5f64.sqrt();
     let gain = (2.0 / (1.0 + slope * slope)).sqrt();
@@ -121,11 +121,11 @@ pub fn weight(generator: &mut Generator, len: usize, fan_in: usize) -> Result<Ve
     generator.uniform(len, -bound, bound)
 }
 
-/// `len` biases of a layer with `fan_in` inputs to each output: uniform in +-1/sqrt(fan_in).
+/// Draws `len` biases of a layer with this `fan_in` (inputs to each output): uniform in +-1/sqrt(fan_in).
 ///
 /// # Errors
 ///
-/// Where there is no memory for them.
+/// If memory is exhausted.
 pub fn bias(generator: &mut Generator, len: usize, fan_in: usize) -> Result<Vec<f32>, SamplerError> {
     let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
     generator.uniform(len, -bound, bound)

@@ -1,4 +1,4 @@
-//! PyTorch's `randperm` without the whole permutation in memory.
+//! Lazy permutation: PyTorch's `randperm` without the whole permutation in memory.
 
 mod sparse;
 mod window;
@@ -9,19 +9,19 @@ use crate::{Generator, SamplerError};
 use sparse::Sparse;
 use window::Windows;
 
-/// The numbers below a length in the order of [`Generator::randperm`] from a fresh generator, one after the other: the same
-/// sequence, in memory that grows with what was drawn.
+/// The numbers below a length, one at a time, in the order of [`Generator::randperm`] from a new generator: the same
+/// sequence, in memory that grows with the count of numbers drawn.
 ///
 /// # Cost
-/// - Below 214,748,364 numbers, some 25 bytes and 300 nanoseconds for each number drawn; never more memory than the permutation
-///   itself takes (four bytes a number), to which it turns on the way.
-/// - From there on PyTorch's shuffle has no order that could be computed from its beginning: each step of it may move any number
-///   that is placed already. It is computed in windows of about a thousandth of the numbers: for each window all random numbers
-///   are drawn again (about 10 seconds for a billion), in about 40 bytes for each number of a window. [`advance`](Self::advance) then
-///   costs nothing.
+/// - Below 214,748,364 numbers, about 25 bytes and 300 nanoseconds for each number drawn; never more memory than the
+///   permutation itself (four bytes a number), into which it is converted once that is smaller.
+/// - From there on, PyTorch's shuffle cannot be computed from its beginning: each of its steps may move any number
+///   placed before. It is computed in windows of about a thousandth of the numbers: each window draws all random
+///   numbers again (about 10 seconds for a billion), and needs about 40 bytes for each number in it.
+///   [`advance`](Self::advance) then costs nothing.
 ///
 /// # Source
-/// Fisher and Yates' shuffle on a sparse array; for long permutations, its "inside out" form followed backwards.
+/// Fisher and Yates' shuffle on a sparse array; for long permutations, its "inside-out" form followed backwards.
 ///
 /// ```
 /// use sampler::{Generator, LazyPermutation};
@@ -51,7 +51,7 @@ enum Way {
 }
 
 impl LazyPermutation {
-    /// The permutation of the numbers below `len` that PyTorch's `randperm` makes from this seed.
+    /// Creates the permutation of the numbers below `len` that PyTorch's `randperm` makes from this seed.
     pub fn new(seed: u64, len: usize) -> Self {
         let generator = Generator::new(seed);
         let way = match len < LONG {
@@ -61,15 +61,15 @@ impl LazyPermutation {
         Self { len, position: 0, way }
     }
 
-    /// How many numbers were drawn or left out.
+    /// Count of numbers drawn or skipped.
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// Leaves the next `count` numbers out, or as many as there are.
+    /// Skips the next `count` numbers, or as many as remain.
     ///
     /// # Errors
-    /// Where there is no memory for what they leave behind.
+    /// If memory for the moved elements is exhausted.
     pub fn advance(&mut self, count: usize) -> Result<(), SamplerError> {
         let count = count.min(self.len - self.position);
         if let Way::Sparse(sparse) = &mut self.way {

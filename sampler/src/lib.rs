@@ -1,17 +1,17 @@
-//! Which sample goes to which rank: index arithmetic, PyTorch's random numbers, a data loader.
+//! Samplers and data loading: which sample goes to which rank, PyTorch's random numbers, and a data loader.
 //!
-//! - [`DistributedSampler`] deals the indices of a data set out to ranks in PyTorch's order, index for index, and
-//!   goes on in the middle of an epoch from a [`SamplerState`], also at another number of ranks.
-//! - [`SequentialSampler`] and [`RandomSampler`] serve one process; [`BatchSampler`] cuts any [`Sampler`]'s indices
-//!   into batches.
-//! - [`Order`] is for runs of many epochs and data sets of a billion rows: batches go on from one epoch into the next, and no
-//!   permutation is held ([`LazyPermutation`]).
-//! - [`DataLoader`] turns them into batches of samples of a [`Dataset`], on the calling thread or on workers.
-//! - [`Generator`] gives PyTorch's CPU random numbers to the bit, and [`initial`] the values that PyTorch's layers
-//!   start from.
+//! - [`DistributedSampler`] divides the indices of a data set among ranks in PyTorch's order, index for index, and
+//!   resumes within an epoch from a [`SamplerState`], also with another number of ranks.
+//! - [`SequentialSampler`] and [`RandomSampler`] are for one process; [`BatchSampler`] groups the indices of any
+//!   [`Sampler`] into batches.
+//! - [`Order`] is for runs of many epochs and data sets of a billion rows: batches continue across epochs, and no
+//!   whole permutation is stored ([`LazyPermutation`]).
+//! - [`DataLoader`] loads batches of samples of a [`Dataset`], on the calling thread or on workers.
+//! - [`Generator`] draws PyTorch's CPU random numbers, equal to the bit, and [`initial`] the initial values of
+//!   PyTorch's layers.
 //!
-//! Nothing here knows a tensor or another rank: what comes out are indices, `f32`s and whatever a collate function
-//! makes.
+//! This crate does not depend on tensors or communication: its results are indices, `f32`s and whatever a collate
+//! function returns.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The data loader: batches of samples in sampler order.
+//! Data loader: batches of samples in sampler order.
 
 use std::sync::Arc;
 
@@ -6,16 +6,17 @@ use crate::fetch::{Collate, Fetch, Loaded};
 use crate::workers::Workers;
 use crate::{BatchIndices, BatchSampler, BoxError, Dataset, Sampler, SamplerError};
 
-/// How a [`DataLoader`] works.
+/// Configuration of a [`DataLoader`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataLoaderConfig {
-    /// Samples in a batch. Default 1.
+    /// Number of samples in a batch. Default 1.
     pub batch_size: usize,
-    /// Whether a last batch of fewer samples is left out. Default false.
+    /// Whether a smaller last batch is dropped. Default false.
     pub drop_last: bool,
-    /// Threads that load batches ahead; 0 loads each batch on the calling thread, when it is asked for. Default 0.
+    /// Number of threads that prefetch batches; 0 loads each batch on the calling thread, when it is requested.
+    /// Default 0.
     pub num_workers: usize,
-    /// Batches that are under way or waiting, for each worker. Of no account without workers. Default 2.
+    /// Maximum number of batches being loaded or waiting, per worker. Ignored without workers. Default 2.
     pub prefetch_factor: usize,
 }
 
@@ -25,14 +26,14 @@ impl Default for DataLoaderConfig {
     }
 }
 
-/// Batches of a data set's samples, in sampler order whatever the workers do.
+/// Batches of a data set's samples, always in sampler order, with any number of workers.
 ///
-/// `B` is what the collate function makes of a batch's samples.
+/// `B` is the collate function's result for a batch's samples.
 ///
 /// # Cost
 ///
-/// Without workers a batch costs one allocation over what data set and collate cost. With workers at most
-/// `num_workers * prefetch_factor` batches are held, besides the one in use; each epoch starts its own threads.
+/// Without workers a batch costs one allocation in addition to data set and collate. With workers at most
+/// `num_workers * prefetch_factor` batches are stored, besides the one in use; each epoch starts its own threads.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -60,11 +61,11 @@ where
     B: Send + 'static,
     S: Sampler,
 {
-    /// A loader of the data set's samples in the sampler's order.
+    /// Creates a loader of the data set's samples in the sampler's order.
     ///
     /// # Errors
     ///
-    /// Where the batch size is 0, or the prefetch factor with workers; where the sampler is for a longer data set.
+    /// If the batch size is 0, or the prefetch factor is 0 with workers; if the sampler is for a longer data set.
     pub fn new(
         dataset: Arc<D>,
         sampler: S,
@@ -83,17 +84,17 @@ where
         Ok(Self { fetch: Fetch { dataset, collate }, sampler, config })
     }
 
-    /// How many batches the next epoch gives.
+    /// Number of batches in the next epoch.
     pub fn len(&self) -> usize {
         self.sampler.len()
     }
 
-    /// Whether the next epoch gives no batch.
+    /// Whether the next epoch has no batch.
     pub fn is_empty(&self) -> bool {
         self.sampler.is_empty()
     }
 
-    /// The values that this loader was made with.
+    /// The configuration it was made with.
     pub fn config(&self) -> &DataLoaderConfig {
         &self.config
     }
@@ -113,17 +114,17 @@ where
         self.sampler.sampler_mut()
     }
 
-    /// Says which epoch [`batches`](Self::batches) begins next.
+    /// Sets the epoch that [`batches`](Self::batches) begins next.
     pub fn set_epoch(&mut self, epoch: u64) {
         self.sampler_mut().set_epoch(epoch);
     }
 
-    /// Begins an epoch, starting the workers where there are any. Epochs do not depend on each other: one may begin
-    /// while another goes on.
+    /// Begins an epoch, and starts its workers if there are any. Epochs are independent: one may begin before another
+    /// has ended.
     ///
     /// # Errors
     ///
-    /// Where the sampler cannot make its order, or a thread cannot be started.
+    /// If the sampler cannot make its order, or a thread cannot be started.
     pub fn batches(&mut self) -> Result<Batches<D, B>, SamplerError> {
         let indices = self.sampler.batches()?;
         let fetch = self.fetch.clone();
@@ -139,12 +140,11 @@ where
 
 /// One epoch of a [`DataLoader`].
 ///
-/// A batch that cannot be loaded comes out as an error in its place, whether a sample or the collate function failed
-/// or panicked; the batches after it come as if nothing had happened, so whoever wants to can skip it. Only a
-/// panicking *sampler* ends the epoch, after its error. (With `panic = "abort"` a panic ends the program, as ever.)
+/// If a sample or the collate function fails or panics, the iterator returns an error in place of the batch; later
+/// batches are not affected, so the caller may skip it. Only a panicking *sampler* ends the epoch, after its error.
+/// (With `panic = "abort"` a panic ends the program.)
 ///
-/// Dropping it early ends and joins its workers as soon as each is through with the one sample, or the one collate
-/// call, that it is at.
+/// Dropping it early stops and joins its workers; each finishes its current sample or collate call first.
 pub struct Batches<D: Dataset, B> {
     source: Source<D, B>,
     samples: usize,
@@ -156,9 +156,8 @@ enum Source<D: Dataset, B> {
 }
 
 impl<D: Dataset, B> Batches<D, B> {
-    /// How many samples the batches so far had, those that failed included: what
-    /// [`DistributedSampler::state`](crate::DistributedSampler::state) wants to know. Batches that were only read
-    /// ahead do not count.
+    /// Number of samples in the batches returned so far, including those that failed, for
+    /// [`DistributedSampler::state`](crate::DistributedSampler::state). Prefetched batches do not count.
     pub fn samples(&self) -> usize {
         self.samples
     }

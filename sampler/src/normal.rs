@@ -1,21 +1,21 @@
-//! PyTorch's normal numbers.
+//! PyTorch's normally distributed random numbers.
 
 use crate::allocation::zeros;
 use crate::{Generator, SamplerError, elementary};
 
-/// PyTorch makes normal numbers in runs of this many, where there is at least one run.
+/// PyTorch draws normal numbers in groups of this many if at least that many are requested.
 const RUN: usize = 16;
 
 impl Generator {
-    /// `len` normal numbers of mean 0 and deviation 1: `torch.randn(len)`.
+    /// Draws `len` normal numbers of mean 0 and standard deviation 1: `torch.randn(len)`.
     ///
-    /// Fewer than 16 numbers are drawn one at a time, in pairs of which the second may wait in the generator for the
-    /// next such call. From 16 on they are drawn in runs, as PyTorch does on x86-64 with AVX2: elsewhere PyTorch's own
-    /// numbers differ from these by up to 1e-6; these are the same on every machine.
+    /// Fewer than 16 numbers are drawn one at a time, in pairs; the second of a pair may be stored in the generator
+    /// for the next such call. From 16 on they are drawn in groups, as by PyTorch on x86-64 with AVX2: on other
+    /// machines PyTorch's own numbers differ from these by up to 1e-6, while these are the same on every machine.
     ///
     /// # Errors
     ///
-    /// Where there is no memory for them.
+    /// If memory is exhausted.
     ///
     /// # Source
     ///
@@ -31,11 +31,12 @@ impl Generator {
         self.fill_scaled(out, 0.0, 1.0);
     }
 
-    /// `len` normal numbers of the given mean and deviation: `torch.empty(len).normal_(mean, deviation)`.
+    /// Draws `len` normal numbers of the given mean and standard deviation: `torch.empty(len).normal_(mean,
+    /// deviation)`.
     ///
     /// # Errors
     ///
-    /// Where the deviation is negative, or one of them is not finite in `f32`; where there is no memory.
+    /// If the deviation is negative, or one of the two is not finite in `f32`; if memory is exhausted.
     pub fn normal(&mut self, len: usize, mean: f64, deviation: f64) -> Result<Vec<f32>, SamplerError> {
         let mut out = zeros(len, "random numbers")?;
         self.fill_normal(&mut out, mean, deviation)?;
@@ -46,7 +47,7 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// As [`normal`](Self::normal); the slice and the generator are then as they were.
+    /// As [`normal`](Self::normal); the slice and the generator are then unchanged.
     pub fn fill_normal(&mut self, out: &mut [f32], mean: f64, deviation: f64) -> Result<(), SamplerError> {
         if !((mean as f32).is_finite() && (deviation as f32).is_finite() && deviation >= 0.0) {
             let need = "give a finite mean and a finite deviation of 0 or more";
@@ -74,7 +75,7 @@ impl Generator {
         }
     }
 
-    /// One normal number in double precision; its twin is kept for the next call.
+    /// Draws one normal number in double precision; the second of its pair is stored for the next call.
     fn next_normal(&mut self) -> f64 {
         if let Some(spare) = self.spare_normal.take() {
             return spare;
@@ -87,7 +88,7 @@ impl Generator {
     }
 }
 
-/// Turns one run of uniform numbers into normal ones, in place.
+/// Transforms one group of uniform numbers into normal ones, in place.
 fn transform(run: &mut [f32], mean: f32, deviation: f32) {
     let (first, second) = run.split_at_mut(RUN / 2);
     for (a, b) in first.iter_mut().zip(second) {

@@ -1,17 +1,18 @@
-//! The rows of a run, batch by batch and epoch after epoch.
+//! Row order of a run, batch by batch, across epochs.
 
 use crate::allocation::reserved;
 use crate::share::share;
 use crate::{LazyPermutation, SamplerError, SamplerState, Tail};
 
-/// In which order a run takes the rows of a data set. Every rank gives the same values.
+/// The order in which a run takes the rows of a data set. All ranks need the same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderConfig {
-    /// Rows in the data set. Default 0, which [`Order::new`] refuses.
+    /// Number of rows in the data set. Default 0, which [`Order::new`] refuses.
     pub rows: usize,
-    /// Whether each epoch has a random order of its own. Default true.
+    /// Whether each epoch has its own random order. Default true.
     pub shuffle: bool,
-    /// Seed of these orders; to this the epoch is added. Default 0, as that of [`DistributedSampler`](crate::DistributedSampler).
+    /// Base seed of the order, to which the epoch is added. Default 0, as in
+    /// [`DistributedSampler`](crate::DistributedSampler).
     pub seed: u64,
 }
 
@@ -21,15 +22,15 @@ impl Default for OrderConfig {
     }
 }
 
-/// The rows of a run: epoch after epoch, each in the order of [`DistributedSampler`](crate::DistributedSampler) (shuffled by
-/// `seed + epoch`, or ascending), each row exactly once an epoch.
+/// The rows of a run: one epoch after another, each in the order of [`DistributedSampler`](crate::DistributedSampler)
+/// (shuffled with `seed + epoch`, or ascending), each row exactly once per epoch.
 ///
-/// A global batch is the next B rows, whichever ranks there are; rank r of R takes its rows r, r + R, r + 2R and so on. So where R
-/// divides B, and B the rows, a rank takes what a `DistributedSampler` deals out to it. The last batch of an epoch is filled up
-/// with the first rows of the next one.
+/// A global batch is the next B rows, whatever the number of ranks; rank r of R takes its rows r, r + R, r + 2R and
+/// so on. So if R divides B, and B the number of rows, a rank takes the same rows as with a `DistributedSampler`. The
+/// last batch of an epoch is filled with the first rows of the next one.
 ///
 /// # Cost
-/// [`LazyPermutation`]'s: memory and time for the rows that were taken, not for those of the data set.
+/// As [`LazyPermutation`]: memory and time for the rows taken, not for all rows of the data set.
 ///
 /// ```
 /// use sampler::{Order, OrderConfig};
@@ -52,14 +53,14 @@ impl Default for OrderConfig {
 pub struct Order {
     config: OrderConfig,
     epoch: u64,
-    /// Rows of this epoch that were taken, fewer than there are.
+    /// Number of rows of this epoch that were taken, always less than the total.
     consumed: usize,
-    /// The order of this epoch, where it is shuffled and begun.
+    /// The permutation of this epoch, if it is shuffled and begun.
     permutation: Option<LazyPermutation>,
 }
 
 impl Order {
-    /// The order from the beginning of epoch 0.
+    /// Creates the order from the beginning of epoch 0.
     ///
     /// # Errors
     /// A data set without rows.
@@ -70,7 +71,7 @@ impl Order {
         }
     }
 
-    /// The values that this order was made with.
+    /// The configuration it was made with.
     pub fn config(&self) -> &OrderConfig {
         &self.config
     }
@@ -80,22 +81,23 @@ impl Order {
         self.epoch
     }
 
-    /// Where the run stands: what a checkpoint keeps. It depends neither on the number of ranks nor on the size of batches.
+    /// The position in the data, to save in a checkpoint. It depends neither on the number of ranks nor on the batch
+    /// size.
     pub fn state(&self) -> SamplerState {
         let OrderConfig { rows, shuffle, seed } = self.config;
         SamplerState { dataset_len: rows, seed, shuffle, epoch: self.epoch, consumed: self.consumed }
     }
 
-    /// Goes on from a saved state, to the row, at any number of ranks and any size of batches.
+    /// Resumes from a saved state, exact to the row, with any number of ranks and any batch size.
     ///
     /// # Errors
-    /// A state of another data set length, seed or shuffling.
+    /// A state with another data set length, seed or shuffling.
     ///
     /// # Cost
-    /// Of a shuffled epoch, drawing the rows that were taken before: about 5 seconds for 20 million.
+    /// For a shuffled epoch, the rows taken before are drawn again: about 5 seconds for 20 million.
     pub fn resume(&mut self, state: &SamplerState) -> Result<(), SamplerError> {
         state.check(self.config.rows, self.config.seed, self.config.shuffle)?;
-        // A `DistributedSampler` leaves a whole epoch behind with `consumed` at its end.
+        // A finished epoch, whose state from a `DistributedSampler` has `consumed` at its end.
         let is_over = state.consumed >= self.config.rows;
         self.epoch = state.epoch + u64::from(is_over);
         self.consumed = if is_over { 0 } else { state.consumed };
@@ -103,12 +105,13 @@ impl Order {
         Ok(())
     }
 
-    /// The rows that rank `rank` of `num_replicas` takes of the next `batch_size` rows. All ranks call it alike.
+    /// Returns the rows that rank `rank` of `num_replicas` takes of the next `batch_size` rows. All ranks must make
+    /// the same calls, apart from `rank`.
     ///
-    /// Where the ranks do not divide the batch, the first ones take one row more.
+    /// If the batch size is not divisible by the number of ranks, the first ranks take one row more.
     ///
     /// # Errors
-    /// A batch of 0 rows; no ranks, or a rank that is none of them; where memory is short.
+    /// If `batch_size` or `num_replicas` is 0, the rank is out of range, or memory is exhausted.
     pub fn batch(
         &mut self,
         batch_size: usize,
@@ -128,10 +131,10 @@ impl Order {
         Ok(rows)
     }
 
-    /// Leaves out the next `count` rows, over the ends of epochs.
+    /// Skips the next `count` rows, across the ends of epochs.
     ///
     /// # Errors
-    /// Where memory is short.
+    /// If memory is exhausted.
     pub fn advance(&mut self, count: usize) -> Result<(), SamplerError> {
         let left = self.config.rows - self.consumed;
         if count < left {
@@ -170,7 +173,7 @@ impl Order {
                 none.insert(permutation)
             }
         };
-        // There is a row: fewer were taken than there are.
+        // Never `None`: `consumed` is less than the number of rows.
         permutation.next().unwrap_or(Ok(0))
     }
 }
@@ -184,7 +187,7 @@ mod tests {
         Order::new(OrderConfig { rows, seed, shuffle: true }).unwrap()
     }
 
-    /// What ranks take of one batch, in the batch's order.
+    /// Combines what all ranks take of one batch, in the batch's order.
     fn on_ranks(orders: &mut [Order], batch_size: usize) -> Vec<usize> {
         let ranks = orders.len();
         let parts: Vec<Vec<usize>> = (orders.iter_mut().enumerate())
@@ -224,7 +227,7 @@ mod tests {
             orders.iter_mut().for_each(|order| order.resume(&state).unwrap());
             for _ in 0..2 {
                 if batch_size <= expected.len() - rows.len() {
-                    // Those beyond the batch have none of it.
+                    // With more ranks than rows, the last ranks get none.
                     let part = match ranks <= batch_size {
                         true => on_ranks(&mut orders, batch_size),
                         false => {

@@ -1,16 +1,16 @@
-//! PyTorch's `randperm`, and a permutation kept in as little memory as its length allows.
+//! PyTorch's `randperm`, and a permutation stored in as few bytes as its length allows.
 
 use crate::allocation::reserved;
 use crate::{Generator, SamplerError};
 
-/// From this length on, PyTorch draws 64 bits for each element and shuffles the other way round.
+/// From this length on, PyTorch draws 64 bits for each element and uses the inside-out shuffle.
 pub(crate) const LONG: usize = (u32::MAX / 20) as usize;
 
-/// The numbers from 0 to `len` (exclusive) in `torch.randperm(len)`'s order, each through `from`.
+/// Returns the numbers from 0 to `len` (exclusive) in the order of `torch.randperm(len)`, each converted by `from`.
 ///
 /// # Source
 ///
-/// Fisher and Yates' shuffle, forwards below 214,748,364 elements and "inside out" from there on, as PyTorch has it.
+/// Fisher and Yates' shuffle, forwards below 214,748,364 elements and "inside-out" from there on, as in PyTorch.
 pub(crate) fn shuffled<T>(
     generator: &mut Generator,
     len: usize,
@@ -49,14 +49,14 @@ pub(crate) fn inside_out<T>(
 /// A permutation of the numbers below its length.
 #[derive(Debug)]
 pub(crate) enum Permutation {
-    /// Four bytes for each, as long as that is enough.
+    /// Four bytes for each number, if the length fits in `u32`.
     Narrow(Vec<u32>),
-    /// Eight bytes for each.
+    /// Eight bytes for each number.
     Wide(Vec<usize>),
 }
 
 impl Permutation {
-    /// The permutation that PyTorch's `randperm` gives from a fresh generator.
+    /// Creates the permutation that PyTorch's `randperm` makes from a new generator with this seed.
     pub(crate) fn new(seed: u64, len: usize) -> Result<Self, SamplerError> {
         let mut generator = Generator::new(seed);
         Ok(match u32::try_from(len) {
@@ -65,7 +65,7 @@ impl Permutation {
         })
     }
 
-    /// The number at a position below the length.
+    /// Returns the number at a position below the length.
     pub(crate) fn at(&self, position: usize) -> usize {
         match self {
             Self::Narrow(order) => order[position] as usize,
@@ -86,8 +86,9 @@ mod tests {
         assert!(wide.iter().enumerate().all(|(position, &index)| narrow.at(position) == index));
     }
 
-    /// The textbook's form: the newcomer takes a place, whoever sat there moves to the end. (PyTorch 2.15 itself was
-    /// compared once at the shortest length that takes this way, 860 MB of it.)
+    /// Compares with the textbook form: the new element takes the drawn position, and the element there moves to the
+    /// end. (It was compared once with PyTorch 2.15 itself, at the shortest length that is shuffled this way, which
+    /// takes 860 MB.)
     #[test]
     fn long_permutations_shuffle_inside_out() {
         let mut order = Vec::new();

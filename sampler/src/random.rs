@@ -1,11 +1,11 @@
-//! Every index in random order, from a generator that others may draw from too.
+//! Random sampler: every index in random order, from a generator that may be shared.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::permutation::Permutation;
 use crate::{Generator, Indices, Sampler, SamplerError};
 
-/// A generator with several users: what PyTorch's global generator is to a program.
+/// A generator shared by several users, like PyTorch's global generator.
 ///
 /// ```
 /// use sampler::{Generator, SharedGenerator};
@@ -19,7 +19,7 @@ use crate::{Generator, Indices, Sampler, SamplerError};
 pub struct SharedGenerator(Arc<Mutex<Generator>>);
 
 impl SharedGenerator {
-    /// Draws from the generator, alone as long as `draw` runs. To use it again from inside `draw` would wait forever.
+    /// Calls `draw` with exclusive access to the generator. Using the same generator again inside `draw` deadlocks.
     pub fn with<T>(&self, draw: impl FnOnce(&mut Generator) -> T) -> T {
         draw(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -31,10 +31,10 @@ impl From<Generator> for SharedGenerator {
     }
 }
 
-/// Every index of a data set in an order drawn anew each epoch: `DataLoader(shuffle=True)` on one process.
+/// Every index of a data set in a new random order each epoch: `DataLoader(shuffle=True)` in one process.
 ///
-/// Each epoch draws two 63-bit integers from the generator, as PyTorch's loader and its sampler do between them; the
-/// second seeds that epoch's `randperm`. So with PyTorch's seed, and the same draws before, the order is PyTorch's.
+/// Each epoch draws two 63-bit integers from the generator, as PyTorch's loader and sampler do; the second seeds that
+/// epoch's `randperm`. So with PyTorch's seed, and the same draws before, the order is PyTorch's.
 ///
 /// # Cost
 ///
@@ -58,7 +58,8 @@ pub struct RandomSampler {
 }
 
 impl RandomSampler {
-    /// A sampler for a data set of the given length. It takes a [`Generator`] for itself or a [`SharedGenerator`].
+    /// Creates a sampler for a data set of the given length, with a [`Generator`] of its own or a
+    /// [`SharedGenerator`].
     pub fn new(dataset_len: usize, generator: impl Into<SharedGenerator>) -> Self {
         Self { dataset_len, generator: generator.into() }
     }

@@ -1,4 +1,4 @@
-//! Every index in ascending order.
+//! Sequential sampler: every index in ascending order.
 
 use crate::{Indices, Sampler, SamplerError};
 
@@ -13,7 +13,7 @@ pub struct SequentialSampler {
 }
 
 impl SequentialSampler {
-    /// A sampler for a data set of the given length.
+    /// Creates a sampler for a data set of the given length.
     pub fn new(dataset_len: usize) -> Self {
         Self { dataset_len }
     }

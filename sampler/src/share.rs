@@ -1,23 +1,24 @@
-//! How many positions of an epoch one rank gets: arithmetic alone.
+//! The number of positions of an epoch for one rank, and the handling of the last samples.
 
 use serde::{Deserialize, Serialize};
 
 use crate::SamplerError;
 
-/// What becomes of the last samples where the ranks do not divide the data set.
+/// How the last samples are handled if the number of samples is not divisible by the number of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// Ranks get equally many: the epoch's first samples come again at its end (PyTorch's default).
+    /// All ranks get the same number of samples: the first ones of the epoch are repeated at its end (PyTorch's
+    /// default).
     #[default]
     Pad,
-    /// Ranks get equally many: the last samples are left out (PyTorch's `drop_last=True`).
+    /// All ranks get the same number of samples: the last ones are dropped (PyTorch's `drop_last=True`).
     Drop,
-    /// Each sample comes exactly once: the first ranks get one more. For evaluation, where each sample counts once.
+    /// Each sample is used exactly once: the first ranks get one more. For evaluation, where each sample counts once.
     Uneven,
 }
 
-/// How many of `remaining` positions come to a rank that takes every `num_replicas`-th, beginning at its own number.
+/// Number of the `remaining` positions for a rank that takes every `num_replicas`-th, beginning at position `rank`.
 pub(crate) fn share(
     remaining: usize,
     num_replicas: usize,

@@ -1,7 +1,7 @@
-//! Numbers that are found without those before them.
+//! SplitMix64: random access to a sequence of random numbers.
 
-/// The number at `index` of a sequence of random numbers: neighbouring seeds, and neighbouring indices, give unrelated numbers, also in
-/// the low 32 bits. For a seed made of several numbers, each is mixed in by a call of its own.
+/// Returns the number at `index` of a random sequence. Numbers of adjacent seeds and of adjacent indices are
+/// unrelated, also in their low 32 bits. To combine several numbers into a seed, mix in each with a separate call.
 ///
 /// # Source
 /// G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014): SplitMix64.

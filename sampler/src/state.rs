@@ -1,30 +1,30 @@
-//! Where a run stands in its data: what a checkpoint keeps of a sampler.
+//! Sampler state for checkpoints: the position of a run in its data.
 
 use serde::{Deserialize, Serialize};
 
 use crate::SamplerError;
 
-/// Where a distributed run stands in its data set, the same for all ranks: a few numbers to keep in a checkpoint.
+/// Position of a distributed run in its data set, the same for all ranks: a few numbers to save in a checkpoint.
 ///
-/// [`DistributedSampler::state`](crate::DistributedSampler::state) gives it,
-/// [`DistributedSampler::resume`](crate::DistributedSampler::resume) takes it; so do those of [`Order`](crate::Order). It does not depend on the number of
-/// ranks: an epoch's order belongs to the data set, and the ranks take turns along it.
+/// It is returned by [`DistributedSampler::state`](crate::DistributedSampler::state) and restored by
+/// [`DistributedSampler::resume`](crate::DistributedSampler::resume), and by the same methods of
+/// [`Order`](crate::Order). It does not depend on the number of ranks, as all ranks take turns along one order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
-    /// Samples in the data set.
+    /// Number of samples in the data set.
     pub dataset_len: usize,
-    /// Seed of the epochs' orders.
+    /// Base seed of the epochs' orders.
     pub seed: u64,
     /// Whether epochs are shuffled.
     pub shuffle: bool,
     /// The epoch.
     pub epoch: u64,
-    /// How many samples of the epoch's order all ranks together are done with; `dataset_len` or more: all.
+    /// Number of samples of the epoch's order that all ranks together have finished; `dataset_len` or more means all.
     pub consumed: usize,
 }
 
 impl SamplerState {
-    /// Whether it is of this data set length, seed and shuffling.
+    /// Checks that it has this data set length, seed and shuffling.
     pub(crate) fn check(&self, dataset_len: usize, seed: u64, shuffle: bool) -> Result<(), SamplerError> {
         agree("data set length", dataset_len, self.dataset_len)?;
         agree("seed", seed, self.seed)?;

@@ -1,11 +1,11 @@
-//! What every sampler can do.
+//! `Sampler`: the trait of all samplers.
 
 use crate::SamplerError;
 
-/// One epoch's indices, computed as they are asked for.
+/// One epoch's indices, computed lazily.
 pub type Indices = Box<dyn Iterator<Item = usize> + Send>;
 
-/// An order in which one rank goes through a data set.
+/// The order in which one rank reads a data set.
 ///
 /// The trait is object-safe: a [`DataLoader`](crate::DataLoader) takes a `Box<dyn Sampler>` as well as a plain one.
 ///
@@ -19,10 +19,10 @@ pub type Indices = Box<dyn Iterator<Item = usize> + Send>;
 /// # }
 /// ```
 pub trait Sampler: Send {
-    /// How many indices the next epoch gives.
+    /// Number of indices in the next epoch.
     fn len(&self) -> usize;
 
-    /// Whether the next epoch gives no index.
+    /// Whether the next epoch has no index.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -31,13 +31,14 @@ pub trait Sampler: Send {
     ///
     /// # Errors
     ///
-    /// Where the order cannot be made, for want of memory.
+    /// If the order cannot be made because memory is exhausted.
     fn indices(&mut self) -> Result<Indices, SamplerError>;
 
-    /// Says which epoch [`indices`](Self::indices) begins next. Samplers whose order does not depend on it ignore it.
+    /// Sets the epoch that [`indices`](Self::indices) begins next. Samplers whose order does not depend on it ignore
+    /// it.
     fn set_epoch(&mut self, _epoch: u64) {}
 
-    /// A number that every index is below, where it is known: the length of the data set that this sampler is for.
+    /// Exclusive upper bound of the indices, if known: the length of the data set that this sampler is for.
     fn index_bound(&self) -> Option<usize> {
         None
     }

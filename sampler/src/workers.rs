@@ -1,8 +1,8 @@
-//! Threads that load batches ahead, and hand them over in order.
+//! Worker threads that prefetch batches and return them in order.
 //!
-//! One queue under one lock: a worker takes the next batch's indices from it, loads without the lock, and puts the
-//! result into the batch's own place. The consumer takes from the front only. So batches come in sampler order, a
-//! slow batch holds up nobody but the consumer, and no more than a window of them is ever under way.
+//! There is one queue under one lock: a worker takes the next batch's indices from it, loads without the lock, and
+//! puts the result into the batch's own slot. The consumer takes from the front only. So batches arrive in sampler
+//! order, a slow batch blocks only the consumer, and at most a window of batches is in progress.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use std::thread::{Builder, JoinHandle};
 use crate::fetch::{Fetch, Loaded};
 use crate::{BatchIndices, Dataset, SamplerError};
 
-/// The worker threads of one epoch. Dropping it ends and joins them.
+/// The worker threads of one epoch. Dropping it stops and joins them.
 pub(crate) struct Workers<D: Dataset, B> {
     shared: Arc<Shared<D, B>>,
     threads: Vec<JoinHandle<()>>,
@@ -21,22 +21,23 @@ pub(crate) struct Workers<D: Dataset, B> {
 struct Shared<D: Dataset, B> {
     fetch: Fetch<D, B>,
     queue: Mutex<Queue<B>>,
-    /// The batch that the consumer wants is there, or there will be none.
+    /// Signalled when the batch that the consumer waits for is loaded, or there are no more.
     ready: Condvar,
-    /// There is room in the window, or no more work.
+    /// Signalled when the window has room, or there is no more work.
     room: Condvar,
-    /// How many batches may be under way or waiting.
+    /// Maximum number of batches being loaded or waiting.
     window: usize,
     stop: AtomicBool,
 }
 
 struct Queue<B> {
     indices: BatchIndices,
-    /// The batch at the front of `places`.
+    /// Index of the batch at the front of `places`.
     wanted: usize,
-    /// One place for each batch that was handed out and not yet taken, in order; empty while it is being loaded.
+    /// One slot for each batch that a worker has started and the consumer has not taken, in order; `None` while it is
+    /// being loaded.
     places: VecDeque<Option<Loaded<B>>>,
-    /// Whether there are no more indices to hand out.
+    /// Whether all indices have been taken by workers.
     over: bool,
 }
 
@@ -56,7 +57,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Workers<D, B> {
             let thread = Builder::new().name(format!("loader-{worker}")).spawn(move || shared.work());
             match thread {
                 Ok(thread) => workers.threads.push(thread),
-                // Those that run already are joined as `workers` goes.
+                // Dropping `workers` joins those that run already.
                 Err(cause) => return Err(SamplerError::SpawnWorker { worker, num_workers, cause }),
             }
         }
@@ -65,7 +66,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Workers<D, B> {
 }
 
 impl<D: Dataset, B> Workers<D, B> {
-    /// The next batch, waiting for it where need be.
+    /// Returns the next batch, after waiting for it if necessary; `None` at the end of the epoch.
     pub(crate) fn next(&mut self) -> Option<Loaded<B>> {
         let mut queue = self.shared.lock();
         loop {
@@ -93,7 +94,7 @@ impl<D: Dataset, B> Shared<D, B> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// What a worker does: batch after batch, until there are none left or nobody wants them.
+    /// A worker's main loop: loads batches until none are left or `stop` is set.
     fn work(&self) {
         let mut indices = Vec::new();
         while let Some(batch) = self.take(&mut indices) {
@@ -102,7 +103,7 @@ impl<D: Dataset, B> Shared<D, B> {
         }
     }
 
-    /// Waits for room, then takes the next batch's indices and gives its number.
+    /// Waits for room in the window, then takes the next batch's indices and returns the batch's index.
     fn take(&self, indices: &mut Vec<usize>) -> Option<usize> {
         let mut queue = self.lock();
         while !self.stopped() && !queue.over && queue.places.len() >= self.window {
@@ -128,7 +129,7 @@ impl<D: Dataset, B> Shared<D, B> {
         None
     }
 
-    /// Puts a loaded batch into its place.
+    /// Puts a loaded batch into its slot.
     fn put(&self, batch: usize, loaded: Loaded<B>) {
         let mut queue = self.lock();
         let ahead = batch - queue.wanted;
@@ -145,13 +146,13 @@ impl<D: Dataset, B> Shared<D, B> {
 impl<D: Dataset, B> Drop for Workers<D, B> {
     fn drop(&mut self) {
         {
-            // Under the lock, so that no worker can be between looking and waiting.
+            // Under the lock, so that no worker is between checking the flag and waiting.
             let _queue = self.shared.lock();
             self.shared.stop.store(true, Ordering::Relaxed);
         }
         self.shared.room.notify_all();
         for thread in self.threads.drain(..) {
-            // A worker catches the panics of what it calls, and has none of its own to report.
+            // Workers catch panics of the code they call, so there is nothing to report.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The distributed sampler at its edges: sizes, bad input, states of other runs.
+//! The distributed sampler: extreme sizes, bad input, states of other runs.
 
 use sampler::{DistributedSampler, DistributedSamplerConfig, Sampler, SamplerError, SamplerState, Tail};
 

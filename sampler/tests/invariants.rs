@@ -1,4 +1,4 @@
-//! What holds for every data set, number of ranks and tail: proptest, against a plain reference.
+//! Invariants for every data set, number of ranks and tail, with proptest against a simple reference.
 #![allow(clippy::unwrap_used)] // in helpers too; in tests it is allowed anyway
 
 use std::collections::HashMap;
@@ -9,14 +9,14 @@ use sampler::{
     SamplerState, SequentialSampler, Tail,
 };
 
-/// An epoch's parts, the long way round: lists in place of arithmetic.
+/// Each rank's part of an epoch, computed with lists instead of index arithmetic.
 fn reference(order: &[usize], whole: &[usize], ranks: usize, tail: Tail) -> Vec<Vec<usize>> {
     let mut order = order.to_vec();
     match tail {
         Tail::Drop => order.truncate(order.len() / ranks * ranks),
         Tail::Uneven => {}
         Tail::Pad => {
-            // Padding goes on where the order ends: at its start, and round again.
+            // Padding starts at the beginning of the order, and repeats it if necessary.
             let mut padding = whole.iter().copied().cycle();
             while !order.len().is_multiple_of(ranks) {
                 order.extend(padding.next());
@@ -57,7 +57,8 @@ fn counts<'a>(indices: impl IntoIterator<Item = &'a usize>) -> HashMap<usize, us
     counts
 }
 
-/// Checks that the parts hold each sample of `order` as often as the tail allows, and are equally long where it says so.
+/// Checks that the parts contain each sample of `order` as often as the tail allows, and have equal lengths except
+/// under `Uneven`.
 fn check_cover(order: &[usize], parts: &[Vec<usize>], tail: Tail) -> Result<(), TestCaseError> {
     let ranks = parts.len();
     let counts = counts(parts.iter().flatten());
@@ -117,7 +118,7 @@ proptest! {
         let rest: Vec<Vec<usize>> =
             parts(&mut whole).iter().map(|part| part.iter().skip(taken).copied().collect()).collect();
         prop_assert_eq!(parts(&mut resumed), rest);
-        // The next epoch is whole again.
+        // The next epoch starts from its beginning.
         for sampler in whole.iter_mut().chain(&mut resumed) {
             sampler.set_epoch(epoch + 1);
         }

@@ -1,4 +1,4 @@
-//! The data loader: order, errors, panics, ending early.
+//! The data loader: order, errors, panics, early drop.
 #![allow(clippy::unwrap_used)] // in helpers too; in tests it is allowed anyway
 
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use sampler::{
     Indices, RandomSampler, Sampler, SamplerError, SequentialSampler,
 };
 
-/// Samples that are their own index, with a few that misbehave; counts how many were loaded.
+/// Samples that equal their index; some of them fail. Counts how many were loaded.
 #[derive(Default)]
 struct Numbers {
     len: usize,
     error_at: Option<usize>,
     panic_at: Option<usize>,
     delay: Duration,
-    /// Makes early batches slower than late ones.
+    /// Delays every third sample, so that batches finish out of order.
     uneven: bool,
     loaded: AtomicUsize,
 }
@@ -164,14 +164,14 @@ fn prefetch_is_bounded() {
     let mut loader = loader(numbers, config);
     let mut batches = loader.batches().unwrap();
     batches.next().unwrap().unwrap();
-    // One batch was taken, six may be ahead.
+    // One batch was taken, and six more may be loaded.
     let bound = 2 * (1 + 2 * 3);
     let loaded = || loader.dataset().loaded.load(Ordering::SeqCst);
     let start = Instant::now();
     while loaded() < bound && start.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Long enough for a worker that knows no bound.
+    // Long enough for a worker that ignores the bound.
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(loaded(), bound);
 }

@@ -1,4 +1,4 @@
-//! What PyTorch gives, to the bit: the fixtures say how they were made.
+//! Results of PyTorch, to the bit; the fixtures state how they were made.
 
 use sampler::{
     DistributedSampler, DistributedSamplerConfig, Generator, RandomSampler, Sampler, SharedGenerator, Tail,

@@ -1,4 +1,4 @@
-//! Sums and multiples of tensors.
+//! Addition and scaling that `backward` knows.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{
@@ -7,10 +7,11 @@ use candle_core::{
 
 use crate::{apply_op1, apply_op2};
 
-/// `a + b` of one shape, known to [`backward`](crate::backward): a residual connection, say.
+/// `a + b` for equal shapes, as an operation known to [`backward`](crate::backward): for example a residual
+/// connection.
 ///
 /// # Errors
-/// Other shapes, dtypes or devices than each other's.
+/// Shapes, dtypes or devices that differ.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -23,7 +24,7 @@ use crate::{apply_op1, apply_op2};
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    // candle's own says what does not fit.
+    // candle's own addition reports what does not fit.
     let fits = a.shape() == b.shape() && a.dtype() == b.dtype() && a.device().same_device(b.device());
     match fits && a.track_op() && a.dtype().is_float() {
         true => apply_op2(a, b, Add),
@@ -73,7 +74,7 @@ impl CustomOp2 for Add {
     }
 }
 
-/// `x` times a number, known to [`backward`](crate::backward): a weighted loss, say.
+/// `x` times a number, as an operation known to [`backward`](crate::backward): for example a weighted loss.
 ///
 /// # Errors
 /// A dtype that is not of real numbers.

@@ -1,4 +1,4 @@
-//! Operations that [`backward`](crate::backward) knows.
+//! Application of custom operations so that [`backward`](crate::backward) knows them.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::table::{Box1, Box2, Box3, Call, Place};
 /// `x.apply_op1(op)`, known to [`backward`](crate::backward).
 ///
 /// # Cost
-/// A place in a table, as long as the result is there.
+/// An entry in a table for as long as the result exists.
 ///
 /// # Errors
-/// Those of the operation.
+/// Errors of the operation.
 pub fn apply_op1(x: &Tensor, op: impl CustomOp1 + Send + Sync + 'static) -> Result<Tensor> {
     let place = Arc::<Place>::default();
     let op: Arc<Box1> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
@@ -29,10 +29,10 @@ pub fn apply_op1(x: &Tensor, op: impl CustomOp1 + Send + Sync + 'static) -> Resu
 /// `x.apply_op2(y, op)`, known to [`backward`](crate::backward).
 ///
 /// # Cost
-/// A place in a table, as long as the result is there.
+/// An entry in a table for as long as the result exists.
 ///
 /// # Errors
-/// Those of the operation.
+/// Errors of the operation.
 pub fn apply_op2(x: &Tensor, y: &Tensor, op: impl CustomOp2 + Send + Sync + 'static) -> Result<Tensor> {
     let place = Arc::<Place>::default();
     let op: Arc<Box2> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
@@ -46,10 +46,10 @@ pub fn apply_op2(x: &Tensor, y: &Tensor, op: impl CustomOp2 + Send + Sync + 'sta
 /// `x.apply_op3(y, z, op)`, known to [`backward`](crate::backward).
 ///
 /// # Cost
-/// A place in a table, as long as the result is there.
+/// An entry in a table for as long as the result exists.
 ///
 /// # Errors
-/// Those of the operation.
+/// Errors of the operation.
 pub fn apply_op3(
     x: &Tensor,
     y: &Tensor,
@@ -65,7 +65,7 @@ pub fn apply_op3(
     Ok(result)
 }
 
-/// An operation and its place in the table.
+/// An operation and its entry in the table.
 struct Applied<O> {
     op: O,
     _place: Arc<Place>,

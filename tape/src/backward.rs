@@ -1,4 +1,4 @@
-//! Backward over a graph whose operations are known.
+//! Backward through a graph of known operations.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,18 +9,19 @@ use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
 use crate::seeded;
 use crate::table::{Known, known};
 
-/// The gradients of all variables that `loss` depends on, as `loss.backward()` gives them, but for the sign of a zero: without tensors
-/// of zeros and sums onto them where operations were applied by [`apply_op1`](crate::apply_op1) and its like.
+/// Returns the gradients of all variables that `loss` depends on. They equal those of `loss.backward()` except for
+/// the sign of a zero. For operations applied by [`apply_op1`](crate::apply_op1) and its siblings it avoids candle's
+/// zero tensors and the sums onto them.
 ///
-/// Where the graph has another operation, candle goes backward through it and all that it depends on. An `x.sqr()?` at the end
-/// leaves all to candle, a view of a weight that view alone. The gradient of a tensor that operations of both kinds use is summed in
-/// another order then.
+/// Where the graph has another operation, candle runs backward through that and everything it depends on: for an
+/// `x.sqr()?` at the end, the whole graph; for a view of a weight, only that view. The gradient of a tensor that both
+/// kinds of operations use is then summed in another order.
 ///
 /// # Cost
-/// That of the operations' own backward; one sum for each use of a tensor but the first, and a walk over the graph.
+/// The operations' own backward; one sum for each use of a tensor but the first, and a walk over the graph.
 ///
 /// # Errors
-/// Those of the operations; a gradient of another shape or dtype than its tensor's.
+/// Errors of the operations; a gradient whose shape or dtype differs from its tensor's.
 ///
 /// See the [crate's documentation](crate) for an example.
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
@@ -30,10 +31,10 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
     }
 }
 
-/// A store without gradients, which candle has no function for.
+/// Returns a store without gradients; candle has no constructor for one.
 ///
 /// # Errors
-/// None that is known of.
+/// None are known.
 pub fn empty() -> Result<GradStore> {
     Tensor::zeros((), DType::U8, &Device::Cpu).and_then(|nothing| {
         let mut store = nothing.backward()?;
@@ -42,41 +43,42 @@ pub fn empty() -> Result<GradStore> {
     })
 }
 
-/// Whether candle keeps the history of gradients, which is not done here.
+/// Whether candle keeps the history of gradients, which this backward does not support.
 static SECOND_ORDER: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("CANDLE_GRAD_DO_NOT_DETACH").is_ok_and(|value| !value.is_empty() && value != "0")
 });
 
-/// One backward pass: what is known of the graph.
+/// Plan of one backward pass.
 struct Pass<'a> {
-    /// In candle's order: what operations count on each other for, such as gradients that ranks exchange, comes in the same order.
+    /// In candle's order, since operations that depend on each other's order, such as gradient exchange between
+    /// ranks, rely on it.
     steps: Vec<(&'a Tensor, Step)>,
-    /// Parts of the graph that candle goes through.
+    /// Parts of the graph that candle runs backward through.
     parts: Vec<Part>,
-    /// The part that a tensor is in.
+    /// Index of the part that a tensor is in.
     part_of: HashMap<TensorId, usize>,
 }
 
-/// What is done at a tensor.
+/// What backward does at a tensor.
 enum Step {
-    /// Its operation is gone through.
+    /// Runs the operation's own backward.
     Own(Known),
-    /// It is in a part: the part is gone through, if it has not been and all that use it have.
+    /// Runs candle's backward through the part with this index, once all its users are done.
     Part(usize),
 }
 
-/// Tensors that hang together by operations which only candle knows.
+/// Tensors connected by operations that only candle knows.
 #[derive(Default)]
 struct Part {
-    /// Where known operations use them, each once.
+    /// Its tensors that known operations use, each once.
     entries: Vec<Tensor>,
-    /// Known operations that use them and have not been gone through.
+    /// Number of uses by known operations whose backward has not run yet.
     users: usize,
     is_done: bool,
 }
 
 impl<'a> Pass<'a> {
-    /// None where candle's own backward is to go through all.
+    /// `None` if candle's own backward must run the whole graph.
     fn new(loss: &'a Tensor) -> Option<Self> {
         let nodes = loss.sorted_nodes();
         let mut known = known(&nodes);
@@ -125,7 +127,7 @@ impl<'a> Pass<'a> {
                     continue;
                 }
             };
-            // An operation may have kept it to itself.
+            // Missing if every operation that uses the tensor returned none.
             if let Some(gradient) = grads.0.remove(&node.id()) {
                 let given = call.backward(node, &gradient)?;
                 grads.take(call.arguments(), given, &gradient)?;
@@ -142,14 +144,14 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Finds tensors of candle's that are another one in another shape (`reshape`, `flatten`, `squeeze`): they lie in the same memory, whole
-/// and in the same order. Nothing else in a graph does.
+/// Finds candle's tensors that only reshape another one (`reshape`, `flatten`, `squeeze`): they have the same storage
+/// and the same contiguous range. No other operation in a graph has that.
 fn find_views(nodes: &[&Tensor], known: &mut [Option<Known>]) {
     if nodes.iter().zip(&*known).all(|(node, known)| known.is_some() || node.is_variable()) {
         return;
     }
     let mut lying: HashMap<(usize, usize, usize), &Tensor> = HashMap::new();
-    // From the variables on: what a tensor is a view of comes before it.
+    // From the variables on, so that a view comes after its original.
     for (node, known) in nodes.iter().zip(known).rev() {
         let (start, end) = match node.layout().contiguous_offsets() {
             Some(span) if node.elem_count() > 0 => span,
@@ -162,18 +164,18 @@ fn find_views(nodes: &[&Tensor], known: &mut [Option<Known>]) {
     }
 }
 
-/// Which tensors hang together.
+/// Connected groups of tensors (union-find).
 #[derive(Default)]
 struct Groups {
-    /// Another one of the group, or itself.
+    /// Parent of each tensor in its group; the representative is its own parent.
     above: HashMap<TensorId, TensorId>,
 }
 
 impl Groups {
-    /// A tensor, and all that it depends on but variables.
+    /// Joins a tensor with everything it depends on except variables.
     fn join_all_below(&mut self, node: &Tensor) {
         if self.above.contains_key(&node.id()) {
-            // So are all below it.
+            // Then everything below it is, too.
             return;
         }
         self.above.insert(node.id(), node.id());
@@ -184,7 +186,7 @@ impl Groups {
         }
     }
 
-    /// What stands for the group of a tensor.
+    /// The representative of a tensor's group.
     fn of(&self, id: TensorId) -> Option<TensorId> {
         let mut at = id;
         loop {
@@ -195,7 +197,7 @@ impl Groups {
         }
     }
 
-    /// The number of each tensor's group.
+    /// Numbers the groups, and returns each tensor's group number.
     fn numbered(&self) -> HashMap<TensorId, usize> {
         let mut numbers = HashMap::new();
         let of = |(&id, _): (&TensorId, &TensorId)| {
@@ -207,12 +209,12 @@ impl Groups {
     }
 }
 
-/// Gradients on their way.
+/// Gradients computed so far, by tensor id.
 #[derive(Default)]
 struct Gradients(HashMap<TensorId, Tensor>);
 
 impl Gradients {
-    /// Those of an operation's arguments, given for that of its result.
+    /// Adds the gradients `given` for an operation's arguments, computed from that of its result.
     fn take(&mut self, arguments: &[Tensor], given: [Option<Tensor>; 3], of_result: &Tensor) -> Result<()> {
         let mut taken = vec![of_result.clone()];
         for (argument, gradient) in arguments.iter().zip(given) {
@@ -223,7 +225,7 @@ impl Gradients {
             }
             let gradient = gradient.detach();
             let is_wanted = argument.is_variable() || !argument.track_op();
-            // Whoever takes gradients may change them: each has its memory.
+            // Callers may modify variables' gradients in place, so each has its own storage.
             let is_shared = is_wanted && taken.iter().any(|other| share(other, &gradient));
             let gradient = match is_shared {
                 true => gradient.force_contiguous()?,
@@ -235,8 +237,8 @@ impl Gradients {
         Ok(())
     }
 
-    /// Through a part that only candle knows, to the variables, once all that use it have been gone through. Of its tensors the last
-    /// one comes after all of these.
+    /// Runs candle's backward through a part, down to the variables, once all its users are done. This is certain at
+    /// the latest at the part's last tensor in the order of steps.
     fn of_part(&mut self, part: &mut Part) -> Result<()> {
         if part.users > 0 || std::mem::replace(&mut part.is_done, true) {
             return Ok(());
@@ -269,12 +271,12 @@ impl Gradients {
     }
 }
 
-/// Whether two tensors lie in one storage.
+/// Whether two tensors share a storage.
 fn share(a: &Tensor, b: &Tensor) -> bool {
     place(a) == place(b)
 }
 
-/// Where a storage is: it stays there as long as a tensor has it.
+/// Address of a tensor's storage, which identifies it as long as a tensor holds it.
 fn place(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }

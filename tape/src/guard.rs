@@ -1,4 +1,4 @@
-//! Variables whose gradients somebody has to see.
+//! Guards: checks that run when backward reaches a variable.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,21 +7,22 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockWriteGuard};
 
 use candle_core::{Result, Tensor, TensorId};
 
-/// By variable, what says whether backward may come there.
+/// The check of each guarded variable.
 static CHECKS: LazyLock<RwLock<HashMap<TensorId, Arc<Check>>>> = LazyLock::new(RwLock::default);
 
-/// Guards that there are: where there is none, operations do not look.
+/// Number of guards: if it is 0, operations skip the look-up.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 type Check = dyn Fn() -> Result<()> + Send + Sync;
 
-/// As long as it is there, backward asks before it comes to a variable: see [`guard`].
+/// While it exists, backward runs a check at a variable: see [`guard`].
 #[must_use = "a guard ends when it is dropped"]
 pub struct Guard(TensorId);
 
-/// Has `check` called whenever backward, candle's own included, goes through an operation that was applied to `variable` itself by
-/// [`apply_op1`](crate::apply_op1) and its like; an error ends backward. Operations on views of it, and candle's own, do not ask. A
-/// variable has one guard: another one takes its place.
+/// Registers `check`, which is called whenever backward, including candle's own, goes through an operation applied
+/// directly to `variable` by [`apply_op1`](crate::apply_op1) or its siblings; an error aborts backward. Operations on
+/// views of the variable, and candle's own operations, do not call it. A variable has one check: a second one
+/// replaces the first.
 ///
 /// ```
 /// use candle_core::{Device, Var, bail};
@@ -55,7 +56,7 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Backward has come to an operation with these arguments.
+/// Runs the checks of these arguments; called by an operation's backward.
 pub(crate) fn ask(arguments: &[&Tensor]) -> Result<()> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());

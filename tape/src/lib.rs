@@ -1,12 +1,14 @@
-//! Backward through candle's graph without its sums onto zeros.
+//! Backward through candle's graph without zero tensors and sums onto them.
 //!
-//! candle's `loss.backward()` makes a tensor of zeros for each gradient of each operation and adds the gradient to that. For large
-//! activations that is four times the memory traffic of the gradient itself, and a tenth of a training step. An operation that
-//! was applied by [`apply_op1`], [`apply_op2`] or [`apply_op3`] is known to [`backward`] here, which hands its gradients on as
-//! they are, and adds only where a tensor was used several times; views such as `reshape` are known as well. Through other operations,
-//! and what they depend on, candle goes. The gradients are the same, but for the sign of a zero.
+//! candle's `loss.backward()` allocates a tensor of zeros for each gradient of each operation and adds the gradient
+//! to it. For large activations that is four times the memory traffic of the gradient itself, and a tenth of a
+//! training step. The [`backward`] of this crate knows the operations that were applied by [`apply_op1`],
+//! [`apply_op2`] or [`apply_op3`]: it passes their gradients on without a copy, and adds only where a tensor was used
+//! several times. It knows views such as `reshape` as well. For other operations, and everything they depend on, it
+//! calls candle's backward. The gradients are the same, except for the sign of a zero.
 //!
-//! The order to read in: [`apply_op2`] (`apply.rs`), the table of what was applied (`table.rs`), [`backward`] (`backward.rs`).
+//! Suggested reading order: [`apply_op2`] (`apply.rs`), the table of applied operations (`table.rs`), [`backward`]
+//! (`backward.rs`).
 //!
 //! ```
 //! use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor, Var};

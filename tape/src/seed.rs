@@ -1,16 +1,17 @@
-//! Backward from the middle of a model.
+//! Backward from an intermediate tensor with a given gradient.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
 use crate::apply_op1;
 
-/// A number whose backward gives `output` this gradient: where only a part of a model goes backward, and the rest of it has gone before.
+/// Returns a scalar whose backward starts at `output` with `gradient`: for a model whose backward runs in several
+/// parts, such as pipeline stages.
 ///
 /// # Shapes
-/// Those of `output` and its gradient are equal; the result has no dimensions, and its value no meaning.
+/// `output` and `gradient` have the same shape; the result has no dimensions, and its value is meaningless.
 ///
 /// # Cost
-/// None for f32 and f64 on a CPU; elsewhere a product and a sum.
+/// None for f32 and f64 on a CPU; otherwise, or if `output` is a variable, a product and a sum.
 ///
 /// # Errors
 /// candle's.
@@ -26,7 +27,7 @@ use crate::apply_op1;
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn seeded(output: &Tensor, gradient: Tensor) -> Result<Tensor> {
-    // A variable's gradient has memory of its own.
+    // Not for a variable: its gradient must have its own storage.
     if !output.is_variable() && output.device().is_cpu() && matches!(output.dtype(), DType::F32 | DType::F64)
     {
         return apply_op1(output, Seed(gradient));

@@ -1,11 +1,11 @@
-//! Which operation gave a tensor, and of what: candle's graph does not tell.
+//! Table of applied operations by result: candle's graph does not give access to them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use candle_core::{CustomOp1, CustomOp2, CustomOp3, Result, Tensor, TensorId};
 
-/// Operations by the tensor that they gave, as long as that is there.
+/// Operations by the id of their result, for as long as the result exists.
 static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
 
 type Table = HashMap<TensorId, Call<Weak<Box1>, Weak<Box2>, Weak<Box3>>>;
@@ -14,17 +14,17 @@ pub(crate) type Box1 = Box<dyn CustomOp1 + Send + Sync>;
 pub(crate) type Box2 = Box<dyn CustomOp2 + Send + Sync>;
 pub(crate) type Box3 = Box<dyn CustomOp3 + Send + Sync>;
 
-/// An operation and what it was applied to.
+/// An operation and its arguments.
 #[derive(Clone)]
 pub(crate) enum Call<One, Two, Three> {
     One([Tensor; 1], One),
     Two([Tensor; 2], Two),
     Three([Tensor; 3], Three),
-    /// The same numbers in another shape, which candle keeps in the same memory.
+    /// A reshape, for which candle shares the storage.
     View([Tensor; 1]),
 }
 
-/// One whose result is there.
+/// A call whose result still exists.
 pub(crate) type Known = Call<Arc<Box1>, Arc<Box2>, Arc<Box3>>;
 
 impl Known {
@@ -37,7 +37,7 @@ impl Known {
         }
     }
 
-    /// The gradients of the arguments, in their order.
+    /// Returns the gradients of the arguments, in their order.
     pub(crate) fn backward(&self, result: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
         match self {
             Self::One([a], op) => Ok([op.bwd(a, result, gradient)?, None, None]),
@@ -57,7 +57,8 @@ impl Known {
     }
 }
 
-/// A place in the table. The operation has it, and candle's graph the operation: both go with the result.
+/// Owner of a table entry. The operation holds it, and the result holds the operation through candle's graph, so that
+/// dropping the result removes the entry.
 #[derive(Default)]
 pub(crate) struct Place(OnceLock<TensorId>);
 
@@ -71,12 +72,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Arguments are let go after the table, which they may have places in.
+        // Arguments are dropped after the table is unlocked, since they may own entries as well.
         let _call = self.0.get().and_then(|result| table().remove(result));
     }
 }
 
-/// What gave each of these tensors, where it is known.
+/// Returns the call that each of these tensors is the result of, where it is known.
 pub(crate) fn known(tensors: &[&Tensor]) -> Vec<Option<Known>> {
     let table = table();
     let known = |tensor: &&Tensor| {

@@ -1,4 +1,4 @@
-//! Which parameters get no gradient, and why that may be.
+//! Audit: which parameters get no gradient, and the likely reason.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -7,10 +7,10 @@ use candle_core::{Tensor, TensorId, Var};
 
 use crate::{Error, Result};
 
-/// Names that a message lists, at most.
+/// Maximum number of names listed in a message.
 const NAMES: usize = 5;
 
-/// What a strategy does about parameters that have no gradient on any rank after the first backward.
+/// What a strategy does when parameters have no gradient on any rank after the first backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnMissingGradient {
     /// Warns once, through `tracing`, on the group's first rank.
@@ -18,23 +18,23 @@ pub enum OnMissingGradient {
     Warn,
     /// Fails with [`Error::MissingGradients`], on every rank.
     Fail,
-    /// Nothing.
+    /// Does nothing.
     Ignore,
 }
 
-/// How a strategy looks for parameters without a gradient, in the first backward that has data.
+/// How a strategy checks for parameters without a gradient, in the first backward that has data.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditConfig {
-    /// What is done about them. Default: a warning.
+    /// What to do about them. Default: a warning.
     pub on_missing: OnMissingGradient,
-    /// Names, or beginnings of names up to a dot, of parameters that are frozen on purpose and looked at by nobody: "encoder" stands
-    /// for "encoder.weight", too. Default: none.
+    /// Names, or name prefixes that end at a dot, of parameters that are frozen on purpose and not checked: "encoder"
+    /// also covers "encoder.weight". Default: none.
     pub frozen: Vec<String>,
 }
 
 impl AuditConfig {
-    /// Looks at parameters, each with its name, shape and whether it has a gradient, and does what is to be done. `strategy` is named
-    /// in the message; only one rank says it (`is_speaker`), while all of them fail.
+    /// Checks parameters, given as name, shape and whether there is a gradient, and acts on the result as configured.
+    /// `strategy` appears in the message; only the rank with `is_speaker` warns, but every rank fails.
     ///
     /// # Errors
     /// [`Error::MissingGradients`], with [`OnMissingGradient::Fail`].
@@ -79,7 +79,7 @@ impl AuditConfig {
     }
 }
 
-/// Through `tracing`; on standard error where the program has set up nothing that takes it, for it is said only once.
+/// Warns through `tracing`, or on standard error where no subscriber takes warnings, since it is reported only once.
 fn warn(text: &str) {
     match tracing::enabled!(tracing::Level::WARN) {
         true => tracing::warn!("{text}"),
@@ -87,43 +87,45 @@ fn warn(text: &str) {
     }
 }
 
-/// Why a parameter has no gradient, as far as can be told.
+/// Why a parameter has no gradient, as far as can be determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoGradient {
-    /// The graph of the loss does not lead to it. It was not used, or only detached, or an operation without backward is between it
-    /// and the loss: candle's graph does not show which of these.
+    /// The graph of the loss does not lead to it. It was not used, or only detached, or an operation without backward
+    /// lies between it and the loss: candle's graph does not show which.
     NotReached,
-    /// The same, and by its name and shape it is what this operation of candle's computes with, which has no backward. A guess.
+    /// As `NotReached`; its name and shape suggest that this candle operation, which has no backward, uses it. A
+    /// guess.
     Likely(&'static str),
-    /// The graph leads to it, but the operation that takes it gave no gradient. (Where an operation further on gives none, candle's
-    /// backward panics.)
+    /// The graph leads to it, but the operation that takes it returned no gradient. (Where a later operation returns
+    /// none, candle's backward panics.)
     NotGiven,
 }
 
-/// The parameters that have no gradient, of those that were looked at.
+/// The parameters that have no gradient, among those checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GradientAudit {
     missing: Vec<(String, NoGradient)>,
     total: usize,
 }
 
-/// Which of these variables get no gradient from `loss`, and why that may be.
+/// Returns which of these variables get no gradient from `loss`, with the likely reason.
 ///
-/// In candle 0.11 gradients stop at these operations without a word, since they leave nothing in the graph; what takes their place
-/// here stands in brackets: `softmax_last_dim` ([`softmax`](crate::softmax)), `layer_norm` ([`LayerNorm`](crate::LayerNorm)),
-/// `rms_norm` ([`RmsNorm`](crate::RmsNorm)), `rope`, `rope_i` and `rope_thd` ([`Rotary`](crate::Rotary)), `sdpa`
-/// ([`attention`](crate::attention)), and products with quantised weights. `candle_nn::LayerNorm` and `candle_nn::RmsNorm` are among
-/// those who call them. The graph does not show them, so the operation that is named is a guess, by the parameter's name and shape.
+/// In candle 0.11 gradients stop silently at the following operations, since they leave nothing in the graph; the
+/// replacement is in brackets: `softmax_last_dim` ([`softmax`](crate::softmax)), `layer_norm`
+/// ([`LayerNorm`](crate::LayerNorm)), `rms_norm` ([`RmsNorm`](crate::RmsNorm)), `rope`, `rope_i` and `rope_thd`
+/// ([`Rotary`](crate::Rotary)), `sdpa` ([`attention`](crate::attention)), and products with quantised weights.
+/// `candle_nn::LayerNorm` and `candle_nn::RmsNorm` call some of these. As the graph does not show them, the operation
+/// named is a guess from the parameter's name and shape.
 ///
-/// Variables that are not trained on purpose are to be left out of `vars`. For one process; `Ddp` and `Fsdp` look by themselves
+/// Leave variables that are frozen on purpose out of `vars`. For one process; `Ddp` and `Fsdp` check by themselves
 /// ([`AuditConfig`]).
 ///
 /// # Cost
 /// A backward pass.
 ///
 /// # Errors
-/// What backward fails with; candle's message names an operation that refuses it.
+/// Errors of backward; candle's message names the operation that refuses it.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -170,7 +172,7 @@ impl GradientAudit {
         }
     }
 
-    /// The parameters without a gradient, in the order in which they were given.
+    /// The parameters without a gradient, in the order given.
     pub fn missing(&self) -> &[(String, NoGradient)] {
         &self.missing
     }
@@ -211,7 +213,7 @@ const QUERY_OR_KEY: [&str; 10] = ["q_proj", "k_proj", "query", "key", "to_q", "t
 const VALUE: [&str; 5] = ["v_proj", "value", "to_v", "wv", "v"];
 const WEIGHTS: &str = "softmax_last_dim or rope";
 
-/// What takes the place of an operation without backward.
+/// Replacement for a candle operation without backward.
 fn instead(operation: &str) -> &'static str {
     match operation {
         "rms_norm" => "training::RmsNorm",
@@ -220,7 +222,7 @@ fn instead(operation: &str) -> &'static str {
     }
 }
 
-/// The operation of candle's without backward that a parameter is likely used by.
+/// The candle operation without backward that most likely uses this parameter.
 fn likely(name: &str, dims: &[usize], has_gradient: &HashMap<&str, bool>) -> Option<&'static str> {
     let (module, _) = name.rsplit_once('.')?;
     let (parent, own) = module.rsplit_once('.').unwrap_or(("", module));
@@ -230,7 +232,7 @@ fn likely(name: &str, dims: &[usize], has_gradient: &HashMap<&str, bool>) -> Opt
             .any(|last| has_gradient.contains_key(format!("{module}.{last}").as_str()));
         return Some(if has_bias { "layer_norm" } else { "rms_norm" });
     }
-    // Values reach the loss, and what weighs them does not.
+    // If the value projection has a gradient and the query or key projection has none, the attention weights lost it.
     let is_value = |(name, has): (&&str, &bool)| {
         let of_parent = match parent {
             "" => Some(*name),
@@ -301,7 +303,7 @@ mod tests {
         assert!(!config.is_frozen("a.bc") && !config.is_frozen("a") && !config.is_frozen("x.a.b"));
     }
 
-    /// An operation whose backward gives nothing.
+    /// An operation whose backward returns no gradient.
     struct Nothing;
 
     impl CustomOp1 for Nothing {
@@ -340,7 +342,7 @@ mod tests {
         Ok(())
     }
 
-    /// An operation without backward that candle's graph has.
+    /// An operation without backward that is recorded in candle's graph.
     struct Forward;
 
     impl CustomOp1 for Forward {

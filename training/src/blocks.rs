@@ -1,15 +1,16 @@
-//! Slices divided into blocks, which several threads work on.
+//! Slices divided into blocks that are processed in parallel.
 
 use rayon::prelude::*;
 
-/// Numbers of a block of independent elements: a task that is long beside the cost of handing it to a thread, and fits the cache.
+/// Elements of a block in elementwise work: large enough to outweigh the cost of scheduling a task, small enough for
+/// the cache.
 pub(crate) const BLOCK: usize = 1 << 14;
 
-/// Numbers below which other threads are not woken.
+/// Amounts of work, in elements, below this run on the calling thread.
 const SMALL: usize = 1 << 15;
 
-/// Divides slices of one length into blocks of `size` numbers (the last may be shorter) and runs `f` on the index of the first
-/// number and the blocks there. What `f` gives is in the order of the blocks. Which blocks there are depends on `size` alone, so
+/// Divides slices of equal length into blocks of `size` elements (the last may be shorter) and calls `f` with the
+/// index of the first element and the blocks at it. Results are in block order. The blocks depend on `size` alone, so
 /// the result has the same bits whatever the number of threads.
 pub(crate) fn blocks<T: Send, R: Send, const N: usize>(
     slices: [&mut [T]; N],
@@ -20,7 +21,7 @@ pub(crate) fn blocks<T: Send, R: Send, const N: usize>(
     blocks_of_work(slices, size, work, f)
 }
 
-/// [`blocks`] where `f` goes over another number of numbers, `work` in all, than the slices have.
+/// [`blocks`] where `f` processes `work` elements in all, which may differ from the length of the slices.
 pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
     slices: [&mut [T]; N],
     size: usize,
@@ -39,7 +40,7 @@ pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
     }
 }
 
-/// The size of blocks of whole rows of `width` numbers.
+/// Block size in elements, a multiple of the row length `width`.
 pub(crate) fn of_rows(width: usize) -> usize {
     (BLOCK / width.max(1)).max(1) * width.max(1)
 }

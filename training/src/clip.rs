@@ -10,13 +10,13 @@ use crate::op::{dense, sum};
 use crate::vectors::vectorized;
 use crate::{Error, Result};
 
-/// Numbers that are summed in f32.
+/// Number of elements in each run that is summed in f32.
 const RUN: usize = 1024;
 
-/// The 2-norm of the gradients of all these parameters together; those without a gradient count nothing.
+/// Returns the 2-norm of the gradients of all these parameters together; parameters without a gradient count as 0.
 ///
-/// Squares are summed in f64, parameter after parameter. Where ranks have parts of a model, this is the norm of this rank's part;
-/// `comm::global_norm` makes that of the whole of it, and [`clip_by_norm`] clips by that.
+/// Squares are summed in f64, parameter by parameter. Where a model is divided over ranks, this is the norm of this
+/// rank's part; `comm::global_norm` combines it into the norm of the whole, by which [`clip_by_norm`] clips.
 ///
 /// # Cost
 /// One pass over the gradients.
@@ -43,7 +43,8 @@ pub fn grad_norm(grads: &GradStore, vars: &[Var]) -> Result<f64> {
     Ok(total.sqrt())
 }
 
-/// Multiplies the gradients of these parameters with a number. The store gets new tensors; nobody else's change.
+/// Multiplies the gradients of these parameters by `factor`. The store gets new tensors; other references to the old
+/// ones do not change.
 ///
 /// # Errors
 /// candle's.
@@ -58,24 +59,25 @@ pub fn scale_grads(grads: &mut GradStore, vars: &[Var], factor: f64) -> Result<(
     Ok(())
 }
 
-/// Scales the gradients of these parameters so that their norm together is at most `max_norm`; gives the norm that they had.
+/// Scales the gradients of these parameters so that their joint norm is at most `max_norm`; returns the norm before
+/// scaling.
 ///
-/// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all are multiplied with `max_norm / (norm + 1e-6)`
+/// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all are multiplied by `max_norm / (norm + 1e-6)`
 /// where that is below 1.
 ///
 /// # Where it may not be used
-/// This is the norm of what this process has. Where ranks have different parts of a model (shards, parts of layers, stages), each
-/// would clip by another norm, without an error: the result would not be one process's, and what several ranks have, such as the
-/// norms between divided layers, would drift apart. There the model's own method of this name is to be called, which takes the norm
-/// over all ranks and counts each parameter once: `Fsdp::clip_grad_norm`, `TensorParallel::clip_grad_norm`,
-/// `Pipeline::clip_grad_norm`. Where every rank has the whole model and the same gradients (`Ddp`), this is as good as
-/// `Ddp::clip_grad_norm`.
+/// This is the norm over this process's parameters. Where ranks have different parts of a model (shards, parts of
+/// layers, stages), each would clip by a different norm, without an error: the result would differ from one
+/// process's, and parameters that several ranks hold, such as the norms between divided layers, would drift apart. In
+/// that case call the model's own method, which takes the norm over all ranks and counts each parameter once:
+/// `Fsdp::clip_grad_norm`, `TensorParallel::clip_grad_norm`, `Pipeline::clip_grad_norm`. Where every rank has the
+/// whole model and the same gradients (`Ddp`), this is equivalent to `Ddp::clip_grad_norm`.
 ///
 /// # Cost
-/// One pass over the gradients, and another one where they are clipped.
+/// One pass over the gradients, and another if they are clipped.
 ///
 /// # Errors
-/// [`Error::NotFinite`] names the first parameter whose gradient holds a NaN or an infinity; nothing is changed then.
+/// [`Error::NotFinite`] names the first parameter whose gradient holds a NaN or an infinity; nothing is changed.
 /// [`Error::InvalidConfig`] for a `max_norm` that is negative or NaN.
 ///
 /// ```
@@ -98,14 +100,15 @@ pub fn clip_grad_norm(grads: &mut GradStore, vars: &[Var], max_norm: f64) -> Res
     Ok(norm)
 }
 
-/// Scales the gradients of these parameters by what [`clip_grad_norm`] scales them where all gradients together have this norm:
-/// those of other ranks with them.
+/// Scales the gradients of these parameters as [`clip_grad_norm`] does, for a given norm of all gradients together,
+/// including those of other ranks.
 ///
 /// # Cost
-/// One pass over the gradients where they are clipped.
+/// One pass over the gradients if they are clipped.
 ///
 /// # Errors
-/// [`Error::NormNotFinite`]; [`Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed then.
+/// [`Error::NormNotFinite`]; [`Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed in
+/// either case.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -122,10 +125,10 @@ pub fn clip_by_norm(grads: &mut GradStore, vars: &[Var], norm: f64, max_norm: f6
     if factor < 1.0 { scale_grads(grads, vars, factor) } else { Ok(()) }
 }
 
-/// What [`clip_by_norm`] multiplies gradients with that have this norm together: 1 where they are short enough.
+/// Returns the factor by which [`clip_by_norm`] multiplies gradients of this joint norm: 1 if no clipping is needed.
 ///
-/// [`Adam::step_scaled`](crate::Adam::step_scaled) and [`Sgd::step_scaled`](crate::Sgd::step_scaled) take it, and save the pass over
-/// the gradients that scaling is.
+/// Passing it to [`Adam::step_scaled`](crate::Adam::step_scaled) or [`Sgd::step_scaled`](crate::Sgd::step_scaled)
+/// saves a separate pass over the gradients.
 ///
 /// # Errors
 /// As [`clip_by_norm`].
@@ -144,7 +147,7 @@ pub fn clip_by_norm(grads: &mut GradStore, vars: &[Var], norm: f64, max_norm: f6
 /// # Ok::<(), training::Error>(())
 /// ```
 pub fn clip_factor(norm: f64, max_norm: f64) -> Result<f64> {
-    // What PyTorch adds, so that gradients of zero can be divided by.
+    // PyTorch adds the same, to avoid a division by zero.
     const TINY: f64 = 1e-6;
     check_max_norm(max_norm)?;
     if !norm.is_finite() {
@@ -153,7 +156,7 @@ pub fn clip_factor(norm: f64, max_norm: f64) -> Result<f64> {
     Ok((max_norm / (norm + TINY)).min(1.0))
 }
 
-/// The place of the first of these parameters whose gradient holds a NaN or an infinity.
+/// Returns the index of the first of these parameters whose gradient holds a NaN or an infinity.
 ///
 /// # Errors
 /// candle's.
@@ -180,7 +183,7 @@ fn squares(grad: &Tensor) -> candle_core::Result<f64> {
         let (storage, layout) = grad.storage_and_layout();
         if let (Storage::Cpu(storage), DType::F32) = (&*storage, grad.dtype()) {
             let numbers = dense::<f32>(storage, layout)?;
-            // Runs of f32 are summed in f32 lanes, the runs in f64: fast, and exact to the last places.
+            // Each run is summed in f32 SIMD lanes, the runs in f64: fast, with a relative error near f32 rounding.
             let mut sums = vec![0f64; numbers.len().div_ceil(RUN)];
             blocks_of_work([&mut sums], BLOCK / RUN, numbers.len(), |at, [sums]| {
                 vectorized!({
@@ -195,7 +198,7 @@ fn squares(grad: &Tensor) -> candle_core::Result<f64> {
             }
         }
     }
-    // On its device as far as it goes; f32's squares overflow where f64's do not. Metal has no f64.
+    // On the gradient's device if possible. In f64, since squares overflow or underflow in f32. Metal has no f64.
     let grad = if grad.device().is_metal() { grad.to_device(&Device::Cpu)? } else { grad.clone() };
     grad.to_dtype(DType::F64)?.flatten_all()?.sqr()?.sum(D::Minus1)?.to_scalar()
 }

@@ -1,4 +1,4 @@
-//! Backward in two parts: first what others wait for, later the gradients of weights.
+//! Backward in two parts: first the gradients that other ranks wait for, later the weight gradients.
 
 use std::cell::RefCell;
 
@@ -10,24 +10,24 @@ thread_local! {
 
 type Compute = Box<dyn FnOnce() -> Result<Vec<Tensor>>>;
 
-/// The gradients of one layer's weights, to be computed.
+/// Weight gradients of one layer, still to be computed.
 struct Deferred {
     weights: Vec<TensorId>,
     compute: Compute,
 }
 
-/// Gradients of weights that a backward pass has left out. What they are computed from is kept until then.
+/// Weight gradients that a backward pass has deferred. The tensors they are computed from stay alive until then.
 ///
 /// See [`defer_weights`].
 #[must_use = "the gradients are computed by `compute`"]
 pub struct DeferredGrads(Vec<Deferred>);
 
 impl DeferredGrads {
-    /// Computes them and gives each, with its variable's id, to `take`. A weight that was used several times comes several
-    /// times: its gradient is the sum.
+    /// Computes the gradients and passes each, with its variable's id, to `take`. A weight that was used several
+    /// times is passed several times: its gradient is the sum.
     ///
     /// # Errors
-    /// What candle or `take` fails with.
+    /// Errors of candle or `take`.
     pub fn compute(self, mut take: impl FnMut(TensorId, Tensor) -> Result<()>) -> Result<()> {
         for Deferred { weights, compute } in self.0 {
             let gradients = compute()?;
@@ -36,32 +36,34 @@ impl DeferredGrads {
         Ok(())
     }
 
-    /// The weights whose gradients will be given to `take`, in that order; one that was used several times, several times.
+    /// The weights whose gradients will be passed to `take`, in that order; a weight that was used several times
+    /// appears several times.
     pub fn weights(&self) -> impl Iterator<Item = TensorId> {
         self.0.iter().flat_map(|deferred| deferred.weights.iter().copied())
     }
 
-    /// Layers that wait.
+    /// Number of deferred layer uses.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True where nothing was left out.
+    /// Whether nothing was deferred.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Runs a backward pass without the gradients of the weights of [`crate::Linear`] layers and of all others that [`defer`] theirs:
-/// they are the other result, to be computed at a better time. Nothing is computed twice. Other layers' weights get their gradients as always.
+/// Runs a backward pass without the weight gradients of [`crate::Linear`] layers and of any other layer that uses
+/// [`defer`]: the second result computes them later. Nothing is computed twice. Weights of other layers get their
+/// gradients as usual.
 ///
-/// It holds for this thread, while `backward` runs.
+/// Applies to this thread, while `backward` runs.
 ///
 /// # Source
 /// Qi et al., "Zero Bubble Pipeline Parallelism" (2023), section 2.
 ///
 /// # Errors
-/// What `backward` fails with.
+/// Errors of `backward`.
 ///
 /// ```
 /// use candle_core::{Device, Module, Tensor, Var};
@@ -82,7 +84,7 @@ impl DeferredGrads {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn defer_weights<T>(backward: impl FnOnce() -> Result<T>) -> Result<(T, DeferredGrads)> {
-    /// Puts back what was there before, also after a panic.
+    /// Restores the earlier queue, also after a panic.
     struct Before(Option<Vec<Deferred>>);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -96,10 +98,11 @@ pub fn defer_weights<T>(backward: impl FnOnce() -> Result<T>) -> Result<(T, Defe
     Ok((result, DeferredGrads(deferred)))
 }
 
-/// For a layer's own backward pass: puts the gradients of these weights off, where whoever runs it wants that. `compute` gives
-/// them in the same order.
+/// For a layer's own backward pass: defers the gradients of these weights, if the pass runs inside [`defer_weights`].
+/// `compute` returns them in the order of `weights`.
 ///
-/// False where nobody wants it now, or where they are no variables: then the gradients are to be given at once.
+/// Returns false outside [`defer_weights`], or if a weight is not a variable: the layer must then return the
+/// gradients at once.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};

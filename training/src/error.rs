@@ -1,4 +1,4 @@
-//! The crate's one error type.
+//! Error type of this crate.
 
 use std::path::PathBuf;
 
@@ -6,32 +6,32 @@ use candle_core::DType;
 
 use crate::GradientAudit;
 
-/// What can go wrong in building or training a model.
+/// Errors of building or training a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of a configuration cannot be used.
+    /// A field of a configuration has an invalid value.
     #[error("{of}: {field} is {got}; {help}")]
     InvalidConfig {
-        /// What is configured.
+        /// The configured type.
         of: &'static str,
-        /// The field of its configuration.
+        /// The invalid field.
         field: &'static str,
-        /// The value as it was given.
+        /// The given value.
         got: f64,
         /// What would be accepted.
         help: &'static str,
     },
-    /// A tensor has not the shape that an operation needs.
+    /// A tensor does not have the shape that an operation needs.
     #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
     Unfit {
         /// The operation.
         operation: &'static str,
         /// Which of its tensors.
         tensor: &'static str,
-        /// The shape that would fit.
+        /// The expected shape.
         expected: Vec<usize>,
-        /// The shape that it has.
+        /// The actual shape.
         got: Vec<usize>,
     },
     /// Two tensors that an operation takes together differ in dtype.
@@ -46,56 +46,56 @@ pub enum Error {
         /// The tensor's dtype.
         got: DType,
     },
-    /// A look-up by other than whole numbers.
+    /// A look-up with ids of a dtype that is not integer.
     #[error("{operation} takes ids of u8, u32 or i64, got {got:?}")]
     NotIds {
         /// The operation.
         operation: &'static str,
-        /// The dtype that it was given.
+        /// The given dtype.
         got: DType,
     },
-    /// A look-up of a row that a table has not got.
+    /// A look-up of a row that a table does not have.
     #[error("{operation}: no row (token) {id}: the table has {rows}, from 0 on")]
     NoSuchRow {
         /// The operation.
         operation: &'static str,
-        /// What was looked up.
+        /// The id that was looked up.
         id: i64,
-        /// Rows that there are.
+        /// Number of rows in the table.
         rows: usize,
     },
-    /// An operation on real numbers was given others.
+    /// An operation on real numbers was given another dtype.
     #[error("{operation} takes f16, bf16, f32 or f64, got {got:?}")]
     NotReal {
         /// The operation.
         operation: &'static str,
-        /// The dtype that it was given.
+        /// The given dtype.
         got: DType,
     },
-    /// Target classes are whole numbers.
+    /// Target classes of a dtype that is not integer.
     #[error("{operation} takes targets of u8, u32 or i64, got {got:?}")]
     NotWhole {
         /// The operation.
         operation: &'static str,
-        /// The dtype that it was given.
+        /// The given dtype.
         got: DType,
     },
-    /// A target is none of the classes.
+    /// A target is not one of the classes.
     #[error(
         "the target of row {row} is {target}, which is none of the {classes} classes; rows to be left out are marked with \
          ignore_index, which is {ignore_index:?}"
     )]
     NoClass {
-        /// The row, counted over all dimensions but the last.
+        /// The row's index, counted over all dimensions but the last.
         row: usize,
         /// Its target.
         target: i64,
-        /// How many classes the logits have.
+        /// Number of classes in the logits.
         classes: usize,
-        /// The target that marks rows to be left out.
+        /// The target that marks ignored rows.
         ignore_index: Option<i64>,
     },
-    /// Positions that a table has no entries for.
+    /// Positions beyond the end of a table.
     #[error(
         "{operation}: {positions} positions from {offset} on are beyond the table of {max_len}; make it with a larger max_len"
     )]
@@ -104,9 +104,9 @@ pub enum Error {
         operation: &'static str,
         /// The first position.
         offset: usize,
-        /// How many there are.
+        /// Number of positions.
         positions: usize,
-        /// How many the table has.
+        /// Number of positions in the table.
         max_len: usize,
     },
     /// Parameters have no gradient on any rank.
@@ -115,22 +115,22 @@ pub enum Error {
          `AuditConfig::frozen`"
     )]
     MissingGradients {
-        /// Who looked.
+        /// The strategy that checked.
         strategy: &'static str,
-        /// Which they are.
+        /// The parameters without a gradient.
         audit: GradientAudit,
     },
-    /// Candle's own backward came to a part that is recomputed.
+    /// Candle's own backward reached a part that is recomputed.
     #[error(
         "backward came to a part of the model that is computed again (training::recompute) and has {variables} variables, whose \
          gradients `loss.backward()` cannot give: call `training::backward(&loss)` in its place, and `optimizer.step(&grads)` in place \
          of `optimizer.backward_step(&loss)`"
     )]
     OutsideBackward {
-        /// How many variables there are.
+        /// Number of variables in that part.
         variables: usize,
     },
-    /// A part that is recomputed did something else the second time.
+    /// A recomputed part behaved differently the second time.
     #[error(
         "a part of the model that is computed again in backward (training::recompute) did not repeat itself: {what} {first}, and then \
          {again}; it may depend on its input and on parameters alone"
@@ -138,9 +138,9 @@ pub enum Error {
     NotRepeated {
         /// What differs.
         what: &'static str,
-        /// In forward.
+        /// Its value in forward.
         first: String,
-        /// In backward.
+        /// Its value in backward.
         again: String,
     },
     /// A gradient does not fit its parameter.
@@ -151,7 +151,7 @@ pub enum Error {
     GradientMismatch {
         /// The optimizer.
         optimizer: &'static str,
-        /// The parameter's name, or its place in the list that the optimizer was made with.
+        /// The parameter's name, or its index in the list that the optimizer was made with.
         parameter: String,
         /// The parameter's shape.
         expected: Vec<usize>,
@@ -162,7 +162,7 @@ pub enum Error {
         /// The gradient's dtype.
         got_dtype: DType,
     },
-    /// Two parameters of an optimizer have one name: what is remembered of them could not be told apart.
+    /// Two parameters of an optimizer have the same name, so their saved state would be ambiguous.
     #[error("{optimizer}: two parameters are named `{name}`")]
     SameName {
         /// The optimizer.
@@ -180,14 +180,14 @@ pub enum Error {
         /// The entry.
         key: String,
     },
-    /// An optimizer's saved state lacks an entry that goes with others.
+    /// An optimizer's saved state has some but not all entries of a parameter.
     #[error(
         "{optimizer}: the state has no `{key}`, but others of its parameter; was it saved by another optimizer?"
     )]
     MissingState {
         /// The optimizer.
         optimizer: &'static str,
-        /// The entry.
+        /// The missing entry.
         key: String,
     },
     /// An entry of an optimizer's saved state does not fit the parameter.
@@ -200,13 +200,13 @@ pub enum Error {
         optimizer: &'static str,
         /// The entry.
         key: String,
-        /// The shape that would fit.
+        /// The expected shape.
         expected: Vec<usize>,
-        /// The shape that it has.
+        /// The saved shape.
         got: Vec<usize>,
-        /// The dtype that would fit.
+        /// The expected dtype.
         dtype: DType,
-        /// The dtype that it has.
+        /// The saved dtype.
         got_dtype: DType,
     },
     /// A gradient holds a NaN or an infinity.
@@ -215,7 +215,7 @@ pub enum Error {
          the cause"
     )]
     NotFinite {
-        /// The place of the first such parameter in the list that was given.
+        /// Index of the first such parameter in the given list.
         index: usize,
         /// The norm of its gradient.
         norm: f64,
@@ -228,23 +228,23 @@ pub enum Error {
         /// Their norm.
         norm: f64,
     },
-    /// A variable of this name exists, but is of another shape or dtype than the model asks for.
+    /// A variable of this name exists, but with another shape or dtype than the model requests.
     #[error(
         "variable `{name}` exists as {got_dtype:?} of shape {got:?}, the model asks for {dtype:?} of shape {expected:?}"
     )]
     VariableMismatch {
         /// The variable.
         name: String,
-        /// The shape that the model asks for.
+        /// The shape that the model requests.
         expected: Vec<usize>,
         /// The shape that the variable has.
         got: Vec<usize>,
-        /// The dtype that the model asks for.
+        /// The dtype that the model requests.
         dtype: DType,
         /// The dtype that the variable has.
         got_dtype: DType,
     },
-    /// Kaiming's rule divides by the number of inputs, which a tensor of fewer than two dimensions does not tell.
+    /// Kaiming initialization needs the fan-in, which is undefined for a tensor of fewer than two dimensions.
     #[error(
         "variable `{name}` of shape {shape:?} has no fan-in; Kaiming's rule needs two dimensions or more"
     )]
@@ -254,44 +254,44 @@ pub enum Error {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// A variable was asked for by name alone, and does not exist.
+    /// A variable was requested by name only, and does not exist.
     #[error("variable `{name}` does not exist, and cannot be made without a shape; ask for it with one")]
     NoVariable {
         /// The variable.
         name: String,
     },
-    /// A set of a checkpoint's tensors is named as no file may be.
+    /// The name of a set of a checkpoint's tensors is not a valid file name stem.
     #[error("a checkpoint's tensors cannot be named `{name}`: use letters, digits, `-` and `_`")]
     InvalidName {
         /// The name.
         name: String,
     },
-    /// The file system could not do it.
+    /// A file system operation failed.
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io {
-        /// What was to be done.
+        /// The attempted operation.
         action: &'static str,
-        /// With which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file of a checkpoint is not as it was written.
+    /// A file of a checkpoint has changed since it was written.
     #[error("`{}` cannot be trusted: {problem}; {good}", file.display())]
     DamagedCheckpoint {
         /// The file.
         file: PathBuf,
         /// What is wrong with it.
         problem: String,
-        /// The newest of the checkpoints before it that is whole.
+        /// The newest earlier checkpoint that is intact.
         good: Fallback,
     },
-    /// candle could not do it.
+    /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
-/// The checkpoint that can be loaded in place of a damaged one, if there is one.
+/// The intact checkpoint to load instead of a damaged one, if there is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fallback(pub Option<PathBuf>);
 

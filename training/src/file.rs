@@ -1,4 +1,4 @@
-//! Tensors in a file.
+//! Safetensors files: reading, writing, and header validation.
 
 mod input;
 mod output;
@@ -16,15 +16,15 @@ pub use input::{open_input, read_input};
 pub(crate) use output::parent;
 pub use output::{AtomicFile, open_output, remove_drafts, write_output};
 
-/// The longest header that is read; safetensors itself allows no longer one.
+/// Longest header that is read, the limit of safetensors itself.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// Bytes before the header, which say how long it is.
+/// Bytes before the header, which hold its length.
 const PREFIX: u64 = 8;
 
-/// Writes tensors to a safetensors file, which takes its place once it is whole: see [`AtomicFile`].
+/// Writes tensors to a safetensors file, atomically: see [`AtomicFile`].
 ///
 /// # Errors
-/// Those of the system, such as a full disk; an older file is then as it was.
+/// System errors, such as a full disk; an older file is then unchanged.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -43,11 +43,11 @@ pub fn save_tensors<K: AsRef<str>>(path: &Path, tensors: &HashMap<K, Tensor>) ->
     file.commit()
 }
 
-/// Writes a safetensors file, the bytes that the crate `safetensors` gives. `format` is what other programs are told of the
-/// tensors: `pt` for PyTorch's.
+/// Writes a safetensors file, byte for byte as the crate `safetensors` would. `format` is stored in its metadata for
+/// other programs: `pt` for PyTorch tensors.
 ///
 /// # Errors
-/// Those of writing; a tensor that cannot be brought to the host.
+/// Write errors; a tensor that cannot be copied to the host.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -67,24 +67,24 @@ pub fn write_tensors<K: AsRef<str>>(
 ) -> io::Result<()> {
     let mut all: Vec<(&str, Dtype, &Tensor)> =
         tensors.iter().map(|(name, tensor)| (name.as_ref(), tensor.dtype().into(), tensor)).collect();
-    // Wide ones first, so that all are aligned.
+    // Widest dtypes first, so that all tensors are aligned.
     all.sort_by(|(a, a_dtype, _), (b, b_dtype, _)| b_dtype.cmp(a_dtype).then(a.cmp(b)));
     let infos = all.iter().map(|(name, dtype, tensor)| (name.to_string(), *dtype, tensor.dims().to_vec()));
     let mut to = BufWriter::with_capacity(1 << 18, to);
     to.write_all(&tensor_file_begin(infos, format)?)?;
     for (_, _, tensor) in all {
-        // To the host here, where a failure is an error; safetensors would panic.
+        // Copied to the host here, where a failure is an error; safetensors would panic.
         let tensor = tensor.to_device(&Device::Cpu).map_err(io::Error::other)?;
         to.write_all(&View::data(&tensor))?;
     }
     to.flush()
 }
 
-/// What a safetensors file begins with: a header of tensors, whose elements follow in this order. `format` is what other
-/// programs are told of the tensors: `pt` for PyTorch's.
+/// Encodes the beginning of a safetensors file: length and header, after which the tensors' elements follow in this
+/// order. `format` is stored in the metadata for other programs: `pt` for PyTorch tensors.
 ///
 /// # Errors
-/// [`ErrorKind::Other`]: more elements than can be counted.
+/// [`ErrorKind::Other`] if the number of elements overflows.
 ///
 /// ```
 /// let begin = training::tensor_file_begin([("w".to_string(), safetensors::Dtype::U8, vec![2])], None)?;
@@ -105,15 +105,15 @@ pub fn tensor_file_begin(
     let infos = tensors.into_iter().map(info).collect();
     let format = format.map(|format| HashMap::from([("format".to_string(), format.to_string())]));
     let mut header = serde_json::to_vec(&Metadata::new(format, infos).map_err(io::Error::other)?)?;
-    // Elements begin at a multiple of 8.
+    // The data must begin at a multiple of 8 bytes.
     header.resize(header.len().next_multiple_of(8), b' ');
     Ok([&(header.len() as u64).to_le_bytes()[..], &header].concat())
 }
 
-/// Reads a safetensors file whole.
+/// Reads all tensors of a safetensors file.
 ///
 /// # Errors
-/// [`Error::Io`]: it cannot be read, or is no safetensors file; tensors of a dtype that candle has not.
+/// [`Error::Io`] if it cannot be read or is not a safetensors file; tensors of a dtype that candle does not support.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -130,10 +130,11 @@ pub fn load_tensors(path: &Path, device: &Device) -> Result<HashMap<String, Tens
     Ok(candle_core::safetensors::load_buffer(&read_tensor_file(path).map_err(refuse)?, device)?)
 }
 
-/// The bytes of a safetensors file. Its header is read first, so that of a file of another kind no more is read than that.
+/// Reads the bytes of a safetensors file. The header is validated first, so that no more than that is read of other
+/// files.
 ///
 /// # Errors
-/// Those of [`open_input`] and [`tensor_header`].
+/// Errors of [`open_input`] and [`tensor_header`].
 pub fn read_tensor_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = open_input(path)?;
     let len = file.metadata()?.len();
@@ -141,27 +142,28 @@ pub fn read_tensor_file(path: &Path) -> io::Result<Vec<u8>> {
     file.rewind()?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
-    // It may have been changed meanwhile.
+    // The file may have changed between the two reads.
     tensor_header(&mut &bytes[..], bytes.len() as u64)?;
     Ok(bytes)
 }
 
-/// What the header of a safetensors file says.
+/// Header of a safetensors file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct TensorHeader {
-    /// The tensors: names, dtypes, shapes, and where each lies.
+    /// Names, dtypes, shapes and data offsets of the tensors.
     pub metadata: Metadata,
-    /// Where the tensors' bytes begin in the file.
+    /// Offset of the tensors' data in the file, in bytes.
     pub data: u64,
 }
 
-/// Reads the header of a safetensors file that has so many bytes, and nothing more. Whatever these are: what passes is as long
-/// as it says, and its shapes can be computed with. To be called before `safetensors` or candle see a file, whose sums and
-/// products overflow where a header is made for it.
+/// Reads and validates the header of a safetensors file of size `bytes`, and reads nothing more. If it succeeds, for
+/// whatever input, the file has the size that the header implies, and the strides of its shapes do not overflow. Call
+/// it before `safetensors` or candle parse an untrusted file, as a crafted header makes their sums and products
+/// overflow.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidData`] where it is no safetensors file, or not all of one; failures to read.
+/// [`ErrorKind::InvalidData`] if it is not a safetensors file, or is truncated; read errors.
 ///
 /// ```
 /// let header = r#"{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
@@ -203,7 +205,8 @@ pub fn tensor_header(source: &mut impl Read, bytes: u64) -> io::Result<TensorHea
     }
 }
 
-/// Whether the strides of a shape can be counted: also of one that has no elements, where they are of no use.
+/// Whether a shape's strides fit in `usize`. Dimensions of 0 are skipped: the strides of an empty tensor are computed
+/// as well.
 fn has_strides(shape: &[usize]) -> bool {
     shape.iter().filter(|dim| **dim > 0).try_fold(1usize, |stride, dim| stride.checked_mul(*dim)).is_some()
 }

@@ -1,10 +1,10 @@
-//! Any bytes in place of a safetensors file.
+//! Fuzz target: arbitrary bytes as a safetensors file.
 
 use candle_core::Device;
 
 use crate::tensor_header;
 
-/// As they are, and once more as a header of the right length.
+/// Parses the bytes as they are, and again with a header of the right length.
 pub fn fuzz_tensor_header(data: &[u8]) {
     let header = data.split(|byte| *byte == 0).next().unwrap_or_default();
     let framed = [&(header.len() as u64).to_le_bytes()[..], header, &data[header.len()..]].concat();
@@ -14,7 +14,7 @@ pub fn fuzz_tensor_header(data: &[u8]) {
 
 fn look(bytes: &[u8]) {
     match tensor_header(&mut &bytes[..], bytes.len() as u64) {
-        // Candle may refuse a dtype.
+        // Candle may still refuse a dtype.
         Ok(header) => {
             assert!(header.metadata.data_len() as u64 == bytes.len() as u64 - header.data);
             let _ = candle_core::safetensors::load_buffer(bytes, &Device::Cpu);

@@ -1,11 +1,12 @@
-//! Gradients of a step, added up over micro-batches without a new tensor for each sum.
+//! Gradient accumulation over micro-batches, without a new tensor for each sum.
 
 use std::collections::HashMap;
 
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, TensorId, Var, bail};
 
-/// The sums of the gradients of some variables over several backward passes. Those of f16 and bf16 are summed in f32, and rounded once.
+/// Sums of the gradients of some variables over several backward passes. Gradients of f16 and bf16 are summed in f32,
+/// and rounded once.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -29,14 +30,14 @@ pub struct GradSums {
 }
 
 impl GradSums {
-    /// Of these variables.
+    /// Creates empty sums for these variables.
     pub fn new(vars: impl IntoIterator<Item = Var>) -> Self {
         let vars: Vec<Var> = vars.into_iter().collect();
         let places = vars.iter().enumerate().map(|(place, var)| (var.id(), place)).collect();
         Self { sums: vec![None; vars.len()], vars, places }
     }
 
-    /// Takes the variables' gradients out of what a backward pass gave, and adds them.
+    /// Removes the variables' gradients from the result of a backward pass, and adds them.
     ///
     /// # Errors
     /// candle's.
@@ -49,8 +50,8 @@ impl GradSums {
         Ok(())
     }
 
-    /// Adds a gradient that was put off ([`defer_weights`](crate::defer_weights)), whose values others may use as well: several weights,
-    /// or the layer itself.
+    /// Adds a deferred gradient ([`defer_weights`](crate::defer_weights)), whose storage may be shared with other
+    /// weights or the layer itself; the first one is therefore copied.
     ///
     /// # Errors
     /// candle's.
@@ -59,7 +60,7 @@ impl GradSums {
         self.add(id, if first { gradient.force_contiguous()? } else { gradient.clone() })
     }
 
-    /// Adds a gradient, which nobody else uses.
+    /// Adds a gradient whose storage is not shared.
     fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
         let Some(&place) = self.places.get(&id) else { return Ok(()) };
         let gradient = gradient.to_dtype(wide(&self.vars[place]))?;
@@ -73,7 +74,7 @@ impl GradSums {
         Ok(())
     }
 
-    /// A sum of no gradients of a variable, to be [`set`](Self::set).
+    /// A sum of zeros for a variable, to be [`set`](Self::set).
     ///
     /// # Errors
     /// candle's.
@@ -81,31 +82,31 @@ impl GradSums {
         Tensor::zeros(var.shape(), wide(var), var.device())
     }
 
-    /// The sum so far, of f16 and bf16 in f32; none where there was no gradient.
+    /// The variable's sum so far, in f32 for f16 and bf16; `None` if there was no gradient.
     pub fn of(&self, var: &Var) -> Option<&Tensor> {
         self.of_id(var.id())
     }
 
-    /// The same of the variable whose tensor this is.
+    /// The sum so far of the variable with this tensor id.
     pub fn of_id(&self, id: TensorId) -> Option<&Tensor> {
         self.sums[*self.places.get(&id)?].as_ref()
     }
 
-    /// Puts another sum in its place, of the same dtype.
+    /// Replaces the variable's sum by one of the same dtype.
     pub fn set(&mut self, var: &Var, sum: Tensor) {
         if let Some(&place) = self.places.get(&var.id()) {
             self.sums[place] = Some(sum);
         }
     }
 
-    /// From now on the variable has no gradient.
+    /// Removes the variable's sum, so that it has no gradient.
     pub fn unset(&mut self, var: &Var) {
         if let Some(&place) = self.places.get(&var.id()) {
             self.sums[place] = None;
         }
     }
 
-    /// All sums, by variable and of its dtype.
+    /// Returns all sums as gradients in their variables' dtypes.
     ///
     /// # Errors
     /// candle's.
@@ -119,7 +120,7 @@ impl GradSums {
     }
 }
 
-/// The dtype that a variable's gradients are summed in.
+/// The dtype in which a variable's gradients are summed.
 fn wide(var: &Var) -> DType {
     match var.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
@@ -166,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// In 16 bits each of the small ones would be lost beside the large one.
+    /// In 16 bits each small gradient would be lost when added to the large one.
     #[test]
     fn sums_of_16_bits_are_rounded_once() -> Result<()> {
         for dtype in [DType::BF16, DType::F16] {

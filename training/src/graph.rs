@@ -1,4 +1,4 @@
-//! What a graph holds.
+//! Activation memory: bytes that a graph holds for backward.
 
 use std::collections::HashMap;
 
@@ -6,9 +6,9 @@ use candle_core::{CpuStorage, Storage, Tensor};
 
 use crate::kept::kept_by;
 
-/// Bytes that the graph of a loss, or of whatever backward begins at, holds for backward: each storage once, without variables, and
-/// without `parameters`, the copies of them that a model computes with; and what operations keep to themselves, as far as they tell
-/// of it ([`Kept`](crate::Kept)), which all of these crates do.
+/// Returns the bytes that the graph of a loss, or of another start of backward, holds for backward: each storage
+/// once, without variables and without `parameters` (a model's working copies of variables), plus what operations
+/// store themselves, as far as they report it with [`Kept`](crate::Kept), which those of these crates do.
 ///
 /// # Cost
 /// One walk over the graph.
@@ -26,13 +26,13 @@ use crate::kept::kept_by;
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn activation_bytes<'a>(loss: &Tensor, parameters: impl IntoIterator<Item = &'a Tensor>) -> usize {
-    // A storage stays where it is as long as a tensor has it.
+    // A storage's address identifies it as long as a tensor holds it.
     let place = |tensor: &Tensor| std::ptr::from_ref(&*tensor.storage_and_layout().0).addr();
     let nodes = loss.sorted_nodes();
     let (variables, nodes): (Vec<&Tensor>, Vec<&Tensor>) =
         nodes.into_iter().partition(|node| node.is_variable());
     let mut seen: HashMap<usize, usize> = parameters.into_iter().map(|tensor| (place(tensor), 0)).collect();
-    // A view of a variable is no second copy either.
+    // A view of a variable has no storage of its own either.
     seen.extend(variables.into_iter().map(|variable| (place(variable), 0)));
     let mut inside = 0;
     for node in nodes {
@@ -42,7 +42,7 @@ pub fn activation_bytes<'a>(loss: &Tensor, parameters: impl IntoIterator<Item = 
     inside + seen.into_values().sum::<usize>()
 }
 
-/// All of what a tensor may be a view of.
+/// Bytes of the tensor's whole storage, of which it may be a view.
 fn storage_bytes(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
     let elements = match &*storage {

@@ -1,4 +1,4 @@
-//! PyTorch's initial weights for candle models, through the variable builder that every candle model takes.
+//! PyTorch's initial weights for candle models, as a variable builder.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,20 +11,21 @@ use sampler::{Generator, SamplerError, SharedGenerator, initial};
 
 use crate::{Error, Result};
 
-/// Gives any candle model PyTorch's initial weights, from a seed and without a change to the model.
+/// Gives any candle model PyTorch's initial weights from a seed, without a change to the model.
 ///
-/// The model is built with the [`VarBuilder`] of [`TorchInit::var_builder`]. Each variable is drawn when the model asks
-/// for it, so a model that makes its layers in the order of its PyTorch counterpart gets the same weights:
+/// The model is built with the [`VarBuilder`] of [`TorchInit::var_builder`]. Each variable is drawn when the model
+/// requests it, so a model that creates its layers in the order of its PyTorch counterpart gets the same weights:
 ///
-/// - a weight as `candle_nn`'s linear and convolution layers ask for it: uniform, Kaiming's bound with slope
+/// - a weight as `candle_nn`'s linear and convolution layers request it: uniform, Kaiming's bound with slope
 ///   sqrt(5), with all dimensions but the first as fan-in (what `nn.Linear` and `nn.Conv2d` do);
 /// - the bias that goes with such a weight (`fc.bias` after `fc.weight`): uniform in +-1/sqrt(fan_in) of the *weight*,
-///   where `candle_nn`'s convolutions ask for another bound;
-/// - everything else as it is asked for: normal (`nn.Embedding`), constant (`nn.LayerNorm`), uniform, or another of
+///   where `candle_nn`'s convolutions request another bound;
+/// - everything else as requested: normal (`nn.Embedding`), constant (`nn.LayerNorm`), uniform, or another of
 ///   Kaiming's rules. A constant draws nothing.
 ///
-/// A variable that exists already (tied weights) is given as it is and draws nothing. Values are drawn in f32 and cast.
-/// Recurrent layers (`candle_nn::rnn`) start from other values than PyTorch's.
+/// A variable that exists already (tied weights) is returned as it is and draws nothing. Values are drawn in f32 and
+/// cast.
+/// The initial values of recurrent layers (`candle_nn::rnn`) differ from PyTorch's.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -42,16 +43,17 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct TorchInit {
     generator: SharedGenerator,
-    /// Where variables are kept; none where nothing is.
+    /// Map that holds the variables; `None` if none are kept.
     vars: Option<Vars>,
-    /// Fan-in of each weight drawn so far, by the prefix that its bias shares.
+    /// Fan-in of each weight drawn so far, by the name prefix that its bias shares.
     fan_ins: Mutex<HashMap<String, usize>>,
 }
 
 impl TorchInit {
-    /// A builder that draws from `generator` and puts the variables into `var_map`.
+    /// Returns a builder that draws from `generator` and stores the variables in `var_map`.
     ///
-    /// The generator is shared: what the program draws from it between two layers shifts what follows, as in PyTorch.
+    /// The generator is shared: numbers that the program draws from it between two layers shift what follows, as in
+    /// PyTorch.
     pub fn var_builder(
         generator: &SharedGenerator,
         var_map: &VarMap,
@@ -61,8 +63,8 @@ impl TorchInit {
         Self::builder(generator, Some(Vars(var_map.clone())), dtype, device)
     }
 
-    /// A builder that draws the same values and keeps none: each is an ordinary tensor, drawn anew whenever it is asked for.
-    /// For a model that is never whole in memory, whose builder keeps parts of them.
+    /// Returns a builder that draws the same values and stores none: each is an ordinary tensor, drawn again at every
+    /// request. For a model that is never whole in memory, whose builder keeps only parts of the values.
     ///
     /// ```
     /// use candle_core::{DType, Device};
@@ -90,7 +92,7 @@ impl TorchInit {
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
-    /// The first values of a new variable, row by row.
+    /// Draws the initial values of a new variable, in row-major order.
     fn draw(&self, name: &str, shape: &Shape, init: Init) -> candle_core::Result<Vec<f32>> {
         let count = shape.elem_count();
         let values = match init {
@@ -100,7 +102,7 @@ impl TorchInit {
                 Some(fan_in) => self.generator.with(|g| initial::bias(g, count, fan_in)),
                 None => self.generator.with(|g| g.uniform(count, lo, up)),
             },
-            // What candle's layers ask for, and mean by it the default of a layer.
+            // Candle's layers request this for their default initialization.
             Init::Kaiming {
                 dist: NormalOrUniform::Normal,
                 fan: FanInOut::FanIn,
@@ -159,7 +161,7 @@ impl SimpleBackend for TorchInit {
     }
 }
 
-/// A map of variables that shows its names where it is printed.
+/// A map of variables whose `Debug` output lists their names.
 struct Vars(VarMap);
 
 impl std::fmt::Debug for Vars {
@@ -171,7 +173,7 @@ impl std::fmt::Debug for Vars {
     }
 }
 
-/// Whatever another thread left behind a lock is whole: nothing here stops half way.
+/// Ignores poisoning: no thread panics with the data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,15 +1,16 @@
-//! What operations keep to themselves for backward, counted.
+//! Memory that operations store themselves for backward.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use candle_core::{Tensor, TensorId};
 
-/// Bytes, by the tensor that the operation gave.
+/// Stored bytes, by id of the operation's output tensor.
 static KEPT: LazyLock<Mutex<HashMap<TensorId, usize>>> = LazyLock::new(Mutex::default);
 
-/// Tells [`activation_bytes`](crate::activation_bytes) of bytes that an operation keeps to itself for backward, which candle's graph
-/// does not show. The operation has it as long as it has the bytes; a clone is the same.
+/// Reports to [`activation_bytes`](crate::activation_bytes) the bytes that an operation stores for backward, which
+/// candle's graph does not show. The operation holds the `Kept` as long as it holds the bytes; clones share one
+/// entry.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -29,7 +30,7 @@ pub struct Kept(Arc<Entry>);
 struct Entry(OnceLock<TensorId>);
 
 impl Kept {
-    /// The operation that gave `output` keeps so many bytes. Only the first call counts.
+    /// Records that the operation with this output stores `bytes`. Only the first call counts.
     pub fn by(&self, output: &Tensor, bytes: usize) {
         if bytes > 0 && self.0.0.set(output.id()).is_ok() {
             all().insert(output.id(), bytes);
@@ -45,7 +46,7 @@ impl Drop for Entry {
     }
 }
 
-/// Bytes that the operation keeps that gave this tensor.
+/// Bytes stored by the operation with this output.
 pub(crate) fn kept_by(output: &Tensor) -> usize {
     all().get(&output.id()).copied().unwrap_or_default()
 }
@@ -86,7 +87,7 @@ mod tests {
         let loss = cross_entropy(&mixed, &targets, None).unwrap();
         let rows = size_of::<Option<usize>>() * batch * length;
         assert_eq!(activation_bytes(&loss, []), 4 * (2 * numbers + sums + 1) + rows);
-        // Nothing is kept where there is no backward.
+        // Nothing is stored where there is no backward.
         let alone = mixed.detach();
         assert_eq!(kept_by(&attention(&alone, &alone, &alone, &config).unwrap()), 0);
     }

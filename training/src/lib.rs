@@ -1,27 +1,31 @@
-//! What candle lacks for training, in pieces that stand alone.
+//! Training components that candle lacks, each usable without the others.
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
-//! - [`Linear`], [`attention`], of several heads, [`embedding`] and [`gelu`] are one operation each.
-//! - [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`] are what Llama and its relatives are made of.
-//! - [`linear_cross_entropy`] is a language model's last layer and loss without the logits of all rows at once.
-//! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, computed as quickly as the forward pass.
-//! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
-//! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
+//! - [`Linear`], multi-head [`attention`], [`embedding`] and [`gelu`] are one operation each.
+//! - [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`] are the layers of Llama and related
+//!   models.
+//! - [`linear_cross_entropy`] is a language model's output layer and loss, without materializing the logits of all
+//!   rows at once.
+//! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, and their backward is as fast as their forward pass.
+//! - [`Dropout`] derives its masks from a seed, so that ranks differ and runs repeat.
+//! - [`Sgd`], with momentum, and [`Adam`] (also AdamW) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
-//! - [`autocast`] computes products in bf16, at the speed that the processor has for them.
-//! - [`LossScaler`] keeps small gradients of f16 from vanishing.
-//! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
-//! - [`audit`] finds parameters that get no gradient, and says why that may be.
+//! - [`autocast`] computes matrix products in bf16, with the processor's bf16 instructions where it has them.
+//! - [`LossScaler`] keeps small f16 gradients from underflowing to 0.
+//! - [`clip_grad_norm`] clips the gradients of a model that is replicated on every rank.
+//! - [`audit`] finds parameters that get no gradient, with the likely reason.
 //! - [`GradSums`] adds gradients of several backward passes in place.
-//! - [`defer_weights`] runs backward without the gradients of weights, and those later.
-//! - [`recompute`] runs a part of a model again in [`backward`], in place of keeping what it has computed; [`recompute_cheap`] keeps the
-//!   results of products.
-//! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
-//! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
-//!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
-//! - [`build`] is how a model is written once for every layout.
-//! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
+//! - [`defer_weights`] runs backward without the weight gradients, and computes those later.
+//! - [`recompute`] is activation checkpointing: [`backward`] runs a part of a model again instead of keeping its
+//!   intermediate results; [`recompute_cheap`] keeps the results of matrix products.
+//! - [`activation_bytes`] returns the bytes that a graph holds for backward, including what operations store
+//!   themselves ([`Kept`]).
+//! - [`tensor_header`] validates a safetensors header before any of its values are used; [`open_input`] opens regular
+//!   files only, and [`AtomicFile`] replaces a file only when the new one is complete.
+//! - [`build`] lets a model be written once for every parallel layout.
+//! - [`Checkpoints`] saves model, optimizer and sampler to disk; a checkpoint is complete or absent even after a
+//!   crash.
 #![deny(unsafe_code)]
 
 mod adam;

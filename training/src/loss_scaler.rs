@@ -1,4 +1,4 @@
-//! Loss scaling: gradients of f16 that would vanish are made larger, and made smaller again in f32.
+//! Loss scaling: scales the loss up so that f16 gradients do not underflow, and gradients down again in f32.
 
 use std::collections::HashSet;
 
@@ -8,31 +8,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// A model whose gradients are scaled: what [`LossScaler::unscale`] must know of it.
+/// A model whose gradients are scaled: what [`LossScaler::unscale`] needs of it.
 pub trait ScaledModel {
-    /// What its norm fails with.
+    /// Error type of its norm.
     type Error: From<Error>;
 
     /// This rank's variables.
     fn scaled_vars(&self) -> Vec<Var>;
 
-    /// The 2-norm of all gradients on all ranks: the same bits on each. To be called on every rank.
+    /// The 2-norm of all gradients on all ranks: the same bits on each. A collective: every rank must call it.
     ///
     /// # Errors
     /// Failures of communication.
     fn norm(&self, grads: &GradStore) -> std::result::Result<f64, Self::Error>;
 }
 
-/// How a [`LossScaler`] finds its factor. The defaults are those of PyTorch's `GradScaler`.
+/// How a [`LossScaler`] adapts its factor. The defaults are those of PyTorch's `GradScaler`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerConfig {
-    /// The factor at first, above 0. Default: 65536.
+    /// Initial factor, above 0. Default: 65536.
     pub scale: f64,
-    /// What it is multiplied with after `growth_interval` good steps, above 1. Default: 2.
+    /// Multiplies the factor after `growth_interval` good steps, above 1. Default: 2.
     pub growth: f64,
-    /// What it is multiplied with where a gradient was not finite, between 0 and 1. Default: 0.5.
+    /// Multiplies the factor after a gradient that is not finite, between 0 and 1. Default: 0.5.
     pub backoff: f64,
-    /// Good steps in a row after which it grows, 1 or more. Default: 2000.
+    /// Consecutive good steps after which the factor grows, 1 or more. Default: 2000.
     pub growth_interval: usize,
 }
 
@@ -42,17 +42,17 @@ impl Default for LossScalerConfig {
     }
 }
 
-/// What a [`LossScaler`] has come to, for a checkpoint: with it, a run goes on as if it had not been interrupted.
+/// State of a [`LossScaler`] for a checkpoint: with it, a resumed run continues as if it had not been interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossScalerState {
-    /// The bits of the factor, which decimal digits may not give back.
+    /// Bits of the factor, since decimal digits might not restore it exactly.
     factor: u64,
     good: usize,
     skipped: usize,
 }
 
-/// Scales losses by a factor as large as gradients can bear, the same on every rank: a step in which any rank's gradient is
-/// not finite is skipped by all.
+/// Scales losses by the largest factor that keeps gradients finite, the same on every rank: if any rank's gradient is
+/// not finite, all ranks skip the step.
 ///
 /// ```
 /// use candle_core::backprop::GradStore;
@@ -90,13 +90,13 @@ pub struct LossScalerState {
 pub struct LossScaler {
     config: LossScalerConfig,
     factor: f64,
-    /// Good steps since it last changed.
+    /// Good steps since the factor last changed.
     good: usize,
     skipped: usize,
 }
 
 impl LossScaler {
-    /// A scaler with the first factor.
+    /// Creates a scaler with the initial factor.
     ///
     /// # Errors
     /// [`Error::InvalidConfig`].
@@ -119,27 +119,27 @@ impl LossScaler {
         Ok(Self { config, factor: scale, good: 0, skipped: 0 })
     }
 
-    /// What losses are multiplied with now.
+    /// The current factor.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// Steps that were skipped so far.
+    /// Number of steps skipped so far.
     pub fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// What a checkpoint keeps of it.
+    /// State to save in a checkpoint.
     pub fn state(&self) -> LossScalerState {
         LossScalerState { factor: self.factor.to_bits(), good: self.good, skipped: self.skipped }
     }
 
-    /// Goes on from a state that [`LossScaler::state`] gave.
+    /// Restores a state returned by [`LossScaler::state`].
     pub fn resume(&mut self, state: LossScalerState) {
         (self.factor, self.good, self.skipped) = (f64::from_bits(state.factor), state.good, state.skipped);
     }
 
-    /// A loss, scaled: what backward is given. It should be f32: the factor may be no number of f16.
+    /// Multiplies a loss by the factor, for backward. It should be f32: the factor may exceed the range of f16.
     ///
     /// # Errors
     /// candle's.
@@ -147,25 +147,25 @@ impl LossScaler {
         Ok((loss * self.factor)?)
     }
 
-    /// Divides what backward gave by the factor; true where the optimizer is to step. Chooses the factor of the next step. To be called
-    /// on every rank, before clipping.
+    /// Divides gradients by the factor and adapts the factor for the next step. Returns whether the optimizer should
+    /// step. A collective: every rank must call it, before clipping.
     ///
-    /// Gradients of f16 and bf16 become f32, in which they do not vanish; optimizers of this crate take them.
+    /// Gradients of f16 and bf16 become f32, in which they do not underflow; this crate's optimizers accept them.
     ///
     /// # Cost
-    /// Two passes over this rank's gradients, and what the model's norm needs.
+    /// Two passes over this rank's gradients, and the cost of the model's norm.
     ///
     /// # Errors
-    /// candle's; those of the model's norm.
+    /// candle's; errors of the model's norm.
     pub fn unscale<M: ScaledModel>(
         &mut self,
         model: &M,
         grads: &mut GradStore,
     ) -> std::result::Result<bool, M::Error> {
-        // The same number on all ranks, so that all decide the same.
+        // All ranks get the same norm, so all decide the same.
         let finite = model.norm(grads)?.is_finite();
         if !finite {
-            // A factor of 0 would hide every gradient from then on.
+            // A factor of 0 would make every later gradient 0.
             self.factor = (self.factor * self.config.backoff).max(f64::MIN_POSITIVE);
             (self.good, self.skipped) = (0, self.skipped + 1);
             return Ok(false);
@@ -180,7 +180,7 @@ impl LossScaler {
     }
 }
 
-/// Multiplies gradients in f32 where they have fewer digits.
+/// Multiplies gradients by `factor`, those of f16 and bf16 in f32.
 fn scale_wide(grads: &mut GradStore, vars: &[Var], factor: f64) -> candle_core::Result<()> {
     let mut seen = HashSet::new();
     for var in vars.iter().filter(|var| seen.insert(var.id())) {

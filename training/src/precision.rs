@@ -1,21 +1,23 @@
-//! How exactly matrix products are computed.
+//! Precision of matrix products (autocast).
 
 use std::cell::RefCell;
 
 use crate::product::{Unit, unit};
 use crate::scoped::scoped;
 
-/// How exactly products of f32 matrices are computed on a CPU. Sums are always in f32, and so is all else: norms, softmax, losses.
+/// Precision of products of f32 matrices on a CPU. Sums are always in f32, and so is everything else: norms, softmax,
+/// losses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Precision {
-    /// Products of f32.
+    /// Products in f32.
     #[default]
     F32,
-    /// Products of f32 as three of bf16, where the processor has a matrix unit for them (relative error about 2^-16); of f32
-    /// elsewhere. What PyTorch's `set_float32_matmul_precision("high")` promises. An infinite operand may give NaN.
+    /// Each f32 product as three of bf16 if the processor has a matrix unit for them (relative error about 2^-16),
+    /// otherwise in f32. As PyTorch's `set_float32_matmul_precision("high")`. An infinite operand may yield NaN.
     F32High,
-    /// Operands are rounded to bf16 (relative error 2^-9) on every machine: PyTorch's `autocast`, but for results that stay f32.
+    /// Operands are rounded to bf16 (relative error 2^-9) on every machine: PyTorch's `autocast`, except that results
+    /// stay f32.
     Bf16,
 }
 
@@ -24,21 +26,22 @@ thread_local! {
 }
 
 impl Precision {
-    /// That of this thread: of the innermost [`autocast`].
+    /// This thread's precision, set by the innermost [`autocast`].
     pub fn current() -> Self {
         CURRENT.with_borrow(|precision| *precision)
     }
 }
 
-/// Runs `f` with products of this [`Precision`] in [`Linear`](crate::Linear), [`attention`](crate::attention),
-/// [`linear_cross_entropy`](crate::linear_cross_entropy) and the layers of tensor parallelism, on this thread. What is built here goes
-/// backward in the same way, also if that happens later or elsewhere. Parameters, and what layers give, stay f32.
+/// Runs `f` on this thread with products of this [`Precision`] in [`Linear`](crate::Linear),
+/// [`attention`](crate::attention), [`linear_cross_entropy`](crate::linear_cross_entropy) and the layers of tensor
+/// parallelism. Backward of what `f` computes uses the same precision, also later or on another thread. Parameters,
+/// and the outputs of layers, stay f32.
 ///
-/// Tensors of other dtypes, and on other devices, are computed as always.
+/// Tensors of other dtypes or on other devices are not affected.
 ///
 /// # Cost
-/// A product by the processor's matrix unit ([`Precision::products`]) takes about an eighth of the time of one in f32 with AMX, half of it
-/// by AVX-512 on AMD's processors, and slightly more where there is neither.
+/// With [`Precision::Bf16`] a product ([`Precision::products`]) takes about an eighth of the f32 time with AMX, half
+/// of the f32 time with AVX-512 on AMD's processors, and slightly more than the f32 time without either.
 ///
 /// ```
 /// use candle_core::{Device, Module, Tensor};
@@ -55,7 +58,7 @@ pub fn autocast<R>(precision: Precision, f: impl FnOnce() -> R) -> R {
 }
 
 impl Precision {
-    /// How this machine computes such products, for people to read.
+    /// Describes, for people, how this machine computes such products.
     ///
     /// ```
     /// assert_eq!(training::Precision::F32.products(), "in f32");

@@ -1,22 +1,22 @@
-//! Parts of a tensor that is thought of as flat.
+//! Equally spaced element ranges of a flattened tensor.
 
 use std::ops::Range;
 
-/// Where the elements of a shard lie among those of the whole weight: equal runs at equal distances.
+/// Positions of a shard's elements in the flattened whole weight: equal runs at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Runs {
-    /// The first element.
+    /// Index of the first element.
     pub start: usize,
-    /// Elements of a run.
+    /// Number of elements in a run.
     pub len: usize,
-    /// From the beginning of a run to that of the next.
+    /// Distance from the beginning of a run to that of the next.
     pub stride: usize,
-    /// How many runs.
+    /// Number of runs.
     pub count: usize,
 }
 
 impl Runs {
-    /// Each run's elements, by their places in the whole.
+    /// Returns each run's range of indices in the whole.
     pub fn ranges(self) -> impl Iterator<Item = Range<usize>> {
         (0..self.count).map(move |run| {
             let start = self.start + run * self.stride;
@@ -24,8 +24,8 @@ impl Runs {
         })
     }
 
-    /// Of the shard's elements, thought of as one after the other, those in `window`: by their places in the whole, in order. Runs that
-    /// have none of them are left out.
+    /// Returns the elements in `window`, an index range of the concatenated runs, as ranges of indices in the whole,
+    /// in order. Runs without such elements are omitted.
     ///
     /// ```
     /// use training::Runs;
@@ -46,7 +46,7 @@ impl Runs {
         })
     }
 
-    /// The shard's elements, out of all.
+    /// Extracts the shard's elements from the whole.
     pub fn take<T: Copy>(self, all: &[T]) -> Vec<T> {
         self.ranges().flat_map(|range| &all[range]).copied().collect()
     }

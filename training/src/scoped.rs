@@ -1,9 +1,9 @@
-//! What holds on this thread while something runs.
+//! Scoped thread-local values.
 
 use std::cell::RefCell;
 use std::thread::LocalKey;
 
-/// Runs `f` while `place` has another value; puts back the one before, also after a panic.
+/// Runs `f` while `place` has the value `value`; restores the earlier value, also after a panic.
 pub(crate) fn scoped<V: 'static, R>(
     place: &'static LocalKey<RefCell<V>>,
     value: V,

@@ -1,4 +1,4 @@
-//! What optimizers remember of each parameter, and how it is saved and loaded.
+//! Optimizer state: buffers of each parameter, saving and loading.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -8,13 +8,14 @@ use candle_nn::VarMap;
 
 use crate::{Error, Result};
 
-/// An optimizer whose memory can be saved and loaded.
+/// An optimizer whose state can be saved and loaded.
 ///
-/// The keys are `{parameter}.{what}` with PyTorch's words (`fc.weight.momentum_buffer`, `fc.weight.exp_avg`); the parameter
-/// is the name that the optimizer was made with, or its place in the list. [`VarMap::all_vars`] gives
-/// another order in each process: make an optimizer that will be saved from [`named_vars`].
+/// The keys are `{parameter}.{what}` with PyTorch's names (`fc.weight.momentum_buffer`, `fc.weight.exp_avg`); the
+/// parameter is the name that the optimizer was made with, or its index in the list. The order of
+/// [`VarMap::all_vars`] differs in each process: make an optimizer whose state will be saved from [`named_vars`].
 ///
-/// Configuration is not part of it: make the optimizer with the same one, and set the learning rate that a schedule had reached.
+/// The configuration is not included: make the optimizer with the same one, and set the current learning rate of a
+/// schedule.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -33,30 +34,30 @@ use crate::{Error, Result};
 /// # Ok::<(), training::Error>(())
 /// ```
 pub trait OptimizerState {
-    /// Copies of all that is remembered, in the order of the parameters. A parameter that never had a gradient has nothing.
+    /// Copies of all state, in the order of the parameters. A parameter that never had a gradient has no state.
     ///
     /// # Errors
-    /// candle's, where there is no memory.
+    /// candle's, if memory is exhausted.
     fn state(&self) -> Result<Vec<(String, Tensor)>>;
 
-    /// The same to be copied later, on another thread: each copy is of what is remembered now, whatever steps are taken meanwhile. A step
-    /// that comes before a copy is made makes one itself.
+    /// As [`state`](Self::state), but the copies are made later, on any thread: each has the state as of now, even if
+    /// steps are taken in the meantime. A step before a copy is made copies the state itself.
     ///
     /// # Errors
-    /// Those of [`state`](Self::state).
+    /// Errors of [`state`](Self::state).
     fn state_later(&self) -> Result<Vec<(String, CopyLater)>> {
         let now = self.state()?;
         Ok(now.into_iter().map(|(key, tensor)| (key, CopyLater::done(tensor))).collect())
     }
 
-    /// Remembers this in place of what there was; parameters that do not occur start anew.
+    /// Replaces all state by this; parameters that are not in it start without state.
     ///
     /// # Errors
-    /// [`Error::UnknownState`], [`Error::MissingState`] and [`Error::StateMismatch`], with nothing changed.
+    /// [`Error::UnknownState`], [`Error::MissingState`] and [`Error::StateMismatch`]; nothing is changed then.
     fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<()>;
 }
 
-/// A tensor that is still to be copied, on any thread; see [`OptimizerState::state_later`].
+/// A tensor to be copied later, on any thread; see [`OptimizerState::state_later`].
 pub struct CopyLater {
     shape: Shape,
     dtype: DType,
@@ -64,7 +65,7 @@ pub struct CopyLater {
 }
 
 impl CopyLater {
-    /// A tensor of this shape and dtype, which `copy` will give.
+    /// A tensor of this shape and dtype, which `copy` will return.
     pub fn new(
         shape: &Shape,
         dtype: DType,
@@ -73,7 +74,7 @@ impl CopyLater {
         Self { shape: shape.clone(), dtype, copy: Box::new(copy) }
     }
 
-    /// One that is a copy already.
+    /// Wraps a tensor that is already a copy.
     pub fn done(tensor: Tensor) -> Self {
         Self::new(&tensor.shape().clone(), tensor.dtype(), move || Ok(tensor))
     }
@@ -88,10 +89,10 @@ impl CopyLater {
         self.dtype
     }
 
-    /// Copies it.
+    /// Makes the copy.
     ///
     /// # Errors
-    /// candle's, where there is no memory.
+    /// candle's, if memory is exhausted.
     pub fn copy(self) -> candle_core::Result<Tensor> {
         (self.copy)()
     }
@@ -103,7 +104,7 @@ impl std::fmt::Debug for CopyLater {
     }
 }
 
-/// The variables of a map with their names, by name: the same order in every process.
+/// Returns the variables of a map with their names, sorted by name: the same order in every process.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -123,7 +124,7 @@ pub fn named_vars(vars: &VarMap) -> Vec<(String, Var)> {
     named
 }
 
-/// A parameter and what its optimizer remembers of it, once it does.
+/// A parameter and its optimizer state, `None` before its first gradient.
 #[derive(Debug)]
 pub(crate) struct Slot<S> {
     pub(crate) name: String,
@@ -131,7 +132,7 @@ pub(crate) struct Slot<S> {
     pub(crate) state: Option<S>,
 }
 
-/// Slots for the float variables; others cannot be trained, and are left out.
+/// Makes slots for the float variables; the others cannot be trained and are ignored.
 pub(crate) fn slots<S>(
     optimizer: &'static str,
     vars: impl IntoIterator<Item = (String, Var)>,
@@ -149,9 +150,9 @@ pub(crate) fn slots<S>(
     Ok(slots)
 }
 
-/// Refuses a factor that would make every gradient a NaN or an infinity.
+/// Checks that a gradient factor is finite.
 pub(crate) fn check_scale(of: &'static str, scale: f64) -> Result<()> {
-    // As parameters of f32 see it.
+    // Checked as f32, in which f32 parameters use it.
     match (scale as f32).is_finite() {
         true => Ok(()),
         false => {
@@ -160,19 +161,19 @@ pub(crate) fn check_scale(of: &'static str, scale: f64) -> Result<()> {
     }
 }
 
-/// Variables without names go by their places.
+/// Names variables by their indices.
 pub(crate) fn numbered(vars: Vec<Var>) -> impl Iterator<Item = (String, Var)> {
     vars.into_iter().enumerate().map(|(index, var)| (index.to_string(), var))
 }
 
 impl<S> Slot<S> {
-    /// Whether the parameter can be stepped in place.
+    /// Whether the parameter is stepped in place.
     pub(crate) fn on_host(&self) -> bool {
         on_host(&self.var)
     }
 
     pub(crate) fn check(&self, optimizer: &'static str, grad: &Tensor) -> Result<()> {
-        // A gradient of a parameter of 16 bits may have been added up or scaled in f32.
+        // Gradients of a 16-bit parameter may have been summed or scaled in f32.
         let fits = [self.var.dtype(), wide(&self.var)].contains(&grad.dtype());
         if self.var.shape() == grad.shape() && fits {
             return Ok(());
@@ -197,10 +198,10 @@ pub(crate) fn wide(var: &Var) -> DType {
     if var.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// As many numbers as a parameter has.
+/// Optimizer state with one element for each of a parameter's.
 #[derive(Debug)]
 pub(crate) enum Buffer {
-    /// For steps in place; copied by a step where somebody else still has it.
+    /// For steps in place; a step copies it first if a [`CopyLater`] still shares it.
     Host(Arc<CpuStorage>),
     /// For steps by candle's tensor operations.
     Tensor(Tensor),
@@ -211,7 +212,7 @@ impl Buffer {
         Self::from_tensor(&Tensor::zeros(var.shape(), wide(var), &Device::Cpu)?, var)
     }
 
-    /// A copy of the tensor, kept where the parameter is.
+    /// Copies the tensor to where the parameter is.
     pub(crate) fn from_tensor(tensor: &Tensor, var: &Var) -> candle_core::Result<Self> {
         if !on_host(var) {
             return Ok(Self::Tensor(tensor.detach().copy()?.to_device(var.device())?));
@@ -230,7 +231,7 @@ impl Buffer {
         }
     }
 
-    /// The same, later and on another thread.
+    /// Copies it later, on any thread.
     pub(crate) fn to_tensor_later(&self, var: &Var) -> candle_core::Result<CopyLater> {
         Ok(match self {
             Self::Host(storage) => {
@@ -249,7 +250,7 @@ fn copied(storage: &CpuStorage, shape: &Shape) -> candle_core::Result<Tensor> {
     }
 }
 
-/// Reads a saved state, and knows in the end what of it was not asked for.
+/// Reads a saved state and detects entries that were not read.
 pub(crate) struct Reader<'a> {
     optimizer: &'static str,
     state: &'a HashMap<String, Tensor>,
@@ -261,7 +262,7 @@ impl<'a> Reader<'a> {
         Self { optimizer, state, read: BTreeSet::new() }
     }
 
-    /// The entry `{parameter}.{field}`, of this shape and dtype, if there is one.
+    /// Returns the entry `{parameter}.{field}` if it exists; it must have this shape and dtype.
     pub(crate) fn optional(
         &mut self,
         parameter: &str,
@@ -285,7 +286,7 @@ impl<'a> Reader<'a> {
         Ok(Some(tensor))
     }
 
-    /// As [`Self::optional`], where it must be there.
+    /// As [`Self::optional`], but a missing entry is an error.
     pub(crate) fn required(
         &mut self,
         parameter: &str,
@@ -299,7 +300,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Names what nobody read.
+    /// Returns an error that names an entry which was not read, if there is one.
     pub(crate) fn finish(self) -> Result<()> {
         match self.state.keys().filter(|key| !self.read.contains(*key)).min() {
             None => Ok(()),

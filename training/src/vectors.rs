@@ -1,8 +1,8 @@
-//! Plain loops, as code for the widest vectors that the processor has.
+//! SIMD dispatch: compiles plain loops for the widest vectors of the processor.
 
-/// Runs a block, compiled for AVX-512, for AVX2 and for the least that a processor has, whichever is there; as far as it is
-/// inlined, so functions that it calls must be `#[inline(always)]`. On 64-bit ARM the least is NEON. The compiler neither fuses nor
-/// reorders operations on real numbers: the bits are the same on all.
+/// Runs a block with the best available of three versions: AVX-512, AVX2, and the target's baseline (NEON on 64-bit
+/// ARM). This affects only inlined code, so functions that the block calls must be `#[inline(always)]`. The compiler
+/// neither fuses nor reorders floating-point operations: all versions have the same bits.
 macro_rules! vectorized {
     ($block:block) => {
         $crate::vectors::run(
@@ -41,7 +41,7 @@ mod tests {
                 *x = x.exp_down() * 0.3 + Real::erfc(-*x);
             }
         });
-        // One by one, the least that any processor has.
+        // Element by element, with the target's baseline.
         let plain = numbers.iter().map(|x| std::hint::black_box(x.exp_down() * 0.3 + Real::erfc(-*x)));
         assert!(wide.iter().zip(plain).all(|(wide, plain)| wide.to_bits() == plain.to_bits()));
     }

@@ -1,4 +1,4 @@
-//! Fisher and Yates' shuffle on an array of which only the moved elements are kept.
+//! Fisher and Yates' shuffle on a sparse array: only moved elements are stored.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,10 +6,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::allocation::reserved;
 use crate::{Generator, SamplerError};
 
-/// Of an array of this many times the moved elements, keeping all takes less memory than a table of those.
+/// A full array takes less memory than a table of moved elements if it has fewer than this many times as many
+/// elements.
 const DENSE: usize = 8;
 
-/// A shuffle on its way: the array from the current position on.
+/// State of a shuffle: the array from the current position on.
 #[derive(Debug)]
 pub(super) struct Sparse {
     generator: Generator,
@@ -19,22 +20,22 @@ pub(super) struct Sparse {
 
 #[derive(Debug)]
 enum Rest {
-    /// What lies at positions where it does not belong; elsewhere position i holds i.
+    /// Elements by position where they were moved; any other position i holds i.
     Moved(HashMap<u32, u32, BuildHasherDefault<Spread>>),
-    /// All from the position `first` on.
+    /// All elements from position `first` on.
     All { first: usize, elements: Vec<u32> },
 }
 
 impl Sparse {
-    /// Of fewer than 2^32 elements.
+    /// For fewer than 2^32 elements.
     pub(super) fn new(generator: Generator, len: usize) -> Self {
         Self { generator, len, rest: Rest::Moved(HashMap::default()) }
     }
 
-    /// The element of a position; positions are asked for in order.
+    /// Returns the element at a position; positions must be requested in order.
     pub(super) fn draw(&mut self, position: usize) -> Result<usize, SamplerError> {
         let left = self.len - position;
-        // PyTorch draws nothing for the last one.
+        // PyTorch draws no random number for the last position.
         let offset = if left > 1 { self.generator.next_u32() as usize % left } else { 0 };
         if matches!(&self.rest, Rest::Moved(moved) if moved.len() >= left / DENSE && left > DENSE) {
             self.keep_all(position)?;
@@ -61,9 +62,9 @@ impl Sparse {
         }
     }
 
-    /// Draws from a position on without giving the elements.
+    /// Draws from `position` on without returning the elements.
     pub(super) fn advance(&mut self, position: usize, count: usize) -> Result<(), SamplerError> {
-        // What will not stay sparse need not begin so.
+        // So many draws would end the sparse form anyway.
         if count >= (self.len - position) / DENSE && count > 0 {
             self.keep_all(position)?;
         }
@@ -90,7 +91,7 @@ impl Sparse {
     }
 }
 
-/// Fibonacci hashing: places are spread already, and nobody chooses them to collide.
+/// Fibonacci hashing: positions are spread already, and no adversary can choose them to collide.
 #[derive(Debug, Default)]
 pub(super) struct Spread(u64);
 

@@ -1,5 +1,5 @@
-//! Parts of the "inside out" shuffle: step i puts element i to a position that it draws from those up to i, and what was there to
-//! position i.
+//! Windows of the "inside-out" shuffle. Its step i draws a position from those up to i, moves the element there to
+//! position i, and puts element i at the drawn position.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::BuildHasherDefault;
@@ -10,21 +10,21 @@ use crate::{Generator, SamplerError};
 
 use super::sparse::Spread;
 
-/// Steps between two generators that are kept, and numbers that are drawn at a time.
+/// Number of steps between two stored generators, and of random numbers drawn at a time.
 const BLOCK: usize = 1 << 17;
-/// The smallest window.
+/// Minimum length of a window.
 const WINDOW: usize = 1 << 20;
-/// So many windows at most.
+/// Maximum number of windows, up to rounding.
 const WINDOWS: usize = 1 << 10;
 
-/// A permutation of which one window is in memory.
+/// A permutation of which one window at a time is in memory.
 #[derive(Debug)]
 pub(super) struct Windows {
     start: Generator,
     len: usize,
     block: usize,
     window: usize,
-    /// The generator at the beginning of every block, once they are drawn.
+    /// The generator at the beginning of every block, once the random numbers have been drawn.
     blocks: Vec<Generator>,
     range: Range<usize>,
     elements: Vec<usize>,
@@ -39,7 +39,7 @@ impl Windows {
         Self { start, len, block, window, blocks: Vec::new(), range: 0..0, elements: Vec::new() }
     }
 
-    /// The element at a position below the length.
+    /// Returns the element at a position below the length.
     pub(super) fn at(&mut self, position: usize) -> Result<usize, SamplerError> {
         if !self.range.contains(&position) {
             let first = position - position % self.window;
@@ -48,10 +48,11 @@ impl Windows {
         Ok(self.elements[position - self.range.start])
     }
 
-    /// Computes a window.
+    /// Computes the window `range`.
     ///
-    /// What lies at a position after the last step is followed through the steps backwards. If step i drew the position, then element i
-    /// lies there. If the position is i itself, its element came from the position that was drawn.
+    /// Follows the element at each position after the last step backwards through the steps. If step i drew the
+    /// position, element i is there. If the position is i itself, its element came from the position that step i
+    /// drew.
     fn find(&mut self, range: Range<usize>) -> Result<(), SamplerError> {
         self.keep_generators()?;
         let mut sought = Sought::new(range.clone())?;
@@ -67,7 +68,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Draws all numbers once.
+    /// Draws all random numbers once, to store the generator of each block.
     fn keep_generators(&mut self) -> Result<(), SamplerError> {
         if !self.blocks.is_empty() {
             return Ok(());
@@ -85,13 +86,14 @@ impl Windows {
     }
 }
 
-/// The positions of which the element is not known yet.
+/// Positions whose element is not known yet.
 struct Sought {
-    /// Each with its place in the window.
+    /// Index in the window, by position.
     places: HashMap<u64, usize, BuildHasherDefault<Spread>>,
-    /// Without the bit of a position, it is not among them: that is nearly always so, and this is small enough to be near.
+    /// Bloom filter with one hash: if a position's bit is 0, as in nearly all look-ups, it is not in `places`. It is
+    /// small enough for the cache.
     bits: Vec<u64>,
-    /// The largest is the next one that a step moves.
+    /// Positions in a heap: the largest is the next one that a step moves.
     largest: BinaryHeap<usize>,
     found: Vec<usize>,
 }
@@ -102,7 +104,7 @@ impl Sought {
         let no_memory = |_| SamplerError::OutOfMemory { what: "part of a permutation", len };
         let mut places = HashMap::default();
         places.try_reserve(len).map_err(no_memory)?;
-        // 16 for each position, in a power of two of words.
+        // 16 bits for each position, rounded up to a power of two of words.
         let words = len.div_ceil(4).next_power_of_two();
         let mut bits = reserved(words, "part of a permutation")?;
         bits.resize(words, 0);
@@ -127,7 +129,7 @@ impl Sought {
         ((hash >> 26) as usize & (self.bits.len() - 1), 1 << (hash >> 58))
     }
 
-    /// Undoes a step, which drew this position.
+    /// Undoes step `step`, which drew `position`.
     fn step_back(&mut self, step: usize, position: usize) {
         let (word, bit) = self.bit(position);
         if self.bits[word] & bit != 0
@@ -135,7 +137,7 @@ impl Sought {
         {
             self.found[place] = step;
         }
-        // Those that were found by then are left in the heap.
+        // Positions that are found by now were not removed from the heap.
         while self.largest.peek().is_some_and(|largest| *largest >= step) {
             self.largest.pop();
             if let Some(place) = self.places.remove(&(step as u64)) {

@@ -7,7 +7,7 @@ use super::*;
 use crate::table::has;
 use crate::{add, apply_op1, apply_op2};
 
-/// `x y` of f64.
+/// `x * y` in f64.
 struct Product;
 
 fn numbers(x: &CpuStorage, layout: &Layout) -> Result<Vec<f64>> {
@@ -36,7 +36,7 @@ impl CustomOp2 for Product {
     }
 }
 
-/// The sum of all numbers of f64.
+/// Sum of all elements, in f64.
 struct Total;
 
 impl CustomOp1 for Total {
@@ -49,7 +49,7 @@ impl CustomOp1 for Total {
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        // A view that repeats one number.
+        // A broadcast view of one element.
         gradient.broadcast_as(x.shape()).map(Some)
     }
 }
@@ -65,13 +65,13 @@ fn total(x: &Tensor) -> Result<Tensor> {
 fn vars<const N: usize>() -> Result<[Var; N]> {
     let mut vars = Vec::new();
     for _ in 0..N {
-        // Whole numbers: sums are the same in any order.
+        // Integers, so that sums do not depend on the order.
         vars.push(Var::from_tensor(&Tensor::randn(0f64, 3.0, (3, 4), &Device::Cpu)?.round()?)?);
     }
     Ok(vars.try_into().expect("as many"))
 }
 
-/// Which way backward goes through this graph, and that both give the same.
+/// Asserts whether backward uses its own pass for this graph (`is_own`), and that its gradients equal candle's.
 fn check(loss: &Tensor, vars: &[&Var], is_own: bool) -> Result<()> {
     assert_eq!(Pass::new(loss).is_some(), is_own);
     let (expected, got) = (loss.backward()?, backward(loss)?);
@@ -101,9 +101,9 @@ fn candle_goes_on_from_where_operations_are_its_own() -> Result<()> {
     let view = b.t()?.contiguous()?.reshape((3, 4))?;
     let x = product(&product(&rows, &a)?, &view)?;
     check(&total(&x)?, &[&a, &b, &table], true)?;
-    // Twice the same view.
+    // The same view twice.
     check(&total(&product(&view, &view)?)?, &[&b], true)?;
-    // In the middle, with and without a way around it; behind two.
+    // In the middle of the graph, with and without a path around it; two of candle's operations after one another.
     let middle = product(&a, &b)?;
     check(&total(&product(&middle.sqr()?, &a)?)?, &[&a, &b], true)?;
     check(&total(&add(&product(&middle.sqr()?, &a)?, &middle)?)?, &[&a, &b], true)?;
@@ -121,7 +121,7 @@ fn other_shapes_are_no_operations() -> Result<()> {
     check(&loss, &[&a, &b], true)?;
     let pass = Pass::new(&loss).expect("an own way");
     assert!(pass.parts.is_empty());
-    // Parts of memory are.
+    // A view of a part of the memory, and a copy, are candle's operations.
     check(&total(&x.narrow(0, 1, 2)?)?, &[&a, &b], true)?;
     let pass = total(&x.t()?.contiguous()?)?;
     assert_eq!(Pass::new(&pass).expect("an own way").parts.len(), 1);
@@ -134,7 +134,7 @@ fn candle_goes_through_all_after_its_own_operation() -> Result<()> {
     check(&(total(&product(&a, &b)?)? * 2.0)?, &[&a, &b], false)
 }
 
-/// What candle goes through it goes through once, with the whole gradient: an operation may count.
+/// Each operation's backward runs once, with the whole gradient, since it may count its calls.
 #[test]
 fn each_operation_is_met_once() -> Result<()> {
     struct Counted(Arc<AtomicUsize>);
@@ -155,11 +155,11 @@ fn each_operation_is_met_once() -> Result<()> {
     let [a, b] = vars()?;
     let count = Arc::<AtomicUsize>::default();
     let hooked = apply_op1(&a, Counted(count.clone()))?;
-    // Known operations, and candle's, on both sides of one another.
+    // Known operations before and after candle's.
     let x = add(&product(&hooked, &b)?.sqr()?, &product(&hooked.neg()?, &hooked)?)?;
     let loss = total(&product(&x, &hooked)?)?;
     check(&loss, &[&a, &b], true)?;
-    // Once by candle, once here.
+    // Once in candle's backward, once in this crate's.
     assert_eq!(count.load(Ordering::Relaxed), 2);
     Ok(())
 }
@@ -214,7 +214,7 @@ fn gradients_that_do_not_fit_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// Ranks exchange gradients in the order in which backward comes to parameters, whatever lies between.
+/// Ranks exchange gradients in the order in which backward reaches parameters, whichever operations lie between.
 #[test]
 fn operations_are_met_in_candles_order() -> Result<()> {
     struct Noted(&'static str, Arc<Mutex<Vec<&'static str>>>);

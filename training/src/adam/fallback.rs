@@ -1,4 +1,4 @@
-//! One step by candle's tensor operations, for devices and dtypes that have no step in place.
+//! One Adam step with candle's tensor operations, for devices and dtypes without the in-place step.
 
 use candle_core::{Result, Tensor, Var, bail};
 
@@ -9,7 +9,7 @@ pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors
     let (Buffer::Tensor(m), Buffer::Tensor(v)) = (&means.of_gradients, &means.of_squares) else {
         bail!("adam: a mean was lost");
     };
-    // Detached: means that remembered their operations would keep every step's tensors alive.
+    // Detached: means that are part of a graph would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide(var))?;
     let mut grad = grad.detach().to_dtype(wide(var))?;
     if factors.scale != 1. {
@@ -60,7 +60,7 @@ mod tests {
         Ok(())
     }
 
-    /// In 16 bits this gradient would be 0 once it is scaled.
+    /// In f16 this gradient would underflow to 0 after scaling.
     #[test]
     fn half_types_are_scaled_in_f32() -> Result<()> {
         let var = Var::from_tensor(&Tensor::new(&[0f32], &Device::Cpu)?.to_dtype(DType::F16)?)?;

@@ -1,4 +1,4 @@
-//! One step on a CPU: parameter, gradient and both means in one pass, in place, blocks of them in parallel.
+//! One Adam step on a CPU: parameter, gradient and both means in one pass, in place, in parallel blocks.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -70,14 +70,14 @@ impl Factors {
             self.eps,
         ]
         .map(<T as WithDType>::from_f64);
-        // From the nearer end, as PyTorch's `lerp`.
+        // Interpolates from the nearer end, as PyTorch's `lerp` does.
         let mostly_old = self.beta1 > 0.5;
         let (is_scaled, scale, zero) = (self.scale != 1., <T as WithDType>::from_f64(self.scale), T::zero());
         blocks([param, of_gradients, of_squares], BLOCK, |at, [param, of_gradients, of_squares]| {
             vectorized!({
                 let states = of_gradients.iter_mut().zip(of_squares);
                 for ((p, &g), (m, v)) in param.iter_mut().zip(&grad[at..]).zip(states) {
-                    // As `scale_grads` would have done it, to the bit: it adds a zero.
+                    // Adds a zero to have the same bits as `scale_grads`, which does.
                     let g = if is_scaled { g * scale + zero } else { g };
                     let g = g + penalty * *p;
                     *m = if mostly_old { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };

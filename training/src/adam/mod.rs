@@ -14,20 +14,21 @@ use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Adam";
 
-/// How [`Adam`] steps. The default is PyTorch's `Adam`, [`AdamConfig::adamw`] its `AdamW`.
+/// Hyperparameters of [`Adam`]. The default is PyTorch's `Adam`, [`AdamConfig::adamw`] its `AdamW`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdamConfig {
-    /// Step size, 0 or more. Default 0.001.
+    /// Learning rate, 0 or more. Default 0.001.
     pub learning_rate: f64,
-    /// How much of the mean of the gradients is kept at each step, 0 to 1 (exclusive). Default 0.9.
+    /// Decay rate of the mean of the gradients, 0 to 1 (exclusive). Default 0.9.
     pub beta1: f64,
-    /// How much of the mean of their squares is kept at each step, 0 to 1 (exclusive). Default 0.999.
+    /// Decay rate of the mean of the squared gradients, 0 to 1 (exclusive). Default 0.999.
     pub beta2: f64,
-    /// What is added to the root that is divided by, 0 or more. Default 1e-8.
+    /// Added to the square root in the denominator, 0 or more. Default 1e-8.
     pub eps: f64,
-    /// Strength of the pull to zero, 0 or more. Default 0; AdamW's is 0.01.
+    /// Weight decay, 0 or more. Default 0; AdamW's is 0.01.
     pub weight_decay: f64,
-    /// Whether the pull acts on the parameter by itself (AdamW) or as a part of the gradient (L2 penalty). Default false.
+    /// Whether the decay is applied to the parameter directly (AdamW) or added to the gradient (L2 penalty). Default
+    /// false.
     pub decoupled_weight_decay: bool,
 }
 
@@ -50,10 +51,10 @@ impl AdamConfig {
         Self { weight_decay: 1e-2, decoupled_weight_decay: true, ..Self::default() }
     }
 
-    /// Says which field cannot be used, if one cannot.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`]: a value that is not finite or negative, a beta of 1 or more.
+    /// [`Error::InvalidConfig`]: a value that is negative or not finite, a beta of 1 or more.
     pub fn validate(&self) -> Result<()> {
         let invalid = |field, got, help| Err(Error::InvalidConfig { of: NAME, field, got, help });
         for (field, got) in
@@ -72,18 +73,19 @@ impl AdamConfig {
     }
 }
 
-/// Adam, or AdamW: steps along the mean of past gradients, scaled by the root of the mean of their squares.
+/// Adam, or AdamW: steps along the mean of past gradients, divided by the root of the mean of their squares.
 ///
 /// With gradient g, parameter p, means m and v, at a parameter's step t, as in PyTorch:
 /// `g += weight_decay * p`, or decoupled `p -= learning_rate * weight_decay * p`; `m += (1 - beta1) (g - m)`;
 /// `v = beta2 * v + (1 - beta2) g^2`; `p -= learning_rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)`.
-/// A parameter without a gradient is left alone, and its t does not count on.
+/// A parameter without a gradient is not changed, and its t does not advance.
 ///
-/// On a CPU, f32 and f64 parameters are updated in place in one pass, in parallel; the bits do not depend on the number of threads. Elsewhere, and for f16 and bf16,
-/// candle's tensor operations do it; the two half types are computed in f32 and keep f32 means.
+/// On a CPU, f32 and f64 parameters are updated in place in one parallel pass; the bits do not depend on the number
+/// of threads. Elsewhere, and for f16 and bf16, the step uses candle's tensor operations; f16 and bf16 are computed
+/// in f32, with f32 means.
 ///
 /// # Cost
-/// Two copies of the parameters.
+/// Memory for two copies of the parameters.
 ///
 /// # Source
 /// Kingma and Ba, "Adam" (2015), algorithm 1; Loshchilov and Hutter, "Decoupled weight decay regularization" (2019).
@@ -104,11 +106,11 @@ impl AdamConfig {
 pub struct Adam {
     config: AdamConfig,
     slots: Vec<Slot<Means>>,
-    /// Of each slot, whether its parameter decays.
+    /// For each slot, whether weight decay applies to its parameter.
     decays: Vec<bool>,
 }
 
-/// What is remembered of a parameter.
+/// Optimizer state of one parameter.
 #[derive(Debug)]
 struct Means {
     step: i64,
@@ -116,20 +118,20 @@ struct Means {
     of_squares: Buffer,
 }
 
-/// The numbers of one step, the same for all elements of a parameter.
+/// Coefficients of one step, the same for all elements of a parameter.
 #[derive(Debug, Clone, Copy)]
 struct Factors {
-    /// What the gradient is multiplied with first.
+    /// Multiplies the gradient first.
     scale: f64,
-    /// What the gradient is increased by for each unit of the parameter.
+    /// Times the parameter, is added to the gradient (L2 penalty).
     penalty: f64,
-    /// What the parameter is multiplied with first.
+    /// Multiplies the parameter first (decoupled weight decay).
     shrink: f64,
     beta1: f64,
     beta2: f64,
-    /// Minus the step size, corrected for the short past of the mean.
+    /// Minus the learning rate, divided by the bias correction of the mean.
     rate: f64,
-    /// The root of the correction of the mean of squares.
+    /// Square root of the bias correction of the mean of squares.
     root: f64,
     eps: f64,
 }
@@ -156,7 +158,8 @@ impl AdamConfig {
 }
 
 impl Adam {
-    /// An optimizer of parameters with names, by which its state is saved. Variables that are not float are left out.
+    /// Creates an optimizer of named parameters; the names are the keys of its saved state. Variables of non-float
+    /// dtypes are ignored.
     ///
     /// # Errors
     /// [`Error::InvalidConfig`], [`Error::SameName`].
@@ -166,7 +169,8 @@ impl Adam {
         Ok(Self { config, decays: vec![true; slots.len()], slots })
     }
 
-    /// From now on only those parameters decay whose names `decays` is true for: usually weights of layers, and neither biases nor norms.
+    /// Limits weight decay to the parameters for whose names `decays` returns true: usually weights of layers, not
+    /// biases or norms.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -188,23 +192,24 @@ impl Adam {
         self
     }
 
-    /// Bytes of what it remembers.
+    /// Bytes of optimizer state.
     pub fn state_bytes(&self) -> usize {
         let of = |slot: &Slot<Means>| slot.var.elem_count() * wide(&slot.var).size_in_bytes() * 2;
         self.slots.iter().filter(|slot| slot.state.is_some()).map(of).sum()
     }
 
-    /// How it steps now.
+    /// Current hyperparameters.
     pub fn config(&self) -> &AdamConfig {
         &self.config
     }
 
-    /// A step with gradients that are multiplied with `scale` on the way: equal to the bit to
-    /// [`scale_grads`](crate::scale_grads) and a step, without the pass over the gradients that scaling is. For clipping
-    /// ([`clip_factor`](crate::clip_factor)). Gradients of f16 and bf16 are scaled in f32, and not rounded in between.
+    /// Steps with gradients multiplied by `scale`: equal to the bit to [`scale_grads`](crate::scale_grads) followed
+    /// by a step, without the extra pass over the gradients. For clipping ([`clip_factor`](crate::clip_factor)).
+    /// Gradients of f16 and bf16 are scaled in f32, without rounding in between.
     ///
     /// # Errors
-    /// A gradient that does not fit its parameter; [`Error::InvalidConfig`] for a `scale` or learning rate that is not finite.
+    /// A gradient that does not fit its parameter; [`Error::InvalidConfig`] for a `scale` or learning rate that is
+    /// not finite, or another invalid field.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -219,7 +224,7 @@ impl Adam {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn step_scaled(&mut self, grads: &GradStore, scale: f64) -> candle_core::Result<()> {
-        // `set_learning_rate` cannot refuse a value, so it is looked at here.
+        // `set_learning_rate` cannot return an error, so its value is checked here.
         self.config.validate()?;
         check_scale(NAME, scale)?;
         for (slot, decays) in self.slots.iter_mut().zip(&self.decays) {
@@ -252,7 +257,7 @@ impl Adam {
 impl Optimizer for Adam {
     type Config = AdamConfig;
 
-    /// Takes the float variables of `vars`; others cannot be trained, and are left out.
+    /// Takes the float variables of `vars`; the others cannot be trained and are ignored.
     fn new(vars: Vec<Var>, config: AdamConfig) -> candle_core::Result<Self> {
         Ok(Self::named(numbered(vars), config)?)
     }

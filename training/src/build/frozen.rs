@@ -1,10 +1,10 @@
-//! Parameters that are used and not trained.
+//! Frozen parameters: used, but not trained.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 
-/// A builder of the same parameters, of which none gets a gradient.
+/// Wraps a builder so that none of its parameters gets a gradient.
 pub fn frozen(vb: &VarBuilder<'static>) -> VarBuilder<'static> {
     let backend = Frozen { inner: vb.root() };
     let prefix = vb.prefix();

@@ -1,4 +1,4 @@
-//! Layers that may be divided over ranks.
+//! Layers that can be divided over ranks (tensor parallelism).
 
 use std::fmt;
 use std::ops::Range;
@@ -9,32 +9,35 @@ use candle_nn::VarBuilder;
 
 use crate::LinearCrossEntropyConfig;
 
-/// How a linear layer is divided where layers are divided over ranks.
+/// How a linear layer is divided over tensor-parallel ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Division {
-    /// Not at all: every rank has all of it.
+    /// Not divided: every rank has the whole layer.
     #[default]
     Whole,
-    /// By its outputs: each rank computes its part of them, of each of several layers of equal size that lie in one (`groups`).
+    /// By outputs (column-parallel): each rank computes its part of the outputs; of a layer that fuses several of
+    /// equal size (`groups`), its part of each.
     Outputs,
-    /// By its inputs, of which each rank has the part that a layer divided by outputs left it; every rank gets all outputs.
+    /// By inputs (row-parallel): each rank has the input part that a layer divided by outputs left it; every rank
+    /// gets all outputs.
     Inputs,
 }
 
-/// A linear layer that a model wants.
+/// Description of a linear layer that a model requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinearConfig {
-    /// Numbers that go in, over all ranks.
+    /// Input features, over all ranks.
     pub inputs: usize,
-    /// Numbers that come out, over all ranks.
+    /// Output features, over all ranks.
     pub outputs: usize,
     /// Whether there is a bias. Default in [`LinearConfig::new`]: none.
     pub bias: bool,
-    /// How it is divided.
+    /// How it is divided over ranks.
     pub division: Division,
-    /// Layers of equal size whose outputs lie in one, such as 3 for queries, keys and values. Default in [`LinearConfig::new`]: 1.
+    /// Number of equally sized layers fused into this one along its outputs, such as 3 for queries, keys and values.
+    /// Default in [`LinearConfig::new`]: 1.
     pub groups: usize,
-    /// Whether it gets no gradient. Default in [`LinearConfig::new`]: false.
+    /// Whether it is frozen, that is, gets no gradient. Default in [`LinearConfig::new`]: false.
     pub frozen: bool,
 }
 
@@ -44,90 +47,93 @@ impl LinearConfig {
         Self { inputs, outputs, bias: false, division, groups: 1, frozen: false }
     }
 
-    /// The same with a bias, if there is to be one.
+    /// Sets whether there is a bias.
     #[must_use]
     pub fn with_bias(self, bias: bool) -> Self {
         Self { bias, ..self }
     }
 }
 
-/// A table of vectors that a model wants, one for each token.
+/// Description of a token embedding table that a model requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VocabularyConfig {
     /// Tokens in the vocabulary.
     pub tokens: usize,
-    /// Numbers of a vector.
+    /// Features of a token's vector.
     pub features: usize,
-    /// Whether it gets no gradient.
+    /// Whether it is frozen, that is, gets no gradient.
     pub frozen: bool,
 }
 
-/// Makes layers: whole ones, parts of divided ones, ones with adapters.
+/// Makes layers: whole, divided over ranks, or with adapters.
 pub trait Layers: Send + Sync {
-    /// Ranks that layers are divided over.
+    /// Number of ranks that layers are divided over.
     fn ranks(&self) -> usize {
         1
     }
 
-    /// This rank's number among them.
+    /// This rank's index among them.
     fn rank(&self) -> usize {
         0
     }
 
-    /// Whether a model's own parameters are not trained, norms and the like as well.
+    /// Whether the model's own parameters are frozen, norms and similar ones too.
     fn freezes(&self) -> bool {
         false
     }
 
-    /// A builder of what every rank has whole and applies between divided layers: each has a part of the gradient where each has a part of
-    /// the sequence there.
+    /// Builder of parameters that every rank has whole and applies between divided layers. Under sequence parallelism
+    /// each rank has only a part of their gradient.
     fn between(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
         vb.clone()
     }
 
-    /// Which positions of rows of this length a rank has between divided layers: all of them, but for sequence parallelism.
+    /// Range of positions, of a sequence of length `len`, that this rank has between divided layers: all of them,
+    /// except under sequence parallelism.
     ///
     /// # Errors
-    /// A length that the ranks do not divide.
+    /// A length that is not divisible by the number of ranks.
     fn positions(&self, len: usize) -> Result<Range<usize>> {
         Ok(0..len)
     }
 
-    /// How many positions of a row come before this rank's between divided layers, where it has `own`: none, but for sequence parallelism.
+    /// Number of positions of the sequence before this rank's own between divided layers, where it has `own` of them:
+    /// 0, except under sequence parallelism.
     fn positions_before(&self, _own: usize) -> usize {
         0
     }
 
-    /// A builder of what every rank has whole and applies to its own heads alone: each has a part of the gradient.
+    /// Builder of parameters that every rank has whole and applies to its own heads only, so that each rank has a
+    /// part of the gradient.
     fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
         vb.clone()
     }
 
-    /// A linear layer of the builder's `weight` (outputs, inputs) and perhaps `bias`.
+    /// Makes a linear layer of the builder's `weight` (outputs, inputs) and, if configured, `bias`.
     ///
     /// # Errors
-    /// Sizes that the ranks do not divide; what the builder fails with.
+    /// Sizes that are not divisible by the number of ranks; errors of the builder.
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear>;
 
-    /// A table of the builder's `weight` (tokens, features).
+    /// Makes a token table of the builder's `weight` (tokens, features).
     ///
     /// # Errors
-    /// What the builder fails with.
+    /// Errors of the builder.
     fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>>;
 }
 
-/// One vector for each token: what an embedding looks up, and what a head compares with.
+/// One vector for each token: an embedding, an output head, or both.
 pub trait Vocabulary: Send + Sync {
-    /// The vectors of tokens.
+    /// Looks up the vectors of tokens.
     ///
     /// # Shapes
     /// Tokens `(..)` to `(.., features)`.
     ///
     /// # Errors
-    /// A token that there is not; failures of communication.
+    /// A token outside the vocabulary; failures of communication.
     fn embed(&self, tokens: &Tensor) -> Result<Tensor>;
 
-    /// How well each token fits, all of them on every rank.
+    /// Logits of all tokens, on every rank.
     ///
     /// # Shapes
     /// `(.., features)` to `(.., tokens)`.
@@ -136,22 +142,22 @@ pub trait Vocabulary: Send + Sync {
     /// Another number of features; failures of communication.
     fn logits(&self, x: &Tensor) -> Result<Tensor>;
 
-    /// The mean cross-entropy of the logits, without all of them at once.
+    /// The mean cross-entropy of the logits, without materializing all of them at once.
     ///
     /// # Shapes
     /// `x` `(.., features)`, targets `(..)`; the loss has no dimensions.
     ///
     /// # Errors
-    /// Shapes that do not fit, a target that is no token; failures of communication.
+    /// Shapes that do not fit, a target outside the vocabulary; failures of communication.
     fn loss(&self, x: &Tensor, targets: &Tensor, config: &LinearCrossEntropyConfig) -> Result<Tensor>;
 }
 
-/// A linear layer as one of [`Layers`] made it.
+/// A linear layer made by an implementation of [`Layers`].
 #[derive(Clone)]
 pub struct Linear(Arc<dyn Module + Send + Sync>);
 
 impl Linear {
-    /// One that is computed by `module`.
+    /// Wraps the module that computes the layer.
     pub fn new(module: impl Module + Send + Sync + 'static) -> Self {
         Self(Arc::new(module))
     }

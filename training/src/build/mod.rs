@@ -1,8 +1,8 @@
-//! The one way in which a model gets its parameters, whatever the layout: whole, as shards that come and go, as slices of
-//! divided layers, or only those of one stage.
+//! Model builder: one way to obtain parameters in every layout, whether they are whole, gathered from shards, slices
+//! of divided layers, or those of one pipeline stage.
 //!
-//! A model is written once on a [`Builder`]. It is a chain of *units* (the embedding, each block, the head), which is what
-//! sharding gathers and releases, and where a pipeline cuts:
+//! A model is written once against a [`Builder`]. It is a chain of *units* (the embedding, each block, the head).
+//! Sharding gathers and releases whole units, and a pipeline cuts the model between units:
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Result, Tensor};
@@ -45,7 +45,7 @@
 //! | `Pipeline` | `Modules::of_units(Mlp::new)` |
 //! | `TensorParallel` | `TensorParallel::new(&mesh, &config, &weights, \|shards\| Ok(Mlp::new(&Builder::from(shards))?))` |
 //!
-//! Units may be computed again in backward, in place of keeping what they have computed: [`Builder::recomputing`].
+//! Units can be recomputed in backward instead of keeping their intermediate results: [`Builder::recomputing`].
 
 mod frozen;
 mod layers;
@@ -74,51 +74,52 @@ pub use whole_rows::{in_whole_rows, whole_rows};
 
 use unit::Here;
 
-/// What a model is built with: it makes the units.
+/// Makes a model's units.
 #[derive(Clone)]
 pub struct Builder {
     units: Arc<dyn UnitSource>,
     layers: Arc<dyn Layers>,
     recompute: Recompute,
-    /// Units so far.
+    /// Number of units built so far.
     built: Arc<AtomicUsize>,
 }
 
 impl Builder {
-    /// Every parameter is here, whole, and stays: for one process, and for wrappers of a `VarBuilder` such as `Ddp`.
+    /// Every parameter is whole and stays in this process: for one process, and for wrappers of a `VarBuilder` such
+    /// as `Ddp`.
     pub fn new(vb: VarBuilder<'static>) -> Self {
         Self::of_units(Arc::new(Here(vb)))
     }
 
-    /// Units as a strategy makes them.
+    /// Builds units with a strategy's source of units.
     pub fn of_units(units: Arc<dyn UnitSource>) -> Self {
         Self { units, layers: Arc::new(WholeLayers), recompute: Recompute::default(), built: Arc::default() }
     }
 
-    /// The same units with other layers in them.
+    /// Makes the units' layers with `layers`.
     #[must_use]
     pub fn with_layers(self, layers: Arc<dyn Layers>) -> Self {
         Self { layers, ..self }
     }
 
-    /// The same units, of which some are computed again in backward. Those that are built from here on are counted.
+    /// Recomputes some units in backward. The count for [`Recompute::Every`] starts at the next unit built.
     ///
-    /// Backward is [`backward`](crate::backward) then, or that of a strategy, and not candle's own.
+    /// Backward must then be [`backward`](crate::backward), or that of a strategy, not candle's own.
     #[must_use]
     pub fn recomputing(self, recompute: Recompute) -> Self {
         Self { recompute, built: Arc::default(), ..self }
     }
 
-    /// How layers are made.
+    /// The factory of layers.
     pub fn layers(&self) -> &Arc<dyn Layers> {
         &self.layers
     }
 
-    /// Makes a unit of what `build` builds. Its name is its own among the units; names of parameters begin at the model's root,
-    /// and no two units have the same.
+    /// Makes a unit of what `build` returns. `name` is unique among the units; parameter names start at the model's
+    /// root, and no two units share one.
     ///
     /// # Errors
-    /// What `build` and the strategy fail with; [`Recompute::Every`] of none.
+    /// Errors of `build` and of the strategy; [`Recompute::Every`] of 0.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
         let again = self.recompute.of(self.built.fetch_add(1, Ordering::Relaxed))?;
         let (mut build, mut module) = (Some(build), None);
@@ -131,11 +132,12 @@ impl Builder {
         Ok(Unit::new(name, module, place, again))
     }
 
-    /// A unit that uses parameters of `other`, too: a head that is the embedding, for one. `build` is given what the other unit
-    /// is, where it is in this process; where it is not, it makes a copy of its own, and whoever builds the stages ties the two.
+    /// Makes a unit that also uses parameters of `other`, such as an output head tied to the embedding. `build`
+    /// receives the other unit's module if it is in this process; if not, `build` makes its own copy, and the code
+    /// that builds the stages ties the two.
     ///
     /// # Errors
-    /// Those of [`unit`](Self::unit).
+    /// Errors of [`unit`](Self::unit).
     pub fn unit_sharing<M, N>(
         &self,
         name: &str,
@@ -154,7 +156,7 @@ impl fmt::Debug for Builder {
     }
 }
 
-/// What a unit's parameters come from while it is built.
+/// Source of a unit's parameters while it is built.
 #[derive(Clone)]
 pub struct Part {
     vb: VarBuilder<'static>,
@@ -172,48 +174,48 @@ impl Part {
         Self { vb: self.vb.pp(name), layers: self.layers.clone() }
     }
 
-    /// The builder of what every rank has whole and applies between divided layers: norms, positions.
+    /// The builder of parameters that every rank has whole and applies between divided layers: norms, positions.
     pub fn whole(&self) -> VarBuilder<'static> {
         if self.layers.freezes() { frozen(&self.vb) } else { self.layers.between(&self.vb) }
     }
 
-    /// The builder of what every rank has whole and applies to its own heads alone, so that each has a part of the gradient: norms
-    /// of queries and keys.
+    /// The builder of parameters that every rank has whole and applies to its own heads only, so that each has a part
+    /// of the gradient: norms of queries and keys.
     pub fn of_heads(&self) -> VarBuilder<'static> {
         if self.layers.freezes() { frozen(&self.vb) } else { self.layers.of_heads(&self.vb) }
     }
 
-    /// A linear layer of `weight` and perhaps `bias`, divided as the configuration says where layers are divided.
+    /// Makes a linear layer of `weight` and, if configured, `bias`, divided as configured where layers are divided.
     ///
     /// # Errors
-    /// Sizes that the ranks do not divide; what the builder fails with.
+    /// Sizes that are not divisible by the number of ranks; errors of the builder.
     pub fn linear(&self, config: &LinearConfig) -> Result<Linear> {
         self.layers.linear(&self.vb, config)
     }
 
-    /// A table of one vector for each token, `weight` (tokens, features), divided by its tokens where layers are divided: an
-    /// embedding, a head, or both.
+    /// Makes a table of one vector for each token, `weight` (tokens, features), divided by tokens where layers are
+    /// divided: an embedding, a head, or both.
     ///
     /// # Errors
-    /// What the builder fails with.
+    /// Errors of the builder.
     pub fn vocabulary(&self, tokens: usize, features: usize) -> Result<Arc<dyn Vocabulary>> {
         self.layers.vocabulary(&self.vb, &VocabularyConfig { tokens, features, frozen: false })
     }
 
-    /// How layers are made.
+    /// The factory of layers.
     pub fn layers(&self) -> &Arc<dyn Layers> {
         &self.layers
     }
 
-    /// Ranks that layers are divided over.
+    /// Number of ranks that layers are divided over.
     pub fn ranks(&self) -> usize {
         self.layers.ranks()
     }
 
-    /// How many of `count` things, such as heads, a rank has.
+    /// How many of `count` things, such as heads, each rank has. `what` names them in the error message.
     ///
     /// # Errors
-    /// A count that the ranks do not divide.
+    /// A count that is not divisible by the number of ranks.
     pub fn share(&self, what: &str, count: usize) -> Result<usize> {
         let ranks = self.ranks();
         if count.is_multiple_of(ranks) {

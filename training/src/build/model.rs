@@ -1,12 +1,12 @@
-//! What a model must have to be trained in any layout.
+//! Trait of models that can be trained in any layout.
 
 use candle_core::{Result, Tensor};
 
 use super::Units;
 
-/// A model that can be trained in any layout: a chain of units, and a loss of what the last one gives.
+/// A model that can be trained in any layout: a chain of units, and a loss of the last unit's output.
 pub trait Model: Units {
-    /// The mean loss of a batch's output, over those targets that count. In a pipeline, the last stage calls it.
+    /// The mean loss of a batch's output, over the targets that count. In a pipeline, the last stage calls it.
     ///
     /// # Errors
     /// Targets that do not fit the output.
@@ -14,11 +14,11 @@ pub trait Model: Units {
     where
         Self: Sized;
 
-    /// The mean loss of a batch, where the whole model is in this process. By default the chain's, and [`output_loss`](Self::output_loss)
-    /// of what it gives; a model may have a way that needs less memory.
+    /// The mean loss of a batch, where the whole model is in this process. By default it runs the chain of units and
+    /// calls [`output_loss`](Self::output_loss); a model may override it with a way that needs less memory.
     ///
     /// # Errors
-    /// What a unit fails with; targets that do not fit.
+    /// Errors of a unit; targets that do not fit.
     fn loss(&self, input: &Tensor, targets: &Tensor) -> Result<Tensor>
     where
         Self: Sized,
@@ -26,20 +26,21 @@ pub trait Model: Units {
         Self::output_loss(&self.without_loss(input)?, targets)
     }
 
-    /// What a batch gives of which no target counts: outputs through the same units, in the same order, as [`loss`](Self::loss), since ranks
-    /// that share parameters gather them together. By default what the last unit gives; a model with a `loss` of its own has this, too.
+    /// Output for a batch of which no target counts. It must run the same units in the same order as
+    /// [`loss`](Self::loss), since ranks that share parameters gather them together. By default the output of the
+    /// last unit; a model that overrides `loss` overrides this, too.
     ///
     /// # Errors
-    /// What a unit fails with.
+    /// Errors of a unit.
     fn without_loss(&self, input: &Tensor) -> Result<Tensor> {
         self.units().into_iter().try_fold(input.clone(), |x, unit| unit.forward(&x))
     }
 
-    /// How many of these targets the mean is taken over, so that batches with different numbers of them can be put together. By default
-    /// the rows.
+    /// Number of targets that the mean is taken over, so that batches with different numbers of them can be combined.
+    /// By default the rows.
     ///
     /// # Errors
-    /// Targets of another kind.
+    /// Targets of another shape or dtype.
     fn count(targets: &Tensor) -> Result<usize>
     where
         Self: Sized,
@@ -47,15 +48,17 @@ pub trait Model: Units {
         Ok(targets.dims().first().copied().unwrap_or(1))
     }
 
-    /// Pairs of parameters that are one, but are in two units ([`Builder::unit_sharing`](super::Builder::unit_sharing)): a pipeline may
-    /// have them in two stages. The first name is that of the unit that has it. By default none.
+    /// Pairs of tied parameters, which are one but used in two units
+    /// ([`Builder::unit_sharing`](super::Builder::unit_sharing)): a pipeline may have the units in two stages. The
+    /// first name is that of the unit that owns it. By default none.
     fn ties(&self) -> Vec<(String, String)> {
         Vec::new()
     }
 
-    /// Whether it may be divided along the sequence between divided layers (sequence parallelism): activations are `(batch, length, features)`,
-    /// and of them each unit computes each position by itself there, with parameters from [`Part::whole`](super::Part::whole) and positions from
-    /// [`Layers::positions`](super::Layers::positions). By default not.
+    /// Whether it supports sequence parallelism, that is, division along the sequence between divided layers:
+    /// activations are `(batch, length, features)`, and between divided layers each unit computes every position
+    /// independently, with parameters from [`Part::whole`](super::Part::whole) and positions from
+    /// [`Layers::positions`](super::Layers::positions). By default false.
     fn divides_sequences() -> bool
     where
         Self: Sized,

@@ -1,17 +1,17 @@
-//! Parameters of which each rank reads its part alone.
+//! Source of initial parameter values of which each rank reads only its part.
 
 use std::ops::Range;
 
 use candle_core::{DType, Result, Shape, Tensor};
 use candle_nn::Init;
 
-/// Where first values of parameters come from, part by part.
+/// Source of initial parameter values, read by ranges.
 pub trait PartSource: Send + Sync {
-    /// The numbers of a parameter in these ranges of its flat whole, one range after the other, on the CPU. `shape` is that of the
-    /// whole; `init` is what a new one starts from, where the source has no opinion of its own.
+    /// Reads a parameter's elements in these ranges of the flattened whole, one range after the other, on the CPU.
+    /// `shape` is that of the whole; `init` is used where the source has no value for the parameter.
     ///
     /// # Errors
-    /// A parameter that there is not, or of another shape; failures to read.
+    /// A missing parameter, or one of another shape; read failures.
     fn read(
         &self,
         name: &str,
@@ -21,11 +21,12 @@ pub trait PartSource: Send + Sync {
         ranges: &[Range<usize>],
     ) -> Result<Tensor>;
 
-    /// The shape of what [`read`](Self::read) takes ranges of, where a model asks for a parameter of the shape `whole`: of the part that a
-    /// rank has of a divided layer, for one. Called once for each parameter, before it is read. Default: `whole`.
+    /// Shape of the tensor that [`read`](Self::read) takes ranges of, where a model requests a parameter of shape
+    /// `whole`: for example the part of a divided layer that a rank has. Called once for each parameter, before it is
+    /// read. Default: `whole`.
     ///
     /// # Errors
-    /// A shape that the ranks do not divide.
+    /// A shape that is not divisible by the number of ranks.
     fn shape(&self, _name: &str, whole: &Shape) -> Result<Shape> {
         Ok(whole.clone())
     }

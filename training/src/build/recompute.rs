@@ -1,27 +1,27 @@
-//! Which units are computed again in backward.
+//! Activation checkpointing: which units are recomputed in backward.
 
 use candle_core::{Result, bail};
 
-/// Which units keep only their input for backward, which computes them again ([`crate::recompute`]): those whose input is of floats,
-/// and that run by [`Module::forward`](candle_core::Module) or [`Unit::apply`](super::Unit::apply). A unit of tokens, such as an embedding,
-/// has nothing to gain.
+/// Which units keep only their input for backward, which recomputes them ([`crate::recompute`]). Applies to units
+/// with a float input that run by [`Module::forward`](candle_core::Module) or [`Unit::apply`](super::Unit::apply). A
+/// unit whose input is tokens, such as an embedding, is never recomputed, as it would gain nothing.
 ///
-/// Losses and gradients are the same.
+/// Losses and gradients do not change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Recompute {
-    /// None: all that backward needs is kept.
+    /// None: everything that backward needs is kept.
     #[default]
     None,
-    /// Each: the least memory, and a third more time.
+    /// Every unit: the least memory, a third more time.
     Units,
-    /// The last of each so many, in the order in which the model builds them.
+    /// Every n-th unit, in the order in which the model builds them.
     Every(usize),
-    /// Of each the cheap rest: results of matrix products and attention are kept, norms, activations and the like are computed again
-    /// ([`crate::recompute_cheap`]).
+    /// Every unit, but only its cheap operations: results of matrix products and attention are kept; norms,
+    /// activations and similar are recomputed ([`crate::recompute_cheap`]).
     Selective,
 }
 
-/// What backward computes again of a unit.
+/// What backward recomputes of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
     All,
@@ -29,7 +29,7 @@ pub(super) enum Again {
 }
 
 impl Recompute {
-    /// What is computed again of the unit that is built after `before` others.
+    /// What to recompute of the unit that is built after `before` others.
     pub(super) fn of(self, before: usize) -> Result<Option<Again>> {
         match self {
             Self::None => Ok(None),

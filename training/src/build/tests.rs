@@ -9,7 +9,7 @@ fn vb(vars: &VarMap) -> VarBuilder<'static> {
     VarBuilder::from_varmap(vars, DType::F32, &Device::Cpu)
 }
 
-/// A strategy that has some units only, and notes what it runs.
+/// A strategy that has only the units in `own`, and records which it runs.
 struct Some {
     vb: VarBuilder<'static>,
     own: &'static [&'static str],

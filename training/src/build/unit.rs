@@ -1,4 +1,4 @@
-//! Parts of a model whose parameters are in one place.
+//! Units: the parts of a model whose parameters are gathered or placed together.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use candle_nn::VarBuilder;
 use super::recompute::Again;
 use crate::{recompute, recompute_cheap};
 
-/// A part of a model (a block, the embedding, the head) whose parameters are in one place together.
+/// A part of a model (a block, the embedding, the head) whose parameters are gathered or placed together.
 ///
 /// # Errors
-/// To run one that another process has is an error.
+/// Running a unit that is in another process is an error.
 pub struct Unit<M> {
     name: String,
     module: Option<Arc<M>>,
@@ -20,38 +20,39 @@ pub struct Unit<M> {
     again: Option<Again>,
 }
 
-/// Makes units: what each strategy has of its own.
+/// Makes units; implemented by each strategy.
 pub trait UnitSource: Send + Sync {
-    /// Builds a unit with `build`, unless it is to be elsewhere. Its builder stands at the model's root.
+    /// Builds a unit with `build`, unless another process has it. The builder passed to `build` is at the model's
+    /// root.
     ///
     /// # Errors
-    /// What `build` fails with; a unit that the strategy cannot have.
+    /// Errors of `build`; a unit that the strategy does not support.
     fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>)
     -> Result<UnitPlace>;
 }
 
 /// Where a unit's parameters are.
 pub enum UnitPlace {
-    /// Here, always.
+    /// In this process, always.
     Here,
-    /// Here while the unit is run by this.
+    /// In this process only while the unit is run through this [`RunUnit`].
     Gathered(Arc<dyn RunUnit>),
     /// In another process.
     Elsewhere,
 }
 
-/// Runs a unit whose parameters come and go.
+/// Runs a unit whose parameters are gathered and released.
 pub trait RunUnit: Send + Sync {
-    /// Calls `body` once, with the unit's parameters in place.
+    /// Calls `body` once, with the unit's parameters gathered.
     ///
     /// # Errors
-    /// What `body` fails with; failures of communication.
+    /// Errors of `body`; failures of communication.
     fn run(&self, body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor>;
 }
 
-/// A model that is a chain of units, each of which takes what the one before it gives.
+/// A model that is a chain of units, each of which takes the output of the one before.
 pub trait Units {
-    /// The units, in the order in which data flow through them.
+    /// The units, in the order of the forward pass.
     fn units(&self) -> Vec<&dyn Module>;
 }
 
@@ -64,22 +65,24 @@ impl<M> Unit<M> {
         Self { name: name.into(), module: module.map(Arc::new), runs, again }
     }
 
-    /// This one runs only while the other one's parameters are here as well.
+    /// Makes this unit run only while the parameters of `other` are gathered as well.
     pub(super) fn needs<N>(&mut self, other: &Unit<N>) {
         self.runs.splice(0..0, other.runs.iter().cloned());
     }
 
-    /// Its name.
+    /// The unit's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What was built, where it is in this process. Its parameters may be away unless it is run.
+    /// The module, or `None` if another process has the unit. Its parameters may be released unless the unit is being
+    /// run.
     pub fn module(&self) -> Option<&M> {
         self.module.as_deref()
     }
 
-    /// Whether backward computes it again, or its cheap parts ([`Builder::recomputing`](super::Builder::recomputing)).
+    /// Whether backward recomputes it, wholly or its cheap operations
+    /// ([`Builder::recomputing`](super::Builder::recomputing)).
     pub fn recomputes(&self) -> bool {
         self.again.is_some()
     }
@@ -91,11 +94,11 @@ impl<M> Unit<M> {
         }
     }
 
-    /// Runs `body` with the unit's parameters in place. What `body` gives must be all that a loss is computed from. It is not computed
-    /// again in backward: that is [`apply`](Self::apply).
+    /// Runs `body` with the unit's parameters gathered. A loss may depend on `body` only through its result. It is
+    /// not recomputed in backward; for that, use [`apply`](Self::apply).
     ///
     /// # Errors
-    /// What `body` fails with; a unit that another process has; failures of communication.
+    /// Errors of `body`; a unit of another process; failures of communication.
     pub fn run(&self, body: impl FnOnce(&M) -> Result<Tensor>) -> Result<Tensor> {
         let module = self.here()?;
         let mut body = Some(body);
@@ -107,11 +110,11 @@ impl<M> Unit<M> {
 }
 
 impl<M: Send + Sync + 'static> Unit<M> {
-    /// Runs `body` on `x` with the unit's parameters in place, and where the unit is one of [`Recompute`](super::Recompute)'s and `x` is
-    /// of floats, in backward once more: see [`recompute`], also for what `body` may do.
+    /// Runs `body` on `x` with the unit's parameters gathered. Where [`Recompute`](super::Recompute) selects the unit
+    /// and `x` is of floats, backward runs `body` again: see [`recompute`], also for what `body` may do.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run).
+    /// Errors of [`run`](Self::run).
     ///
     /// ```
     /// use candle_core::{DType, Device, Module, Tensor};
@@ -144,7 +147,7 @@ impl<M: Send + Sync + 'static> Unit<M> {
     }
 }
 
-/// Calls `body` inside all of these.
+/// Calls `body` inside all of `runs`, the first outermost.
 fn within(runs: &[Arc<dyn RunUnit>], body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor> {
     match runs.split_first() {
         None => body(),
@@ -165,7 +168,7 @@ impl<M> fmt::Debug for Unit<M> {
     }
 }
 
-/// Every unit is here.
+/// Source of units that are all in this process.
 pub(super) struct Here(pub(super) VarBuilder<'static>);
 
 impl UnitSource for Here {

@@ -9,7 +9,7 @@ use super::frozen::frozen;
 use super::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 use crate::{LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_no_bias};
 
-/// Makes every layer whole.
+/// Makes every layer whole, on every rank.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WholeLayers;
 
@@ -29,7 +29,7 @@ impl Layers for WholeLayers {
     }
 }
 
-/// A table of all tokens.
+/// A whole token table.
 struct Whole {
     weight: Tensor,
 }

@@ -1,4 +1,4 @@
-//! Forward passes in which every rank has whole rows.
+//! Forward passes without sequence parallelism.
 
 use std::cell::RefCell;
 
@@ -8,8 +8,9 @@ thread_local! {
     static WHOLE: RefCell<bool> = const { RefCell::new(false) };
 }
 
-/// Runs a forward pass in which every rank has whole rows between divided layers, also where those are divided along the sequence otherwise: for
-/// rows of any length, one token for instance. On this thread; nothing may go backward from there.
+/// Runs a forward pass in which every rank has whole sequences between divided layers, even where sequence
+/// parallelism would divide them: for sequences of any length, such as one token. Applies to this thread; there must
+/// be no backward through the result.
 ///
 /// ```
 /// use training::build::{in_whole_rows, whole_rows};
@@ -20,7 +21,7 @@ pub fn whole_rows<T>(forward: impl FnOnce() -> T) -> T {
     scoped(&WHOLE, true, forward)
 }
 
-/// Whether this thread is in [`whole_rows`]: for layers that divide rows.
+/// Whether this thread is in [`whole_rows`]: asked by layers that divide sequences.
 pub fn in_whole_rows() -> bool {
     WHOLE.with_borrow(|whole| *whole)
 }

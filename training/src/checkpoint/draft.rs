@@ -1,4 +1,4 @@
-//! A checkpoint that several processes write, and one of which each process reads a part.
+//! Checkpoints written by several processes, each of which reads back only its part.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::{Checkpoint, Checkpoints, FileHash, name, read, write};
 use crate::Result;
 
-/// A checkpoint that is being written and does not count yet: what is left of it after a crash, the next save removes.
+/// A checkpoint that is being written and does not count yet. After a crash, the next save removes its files.
 ///
-/// One process begins it and tells the others its number; each writes files of its own; the one that began it commits it
-/// with the hashes of all, once all are written. All processes see the same folder.
+/// One process begins it and sends its number to the others; each writes files under names of its own; the one that
+/// began it commits it with the hashes of all files, once all are written. All processes must see the same folder.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -39,7 +39,7 @@ pub struct Draft<'a> {
 }
 
 impl Checkpoints {
-    /// Begins a checkpoint that several processes will write. To be called by one of them.
+    /// Begins a checkpoint that several processes will write. One of them calls this.
     ///
     /// # Errors
     /// [`crate::Error::Io`].
@@ -47,40 +47,40 @@ impl Checkpoints {
         Ok(self.draft(write::begin(&self.config, &|_| Ok(()))?))
     }
 
-    /// The checkpoint that another process has begun.
+    /// Returns the draft with this number, which another process has begun.
     pub fn draft(&self, number: u64) -> Draft<'_> {
         Draft { checkpoints: self, number }
     }
 
-    /// What is in the checkpoint that [`load_latest`](Self::load_latest) would read, without its tensors.
+    /// Contents of the checkpoint that [`load_latest`](Self::load_latest) would read, without its tensors.
     ///
     /// # Errors
-    /// [`crate::Error::DamagedCheckpoint`] where its manifest is not as it was written, [`crate::Error::Io`].
+    /// [`crate::Error::DamagedCheckpoint`] if its manifest has changed since it was written, [`crate::Error::Io`].
     pub fn latest(&self) -> Result<Option<Contents>> {
         read::latest_contents(&self.config.dir)
     }
 
-    /// What is in the checkpoint in this folder, without its tensors.
+    /// Contents of the checkpoint in this folder, without its tensors.
     ///
     /// # Errors
-    /// Those of [`latest`](Self::latest).
+    /// Errors of [`latest`](Self::latest).
     pub fn contents(&self, folder: &Path) -> Result<Contents> {
         read::contents(folder, None)
     }
 }
 
 impl Draft<'_> {
-    /// Its number, by which other processes find it.
+    /// Its number, which other processes pass to [`Checkpoints::draft`].
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Its folder, once it is committed.
+    /// The folder it will have once committed.
     pub fn folder(&self) -> PathBuf {
         self.checkpoints.config.dir.join(name(self.number))
     }
 
-    /// Writes a set of tensors, of a name that no other process uses, and brings it to the disk.
+    /// Writes a set of tensors, under a name that no other process uses, and syncs it to disk.
     ///
     /// # Errors
     /// [`crate::Error::Io`], [`crate::Error::InvalidName`], candle's.
@@ -88,11 +88,11 @@ impl Draft<'_> {
         write::file(&self.checkpoints.config, self.number, (name, tensors), &|_| Ok(()))
     }
 
-    /// Makes it a checkpoint and the latest; gives its folder. `files` are the hashes of all that was written; the tensors of
-    /// `checkpoint` itself are written as well.
+    /// Commits it as a checkpoint, makes it the latest, and returns its folder. `files` are the hashes of all files
+    /// written; the tensors of `checkpoint` itself are written as well.
     ///
     /// # Errors
-    /// Those of [`Checkpoints::save`].
+    /// Errors of [`Checkpoints::save`].
     pub fn commit(self, checkpoint: &Checkpoint, mut files: BTreeMap<String, FileHash>) -> Result<PathBuf> {
         for (name, tensors) in &checkpoint.tensors {
             files.insert(name.clone(), self.write(name, tensors)?);
@@ -101,7 +101,7 @@ impl Draft<'_> {
     }
 }
 
-/// What is in a checkpoint, without its tensors.
+/// Contents of a checkpoint, without its tensors.
 #[derive(Debug, Clone)]
 pub struct Contents {
     /// Its folder.
@@ -119,16 +119,16 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The safetensors file of a set of tensors.
+    /// Path of the safetensors file of a set of tensors.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(write::tensors_file(name))
     }
 
-    /// Reads a file and compares its hash.
+    /// Reads a file and checks it against its hash.
     ///
     /// # Errors
-    /// [`crate::Error::DamagedCheckpoint`] where it is not as it was written, or there is none of this name;
-    /// [`crate::Error::Io`].
+    /// [`crate::Error::DamagedCheckpoint`] if it has changed since it was written, or no set of tensors has this
+    /// name; [`crate::Error::Io`].
     pub fn check(&self, name: &str) -> Result<()> {
         let none = FileHash { bytes: 0, sha256: "no hash".into() };
         read::check_file(&self.folder, name, self.files.get(name).unwrap_or(&none))

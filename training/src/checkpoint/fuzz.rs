@@ -1,8 +1,8 @@
-//! Any bytes in place of a checkpoint's JSON.
+//! Fuzz target: decoding a checkpoint's manifest from arbitrary bytes.
 
 use super::manifest::{Manifest, first_line, is_name};
 
-/// As they are, and once more with a hash that is theirs.
+/// Decodes the bytes as they are, and again with a valid hash put before them.
 pub fn fuzz_manifest(data: &[u8]) {
     look(data);
     let rest = data.strip_prefix(b"{\n").unwrap_or(data);

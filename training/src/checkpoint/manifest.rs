@@ -1,4 +1,4 @@
-//! `checkpoint.json`: what is in a checkpoint, with the hashes of all files and of itself.
+//! The manifest `checkpoint.json`: contents of a checkpoint, with the hashes of all files and of itself.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -11,7 +11,7 @@ use crate::open_input;
 
 pub(super) const FILE: &str = "checkpoint.json";
 
-/// The form of folder and file that this code writes and reads.
+/// Version of the checkpoint format (folder and manifest) that this code writes and reads.
 const FORMAT: u32 = 1;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,21 +21,21 @@ pub(super) struct Manifest {
     pub(super) step: u64,
     pub(super) sampler: Value,
     pub(super) extra: Value,
-    /// By the name of a set of tensors.
+    /// Keyed by the name of a set of tensors.
     pub(super) tensors: BTreeMap<String, FileHash>,
 }
 
-/// What a file of a checkpoint must be.
+/// Expected size and hash of a checkpoint's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHash {
-    /// How long it is.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The SHA-256 of its bytes, in hexadecimal digits.
+    /// SHA-256 of the file, in hexadecimal digits.
     pub sha256: String,
 }
 
 impl FileHash {
-    /// What a file is now; it is read from end to end.
+    /// Computes size and hash of a file by reading all of it.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -65,14 +65,14 @@ impl Manifest {
         }
     }
 
-    /// The file's text: JSON whose first line is the hash of all that follows it.
+    /// Encodes the manifest: JSON whose first line is the hash of everything after it.
     pub(super) fn encode(&self) -> Result<String, serde_json::Error> {
         let text = serde_json::to_string_pretty(self)?;
         let rest = text.strip_prefix("{\n").unwrap_or(&text);
         Ok(format!("{}\n{rest}", first_line(rest.as_bytes())))
     }
 
-    /// Reads the file's bytes, or says what is wrong with them.
+    /// Decodes the file's bytes, or returns what is wrong with them.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it is cut off")?;
         let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
@@ -103,7 +103,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether a set of tensors may be named so: as the stem of a file.
+/// Whether a set of tensors may have this name, which becomes the stem of a file name.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
 }

@@ -1,4 +1,4 @@
-//! Checkpoints: a folder each, whole or not there at all.
+//! Checkpoints: one folder each, complete or absent.
 
 mod draft;
 #[cfg(any(test, fuzzing))]
@@ -20,34 +20,35 @@ pub use draft::{Contents, Draft};
 pub use fuzz::fuzz_manifest;
 pub use manifest::FileHash;
 
-/// What a checkpoint's folder is named, before its number.
+/// Prefix of a checkpoint folder's name; the number follows.
 const PREFIX: &str = "checkpoint-";
 
-/// What a run needs to go on.
+/// State that a run needs to resume.
 ///
-/// Model and optimizer are sets of tensors, a safetensors file each; the rest is one JSON. A model's tensors under
-/// PyTorch's names can be read by PyTorch as they are.
+/// Model and optimizer are sets of tensors, one safetensors file each; the rest is one JSON file. PyTorch can read a
+/// model's file directly if the tensors have PyTorch's names.
 #[derive(Debug, Clone, Default)]
 pub struct Checkpoint {
-    /// The epoch, counted as the program counts.
+    /// The epoch, in the program's own counting.
     pub epoch: u64,
     /// Steps done.
     pub step: u64,
-    /// The sampler's state, as JSON ([`sampler::SamplerState`] can be made into it, and from it). Default null.
+    /// The sampler's state, as JSON ([`sampler::SamplerState`] can be converted to and from it). Default null.
     pub sampler: Value,
-    /// Whatever else the program wants to keep: the learning rate, the best accuracy. Default null. A number that must come
-    /// back to the last bit goes here as its bits ([`f64::to_bits`]): JSON's decimals are read to within one unit in the last place.
+    /// Anything else the program saves, such as the learning rate or the best accuracy. Default null. A float that
+    /// must be restored to the last bit is stored as its bits ([`f64::to_bits`]): JSON decimals are read to within
+    /// one unit in the last place.
     pub extra: Value,
-    /// Sets of tensors by name: `model`, `optimizer`. A name is made of letters, digits, `-` and `_`.
+    /// Sets of tensors by name, such as `model`, `optimizer`. A name consists of letters, digits, `-` and `_`.
     pub tensors: BTreeMap<String, HashMap<String, Tensor>>,
 }
 
-/// Where checkpoints are, and how many.
+/// Where checkpoints are stored, and how many are kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckpointConfig {
-    /// The folder that holds them; it is made if there is none. Must be set: empty by default.
+    /// The folder that holds them; it is created if missing. Must be set: empty by default.
     pub dir: PathBuf,
-    /// How many are kept, 1 or more: older ones are removed after a new one is safe. Default 2.
+    /// Number of checkpoints kept, 1 or more: older ones are removed once a new one is safely on disk. Default 2.
     pub keep: usize,
 }
 
@@ -59,16 +60,19 @@ impl Default for CheckpointConfig {
 
 /// A folder of checkpoints.
 ///
-/// Each is a folder `checkpoint-00000001` with one `NAME.safetensors` for each set of tensors and `checkpoint.json`, which has
-/// the SHA-256 of each file and of itself. The file `latest` names the one to go on from.
+/// Each checkpoint is a folder `checkpoint-00000001` with one `NAME.safetensors` for each set of tensors and
+/// `checkpoint.json`, which has the SHA-256 of each file and of itself. The file `latest` names the one to resume
+/// from.
 ///
-/// A crash at any moment leaves the last checkpoint as it was, or the new one whole: a new one is written
-/// under another name and to the disk itself (fsync) before it gets its own, and `latest` changes last, in one piece.
+/// After a crash at any moment, either the last checkpoint is intact or the new one is complete: a new one is written
+/// and synced to disk (fsync) under a temporary name before it is renamed, and `latest` is then replaced atomically.
 ///
-/// One process writes: rank 0, while the others wait at a barrier; or each a file of its own, see [`Draft`]. All may read.
+/// One process writes: rank 0, while the others wait at a barrier. Or each process writes a file of its own, see
+/// [`Draft`]. All may read.
 ///
 /// # Cost
-/// Writing: the tensors' bytes to disk, read back once for their hashes, and two waits for the disk a file. Reading: once, into memory.
+/// Writing: the tensors' bytes to disk, read back once for their hashes, and two disk syncs per file. Reading: once,
+/// into memory.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -95,13 +99,13 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// What names in the folder begin with that are of things half done: the next save removes them.
+    /// Prefix of temporary names in the folder: the next save removes what has it.
     pub const UNFINISHED: &str = ".unfinished-";
 
-    /// Opens the folder, and makes it where it does not exist.
+    /// Opens the folder, and creates it if missing.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] where none would be kept, [`Error::Io`].
+    /// [`Error::InvalidConfig`] if `keep` is 0, [`Error::Io`].
     pub fn open(config: CheckpointConfig) -> Result<Self> {
         if config.keep == 0 {
             let help = "one at least must be kept";
@@ -111,16 +115,16 @@ impl Checkpoints {
         Ok(Self { config })
     }
 
-    /// Writes a checkpoint and makes it the latest; gives its folder.
+    /// Writes a checkpoint, makes it the latest, and returns its folder.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::InvalidName`], candle's. The latest checkpoint is then what it was, unless only the removal of old
-    /// ones failed.
+    /// [`Error::Io`], [`Error::InvalidName`], candle's. The latest checkpoint is then unchanged, unless only the
+    /// removal of old ones failed.
     pub fn save(&self, checkpoint: &Checkpoint) -> Result<PathBuf> {
         write::save(&self.config, checkpoint, &|_| Ok(()))
     }
 
-    /// The folders of all checkpoints, the oldest first.
+    /// Folders of all checkpoints, oldest first.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -129,8 +133,8 @@ impl Checkpoints {
         Ok(all.into_iter().map(|number| self.config.dir.join(name(number))).collect())
     }
 
-    /// Tells the latest checkpoint from all others, and changes with each save; `None` where there is none. The checkpoint itself
-    /// is not read, and may be damaged.
+    /// Identifies the latest checkpoint: a string that changes with each save, `None` if there is no checkpoint. The
+    /// checkpoint itself is not read, and may be damaged.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -138,11 +142,12 @@ impl Checkpoints {
         read::mark(&self.config.dir)
     }
 
-    /// Reads the checkpoint that `latest` names, or the newest one where there is no such file; `None` where there is none at all.
+    /// Reads the checkpoint that `latest` names, or the newest one if that file is missing; `None` if there is no
+    /// checkpoint.
     ///
     /// # Errors
-    /// [`Error::DamagedCheckpoint`] names the file that is not as it was written, and the newest older
-    /// checkpoint that is whole. Others as [`load`](Self::load).
+    /// [`Error::DamagedCheckpoint`] names the file that has changed since it was written, and the newest older
+    /// checkpoint that is intact. Others as [`load`](Self::load).
     pub fn load_latest(&self, device: &Device) -> Result<Option<Checkpoint>> {
         read::latest(&self.config.dir, device)
     }
@@ -164,7 +169,7 @@ fn number(name: &str) -> Option<u64> {
     name.strip_prefix(PREFIX)?.parse().ok().filter(|&n| self::name(n) == name)
 }
 
-/// The numbers of all checkpoints in a folder, in order.
+/// Numbers of all checkpoints in a folder, in ascending order.
 fn numbers(dir: &Path) -> Result<Vec<u64>> {
     let mut found = vec![];
     for entry in std::fs::read_dir(dir).map_err(io("list", dir))? {

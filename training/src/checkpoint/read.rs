@@ -1,4 +1,4 @@
-//! Reading a checkpoint, and refusing one that is not as it was written.
+//! Checkpoint reader: verifies every file's hash and refuses damaged checkpoints.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::ErrorKind;
@@ -12,26 +12,26 @@ use super::{Checkpoint, Contents, io, name, number, numbers};
 use crate::file::parent;
 use crate::{Error, Result, read_input, tensor_header};
 
-/// The checkpoint that the file `latest` names, or else the newest.
+/// Reads the checkpoint that the file `latest` names, or else the newest.
 pub(super) fn latest(dir: &Path, device: &Device) -> Result<Option<Checkpoint>> {
     let found = latest_folder(dir)?;
     found.map(|(folder, hash)| checkpoint(&folder, hash.as_deref(), device)).transpose()
 }
 
-/// What is in it, without the tensors.
+/// Contents of that checkpoint, without the tensors.
 pub(super) fn latest_contents(dir: &Path) -> Result<Option<Contents>> {
     let found = latest_folder(dir)?;
     found.map(|(folder, hash)| contents(&folder, hash.as_deref())).transpose()
 }
 
-/// What is in the checkpoint in a folder; its manifest must have this hash, where one is given.
+/// Contents of the checkpoint in a folder. Its manifest must have the hash `expected`, if given.
 pub(super) fn contents(folder: &Path, expected: Option<&str>) -> Result<Contents> {
     let manifest = manifest(folder, expected).map_err(|fault| told(folder, fault))?;
     let Manifest { epoch, step, sampler, extra, tensors: files, .. } = manifest;
     Ok(Contents { folder: folder.to_path_buf(), epoch, step, sampler, extra, files })
 }
 
-/// Whether a file of a checkpoint is as it was written.
+/// Checks that a file of a checkpoint has its expected size and hash.
 pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Result<()> {
     let file = folder.join(tensors_file(name));
     let problem = match FileHash::of(&file) {
@@ -45,7 +45,7 @@ pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Resu
     Err(told(folder, Fault::Damaged { file, problem }))
 }
 
-/// The folder that `latest` names and the hash of its manifest, or else the newest.
+/// The folder that `latest` names with the hash of its manifest, or else the newest folder and no hash.
 fn latest_folder(dir: &Path) -> Result<Option<(PathBuf, Option<String>)>> {
     let Some(text) = pointer(dir)? else {
         return Ok(numbers(dir)?.last().map(|&newest| (dir.join(name(newest)), None)));
@@ -60,7 +60,7 @@ fn latest_folder(dir: &Path) -> Result<Option<(PathBuf, Option<String>)>> {
     }
 }
 
-/// What the file `latest` says, or else the newest checkpoint's name.
+/// Content of the file `latest`, or else the newest checkpoint's name.
 pub(super) fn mark(dir: &Path) -> Result<Option<String>> {
     match pointer(dir)? {
         Some(text) => Ok(Some(text)),
@@ -68,7 +68,7 @@ pub(super) fn mark(dir: &Path) -> Result<Option<String>> {
     }
 }
 
-/// What the file `latest` says, where there is one.
+/// Content of the file `latest`, or `None` if there is no such file.
 fn pointer(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(LATEST);
     match read_input(&path) {
@@ -78,13 +78,13 @@ fn pointer(dir: &Path) -> Result<Option<String>> {
     }
 }
 
-/// The checkpoint in a folder; its manifest must have this hash, where one is given.
+/// Reads the checkpoint in a folder. Its manifest must have the hash `expected`, if given.
 pub(super) fn checkpoint(folder: &Path, expected: Option<&str>, device: &Device) -> Result<Checkpoint> {
     read(folder, expected, &|bytes| Ok(candle_core::safetensors::load_buffer(bytes, device)?))
         .map_err(|fault| told(folder, fault))
 }
 
-/// Which older checkpoint is whole, where this one is not.
+/// Converts a fault to an error; for a damaged checkpoint, adds the newest older one that is intact.
 fn told(folder: &Path, fault: Fault) -> Error {
     match fault {
         Fault::Damaged { file, problem } => {
@@ -102,7 +102,8 @@ enum Fault {
 }
 
 impl Fault {
-    /// A file that cannot be read: damaged, where something else is in its place, or nothing.
+    /// Classifies a failure to read a file: the checkpoint is damaged if the file is missing or something else is in
+    /// its place.
     fn reading(file: &Path, error: std::io::Error) -> Self {
         let problem = match error.kind() {
             ErrorKind::NotFound => "it is missing".to_string(),
@@ -115,7 +116,7 @@ impl Fault {
     }
 }
 
-/// Whether links lead in a circle.
+/// Whether symbolic links form a loop.
 fn is_loop(error: &std::io::Error) -> bool {
     #[cfg(unix)]
     return error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
@@ -131,7 +132,7 @@ impl From<Error> for Fault {
 
 type Tensors = HashMap<String, Tensor>;
 
-/// Reads all files, checks their hashes, and hands the bytes of those that are right to `parse`.
+/// Reads all files, checks their hashes, and passes the bytes of each valid file to `parse`.
 fn read(
     folder: &Path,
     expected: Option<&str>,
@@ -150,7 +151,7 @@ fn read(
     Ok(Checkpoint { epoch, step, sampler, extra, tensors })
 }
 
-/// The manifest, which must have this hash where one is given.
+/// Reads the manifest, which must have the hash `expected`, if given.
 fn manifest(folder: &Path, expected: Option<&str>) -> std::result::Result<Manifest, Fault> {
     let file = folder.join(manifest::FILE);
     let bytes = bytes(&file)?;
@@ -182,7 +183,7 @@ fn check_header(bytes: &[u8]) -> std::result::Result<(), String> {
     header.map(drop).map_err(|problem| format!("it is no safetensors file: {problem}"))
 }
 
-/// The newest checkpoint with a lower number of which every byte is right.
+/// The newest checkpoint with a number below `before` whose files are all intact.
 fn newest_whole(dir: &Path, before: u64) -> Option<PathBuf> {
     let older = numbers(dir).ok()?.into_iter().rev().filter(|&number| number < before);
     older

@@ -1,4 +1,4 @@
-//! A crash after each change to the disk, with and without the loss of what was not synced.
+//! Checkpoint tests: a crash after each change to the disk, with and without the loss of unsynced changes.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -33,7 +33,7 @@ fn assert_is(loaded: &Checkpoint, step: u64) {
     }
 }
 
-/// Saves, stops after `steps` changes, and gives the changes that were made.
+/// Saves, fails after `steps` changes, and returns whether the save completed and the changes made.
 fn stopped(config: &CheckpointConfig, checkpoint: &Checkpoint, steps: usize) -> (bool, Vec<Change>) {
     let (left, changes) = (Cell::new(steps), RefCell::new(vec![]));
     let result = save(config, checkpoint, &|change| {
@@ -44,7 +44,7 @@ fn stopped(config: &CheckpointConfig, checkpoint: &Checkpoint, steps: usize) -> 
     (result.is_ok(), changes.into_inner())
 }
 
-/// Where something is now that was at `path` when it was changed.
+/// Current path of what was at `path` when it was changed, after the renames in `later`.
 fn now(path: &Path, later: &[Change]) -> PathBuf {
     later.iter().fold(path.to_path_buf(), |path, change| match change {
         Change::Renamed(from, to) => path.strip_prefix(from).map_or(path.clone(), |rest| to.join(rest)),
@@ -52,7 +52,7 @@ fn now(path: &Path, later: &[Change]) -> PathBuf {
     })
 }
 
-/// What a machine may do that loses its power: files that were not synced are empty, names that were not synced are the old ones.
+/// Simulates a power loss: unsynced files become empty, and if `names_too`, unsynced renames are undone.
 fn lose_power(changes: &[Change], names_too: bool) {
     for (index, change) in changes.iter().enumerate().rev() {
         let later = &changes[index + 1..];
@@ -60,7 +60,7 @@ fn lose_power(changes: &[Change], names_too: bool) {
         match change {
             Change::Wrote(path) if !synced(path) => fs::write(now(path, later), "").unwrap(),
             Change::Renamed(from, to) if names_too && !synced(to.parent().unwrap()) => {
-                // What was overwritten was put aside before the save.
+                // The test copied the overwritten file aside before the save.
                 fs::rename(to, from).unwrap();
                 let old = to.with_file_name("old-latest");
                 if to.file_name().unwrap() == "latest" && old.exists() {
@@ -98,7 +98,7 @@ fn a_crash_after_any_change_leaves_the_old_or_the_new_one_whole() {
                     Some(found) => assert_is(&found, earlier),
                     None => assert_eq!(earlier, 0, "{what}"),
                 }
-                // The run goes on, and nothing half done stays.
+                // The next save succeeds and removes unfinished files.
                 checkpoints.save(&checkpoint(200)).expect(&what);
                 assert_is(&checkpoints.load_latest(&Device::Cpu).unwrap().unwrap(), 200);
                 assert!(checkpoints.list().unwrap().len() <= keep);
@@ -116,7 +116,6 @@ fn a_crash_after_any_change_leaves_the_old_or_the_new_one_whole() {
     }
 }
 
-/// The order of what must not be in another order.
 #[test]
 fn the_pointer_changes_last_and_after_all_is_on_the_disk() {
     let folder = tempfile::tempdir().unwrap();
@@ -145,14 +144,14 @@ fn an_old_one_that_cannot_be_removed_is_no_failure() {
     let checkpoints = Checkpoints::open(config).unwrap();
     checkpoints.save(&checkpoint(1)).unwrap();
     let draft = checkpoints.begin().unwrap();
-    // Where the old one is to be moved to before it is removed.
+    // The path that the old one is renamed to before its removal.
     let in_the_way = folder.path().join(".unfinished-old-checkpoint-00000001");
     fs::create_dir(&in_the_way).unwrap();
     fs::write(in_the_way.join("file"), "").unwrap();
     draft.commit(&checkpoint(2), BTreeMap::new()).unwrap();
     assert_is(&checkpoints.load_latest(&Device::Cpu).unwrap().unwrap(), 2);
     assert_eq!(checkpoints.list().unwrap().len(), 2);
-    // The next one removes all of them.
+    // The next save removes all of them.
     checkpoints.save(&checkpoint(3)).unwrap();
     assert_eq!(checkpoints.list().unwrap().len(), 1);
     assert!(!in_the_way.exists());

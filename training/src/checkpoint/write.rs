@@ -1,4 +1,4 @@
-//! Writing a checkpoint, so that a crash after any step leaves the old one or the new one whole.
+//! Checkpoint writer: a crash after any step leaves the old checkpoint or the new one complete.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -13,23 +13,23 @@ use crate::{Error, Result, write_tensors};
 const UNFINISHED: &str = Checkpoints::UNFINISHED;
 pub(super) const LATEST: &str = "latest";
 
-/// A change that was just made to the disk.
+/// A change just made to the disk.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
     /// A folder was made.
     Made(PathBuf),
     /// A file was written, but may not have reached the disk.
     Wrote(PathBuf),
-    /// A file or a folder's list of names reached the disk.
+    /// A file's content or a folder's entries reached the disk.
     Synced(PathBuf),
-    /// A name was changed; sure once the folder is synced.
+    /// A file or folder was renamed; durable once the containing folder is synced.
     Renamed(PathBuf, PathBuf),
-    /// A folder was removed with all that was in it.
+    /// A file or folder was removed, with everything in it.
     Removed(PathBuf),
 }
 
-/// Writes a checkpoint, makes it the latest, removes old ones. `watch` hears of each change, and stops all by an error:
-/// the disk is then as a crash at this moment leaves it.
+/// Writes a checkpoint, makes it the latest, and removes old ones. `watch` is called after each change; if it returns
+/// an error, the save stops and leaves the disk as a crash at this moment would.
 pub(super) fn save(
     config: &CheckpointConfig,
     checkpoint: &Checkpoint,
@@ -46,7 +46,7 @@ pub(super) fn save(
     commit(config, number, checkpoint, hashes, watch)
 }
 
-/// Makes the folder of a new checkpoint, under a name that does not count yet; its number.
+/// Creates the folder of a new checkpoint under a temporary name, and returns its number.
 pub(super) fn begin(config: &CheckpointConfig, watch: &dyn Fn(Change) -> Result<()>) -> Result<u64> {
     let writer = Writer { dir: &config.dir, watch };
     writer.clean_up()?;
@@ -57,7 +57,7 @@ pub(super) fn begin(config: &CheckpointConfig, watch: &dyn Fn(Change) -> Result<
     Ok(number)
 }
 
-/// Writes a set of tensors into it, safe on the disk.
+/// Writes a set of tensors into the draft and syncs it to disk.
 pub(super) fn file(
     config: &CheckpointConfig,
     number: u64,
@@ -71,7 +71,7 @@ pub(super) fn file(
     Writer { dir: &config.dir, watch }.tensors(&path, tensors)
 }
 
-/// Makes it a checkpoint and the latest, and removes old ones; its folder.
+/// Commits the draft as a checkpoint, makes it the latest, removes old ones, and returns its folder.
 pub(super) fn commit(
     config: &CheckpointConfig,
     number: u64,
@@ -83,7 +83,7 @@ pub(super) fn commit(
     let unfinished = unfinished(&config.dir, number);
     let folder = config.dir.join(name(number));
     for (name, hash) in &hashes {
-        // Another process that saves to this folder, or a folder that not all processes see.
+        // Detects another process that saves to this folder, and a folder that not all processes share.
         let path = unfinished.join(tensors_file(name));
         let bytes = fs::metadata(&path).map_err(io("find what another process wrote,", &path))?.len();
         if bytes != hash.bytes {
@@ -110,7 +110,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The manifest, safe on the disk with the names of all files; its text.
+    /// Writes the manifest and syncs it with the folder's entries; returns its text.
     fn manifest(
         &self,
         folder: &Path,
@@ -126,7 +126,7 @@ impl Writer<'_> {
     }
 
     fn tensors(&self, path: &Path, tensors: &HashMap<String, Tensor>) -> Result<FileHash> {
-        // Nothing is there yet, and it does not count before the checkpoint does.
+        // The file does not exist yet, and does not count before the checkpoint is committed.
         File::create(path)
             .and_then(|mut file| write_tensors(&mut file, tensors, None))
             .map_err(io("write", path))?;
@@ -141,9 +141,9 @@ impl Writer<'_> {
         self.sync(path)
     }
 
-    /// Waits until a file's bytes, or a folder's names, are on the disk itself.
+    /// Waits until a file's content, or a folder's entries, are on disk (fsync).
     fn sync(&self, path: &Path) -> Result<()> {
-        // Where folders cannot be opened as files, the system keeps their order by itself.
+        // Where folders cannot be opened as files, the operating system orders renames by itself.
         if cfg!(unix) || path.is_file() {
             File::open(path).and_then(|file| file.sync_all()).map_err(io("fsync", path))?;
         }
@@ -155,7 +155,8 @@ impl Writer<'_> {
         (self.watch)(Change::Renamed(from.to_path_buf(), to.to_path_buf()))
     }
 
-    /// The file `latest`: a checkpoint's name, and the hash of its manifest, so that no flipped bit points to another one.
+    /// Writes the file `latest`: a checkpoint's name, and the hash of its manifest, so that a flipped bit cannot
+    /// point to another checkpoint.
     fn point_to(&self, name: &str, manifest: &str) -> Result<()> {
         let (unfinished, latest) = (self.dir.join(format!("{UNFINISHED}{LATEST}")), self.dir.join(LATEST));
         self.text(&unfinished, &format!("{name} {}\n", manifest::sha256(manifest.as_bytes())))?;
@@ -166,7 +167,7 @@ impl Writer<'_> {
     fn remove_old(&self, keep: usize) -> Result<()> {
         let all = numbers(self.dir)?;
         for &number in &all[..all.len().saturating_sub(keep)] {
-            // Under another name first: a folder is removed file by file, and must not be taken for a checkpoint meanwhile.
+            // Renamed first: a folder is removed file by file, and must not be taken for a checkpoint meanwhile.
             let unfinished = self.dir.join(format!("{UNFINISHED}old-{}", name(number)));
             let renamed = self.rename(&self.dir.join(name(number)), &unfinished);
             told(renamed.and_then(|()| self.sync(self.dir)).and_then(|()| self.remove(&unfinished)))?;
@@ -174,7 +175,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Removes what an earlier save, stopped half way, left behind.
+    /// Removes what an interrupted save left behind.
     fn clean_up(&self) -> Result<()> {
         for entry in fs::read_dir(self.dir).map_err(io("list", self.dir))? {
             let entry = entry.map_err(io("list", self.dir))?;
@@ -192,7 +193,7 @@ impl Writer<'_> {
     }
 }
 
-/// What cannot be removed is in nobody's way but takes room: a warning, and the training goes on.
+/// Turns a failed removal into a warning: the files that stay only take disk space, so training continues.
 fn told(removed: Result<()>) -> Result<()> {
     match removed {
         Err(error @ Error::Io { .. }) => {

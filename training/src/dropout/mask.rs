@@ -1,4 +1,4 @@
-//! Which numbers stay.
+//! Dropout masks.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, bail};
@@ -7,22 +7,23 @@ use sampler::split_mix;
 
 use crate::op::dense;
 
-/// Which numbers of a tensor stay, made from keys.
+/// Dropout mask of a tensor, computed from keys.
 ///
-/// A tensor is a number of lines, which are its last dimension; each of its rows has as many.
+/// A line is the tensor's last dimension; each row (first dimension) has the same number of lines.
 #[derive(Debug, Clone)]
 pub(crate) struct Mask {
     keys: Keys,
-    /// A number stays whose 32 random bits are not below.
+    /// An element is kept if its 32 random bits are at least this.
     threshold: u64,
     scale: f64,
 }
 
 #[derive(Debug, Clone)]
 enum Keys {
-    /// One for the whole tensor.
+    /// One key for the whole tensor.
     All(u64),
-    /// One for each row; the lines of a whole row that come before the tensor's, and its place among wider lines.
+    /// One key for each row. `before`: lines of the whole row before the tensor's first. `features`: offset of the
+    /// tensor's line in the whole line, and width of the whole line, if lines are divided.
     Rows { keys: Vec<u64>, before: usize, features: Option<(usize, usize)> },
 }
 
@@ -49,7 +50,7 @@ impl Mask {
         Self { keys, threshold, scale: if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 } }
     }
 
-    /// Line `at` of a tensor, of whose rows each has `lines` of this width.
+    /// The mask of line `at` of a tensor whose rows have `lines` lines of this width each.
     #[inline(always)]
     pub(crate) fn line(&self, at: usize, lines: usize, width: usize) -> Line {
         let (key, first) = match &self.keys {
@@ -62,7 +63,7 @@ impl Mask {
         Line { key, first: first as u64, threshold: self.threshold, scale: self.scale }
     }
 
-    /// The lines of a tensor of this shape.
+    /// Masks and widths of the lines of a tensor of this shape.
     fn lines(&self, dims: &[usize]) -> impl Iterator<Item = (Line, usize)> {
         let (rows, width) = match dims {
             [] | [_] => (dims.iter().product(), 1),
@@ -72,7 +73,7 @@ impl Mask {
         (0..count).map(move |at| (self.line(at, count / rows, width), width))
     }
 
-    /// What each number of a tensor of this shape is multiplied with.
+    /// The factor of each element of a tensor of this shape.
     pub(crate) fn factors(&self, dims: &[usize]) -> Vec<f64> {
         self.lines(dims).flat_map(|(line, width)| (0..width).map(move |at| line.factor(at))).collect()
     }
@@ -90,7 +91,7 @@ impl Mask {
 }
 
 impl Line {
-    /// What the number at `index` of the line is multiplied with.
+    /// The factor of the element at `index` of the line.
     #[inline(always)]
     pub(crate) fn factor(self, index: usize) -> f64 {
         let bits = split_mix(self.key, self.first + index as u64) >> 32;

@@ -1,4 +1,4 @@
-//! Dropout with masks from a seed.
+//! Dropout with masks derived from a seed.
 
 mod mask;
 mod rows;
@@ -12,21 +12,24 @@ use crate::{Error, Result, drawn};
 pub(crate) use mask::Mask;
 pub use rows::RowKeys;
 
-/// In training zeroes each number with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation does nothing.
+/// In training zeroes each element with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation
+/// does nothing.
 ///
-/// The masks come from the generator, so a run is the same from run to run. Ranks that each make it from a seed of their own
-/// (say, the seed plus the rank) drop different numbers. Each forward in training draws one `next_u64` as the key of its
-/// mask, whatever the tensor's size; a mask is never stored, backward makes it anew from the key. The same
-/// generator gives the same masks on every device; they are not PyTorch's. What is computed again ([`recompute`](crate::recompute)) has
-/// the mask that it had.
+/// The masks come from the generator, so they are the same in every run. Ranks that seed it differently (for example,
+/// with the seed plus the rank) drop different elements. Each forward in training draws one `next_u64` as the key of
+/// its mask, whatever the tensor's size; the mask is never stored, as backward computes it again from the key. The
+/// same generator gives the same masks on every device; they are not PyTorch's. A part that is recomputed
+/// ([`recompute`](crate::recompute)) gets the same mask again.
 ///
-/// A model that is to drop the same numbers in every layout takes its masks from the rows instead: [`by_row`](Self::by_row).
+/// A model that must drop the same elements in every layout derives its masks from the rows instead:
+/// [`by_row`](Self::by_row).
 ///
-/// To go on from a checkpoint in the middle of a run, give the generator a seed made of the run's seed, the rank and the epoch at
-/// each epoch's start ([`Generator::manual_seed`](sampler::Generator::manual_seed)).
+/// To resume from a checkpoint in the middle of a run, reseed the generator at the start of each epoch, with a seed
+/// made of the run's seed, the rank and the epoch ([`Generator::manual_seed`](sampler::Generator::manual_seed)).
 ///
 /// # Cost
-/// On a CPU one pass forward and one backward; elsewhere the mask is made on the host and sent to the device.
+/// On a CPU one pass forward and one backward; on other devices the mask is computed on the host and copied to the
+/// device.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -49,39 +52,40 @@ pub struct Dropout {
     source: Source,
 }
 
-/// Where keys of masks come from.
+/// Source of mask keys.
 #[derive(Debug, Clone)]
 enum Source {
     Generator(SharedGenerator),
     Rows(Place),
 }
 
-/// Which numbers of whole rows a layer has.
+/// Which part of the whole rows this rank's layer has.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// Of the layer, among all of the model.
+    /// Hash of the layer's name, unique in the model.
     layer: u64,
-    /// Positions, or heads, that come before this rank's.
+    /// Number of positions, or heads, before this rank's.
     before: usize,
-    /// Features that come before this rank's, and all of them, where they are divided.
+    /// Number of features before this rank's, and the total, where features are divided.
     features: Option<(usize, usize)>,
 }
 
 impl Dropout {
-    /// Dropout with probability `p`, 0 to 1. It takes a generator for itself or one that it shares with other layers.
+    /// Creates dropout with probability `p`, 0 to 1, with a generator of its own or one shared with other layers.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] for another `p`.
+    /// [`Error::InvalidConfig`] for a `p` outside 0 to 1.
     pub fn new(p: f64, generator: impl Into<SharedGenerator>) -> Result<Self> {
         Self::of(p, Source::Generator(generator.into()))
     }
 
-    /// Dropout whose masks depend on the rows and on the layer alone: the same numbers of a row are dropped whichever rank has it, in
-    /// whichever micro-batch, and however its layers are divided. It drops within [`RowKeys::scope`] and nowhere else, so there is no other
-    /// switch between training and evaluation. `layer` is the layer's name, which no other layer has.
+    /// Creates dropout whose masks depend only on the row and the layer: the same elements of a row are dropped
+    /// whichever rank has it, in whichever micro-batch, and however its layers are divided. It drops only inside
+    /// [`RowKeys::scope`], which thus separates training from evaluation; `forward_t` with `train` false never drops.
+    /// `layer` is the layer's name, which must be unique.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// Errors of [`new`](Self::new).
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -110,8 +114,8 @@ impl Dropout {
         Ok(Self { p, source })
     }
 
-    /// With masks [`by_row`](Self::by_row), for a rank that has a part of each row: how many positions of the sequence come before its
-    /// own, or in [`attention`](crate::attention) how many heads.
+    /// Sets, for masks [`by_row`](Self::by_row), how many positions of the sequence, or in
+    /// [`attention`](crate::attention) how many heads, come before this rank's own, where it has a part of each row.
     #[must_use]
     pub fn after(mut self, before: usize) -> Self {
         if let Source::Rows(place) = &mut self.source {
@@ -120,7 +124,8 @@ impl Dropout {
         self
     }
 
-    /// With masks [`by_row`](Self::by_row), for a rank that has some of the `all` features of each position: how many come before its own.
+    /// Sets, for masks [`by_row`](Self::by_row), that this rank has some of the `all` features of each position, with
+    /// `before` features before its own.
     #[must_use]
     pub fn among_features(mut self, before: usize, all: usize) -> Self {
         if let Source::Rows(place) = &mut self.source {
@@ -134,8 +139,8 @@ impl Dropout {
         self.p
     }
 
-    /// The mask of one forward in training, of `rows` rows, where each position or head that comes before is `each` lines; none where nothing
-    /// is dropped.
+    /// The mask of one forward in training on `rows` rows; `None` if nothing is dropped. `each` is the number of
+    /// lines per position or head.
     pub(crate) fn mask(&self, rows: usize, each: usize) -> candle_core::Result<Option<Mask>> {
         if self.p == 0.0 {
             return Ok(None);
@@ -189,7 +194,7 @@ mod tests {
         for p in [0.1, 0.5, 0.9] {
             let y = masks(p, 7, DType::F64)?;
             let kept = y.iter().filter(|&&x| x != 0.0).count() as f64 / y.len() as f64;
-            // Five standard deviations.
+            // Within five standard deviations.
             assert!((kept - (1.0 - p)).abs() < 5.0 * (p * (1.0 - p) / y.len() as f64).sqrt(), "{p}: {kept}");
             assert!(y.iter().all(|&x| x == 0.0 || x == 1.0 / (1.0 - p)));
         }
@@ -240,7 +245,7 @@ mod tests {
         }
     }
 
-    /// What a rank has of a batch loses what the whole batch loses there: some rows, positions, features; heads of attention.
+    /// The mask of a part of a batch equals that part of the whole mask: some rows, positions or features.
     #[test]
     fn a_part_of_a_batch_has_its_part_of_the_mask() -> candle_core::Result<()> {
         let dropout = Dropout::by_row(0.5, "layer")?;
@@ -265,7 +270,7 @@ mod tests {
         part((1, 2), (0, 6), (0, 8))?;
         part((0, 4), (3, 3), (0, 8))?;
         part((2, 2), (2, 3), (4, 4))?;
-        // In turn, as ranks have rows.
+        // Rows that are not consecutive, as when ranks take rows in turn.
         let odd = RowKeys::new(7, 3, [1, 3]).scope(|| dropout.forward_t(&x.narrow(0, 0, 2)?, true))?;
         let rows = Tensor::new(&[1u32, 3], &Device::Cpu)?;
         let expected = whole.index_select(&rows, 0)?;

@@ -1,15 +1,15 @@
-//! Files that are read: regular ones only.
+//! Input files: regular files only.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
-/// Opens a regular file for reading. A pipe, a device or a folder is refused, and never waited for: several processes read
-/// the same file, some of them twice, and each must find all of it.
+/// Opens a regular file for reading. A pipe, a device or a folder is refused without blocking: several processes read
+/// the same file, some of them twice, and each must get all of its content.
 ///
 /// # Errors
-/// Those of the system; [`ErrorKind::InvalidInput`] where it is no regular file, or a path such as `/dev/stdin`, which names another
-/// file in each process.
+/// System errors; [`ErrorKind::InvalidInput`] if it is not a regular file, or a path such as `/dev/stdin`, which
+/// refers to a different file in each process.
 ///
 /// ```
 /// use std::path::Path;
@@ -22,7 +22,7 @@ use std::path::Path;
 pub fn open_input(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
-    // To open a pipe would wait for somebody who writes to it.
+    // Opening a pipe would block until it has a writer.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(
         &mut options,
@@ -37,22 +37,22 @@ pub fn open_input(path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::InvalidInput, problem))
 }
 
-/// Whether a path stands for what this process alone has open.
+/// Whether a path refers to an open file of this process.
 fn is_own(path: &Path) -> bool {
     ["/dev/stdin", "/dev/fd", "/proc/self"].iter().any(|own| path.starts_with(own))
 }
 
-/// Reads a regular file whole, as [`open_input`] opens it.
+/// Reads all of a regular file, opened with [`open_input`].
 ///
 /// # Errors
-/// Those of [`open_input`] and of reading.
+/// Errors of [`open_input`] and of reading.
 pub fn read_input(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_input(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// What it is, where it is no regular file.
+/// Describes the type of a file that is not regular; `None` for a regular file.
 fn kind(found: FileType) -> Option<&'static str> {
     #[cfg(unix)]
     use std::os::unix::fs::FileTypeExt;

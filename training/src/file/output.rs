@@ -1,4 +1,4 @@
-//! Files that are written: whole, or not at all.
+//! Output files: atomic replacement, and pipes with a timeout.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
@@ -13,13 +13,14 @@ pub use draft::remove_drafts;
 
 mod draft;
 
-/// A file that takes its place once it is whole and on the disk. Until then an older one of that name is as it was, whatever
-/// happens: a full disk, a signal, the loss of power.
+/// A file that appears under its name only once it is complete and synced to disk. Until then an older file of that
+/// name is unchanged, whatever happens: a full disk, a signal, a power loss.
 ///
-/// It keeps the rights of the file that it replaces; where the path is a link, it is written where that points to. It needs a
-/// folder in which files can be made. Where the system can (Linux, on most file systems), it has no name before it is whole, so
-/// that a process that is killed leaves nothing. Elsewhere it is called `.NAME.HEX.tmp` until then; the next write to the same
-/// place removes such files of processes that have ended, and [`remove_drafts`] those of this process.
+/// It keeps the permissions of the file that it replaces; if the path is a symbolic link, the link's target is
+/// replaced. It needs a folder in which files can be created. Where supported (Linux, on most file systems), it has
+/// no name before it is complete, so that a killed process leaves nothing behind. Elsewhere it is called
+/// `.NAME.HEX.tmp` until then; the next write to the same path removes such files of processes that have ended, and
+/// [`remove_drafts`] those of this process.
 ///
 /// ```
 /// use std::io::Write;
@@ -39,35 +40,36 @@ mod draft;
 pub struct AtomicFile {
     place: Destination,
     file: File,
-    /// Its name for now, where it has one; removed with this.
+    /// Its temporary name, if it has one; dropping it removes the file.
     name: Option<Draft>,
 }
 
-/// Where a file is to be.
+/// Where the finished file goes.
 #[derive(Debug)]
 struct Destination {
     target: PathBuf,
     folder: PathBuf,
-    /// Those of the file that is replaced.
+    /// Permissions of the file that is replaced.
     permissions: Option<Permissions>,
 }
 
 impl AtomicFile {
-    /// Begins a file, and removes what processes that have ended left beside it.
+    /// Begins a file, and removes temporary files for this path left by processes that have ended.
     ///
     /// # Errors
-    /// Those of the system; [`ErrorKind::InvalidInput`] where the path names no file, or a device, a pipe or a folder.
+    /// System errors; [`ErrorKind::InvalidInput`] if the path has no file name, or names a device, a pipe or a
+    /// folder.
     pub fn create(path: &Path) -> io::Result<Self> {
         let place = Destination::find(path)?;
         place.remove_stale();
         Self::at(place)
     }
 
-    /// Whether [`create`](Self::create) would succeed, without a change to anything that is there: several processes may look at
-    /// the same time.
+    /// Checks whether [`create`](Self::create) would succeed, without a change to existing files: several processes
+    /// may call it at the same time.
     ///
     /// # Errors
-    /// Those of [`create`](Self::create).
+    /// Errors of [`create`](Self::create).
     pub fn check(path: &Path) -> io::Result<()> {
         Self::at(Destination::find(path)?).map(drop)
     }
@@ -77,24 +79,24 @@ impl AtomicFile {
             Some(file) => (file, None),
             None => place.named().map(|(file, name)| (file, Some(name)))?,
         };
-        // For whoever looks whether it is still being written. Not every file system has locks.
+        // The lock shows other processes that the file is still being written. Not every file system has locks.
         let _ = locks::take(&file);
         Ok(Self { place, file, name })
     }
 
-    /// Puts it in another place of the same folder than it was made for: see [`commit`](Self::commit).
+    /// Commits it under another path in the folder it was created for: see [`commit`](Self::commit).
     ///
     /// # Errors
-    /// Those of [`create`](Self::create) and [`commit`](Self::commit).
+    /// Errors of [`create`](Self::create) and [`commit`](Self::commit).
     pub fn commit_as(mut self, path: &Path) -> io::Result<()> {
         self.place = Destination::find(path)?;
         self.commit()
     }
 
-    /// Brings the file to the disk, and puts it in its place.
+    /// Syncs the file to disk, and moves it to its path.
     ///
     /// # Errors
-    /// Those of the system, such as a full disk; an older file is then as it was.
+    /// System errors, such as a full disk; an older file is then unchanged.
     pub fn commit(mut self) -> io::Result<()> {
         if let Some(permissions) = self.place.permissions.take() {
             self.file.set_permissions(permissions)?;
@@ -105,7 +107,7 @@ impl AtomicFile {
             None => self.place.link(&self.file)?,
         };
         name.rename(&self.place.target)?;
-        // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
+        // Syncs the folder too, or a crash may lose the new name. Not every system lets a folder be opened.
         File::open(&self.place.folder).map_or(Ok(()), |folder| folder.sync_all())
     }
 }
@@ -137,14 +139,14 @@ impl Destination {
         };
         let target = match (is_file, fs::read_link(path)) {
             (true, _) => path.canonicalize()?,
-            // A link to a file that is still to come.
+            // A link to a file that does not exist yet.
             (false, Ok(to)) => parent(path).join(to),
             (false, Err(_)) => path.to_path_buf(),
         };
         if target.file_name().is_none() || target.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return refuse("the path names no file");
         }
-        // What may not be written may not be replaced either.
+        // A file without write permission may not be replaced either.
         let permissions = match is_file {
             true => Some(OpenOptions::new().write(true).open(&target)?.metadata()?.permissions()),
             false => None,
@@ -154,12 +156,12 @@ impl Destination {
         Ok(Self { target, folder, permissions })
     }
 
-    /// What names of files that are to become this one begin with; hexadecimal digits and [`SUFFIX`] follow.
+    /// Prefix of temporary names for this file; hexadecimal digits and [`SUFFIX`] follow.
     fn prefix(&self) -> String {
         format!(".{}.", self.target.file_name().unwrap_or_default().to_string_lossy())
     }
 
-    /// Tries names until one is free. They are drawn at random: several hosts may write to one folder.
+    /// Tries names until one is free. They are random, since several hosts may write to one folder.
     fn free_name<T>(&self, take: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, Draft)> {
         loop {
             let random = RandomState::new().hash_one(0u8);
@@ -175,19 +177,19 @@ impl Destination {
         self.free_name(|name| OpenOptions::new().read(true).write(true).create_new(true).open(name))
     }
 
-    /// Gives a file without a name one.
+    /// Links a file that has no name to a temporary one.
     fn link(&self, file: &File) -> io::Result<Draft> {
         self.free_name(|name| link(file, name)).map(|((), name)| name)
     }
 
-    /// Removes files that processes which have ended left on their way to this place.
+    /// Removes temporary files for this path left by processes that have ended.
     fn remove_stale(&self) {
         let prefix = self.prefix();
         let is_ours = |name: &str| {
             let random = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
             random.is_some_and(|random| !random.is_empty() && random.bytes().all(|b| b.is_ascii_hexdigit()))
         };
-        // What cannot be listed or removed is in nobody's way.
+        // Best effort: files that cannot be listed or removed do no harm.
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let is_old = || OpenOptions::new().write(true).open(entry.path()).is_ok_and(|f| locks::take(&f));
             if entry.file_name().to_str().is_some_and(is_ours)
@@ -206,7 +208,7 @@ const SUFFIX: &str = ".tmp";
 mod locks {
     use rustix::fs::{FlockOperation, flock};
 
-    /// Locks a file until it is closed, if nobody else has.
+    /// Tries to lock a file exclusively until it is closed; false if another process holds the lock.
     pub(super) fn take(file: &std::fs::File) -> bool {
         flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
@@ -219,10 +221,10 @@ mod locks {
     }
 }
 
-/// Writes a file as an [`AtomicFile`]; to a device or pipe directly.
+/// Writes a file as an [`AtomicFile`], or directly if the path is a device or pipe.
 ///
 /// # Errors
-/// Those of the system, such as a full disk; an older file is then as it was.
+/// System errors, such as a full disk; an older file is then unchanged.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -241,14 +243,14 @@ pub fn write_output(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.commit()
 }
 
-/// How long a pipe is waited for that nobody reads.
+/// How long to wait for a pipe to have a reader.
 const READER: Duration = Duration::from_secs(10);
 
-/// Opens a file, a device or a pipe for writing. A pipe that nobody reads is waited for ten seconds, where the system would wait
-/// without end.
+/// Opens a file, a device or a pipe for writing. Waits up to ten seconds for a pipe to have a reader, where the
+/// system would block indefinitely.
 ///
 /// # Errors
-/// Those of the system; [`ErrorKind::BrokenPipe`] for a pipe that nobody reads.
+/// System errors; [`ErrorKind::BrokenPipe`] for a pipe without a reader.
 ///
 /// ```
 /// use std::fs::File;
@@ -285,7 +287,7 @@ mod pipes {
         loop {
             match options.open(path) {
                 Ok(file) => {
-                    // Whoever reads it slowly is waited for.
+                    // Writes block again: a slow reader is waited for.
                     fcntl_setfl(&file, OFlags::empty())?;
                     return Ok(file);
                 }
@@ -300,7 +302,7 @@ mod pipes {
     }
 }
 
-/// The folder of a file.
+/// The folder that contains a file.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,

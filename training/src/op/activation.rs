@@ -1,4 +1,4 @@
-//! The activations of gates by themselves: GPT-2's feed-forward layers have no second factor.
+//! Activation functions without a gate, as in GPT-2's feed-forward layers.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
@@ -9,15 +9,14 @@ use crate::blocks::{BLOCK, blocks};
 use crate::vectors::vectorized;
 
 impl Gate {
-    /// The activation alone, in one pass forward and one backward: PyTorch's `silu`, `gelu` and `gelu(approximate="tanh")`
-    /// (`gelu_new`).
+    /// Applies the activation alone: PyTorch's `silu`, `gelu` or `gelu(approximate="tanh")` (`gelu_new`).
     ///
     /// # Shapes
-    /// Any; the result's is the same.
+    /// Any; the result has the same shape.
     ///
     /// # Cost
-    /// On a CPU one pass forward and one backward, in parallel; nothing is kept but the input. The bits do not depend on the number of
-    /// threads.
+    /// On a CPU one pass forward and one backward, in parallel; only the input is kept. The bits do not depend on the
+    /// number of threads.
     ///
     /// # Errors
     /// A tensor that is not of f16, bf16, f32 or f64.
@@ -44,7 +43,7 @@ impl Gate {
 
 struct Activation(Gate);
 
-/// A function that is passed on and inlined all the same: see the gated units.
+/// A closure that is always inlined although it is passed as an argument: see `gated`.
 macro_rules! inlined {
     ($function:ident) => {
         #[inline(always)]
@@ -132,7 +131,7 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// A gate of an input by ones is the activation of it.
+    /// A gate with ones as the second factor equals its activation.
     #[test]
     fn activations_are_those_of_gates() -> candle_core::Result<()> {
         for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {

@@ -1,4 +1,4 @@
-//! Some columns of rows.
+//! Selection of adjacent columns.
 
 use std::ops::Range;
 
@@ -9,17 +9,18 @@ use super::{dense, width, with_numbers};
 
 const NAME: &str = "columns";
 
-/// Some numbers of each row, as `x.narrow(D::Minus1, ..)` gives them, in memory of their own and as one operation: queries of a layer
-/// that computes queries, keys and values together, say.
+/// Selects a range of the last dimension as `x.narrow(D::Minus1, ..)` does; on a CPU, for f32 and f64, as one
+/// operation with a contiguous result: for example the queries of a layer that computes queries, keys and values
+/// together.
 ///
 /// # Shapes
 /// `(.., size)` to `(.., columns.len())`.
 ///
 /// # Cost
-/// On a CPU a copy forward, and in backward a tensor of zeros and a copy.
+/// On a CPU a copy forward, and a zeroed tensor and a copy backward.
 ///
 /// # Errors
-/// Columns that there are not.
+/// Columns out of range.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Convolution over pictures as matrix products, forward and backward.
+//! 2D convolution as matrix products, forward and backward.
 
 use std::ops::Range;
 
@@ -10,23 +10,23 @@ use crate::{Error, Result};
 
 const NAME: &str = "conv2d";
 
-/// What `layer.forward(x)` computes, with a gradient that takes as long as the forward pass and not ten times as long.
+/// Computes `layer.forward(x)`, with a backward pass as fast as the forward pass instead of ten times slower.
 ///
-/// candle's own gradient of the weight is a convolution with kernels as large as the picture. On a CPU each picture's
-/// windows become the columns of a matrix here, so that result and gradients are products with it. Other devices, and
-/// layers with groups or dilation, are candle's affair.
+/// candle's own gradient of the weight is a convolution with kernels as large as the picture. On a CPU this unfolds
+/// each picture's windows into the columns of a matrix (im2col), so that result and gradients are products with it.
+/// On other devices, and for layers with groups or dilation, it calls candle's convolution.
 ///
 /// # Shapes
 /// `(batch, in_channels, height, width)` to `(batch, out_channels, height', width')`; a dimension of `n` becomes
 /// `(n + 2 padding - kernel) / stride + 1`.
 ///
 /// # Cost
-/// The matrix of one picture's windows at a time: `in_channels * kernel^2 * height' * width'` numbers, made again backward.
-/// Inputs that need no gradient cost none.
+/// Memory for the windows of one picture at a time: `in_channels * kernel^2 * height' * width'` numbers, unfolded
+/// again in backward. Inputs that need no gradient add no cost in backward.
 ///
 /// # Errors
-/// Pictures of another number of channels, or smaller than the kernel; a dtype that is none of f16, bf16, f32 and f64, or
-/// another than the weight's.
+/// Pictures with another number of channels, or smaller than the kernel; a dtype that is none of f16, bf16, f32 and
+/// f64, or differs from the weight's.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -63,13 +63,13 @@ pub fn conv2d(x: &Tensor, layer: &Conv2d) -> candle_core::Result<Tensor> {
     tape::apply_op3(&wide, &weight, &bias, windows)?.to_dtype(x.dtype())
 }
 
-/// The places of a picture that a kernel lies on.
+/// Geometry of the windows of a picture that a kernel is applied to.
 #[derive(Debug, Clone, Copy)]
 struct Windows {
     channels: usize,
     picture: (usize, usize),
     kernel: (usize, usize),
-    /// Rows and columns of windows.
+    /// Rows and columns of the output, one window each.
     out: (usize, usize),
     stride: usize,
     padding: usize,
@@ -102,17 +102,17 @@ impl Windows {
         Ok(Self { channels, picture, kernel, out: (rows, columns), stride, padding })
     }
 
-    /// Numbers of one picture.
+    /// Number of elements in a picture.
     fn picture_len(&self) -> usize {
         self.channels * self.picture.0 * self.picture.1
     }
 
-    /// The numbers of one picture of several.
+    /// Range of the elements of picture `index`.
     fn picture_at(&self, index: usize) -> Range<usize> {
         index * self.picture_len()..(index + 1) * self.picture_len()
     }
 
-    /// Numbers of one window.
+    /// Number of elements in a window.
     fn window_len(&self) -> usize {
         self.channels * self.kernel.0 * self.kernel.1
     }
@@ -121,15 +121,16 @@ impl Windows {
         self.out.0 * self.out.1
     }
 
-    /// Calls `run(at, from, len)` for each stretch of the matrix of windows (a row for each number of a window, a column
-    /// for each window) that comes from the picture: `len` numbers at `at`, which are `stride` apart from `from` on.
+    /// Calls `run(at, from, len)` for each run of the window matrix (a row for each element of a window, a column for
+    /// each window) that lies inside the picture: `len` elements of the matrix from `at` on, which come from the
+    /// picture from `from` on at intervals of `stride`.
     fn runs(&self, mut run: impl FnMut(usize, usize, usize)) {
         let (height, width) = self.picture;
         let mut at = 0;
         for channel in 0..self.channels {
             for kernel_y in 0..self.kernel.0 {
                 for kernel_x in 0..self.kernel.1 {
-                    // Windows that have this column of theirs inside the picture.
+                    // Range of windows whose column `kernel_x` is inside the picture.
                     let first = self.padding.saturating_sub(kernel_x).div_ceil(self.stride);
                     let end = (width + self.padding).saturating_sub(kernel_x).div_ceil(self.stride);
                     let (first, end) = (first.min(self.out.1), end.min(self.out.1));
@@ -146,7 +147,7 @@ impl Windows {
         }
     }
 
-    /// The matrix of a picture's windows; what lies outside of the picture is 0.
+    /// Unfolds a picture into its window matrix (im2col), with 0 outside of the picture.
     fn unfold<T: WithDType>(&self, picture: &[T]) -> candle_core::Result<Tensor> {
         let mut matrix = vec![T::zero(); self.window_len() * self.count()];
         self.runs(|at, from, len| {
@@ -161,7 +162,7 @@ impl Windows {
         Tensor::from_vec(matrix, (self.window_len(), self.count()), &candle_core::Device::Cpu)
     }
 
-    /// Adds a matrix of windows to the picture that they lie on.
+    /// Adds a window matrix to the picture at the windows' positions (col2im).
     fn fold<T: WithDType>(&self, matrix: &[T], picture: &mut [T]) {
         self.runs(|at, from, len| {
             let to = picture[from..].iter_mut().step_by(self.stride);
@@ -181,7 +182,7 @@ impl Windows {
             bail!("{NAME}: too many windows of {batch} pictures");
         }
         let mut result = Vec::with_capacity(numbers);
-        // A picture without a number has windows, too, where it is padded.
+        // An empty picture has windows too if it is padded.
         for picture in (0..batch).map(|index| &x[self.picture_at(index)]) {
             let product = weight.matmul(&self.unfold(picture)?)?;
             with_numbers::<T, _>(&product, |product| {
@@ -194,7 +195,7 @@ impl Windows {
         Ok(result)
     }
 
-    /// Gradients of x (where it needs one), weight and bias.
+    /// Returns the gradients of x (if it needs one), weight and bias.
     fn backward<T: WithDType>(
         &self,
         x: &Tensor,
@@ -268,7 +269,7 @@ impl CustomOp3 for Windows {
         _: &Tensor,
         gradient: &Tensor,
     ) -> candle_core::Result<Gradients> {
-        // What the variables' history is does not concern the products that are made of their values.
+        // Detached: the products here must not be recorded in a graph.
         let values = weight.detach();
         match x.dtype() {
             candle_core::DType::F32 => self.backward::<f32>(x, &values, gradient),
@@ -288,7 +289,7 @@ mod tests {
         Tensor::zeros(dims, DType::F64, &Device::Cpu).unwrap()
     }
 
-    /// Pictures without numbers have as many windows as their padding, each of which gives the bias.
+    /// Empty pictures have the windows that their padding makes, each of which yields the bias.
     #[test]
     fn pictures_of_nothing_are_whole() -> candle_core::Result<()> {
         for (picture, kernels, padding, out) in [

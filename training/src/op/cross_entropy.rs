@@ -1,4 +1,4 @@
-//! Cross-entropy of logits and target classes: loss and gradient in one go.
+//! Cross-entropy of logits and target classes: loss and gradient in one operation.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,19 +13,21 @@ const NAME: &str = "cross_entropy";
 
 /// The mean over all rows of `ln(sum(exp(row))) - row[target]`: the loss of a classifier, with a fused gradient.
 ///
-/// Rows whose target is `ignore_index` count neither in the sum nor in the mean, and get a gradient of 0
-/// (PyTorch's default is `Some(-100)`). Where no row counts the loss is NaN, as in PyTorch.
+/// Rows whose target is `ignore_index` are excluded from the mean, and get a gradient of 0 (PyTorch's default is
+/// `Some(-100)`). If all rows are excluded the loss is NaN, as in PyTorch.
 ///
-/// # Shapes
-/// Logits `(.., classes)` of any rank from 1 on; targets, of u8, u32 or i64, the same without the last dimension.
+/// Logits `(.., classes)` of rank 1 or more; targets, of u8, u32 or i64, the same without the last dimension.
+/// The loss has no dimensions.
 /// The loss has no dimensions.
 ///
 /// # Cost
-/// On a CPU the gradient is made along with the loss where the logits take part in backward: two passes, and memory for one
-/// more copy of the logits until then. On other devices the targets are looked at on the host, which waits for the device.
+/// On a CPU the gradient is computed along with the loss if the logits are part of a graph: two passes, and memory
+/// for one more copy of the logits until backward. On other devices the targets are checked on the host, which waits
+/// for the device.
 ///
 /// # Errors
-/// Shapes that do not fit; a target that is no class; logits not of f16, bf16, f32 or f64, targets not of whole numbers.
+/// Shapes that do not fit; a target that is not a class; logits not of f16, bf16, f32 or f64, targets not of an
+/// integer dtype.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -61,10 +63,10 @@ pub fn cross_entropy(
     loss.to_dtype(logits.dtype())
 }
 
-/// Each row's class, or `None` for the rows that do not count.
+/// Each row's class, or `None` for ignored rows.
 pub(super) type Targets = Vec<Option<usize>>;
 
-/// Of an input with as many rows as all dimensions but the last have.
+/// Validates the targets of an input, one for each row of all dimensions but the last.
 pub(super) fn classes(
     operation: &'static str,
     input: &Tensor,
@@ -104,14 +106,14 @@ fn composed(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {
 
 struct CrossEntropy {
     targets: Targets,
-    /// The gradient of the logits for a gradient of 1 of the loss, where one will be asked for.
+    /// Gradient of the logits for a loss gradient of 1; `Some` if backward may follow.
     saved: Option<Mutex<Option<CpuStorage>>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
     kept: Kept,
 }
 
 impl CrossEntropy {
-    /// The loss, and into `gradient`, which holds the logits, their gradient.
+    /// Returns the loss; replaces the logits in `gradient` by their gradient.
     fn loss<T: Real>(&self, logits: &[T], width: usize, gradient: Option<&mut [T]>) -> T {
         vectorized!({ self.rows(logits, width, gradient) })
     }
@@ -159,7 +161,7 @@ impl CrossEntropy {
         let classes = width(logits.dims());
         let mut gradient = match saved {
             Some(saved) => T::cpu_storage_data(saved)?,
-            // Backward ran before: the gradient given then is the caller's.
+            // A second backward: the first one moved the saved gradient out.
             None => with_numbers(logits, |logits| {
                 let mut gradient = logits.to_vec();
                 self.loss(logits, classes, Some(&mut gradient));
@@ -203,7 +205,7 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// What other devices compute is the same, gradient included.
+    /// The fused operation equals the composed one, gradient included.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         let logits = Var::from_tensor(&Tensor::randn(0f64, 3., (3, 2, 5), &Device::Cpu)?)?;

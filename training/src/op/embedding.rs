@@ -1,4 +1,4 @@
-//! Rows of a table.
+//! Embedding: look-up of rows of a table.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
@@ -8,16 +8,16 @@ use crate::Error;
 
 const NAME: &str = "embedding";
 
-/// The rows of `table` that `ids` name: PyTorch's `nn.functional.embedding`, as one operation.
+/// Looks up the rows of `table` with these `ids`: PyTorch's `nn.functional.embedding`, as one operation.
 ///
 /// # Shapes
 /// Table `(rows, size)`, ids `(..)` of u8, u32 or i64; the result is `(.., size)`.
 ///
 /// # Cost
-/// On a CPU a copy forward, and in backward a table of zeros and a pass over the gradient.
+/// On a CPU a copy forward, and a zeroed table and a pass over the gradient backward.
 ///
 /// # Errors
-/// An id that is no row of the table.
+/// An id that is not a row of the table; ids that are not integers.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -50,7 +50,7 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> candle_core::Result<Tensor> {
 
 struct Rows {
     ids: Vec<usize>,
-    /// Of the result.
+    /// Dimensions of the result.
     dims: Vec<usize>,
 }
 

@@ -9,7 +9,7 @@ use crate::blocks::{BLOCK, blocks};
 use crate::vectors::vectorized;
 use crate::{Error, Result};
 
-/// What a gate goes through before it is multiplied with.
+/// Activation function of a gated linear unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Gate {
     /// `x sigmoid(x)`: "silu", also called swish.
@@ -22,14 +22,14 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// `activation(gate) * up`, with fused gradients.
+    /// Computes `activation(gate) * up`, with fused gradients.
     ///
     /// # Shapes
-    /// Any, both the same; the result's is the same.
+    /// Any, the same for both; the result has it too.
     ///
     /// # Cost
-    /// On a CPU one pass forward and one backward, in parallel; nothing is kept but the inputs. The bits do not depend on the number
-    /// of threads.
+    /// On a CPU one pass forward and one backward, in parallel; only the inputs are kept. The bits do not depend on
+    /// the number of threads.
     ///
     /// # Errors
     /// Shapes or dtypes that differ; tensors that are not of f16, bf16, f32 or f64.
@@ -86,7 +86,7 @@ impl Gate {
     }
 }
 
-/// `silu(gate) * up`: the SwiGLU of Llama and its relatives, in one operation ([`Gate::apply`]).
+/// `silu(gate) * up`: the SwiGLU of Llama and related models, in one operation ([`Gate::apply`]).
 ///
 /// # Errors
 /// As [`Gate::apply`].
@@ -124,7 +124,8 @@ pub fn geglu(gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
     Gate::Gelu.apply(gate, up)
 }
 
-/// `gelu(gate) * up` with GELU's approximation by the hyperbolic tangent, as Gemma has it, in one operation ([`Gate::apply`]).
+/// `gelu(gate) * up` with GELU's approximation by the hyperbolic tangent, as in Gemma, in one operation
+/// ([`Gate::apply`]).
 ///
 /// # Errors
 /// As [`Gate::apply`].
@@ -142,8 +143,8 @@ pub fn geglu_tanh(gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
 
 struct Gated(Gate);
 
-/// A function that is passed on and inlined all the same: a function's own name is called through code of its own, which has no
-/// wide vectors.
+/// A closure that is always inlined although it is passed as an argument. The function's name would pass a pointer to
+/// code compiled without wide vector instructions.
 macro_rules! inlined {
     ($function:ident) => {
         #[inline(always)]
@@ -159,10 +160,10 @@ fn sigmoid<T: Real>(x: T) -> T {
     (if is_negative { small } else { T::one() }) / (T::one() + small)
 }
 
-/// The argument of the logistic function that `(1 + tanh) / 2` is, and its slope.
+/// Argument of the logistic function that equals `(1 + tanh) / 2`, and its derivative.
 #[inline(always)]
 fn cubic<T: Real>(x: T) -> (T, T) {
-    /// From here on the share is 0 or 1; the square of a much larger number would be infinite.
+    /// Beyond this the logistic function is 0 or 1; the square of a much larger number would overflow.
     const FAR: f64 = 50.0;
     let (low, high) = (T::from_f64(-FAR), T::from_f64(FAR));
     let x = if x < low { low } else { x };
@@ -173,7 +174,7 @@ fn cubic<T: Real>(x: T) -> (T, T) {
     (x * (linear + cubed * square), linear + T::from_f64(3.0) * cubed * square)
 }
 
-/// The activation of a number, and its slope.
+/// Returns the activation of a number and its derivative.
 #[inline(always)]
 pub(super) fn silu<T: Real>(x: T) -> (T, T) {
     let share = sigmoid(x);
@@ -236,7 +237,7 @@ fn forward<T: Real>(gate: &[T], up: &[T], activation: impl Fn(T) -> (T, T) + Syn
     out
 }
 
-/// Gradients of gate and up.
+/// Returns the gradients of gate and up.
 #[inline(always)]
 fn backward<T: Real>(
     gate: &[T],
@@ -303,7 +304,8 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// What other devices compute is the same, gradients included (candle's GELUs have constants of six digits there).
+    /// The fused operation equals the composed one, gradients included (the constants in candle's GELUs have only six
+    /// digits).
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         for (gate, most) in [(Gate::Silu, 1e-13), (Gate::Gelu, 1e-5), (Gate::GeluTanh, 1e-5)] {

@@ -1,4 +1,4 @@
-//! The feed-forward part of Llama's layers and their relatives'.
+//! The gated feed-forward block of Llama and related models.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -6,8 +6,9 @@ use candle_nn::VarBuilder;
 use super::gated::Gate;
 use super::linear::{Linear, linear_no_bias};
 
-/// `down_proj(activation(gate_proj(x)) * up_proj(x))`: the feed-forward part of Llama, Mistral, Qwen and Gemma, under their names in
-/// Hugging Face's transformers (`gate_proj.weight`, `up_proj.weight`, `down_proj.weight`), without biases.
+/// `down_proj(activation(gate_proj(x)) * up_proj(x))`: the feed-forward block of Llama, Mistral, Qwen and Gemma,
+/// without biases, with the parameter names of Hugging Face's transformers (`gate_proj.weight`, `up_proj.weight`,
+/// `down_proj.weight`).
 ///
 /// # Shapes
 /// Input and result `(.., hidden)`.
@@ -37,10 +38,10 @@ pub struct GatedMlp {
     gate: Gate,
 }
 
-/// A [`GatedMlp`] from `hidden` numbers through `intermediate` ones, of the builder's variables.
+/// Makes a [`GatedMlp`] of `hidden` features and `intermediate` inner ones, from the builder's variables.
 ///
 /// # Errors
-/// Variables of these names that exist and are of another shape.
+/// Variables of these names that exist with another shape.
 pub fn gated_mlp(
     hidden: usize,
     intermediate: usize,

@@ -1,4 +1,4 @@
-//! GELU, the exact one: x times the share of a normal distribution below x.
+//! Exact GELU: x times the standard normal distribution function of x.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
@@ -8,14 +8,15 @@ use crate::vectors::vectorized;
 
 const NAME: &str = "gelu";
 
-/// `x Φ(x)`, where Φ is the distribution function of the normal distribution: PyTorch's `nn.GELU()`, in one pass forward and one
-/// backward (candle's `gelu_erf` takes a dozen backward, with a constant of six digits).
+/// `x Φ(x)`, where Φ is the distribution function of the standard normal distribution: PyTorch's `nn.GELU()`, in one
+/// pass forward and one backward (the backward of candle's `gelu_erf` takes a dozen passes, with a constant of six
+/// digits).
 ///
 /// # Shapes
-/// Any; the result's is the same.
+/// Any; the result has the same shape.
 ///
 /// # Cost
-/// On a CPU one pass forward and one backward; nothing is kept but the input.
+/// On a CPU one pass forward and one backward; only the input is kept.
 ///
 /// # Errors
 /// A tensor that is not of f16, bf16, f32 or f64.
@@ -48,7 +49,7 @@ fn forward<T: Real>(numbers: &[T]) -> Vec<T> {
     out
 }
 
-/// Of the output, for a gradient of 1.
+/// The gradient of the input: `gradient` times the derivative.
 fn backward<T: Real>(numbers: &[T], gradient: &[T]) -> Vec<T> {
     let mut out = gradient.to_vec();
     vectorized!({
@@ -59,14 +60,14 @@ fn backward<T: Real>(numbers: &[T], gradient: &[T]) -> Vec<T> {
     out
 }
 
-/// Of the output by x.
+/// Derivative of GELU.
 #[inline(always)]
 pub(super) fn slope<T: Real>(x: T) -> T {
     let (half, density) = (T::from_f64(-0.5), T::from_f64((0.5 / std::f64::consts::PI).sqrt()));
     below(x) + x * density * (x * x * half).exp_down()
 }
 
-/// The share of the normal distribution below x.
+/// Standard normal distribution function.
 #[inline(always)]
 pub(super) fn below<T: Real>(x: T) -> T {
     let size = if x < T::zero() { -x } else { x };
@@ -123,7 +124,7 @@ mod tests {
         Ok(())
     }
 
-    /// Candle's has a constant of six digits in its gradient.
+    /// Equal within the accuracy of candle's gradient, which has a constant of six digits.
     #[test]
     fn it_is_candles() -> candle_core::Result<()> {
         let x = Var::from_tensor(&Tensor::randn(0f64, 2., (3, 70), &Device::Cpu)?)?;

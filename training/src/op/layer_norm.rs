@@ -10,19 +10,20 @@ use crate::vectors::vectorized;
 
 const NAME: &str = "layer_norm";
 
-/// Rows whose gradients of weight and bias are summed before they go to the total: the error of a sum grows with its length.
+/// Rows whose gradients of weight and bias are summed before they are added to the total: the rounding error of a sum
+/// grows with its length.
 const BLOCK: usize = 64;
 
 /// Layer normalisation over the last dimension, with gradients for input, weight and bias
 /// (through candle_nn's `LayerNorm` no gradient passes).
 ///
-/// `(x - mean) / sqrt(variance + eps) * weight + bias`, mean and variance (of the row as a whole population) row by row.
+/// `(x - mean) / sqrt(variance + eps) * weight + bias`, with the mean and the population variance of each row.
 ///
 /// # Shapes
-/// Input `(.., size)`, weight and bias `(size)`; the result's is the input's.
+/// Input `(.., size)`, weight and bias `(size)`; the result has the input's shape.
 ///
 /// # Cost
-/// On a CPU three short passes forward and four backward, row by row; nothing is kept for backward but the input.
+/// On a CPU three short passes forward and four backward, row by row; only the input is kept for backward.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -44,11 +45,11 @@ pub struct LayerNorm {
     eps: f64,
 }
 
-/// A [`LayerNorm`] over rows of `size` whose `weight` and `bias` are the builder's: ones and zeros where they are new.
+/// Makes a [`LayerNorm`] over rows of `size` with the builder's `weight` and `bias`, initially ones and zeros.
 /// PyTorch's `eps` is 1e-5.
 ///
 /// # Errors
-/// Variables of these names that exist and are of another shape.
+/// Variables of these names that exist with another shape.
 pub fn layer_norm(size: usize, eps: f64, builder: VarBuilder<'_>) -> candle_core::Result<LayerNorm> {
     let weight = builder.get_with_hints(size, "weight", Init::Const(1.0))?;
     let bias = builder.get_with_hints(size, "bias", Init::Const(0.0))?;
@@ -61,17 +62,17 @@ impl LayerNorm {
         Self { weight, bias, eps }
     }
 
-    /// What the normalised rows are multiplied with.
+    /// The weight, by which the normalised rows are multiplied.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// What is added in the end.
+    /// The bias, added after the multiplication by the weight.
     pub fn bias(&self) -> &Tensor {
         &self.bias
     }
 
-    /// What is added to the variance, so that a row of equal numbers can be divided by its root.
+    /// The term added to the variance, which avoids a division by zero for a constant row.
     pub fn eps(&self) -> f64 {
         self.eps
     }
@@ -109,7 +110,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Mean and one over the standard deviation of a row.
+    /// Returns mean and reciprocal standard deviation of a row.
     #[inline(always)]
     fn moments<T: Real>(&self, row: &[T]) -> (T, T) {
         let count = row.len() as f64;
@@ -131,7 +132,7 @@ impl Rows {
         out
     }
 
-    /// Gradients of input, weight and bias.
+    /// Returns the gradients of input, weight and bias.
     fn backward<T: Real>(&self, x: &[T], weight: &[T], gradient: &[T], width: usize) -> [Vec<T>; 3] {
         let zeros = || vec![T::zero(); weight.len()];
         let mut of_x = x.to_vec();
@@ -153,8 +154,8 @@ impl Rows {
         [of_x, of_weight, of_bias]
     }
 
-    /// Makes of a row its gradient: `(h - mean(h) - z mean(h z)) / deviation` with z the normalised row and h, `scaled`,
-    /// the gradient times the weight.
+    /// Replaces a row by its gradient: `(h - mean(h) - z mean(h z)) / deviation` with z the normalised row and h,
+    /// `scaled`, the gradient times the weight.
     #[inline(always)]
     fn backward_row<T: Real>(
         &self,
@@ -254,7 +255,7 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// What other devices compute is the same, gradients included; with more rows than a block has.
+    /// The fused operation equals the composed one, gradients included; with more rows than a block has.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         let random = |shape: &[usize]| Var::from_tensor(&Tensor::randn(0f64, 2., shape, &Device::Cpu)?);

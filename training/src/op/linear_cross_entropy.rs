@@ -1,4 +1,4 @@
-//! The last linear layer of a language model and its loss, without the logits of all rows at once.
+//! Output layer and loss of a language model, without materializing the logits of all rows at once.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,17 +15,18 @@ use crate::{Error, Kept, Result};
 
 const NAME: &str = "linear_cross_entropy";
 
-/// Bytes of logits at a time, unless the configuration says how many rows.
+/// Bytes of logits at a time, unless the configuration sets the number of rows.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// How [`linear_cross_entropy`] is computed.
+/// Configuration of [`linear_cross_entropy`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinearCrossEntropyConfig {
-    /// The target that marks rows which do not count. Default: `Some(-100)`, as in PyTorch.
+    /// The target that marks ignored rows. Default: `Some(-100)`, as in PyTorch.
     pub ignore_index: Option<i64>,
-    /// The share of each target that is spread evenly over all classes, from 0 to 1. Default: 0.
+    /// Label smoothing: the fraction of each target that is spread evenly over all classes, from 0 to 1. Default: 0.
     pub label_smoothing: f64,
-    /// Rows whose logits exist at a time. Default: as many as fit 64 MiB. Another number rounds the sums over rows in another order.
+    /// Number of rows whose logits exist at a time. Default: as many as fit in 64 MiB. It affects the rounding of
+    /// sums over rows.
     pub chunk_rows: Option<usize>,
 }
 
@@ -49,25 +50,27 @@ impl LinearCrossEntropyConfig {
     }
 }
 
-/// The cross-entropy of `x w' + b`, a mean over all rows that count: a language model's last layer and its loss in one operation, which
-/// never holds the logits of more than a chunk of rows.
+/// The mean cross-entropy of `x w' + b` over all rows that are not ignored: a language model's output layer and loss
+/// in one operation, which never holds the logits of more than a chunk of rows.
 ///
 /// With a vocabulary of 50,257 the logits of 2,048 tokens and their gradient are 820 MB in f32; here they are 64 MiB.
-/// f16 and bf16 are computed in f32, with f32 copies of `x` and the weight. The loss is f32 then.
+/// f16 and bf16 are computed in f32, with f32 copies of `x` and the weight; the loss is then f32.
 ///
-/// Where no row counts the loss is NaN, as in PyTorch.
+/// If all rows are ignored the loss is NaN, as in PyTorch.
 ///
 /// # Shapes
 /// `x` `(.., size)`; weight `(classes, size)`; bias, if there is one, `(classes)`; targets, of u8, u32 or i64, as `x` without the last
 /// dimension. The loss has no dimensions.
 ///
 /// # Cost
-/// One matrix product, and two more where the loss takes part in backward: gradients of `x`, weight and bias are made along with the
-/// loss, chunk by chunk, and kept until backward, which only scales them. The bits do not depend on the number of threads.
-/// On other devices than a CPU it is composed of candle's operations, which keep all chunks' logits.
+/// One matrix product, and two more if an input is part of a graph: gradients of `x`, weight and bias are computed
+/// along with the loss, chunk by chunk, and kept until backward, which only scales them. The bits do not depend on
+/// the number of threads. On devices other than a CPU it is composed of candle's operations, which keep the logits of
+/// all chunks.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit; a target that is no class; dtypes other than f16, bf16, f32 and f64; [`Error::InvalidConfig`].
+/// Shapes or dtypes that do not fit; a target that is not a class; dtypes other than f16, bf16, f32 and f64;
+/// [`Error::InvalidConfig`].
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -101,7 +104,7 @@ pub fn linear_cross_entropy(
     if !x.device().is_cpu() {
         return composed(&x, &weight, bias.as_ref(), &targets, (smoothing, chunk_rows));
     }
-    // An operation has three inputs: an empty one stands for no bias.
+    // The operation takes three inputs: an empty one stands for no bias.
     let bias = bias.map_or_else(|| Tensor::zeros(0, dtype, x.device()), Ok)?;
     let tracked = [&x, &weight, &bias].map(|tensor| tensor.track_op());
     let kept = Kept::default();
@@ -116,7 +119,7 @@ pub fn linear_cross_entropy(
     Ok(loss)
 }
 
-/// Numbers of a row, and classes.
+/// Features of a row, and number of classes.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     width: usize,
@@ -169,7 +172,7 @@ fn composed(
         let logs = super::log_softmax(&logits.index_select(&counted, 0)?)?;
         let hits = (logs.gather(&picked, 1)?.sum_all()? * (smoothing - 1.0))?;
         total = (total + hits)?;
-        // Where nothing is spread over all classes, one that cannot be (minus infinity) does not count.
+        // Without smoothing, classes with a logit of minus infinity must not contribute.
         if smoothing > 0.0 {
             total = (total + (logs.sum_all()? * (-smoothing / classes as f64))?)?;
         }
@@ -182,10 +185,10 @@ struct Loss {
     targets: Targets,
     smoothing: f64,
     chunk_rows: usize,
-    /// Which of x, weight and bias take part in backward.
+    /// Which of x, weight and bias need a gradient.
     tracked: [bool; 3],
     how: How,
-    /// Their gradients for a gradient of 1 of the loss.
+    /// Their gradients for a loss gradient of 1.
     saved: Mutex<Option<[CpuStorage; 3]>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
     kept: Kept,
@@ -195,7 +198,7 @@ struct Loss {
 type Inputs<'a, T> = [&'a [T]; 3];
 
 impl Loss {
-    /// The loss and the gradients of those that take part in backward; the others' are empty.
+    /// Returns the loss and the gradients of the tracked inputs; those of the others are empty.
     fn run<T: Real>(&self, [x, weight, bias]: Inputs<'_, T>) -> candle_core::Result<(T, [Vec<T>; 3])> {
         let Sizes { width, classes } = self.sizes;
         let weight = Matrix::new(weight, classes, width, width);
@@ -228,7 +231,8 @@ impl Loss {
         Ok((T::from_f64(total / count), [of_x, of_weight, of_bias]))
     }
 
-    /// The sum of some rows' losses; makes of their logits, still without the bias, the gradients, where one is wanted.
+    /// Returns the sum of some rows' losses. Replaces their logits, given without the bias, by the gradients if any
+    /// are needed.
     fn rows<T: Real>(&self, logits: &mut [T], targets: &[Option<usize>], bias: &[T]) -> f64 {
         let classes = self.sizes.classes.max(1);
         let count = self.targets.iter().flatten().count() as f64;
@@ -293,7 +297,7 @@ impl Loss {
             Some([x, weight, bias]) => {
                 [T::cpu_storage_data(x)?, T::cpu_storage_data(weight)?, T::cpu_storage_data(bias)?]
             }
-            // Backward ran before: the gradients given then are the caller's.
+            // A second backward: the first one moved the saved gradients out.
             None => with_numbers(x, |x| {
                 with_numbers(weight, |weight| {
                     with_numbers(bias, |bias| Ok(self.run::<T>([x, weight, bias])?.1))

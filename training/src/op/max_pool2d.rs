@@ -1,4 +1,4 @@
-//! The largest number of each window of a picture.
+//! 2D max pooling.
 
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, WithDType, bail};
 
@@ -7,17 +7,17 @@ use crate::{Error, Result};
 
 const NAME: &str = "max_pool2d";
 
-/// The largest number of each window; windows lie side by side, as in `nn.MaxPool2d(kernel)`.
+/// The maximum of each window; windows are adjacent (stride equals kernel), as in `nn.MaxPool2d(kernel)`.
 ///
-/// The whole gradient goes to the largest number, among equal ones to the first, as in PyTorch. (That of candle's own
-/// `max_pool2d` is divided by the size of the window.) A window with a NaN is NaN. Rows and columns that fill no window
-/// are left out.
+/// The whole gradient goes to the maximum, among equal ones to the first, as in PyTorch. (That of candle's own
+/// `max_pool2d` is divided by the size of the window.) A window with a NaN is NaN. Rows and columns at the end that
+/// do not fill a window are ignored.
 ///
 /// # Shapes
 /// `(.., height, width)` to `(.., height / kernel.0, width / kernel.1)`.
 ///
 /// # Cost
-/// On a CPU one pass forward and one backward, which looks for the largest numbers again.
+/// On a CPU one pass forward and one backward, which searches the maxima again.
 ///
 /// # Errors
 /// A kernel of size 0, or larger than the picture; a dtype that is none of f16, bf16, f32 and f64.
@@ -71,7 +71,7 @@ impl MaxPool {
         Shape::from([rest, &[self.out.0, self.out.1]].concat())
     }
 
-    /// Where each window's largest number is, counted over all pictures, window by window.
+    /// Calls `each` with the index of each window's maximum in `x`, window by window.
     fn places<T: WithDType>(&self, x: &[T], mut each: impl FnMut(usize)) {
         let (height, width) = self.picture;
         for picture in 0..x.len() / (height * width) {
@@ -121,7 +121,7 @@ impl MaxPool {
         Tensor::from_vec(of_x, x.shape(), x.device())
     }
 
-    /// The same of candle's operations.
+    /// The same, composed of candle's operations.
     fn composed(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let ((rows, columns), (high, wide)) = (self.out, self.kernel);
         let windows = x
@@ -166,11 +166,11 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// What other devices compute is the same, gradient included.
+    /// The fused operation equals the composed one, gradient included.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         for (shape, kernel) in [(&[2, 3, 7, 9][..], (2, 2)), (&[5, 6], (3, 2)), (&[3, 4, 4], (1, 4))] {
-            // Many equal numbers.
+            // Rounded to have many equal numbers.
             let x = Var::from_tensor(&Tensor::randn(0f64, 1., shape, &Device::Cpu)?.round()?)?;
             let pool = MaxPool::new(&x, kernel)?;
             let both = [pool.composed(&x)?, max_pool2d(&x, kernel)?];

@@ -1,7 +1,7 @@
-//! Operations that are one pass over memory on a CPU, with hand-written gradients.
+//! Fused operations: one pass over memory on a CPU, with hand-written gradients.
 //!
-//! Each file has an operation's rows (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, and the same
-//! composed of candle's operations for the other devices. f16 and bf16 go through f32 on all devices.
+//! Each file has an operation's row functions (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, and
+//! a version composed of candle's operations for other devices. f16 and bf16 are computed in f32 on all devices.
 
 mod activation;
 mod attention;
@@ -42,7 +42,7 @@ pub use softmax::{log_softmax, softmax};
 
 use crate::{Error, Result};
 
-/// The dtype that an operation computes in.
+/// The dtype that an operation computes in, for an input dtype.
 fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
     match dtype {
         DType::F16 | DType::BF16 => Ok(DType::F32),
@@ -51,7 +51,7 @@ fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
     }
 }
 
-/// Refuses a parameter of a norm that has not one number for each column of `x`, or another dtype.
+/// Checks that a norm's parameter has one element for each column of `x`, and the same dtype.
 fn check_parameter(
     operation: &'static str,
     (tensor, parameter): (&'static str, &Tensor),
@@ -68,7 +68,7 @@ fn check_parameter(
     Ok(())
 }
 
-/// The numbers of a contiguous tensor in a custom operation's hands.
+/// The elements of a contiguous tensor, from the storage and layout passed to a custom operation.
 pub(crate) fn dense<'a, T: WithDType>(
     storage: &'a CpuStorage,
     layout: &Layout,
@@ -80,7 +80,7 @@ pub(crate) fn dense<'a, T: WithDType>(
     }
 }
 
-/// Hands the numbers of a contiguous CPU tensor to `f`.
+/// Calls `f` with the elements of a contiguous CPU tensor.
 fn with_numbers<T: WithDType, R>(
     tensor: &Tensor,
     f: impl FnOnce(&[T]) -> candle_core::Result<R>,
@@ -92,12 +92,12 @@ fn with_numbers<T: WithDType, R>(
     }
 }
 
-/// Numbers per row (at least 1, for `chunks`) of a shape.
+/// Elements per row of a shape, at least 1 (for `chunks`).
 fn width(dims: &[usize]) -> usize {
     dims.last().copied().unwrap_or(1).max(1)
 }
 
-/// Asserts that two ways to compute something agree: in what they give, and in the gradients of `loss` of it.
+/// Asserts that two computations agree: in their results, and in the gradients of `loss` of them.
 #[cfg(test)]
 fn assert_agree(
     [one, other]: [Tensor; 2],

@@ -1,4 +1,4 @@
-//! The real numbers that the fused operations compute with, and sums over rows of them.
+//! `Real`, the float types that fused operations compute with, and sums and maxima of rows.
 
 use std::mem::MaybeUninit;
 use std::ops::Neg;
@@ -7,23 +7,24 @@ use candle_core::FloatDType;
 
 use crate::product::{How, Matrix, multiply_rounded};
 
-/// As many running sums as keep the vector registers busy; fixed, so that a sum does not depend on the machine.
+/// Number of partial sums, which vector instructions compute in parallel; fixed, so that sums have the same bits on
+/// every machine.
 const LANES: usize = 16;
 
 /// f32 or f64.
 pub(crate) trait Real: FloatDType + Neg<Output = Self> {
     const NEG_INFINITY: Self;
 
-    /// e to the power of a number that is not above 0.
+    /// `exp` of a number that is 0 or less.
     fn exp_down(self) -> Self;
 
     /// The square root.
     fn root(self) -> Self;
 
-    /// One minus the error function, of a number that is not below 0.
+    /// Complementary error function of a number that is 0 or more.
     fn erfc(self) -> Self;
 
-    /// A product in another precision than that of its numbers; false where there is none.
+    /// Computes a product in a precision other than that of its elements; returns false if there is no such product.
     ///
     /// # Safety
     /// As [`multiply_rounded`].
@@ -60,7 +61,7 @@ impl Real for f32 {
 
     /// Within two units in the last place; 0 where the result would be below the normal numbers.
     ///
-    /// Arithmetic alone, without a branch: the compiler makes vector code of it, and every machine gives the same bits.
+    /// Only arithmetic, without a branch: the compiler vectorizes it, and every machine yields the same bits.
     ///
     /// Source: S. Moshier, Cephes Mathematical Library, `expf` (coefficients and range reduction).
     #[inline(always)]
@@ -68,7 +69,7 @@ impl Real for f32 {
         const LOWEST: f32 = -87.33654;
         /// Adding it to a small number leaves that number, rounded to an integer, in the low bits.
         const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
-        /// ln 2 in two parts, the first of few bits.
+        /// ln 2 in two parts, the first with few bits.
         const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
         const POLYNOMIAL: [f32; 6] =
             [1.987_569_2e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5];
@@ -90,7 +91,7 @@ impl Real for f32 {
         self.sqrt()
     }
 
-    /// Within 1e-6, relative, also where it is small. Arithmetic alone, without a branch.
+    /// Relative error below 1e-6, also for small results. Only arithmetic, without a branch.
     ///
     /// Source: Press et al., "Numerical Recipes", section 6.2 (a Chebyshev fit of the logarithm).
     #[inline(always)]
@@ -120,7 +121,7 @@ impl Real for f32 {
         add: bool,
         how: How,
     ) -> bool {
-        // SAFETY: the caller answers for all.
+        // SAFETY: the caller upholds the same contract.
         unsafe { multiply_rounded(out, pair, scale, add, how) }
     }
 }
@@ -141,7 +142,7 @@ pub(crate) fn sum<T: Real>(row: &[T], f: impl Fn(T) -> T) -> T {
     folded(lanes)
 }
 
-/// The sum of `f` over two rows side by side.
+/// The sum of `f` over the pairs of elements of two rows.
 #[inline(always)]
 pub(crate) fn sum_pairs<T: Real>(row: &[T], other: &[T], f: impl Fn(T, T) -> T) -> T {
     let mut lanes = [T::zero(); LANES];
@@ -169,7 +170,7 @@ fn folded<T: Real>(mut lanes: [T; LANES]) -> T {
     lanes[0]
 }
 
-/// The largest number of a row that is one; minus infinity where there is none.
+/// The maximum of a row, ignoring NaN; minus infinity for a row without numbers.
 #[inline(always)]
 pub(crate) fn max<T: Real>(row: &[T]) -> T {
     let larger = |a: T, b: T| if b > a { b } else { a };
@@ -183,7 +184,7 @@ pub(crate) fn max<T: Real>(row: &[T]) -> T {
     lanes.iter().chain(rest).copied().fold(T::NEG_INFINITY, larger)
 }
 
-/// The logarithm of a sum; in f64, whose last bits, the platform's choice, do not reach an f32.
+/// Natural logarithm, computed in f64: its last bits, which depend on the platform, do not reach an f32.
 pub(crate) fn ln<T: Real>(x: T) -> T {
     T::from_f64(x.to_f64().ln())
 }

@@ -1,4 +1,4 @@
-//! Root mean square norm over the last dimension.
+//! RMS norm over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Module, Shape, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
@@ -10,11 +10,11 @@ use crate::vectors::vectorized;
 
 const NAME: &str = "rms_norm";
 
-/// Rows of a block in backward: each has its own sum for the weight's gradient.
+/// Rows of a block in backward; each block has its own sum of the weight's gradient.
 const ROWS: usize = 64;
 
-/// Divides each row by the root of the mean of its squares and multiplies it with `weight`, with fused gradients (candle_nn's
-/// `RmsNorm` has none for its input on a CPU, nor for its weight).
+/// Divides each row by the root of the mean of its squares and multiplies it by `weight`, with fused gradients
+/// (candle_nn's `RmsNorm` has none for its input on a CPU, nor for its weight).
 ///
 /// f16 and bf16 are computed in f32 and rounded once, as PyTorch's `nn.RMSNorm` does.
 ///
@@ -22,8 +22,8 @@ const ROWS: usize = 64;
 /// Input and result `(.., size)`, weight `(size)`.
 ///
 /// # Cost
-/// On a CPU two passes over a row forward and three backward, rows in parallel; nothing is kept but the input. The bits do not
-/// depend on the number of threads.
+/// On a CPU two passes over a row forward and three backward, rows in parallel; only the input is kept. The bits do
+/// not depend on the number of threads.
 ///
 /// # Errors
 /// `forward` refuses an input whose last dimension is not `size`, whose dtype is not the weight's, or that is not of f16, bf16, f32
@@ -51,10 +51,10 @@ pub struct RmsNorm {
     eps: f64,
 }
 
-/// An [`RmsNorm`] over rows of `size` whose `weight` is the builder's: ones where it is new.
+/// Makes an [`RmsNorm`] over rows of `size` with the builder's `weight`, initially ones.
 ///
 /// # Errors
-/// A variable of this name that exists and is of another shape.
+/// A variable of this name that exists with another shape.
 pub fn rms_norm(size: usize, eps: f64, builder: VarBuilder<'_>) -> candle_core::Result<RmsNorm> {
     Ok(RmsNorm { weight: builder.get_with_hints(size, "weight", Init::Const(1.0))?, eps })
 }
@@ -75,22 +75,22 @@ impl RmsNorm {
         Self { weight, eps }
     }
 
-    /// What the normalised rows are multiplied with.
+    /// The weight, by which the normalised rows are multiplied.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// What is added to the mean of squares, so that a row of zeros can be divided by its root.
+    /// The term added to the mean of squares, which avoids a division by zero for a row of zeros.
     pub fn eps(&self) -> f64 {
         self.eps
     }
 }
 
 impl RmsNorm {
-    /// The norm of each head: of each run of `size` numbers of the last dimension, which has several.
+    /// Normalises each head by itself: each run of `size` elements of the last dimension, which holds several.
     ///
     /// # Errors
-    /// A last dimension that is no multiple of `size`; those of `forward`.
+    /// A last dimension that is not a multiple of `size`; errors of `forward`.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -142,7 +142,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// One over the root of the mean of squares.
+    /// Reciprocal root of the mean of squares.
     #[inline(always)]
     fn scale<T: Real>(&self, row: &[T]) -> T {
         let mean = sum(row, |x| x * x).to_f64() / row.len() as f64;
@@ -164,8 +164,8 @@ impl Rows {
         out
     }
 
-    /// Gradients of input and weight. With z the normalised row and h the gradient times the weight, a row's is
-    /// `scale (h - z mean(h z))`.
+    /// Returns the gradients of input and weight. With z the normalised row and h the gradient times the weight, a
+    /// row's is `scale (h - z mean(h z))`.
     fn backward<T: Real>(&self, x: &[T], weight: &[T], gradient: &[T], width: usize) -> [Vec<T>; 2] {
         let mut of_x = vec![T::zero(); x.len()];
         let parts = blocks([&mut of_x], ROWS * width, |at, [of_x]| {
@@ -235,7 +235,7 @@ impl CustomOp2 for Rows {
         weight: &CpuStorage,
         weight_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        // Rows are as long as the weight; several may lie in one of x.
+        // Rows are as long as the weight; the last dimension of x may hold several (heads).
         let width = width(weight_layout.dims());
         let out = match x {
             CpuStorage::F32(_) => {
@@ -271,7 +271,7 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// What other devices compute is the same, gradients included; with more rows than a block has.
+    /// The fused operation equals the composed one, gradients included; with more rows than a block has.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         let random = |shape: &[usize]| Var::from_tensor(&Tensor::randn(0f64, 2., shape, &Device::Cpu)?);

@@ -1,4 +1,4 @@
-//! Softmax and its logarithm over the last dimension.
+//! Softmax and log-softmax over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, bail};
 
@@ -9,10 +9,10 @@ use crate::vectors::vectorized;
 /// Softmax over the last dimension: `exp(x) / sum(exp(x))`, without overflow, and with a gradient
 /// (candle_nn's `softmax_last_dim` has none).
 ///
-/// A row with a NaN or plus infinity, or of minus infinities alone, is NaN, as in PyTorch.
+/// A row with a NaN or plus infinity, or with minus infinity only, is NaN, as in PyTorch.
 ///
 /// # Shapes
-/// Any with a dimension at least; the result's is the same.
+/// Any of at least one dimension; the result has the same shape.
 ///
 /// # Cost
 /// On a CPU two passes forward and two backward; the result is kept for backward.
@@ -36,7 +36,7 @@ pub fn softmax(x: &Tensor) -> candle_core::Result<Tensor> {
 /// The logarithm of [`softmax`] over the last dimension: `x - ln(sum(exp(x)))`, without overflow.
 ///
 /// # Shapes
-/// Any with a dimension at least; the result's is the same.
+/// Any of at least one dimension; the result has the same shape.
 ///
 /// # Cost
 /// On a CPU three passes forward and two backward; the result is kept for backward.
@@ -110,7 +110,7 @@ impl Kind {
         }
     }
 
-    /// From the result y and its gradient g: `y (g - sum(g y))`, and for the logarithm `g - exp(y) sum(g)`.
+    /// Gradient from the result y and its gradient g: `y (g - sum(g y))`; for log-softmax `g - exp(y) sum(g)`.
     fn backward<T: Real>(self, y: &[T], gradient: &[T], width: usize) -> Vec<T> {
         let mut out = gradient.to_vec();
         vectorized!({
@@ -177,7 +177,7 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// What other devices compute is the same, gradient included.
+    /// The fused operation equals the composed one, gradient included.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         for kind in [Kind::Softmax, Kind::LogSoftmax] {

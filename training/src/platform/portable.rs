@@ -1,15 +1,15 @@
-//! Files without a name: there are none.
+//! Unnamed files: not supported on this system.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// A file without a name, where there can be one that is given a name later.
+/// Always `None`: this system has no unnamed files.
 pub(crate) fn nameless(_: &Path) -> Option<File> {
     None
 }
 
-/// Gives it a name.
+/// Always an error: this system has no unnamed files.
 pub(crate) fn link(_: &File, _: &Path) -> io::Result<()> {
     Err(ErrorKind::Unsupported.into())
 }

@@ -1,4 +1,4 @@
-//! Products of matrices that lie in slices: the one place that calls `gemm`.
+//! Matrix products of slices: the only module that calls `gemm`.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -17,10 +17,10 @@ use crate::Precision;
 use crate::op::Real;
 use crate::vectors::vectorized;
 
-/// Below this many multiplications plain loops are quicker than packing for `gemm`.
+/// Up to this many multiplications, plain loops are faster than packing for `gemm`.
 const SMALL: usize = 4096;
 
-/// A matrix in a slice; neighbours in a row or in a column may lie apart.
+/// A matrix in a slice, with any strides.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Matrix<'a, T> {
     data: &'a [T],
@@ -31,24 +31,24 @@ pub(crate) struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// Dense rows of `columns` numbers, of which each begins `row_stride` numbers after the one before.
+    /// A matrix of rows of `columns` adjacent elements; consecutive rows begin `row_stride` elements apart.
     pub(crate) fn new(data: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
 
-    /// Some of its rows.
+    /// A range of its rows.
     pub(crate) fn rows(self, rows: Range<usize>) -> Self {
         let data = self.data.get(rows.start * self.row_stride..).unwrap_or_default();
         Self { data, rows: rows.len(), ..self }
     }
 
-    /// Some of its columns.
+    /// A range of its columns.
     pub(crate) fn columns(self, columns: Range<usize>) -> Self {
         let data = self.data.get(columns.start * self.column_stride..).unwrap_or_default();
         Self { data, columns: columns.len(), ..self }
     }
 
-    /// One of its rows, where they are dense.
+    /// One of its rows, whose elements must be adjacent.
     pub(crate) fn row(self, at: usize) -> &'a [T] {
         self.data.get(at * self.row_stride..).and_then(|row| row.get(..self.columns)).unwrap_or_default()
     }
@@ -64,7 +64,7 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
-    /// Writes it by columns: the transposed matrix in dense rows.
+    /// Writes the transposed matrix to `out` in dense rows.
     pub(crate) fn transpose_into(self, out: &mut Vec<T>)
     where
         T: Real,
@@ -77,7 +77,7 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
-    /// True if every element lies in the slice, in a place of its own.
+    /// Whether every element lies in the slice and no two overlap.
     fn is_whole(&self) -> bool {
         let Some((row, column)) = self.rows.checked_sub(1).zip(self.columns.checked_sub(1)) else {
             return true;
@@ -90,7 +90,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
-/// Rounded to the nearest bf16, to even where two are as near. Arithmetic alone, for vectors; not-a-numbers stay what they are.
+/// Rounds to the nearest bf16, ties to even. Only arithmetic, so that it vectorizes; NaN is returned unchanged.
 #[inline(always)]
 fn rounded(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -99,7 +99,7 @@ fn rounded(x: f32) -> f32 {
 }
 
 impl Matrix<'_, f32> {
-    /// The matrix with its numbers, times `scale`, rounded to bf16, dense in the order that it has.
+    /// The matrix times `scale`, rounded to bf16, as a dense matrix in the same memory order.
     fn rounded_into(self, scale: f32, out: &mut Vec<f32>) -> Matrix<'_, f32> {
         if self.column_stride > self.row_stride {
             return self.t().rounded_into(scale, out).t();
@@ -120,17 +120,17 @@ impl Matrix<'_, f32> {
     }
 }
 
-/// What multiplies bf16 faster than this processor multiplies f32.
+/// Processor units that multiply bf16 faster than the processor multiplies f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no other processor's unit is used"))]
 pub(crate) enum Unit {
-    /// The matrix unit of Intel's processors.
+    /// The matrix unit of Intel's processors (AMX).
     Amx,
-    /// Dot products of pairs, of AMD's.
+    /// AVX-512 dot products of bf16 pairs, on AMD's processors.
     Dot,
 }
 
-/// The fastest unit for products of bf16; or, where there is none, how they are computed.
+/// The fastest unit for bf16 products; the error describes how they are computed without one.
 pub(crate) fn unit() -> Result<Unit, &'static str> {
     #[cfg(target_arch = "x86_64")]
     return bf16::unit();
@@ -141,27 +141,27 @@ pub(crate) fn unit() -> Result<Unit, &'static str> {
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct How {
-    /// Of f32; f64 is computed in f64.
+    /// Precision of f32 products; f64 is computed in f64.
     pub(crate) precision: Precision,
-    /// By all threads of the pool, with the same bits: they share out the result, not its sums.
+    /// Whether all threads of the pool take part. The bits are the same: threads divide the result, not its sums.
     pub(crate) in_parallel: bool,
 }
 
 impl How {
-    /// In this thread's precision, by one thread.
+    /// This thread's precision, on one thread.
     pub(crate) fn current() -> Self {
         Self { precision: Precision::current(), in_parallel: false }
     }
 
-    /// The same by all threads.
+    /// The same, on all threads.
     pub(crate) fn in_parallel(self) -> Self {
         Self { in_parallel: rayon::current_num_threads() > 1, ..self }
     }
 }
 
-/// Writes `scale * a b` into dense rows, or adds it to what they hold.
+/// Writes `scale * a b` to `out` in dense rows, or adds it to `out`.
 ///
-/// The result has the same bits whatever runs beside it: the kernel is picked by the processor and the sizes.
+/// The bits do not depend on concurrent work: the kernel is selected by the processor and the sizes.
 ///
 /// # Errors
 /// Matrices that do not fit each other or their slices.
@@ -180,7 +180,7 @@ pub(crate) fn multiply<T: Real>(
     if how.precision != Precision::F32 && m.min(n).min(k) > 0 {
         // SAFETY: `out` is initialized, and stays so.
         let numbers = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<T>]) };
-        // SAFETY: the same.
+        // SAFETY: as above; sizes and slices were checked.
         if unsafe { T::multiply_rounded(numbers, pair, scale, add, how) } {
             return Ok(());
         }
@@ -189,7 +189,7 @@ pub(crate) fn multiply<T: Real>(
     Ok(())
 }
 
-/// The product in a new allocation.
+/// Returns the product in a new allocation.
 ///
 /// # Errors
 /// As [`multiply`].
@@ -215,17 +215,18 @@ pub(crate) fn product_of_matrices<T: Real>(
         multiply(&mut out, pair, T::one(), false, how)?;
         return Ok(out);
     }
-    // SAFETY: the matrices are whole and fit each other and the room; nothing is added to it.
+    // SAFETY: the matrices lie in their slices and fit each other and the capacity; nothing is added to it.
     unsafe { by_gemm(&mut out.spare_capacity_mut()[..len], pair, T::one(), false, how.in_parallel) };
     // SAFETY: all of the product was written.
     unsafe { out.set_len(len) };
     Ok(out)
 }
 
-/// [`multiply`] in another precision than f32, where that is another product: then all of `out` is written.
+/// [`multiply`] in a precision other than f32, if that differs on this processor: then all of `out` is written.
+/// Returns false if it does not.
 ///
 /// # Safety
-/// The matrices fit each other, their slices and `out`, and have numbers. Where it adds, `out` is initialized.
+/// The matrices fit each other, their slices and `out`, and have no dimension of 0. If `add`, `out` is initialized.
 pub(crate) unsafe fn multiply_rounded(
     out: &mut [MaybeUninit<f32>],
     pair: (Matrix<'_, f32>, Matrix<'_, f32>),
@@ -237,13 +238,13 @@ pub(crate) unsafe fn multiply_rounded(
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Ok(unit)) => {
             let plan = bf16::Plan { unit, digits: bf16::Digits::Eight, in_parallel };
-            // SAFETY: the caller answers for all.
+            // SAFETY: the caller upholds the same contract.
             unsafe { plan.multiply(out, pair, scale, add) };
         }
         #[cfg(target_arch = "x86_64")]
         (Precision::F32High, Ok(unit @ Unit::Amx)) => {
             let plan = bf16::Plan { unit, digits: bf16::Digits::Sixteen, in_parallel };
-            // SAFETY: the caller answers for all.
+            // SAFETY: the caller upholds the same contract.
             unsafe { plan.multiply(out, pair, scale, add) };
         }
         (Precision::Bf16, _) => {
@@ -252,7 +253,7 @@ pub(crate) unsafe fn multiply_rounded(
             if !add {
                 out.fill(MaybeUninit::new(0.0));
             }
-            // SAFETY: it is initialized, now at the latest.
+            // SAFETY: `out` is initialized, either by the caller or just now.
             let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [f32]) };
             multiply_exactly(out, pair, 1.0, add, in_parallel);
         }
@@ -261,7 +262,7 @@ pub(crate) unsafe fn multiply_rounded(
     true
 }
 
-/// The product of matrices that fit.
+/// Computes the product of matrices that fit each other.
 fn multiply_exactly<T: Real>(
     out: &mut [T],
     (a, b): (Matrix<'_, T>, Matrix<'_, T>),
@@ -276,14 +277,15 @@ fn multiply_exactly<T: Real>(
     }
     // SAFETY: `out` is initialized, and stays so.
     let numbers = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<T>]) };
-    // SAFETY: the callers have seen that all fit.
+    // SAFETY: the callers have checked that everything fits.
     unsafe { by_gemm(numbers, (a, b), scale, add, in_parallel) };
 }
 
-/// The same without plain loops, also of small ones: candle's bits.
+/// Computes the product with `gemm` whatever its size, so that the bits equal candle's.
 ///
 /// # Safety
-/// The matrices are whole and fit each other and `out`. Where it adds, `out` is initialized; else all of it is written.
+/// The matrices lie in their slices and fit each other and `out`. If `add`, `out` is initialized; otherwise all of it
+/// is written.
 unsafe fn by_gemm<T: Real>(
     out: &mut [MaybeUninit<T>],
     (a, b): (Matrix<'_, T>, Matrix<'_, T>),
@@ -297,9 +299,9 @@ unsafe fn by_gemm<T: Real>(
         false => Parallelism::None,
     };
     let stride = |stride: usize| stride as isize;
-    // SAFETY: `a` (m x k) and `b` (k x n) lie wholly in their slices by `is_whole`, `out` has m * n numbers in rows of n, and
-    // is borrowed mutably, so that it overlaps neither; it is not read unless it is added to. T is f32 or f64, which `gemm` has
-    // kernels for.
+    // SAFETY: `a` (m x k) and `b` (k x n) lie wholly in their slices by `is_whole`. `out` has m * n elements in rows
+    // of n and is borrowed mutably, so it overlaps neither; it is only read if `add`. T is f32 or f64, for which
+    // `gemm` has kernels.
     unsafe {
         gemm::gemm(
             m,

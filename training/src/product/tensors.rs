@@ -1,4 +1,4 @@
-//! Products of matrices that lie in candle's tensors.
+//! Matrix products of candle's tensors and storages.
 
 use candle_core::backend::BackendStorage;
 use candle_core::utils::{has_accelerate, has_mkl};
@@ -8,21 +8,21 @@ use super::{How, Matrix, product_of_matrices};
 use crate::Precision;
 use crate::op::Real;
 
-/// The product of two matrices, given as parts of storages.
+/// Returns the product of two matrices, given as storages with layouts.
 ///
 /// # Errors
-/// What candle fails with; layouts of other than two dimensions.
+/// Errors of candle; layouts that do not have two dimensions.
 pub(crate) fn product<T: Real>(
     [(a, a_layout), (b, b_layout)]: [(&CpuStorage, &Layout); 2],
     precision: Precision,
 ) -> candle_core::Result<Vec<T>> {
     let ((m, k), (_, n)) = (a_layout.shape().dims2()?, b_layout.shape().dims2()?);
     if m == 0 || n == 0 || k == 0 {
-        // Sums of nothing.
+        // Empty sums are 0.
         return Ok(vec![T::zero(); m * n]);
     }
     let is_rounded = precision != Precision::F32 && T::DTYPE == DType::F32;
-    // A library that candle was built with.
+    // MKL or Accelerate, if candle was built with it.
     if !is_rounded && (has_mkl() || has_accelerate()) {
         return T::cpu_storage_data(a.matmul(b, (1, m, n, k), a_layout, b_layout)?);
     }
@@ -30,10 +30,10 @@ pub(crate) fn product<T: Real>(
     product_of_matrices((a, b), How { precision, in_parallel: false }.in_parallel())
 }
 
-/// The same of tensors' storages.
+/// The same for tensors, with layouts over their storages.
 ///
 /// # Errors
-/// As [`product`]; tensors of another device than a CPU.
+/// As [`product`]; tensors that are not on a CPU.
 pub(crate) fn product_of<T: Real>(
     [(a, a_layout), (b, b_layout)]: [(&Tensor, Layout); 2],
     precision: Precision,
@@ -52,14 +52,14 @@ fn matrix<'a, T: Real>(storage: &'a CpuStorage, layout: &Layout) -> candle_core:
 }
 
 impl Precision {
-    /// The product of two matrices, without a gradient: for operations that have a backward of their own. Tensors of f32 on a CPU are
-    /// multiplied in this precision, all others by candle.
+    /// Multiplies two matrices without recording a gradient: for operations with their own backward. f32 tensors on a
+    /// CPU are multiplied in this precision, all others by candle.
     ///
     /// # Shapes
-    /// `(m, k)` and `(k, n)`, transposed ones as well; the result is `(m, n)`.
+    /// `(m, k)` and `(k, n)`, which may be transposed views; the result is `(m, n)`.
     ///
     /// # Errors
-    /// What candle fails with: shapes, dtypes or devices that do not fit.
+    /// Errors of candle: shapes, dtypes or devices that do not fit.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -71,7 +71,7 @@ impl Precision {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn matmul(self, a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
-        // What is repeated, by a step of 0, is written out.
+        // Broadcast dimensions, with a stride of 0, are copied.
         let dense = |tensor: &Tensor| match tensor.stride().contains(&0) {
             true => tensor.force_contiguous(),
             false => Ok(tensor.clone()),

@@ -1,4 +1,4 @@
-//! Products beside their definition.
+//! Tests of products against their definition.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn products_are_sums_of_products() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// Rounded numbers by every unit that there is, and without one, equal the definition, for all shapes, orders and edges.
+/// bf16 products by every available unit, and without one, equal the definition, for all shapes, orders and edges.
 #[test]
 fn products_of_rounded_numbers() -> candle_core::Result<()> {
     let shapes =
@@ -53,7 +53,7 @@ fn products_of_rounded_numbers() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// A product, added to ones or not.
+/// A product that is written, or added to ones.
 #[derive(Debug, Clone, Copy)]
 struct Rounded<'a> {
     a: Matrix<'a, f32>,
@@ -63,7 +63,7 @@ struct Rounded<'a> {
 }
 
 impl Rounded<'_> {
-    /// Asserts that a product of these digits of all numbers is in `out`.
+    /// Asserts that `out` is the product of all elements rounded by `digits`.
     fn check(&self, out: &[f32], digits: fn(f32) -> f32, most: f32, what: &str) {
         let Self { a, b, add, scale } = self;
         let at = |x: &Matrix<'_, f32>, i: usize, j: usize| {
@@ -126,7 +126,7 @@ fn what_does_not_fit_is_refused() {
     assert!(line(9, Matrix::new(&numbers, 3, 4, 0), whole.t()));
 }
 
-/// Memory that a product is written to may hold anything.
+/// A product may be written to memory with any content.
 #[test]
 #[allow(unsafe_code)]
 fn what_lay_there_before_has_no_part_in_a_product() {
@@ -147,7 +147,7 @@ fn what_lay_there_before_has_no_part_in_a_product() {
                     Some(()) => b.data[column * k + i],
                 };
                 let sum: f32 = (0..k).map(|i| a[row * k + i] * right(i)).sum();
-                // SAFETY: it was initialized, to NaN.
+                // SAFETY: it was initialized, at first with NaN.
                 assert_eq!(unsafe { got.assume_init() }, sum, "{m} {n} {k} at {at}");
             }
         }

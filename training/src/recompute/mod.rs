@@ -1,4 +1,4 @@
-//! Parts of a model that keep nothing for backward but their input, and are computed again there.
+//! Activation checkpointing: parts of a model that keep only their input for backward, and are recomputed there.
 
 mod place;
 mod running;
@@ -22,31 +22,33 @@ pub use sink::backward;
 
 use running::Met;
 
-/// `part` of `x`, of which nothing is kept for backward but `x`: backward runs `part` once more. Losses and gradients are those of
+/// Runs `part` on `x` and keeps only `x` for backward, which runs `part` again. Losses and gradients are those of
 /// `part(x)`.
 ///
-/// Backward is [`backward`], or that of a strategy (`Ddp`, `Fsdp`, `Pipeline`, `TensorParallel`). candle's own `loss.backward()` cannot
-/// give the gradients of variables that `part` uses, and fails with [`Error::OutsideBackward`].
+/// Use [`backward`], or that of a strategy (`Ddp`, `Fsdp`, `Pipeline`, `TensorParallel`). candle's own
+/// `loss.backward()` cannot return the gradients of variables that `part` uses, and fails with
+/// [`Error::OutsideBackward`].
 ///
-/// `part` must do the same both times: it depends on its input and on parameters alone, and changes nothing. Random numbers of
-/// [`Dropout`](crate::Dropout), also in [`attention`](crate::attention), are those of the first time, and so is [`autocast`]'s
-/// precision; layers of your own draw theirs by [`drawn`] (candle's dropout does not, and would drop others the second time).
+/// `part` must be deterministic: it may depend only on its input and on parameters, and must not have side effects.
+/// The second run uses the random numbers of the first in [`Dropout`](crate::Dropout), also in
+/// [`attention`](crate::attention), and the same precision of [`autocast`]; other layers must draw random numbers
+/// with [`drawn`] (candle's dropout does not, and would use another mask the second time).
 ///
-/// What it uses of tensors that were computed outside gets its gradient, too, but backward goes from there to the parameters by itself,
-/// once for each part that uses them: give such tensors as `x`, or compute them inside.
+/// Tensors computed outside that `part` captures get their gradients, too, but backward then continues from them to
+/// the parameters separately for each part that uses them: pass such tensors as `x`, or compute them inside.
 ///
-/// Parts may lie in one another. A view that is not contiguous is copied first.
+/// Parts may be nested. An `x` that is not contiguous is copied first.
 ///
 /// # Bits
-/// Gradients are equal to the bit to those without recomputation, except of a variable that is used three times or more, some of these in
-/// a part together: its gradients are added in another order.
+/// Gradients are equal to the bit to those without recomputation, with one exception: if a variable is used three
+/// times or more, several of them in one part, its gradients are added in another order.
 ///
 /// # Cost
-/// `part` forward once more, which is a third of a step where backward takes twice as long as forward; copies of `x` and of the result.
-/// While backward is in the part, all that it computes is there.
+/// One more forward of `part`, which is a third of a step if backward takes twice as long as forward; copies of `x`
+/// and of the result. While backward is in the part, all intermediate results of the part are in memory.
 ///
 /// # Errors
-/// What `part` fails with. In backward: that, [`Error::NotRepeated`] and [`Error::OutsideBackward`].
+/// Errors of `part`. In backward: those, [`Error::NotRepeated`] and [`Error::OutsideBackward`].
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -74,18 +76,19 @@ pub fn recompute(
     segment(x, part, false)
 }
 
-/// [`recompute`] that keeps the results of matrix products and of attention, and computes only the cheap rest again: norms, activations,
-/// rotations, sums. The gradients are the same, to the bit.
+/// As [`recompute`], but keeps the results of matrix products and of attention, and recomputes only the cheap
+/// operations: norms, activations, rotary embeddings, sums. The gradients are the same, to the bit.
 ///
-/// Products are those of [`Linear`](crate::Linear), [`attention`](crate::attention) and tensor parallelism's layers; others go by
-/// [`kept_result`]. On a CPU, products of [`Linear`](crate::Linear) in f16 and bf16 are computed again, and on other devices all but tensor
-/// parallelism's.
+/// It keeps products of [`Linear`](crate::Linear), [`attention`](crate::attention) and the layers of tensor
+/// parallelism; other layers use [`kept_result`]. On a CPU, products of [`Linear`](crate::Linear) in f16 and bf16 are
+/// recomputed; on other devices, all products except those of tensor parallelism are.
 ///
 /// # Cost
-/// The cheap rest once more; copies of `x`, of the result, and of each kept result while backward is in the part.
+/// The cheap operations once more; copies of `x` and of the result, and of each kept result while backward is in the
+/// part.
 ///
 /// # Errors
-/// Those of [`recompute`].
+/// Errors of [`recompute`].
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -124,7 +127,7 @@ fn segment(
     if !output.dtype().is_float() || !(x.track_op() || output.track_op()) {
         return Ok(output.detach());
     }
-    // Backward comes to the part through a variable even if `x` leads to none.
+    // A variable, so that backward reaches this operation even if `x` depends on none.
     let anchor = Var::zeros((), DType::F32, x.device())?;
     let (bytes, members, kept) = (met.bytes(), met.members.clone(), Kept::default());
     let output = Mutex::new(Some(output.detach()));
@@ -137,7 +140,7 @@ fn segment(
 }
 
 impl Met {
-    /// What is kept for the second time.
+    /// Bytes kept for the second run.
     fn bytes(&self) -> usize {
         let of = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
         let results = self.results.iter().flatten().flatten().map(of).sum::<usize>();
@@ -145,7 +148,7 @@ impl Met {
     }
 }
 
-/// What an operation gives that gave this before: a copy.
+/// Returns a copy of an operation's recorded result.
 pub(crate) fn copied(known: &Tensor) -> Result<(CpuStorage, Shape)> {
     let (storage, layout) = known.storage_and_layout();
     match &*storage {
@@ -154,19 +157,19 @@ pub(crate) fn copied(known: &Tensor) -> Result<(CpuStorage, Shape)> {
     }
 }
 
-/// A part of a model that has run.
+/// A part of a model that has run once.
 struct Segment<F> {
     part: F,
     met: Met,
     precision: Precision,
     keys: Option<RowKeys>,
-    /// What it gave, until that is in the graph.
+    /// Its result, until that is copied into the graph.
     output: Mutex<Option<Tensor>>,
     _kept: Kept,
 }
 
 impl<F> Segment<F> {
-    /// Calls `copy` with what the part gave, and lets go of that.
+    /// Calls `copy` with the part's result, then drops the result.
     fn give<T>(&self, copy: impl FnOnce(&Storage, &Layout) -> Result<T>) -> Result<(T, Shape)> {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(output) = output else { bail!("recompute: a result is given once") };
@@ -184,7 +187,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         "recompute"
     }
 
-    // To the dtype that it has: a copy of what the layout shows, in the same order.
+    // Conversion to its own dtype copies the elements of the layout, in its order.
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
         self.give(|output, layout| match output {

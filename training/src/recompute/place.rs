@@ -1,4 +1,4 @@
-//! Where backward is while it computes a part again.
+//! The graph node of the part that backward is recomputing on this thread.
 
 use std::cell::Cell;
 
@@ -8,9 +8,9 @@ thread_local! {
     static OUTERMOST: Cell<Option<TensorId>> = const { Cell::new(None) };
 }
 
-/// The result of the part that this thread computes again now, in the graph that backward goes through; that of the outermost where
-/// parts lie in one another. None outside of [`recompute`](crate::recompute)'s backward. For what gathers and releases parameters.
-///
+/// Id of the result of the part that this thread is recomputing, in the graph that backward runs on; for nested
+/// parts, that of the outermost. `None` outside of [`recompute`](crate::recompute)'s backward. For code that gathers
+/// and releases parameters.
 /// ```
 /// assert!(training::recomputed_node().is_none());
 /// ```
@@ -18,7 +18,7 @@ pub fn recomputed_node() -> Option<TensorId> {
     OUTERMOST.get()
 }
 
-/// Backward has come to a part that gave `node`, until the result is dropped.
+/// Sets the node for the part with result `node`, until the return value is dropped.
 pub(super) fn at(node: TensorId) -> Restore {
     let before = OUTERMOST.get();
     OUTERMOST.set(before.or(Some(node)));

@@ -1,4 +1,5 @@
-//! A part that runs twice: the second time it gets the random numbers of the first, and where these are kept the results of products.
+//! Record and replay of a part: its second run gets the random numbers, and if kept the results of products, of the
+//! first.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -8,38 +9,41 @@ use candle_core::{Result, Tensor, TensorId};
 use crate::Error;
 
 thread_local! {
-    /// Parts that run, the innermost last.
+    /// Running parts, innermost last.
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
-    /// Whether a layer computes whose result is kept.
+    /// Whether a layer is running whose result will be kept.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// One part.
+/// State of a running part.
 enum Running {
     First(Met),
     Again { draws: Vec<u64>, next: usize, results: Option<Results>, next_result: usize },
 }
 
-/// What operations gave, one after the other.
+/// Recorded results of operations, in order.
 pub(super) type Results = Vec<Vec<Tensor>>;
 
-/// What a part has met that runs for the first time.
+/// Record of a part's first run.
 #[derive(Default)]
 pub(super) struct Met {
-    /// The random numbers that it drew.
+    /// The random numbers it drew.
     pub(super) draws: Vec<u64>,
     pub(super) members: Vec<Arc<dyn PartMember>>,
-    /// The results of its products, where they are kept.
+    /// The results of its products, if they are kept.
     pub(super) results: Option<Results>,
 }
 
-/// Something that runs inside of parts, such as a unit of `Fsdp`, and must find them in the graph of a loss, which does not lead inside.
+/// An object used inside parts, such as a unit of `Fsdp`, that needs the parts' nodes in the graph of a loss, since
+/// that graph does not show what is inside a part.
 pub trait PartMember: Send + Sync {
-    /// A part has run, which gave this. Of parts in one another, the outermost comes last.
+    /// Called after the first run of a part that used it, with the id of the part's result. For nested parts, the
+    /// outermost comes last.
     fn is_in(&self, node: TensorId);
 }
 
-/// Tells the parts that run for the first time on this thread of something that runs in them. They keep it.
+/// Registers `member` with the parts that are running for the first time on this thread, which hold a reference to
+/// it.
 ///
 /// ```
 /// use std::sync::{Arc, OnceLock};
@@ -68,7 +72,7 @@ pub fn runs_in_part(member: &Arc<dyn PartMember>) {
     RUNNING.with_borrow_mut(|running| firsts(running).for_each(|met| met.members.push(member.clone())));
 }
 
-/// Those within the one that runs again, or all.
+/// Records of parts in their first run, innermost first, up to the innermost part that is being replayed.
 fn firsts(running: &mut [Running]) -> impl Iterator<Item = &mut Met> {
     running.iter_mut().rev().map_while(|part| match part {
         Running::First(met) => Some(met),
@@ -76,9 +80,9 @@ fn firsts(running: &mut [Running]) -> impl Iterator<Item = &mut Met> {
     })
 }
 
-/// For layers that draw random numbers in forward: `new`'s number, or in a part that backward computes again
-/// ([`recompute`](crate::recompute)), the one that was drawn in its place the first time. A layer that needs many draws one, and makes
-/// the others from it.
+/// For layers that draw random numbers in forward: returns `new()`, or in a part that backward recomputes
+/// ([`recompute`](crate::recompute)), the number drawn at this point in the first run. A layer that needs many
+/// numbers draws one, and derives the others from it.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -102,18 +106,19 @@ pub fn drawn(new: impl FnOnce() -> u64) -> u64 {
             }
         })
     });
-    // A part that draws more than the first time fails when it ends.
+    // A part that draws more numbers than the first time fails when it ends.
     let number = known.flatten().unwrap_or_else(new);
     RUNNING.with_borrow_mut(|running| firsts(running).for_each(|met| met.draws.push(number)));
     number
 }
 
-/// For layers whose products are worth keeping where the cheap rest is computed again ([`recompute_cheap`](crate::recompute_cheap)). `make`
-/// gives the layer's result; in backward it is given what it gave the first time, to give a copy of that in place of the product: with a
-/// history, so that backward goes on from there.
+/// For layers whose products are kept where cheap operations are recomputed
+/// ([`recompute_cheap`](crate::recompute_cheap)). `make` returns the layer's result. In recomputation it receives the
+/// result of the first run and must return a copy of it instead of the product, recorded in the graph so that
+/// backward can continue from it.
 ///
 /// # Errors
-/// What `make` fails with.
+/// Errors of `make`.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -158,7 +163,7 @@ pub fn drawn(new: impl FnOnce() -> u64) -> u64 {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn kept_result(make: impl FnOnce(Option<Tensor>) -> Result<Tensor>) -> Result<Tensor> {
-    /// Layers inside of this one keep nothing: ends with it, however it ends.
+    /// Resets the flag, also after an error or panic. Layers inside of this one keep nothing.
     struct Within;
     impl Drop for Within {
         fn drop(&mut self) {
@@ -177,7 +182,7 @@ pub fn kept_result(make: impl FnOnce(Option<Tensor>) -> Result<Tensor>) -> Resul
     Ok(result)
 }
 
-/// What an operation gave the first time, in a part that runs again and keeps it.
+/// Results of this operation in the first run, if this is a replay of a part that keeps them.
 pub(crate) fn known_results() -> Option<Vec<Tensor>> {
     if WITHIN.get() {
         return None;
@@ -193,12 +198,12 @@ pub(crate) fn known_results() -> Option<Vec<Tensor>> {
     })
 }
 
-/// Whether some part wants to keep results.
+/// Whether any part in its first run keeps results.
 pub(crate) fn keeps_results() -> bool {
     !WITHIN.get() && RUNNING.with_borrow_mut(|running| firsts(running).any(|met| met.results.is_some()))
 }
 
-/// Keeps what an operation has given where some part wants that; called as often as [`known_results`].
+/// Records an operation's results in the parts that keep them; must be called as often as [`known_results`].
 pub(crate) fn keep_results(results: impl FnOnce() -> Result<Vec<Tensor>>) -> Result<()> {
     if !keeps_results() {
         return Ok(());
@@ -211,7 +216,7 @@ pub(crate) fn keep_results(results: impl FnOnce() -> Result<Vec<Tensor>>) -> Res
     Ok(())
 }
 
-/// Runs a part for the first time, and perhaps keeps the results of its products.
+/// Runs a part for the first time, keeping the results of its products if `keeps`.
 pub(super) fn recorded<T>(keeps: bool, part: impl FnOnce() -> Result<T>) -> Result<(T, Met)> {
     let met = Met { results: keeps.then(Vec::new), ..Met::default() };
     match running(Running::First(met), part)? {
@@ -220,7 +225,7 @@ pub(super) fn recorded<T>(keeps: bool, part: impl FnOnce() -> Result<T>) -> Resu
     }
 }
 
-/// Runs it again.
+/// Runs a part again with its record, and checks that it repeats the first run.
 pub(super) fn replayed<T>(met: &Met, part: impl FnOnce() -> Result<T>) -> Result<T> {
     let (draws, results) = (met.draws.clone(), met.results.clone());
     let (given, end) = running(Running::Again { draws, next: 0, results, next_result: 0 }, part)?;
@@ -241,7 +246,7 @@ pub(super) fn replayed<T>(met: &Met, part: impl FnOnce() -> Result<T>) -> Result
 }
 
 fn running<T>(begin: Running, part: impl FnOnce() -> Result<T>) -> Result<(T, Option<Running>)> {
-    /// Ends the part, however it ends.
+    /// Removes the part from the stack, also after an error or panic.
     struct Depth(usize);
     impl Drop for Depth {
         fn drop(&mut self) {

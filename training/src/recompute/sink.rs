@@ -1,4 +1,5 @@
-//! Gradients of variables inside of parts that backward computes again: the graph of the loss does not lead to them.
+//! Backward with recomputed parts: collects gradients of variables inside parts, to which the loss's graph does not
+//! lead.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,24 +10,24 @@ use candle_core::{Result, Tensor, TensorId};
 
 use crate::Error;
 
-/// Gradients by variable.
+/// Gradients by id of their variable.
 type Gradients = HashMap<TensorId, Tensor>;
 
 thread_local! {
-    /// None where nobody would look into it.
+    /// `None` outside of [`backward`] and recomputation.
     static SINK: RefCell<Option<Gradients>> = const { RefCell::new(None) };
 }
 
-/// Backward from `loss`, with the gradients of all variables: also of those in parts that are computed again ([`recompute`]), which
-/// candle's `loss.backward()` cannot give. Without such parts it is the same.
+/// Runs backward from `loss` and returns the gradients of all variables, including those in recomputed parts
+/// ([`recompute`]), which candle's `loss.backward()` cannot return. Without such parts it equals candle's.
 ///
 /// [`recompute`]: crate::recompute
 ///
 /// # Cost
-/// That of candle's backward, and one sum for each variable that has gradients inside of parts and outside.
+/// The cost of candle's backward, and one sum for each variable that has gradients both inside and outside of parts.
 ///
 /// # Errors
-/// What candle's backward fails with.
+/// Errors of candle's backward.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -52,7 +53,7 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
     Ok(grads)
 }
 
-/// Backward from the end of a part: the gradients of its variables.
+/// Backward from the result of a part: returns the gradients of its variables.
 pub(super) fn of_variables(root: &Tensor) -> Result<Gradients> {
     let (mut grads, mut all) = collected(root)?;
     for variable in root.sorted_nodes().into_iter().filter(|node| node.is_variable()) {
@@ -63,7 +64,7 @@ pub(super) fn of_variables(root: &Tensor) -> Result<Gradients> {
     Ok(all)
 }
 
-/// Leaves gradients for whoever runs backward.
+/// Adds gradients to the enclosing backward's collection.
 pub(super) fn leave(gradients: Gradients) -> Result<()> {
     SINK.with_borrow_mut(|sink| match sink {
         _ if gradients.is_empty() => Ok(()),
@@ -72,9 +73,9 @@ pub(super) fn leave(gradients: Gradients) -> Result<()> {
     })
 }
 
-/// What the graph gives, and what parts have left.
+/// Returns the gradients in the graph of `loss`, and those that parts have left.
 fn collected(loss: &Tensor) -> Result<(GradStore, Gradients)> {
-    /// Puts back what was there before, also after a panic.
+    /// Restores the earlier collection, also after a panic.
     struct Before(Option<Gradients>);
     impl Drop for Before {
         fn drop(&mut self) {

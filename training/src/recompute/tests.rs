@@ -42,23 +42,23 @@ impl Block {
 enum How {
     Kept,
     Again,
-    /// Parts in a part.
+    /// Parts inside a part.
     Nested,
-    /// Products are kept.
+    /// Results of products are kept.
     Cheap,
-    /// Of all parts, but not of those within.
+    /// Results of products are kept by the outer part, not by those inside it.
     CheapNested,
 }
 
 type Named = Vec<(String, Var)>;
 type Part = Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// The same loss of the same variables.
+/// The same loss of the same variables, computed in different ways.
 fn loss(dtype: DType, how: How) -> Result<(Tensor, Named)> {
     let (vars, start) = (VarMap::new(), SharedGenerator::from(Generator::new(1)));
     let vb = TorchInit::var_builder(&start, &vars, dtype, &Device::Cpu);
     let input = vb.get_with_hints((2, 3, WIDTH), "input", Init::Randn { mean: 0.0, stdev: 1.0 })?;
-    // Outside of parts and in one.
+    // Used both outside of parts and in one.
     let scale = vb.get_with_hints(WIDTH, "scale", Init::Const(1.5))?;
     let draws = SharedGenerator::from(Generator::new(5));
     let blocks = (0..4).map(|place| Block::new(vb.pp(place), &draws)).collect::<Result<Vec<_>>>()?;
@@ -82,7 +82,7 @@ fn loss(dtype: DType, how: How) -> Result<(Tensor, Named)> {
     Ok((x.sqr()?.mean_all()?, named_vars(&vars)))
 }
 
-/// As they are in memory, by the places of variables.
+/// Bits of the gradients, in the order of `vars`.
 fn bits(grads: &GradStore, vars: &Named) -> Vec<Vec<u64>> {
     let of = |(name, var): &(String, Var)| {
         let grad = grads.get(var).unwrap_or_else(|| panic!("{name} has no gradient"));
@@ -105,7 +105,7 @@ fn losses_and_gradients_are_those_without_to_the_bit() -> Result<()> {
             assert_eq!(again_loss?, kept_loss?, "{dtype:?}, {how:?}");
             let most = if matches!(how, How::Again | How::Nested) { 3 } else { 1 };
             assert!(activation_bytes(&again, []) < activation_bytes(&kept, []) / most);
-            // And once more.
+            // Backward may run twice.
             for _ in 0..2 {
                 assert_eq!(bits(&backward(&again)?, &vars), expected, "{dtype:?}, {how:?}");
             }
@@ -137,11 +137,11 @@ fn candles_own_backward_loses_no_gradient_silently() -> Result<()> {
         let (again, vars) = loss(DType::F32, how)?;
         let line = again.backward().unwrap_err().to_string();
         assert!(line.contains("call `training::backward(&loss)`"), "{line}");
-        // What follows is as if it had not been.
+        // Later passes are not affected.
         let (kept, others) = loss(DType::F32, How::Kept)?;
         assert_eq!(bits(&backward(&again)?, &vars), bits(&backward(&kept)?, &others));
     }
-    // Where there are none to lose, it is as good.
+    // Without variables in parts, candle's backward works.
     let x = Var::new(&[2f32], &Device::Cpu)?;
     let grads = recompute(&x, |x| x.sqr())?.backward()?;
     assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [4.0]);
@@ -159,9 +159,9 @@ fn inputs_need_no_gradient() -> Result<()> {
     let grads = backward(&(of_tokens.sum_all()? + of_data.sum_all()?)?)?;
     assert_eq!(grads.get(&weight).unwrap().to_vec2::<f32>()?, [[1.0, 1.0], [3.0, 3.0]]);
     assert!(grads.get(&tokens).is_none() && grads.get(&data).is_none());
-    // Nothing has a gradient here, and nothing is kept.
+    // Without gradients nothing is recorded.
     assert!(!recompute(&data, |data| data.sqr())?.track_op());
-    // What a part does not depend on has a gradient of zero.
+    // An input that the result does not depend on has a gradient of 0.
     let x = Var::new(&[5f32], &Device::Cpu)?;
     let grads = backward(&recompute(&(x.as_tensor() * 2.0)?, move |_| weight.sum_all())?)?;
     assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [0.0]);
@@ -172,7 +172,7 @@ fn inputs_need_no_gradient() -> Result<()> {
 fn what_was_computed_outside_gets_its_gradient() -> Result<()> {
     let (x, weight) = (Var::new(&[3f32], &Device::Cpu)?, Var::new(&[2f32], &Device::Cpu)?);
     let outside = weight.sqr()?;
-    // The inner part takes what the outer one was given.
+    // The inner part captures the input of the outer one.
     let y = recompute(&x, move |x| {
         let (outer, outside) = (x.clone(), outside.clone());
         recompute(&x.sqr()?, move |square| (square * &outer)? * &outside)
@@ -189,7 +189,7 @@ fn views_precision_and_half_floats() -> Result<()> {
     let plain = |x: &Tensor| x.t()?.narrow(0, 1, 2)?.sqr();
     let [kept, again] = [plain(&x)?, recompute(&x.t()?.narrow(0, 1, 2)?, |x| x.sqr())?];
     assert_eq!(again.to_vec2::<f32>()?, kept.to_vec2::<f32>()?);
-    // A part may give a view, and of its input.
+    // A part may return a view of its input.
     let view = recompute(&x, |x| x.t()?.narrow(0, 1, 2))?;
     assert_eq!(view.to_vec2::<f32>()?, [[2.0, 5.0], [3.0, 6.5]]);
     let grads = backward(&(again.sum_all()? + view.sum_all()?)?)?;
@@ -239,7 +239,7 @@ fn a_part_that_does_something_else_the_second_time_is_named() -> Result<()> {
         let expected = format!("it computed {first} products, and then {again} products");
         assert!(line.contains(&expected), "{line}");
     }
-    // Nor does a failure leave anything behind.
+    // A failure leaves no state behind.
     assert!(recompute(&x, |_| bail!("no")).is_err());
     let y = recompute(&x, |x| x * drawn(|| 3) as f64)?;
     assert_eq!(backward(&y)?.get(&x).unwrap().to_vec1::<f32>()?, [3.0, 3.0]);
@@ -256,7 +256,7 @@ fn products_and_attention_are_computed_once() -> Result<()> {
     let part = move |x: &Tensor| {
         kept_result(|known| {
             counted.fetch_add(usize::from(known.is_none()), Ordering::Relaxed);
-            // A layer inside of another keeps nothing of its own.
+            // A layer inside of another keeps nothing itself.
             let y = layer.forward(x)?;
             assert!(known.is_none_or(|known| known.to_vec3::<f32>().unwrap() == y.to_vec3::<f32>().unwrap()));
             Ok(y)
@@ -267,7 +267,7 @@ fn products_and_attention_are_computed_once() -> Result<()> {
     assert_eq!(activation_bytes(&y, []), 4 * (4 + 4));
     assert!(backward(&y)?.get(&weight).is_some());
     assert_eq!(runs.load(Ordering::Relaxed), 1);
-    // Frozen weights: only the second time there is anything to go backward through.
+    // With frozen weights, only the second run has a graph to go backward through.
     let frozen = Linear::new(Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?, None);
     let config = AttentionConfig::new(1, AttentionMask::Causal);
     let part = move |x: &Tensor| attention(&frozen.forward(x)?, x, x, &config)?.sqr();

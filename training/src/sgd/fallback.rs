@@ -1,4 +1,4 @@
-//! One step by candle's tensor operations, for devices and dtypes that have no step in place.
+//! One SGD step with candle's tensor operations, for devices and dtypes without the in-place step.
 
 use candle_core::{Result, Tensor, Var};
 
@@ -12,7 +12,7 @@ pub(super) fn step(
     (config, scale): (&SgdConfig, f64),
 ) -> Result<()> {
     let wide = wide(var);
-    // Detached: a direction that remembered its operations would keep every step's tensors alive.
+    // Detached: a direction that is part of a graph would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide)?;
     let mut update = grad.detach().to_dtype(wide)?;
     if scale != 1. {
@@ -26,7 +26,7 @@ pub(super) fn step(
             Some(Buffer::Tensor(last)) => {
                 ((&*last * config.momentum)? + (&update * (1. - config.dampening))?)?
             }
-            // A copy: the gradient's memory may be written again before the next step.
+            // A copy: the gradient's memory may be overwritten before the next step.
             _ => update.copy()?,
         };
         update = if config.nesterov { (update + (&fresh * config.momentum)?)? } else { fresh.clone() };

@@ -1,4 +1,4 @@
-//! One step on a CPU: parameter, gradient and direction in one pass, in place, blocks of them in parallel.
+//! One SGD step on a CPU: parameter, gradient and direction in one pass, in place, in parallel blocks.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -39,9 +39,9 @@ fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
 
 struct Step<'a> {
     config: &'a SgdConfig,
-    /// What the gradient is multiplied with first.
+    /// Multiplies the gradient first.
     scale: f64,
-    /// True at a parameter's first step with momentum: dampening does not count yet.
+    /// True at a parameter's first step with momentum: dampening does not apply yet.
     first: bool,
     direction: RefCell<Option<&'a mut CpuStorage>>,
 }
@@ -89,7 +89,7 @@ impl Step<'_> {
         });
     }
 
-    /// Scales a gradient as `scale_grads` would have done it, to the bit: it adds a zero.
+    /// Returns a function that scales a gradient, with a zero added to have the same bits as `scale_grads`.
     fn scaled<T: Real>(&self) -> impl Fn(T) -> T + Sync + use<T> {
         let (is_scaled, scale, zero) = (self.scale != 1., T::from_f64(self.scale), T::zero());
         #[inline(always)]
@@ -107,7 +107,7 @@ impl Step<'_> {
         let scaled = self.scaled::<T>();
         blocks([param, direction], BLOCK, |at, [param, direction]| {
             let grad = &grad[at..];
-            // The two choices are the compiler's to know, so that each of the four loops is vectorised.
+            // Both options are const parameters, so that each of the four loops is vectorised.
             vectorized!({
                 match (self.config.weight_decay != 0., self.config.nesterov) {
                     (false, false) => factors.apply::<false, false>(param, grad, direction, &scaled),

@@ -13,21 +13,21 @@ use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, numbered, slots
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
-/// PyTorch's word for the direction.
+/// PyTorch's name of the direction.
 const DIRECTION: &str = "momentum_buffer";
 
-/// How [`Sgd`] steps. The defaults are PyTorch's.
+/// Hyperparameters of [`Sgd`]. The defaults are PyTorch's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SgdConfig {
-    /// Step size, 0 or more. Default 0.001.
+    /// Learning rate, 0 or more. Default 0.001.
     pub learning_rate: f64,
-    /// How much of the last step's direction is kept, 0 or more; 0 keeps no state. Default 0.
+    /// Factor of the last step's direction, 0 or more; 0 needs no state. Default 0.
     pub momentum: f64,
-    /// How much less of a new gradient goes into the direction once there is one. Default 0.
+    /// A new gradient enters the direction with factor `1 - dampening`, except in the first step. Default 0.
     pub dampening: f64,
-    /// Strength of the pull to zero (L2 penalty), 0 or more. Default 0.
+    /// Weight decay (L2 penalty), 0 or more. Default 0.
     pub weight_decay: f64,
-    /// Looks ahead along the direction; needs momentum, and no dampening. Default false.
+    /// Nesterov momentum; needs momentum, and no dampening. Default false.
     pub nesterov: bool,
 }
 
@@ -38,11 +38,11 @@ impl Default for SgdConfig {
 }
 
 impl SgdConfig {
-    /// Says which field cannot be used, if one cannot.
+    /// Checks that every field is in its range.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`]: a value that is not finite, a negative one (but for `dampening`), or `nesterov` without
-    /// momentum or with dampening.
+    /// [`Error::InvalidConfig`]: a value that is not finite, a negative one (except `dampening`), or `nesterov`
+    /// without momentum or with dampening.
     pub fn validate(&self) -> Result<()> {
         let invalid = |field, got, help| Err(Error::InvalidConfig { of: NAME, field, got, help });
         let not_negative = [
@@ -68,18 +68,19 @@ impl SgdConfig {
     }
 }
 
-/// Stochastic gradient descent with momentum, weight decay and Nesterov's look-ahead.
+/// Stochastic gradient descent with momentum, weight decay and Nesterov momentum.
 ///
 /// With gradient g, parameter p and direction b, a step is, as in PyTorch:
 /// `g += weight_decay * p`; `b = g` at the first step, then `b = momentum * b + (1 - dampening) * g`;
 /// `p -= learning_rate * d` with d = b, or `g + momentum * b` with `nesterov`, or g without momentum.
-/// A parameter without a gradient is left alone, its direction too.
+/// A parameter without a gradient is not changed, nor is its direction.
 ///
-/// On a CPU, f32 and f64 parameters are updated in place in one pass, in parallel; the bits do not depend on the number of threads. Elsewhere, and for f16 and bf16,
-/// candle's tensor operations do it; the two half types are computed in f32 and keep an f32 direction.
+/// On a CPU, f32 and f64 parameters are updated in place in one parallel pass; the bits do not depend on the number
+/// of threads. Elsewhere, and for f16 and bf16, the step uses candle's tensor operations; f16 and bf16 are computed
+/// in f32, with an f32 direction.
 ///
 /// # Cost
-/// Without momentum no memory; with it, one copy of the parameters.
+/// No memory without momentum; one copy of the parameters with it.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -96,12 +97,13 @@ impl SgdConfig {
 #[derive(Debug)]
 pub struct Sgd {
     config: SgdConfig,
-    /// The state is a parameter's direction.
+    /// A slot's state is its parameter's direction.
     slots: Vec<Slot<Buffer>>,
 }
 
 impl Sgd {
-    /// An optimizer of parameters with names, by which its state is saved. Variables that are not float are left out.
+    /// Creates an optimizer of named parameters; the names are the keys of its saved state. Variables of non-float
+    /// dtypes are ignored.
     ///
     /// # Errors
     /// [`Error::InvalidConfig`], [`Error::SameName`].
@@ -110,17 +112,18 @@ impl Sgd {
         Ok(Self { config, slots: slots(NAME, vars)? })
     }
 
-    /// How it steps now.
+    /// Current hyperparameters.
     pub fn config(&self) -> &SgdConfig {
         &self.config
     }
 
-    /// A step with gradients that are multiplied with `scale` on the way: equal to the bit to
-    /// [`scale_grads`](crate::scale_grads) and a step, without the pass over the gradients that scaling is. For clipping
-    /// ([`clip_factor`](crate::clip_factor)). Gradients of f16 and bf16 are scaled in f32, and not rounded in between.
+    /// Steps with gradients multiplied by `scale`: equal to the bit to [`scale_grads`](crate::scale_grads) followed
+    /// by a step, without the extra pass over the gradients. For clipping ([`clip_factor`](crate::clip_factor)).
+    /// Gradients of f16 and bf16 are scaled in f32, without rounding in between.
     ///
     /// # Errors
-    /// A gradient that does not fit its parameter; [`Error::InvalidConfig`] for a `scale` or learning rate that is not finite.
+    /// A gradient that does not fit its parameter; [`Error::InvalidConfig`] for a `scale` or learning rate that is
+    /// not finite, or another invalid field.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -135,7 +138,7 @@ impl Sgd {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn step_scaled(&mut self, grads: &GradStore, scale: f64) -> candle_core::Result<()> {
-        // `set_learning_rate` cannot refuse a value, so it is looked at here.
+        // `set_learning_rate` cannot return an error, so its value is checked here.
         self.config.validate()?;
         check_scale(NAME, scale)?;
         for slot in &mut self.slots {
@@ -155,7 +158,7 @@ impl Sgd {
 impl Optimizer for Sgd {
     type Config = SgdConfig;
 
-    /// Takes the float variables of `vars`; others cannot be trained, and are left out.
+    /// Takes the float variables of `vars`; the others cannot be trained and are ignored.
     fn new(vars: Vec<Var>, config: SgdConfig) -> candle_core::Result<Self> {
         Ok(Self::named(numbered(vars), config)?)
     }

@@ -1,4 +1,4 @@
-//! [`Adam`] against `torch.optim.Adam` and `AdamW`, and its manners.
+//! [`Adam`] against `torch.optim.Adam` and `AdamW`, and its handling of invalid input.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -10,7 +10,7 @@ fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// A store that holds just this gradient.
+/// A gradient store with only this gradient.
 fn store(var: &Var, grad: &Tensor) -> Result<GradStore> {
     let mut grads = Tensor::zeros(1, DType::F32, &Device::Cpu)?.backward()?;
     grads.insert(var, grad.clone());

@@ -1,4 +1,4 @@
-//! Checkpoints that were damaged are refused by name, and the one before is offered.
+//! Damaged checkpoints are refused, the error names the damaged file and the newest intact checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -20,7 +20,7 @@ fn checkpoint(step: u64) -> Checkpoint {
     Checkpoint { step, tensors, sampler: serde_json::json!({ "seed": 3 }), ..Checkpoint::default() }
 }
 
-/// A folder with checkpoints of steps 1 to 3, the last two of them kept.
+/// A folder to which checkpoints of steps 1 to 3 were saved, the last two of which were kept.
 fn three(dir: &Path) -> (Checkpoints, PathBuf) {
     let config = CheckpointConfig { dir: dir.to_path_buf(), ..CheckpointConfig::default() };
     let checkpoints = Checkpoints::open(config).unwrap();
@@ -36,7 +36,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Whoever may read new files of the user's may read checkpoints.
+/// Checkpoint files have the same permissions as other new files of the user.
 #[cfg(unix)]
 #[test]
 fn files_have_the_mode_of_new_files() {
@@ -51,7 +51,8 @@ fn files_have_the_mode_of_new_files() {
     }
 }
 
-/// The latest is refused, by the name of `file`, and `good` is offered, and can be loaded.
+/// Asserts that loading the latest checkpoint fails and names the file `damaged`, and that the error offers the
+/// checkpoint of step `good`, which can be loaded.
 fn assert_refused(checkpoints: &Checkpoints, damaged: &Path, good: Option<u64>) {
     let error = checkpoints.load_latest(&Device::Cpu).unwrap_err();
     let message = error.to_string();
@@ -125,7 +126,7 @@ fn every_bit_of_the_pointer_counts() {
             assert!(matches!(error, Error::DamagedCheckpoint { .. }), "{error}");
         }
     }
-    // Without it the newest one is taken.
+    // Without the pointer the newest checkpoint is loaded.
     fs::remove_file(&latest).unwrap();
     assert_eq!(checkpoints.load_latest(&Device::Cpu).unwrap().unwrap().step, 3);
 }
@@ -154,7 +155,7 @@ fn a_run_goes_on_from_what_was_kept() -> Result<()> {
     assert_eq!(loaded.extra["accuracy"], 0.5);
     assert_eq!(loaded.tensors["model"]["w"].to_vec1::<f64>()?, weight.to_vec1::<f64>()?);
     Adam::named(named(), AdamConfig::adamw())?.load_state(&loaded.tensors["optimizer"])?;
-    // For those who read it elsewhere.
+    // The manifest can be read by other programs.
     let json: serde_json::Value =
         serde_json::from_slice(&fs::read(folder.join("checkpoint.json")).unwrap()).unwrap();
     assert_eq!(json["step"], 1);
@@ -183,7 +184,7 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// A file that somebody has made, with a hash to it.
+/// An invalid file with a valid hash.
 #[test]
 fn a_file_of_another_kind_is_refused_whatever_its_hash() {
     let dir = tempfile::tempdir().unwrap();
@@ -191,7 +192,7 @@ fn a_file_of_another_kind_is_refused_whatever_its_hash() {
     let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/tensor-file/beyond-64-bits");
     let files = BTreeMap::from([("model".to_string(), FileHash::of(&made).unwrap())]);
     let draft = checkpoints.begin().unwrap();
-    // As the process that writes it leaves it.
+    // The unfinished folder as the process that writes the file leaves it.
     let unfinished = dir.path().join(format!("{}checkpoint-{:08}", Checkpoints::UNFINISHED, draft.number()));
     fs::copy(made, unfinished.join("model.safetensors")).unwrap();
     let folder = draft.commit(&Checkpoint::default(), files).unwrap();
@@ -200,7 +201,8 @@ fn a_file_of_another_kind_is_refused_whatever_its_hash() {
     assert!(training::load_tensors(&file, &Device::Cpu).is_err());
 }
 
-/// Of several processes that write, one may not have come to it, or write to a folder that the others do not see.
+/// For example, one of several writing processes did not write its file, or wrote to a folder that the others do not
+/// share.
 #[test]
 fn a_checkpoint_of_which_a_file_is_missing_is_not_the_latest() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! [`clip_grad_norm`] against `torch.nn.utils.clip_grad_norm_`, and its manners.
+//! [`clip_grad_norm`] against `torch.nn.utils.clip_grad_norm_`, and its handling of invalid input.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
@@ -9,7 +9,7 @@ fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
 }
 
-/// Variables and a store of these gradients.
+/// Variables, and a store with these gradients.
 fn gradients(values: &[Vec<f32>]) -> Result<(Vec<Var>, GradStore)> {
     let mut grads = Tensor::zeros(1, DType::F32, &Device::Cpu)?.backward()?;
     let mut vars = vec![];

@@ -1,4 +1,4 @@
-//! The gradients of the fused operations against finite differences in f64, over random shapes and layouts.
+//! Gradients of the fused operations against finite differences in f64, for random shapes and layouts.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig};
@@ -10,7 +10,7 @@ use training::{
 
 const STEP: f64 = 1e-5;
 
-/// A view of the variable as operations meet it: as it is, transposed, or from the middle.
+/// The variable as an operation may receive it: contiguous, transposed, or with a storage offset.
 fn view(var: &Tensor, layout: u8) -> Result<Tensor> {
     match layout {
         0 => Ok(var.clone()),
@@ -19,7 +19,7 @@ fn view(var: &Tensor, layout: u8) -> Result<Tensor> {
     }
 }
 
-/// Compares the gradient of `f` with the slope of `f` along each element of each variable.
+/// Compares the gradient of `f` with its finite difference along each element of each variable.
 fn check(vars: &[Var], f: impl Fn() -> Result<Tensor>) -> Result<()> {
     let grads = f()?.backward()?;
     for var in vars {
@@ -44,7 +44,7 @@ fn check(vars: &[Var], f: impl Fn() -> Result<Tensor>) -> Result<()> {
     Ok(())
 }
 
-/// Numbers that are not all alike, from a seed.
+/// Random numbers from a seed.
 fn numbers(shape: (usize, usize), seed: u64) -> Result<Tensor> {
     let values = sampler::Generator::new(seed).normal(shape.0 * shape.1, 0.0, 1.0).unwrap();
     Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(DType::F64)
@@ -65,7 +65,7 @@ proptest! {
             let targets: Vec<i64> = (0..rows).map(|row| if row == 1 { -1 } else { (row % width) as i64 }).collect();
             let targets = Tensor::from_vec(targets, rows, &Device::Cpu)?;
             check(&vars, || cross_entropy(&view(&x, layout)?, &targets, Some(-1))? * 2.0)?;
-            // A row of two equal numbers has no slope to speak of; eps keeps it smooth.
+            // A large eps, since the slope near a constant row changes too fast for finite differences.
             let parameter = |seed| Var::from_tensor(&numbers((1, width), seed)?.squeeze(0)?);
             let (weight, bias) = (parameter(seed + 2)?, parameter(seed + 3)?);
             let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.1);
@@ -87,7 +87,7 @@ proptest! {
             let (rows, width) = view(&x, layout)?.dims2()?;
             let outer = numbers((rows, width), seed + 1)?;
             let other = |shape, seed| Var::from_tensor(&numbers(shape, seed)?);
-            // A row of zeros has no slope to speak of; eps keeps it smooth.
+            // A large eps, since the slope near a row of zeros changes too fast for finite differences.
             let weight = Var::from_tensor(&numbers((1, width), seed + 2)?.squeeze(0)?)?;
             let norm = RmsNorm::new(weight.as_tensor().clone(), 0.1);
             check(&[x.clone(), weight], || (norm.forward(&view(&x, layout)?)? * &outer)?.sum_all())?;

@@ -42,7 +42,7 @@ fn every_layer_starts_as_in_pytorch() -> Result<()> {
             assert_eq!(got.to_bits(), expected.to_bits(), "{name}: {got} for {expected}");
         }
     }
-    // As many numbers were drawn as PyTorch draws.
+    // The generator has drawn as many numbers as PyTorch's.
     assert_eq!(generator.with(|g| g.next_f32()), fixture["next_rand"].as_f64().unwrap() as f32);
     Ok(())
 }

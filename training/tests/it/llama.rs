@@ -1,4 +1,5 @@
-//! RMSNorm, rotary embedding, gated units and the chunked loss against PyTorch and transformers, and their manners.
+//! RMSNorm, rotary embedding, gated units and the chunked loss against PyTorch and transformers, and their handling
+//! of invalid input.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -17,7 +18,7 @@ fn sizes(value: &Value) -> Vec<usize> {
     floats(value).iter().map(|&x| x as usize).collect()
 }
 
-/// The largest difference, where numbers above 1 may differ in proportion.
+/// The largest difference, relative to the largest expected number if that is above 1.
 fn gap(got: &Tensor, expected: &Value) -> Result<f64> {
     let expected = floats(expected);
     let size = expected.iter().fold(1f64, |size, x| size.max(x.abs()));
@@ -122,10 +123,10 @@ fn random(shape: &[usize], dtype: DType) -> Result<Var> {
     Var::from_tensor(&Tensor::randn(0f32, 1., shape, &Device::Cpu)?.to_dtype(dtype)?)
 }
 
-/// What it is called, its inputs, and how it is computed from them.
+/// An operation's name, its inputs, and the function that computes it.
 type Operation = (&'static str, Vec<Var>, Box<dyn Fn(&[Var]) -> Result<Tensor> + Send + Sync>);
 
-/// Each operation on large enough inputs for several threads.
+/// Operations on inputs large enough for several threads.
 fn large(dtype: DType) -> Result<Vec<Operation>> {
     let (rows, width, classes) = (200, 300, 500);
     let var = |shape: &[usize]| random(shape, dtype);
@@ -162,7 +163,7 @@ fn large(dtype: DType) -> Result<Vec<Operation>> {
     ])
 }
 
-/// The bits of what an operation gives and of its gradients.
+/// Bits of an operation's gradients and result.
 fn bits(vars: &[Var], f: impl Fn(&[Var]) -> Result<Tensor>) -> Result<Vec<Vec<u32>>> {
     let y = f(vars)?;
     let grads = y.sqr()?.sum_all()?.backward()?;
@@ -231,7 +232,7 @@ fn backward_may_run_twice_and_needs_not_all() -> Result<()> {
         };
         assert!(gap(&one, 1.0)? < 1e-6 && gap(&two, 2.0)? < 1e-6);
     }
-    // Data alone: no gradient, no graph.
+    // With detached inputs there is no graph, and no gradient for them.
     let (data, weights) = (x.as_detached_tensor(), weight.as_detached_tensor());
     assert!(!linear_cross_entropy(&data, &weights, None, &targets, &config)?.track_op());
     let grads = linear_cross_entropy(&data, &weight, None, &targets, &config)?.backward()?;
@@ -296,7 +297,7 @@ fn layers_have_pytorchs_names_and_first_values() -> Result<()> {
     Ok(())
 }
 
-/// Messages of one line with these parts.
+/// Asserts that each message is one line and contains its parts.
 fn check(cases: impl IntoIterator<Item = (String, [&'static str; 2])>) {
     for (message, parts) in cases {
         assert!(parts.iter().all(|part| message.contains(part)) && !message.contains('\n'), "{message}");

@@ -1,4 +1,4 @@
-//! The tests of `training` through its public items, in one program, which is quicker built than one for each file.
+//! Tests of `training`'s public API, in one program, which builds faster than one for each file.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod adam;

@@ -1,4 +1,4 @@
-//! Layer norm, softmax and cross-entropy against PyTorch, and their manners.
+//! Layer norm, softmax and cross-entropy against PyTorch, and their handling of invalid input.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -12,7 +12,7 @@ fn floats(value: &Value) -> Vec<f64> {
 fn assert_close(got: &Tensor, expected: &[f64], tolerance: f64, least: f64, what: &str) -> Result<()> {
     let got = got.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     assert_eq!(got.len(), expected.len(), "{what}");
-    // Sums of numbers of this size are what a small result is the rest of.
+    // Relative to the largest number, since a small result may be a difference of numbers of that size.
     let size = expected.iter().fold(0f64, |size, x| size.max(x.abs())).max(least);
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert!((got - expected).abs() <= tolerance * size, "{what}[{index}]: {got} for {expected}");
@@ -30,7 +30,7 @@ fn values_and_gradients_are_pytorchs() -> Result<()> {
             if case["dtype"] == "float64" { (DType::F64, 1e-13) } else { (DType::F32, 1e-6) };
         let shape: Vec<usize> = floats(&case["shape"]).iter().map(|&x| x as usize).collect();
         let (rows, last) = shape.split_at(shape.len() - 1);
-        // A row of one number is its own mean: PyTorch's result is rounding, blown up by 1 / sqrt(eps).
+        // A row of one number equals its mean: PyTorch's result is a rounding error, multiplied by 1 / sqrt(eps).
         let least = if last == [1] { 316.0 } else { 1e-3 };
         let what = format!("{} of {shape:?} in {dtype:?}", case["kind"]);
         let vars = case["inputs"].as_array().unwrap().iter().enumerate().map(|(index, numbers)| {

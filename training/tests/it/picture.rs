@@ -1,4 +1,4 @@
-//! Convolution and pooling against PyTorch, and their manners.
+//! Convolution and pooling against PyTorch, and their handling of invalid input.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig};
@@ -23,7 +23,7 @@ fn assert_close(got: &Tensor, expected: &[f64], tolerance: f64, what: &str) -> R
     Ok(())
 }
 
-/// The layer or the pool of a case, on its variables.
+/// Runs the layer or the pooling of a case on its variables.
 fn compute(case: &Value, vars: &[Var]) -> Result<Tensor> {
     let tensor = |index: usize| vars[index].as_tensor().clone();
     if case["kind"] == "max_pool2d" {
@@ -54,7 +54,7 @@ fn values_and_gradients_are_pytorchs() -> Result<()> {
             assert_eq!(y.dtype(), dtype);
             let expected = floats(&case["result"]);
             assert_close(&y, &expected, tolerance, &what)?;
-            // As the script weighs the results.
+            // The same weights as in the script that made the fixture.
             let last = (expected.len() - 1).max(1) as f64;
             let outer = (0..expected.len()).map(|i| 2.0 * i as f64 / last - 1.0).collect::<Vec<_>>();
             let outer = Tensor::from_vec(outer, y.shape(), &Device::Cpu)?.to_dtype(dtype)?;
@@ -72,7 +72,7 @@ fn values_and_gradients_are_pytorchs() -> Result<()> {
 fn a_layer_computes_what_candle_computes() -> Result<()> {
     let device = &Device::Cpu;
     let x = Tensor::randn(0f32, 1., (2, 8, 9, 4), device)?;
-    // A view as operations meet it, and layers with and without a bias, in groups, and with dilation.
+    // A transposed view, and layers with and without a bias, with groups, and with dilation.
     let x = x.transpose(1, 3)?;
     let bias = Tensor::randn(0f32, 1., 6, device)?;
     for (bias, groups, dilation) in

@@ -1,4 +1,4 @@
-//! Products in other precisions than that of their operands: values and gradients of all layers that have them.
+//! Products in a precision other than that of their operands: values and gradients of all layers that support them.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use training::{
@@ -6,7 +6,7 @@ use training::{
     linear_cross_entropy,
 };
 
-/// A loss of three layers, and the gradients of all variables, of which the products are computed in one precision.
+/// Returns a loss through three layers and the gradients of all variables, with products in the given precision.
 fn run(precision: Precision, [x, weight, bias, last]: [&Var; 4]) -> Result<Vec<Tensor>> {
     let loss = autocast(precision, || {
         let hidden = Linear::new(weight.as_tensor().clone(), bias.as_tensor().clone()).forward(x)?;
@@ -14,7 +14,7 @@ fn run(precision: Precision, [x, weight, bias, last]: [&Var; 4]) -> Result<Vec<T
         let targets = Tensor::arange(0u32, 2 * 70, &Device::Cpu)?.reshape((2, 70))?;
         linear_cross_entropy(&mixed, last, None, &targets, &LinearCrossEntropyConfig::default())
     })?;
-    // The graph remembers in which precision it was built.
+    // Backward runs outside of `autocast` and must use the precision of forward.
     let grads = loss.backward()?;
     let gradients = [x, weight, bias, last].map(|var| grads.get(var).cloned());
     let gradients: Option<Vec<Tensor>> = gradients.into_iter().collect();
@@ -22,7 +22,7 @@ fn run(precision: Precision, [x, weight, bias, last]: [&Var; 4]) -> Result<Vec<T
     Ok([vec![loss], gradients].concat())
 }
 
-/// The largest difference of two tensors, beside the largest number of the first.
+/// The largest difference of two tensors, relative to the largest number of the first.
 fn gap(one: &Tensor, other: &Tensor) -> Result<f64> {
     let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_dtype(DType::F64)?.to_scalar::<f64>();
     Ok(largest(&(one - other)?)? / largest(one)?)
@@ -30,7 +30,7 @@ fn gap(one: &Tensor, other: &Tensor) -> Result<f64> {
 
 #[test]
 fn layers_keep_their_precision_in_backward() -> Result<()> {
-    // The same in every run: in a mean such as the loss, what is rounded may by chance cancel.
+    // The same numbers in every run: in a mean such as the loss, rounding errors may cancel by chance.
     let mut state = 1u64;
     let mut random = |dims: &[usize]| {
         let numbers = std::iter::repeat_with(|| {
@@ -67,7 +67,7 @@ fn other_dtypes_are_computed_as_always() -> Result<()> {
     Ok(())
 }
 
-/// A row, a column or a number that is repeated is no matrix in memory.
+/// Broadcast views have strides of 0, which the kernels do not accept.
 #[test]
 fn what_is_repeated_is_multiplied_as_what_it_stands_for() -> Result<()> {
     let x = Tensor::arange(0f32, 40. * 50., &Device::Cpu)?.reshape((40, 50))?.affine(1e-3, -1.)?;

@@ -1,4 +1,4 @@
-//! [`Sgd`] against `torch.optim.SGD`, and its manners.
+//! [`Sgd`] against `torch.optim.SGD`, and its handling of invalid input.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -10,7 +10,7 @@ fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// A store that holds just this gradient.
+/// A gradient store with only this gradient.
 fn store(var: &Var, grad: &Tensor) -> Result<GradStore> {
     let mut grads = Tensor::zeros(1, DType::F32, &Device::Cpu)?.backward()?;
     grads.insert(var, grad.clone());
@@ -94,7 +94,7 @@ fn a_parameter_without_a_gradient_stays() -> Result<()> {
 
 #[test]
 fn the_parameter_keeps_its_memory() -> Result<()> {
-    // A view made before the steps sees them: nothing was allocated anew.
+    // A view made before the step sees its result, since the step does not allocate.
     let var = Var::new(&[1f32, 2.], &Device::Cpu)?;
     let view = var.as_detached_tensor();
     let mut sgd = Sgd::new(vec![var.clone()], SgdConfig { learning_rate: 1., ..SgdConfig::default() })?;

@@ -1,4 +1,5 @@
-//! Optimizers that were saved go on to the bit, and refuse what does not fit.
+//! Saving and loading of optimizer state: a resumed optimizer takes the same steps to the bit, and state that does
+//! not fit is refused.
 
 use std::collections::HashMap;
 
@@ -13,7 +14,7 @@ fn vars(dtype: DType) -> Result<Vec<(String, Var)>> {
     Ok(vec![("fc.weight".into(), var(&[3, 2])?), ("fc.bias".into(), var(&[3])?)])
 }
 
-/// One step down a bowl.
+/// One step on a quadratic loss.
 fn step(optimizer: &mut impl Optimizer, vars: &[(String, Var)]) -> Result<()> {
     let squares = |var: &Var| (var.sqr()? * 0.5)?.sum_all();
     let loss = (squares(&vars[0].1)? + squares(&vars[1].1)?)?;
@@ -28,7 +29,7 @@ fn numbers(vars: &[(String, Var)]) -> Result<Vec<f64>> {
     Ok(all)
 }
 
-/// Three steps, saved and loaded through a safetensors file in the middle, equal three steps in one go.
+/// Two steps, a save and load through a safetensors file, and two more steps equal four steps without interruption.
 fn goes_on<O: Optimizer + OptimizerState>(make: impl Fn(Vec<(String, Var)>) -> Result<O>) -> Result<()> {
     for dtype in DTYPES {
         let straight = vars(dtype)?;
@@ -135,7 +136,7 @@ fn two_of_a_name_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// A copy that is made after further steps is of what was remembered when it was asked for.
+/// A copy made after further steps has the state of the time when it was requested.
 #[test]
 fn what_is_copied_later_is_of_now() -> Result<()> {
     for dtype in DTYPES {

@@ -1,4 +1,4 @@
-//! Steps of the optimizers: a factor on the way is a pass of scaling to the bit, and so is any number of threads.
+//! `step_scaled` equals scaling and then stepping, to the bit, with any number of threads.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -10,7 +10,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f64> {
     (0..count as u64).map(|at| ((at + 31 * seed) * 7919 % 1999) as f64 / 999.5 - 1.0).collect()
 }
 
-/// A parameter that several threads share and a small one, from the same numbers each time.
+/// A parameter large enough for several threads and a small one, with the same numbers each time.
 fn vars(dtype: DType) -> Result<Vec<Var>> {
     let of = |count: usize| {
         Var::from_tensor(&Tensor::from_vec(numbers(3, count), count, &Device::Cpu)?.to_dtype(dtype)?)
@@ -18,7 +18,7 @@ fn vars(dtype: DType) -> Result<Vec<Var>> {
     Ok(vec![of(70_001)?, of(5)?])
 }
 
-/// Gradients with zeros of both signs among them.
+/// Gradients that include zeros of both signs.
 fn grads(vars: &[Var], step: u64) -> Result<GradStore> {
     let mut grads = Tensor::zeros((), DType::F32, &Device::Cpu)?.backward()?;
     for var in vars {
@@ -51,7 +51,8 @@ impl Scaled for Sgd {
     }
 }
 
-/// The parameters after four clipped steps, the factor on the way or applied before.
+/// Bits of the parameters after four clipped steps, with the factor passed to `step_scaled` or applied before the
+/// step.
 fn clipped<O: Scaled>(config: &O::Config, dtype: DType, on_the_way: bool) -> Result<Vec<u64>>
 where
     O::Config: Clone,
@@ -61,7 +62,7 @@ where
     for step in 0..4 {
         let mut grads = grads(&vars, step)?;
         let norm = grad_norm(&grads, &vars)?;
-        // At the last step nothing is clipped.
+        // The last step does not clip.
         let max_norm = if step == 3 { 1e9 } else { 0.7 };
         if on_the_way {
             optimizer.step_scaled(&grads, clip_factor(norm, max_norm)?)?;
@@ -81,7 +82,7 @@ where
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| clipped::<O>(config, dtype, on_the_way)).unwrap()
     };
-    // Half types are scaled in f32 on the way, and so not rounded.
+    // Not for f16 and bf16, which `step_scaled` scales in f32 without rounding.
     for dtype in [DType::F32, DType::F64] {
         let expected = run(1, dtype, false);
         for (threads, on_the_way) in [(1, true), (3, false), (3, true)] {

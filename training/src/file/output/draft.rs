@@ -1,4 +1,4 @@
-//! Names of files that are not whole yet.
+//! Temporary names of unfinished files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Those of this process.
+/// Unfinished files of this process.
 static DRAFTS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn drafts() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     DRAFTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name of a file that is not whole yet; the file is removed with this.
+/// Temporary name of an unfinished file; dropping it removes the file.
 #[derive(Debug)]
 pub(super) struct Draft(PathBuf);
 
 impl Draft {
-    /// `make` makes the file.
+    /// Creates the file with `make` and registers its name.
     pub(super) fn new<T>(name: &Path, make: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<(T, Self)> {
-        // Not made while all are removed.
+        // Held while the file is created, so that `remove_drafts` cannot run in between.
         let mut drafts = drafts();
         let made = make(name)?;
         drafts.insert(name.to_path_buf());
@@ -33,7 +33,7 @@ impl Draft {
         &self.0
     }
 
-    /// Gives the file its place. Where that fails, the file is removed.
+    /// Moves the file to its path. If that fails, the file is removed.
     pub(super) fn rename(self, target: &Path) -> io::Result<()> {
         fs::rename(&self.0, target)?;
         drafts().remove(&self.0);
@@ -49,14 +49,14 @@ impl Drop for Draft {
     }
 }
 
-/// Removes the files that this process has begun as an [`AtomicFile`](crate::AtomicFile) and that are not whole yet, where they
-/// have names: for a program that a signal ends.
+/// Removes this process's unfinished [`AtomicFile`](crate::AtomicFile)s that have temporary names: for a program that
+/// is terminated by a signal.
 ///
 /// ```
 /// training::remove_drafts();
 /// ```
 pub fn remove_drafts() {
-    // Who is about to make one may hang, of a file system that does not answer.
+    // A thread that holds the lock may hang on a file system that does not respond, so this gives up after 100 ms.
     for _ in 0..50 {
         if let Ok(mut drafts) = DRAFTS.try_lock() {
             return std::mem::take(&mut *drafts).into_iter().for_each(|name| drop(fs::remove_file(name)));

@@ -1,4 +1,4 @@
-//! What is there while a file is written, and after.
+//! Tests of `AtomicFile`: the state of the folder while a file is written, and after.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// As where a file cannot be without a name.
+/// Creates the file as on a system without unnamed files.
 fn named(path: &Path) -> AtomicFile {
     let place = Destination::find(path).unwrap();
     place.remove_stale();
@@ -44,7 +44,7 @@ fn an_older_file_stays_until_the_new_one_is_whole() {
     }
 }
 
-/// The file of a process that still writes is not taken from it.
+/// A file that another process still writes is not removed.
 #[cfg(unix)]
 #[test]
 fn what_processes_left_that_have_ended_is_removed() {
@@ -100,7 +100,7 @@ fn rights_and_links_stay() {
     }
 }
 
-/// In a process of its own, where no other test has any.
+/// Runs in a child process, where no other test has unfinished files.
 #[test]
 fn drafts_are_removed_for_a_program_that_ends() {
     const ALONE: &str = "GIRANDOLE_TEST_ALONE";
@@ -117,7 +117,7 @@ fn drafts_are_removed_for_a_program_that_ends() {
     assert_eq!(names(folder.path()).len(), 3);
     remove_drafts();
     assert_eq!(names(folder.path()), ["c.st"]);
-    // What has its name by now is another's.
+    // A file that now has the name belongs to another process.
     let name = begun.name.as_ref().unwrap().path().to_path_buf();
     fs::write(&name, "another's").unwrap();
     drop(begun);
@@ -135,7 +135,7 @@ fn a_pipe_that_nobody_reads_is_not_waited_for_without_end() {
     options.write(true).create(true).truncate(true);
     let error = pipes::open(&pipe, &options, Duration::from_millis(20)).unwrap_err();
     assert_eq!(error.to_string(), "it is a pipe that nobody reads; start what reads it first");
-    // More than it holds at once, and a reader that comes later.
+    // More than a pipe buffers, and a reader that opens it later.
     let bytes: Vec<u8> = (0..1 << 20).map(|at| at as u8).collect();
     let reader = std::thread::spawn({
         let pipe = pipe.clone();

@@ -1,4 +1,4 @@
-//! Attention composed of candle's operations, for devices that are no CPU.
+//! Attention composed of candle's operations, for devices other than a CPU.
 
 use candle_core::{D, Device, Tensor};
 
@@ -7,7 +7,7 @@ use super::{Call, Sizes};
 
 pub(super) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call) -> candle_core::Result<Tensor> {
     let Sizes { batch, queries, keys, heads, kv_heads, dims } = call.sizes;
-    // Each head of keys and values beside the group of queries' heads that it serves.
+    // Groups query heads by the head of keys and values that they share.
     let group = heads / kv_heads;
     let grouped = |x: &Tensor, len: usize, each: usize| {
         x.reshape((batch, len, kv_heads, each, dims))?.permute((0, 2, 3, 1, 4))
@@ -22,7 +22,7 @@ pub(super) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call) -> candl
     let hidden = Tensor::new(-1e9f32, q.device())?.to_dtype(q.dtype())?.broadcast_as(scores.shape())?;
     let mut weights = softmax(&seen.where_cond(&scores, &hidden)?)?;
     if call.hidden.is_some() {
-        // A query that sees no key takes of none.
+        // A query that sees no key gets zeros.
         weights = (weights * seen.to_dtype(q.dtype())?)?;
     }
     if let Some(mask) = &call.dropout {
@@ -35,7 +35,7 @@ pub(super) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call) -> candl
 }
 
 impl Call {
-    /// 1 where a query sees a key.
+    /// 1 where a query sees a key, otherwise 0.
     fn seen(&self, device: &Device) -> candle_core::Result<Tensor> {
         let Sizes { queries, keys, .. } = self.sizes;
         let rows = (0..queries).flat_map(|at| {

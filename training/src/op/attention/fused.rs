@@ -1,4 +1,5 @@
-//! Attention in blocks of queries on a CPU: products through `gemm`, all heads in parallel, no matrix of queries by keys.
+//! Fused attention on a CPU: blocks of queries and keys, products through `gemm`, heads in parallel, no full score
+//! matrix.
 
 mod block;
 mod heads;
@@ -15,20 +16,20 @@ use crate::recompute::copied;
 
 pub(super) struct Fused {
     call: Call,
-    /// Backward will follow.
+    /// Whether backward will follow, or results are recorded for recomputation.
     tracked: bool,
-    /// The logarithm of each query's sum of exponentials, head by head, for backward.
+    /// Logarithm of each query's sum of exponentials, head by head, for backward.
     log_sums: LogSums,
-    /// What was mixed, and those sums, where they were computed before.
+    /// Output and log-sums of an earlier run, where the operation is recomputed.
     known: Option<Vec<Tensor>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
     kept: Kept,
 }
 
-/// Queries, keys and values; backward also the result and its gradient.
+/// Queries, keys and values; in backward also the output and its gradient.
 type Inputs<'a, T, const N: usize> = [&'a [T]; N];
 
-/// Sums of exponentials, once they are computed.
+/// Logarithms of the queries' sums of exponentials; `None` until forward has computed them.
 #[derive(Clone, Default)]
 pub(super) struct LogSums(Arc<Mutex<Option<CpuStorage>>>);
 
@@ -37,7 +38,7 @@ impl LogSums {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy of them.
+    /// Copies them to a tensor.
     pub(super) fn to_tensor(&self) -> candle_core::Result<Tensor> {
         match &*self.lock() {
             Some(CpuStorage::F32(sums)) => Tensor::new(&sums[..], &Device::Cpu),

@@ -1,23 +1,25 @@
-//! Which keys a query sees.
+//! Attention masks.
 
 use std::ops::Range;
 
-/// Which keys a query sees, by their positions.
+/// Which keys a query sees, by position.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum AttentionMask {
-    /// All.
+    /// All keys.
     #[default]
     Full,
-    /// Its own position and those before it: what a model that predicts the next token must keep to.
+    /// The query's own position and those before it, for next-token prediction.
     Causal,
-    /// Of those of [`Causal`](Self::Causal) the last so many, its own among them (Mistral's `sliding_window`).
+    /// The last so many of the keys of [`Causal`](Self::Causal), including the query's own (Mistral's
+    /// `sliding_window`).
     SlidingWindow(usize),
-    /// Those after it. The last one, which has none, looks at all alike, and nothing is learnt of its scores.
+    /// The positions after the query's own. The last query, which sees none, weighs all keys equally, and its scores
+    /// get no gradient.
     AntiCausal,
 }
 
 impl AttentionMask {
-    /// The keys that query `at` of `queries` sees; the last query stands at the last key.
+    /// Range of keys that query `at` of `queries` sees; the last query is at the position of the last key.
     pub(super) fn range(self, at: usize, queries: usize, keys: usize) -> Range<usize> {
         // Without a mask there may be more queries than keys.
         let own = (at + keys).saturating_sub(queries);
@@ -29,7 +31,8 @@ impl AttentionMask {
         }
     }
 
-    /// The keys that any of some queries sees; all of them where one sees none, for that one takes of all alike.
+    /// Range of keys that any of the queries `rows` sees; all keys if one of them sees none, since that one weighs
+    /// all equally.
     pub(super) fn union(self, rows: Range<usize>, queries: usize, keys: usize) -> Range<usize> {
         let ends = [rows.start, rows.end.saturating_sub(1)].map(|at| self.range(at, queries, keys));
         if ends.iter().any(Range::is_empty) {

@@ -1,4 +1,4 @@
-//! Attention of several heads, from projected queries, keys and values to mixed values.
+//! Multi-head attention on projected queries, keys and values.
 
 mod composed;
 mod fused;
@@ -18,49 +18,51 @@ use crate::{Dropout, Error, Kept, Result};
 
 const NAME: &str = "attention";
 
-/// How [`attention`] is computed.
+/// Configuration of [`attention`].
 #[derive(Debug, Clone, Default)]
 pub struct AttentionConfig {
-    /// Heads of the queries, which lie side by side in the last dimension.
+    /// Number of query heads, which are adjacent in the last dimension.
     pub num_heads: usize,
-    /// Heads of keys and values where they are fewer (grouped queries): a divisor of `num_heads`; each serves as many heads of
-    /// queries that lie side by side. Default: as many as `num_heads`.
+    /// Number of key and value heads if there are fewer (grouped-query attention): a divisor of `num_heads`; each
+    /// serves a group of adjacent query heads. Default: `num_heads`.
     pub num_kv_heads: Option<usize>,
     /// Which keys a query sees. Default: all.
     pub mask: AttentionMask,
-    /// What products of queries and keys are multiplied with. Default: `1 / sqrt(d)`, d the width of a head.
+    /// Factor of the scores. Default: `1 / sqrt(d)`, d the width of a head.
     pub scale: Option<f64>,
-    /// Dropout of the weights with which values are mixed; set it in training only, unless it is [by row](Dropout::by_row). Default: none.
+    /// Dropout of the attention weights; set it in training only, unless it is [by row](Dropout::by_row). Default:
+    /// none.
     pub dropout: Option<Dropout>,
 }
 
 impl AttentionConfig {
-    /// Heads of their own keys and values, and a mask.
+    /// A configuration with as many key and value heads as query heads, and a mask.
     pub fn new(num_heads: usize, mask: AttentionMask) -> Self {
         Self { num_heads, mask, ..Self::default() }
     }
 }
 
-/// Scaled dot-product attention: `softmax(scale q k') v` for each head. With gradients for q, k and v; no head is moved or copied.
+/// Scaled dot-product attention: `softmax(scale q k') v` for each head, with gradients for q, k and v. On a CPU, q, k
+/// and v are not copied as a whole to separate their heads.
 ///
-/// Where there are fewer queries than keys (a cache of keys and values), the last query belongs to the last key.
+/// With fewer queries than keys (a key-value cache), the last query is at the position of the last key.
 ///
 /// # Shapes
 /// q and the result are `(batch, queries, num_heads * d)`, k and v `(batch, keys, num_kv_heads * d)`.
 ///
 /// # Cost
-/// `2 d` multiplications for each query, head and key that it sees, and 2.5 times that backward. On a CPU products of blocks, all
-/// heads in parallel; what is masked for a whole block is not computed. Memory grows with the length, not with its square: beside the
-/// result one number for each query and head is kept, and each thread has a block of scores. The bits do not depend on the number of threads.
-/// On other devices the scores of all heads are kept.
+/// `2 d` multiplications for each query, head and key that it sees, and 2.5 times that backward. On a CPU it works in
+/// blocks, all heads in parallel; blocks that are masked entirely are skipped. Memory is linear in the length:
+/// besides the result one number per query and head is kept, and each thread has a block of scores. The bits do not
+/// depend on the number of threads. On other devices the scores of all heads are kept.
 ///
 /// # Errors
-/// Other shapes, a last dimension of 0 or one that the heads do not divide, dtypes that differ or are not f16, bf16, f32 or f64; fewer
-/// keys than queries with a mask; a window of 0.
+/// Other shapes, a last dimension that is 0 or not divisible by the heads, dtypes that differ or are not f16, bf16,
+/// f32 or f64; fewer keys than queries with a mask; a window of 0.
 ///
 /// # Source
-/// Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Dao, "FlashAttention-2" (2023), algorithms 1 and 2, with whole rows
-/// of scores; Ainslie et al., "GQA" (2023).
+/// Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Dao, "FlashAttention-2" (2023), algorithms 1 and
+/// 2; Ainslie et al., "GQA" (2023).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -80,8 +82,8 @@ pub fn attention(
     run(q, k, v, None, config)
 }
 
-/// [`attention`] in which some keys are hidden from all queries of their row of the batch: padding. A query that sees no key at all
-/// gets zeros.
+/// [`attention`] in which some keys (padding) are hidden from all queries of their batch row. A query that sees no
+/// key at all gets zeros.
 ///
 /// # Shapes
 /// As [`attention`]; `key_mask`, of u8, is `(batch, keys)`: 0 hides a key.
@@ -109,7 +111,7 @@ pub fn attention_with_key_mask(
     run(q, k, v, Some(key_mask), config)
 }
 
-/// The sizes that the shapes of queries and keys say.
+/// Sizes derived from the shapes of queries and keys.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     batch: usize,
@@ -117,19 +119,19 @@ struct Sizes {
     keys: usize,
     heads: usize,
     kv_heads: usize,
-    /// Numbers of one head of one position.
+    /// Width of a head.
     dims: usize,
 }
 
-/// What is computed, once the configuration is found to fit the tensors.
+/// Parameters of one call, after validation.
 #[derive(Debug)]
 struct Call {
     sizes: Sizes,
     mask: AttentionMask,
     scale: f64,
-    /// For each key of each row of the batch, whether it is hidden.
+    /// For each key of each batch row, whether it is hidden.
     hidden: Option<Vec<bool>>,
-    /// Which weights are dropped, of (batch, heads, queries, keys).
+    /// Dropout mask of the weights (batch, heads, queries, keys).
     dropout: Option<Mask>,
     how: How,
 }
@@ -206,7 +208,7 @@ fn check(q: &Tensor, others: [(&'static str, &Tensor); 2], config: &AttentionCon
     }
     let dims = width / heads;
     let keys = others[0].1.dims().get(1).copied().unwrap_or_default();
-    // The last query belongs to the last key.
+    // With a mask, there must be at least as many keys as queries.
     let keys = if config.mask == AttentionMask::Full { keys } else { keys.max(queries) };
     for (name, tensor) in others {
         if tensor.dims() != [batch, keys, kv_heads * dims] {

@@ -9,8 +9,8 @@ fn random(dims: &[usize]) -> candle_core::Result<Var> {
     Var::from_tensor(&Tensor::randn(0f64, 2., dims, &Device::Cpu)?)
 }
 
-/// What other devices compute is the same, gradients included: over all masks, grouped heads, lengths within a block and beyond, fewer
-/// queries than keys, hidden keys, and dropout.
+/// The fused operation equals the composed one, gradients included: for all masks, grouped heads, lengths within a
+/// block and beyond, fewer queries than keys, hidden keys, and dropout.
 #[test]
 fn composed_equals_fused() -> candle_core::Result<()> {
     use AttentionMask::{AntiCausal, Causal, Full, SlidingWindow};
@@ -53,7 +53,7 @@ fn composed_equals_fused() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// The bits do not depend on how many threads there are.
+/// The bits do not depend on the number of threads.
 #[test]
 fn threads_do_not_change_bits() -> candle_core::Result<()> {
     let (q, k, v) = (random(&[2, 200, 128])?, random(&[2, 200, 64])?, random(&[2, 200, 64])?);
@@ -76,7 +76,7 @@ fn threads_do_not_change_bits() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// A query that is not a number gives a result that is not, whatever keys are hidden: who looks for it must see it.
+/// A NaN in a query shows in the result, whichever keys are hidden, so that it can be detected.
 #[test]
 fn what_is_not_a_number_stays_so() -> candle_core::Result<()> {
     let mut config = AttentionConfig::new(1, AttentionMask::Full);

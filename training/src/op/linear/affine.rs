@@ -1,4 +1,4 @@
-//! The product and the bias of a linear layer as one operation.
+//! The linear layer's CPU operation: product and bias together.
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, bail};
 
@@ -10,14 +10,14 @@ use crate::defer::defer;
 use crate::product::{product, product_of};
 use crate::recompute::copied;
 
-/// `x w' + b`, or without b where there is none.
+/// `x w' + b`, or `x w'` without a bias.
 pub(super) struct Affine {
     precision: Precision,
-    /// What it gives, where that was computed before.
+    /// The result of an earlier run, where the operation is recomputed.
     known: Option<Tensor>,
 }
 
-/// Rows, inputs and outputs of a product.
+/// Number of rows, inputs and outputs of a product.
 #[derive(Clone, Copy)]
 struct Sizes {
     rows: usize,
@@ -28,9 +28,9 @@ struct Sizes {
 impl Sizes {
     fn of(x: &Shape, weight: &Shape) -> candle_core::Result<Self> {
         let (outputs, inputs) = weight.dims2()?;
-        // Not the elements by the inputs: a row without inputs is a row all the same.
+        // Not elements divided by inputs, since rows may have 0 inputs.
         let rows = x.dims().iter().rev().skip(1).try_fold(1usize, |rows, &dim| rows.checked_mul(dim));
-        // Numbers of 8 bytes, at most.
+        // At most 8 bytes for each element.
         let has_room = |rows: &usize| isize::try_from(rows.saturating_mul(outputs).saturating_mul(8)).is_ok();
         match rows.filter(has_room) {
             Some(rows) => Ok(Self { rows, inputs, outputs }),
@@ -39,13 +39,13 @@ impl Sizes {
     }
 }
 
-/// A dense matrix that begins where the layout's tensor does.
+/// Layout of a contiguous matrix at the start offset of `layout`.
 fn matrix(layout: &Layout, rows: usize, columns: usize) -> Layout {
     Layout::contiguous_with_offset((rows, columns), layout.start_offset())
 }
 
 impl Affine {
-    /// In this thread's precision.
+    /// Takes the current precision of this thread.
     pub(super) fn new(known: Option<Tensor>) -> Self {
         Self { precision: Precision::current(), known }
     }
@@ -66,7 +66,7 @@ impl Affine {
         Ok(T::to_cpu_storage_owned(out))
     }
 
-    /// The gradient of the input.
+    /// Returns the gradient of the input.
     fn of_input<T: Real>(
         &self,
         x: &Tensor,
@@ -80,7 +80,7 @@ impl Affine {
         Tensor::from_vec(to_x, x.shape(), x.device())
     }
 
-    /// The gradients of weight and bias, where there is one.
+    /// Returns the gradients of the weight and, if there is one, the bias.
     fn of_weights<T: Real>(
         &self,
         x: &Tensor,
@@ -99,7 +99,8 @@ impl Affine {
         Ok(found)
     }
 
-    /// The gradients of input, weight and bias; the last two later where somebody wants it so, and none where both are frozen.
+    /// Returns the gradients of input, weight and bias. The last two are `None` if they are deferred, or if both are
+    /// frozen.
     fn gradients<T: Real>(
         &self,
         x: &Tensor,
@@ -107,12 +108,12 @@ impl Affine {
         bias: Option<&Tensor>,
         gradient: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
-        // Data have no gradient.
+        // Input data needs no gradient.
         let of_x = x.track_op().then(|| self.of_input::<T>(x, weight, gradient)).transpose()?;
         if !weight.track_op() && bias.is_none_or(|bias| !bias.track_op()) {
             return Ok([of_x, None, None]);
         }
-        // Without their history, which would keep the whole graph alive.
+        // Detached: their history would keep the whole graph alive.
         let (input, shape, late) = (x.detach(), weight.shape().clone(), gradient.detach());
         let (weights, has_bias) = ([Some(weight), bias].into_iter().flatten(), bias.is_some());
         let precision = self.precision;
@@ -125,7 +126,7 @@ impl Affine {
         Ok([of_x, of_weights.next(), of_weights.next()])
     }
 
-    /// The product of a storage pair, and the shape of it.
+    /// Returns the layer's output and its shape.
     fn cpu<T: Real>(
         &self,
         left: (&CpuStorage, &Layout),
@@ -158,7 +159,7 @@ impl Affine {
     }
 }
 
-/// Rows that are summed before they go to the total: the error of a sum grows with its length.
+/// Rows that are summed before they are added to the total: the rounding error of a sum grows with its length.
 const BLOCK: usize = 64;
 
 pub(crate) fn column_sums<T: Real>(numbers: &[T], columns: usize) -> Vec<T> {

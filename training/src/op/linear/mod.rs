@@ -1,4 +1,4 @@
-//! A linear layer whose product and bias are one operation.
+//! Linear layer with product and bias as one operation.
 
 mod affine;
 
@@ -13,8 +13,8 @@ use crate::{Error, Result, kept_result};
 
 const NAME: &str = "linear";
 
-/// `x w' + b`: what `candle_nn::Linear` computes, in one operation forward and one backward in place of some twenty.
-/// For small layers that is most of the time.
+/// `x w' + b`: computes `candle_nn::Linear` with one operation forward and one backward instead of about twenty,
+/// which dominate the time of small layers.
 ///
 /// # Shapes
 /// Input `(.., inputs)`, weight `(outputs, inputs)`, bias `(outputs)`, result `(.., outputs)`.
@@ -41,10 +41,11 @@ pub struct Linear {
     bias: Option<Tensor>,
 }
 
-/// A [`Linear`] of the builder's `weight` and `bias`, which it asks for as `candle_nn::linear` does.
+/// Makes a [`Linear`] of the builder's `weight` and `bias`, requested with the same initialization as in
+/// `candle_nn::linear`.
 ///
 /// # Errors
-/// Variables of these names that exist and are of another shape.
+/// Variables of these names that exist with another shape.
 pub fn linear(inputs: usize, outputs: usize, builder: VarBuilder<'_>) -> candle_core::Result<Linear> {
     let weight =
         builder.get_with_hints((outputs, inputs), "weight", candle_nn::init::DEFAULT_KAIMING_NORMAL)?;
@@ -53,10 +54,10 @@ pub fn linear(inputs: usize, outputs: usize, builder: VarBuilder<'_>) -> candle_
     Ok(Linear { weight, bias: Some(bias) })
 }
 
-/// A [`Linear`] of the builder's `weight` alone: `nn.Linear(inputs, outputs, bias=False)`.
+/// Makes a [`Linear`] of the builder's `weight` only: `nn.Linear(inputs, outputs, bias=False)`.
 ///
 /// # Errors
-/// A variable of this name that exists and is of another shape.
+/// A variable of this name that exists with another shape.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -80,12 +81,12 @@ impl Linear {
         Self { weight, bias: bias.into() }
     }
 
-    /// What the input is multiplied with.
+    /// The weight, `(outputs, inputs)`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// What is added, if anything is.
+    /// The bias, if there is one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
@@ -137,7 +138,7 @@ mod tests {
     use super::super::{assert_agree, with_numbers};
     use super::*;
 
-    /// The same as candle's layer, gradients included, for inputs of several ranks and from the middle of a tensor.
+    /// Equals candle's layer, gradients included, for inputs of several ranks and with a storage offset.
     #[test]
     fn a_fused_layer_equals_candles() -> candle_core::Result<()> {
         for dims in [&[5, 4][..], &[2, 3, 4], &[2, 1, 3, 4], &[130, 4], &[1, 4]] {
@@ -178,7 +179,7 @@ mod tests {
         Ok(())
     }
 
-    /// A size of 0 anywhere: as many numbers as the shape says, forward and backward.
+    /// With any size 0, results and gradients have the number of elements that the shape implies.
     #[test]
     fn sizes_of_nothing_are_whole() -> candle_core::Result<()> {
         for (rows, inputs, outputs) in

@@ -3,7 +3,7 @@ use candle_core::{Device, Var};
 use super::*;
 use crate::op::assert_agree;
 
-/// What other devices compute is the same, gradients included, in chunks of any size.
+/// The fused operation equals the composed one, gradients included, in chunks of any size.
 #[test]
 fn composed_equals_fused() -> candle_core::Result<()> {
     let random = |shape: &[usize]| Var::from_tensor(&Tensor::randn(0f64, 1., shape, &Device::Cpu)?);
@@ -21,7 +21,7 @@ fn composed_equals_fused() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// As those are that a vocabulary is padded with.
+/// Such classes occur where a vocabulary is padded.
 #[test]
 fn a_class_that_cannot_be_counts_nothing() -> candle_core::Result<()> {
     let (x, weight) =

@@ -1,53 +1,55 @@
-//! How fast each pair of numbers turns with the position, computed in f32 as Hugging Face's transformers does.
+//! Frequencies of rotary position embedding, computed in f32 as Hugging Face's transformers does.
 
 use std::f64::consts::{PI, TAU};
 
 use crate::{Error, Result};
 
-/// How a model reaches beyond the length that it was trained with.
+/// How rotary angles are scaled for contexts longer than those the model was trained with.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
 pub enum RotaryScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     None,
     /// Positions are divided by `factor` (`rope_type` "linear").
     Linear {
-        /// How many times longer.
+        /// Ratio of the extended to the original length.
         factor: f64,
     },
-    /// Slow pairs are slowed down, fast ones are not (`rope_type` "llama3").
+    /// Low frequencies are divided by `factor`, high ones are kept (`rope_type` "llama3").
     Llama3 {
-        /// How many times longer.
+        /// Ratio of the extended to the original length.
         factor: f64,
-        /// Pairs that turn fewer times than this within the original length are slowed down by all of `factor`.
+        /// Pairs with fewer turns than this within the original length have their frequency divided by `factor`.
         low_freq_factor: f64,
-        /// Pairs that turn more often than this are not slowed down.
+        /// Pairs with more turns than this keep their frequency.
         high_freq_factor: f64,
         /// `original_max_position_embeddings`.
         original_max_len: usize,
     },
-    /// Slow pairs are slowed down, fast ones are not, and scores are sharpened (`rope_type` "yarn").
+    /// Low frequencies are divided by `factor`, high ones are kept, and attention scores are scaled up (`rope_type`
+    /// "yarn").
     Yarn {
-        /// How many times longer.
+        /// Ratio of the extended to the original length.
         factor: f64,
         /// `original_max_position_embeddings`.
         original_max_len: usize,
-        /// Turns within the original length from which on a pair is not slowed down: 32 in transformers.
+        /// Pairs with this many turns or more within the original length keep their frequency: 32 in transformers.
         beta_fast: f64,
-        /// Turns up to which a pair is slowed down by all of `factor`: 1 in transformers.
+        /// Pairs with this many turns or fewer have their frequency divided by `factor`: 1 in transformers.
         beta_slow: f64,
-        /// What queries and keys are multiplied with: `0.1 ln(factor) + 1` where there is none.
+        /// Factor of queries and keys. `None`: `0.1 ln(factor) + 1`, or 1 for a `factor` of 1 or less.
         attention_factor: Option<f64>,
-        /// Whether the bounds between slow and fast are rounded outwards to whole pairs: true in transformers.
+        /// Whether the bounds between low and high frequencies are rounded outwards to whole pairs: true in
+        /// transformers.
         truncate: bool,
     },
 }
 
-/// The angle per position of each pair of `head_dim` numbers, and what the rotated numbers are multiplied with.
+/// Returns the angle per position of each pair in a head of `head_dim`, and the factor of the rotated numbers.
 pub(super) fn frequencies(head_dim: usize, theta: f64, scaling: &RotaryScaling) -> Result<(Vec<f32>, f64)> {
     scaling.validate()?;
-    // Powers in f64, rounded: what an exact f32 power gives.
+    // Computed in f64 and rounded, which equals an exact f32 power.
     let power = |pair: usize| theta.powf(f64::from((2 * pair) as f32 / head_dim as f32)) as f32;
     let powers = (0..head_dim / 2).map(power);
     let one_over = |x: f32| 1.0 / x;
@@ -78,7 +80,7 @@ pub(super) fn frequencies(head_dim: usize, theta: f64, scaling: &RotaryScaling) 
             truncate,
         } => {
             let dim = head_dim as f64;
-            // The pair, counted in numbers, that turns so many times within the original length.
+            // Index of the pair that makes so many turns within the original length.
             let pair =
                 |turns: f64| dim * (original_max_len as f64 / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
             let (low, high) = (pair(beta_fast), pair(beta_slow));

@@ -1,4 +1,4 @@
-//! Rotary position embedding: pairs of numbers of queries and keys, turned by an angle that grows with the position.
+//! Rotary position embedding: rotates pairs of elements of queries and keys by an angle that grows with the position.
 
 mod frequencies;
 
@@ -15,33 +15,33 @@ use crate::{Error, Result};
 
 const NAME: &str = "rotary";
 
-/// Which numbers of a head turn together.
+/// Which elements of a head form a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RotaryLayout {
-    /// Number i of the first half and number i of the second: Hugging Face's Llama, candle's `rope`.
+    /// Element i of the first half and element i of the second: Hugging Face's Llama, candle's `rope`.
     #[default]
     HalfSplit,
-    /// Numbers 2 i and 2 i + 1: the original Llama's weights, candle's `rope_i`.
+    /// Elements 2 i and 2 i + 1: the original Llama's weights, candle's `rope_i`.
     Interleaved,
 }
 
-/// What a [`Rotary`] embedding's angles are.
+/// Configuration of a [`Rotary`] embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RotaryConfig {
-    /// Numbers of a head, even.
+    /// Elements of a head, even.
     pub head_dim: usize,
-    /// Positions that the table has angles for.
+    /// Number of positions in the table.
     pub max_len: usize,
     /// The base of the angles (`rope_theta`), above 1. Default in [`RotaryConfig::new`]: 10,000.
     pub theta: f64,
-    /// Which numbers turn together. Default in [`RotaryConfig::new`]: halves.
+    /// Which elements form a pair. Default in [`RotaryConfig::new`]: halves.
     pub layout: RotaryLayout,
-    /// How the model reaches beyond the length that it was trained with. Default in [`RotaryConfig::new`]: not at all.
+    /// Scaling for contexts longer than those in training. Default in [`RotaryConfig::new`]: none.
     pub scaling: RotaryScaling,
 }
 
 impl RotaryConfig {
-    /// Halves that turn together, a base of 10,000, no scaling.
+    /// A configuration with pairs from both halves, a base of 10,000, and no scaling.
     pub fn new(head_dim: usize, max_len: usize) -> Self {
         Self {
             head_dim,
@@ -76,7 +76,7 @@ impl RotaryConfig {
 /// The table of sines and cosines is f32, computed as Hugging Face's transformers computes it.
 ///
 /// # Cost
-/// `max_len * head_dim` f32 numbers, made once; a clone shares them.
+/// `max_len * head_dim` f32 numbers, computed once; clones share them.
 ///
 /// # Source
 /// Su et al., "RoFormer" (2021), section 3.2; Chen et al., "Extending Context Window of Large Language Models via Positional
@@ -104,10 +104,11 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Makes the table, on the device of the tensors that will be rotated.
+    /// Computes the table, on the device of the tensors that will be rotated.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`]: a `head_dim` that is odd, a factor that is not above 0; candle's, where there is no memory.
+    /// [`Error::InvalidConfig`]: a `head_dim` that is odd, a factor that is not above 0; candle's, if memory is
+    /// exhausted.
     pub fn new(config: &RotaryConfig, device: &Device) -> Result<Self> {
         config.validate()?;
         let (frequencies, factor) = frequencies(config.head_dim, config.theta, &config.scaling)?;
@@ -119,23 +120,23 @@ impl Rotary {
         Ok(Self { cos: table(f64::cos)?, sin: table(f64::sin)?, config: config.clone() })
     }
 
-    /// What it was made with.
+    /// The configuration it was made with.
     pub fn config(&self) -> &RotaryConfig {
         &self.config
     }
 
-    /// Rotates queries or keys, of which the first has the position `offset` (with a cache: as many as it holds).
+    /// Rotates queries or keys. The first is at position `offset`: with a cache, the number of positions in it.
     ///
     /// # Shapes
-    /// `(.., positions, heads * head_dim)`, any number of heads side by side, as [`attention`](crate::attention) takes them; or
-    /// `(batch, heads, positions, head_dim)`. The result's is the same.
+    /// `(.., positions, heads * head_dim)`, with any number of adjacent heads, as [`attention`](crate::attention)
+    /// takes them; or `(batch, heads, positions, head_dim)`. The result has the same shape.
     ///
     /// # Cost
     /// On a CPU one pass forward and one backward, in parallel; nothing is kept. The bits do not depend on the number of threads.
     ///
     /// # Errors
-    /// [`Error::BeyondTable`]: positions from `max_len` on; a last dimension that `head_dim` does not divide, fewer than two
-    /// dimensions; a tensor that is not of f16, bf16, f32 or f64.
+    /// [`Error::BeyondTable`] for positions of `max_len` or more; a last dimension that is not a multiple of
+    /// `head_dim`, fewer than two dimensions; a tensor that is not of f16, bf16, f32 or f64.
     pub fn apply(&self, x: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         let (positions, heads) = self.check(x, offset)?;
         let dtype = working_dtype(NAME, x.dtype())?;
@@ -152,7 +153,7 @@ impl Rotary {
         turned.to_dtype(x.dtype())
     }
 
-    /// Positions and heads of a tensor that fits.
+    /// Checks the tensor's shape and returns its number of positions and heads.
     fn check(&self, x: &Tensor, offset: usize) -> Result<(usize, usize)> {
         let &RotaryConfig { head_dim, max_len, .. } = &self.config;
         let fits = |width: usize| width > 0 && width.is_multiple_of(head_dim);
@@ -177,7 +178,7 @@ impl Rotary {
         let (positions, half) = cos.dims2()?;
         let mut dims = x.dims().to_vec();
         dims.pop();
-        // The two numbers of a pair in a dimension of their own.
+        // The two elements of a pair get a dimension of their own.
         let (pair, shape) = match self.config.layout {
             RotaryLayout::HalfSplit => (D::Minus2, [heads, 2, half]),
             RotaryLayout::Interleaved => (D::Minus1, [heads, half, 2]),
@@ -205,7 +206,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Forward, or backward where the angles are taken the other way.
+    /// Rotates forward, or for backward in the opposite direction.
     fn run<T: Real>(&self, x: &[T], is_backward: bool) -> candle_core::Result<Vec<T>> {
         let mut out = vec![T::zero(); x.len()];
         let (width, half) = (self.heads * self.head_dim, self.head_dim / 2);
@@ -284,7 +285,7 @@ mod tests {
     use super::super::assert_agree;
     use super::*;
 
-    /// What other devices compute is the same, gradient included.
+    /// The fused operation equals the composed one, gradient included.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         for layout in [RotaryLayout::HalfSplit, RotaryLayout::Interleaved] {

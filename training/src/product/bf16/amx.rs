@@ -1,7 +1,7 @@
-//! Blocks of a product by the processor's matrix unit (Intel AMX).
+//! Blocks of a bf16 product on Intel's matrix unit (AMX).
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and the Linux kernel's
-//! documentation of features that a program has to ask for (`x86/xstate`).
+//! documentation of features that a program must request (`x86/xstate`).
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 use super::pack::Tile;
 use super::{LINES, WIDTH};
 
-/// Whether the processor has AMX for bf16, and the system lets this process use it; in which way products are computed if not.
+/// Checks that the processor has AMX for bf16 and the system lets this process use it; the error describes how
+/// products are computed instead.
 pub(super) fn is_available() -> Result<(), &'static str> {
     static FOUND: OnceLock<Result<(), &'static str>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -27,14 +28,15 @@ pub(super) fn is_available() -> Result<(), &'static str> {
     })
 }
 
-/// Asks Linux for the right to use the tiles' state, for all threads of the process. Asking twice does no harm.
+/// Requests permission from Linux to use the tile state, for all threads of the process. It may be requested
+/// repeatedly.
 #[cfg(target_os = "linux")]
 fn ask_for_tiles() -> bool {
     const ARCH_PRCTL: usize = 158;
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XFEATURE_XTILEDATA: usize = 18;
     let result: isize;
-    // SAFETY: this call of the system changes what the process may use, and reads and writes no memory of it.
+    // SAFETY: this system call changes what the process may use, and reads and writes none of its memory.
     unsafe {
         asm!(
             "syscall",
@@ -54,7 +56,7 @@ fn ask_for_tiles() -> bool {
     false
 }
 
-/// The shape of the eight tiles: palette 1, each of 16 rows of 64 bytes.
+/// Shape of the eight tiles: palette 1, each of 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -73,11 +75,11 @@ static CONFIG: Config = {
     Config { palette: 1, start_row: 0, reserved: [0; 14], bytes_of_row, rows }
 };
 
-/// This thread's tiles, configured; given back when it is dropped.
+/// This thread's configured tiles; released on drop.
 pub(super) struct Tiles(());
 
 impl Tiles {
-    /// None where [`is_available`] says why not.
+    /// Configures the tiles; `None` if [`is_available`] returns an error.
     pub(super) fn new() -> Option<Self> {
         is_available().ok()?;
         // SAFETY: the processor has tiles and the system allows them, and the configuration is valid for palette 1.
@@ -87,14 +89,14 @@ impl Tiles {
         Some(Self(()))
     }
 
-    /// Writes, or adds, a block of [`WIDTH`] x [`WIDTH`] sums: panels of as many tiles each.
+    /// Writes, or adds to `out`, a block of [`WIDTH`] x [`WIDTH`] sums; both panels have the same number of tiles.
     ///
     /// # Safety
-    /// `out` has WIDTH rows of WIDTH numbers, each begins `stride` numbers after the one before.
+    /// `out` has WIDTH rows of WIDTH elements; consecutive rows begin `stride` elements apart.
     pub(super) unsafe fn block(&self, out: *mut f32, stride: usize, [a, b]: [&[Tile]; 2], add: bool) {
         assert!(a.len() == b.len() && a.len().is_multiple_of(2) && WIDTH == 2 * LINES);
-        // SAFETY: the tiles are configured as long as `self` lives. The caller answers for `out`; each round of the loop reads
-        // the next two of the tiles of both panels.
+        // SAFETY: the tiles are configured as long as `self` lives. The caller guarantees `out`; each iteration reads
+        // the next two tiles of both panels.
         unsafe {
             asm!(
                 "test {add}, {add}",
@@ -146,7 +148,7 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: they were configured; nothing uses them from here on.
+        // SAFETY: the tiles are configured, and not used after this.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

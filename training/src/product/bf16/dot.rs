@@ -1,4 +1,4 @@
-//! Blocks of a product by AVX-512's dot products of pairs of bf16.
+//! Blocks of a bf16 product with AVX-512's dot products of bf16 pairs.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
@@ -9,13 +9,15 @@ use std::arch::x86_64::{
 use super::pack::Tile;
 use super::{LINES, WIDTH};
 
-/// Rows of a block whose sums are in registers together: twice as many registers of sums, and two of the other operand.
+/// Rows of a block whose sums are in registers at the same time: two registers of sums each, and two for the other
+/// operand.
 const ROWS: usize = 8;
 
-/// Writes, or adds, a block of [`WIDTH`] x [`WIDTH`] sums: panels of as many tiles each.
+/// Writes, or adds to `out`, a block of [`WIDTH`] x [`WIDTH`] sums; both panels have the same number of tiles.
 ///
 /// # Safety
-/// The processor has AVX-512 BF16. `out` has WIDTH rows of WIDTH numbers, each begins `stride` numbers after the one before.
+/// The processor has AVX-512 BF16. `out` has WIDTH rows of WIDTH elements; consecutive rows begin `stride` elements
+/// apart.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn block(out: *mut f32, stride: usize, [a, b]: [&[Tile]; 2], add: bool) {
     for first in (0..WIDTH).step_by(ROWS) {
@@ -23,7 +25,7 @@ pub(super) unsafe fn block(out: *mut f32, stride: usize, [a, b]: [&[Tile]; 2], a
         let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
         if add {
             for (at, [left, right]) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller answers for the rows of `out`.
+                // SAFETY: the caller guarantees the rows of `out`.
                 unsafe {
                     (*left, *right) = (_mm512_loadu_ps(row(at)), _mm512_loadu_ps(row(at).wrapping_add(LINES)))
                 };
@@ -50,7 +52,7 @@ fn add_tiles(sums: &mut [[__m512; 2]; ROWS], lines: &[[u32; LINES]], [left, righ
     for pair in 0..LINES {
         let [left, right] = [left, right].map(|tile| bits(&tile.0[pair]));
         for (line, [of_left, of_right]) in lines.iter().zip(&mut *sums) {
-            // SAFETY: both have 512 bits, and any are valid.
+            // SAFETY: both types have 512 bits, and all bit patterns are valid.
             let x: __m512bh = unsafe { std::mem::transmute(_mm512_set1_epi32(line[pair] as i32)) };
             *of_left = _mm512_dpbf16_ps(*of_left, x, left);
             *of_right = _mm512_dpbf16_ps(*of_right, x, right);
@@ -61,6 +63,6 @@ fn add_tiles(sums: &mut [[__m512; 2]; ROWS], lines: &[[u32; LINES]], [left, righ
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn bits(pairs: &[u32; LINES]) -> __m512bh {
-    // SAFETY: both have 512 bits, and any are valid.
+    // SAFETY: both types have 512 bits, and all bit patterns are valid.
     unsafe { std::mem::transmute(*pairs) }
 }

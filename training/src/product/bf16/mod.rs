@@ -1,9 +1,10 @@
-//! Products of f32 numbers that are rounded to bf16 and summed in f32, at the speed that the processor has for them.
+//! bf16 matrix products: f32 operands rounded to bf16, sums in f32, with AMX or AVX-512.
 //!
-//! Both operands are packed into tiles of 16 lines of 32 numbers (`pack`), in panels of two tiles' width; a kernel multiplies a
-//! panel of one by a panel of the other: AMX where the processor has it (`amx`), dot products of AVX-512 (`dot`) otherwise.
+//! Both operands are packed into tiles of 16 lines of 32 elements (`pack`), in panels two tiles wide; a kernel
+//! multiplies a panel of one by a panel of the other: AMX where the processor has it (`amx`), otherwise AVX-512 dot
+//! products (`dot`).
 //!
-//! Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), for the order of the loops.
+//! Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), for the loop order.
 #![allow(unsafe_code)]
 
 mod amx;
@@ -20,32 +21,32 @@ use rayon::prelude::*;
 use self::pack::{Form, Operand, Part, Tile};
 use super::{Matrix, Unit};
 
-/// Lines of a tile, and pairs of numbers in each.
+/// Lines of a tile, and bf16 pairs in each.
 const LINES: usize = 16;
 
-/// Numbers of a line of a tile.
+/// Elements in a line of a tile.
 const DEPTH: usize = 2 * LINES;
 
 /// Lines of a panel.
 const WIDTH: usize = 2 * LINES;
 
-/// Numbers of a line that are multiplied in one go: a panel of them, 32 KiB, fits the first cache of a core.
+/// Block size along the sums: a panel of it, 32 KiB, fits a core's L1 cache.
 const DEPTHS: usize = 512;
 
-/// Columns of the right operand in one go: 1 MiB, half the second cache of a core.
+/// Block size in columns of the right operand: 1 MiB packed, half a core's L2 cache.
 const COLUMNS: usize = 1024;
 
-/// Rows of the left operand in one go.
+/// Block size in rows of the left operand.
 const ROWS: usize = 4096;
 
 thread_local! {
-    /// Both operands' tiles, kept for the next product.
+    /// Buffers for both operands' tiles, reused by the next product.
     static PACKED: Cell<[Vec<Tile>; 2]> = const { Cell::new([Vec::new(), Vec::new()]) };
 }
 
-/// The fastest unit for products of bf16, or in which way they are computed where there is none.
+/// The fastest unit for bf16 products; the error describes how they are computed without one.
 pub(super) fn unit() -> Result<Unit, &'static str> {
-    // Asking the processor is slow in a virtual machine.
+    // Cached: `cpuid` is slow in a virtual machine.
     static UNIT: OnceLock<Result<Unit, &'static str>> = OnceLock::new();
     *UNIT.get_or_init(|| {
         amx::is_available().map(|()| Unit::Amx).or_else(|why| match has_avx512_bf16() && is_of_amd() {
@@ -55,14 +56,14 @@ pub(super) fn unit() -> Result<Unit, &'static str> {
     })
 }
 
-/// All units that the processor has, also slow ones.
+/// All units of the processor, including slow ones.
 #[cfg(test)]
 pub(super) fn available() -> Vec<Unit> {
     let dot = has_avx512_bf16().then_some(Unit::Dot);
     amx::is_available().ok().map(|()| Unit::Amx).into_iter().chain(dot).collect()
 }
 
-/// Intel's processors with these dot products run them at half the speed: in f32 they are faster.
+/// Intel's processors run these dot products at half the speed, slower than f32.
 fn is_of_amd() -> bool {
     let vendor = __cpuid(0);
     [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
@@ -74,26 +75,26 @@ fn has_avx512_bf16() -> bool {
         && is_x86_feature_detected!("avx512bf16")
 }
 
-/// How a product is computed.
+/// How a bf16 product is computed.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     pub(super) unit: Unit,
     pub(super) digits: Digits,
-    /// By all threads of the pool; the bits are the same.
+    /// Whether all threads of the pool take part; the bits are the same.
     pub(super) in_parallel: bool,
 }
 
-/// What is kept of each number.
+/// Precision kept of each operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Digits {
-    /// 8 binary ones: bf16.
+    /// 8 bits: bf16.
     Eight,
-    /// 16, as the sum of two bf16; what multiplies the lower halves of both is left out.
+    /// 16 bits, as the sum of two bf16; the product of both lower halves is omitted.
     Sixteen,
 }
 
 impl Digits {
-    /// Which parts of both operands are multiplied and summed, the smallest first.
+    /// Pairs of operand parts that are multiplied and summed, the smallest products first.
     fn parts(self) -> &'static [[Part; 2]] {
         match self {
             Self::Eight => &[[Part::High; 2]],
@@ -103,11 +104,11 @@ impl Digits {
 }
 
 impl Plan {
-    /// Writes `scale * a b` into dense rows, all of them, or adds it, for matrices that fit each other, their slices and `out`; they
-    /// have numbers to sum.
+    /// Writes `scale * a b` to all of `out` in dense rows, or adds it. The matrices must fit each other, their slices
+    /// and `out`, and have no dimension of 0.
     ///
     /// # Safety
-    /// Where it adds, `out` is initialized.
+    /// If `add`, `out` is initialized.
     pub(super) unsafe fn multiply(
         self,
         out: &mut [MaybeUninit<f32>],
@@ -118,7 +119,7 @@ impl Plan {
         let (m, n, k) = (pair.0.rows, pair.1.columns, pair.0.columns);
         let left = Operand { lines: pair.0, form: Form::Lines, scale };
         let right = Operand { lines: pair.1.t(), form: Form::Pairs, scale: 1.0 };
-        // Taken, since a thread that waits for others may begin another product.
+        // Taken, since a thread that waits for others in rayon may begin another product.
         let [mut of_left, mut of_right] = PACKED.take();
         for (out, row) in out.chunks_mut(ROWS * n).zip((0..m).step_by(ROWS)) {
             let mut add = add;
@@ -129,7 +130,7 @@ impl Plan {
                     for column in (0..n).step_by(COLUMNS) {
                         let right = right.part(column..column + COLUMNS, depths.clone());
                         let right = self.packed(right, of_b, &mut of_right);
-                        // SAFETY: the first pass writes all blocks, unless `out` was initialized before.
+                        // SAFETY: the first iteration writes all blocks, unless `out` was initialized before.
                         unsafe { self.blocks(out, (n, column), [left, right], DEPTHS.min(k - depth), add) };
                     }
                     add = true;
@@ -139,7 +140,7 @@ impl Plan {
         PACKED.set([of_left, of_right]);
     }
 
-    /// An operand's panels.
+    /// Packs an operand into panels.
     fn packed<'a>(self, operand: Operand<'_>, part: Part, buffer: &'a mut Vec<Tile>) -> &'a [Tile] {
         let panel = 2 * operand.lines.columns.div_ceil(DEPTH);
         let len = operand.lines.rows.div_ceil(WIDTH) * panel;
@@ -148,8 +149,8 @@ impl Plan {
         }
         let buffer = &mut buffer[..len];
         let pack = |(at, tiles): (usize, &mut [Tile])| {
-            // SAFETY: there is a kernel only where the processor has AVX-512 BF16, and the caller of `multiply` has checked the
-            // matrices.
+            // SAFETY: a unit exists only where the processor has AVX-512 BF16, and the caller of `multiply` has
+            // checked the matrices.
             unsafe { operand.part(at * WIDTH..(at + 1) * WIDTH, 0..usize::MAX).pack(tiles, part) }
         };
         match self.in_parallel {
@@ -159,10 +160,10 @@ impl Plan {
         buffer
     }
 
-    /// Multiplies packed operands into rows of `stride` numbers, from one column on.
+    /// Multiplies packed operands into rows of `stride` elements, from `column` on.
     ///
     /// # Safety
-    /// Where it adds, these columns of `out` are initialized.
+    /// If `add`, these columns of `out` are initialized.
     unsafe fn blocks(
         self,
         out: &mut [MaybeUninit<f32>],
@@ -177,7 +178,7 @@ impl Plan {
             let mut sums = Sums::new(self.unit);
             for (out, left) in out.chunks_mut(WIDTH * stride).zip(left.chunks_exact(panel)) {
                 for (right, column) in right.chunks_exact(panel).zip((column..).step_by(WIDTH)) {
-                    // SAFETY: the caller answers for `out`.
+                    // SAFETY: the caller guarantees `out`.
                     unsafe { sums.block(out, (stride, column), [left, right], add) };
                 }
             }
@@ -193,10 +194,10 @@ impl Plan {
     }
 }
 
-/// One thread's kernel.
+/// Kernel state of one thread.
 struct Sums {
     tiles: Option<amx::Tiles>,
-    /// A block at the edge.
+    /// Buffer for a partial block at the edge of the result.
     edge: [f32; WIDTH * WIDTH],
 }
 
@@ -206,10 +207,10 @@ impl Sums {
         Self { tiles, edge: [0.0; WIDTH * WIDTH] }
     }
 
-    /// The block of rows that begins at a column.
+    /// Computes the block of the rows `out` that begins at `column`.
     ///
     /// # Safety
-    /// Where it adds, the block is initialized.
+    /// If `add`, the block is initialized.
     unsafe fn block(
         &mut self,
         out: &mut [MaybeUninit<f32>],
@@ -219,18 +220,18 @@ impl Sums {
     ) {
         let (rows, width) = (out.len() / stride, WIDTH.min(stride - column));
         if rows == WIDTH && width == WIDTH {
-            // SAFETY: `out` has WIDTH rows of `stride` numbers, of which WIDTH are left from `column` on.
+            // SAFETY: `out` has WIDTH rows of `stride` elements, at least WIDTH of them from `column` on.
             return unsafe { self.run(out[column..].as_mut_ptr().cast(), stride, panels, add) };
         }
         let edge = self.edge.as_mut_ptr();
         if add {
             for (edge, row) in self.edge.chunks_exact_mut(WIDTH).zip(out.chunks_exact(stride)) {
                 let row = row[column..column + width].iter();
-                // SAFETY: the caller answers for what is added to.
+                // SAFETY: if `add`, the caller guarantees that the block is initialized.
                 edge.iter_mut().zip(row).for_each(|(edge, x)| *edge = unsafe { x.assume_init() });
             }
         }
-        // SAFETY: `edge` has WIDTH rows of WIDTH numbers.
+        // SAFETY: `edge` has WIDTH rows of WIDTH elements.
         unsafe { self.run(edge, WIDTH, panels, add) };
         for (edge, row) in self.edge.chunks_exact(WIDTH).zip(out.chunks_exact_mut(stride)) {
             row[column..column + width].iter_mut().zip(edge).for_each(|(x, &edge)| _ = x.write(edge));
@@ -238,9 +239,9 @@ impl Sums {
     }
 
     /// # Safety
-    /// `out` has WIDTH rows of WIDTH numbers, each begins `stride` numbers after the one before.
+    /// `out` has WIDTH rows of WIDTH elements; consecutive rows begin `stride` elements apart.
     unsafe fn run(&self, out: *mut f32, stride: usize, panels: [&[Tile]; 2], add: bool) {
-        // SAFETY: the caller answers for `out`; there is a kernel only where the processor has AVX-512 BF16.
+        // SAFETY: the caller guarantees `out`; a unit exists only where the processor has AVX-512 BF16.
         unsafe {
             match &self.tiles {
                 Some(tiles) => tiles.block(out, stride, panels, add),

@@ -1,4 +1,4 @@
-//! Operands as tiles of bf16, in the order in which the kernels read them.
+//! Packing of operands into bf16 tiles, in the order in which the kernels read them.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::{DEPTH, LINES, WIDTH};
 use crate::product::Matrix;
 
-/// 16 lines of 16 pairs of neighbours in depth, or 16 pairs of 16 lines each: see [`Form`].
+/// 16 lines of 16 pairs adjacent in depth, or 16 pairs of 16 lines each: see [`Form`].
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Tile(pub(super) [[u32; LINES]; LINES]);
@@ -22,7 +22,7 @@ impl Tile {
     pub(super) const ZERO: Self = Self([[0; LINES]; LINES]);
 }
 
-/// How a tile's numbers lie.
+/// Order of the elements in a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// Line by line: the left operand, whose lines are rows.
@@ -31,16 +31,16 @@ pub(super) enum Form {
     Pairs,
 }
 
-/// Which bits of each number are packed.
+/// Which part of each number is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// The number, rounded to bf16.
     High,
-    /// What rounding takes away, rounded to bf16.
+    /// The rounding error of `High`, rounded to bf16.
     Low,
 }
 
-/// An operand seen as lines (rows of the left one, columns of the right one) of numbers along the sums.
+/// An operand as lines (rows of the left one, columns of the right one); the sums run along a line, its depth.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'a> {
     pub(super) lines: Matrix<'a, f32>,
@@ -49,25 +49,25 @@ pub(super) struct Operand<'a> {
 }
 
 impl Operand<'_> {
-    /// Some lines and some numbers of each, as far as there are.
+    /// A range of lines and of depths, clipped to the operand.
     pub(super) fn part(self, lines: Range<usize>, depths: Range<usize>) -> Self {
         let Matrix { rows, columns, .. } = self.lines;
         let (lines, depths) = (lines.start..lines.end.min(rows), depths.start..depths.end.min(columns));
         Self { lines: self.lines.rows(lines).columns(depths), ..self }
     }
 
-    /// The tiles of one panel of [`WIDTH`] lines, zeros beyond the edges.
+    /// Packs the tiles of one panel of [`WIDTH`] lines, with zeros beyond the edges.
     ///
     /// # Safety
-    /// The processor has AVX-512 with BW and BF16. The matrix lies wholly in its slice.
+    /// The processor has AVX-512 with BW and BF16. The whole matrix lies in its slice.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub(super) unsafe fn pack(&self, out: &mut [Tile], part: Part) {
-        // In the order in which the numbers lie.
+        // In memory order.
         let depths = out.len() / 2;
         let by_depth = self.lines.column_stride == 1;
         for at in 0..out.len() {
             let (half, step) = if by_depth { (at / depths, at % depths) } else { (at % 2, at / 2) };
-            // SAFETY: the caller answers for the processor and the matrix.
+            // SAFETY: the caller guarantees the processor and the matrix.
             unsafe { self.tile(&mut out[2 * step + half], half * LINES, step * DEPTH, part) };
         }
     }
@@ -89,7 +89,7 @@ impl Operand<'_> {
         let mut gathered = [0f32; LINES * DEPTH];
         let words = if form == Form::Pairs {
             source.stride = column_stride;
-            // SAFETY: the matrix lies in its slice, its lines side by side.
+            // SAFETY: the matrix lies in its slice, and its lines are adjacent in memory.
             unsafe { source.by_pairs() }
         } else {
             if column_stride != 1 {
@@ -100,20 +100,21 @@ impl Operand<'_> {
                 }
                 (source.from, source.stride) = (gathered.as_ptr(), DEPTH);
             }
-            // SAFETY: the matrix lies in its slice, and all of it in `gathered`; the numbers of a line are side by side.
+            // SAFETY: the matrix lies in its slice, and `gathered` holds a whole tile; the elements of a line are
+            // adjacent.
             unsafe { source.by_lines() }
         };
         let words = if form == self.form { words } else { transposed(words) };
-        // SAFETY: both have 16 times 512 bits, and any are valid.
+        // SAFETY: both have 16 times 512 bits, and all bit patterns are valid.
         *tile = unsafe { std::mem::transmute::<[__m512i; LINES], Tile>(words) };
     }
 }
 
-/// The numbers of a tile, of which some may lie beyond the matrix: at most 16 lines of at most 32.
+/// Input of a tile, clipped to the matrix: at most 16 lines of at most 32 elements.
 #[derive(Clone, Copy)]
 struct Source {
     from: *const f32,
-    /// From line to line, or from number to number of a line where the lines' numbers lie side by side.
+    /// From line to line, or from element to element of a line where the lines are adjacent.
     stride: usize,
     lines: usize,
     depths: usize,
@@ -126,10 +127,10 @@ impl Source {
         self.lines == LINES && self.depths == DEPTH
     }
 
-    /// Lines of 16 pairs each.
+    /// Reads lines of 16 pairs each.
     ///
     /// # Safety
-    /// There are all numbers of each line, side by side.
+    /// `lines` lines of `depths` adjacent elements can be read.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn by_lines(self) -> [__m512i; LINES] {
@@ -137,7 +138,7 @@ impl Source {
         if self.is_whole() {
             for (line, word) in words.iter_mut().enumerate() {
                 let at = self.from.wrapping_add(line * self.stride);
-                // SAFETY: the caller answers for the line's 32 numbers.
+                // SAFETY: the caller guarantees the line's 32 elements.
                 let numbers = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.wrapping_add(LINES))] };
                 *word = self.rounded(numbers);
             }
@@ -146,7 +147,7 @@ impl Source {
         let masks = [first(self.depths), first(self.depths.saturating_sub(LINES))];
         for (line, word) in words.iter_mut().enumerate().take(self.lines) {
             let at = self.from.wrapping_add(line * self.stride);
-            // SAFETY: what the masks leave out is not read.
+            // SAFETY: elements outside the masks are not read.
             let numbers = unsafe {
                 [_mm512_maskz_loadu_ps(masks[0], at), _mm512_maskz_loadu_ps(masks[1], at.wrapping_add(LINES))]
             };
@@ -155,10 +156,10 @@ impl Source {
         words
     }
 
-    /// Pairs of 16 lines each.
+    /// Reads pairs of 16 lines each.
     ///
     /// # Safety
-    /// There are the numbers of all lines at each depth, side by side.
+    /// At each of `depths` depths, `lines` adjacent elements can be read.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn by_pairs(self) -> [__m512i; LINES] {
@@ -166,7 +167,7 @@ impl Source {
         if self.is_whole() {
             for (pair, word) in words.iter_mut().enumerate() {
                 let at = self.from.wrapping_add(2 * pair * self.stride);
-                // SAFETY: the caller answers for the 16 numbers of both depths.
+                // SAFETY: the caller guarantees the 16 elements at both depths.
                 let numbers = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.wrapping_add(self.stride))] };
                 *word = interleaved(self.rounded(numbers));
             }
@@ -175,7 +176,7 @@ impl Source {
         for (pair, word) in words.iter_mut().enumerate().take(self.depths.div_ceil(2)) {
             let at = self.from.wrapping_add(2 * pair * self.stride);
             let masks = [first(self.lines), if 2 * pair + 1 < self.depths { first(self.lines) } else { 0 }];
-            // SAFETY: what the masks leave out is not read.
+            // SAFETY: elements outside the masks are not read.
             let numbers = unsafe {
                 [
                     _mm512_maskz_loadu_ps(masks[0], at),
@@ -187,7 +188,7 @@ impl Source {
         words
     }
 
-    /// 32 numbers as bf16, the first 16 in the lower half.
+    /// Rounds 32 numbers to bf16, the first 16 in the lower half.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     fn rounded(self, numbers: [__m512; 2]) -> __m512i {
@@ -202,7 +203,7 @@ impl Source {
     }
 }
 
-/// A mask of the first `count` of 16 numbers.
+/// Mask of the first `count` of 16 elements.
 fn first(count: usize) -> u16 {
     ((1u32 << count.min(LINES)) - 1) as u16
 }
@@ -210,11 +211,11 @@ fn first(count: usize) -> u16 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn round([low, high]: [__m512; 2]) -> __m512i {
-    // SAFETY: both have 512 bits, and any are valid.
+    // SAFETY: both have 512 bits, and all bit patterns are valid.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
-/// Numbers of the lower and of the upper half in turn.
+/// Interleaves the elements of the lower and the upper half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleaved(halves: __m512i) -> __m512i {
@@ -226,12 +227,12 @@ fn interleaved(halves: __m512i) -> __m512i {
         }
         order
     };
-    // SAFETY: 32 numbers of 16 bits.
+    // SAFETY: `ORDER` has 32 elements of 16 bits.
     let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
     _mm512_permutexvar_epi16(order, halves)
 }
 
-/// The transposed matrix of 16 x 16 words.
+/// Transposes a matrix of 16 x 16 words.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transposed(rows: [__m512i; LINES]) -> [__m512i; LINES] {
@@ -241,7 +242,7 @@ fn transposed(rows: [__m512i; LINES]) -> [__m512i; LINES] {
         (halves[2 * at], halves[2 * at + 1]) =
             (_mm512_unpacklo_epi32(one, other), _mm512_unpackhi_epi32(one, other));
     }
-    // Of each four rows: column c of all four in its quarter c / 4, for c % 4 by index.
+    // For each four rows: register c % 4 holds, in its quarter c / 4, column c of all four.
     let mut quarters = [_mm512_setzero_si512(); LINES];
     for four in 0..LINES / 4 {
         let [a, b, c, d] = [0, 1, 2, 3].map(|at| halves[4 * four + at]);

@@ -1,4 +1,4 @@
-//! The scores of one block of queries by keys.
+//! Attention scores of one block of queries and keys: masking, softmax and dropout.
 
 use std::ops::Range;
 
@@ -7,24 +7,24 @@ use crate::product::Matrix;
 
 use super::super::{Call, Sizes};
 
-/// Queries and keys of a block: its scores, with those of backward, fit the caches of a core.
+/// Queries in a block: its scores, and those of backward, fit a core's caches.
 pub(super) const QUERIES: usize = 64;
 
-/// Which scores a block has.
+/// Extent of a block of scores.
 pub(super) struct Block {
-    /// The head, counted over the batch.
+    /// The head's index, counted over the batch.
     pub(super) index: usize,
-    /// Its first query.
+    /// First query.
     pub(super) first: usize,
-    /// Its keys.
+    /// Range of keys.
     pub(super) seen: Range<usize>,
 }
 
-/// What is known of the queries of a block after some of their keys.
+/// Online softmax state of a block's queries after some of their keys.
 pub(super) struct Running<T> {
-    /// The highest score.
+    /// Highest score so far.
     top: [T; QUERIES],
-    /// The sum of exponentials of scores less the highest.
+    /// Sum of `exp(score - top)` so far.
     total: [T; QUERIES],
 }
 
@@ -33,7 +33,7 @@ impl<T: Real> Running<T> {
         Self { top: [T::NEG_INFINITY; QUERIES], total: [T::zero(); QUERIES] }
     }
 
-    /// Divides what is mixed by the sums, and gives their logarithms.
+    /// Divides the output by the sums, and writes the logarithms of the sums.
     pub(super) fn finish(&self, mixed: &mut [T], log_sums: &mut [T]) {
         let width = mixed.len() / log_sums.len().max(1);
         let rows = mixed.chunks_exact_mut(width.max(1)).zip(log_sums);
@@ -50,8 +50,8 @@ impl<T: Real> Running<T> {
 }
 
 impl Call {
-    /// Makes of a block's scores the exponentials that weights are in proportion to, and of what is mixed so far the same
-    /// proportion.
+    /// Turns a block's scores into exponentials relative to the running maximum, and rescales the output so far to
+    /// that maximum.
     #[inline(always)]
     pub(super) fn weigh<T: Real>(
         &self,
@@ -73,7 +73,7 @@ impl Call {
                     let seen = &mut row[own];
                     let highest = max(seen);
                     let highest = if highest > *top { highest } else { *top };
-                    // What is not a number is not hidden, and shows in the result.
+                    // A NaN score is not hidden, and must show in the result.
                     let all_hidden = || self.hidden.is_some() && seen.iter().all(|x| *x == T::NEG_INFINITY);
                     if highest == T::NEG_INFINITY && (seen.is_empty() || all_hidden()) {
                         seen.fill(T::zero());
@@ -92,7 +92,8 @@ impl Call {
         }
     }
 
-    /// Makes of a block's scores the weights, and of the gradients of weights those of scores, but for the scale.
+    /// Recomputes a block's weights from its scores, and turns gradients of weights into gradients of scores, without
+    /// the scale.
     #[inline(always)]
     pub(super) fn weigh_again<T: Real>(
         &self,
@@ -130,12 +131,12 @@ impl Call {
         }
     }
 
-    /// The weight of each key for a query that sees none.
+    /// Weight of each key for a query whose mask has no key.
     fn alike<T: Real>(&self) -> T {
         if self.hidden.is_some() { T::zero() } else { T::from_f64(1.0 / self.sizes.keys as f64) }
     }
 
-    /// Which of the block's keys the query of its row `at` sees, and `None` for a query that sees no key at all.
+    /// Which of the block's keys the query in row `at` sees; `None` if its mask has no key at all.
     #[inline(always)]
     fn own(&self, block: &Block, at: usize) -> Option<Range<usize>> {
         let own = self.mask.range(block.first + at, self.sizes.queries, self.sizes.keys);
@@ -143,7 +144,7 @@ impl Call {
         (!own.is_empty()).then(|| within(own.start)..within(own.end))
     }
 
-    /// Zeroes what a query does not see, and lets what is hidden in between weigh nothing.
+    /// Zeroes the scores outside `own`, and sets those of hidden keys inside it to negative infinity.
     #[inline(always)]
     fn hide<T: Real>(&self, row: &mut [T], block: &Block, own: Range<usize>) {
         row[..own.start].fill(T::zero());

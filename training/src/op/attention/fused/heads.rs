@@ -1,4 +1,4 @@
-//! Head by head, block by block.
+//! Fused attention: loops over heads and blocks, forward and backward.
 
 use std::ops::Range;
 
@@ -14,10 +14,10 @@ use super::block::{Block, QUERIES, Running};
 
 const KEYS: usize = 512;
 
-/// Multiplications below which other threads are not woken.
+/// Work below this many multiplications runs on the calling thread.
 const SMALL: usize = 1 << 18;
 
-/// Where some keys are among others.
+/// `seen` relative to the start of `near`.
 fn within(seen: &Range<usize>, near: &Range<usize>) -> Range<usize> {
     seen.start - near.start..seen.end - near.start
 }
@@ -29,7 +29,7 @@ impl Sizes {
         Matrix::new(numbers.get(start..).unwrap_or_default(), len, self.dims, heads * self.dims)
     }
 
-    /// Puts heads, which lie one after the other, side by side.
+    /// Converts from (batch, head, position, dims) to (batch, position, head, dims).
     fn side_by_side<T: Real>(self, apart: Vec<T>, len: usize, heads: usize) -> Vec<T> {
         if heads == 1 || len == 1 {
             return apart;
@@ -45,7 +45,7 @@ impl Sizes {
         out
     }
 
-    /// Scores of a block, at most.
+    /// Maximum number of scores in a block.
     fn scores(self) -> usize {
         self.queries.min(QUERIES) * self.keys.min(KEYS)
     }
@@ -57,7 +57,7 @@ impl Sizes {
 }
 
 impl Call {
-    /// The mixed values, and the logarithm of each query's sum of exponentials, head by head.
+    /// Returns the output, and the logarithm of each query's sum of exponentials, head by head.
     pub(super) fn forward<T: Real>(&self, inputs: Inputs<'_, T, 3>) -> candle_core::Result<(Vec<T>, Vec<T>)> {
         let sizes @ Sizes { batch, queries, heads, dims, .. } = self.sizes;
         let mut mixed = vec![T::zero(); batch * heads * queries * dims];
@@ -112,7 +112,7 @@ impl Call {
         Ok(())
     }
 
-    /// Gradients of queries, keys and values.
+    /// Returns the gradients of queries, keys and values.
     pub(super) fn backward<T: Real>(
         &self,
         inputs: Inputs<'_, T, 5>,
@@ -142,7 +142,7 @@ impl Call {
         ])
     }
 
-    /// Of one head of keys and values, and of the heads of queries that it serves.
+    /// Backward of one head of keys and values, with the query heads that share it.
     fn backward_group<T: Real>(
         &self,
         group: usize,
@@ -187,14 +187,15 @@ impl Call {
         Ok(())
     }
 
-    /// The keys, so many at a time that they, their values and the gradients of both stay in a core's cache while all queries
-    /// that see them are gone through.
+    /// Ranges of keys small enough that they, their values and the gradients of both stay in a core's cache while all
+    /// queries that see them are processed.
     fn near_keys(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let keys = self.sizes.keys;
         (0..keys).step_by(KEYS).map(move |start| start..keys.min(start + KEYS))
     }
 
-    /// Those of some keys that some queries of a head see.
+    /// The block of a head's queries `rows` and those of the keys `near` that any of them sees; `None` if there are
+    /// none.
     fn block(&self, index: usize, rows: &Range<usize>, near: &Range<usize>) -> Option<Block> {
         let seen = self.mask.union(rows.clone(), self.sizes.queries, self.sizes.keys);
         let seen = seen.start.max(near.start)..seen.end.min(near.end);
