@@ -1,4 +1,4 @@
-//! Flat tensors that gradients are gathered in, and how far they are.
+//! Gradient buckets: the flat tensors that gradients are collected in, and which gradients are still missing.
 
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId};
 
@@ -6,7 +6,8 @@ use crate::comm_hook::{GradBucket, GradSlot};
 use crate::parameter::Parameter;
 use crate::plan::{Bucket, Plan};
 
-/// What is known of one parameter's gradient. It holds no tensor: hooks lead here, and tensors hold hooks.
+/// Metadata of one parameter's gradient. It holds no tensor: hooks refer to it, and tensors hold hooks, so that would be a
+/// reference cycle.
 pub(crate) struct Gradient {
     pub(crate) name: String,
     pub(crate) variable: TensorId,
@@ -29,32 +30,33 @@ impl Gradient {
         }
     }
 
-    /// A flat gradient of nothing.
+    /// Returns a flat gradient of zeros.
     pub(crate) fn zeros(&self) -> Result<Tensor> {
         Tensor::zeros(self.shape.elem_count(), self.dtype, &self.device)
     }
 }
 
-/// The buckets of one plan. A bucket's flat tensor holds its gradients one after the other and then, for each, a 1 if
-/// this rank has used the parameter, else a 0: after averaging, what no rank has used has 0 there.
+/// The buckets of one plan. A bucket's flat tensor contains its gradients one after the other, followed by a flag for each: 1
+/// if this rank has used the parameter, else 0. After averaging, the flag of a parameter that no rank has used is 0.
 pub(crate) struct Buckets {
     pub(crate) plan: Plan,
-    /// By bucket; made anew for each step, since the user may keep what a step gave out.
+    /// By bucket; allocated for each step, since the user may keep the gradients that a step returned.
     flats: Vec<Option<Tensor>>,
-    /// By parameter: its bucket holds a gradient of it, from this pass or accumulated before.
+    /// By parameter: whether its bucket contains a gradient of it, from this pass or accumulated before.
     used: Vec<bool>,
-    /// By parameter of f16 or bf16 of which several gradients came: their sum in f32, in place of what the bucket holds.
+    /// By parameter of f16 or bf16 for which several gradients arrived: their sum in f32, which replaces what the bucket
+    /// contains.
     wide: Vec<Option<Tensor>>,
-    /// By bucket: parameters that this pass still waits for.
+    /// By bucket: number of parameters that this pass still waits for.
     missing: Vec<usize>,
-    /// By parameter: how often its gradient may come in a pass. More than once where backward computes something again that uses
-    /// it, and it has other uses.
+    /// By parameter: how many gradients a pass may produce. More than one if the parameter is used in something that backward
+    /// recomputes, and also elsewhere.
     times: Vec<usize>,
-    /// By parameter, in this pass: how often it is still to come.
+    /// By parameter: how many gradients of this pass are still expected.
     awaited: Vec<usize>,
-    /// By parameter, in this pass: how often it has come.
+    /// By parameter: how many gradients have arrived in this pass.
     come: Vec<usize>,
-    /// The parameters whose gradients have come in this pass, in the order in which they first did.
+    /// Parameters whose gradients have arrived in this pass, in the order of their first arrival.
     pub(crate) arrived: Vec<usize>,
 }
 
@@ -74,12 +76,12 @@ impl Buckets {
         }
     }
 
-    /// The same gradients in other buckets, between passes.
+    /// Returns buckets for another plan, between passes, with the same expected numbers of gradients.
     pub(crate) fn replanned(&self, plan: Plan) -> Self {
         Self { times: self.times.clone(), ..Self::new(plan) }
     }
 
-    /// Expects every gradient once more.
+    /// Starts a pass, which waits for every gradient.
     pub(crate) fn begin_pass(&mut self) {
         self.arrived.clear();
         self.come.fill(0);
@@ -89,7 +91,7 @@ impl Buckets {
         }
     }
 
-    /// Notes that a gradient has come.
+    /// Records that a gradient has arrived.
     pub(crate) fn arrive(&mut self, index: usize) {
         if self.come[index] == 0 {
             self.arrived.push(index);
@@ -102,8 +104,8 @@ impl Buckets {
         self.awaited[index] = self.awaited[index].saturating_sub(1);
     }
 
-    /// Puts a gradient times `scale` into its place, or adds it to what was accumulated there; without a scale it does not
-    /// count, whatever it is.
+    /// Stores a gradient times `scale` in its bucket, or adds it to what was accumulated there. Without a scale the gradient
+    /// is ignored, even if it is NaN.
     pub(crate) fn put(
         &mut self,
         gradients: &[Gradient],
@@ -133,7 +135,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Adds a flat gradient to what lies in its place.
+    /// Adds a flat gradient to the one in its bucket.
     pub(crate) fn add(&mut self, index: usize, grad: &Tensor) -> Result<()> {
         let place = self.plan.places[index];
         let Some(flat) = self.flats[place.bucket].as_ref().filter(|_| grad.elem_count() > 0) else {
@@ -143,7 +145,7 @@ impl Buckets {
         flat.slice_set(&sum, 0, place.offset)
     }
 
-    /// Nothing more is to come for this parameter in this pass.
+    /// Records that no more gradients of this parameter arrive in this pass.
     pub(crate) fn settle(&mut self, index: usize) {
         if std::mem::take(&mut self.awaited[index]) > 0 {
             self.missing[self.plan.places[index].bucket] -= 1;
@@ -154,7 +156,7 @@ impl Buckets {
         self.missing[bucket] == 0
     }
 
-    /// Multiplies what a bucket holds, of which nothing more is to come.
+    /// Multiplies the contents of a bucket that has received all its gradients.
     pub(crate) fn scale(&mut self, bucket: usize, factor: f64) -> Result<()> {
         for index in &self.plan.buckets[bucket].items {
             if let (Some(sum), Some(flat)) = (self.wide[*index].take(), &self.flats[bucket]) {
@@ -167,7 +169,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// A bucket ready to be averaged, with its gradients times `factor`.
+    /// Returns a bucket that is ready to be averaged, with its gradients times `factor`.
     pub(crate) fn seal(&mut self, gradients: &[Gradient], bucket: usize, factor: f64) -> Result<GradBucket> {
         self.scale(bucket, factor)?;
         let flat = self.flat(gradients, bucket)?;
@@ -187,8 +189,9 @@ impl Buckets {
         Ok(GradBucket { flat, slots: items.iter().map(slot).collect() })
     }
 
-    /// Gives out a bucket's gradients as views of its flat tensor, each with its parameter, and forgets them; none for
-    /// parameters without. After averaging (`averaged`) the flags tell which those are, else what this rank has used.
+    /// Returns a bucket's gradients as views of its flat tensor, each with the index of its parameter, and empties the
+    /// bucket. `None` for parameters without a gradient: after averaging (`averaged`) the flags show which those are;
+    /// otherwise, those that this rank has not used.
     pub(crate) fn take(
         &mut self,
         gradients: &[Gradient],
@@ -199,7 +202,7 @@ impl Buckets {
         let Bucket { elements, items } = &self.plan.buckets[bucket];
         let mut used: Vec<bool> =
             items.iter().map(|&index| std::mem::replace(&mut self.used[index], false)).collect();
-        // What was used here needs no look, which on an accelerator would have to wait.
+        // If this rank has used all parameters, the flags need not be read, which would synchronise with an accelerator.
         if let Some(flat) = flat.as_ref().filter(|_| averaged && used.contains(&false)) {
             let flags = flat.narrow(0, *elements, items.len())?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
             used = flags.iter().map(|&flag| flag > 0.0).collect();

@@ -1,4 +1,4 @@
-//! The `VarBuilder` that a model is built with: it hands out hooked copies of what the user's builder holds.
+//! The `VarBuilder` that a model is built with: returns hooked copies of the tensors of the user's builder.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,25 +11,25 @@ use crate::hook::{Hook, Link};
 use crate::parameter::Parameter;
 use crate::{DdpConfig, Error, lock};
 
-/// What a model has asked for so far.
+/// What a model has requested so far.
 #[derive(Default)]
 pub(crate) struct Registry {
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) buffers: Vec<(String, Var)>,
-    /// By name, and for variables of the user's by identity: one variable may go by several names.
+    /// By name, and for the user's variables by identity: a variable may have several names.
     names: HashMap<String, usize>,
     variables: HashMap<TensorId, usize>,
     closed: bool,
 }
 
 impl Registry {
-    /// Gives out what was collected, and nothing from then on.
+    /// Returns what was registered, and refuses all later requests.
     pub(crate) fn close(&mut self) -> (Vec<Parameter>, Vec<(String, Var)>) {
         self.closed = true;
         (std::mem::take(&mut self.parameters), std::mem::take(&mut self.buffers))
     }
 
-    /// What this name got before.
+    /// Returns the tensor that an earlier request for this name got.
     fn find(&self, name: &str, shape: Option<&Shape>, dtype: DType) -> Result<Option<Tensor>> {
         let Some(parameter) = self.names.get(name).and_then(|&index| self.parameters.get(index)) else {
             return Ok(None);
@@ -59,7 +59,7 @@ impl Registry {
             Some(&index) => index,
             None => {
                 let index = self.parameters.len();
-                // The user's own variable where it is one, else a new one with its values.
+                // `from_tensor` returns the user's own variable if it is one, otherwise a new variable with its values.
                 let var = Var::from_tensor(&given)?;
                 let tensor = tape::apply_op1(&var, Hook { index, link: link.clone() })?;
                 self.parameters.push(Parameter::new(name, var, tensor, given.is_variable())?);
@@ -79,7 +79,7 @@ impl Registry {
     }
 }
 
-/// Wraps the user's builder.
+/// `VarBuilder` backend that wraps the user's builder.
 pub(crate) struct Hooking<'a> {
     inner: VarBuilder<'a>,
     registry: Arc<Mutex<Registry>>,
@@ -88,7 +88,7 @@ pub(crate) struct Hooking<'a> {
 }
 
 impl<'a> Hooking<'a> {
-    /// A builder that gives what `inner` gives, hooked, and collects it in `registry`.
+    /// Creates a builder that returns hooked copies of what `inner` returns, and registers them in `registry`.
     pub(crate) fn builder(
         inner: VarBuilder<'a>,
         registry: Arc<Mutex<Registry>>,

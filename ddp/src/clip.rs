@@ -1,4 +1,4 @@
-//! Clipping by the norm of all gradients together.
+//! Gradient clipping by global norm.
 
 use candle_core::backprop::GradStore;
 use training::clip_grad_norm;
@@ -6,18 +6,18 @@ use training::clip_grad_norm;
 use crate::{Ddp, Result};
 
 impl<M> Ddp<M> {
-    /// Scales the gradients so that their norm together is at most `max_norm`; gives the norm that they had. To be called on
-    /// every rank, with what [`Ddp::backward`] or one of the others gave.
+    /// Scales the gradients so that their global norm is at most `max_norm`, and returns the norm before scaling. Must be
+    /// called on every rank, with the result of [`Ddp::backward`], [`Ddp::backward_weighted`] or [`Ddp::join`].
     ///
-    /// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all are multiplied with `max_norm / (norm + 1e-6)`
-    /// where that is below 1. Every rank has the same gradients, so that all have the same norm.
+    /// Like PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all gradients are multiplied by `max_norm / (norm +
+    /// 1e-6)` if that is below 1. Every rank has the same gradients, and so computes the same norm.
     ///
     /// # Cost
-    /// One pass over the gradients, and another one where they are clipped; no communication.
+    /// One pass over the gradients, and another one if they are scaled; no communication.
     ///
     /// # Errors
-    /// [`training::Error::NotFinite`] where a gradient holds a NaN or an infinity; [`training::Error::InvalidConfig`] for a
-    /// `max_norm` that is negative or NaN. Nothing is changed then.
+    /// [`training::Error::NotFinite`] if a gradient contains a NaN or an infinity; [`training::Error::InvalidConfig`] for a
+    /// `max_norm` that is negative or NaN. The gradients are then unchanged.
     ///
     /// ```
     /// # use std::sync::Arc;

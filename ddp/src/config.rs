@@ -1,34 +1,36 @@
-//! How gradients are grouped and averaged.
+//! Configuration: how gradients are grouped and averaged.
 
 use training::AuditConfig;
 
 use crate::CommHook;
 
-/// How a [`crate::Ddp`] groups and averages gradients. The same on every rank, which [`crate::Ddp::new`] checks.
+/// Configuration of how a [`crate::Ddp`] groups and averages gradients. It must be the same on every rank, which
+/// [`crate::Ddp::new`] checks.
 #[derive(Debug, Clone)]
 pub struct DdpConfig {
-    /// Bytes of gradients that travel together. Default: 25 MiB. Large buckets use the network better, small ones leave
-    /// less to wait for after backward. A parameter that is larger has a bucket of its own; 0 gives every parameter its own.
+    /// Bytes of gradients that are communicated together. Default: 25 MiB. Large buckets use the network better; small ones
+    /// leave less to wait for after backward. A larger parameter has its own bucket; 0 gives every parameter its own.
     pub bucket_bytes: usize,
-    /// Bytes of the first bucket of each dtype and device. Default: 1 MiB, so that communication begins early.
+    /// Bytes of the first bucket of each dtype and device. Default: 1 MiB, so that communication starts early.
     pub first_bucket_bytes: usize,
-    /// Tries `bucket_bytes` and several other sizes in the first steps, and stays with that for which the slowest rank's
-    /// step, from the start of backward to the last average, is shortest. Default: false. Four steps for each size that
-    /// comes to other buckets, at most 8 sizes; these steps count as any others. Ranks stay equal to the bit; but sums of
-    /// f32 are rounded in another order with another size, so that one run may differ from the next in last places.
+    /// Tries `bucket_bytes` and several other sizes in the first steps, and keeps the one for which the slowest rank's step,
+    /// from the start of backward to the last average, is shortest. Default: false. Four steps per size that results in
+    /// different buckets, at most 8 sizes; these are ordinary training steps. Ranks stay bitwise equal, but the order of f32
+    /// summation depends on the size, so runs may differ in the last digits.
     pub measure_bucket_bytes: bool,
-    /// Last parts of the names that are state and not parameters: the model gets the variable itself, no gradient is
-    /// communicated, and rank 0's values are the ones all ranks start from. Default: `running_mean` and `running_var`,
-    /// as `candle_nn::BatchNorm` calls them.
+    /// Last components of the names of tensors that are state and not parameters: the model gets the variable itself, no
+    /// gradient is communicated, and all ranks start from rank 0's values. Default: `running_mean` and `running_var`, as
+    /// `candle_nn::BatchNorm` names them.
     pub buffers: Vec<String>,
-    /// Gives all ranks rank 0's buffers after each [`crate::Ddp::backward`], so that running statistics are equal on all
-    /// ranks, and any of them may evaluate or save. Default: true. PyTorch does it before the next forward pass, to the
-    /// same effect; here no forward pass communicates. Where rank 0 has joined, the first rank counts that has data.
+    /// Broadcasts rank 0's buffers after each [`crate::Ddp::backward`], so that running statistics are equal on all ranks,
+    /// and any rank may evaluate or save. Default: true. PyTorch does it before the next forward pass, to the same effect;
+    /// here no forward pass communicates. If rank 0 has joined, the buffers of the first rank that has data are used.
     pub broadcast_buffers: bool,
-    /// How buckets are averaged. Default: as they are.
+    /// How buckets are averaged. Default: uncompressed.
     pub hook: CommHook,
-    /// What is done about parameters that have no gradient on any rank after the first [`crate::Ddp::backward`] with data. Default: rank
-    /// 0 of the group warns once. An error instead leaves the `Ddp` of no use, as any error of backward does.
+    /// What to do about parameters without a gradient on any rank after the first [`crate::Ddp::backward`] with data.
+    /// Default: rank 0 of the group warns once. If it is an error instead, the `Ddp` is unusable afterwards, as after any
+    /// error of backward.
     pub audit: AuditConfig,
 }
 

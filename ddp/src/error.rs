@@ -1,27 +1,28 @@
-//! The crate's one error type.
+//! The crate's error type.
 
 use std::sync::Arc;
 
 use candle_core::DType;
 use comm::{LineDifference, ParameterDifference};
 
-/// What can go wrong in data-parallel training. Errors are `Clone`: a [`crate::Ddp`] that failed answers every later
-/// call with the first cause.
+/// An error of data-parallel training. Errors are `Clone`: after a failure, a [`crate::Ddp`] returns the first cause from
+/// every later call.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     // ---- mistakes in the program ----
-    /// Backward was called on the loss itself, and would have left each rank with gradients of its own.
+    /// Backward was called on the loss tensor instead of through `Ddp::backward`; each rank would have kept its own
+    /// gradients.
     #[error(
         "backward reached parameter {parameter} outside of Ddp::backward, and its gradient would not be averaged: call \
          `ddp.backward(&loss)` in place of `loss.backward()`, and `optimizer.step(&grads)` in place of \
          `optimizer.backward_step(&loss)`"
     )]
     OutsideBackward {
-        /// The first parameter that was reached.
+        /// The first parameter that backward reached.
         parameter: String,
     },
-    /// The loss depends on a parameter's variable directly, so that part of its gradient came to no bucket.
+    /// The loss depends directly on a parameter's variable, so that part of its gradient is in no bucket.
     #[error(
         "the loss uses the variable of parameter {parameter} itself, not only through the model, and that part of its \
          gradient cannot be averaged: compute with `Parameter::tensor` of `Ddp::parameters`"
@@ -30,7 +31,7 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
-    /// A gradient came after its bucket had been averaged, which only the first backward can make good.
+    /// A gradient arrived after its bucket had been averaged, which only the first backward can handle.
     #[error(
         "parameter {parameter} got one more gradient in this backward than in any before, after the others had been averaged: it is \
          used in something that backward computes again; let the first backward of all use it as often as any, or let all \
@@ -51,19 +52,19 @@ pub enum Error {
         /// Its dtype.
         dtype: DType,
     },
-    /// The model asked for one name twice, and not for the same thing.
+    /// The model requested the same name twice, with different shapes or dtypes.
     #[error(
         "the model asked for parameter {parameter} as {then}, and before as {first}; one name is one parameter"
     )]
     Ambiguous {
         /// The parameter.
         parameter: String,
-        /// Shape or dtype at first.
+        /// Shape or dtype in the first request.
         first: String,
-        /// Shape or dtype later.
+        /// Shape or dtype in the later request.
         then: String,
     },
-    /// The model asked for a parameter after it was built.
+    /// The model requested a parameter after it was built.
     #[error(
         "parameter {parameter} was asked for after Ddp::new: a model must ask for all of them while it is built"
     )]
@@ -71,26 +72,26 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
-    /// The ranks built different models, or were configured differently. Every rank gets this same error. The place is that of the
-    /// first parameter that differs, counted in order of construction from 1; 0 is the configuration.
+    /// The ranks built different models, or have different configurations. Every rank returns this same error. The place is
+    /// the index of the first parameter that differs, in order of construction, counted from 1; 0 is the configuration.
     #[error(
         "the ranks do not train the same model: at place {place}, {0}; build the same model with the same DdpConfig on every rank",
         place = .0.place
     )]
     ModelMismatch(LineDifference),
-    /// A parameter has other values on some ranks. Every rank gets this same error, and may go on.
+    /// The values of a parameter differ between ranks. Every rank returns this same error, and may continue.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<ParameterDifference>),
-    /// A weight that is none.
+    /// A weight that is negative or not finite.
     #[error(
         "backward_weighted: got weight {weight}; it is the number of samples or tokens over which the loss is a mean: a \
          finite number, 0 or more"
     )]
     InvalidWeight {
-        /// The weight as it was given.
+        /// The weight.
         weight: f64,
     },
-    /// Losses with weights and losses without in one step of this rank.
+    /// Weighted and unweighted losses in the same step of this rank.
     #[error(
         "this step has losses with a weight and losses without, which have no common average: use \
          `backward_weighted_no_sync` together with `backward_weighted` or `join`, and `backward_no_sync` with `backward`"
@@ -99,15 +100,15 @@ pub enum Error {
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
-    /// A piece of training failed: clipping.
+    /// A failure in the `training` crate, e.g. in clipping.
     #[error(transparent)]
     Training(Arc<training::Error>),
-    /// A panic ended an earlier backward half-way.
+    /// An earlier backward panicked.
     #[error(
         "an earlier backward of this Ddp panicked, and the ranks are no longer in step: end this process"
     )]
@@ -122,7 +123,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// True where the fault is another rank's: this process only noticed. See [`comm::Error::is_peer_failure`].
+    /// Returns true if the failure is another rank's and this process only noticed it. See [`comm::Error::is_peer_failure`].
     ///
     /// ```
     /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
@@ -136,7 +137,7 @@ impl Error {
         }
     }
 
-    /// Names what was being done, unless the error is ours or `comm`'s on its way through candle.
+    /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
     pub(crate) fn during(operation: &'static str) -> impl FnOnce(candle_core::Error) -> Self {
         move |source| match find(&source) {
             Some(error) => error,
@@ -148,7 +149,7 @@ impl Error {
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
-            // Whoever knows nothing of this crate finds out that another rank failed.
+            // Carried as a `comm::Error`, so that code that does not know this crate can detect that another rank failed.
             Error::Comm(error) => comm::carry(error),
             other => comm::carry(other),
         }
@@ -176,7 +177,7 @@ impl From<Error> for comm::Error {
     }
 }
 
-/// Our own error on its way back through candle, or `comm`'s.
+/// Returns the error of this crate, or of `comm`, that a candle error carries.
 fn find(error: &candle_core::Error) -> Option<Error> {
     let of_comm = || comm::carried(error).cloned().map(Error::Comm);
     comm::carried::<Error>(error).cloned().or_else(of_comm)

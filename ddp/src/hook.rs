@@ -1,4 +1,5 @@
-//! The operation between a parameter's variable and the model, which sees the gradient as soon as it is complete.
+//! Autograd hook: an identity operation between a parameter's variable and the model, which receives the gradient as soon as
+//! it is complete.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -8,11 +9,11 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, MetalStorage, Shap
 use crate::lock;
 use crate::reducer::Reducer;
 
-/// Leads from a hook to the reducer, which comes into being after the model, and is another one in another group. It keeps
-/// nothing alive: a loss may outlive its [`crate::Ddp`].
+/// Reference from a hook to the reducer, which is created after the model and replaced when the group changes. It is weak: a
+/// loss may outlive its [`crate::Ddp`].
 pub(crate) type Link = Arc<Mutex<Weak<Reducer>>>;
 
-/// Forward: a copy. Backward: gives the gradient to the reducer and nothing to candle.
+/// Forward: copies. Backward: passes the gradient to the reducer, and returns none to candle.
 pub(crate) struct Hook {
     pub(crate) index: usize,
     pub(crate) link: Link,
@@ -48,7 +49,7 @@ impl CustomOp1 for Hook {
         let reducer = lock(&self.link).upgrade();
         match reducer {
             Some(reducer) => reducer.receive(self.index, grad).map(|()| None).map_err(Into::into),
-            // The Ddp is gone, or not there yet: an ordinary copy has an ordinary gradient.
+            // The `Ddp` has been dropped, or is not complete yet: behaves like an ordinary copy.
             None => Ok(Some(grad.clone())),
         }
     }

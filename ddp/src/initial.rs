@@ -1,4 +1,4 @@
-//! All ranks start from the values of rank 0.
+//! Initial broadcast of rank 0's parameters and buffers.
 
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation};
@@ -7,10 +7,10 @@ use crate::Result;
 use crate::parameter::Kinds;
 use crate::plan::Plan;
 
-/// Gives every rank rank 0's values of `vars`, which are of equal shapes and dtypes on all ranks.
+/// Sets `vars` on every rank to rank 0's values. Shapes and dtypes must be equal on all ranks.
 ///
 /// # Cost
-/// One broadcast for each `bucket_bytes` of values, and that much memory; a variable that is larger travels where it lies.
+/// One broadcast per `bucket_bytes` of values, and that much memory; a larger variable is broadcast in place.
 pub(crate) fn broadcast(comm: &dyn Communicator, vars: &[&Var], bucket_bytes: usize) -> Result<()> {
     let mut kinds = Kinds::default();
     let items: Vec<_> = vars.iter().map(|var| kinds.item(var)).collect();

@@ -1,8 +1,8 @@
-//! Data-parallel training: every rank has a copy of the model and a part of the batch, and gradients are averaged
-//! while backward computes them.
+//! Distributed data-parallel training (DDP): every rank has a replica of the model and a part of the batch, and gradients are
+//! averaged while backward computes them.
 //!
-//! Any model that is built with a `VarBuilder` and any `candle_nn::Optimizer` will do. The lines that differ from a
-//! program for one process are those with `Ddp` or `ddp`:
+//! Works with any model that is built with a `VarBuilder` and any `candle_nn::Optimizer`. The lines that differ from a
+//! single-process program are those with `Ddp` or `ddp`:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -34,22 +34,22 @@
 //! # Ok::<(), ddp::Error>(())
 //! ```
 //!
-//! # What else there is
+//! # Further features
 //!
-//! - Ranks have unequal batches: [`Ddp::backward_weighted`] takes the number of samples or tokens, and gives what one
-//!   process has on all of them. The mean of the ranks' means, which [`Ddp::backward`] gives as PyTorch does, is another
-//!   number.
-//! - Ranks have unequally many batches: one that has no more calls [`Ddp::join`], until all are through.
-//! - A batch does not fit into memory: [`Ddp::backward_no_sync`] or [`Ddp::backward_weighted_no_sync`] for all micro-batches
-//!   but the last. They communicate nothing.
-//! - Gradients are to be clipped by their global norm: [`Ddp::clip_grad_norm`] on what backward returns. It is the same
-//!   on every rank, so that no rank need ask another.
-//! - The network is slow: [`CommHook`] halves the bytes, or sends factors of low rank ([`PowerSgdConfig`]), or is one's own.
-//! - The model has running statistics: they are rank 0's on all ranks after each step ([`DdpConfig::broadcast_buffers`]).
-//! - Are the parameters still equal? [`Ddp::check_parameters`] says which is not, where, and on which rank.
-//! - Which buckets are best here? [`DdpConfig::measure_bucket_bytes`] tries some.
+//! - Unequal batch sizes: [`Ddp::backward_weighted`] takes the number of samples or tokens, and returns the gradients that a
+//!   single process computes on all of them. [`Ddp::backward`] returns the mean of the ranks' means, as PyTorch does, which
+//!   then differs.
+//! - Unequal numbers of batches: a rank without further batches calls [`Ddp::join`] until all ranks have finished.
+//! - Batches that do not fit into memory: [`Ddp::backward_no_sync`] or [`Ddp::backward_weighted_no_sync`] for all
+//!   micro-batches but the last. They communicate nothing.
+//! - Gradient clipping by global norm: [`Ddp::clip_grad_norm`] on the result of backward. The norm is the same on every rank,
+//!   without communication.
+//! - Slow networks: [`CommHook`] halves the bytes, sends low-rank factors ([`PowerSgdConfig`]), or is user-defined.
+//! - Running statistics: rank 0's are copied to all ranks after each step ([`DdpConfig::broadcast_buffers`]).
+//! - Checking that the parameters are equal: [`Ddp::check_parameters`] reports the parameter, element and rank that differ.
+//! - Tuning the bucket size: [`DdpConfig::measure_bucket_bytes`] tries several.
 //!
-//! All of it in one training loop:
+//! A training loop that uses all of these:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -92,18 +92,18 @@
 //!
 //! # How it works
 //!
-//! [`Ddp::new`] builds the model with a `VarBuilder` that wraps the given one. Of each parameter the model gets a
-//! copy, made by an operation that is the identity forward. During backward candle calls that operation as soon as the
-//! gradient of its output is complete, last layer first; it puts the gradient into a *bucket*, a flat tensor for
-//! several parameters. When a bucket is full and those before it have gone out, its all-reduce begins on the
-//! communicator's thread, while backward goes on with earlier layers. Buckets are first filled in reverse order of
-//! construction, and after the first step in the order in which gradients came on rank 0.
+//! [`Ddp::new`] builds the model with a `VarBuilder` that wraps the given one. The model gets a copy of each parameter, made
+//! by an operation that is the identity in forward. During backward candle calls that operation as soon as the gradient of
+//! its output is complete, last layer first; it copies the gradient into a *bucket*, a flat tensor for several parameters.
+//! When a bucket is full and the preceding ones have been started, its all-reduce starts on the communicator's thread, while
+//! backward continues with earlier layers. Buckets are initially filled in reverse order of construction, and after the first
+//! step in the order in which gradients arrived on rank 0.
 //!
-//! A trace shows the spans `backward`, in it `bucket` for each bucket that goes out, and `wait` for what was not hidden
-//! behind backward; the communicator's own are called `collective`.
+//! Tracing spans: `backward`, within it `bucket` for each bucket whose communication starts, and `wait` for communication
+//! that backward did not hide; those of the communicator are called `collective`.
 //!
 //! A layer that computes `weight.matmul(input)`, weight first, gets its gradient after those of the layers before it:
-//! candle goes backward through the last argument first. Write `input.matmul(weight)`, as `candle_nn` does.
+//! candle's backward visits the last argument first. Write `input.matmul(weight)`, as `candle_nn` does.
 #![forbid(unsafe_code)]
 
 mod buckets;
@@ -131,7 +131,7 @@ pub use error::{Error, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
 
-/// Locks; a panic elsewhere while it was locked makes the Ddp fail by other means.
+/// Locks a mutex, and ignores poisoning: after a panic the `Ddp` fails by other means.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The beginning of a group: all ranks have the same model, with rank 0's values.
+//! Setup of a group: checks that all ranks have the same model, and broadcasts rank 0's values.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::parameter::{Kinds, Parameter};
 use crate::reducer::Reducer;
 use crate::{CommHook, DdpConfig, Error, Result, initial, lock};
 
-/// Makes sure that all ranks of a group have the same model, with rank 0's values.
+/// Checks that all ranks of a group have the same model, broadcasts rank 0's values, and creates the reducer.
 pub(crate) fn meet(
     comm: Arc<dyn Communicator>,
     (parameters, buffers): (&[Parameter], &[(String, Var)]),
@@ -31,7 +31,7 @@ pub(crate) fn meet(
     Ok(reducer)
 }
 
-/// What must be equal on all ranks, one line for each thing.
+/// Describes what must be equal on all ranks, one line per item.
 fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
     let DdpConfig {
         bucket_bytes,

@@ -1,4 +1,4 @@
-//! The wrapper around a model.
+//! `Ddp`: the wrapper around a data-parallel model.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -15,19 +15,19 @@ use crate::parameter::Parameter;
 use crate::reducer::Reducer;
 use crate::{DdpConfig, Error, Result, lock};
 
-/// A model that every rank has a copy of, and whose gradients are averaged over the ranks.
+/// A model of which every rank has a replica, and whose gradients are averaged over the ranks.
 ///
 /// # Memory
-/// Per rank, beyond what one process needs: one copy of the parameters, which the model computes with while the
-/// optimizer changes the variables. Gradients exist once, in the flat buckets that [`Ddp::backward`] gives out views
-/// of; a gradient on its way to its bucket is a second copy of that one parameter only. While a bucket of f16 or bf16
-/// is averaged, the communicator holds it as f32. Where such gradients are accumulated over several backward passes, there is
-/// a sum of each in f32 until its bucket goes, so that they are rounded once.
+/// Per rank, in addition to what a single process needs: one copy of the parameters, which the model computes with while the
+/// optimizer changes the variables. Gradients exist once, in the flat buckets; [`Ddp::backward`] returns views of them. Only
+/// the gradient that is being copied into its bucket exists twice. While a bucket of f16 or bf16 is averaged, the
+/// communicator holds it as f32. If such gradients are accumulated over several backward passes, a sum of each is kept in f32
+/// until its bucket is sent, so that they are rounded once.
 ///
 /// # Failure
-/// When a call of [`Ddp::backward`] or [`Ddp::backward_no_sync`] fails, for whatever reason, the ranks may be out of
-/// step: every later call fails at once with the same cause. The variables are as they were before the failed call. Where a
-/// rank was lost, the others can go on in a smaller group: [`Ddp::regroup`].
+/// If a call of [`Ddp::backward`] or [`Ddp::backward_no_sync`] fails, for any reason, the ranks may be out of step: every
+/// later call fails immediately with the same cause. The variables are as they were before the failed call. If a rank was
+/// lost, the others can continue in a smaller group: [`Ddp::regroup`].
 pub struct Ddp<M> {
     model: M,
     parameters: Vec<Parameter>,
@@ -38,19 +38,19 @@ pub struct Ddp<M> {
 }
 
 impl<M> Ddp<M> {
-    /// Builds the model with `build`, on every rank, and gives all ranks rank 0's parameters and buffers.
+    /// Builds the model with `build`, on every rank, and sets all ranks to rank 0's parameters and buffers.
     ///
-    /// `vb` says where parameters come from: variables of a `VarMap` are shared with it, anything else gets variables
-    /// of its own. Parameters of floating-point dtype are trained; a name or variable that is asked for twice is one
-    /// parameter. What the model makes without `vb` is its own affair on each rank.
+    /// `vb` supplies the parameters: variables of a `VarMap` are shared with it, everything else gets new variables.
+    /// Parameters of floating-point dtype are trained; a name or variable that is requested twice is one parameter. Anything
+    /// that the model creates without `vb` is not synchronised.
     ///
     /// # Cost
-    /// One all-gather of 16 bytes a rank to compare the models; then the parameters once, in broadcasts of
+    /// One all-gather of 16 bytes per rank to compare the models; then the parameters once, in broadcasts of
     /// [`DdpConfig::bucket_bytes`].
     ///
     /// # Errors
-    /// What `build` fails with; a parameter that cannot be averaged or is ambiguous; on every rank the first parameter
-    /// in which the ranks' models differ; failures of communication.
+    /// Errors of `build`; a parameter that cannot be averaged or is ambiguous; on every rank the first parameter that differs
+    /// between the ranks' models; failures of communication.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -85,20 +85,20 @@ impl<M> Ddp<M> {
         Ok(ddp)
     }
 
-    /// Goes on in another group: a smaller one after a loss ([`shrink`](comm::ElasticGroup::shrink)), or one with newcomers
-    /// ([`grow`](comm::ElasticGroup::grow)). Every rank of it calls this, while a newcomer calls [`Ddp::new`]. All ranks get rank 0's
-    /// parameters and buffers. Gradients that were not averaged yet are forgotten; from now on the average is over the new
-    /// group.
+    /// Continues in another group: a smaller one after a loss ([`shrink`](comm::ElasticGroup::shrink)), or one with new ranks
+    /// ([`grow`](comm::ElasticGroup::grow)). Every existing rank of the new group calls this, while a new rank calls
+    /// [`Ddp::new`]. All ranks get rank 0's parameters and buffers. Gradients that were not averaged yet are dropped; from
+    /// then on the average is over the new group.
     ///
-    /// After a loss some ranks may have taken a step that others have not: let the one that is ahead give its parameters and
-    /// its optimizer's state to all ([`comm::broadcast_tensors`]) before.
+    /// After a loss, some ranks may have taken a step that others have not: first broadcast the parameters and optimizer
+    /// state of a rank that is ahead ([`comm::broadcast_tensors`]).
     ///
     /// # Cost
     /// As [`Ddp::new`].
     ///
     /// # Errors
-    /// On every rank the first parameter in which the ranks' models differ; failures of communication. After these it is in
-    /// no group, and can go on in another one.
+    /// On every rank the first parameter that differs between the ranks' models; failures of communication. After an error
+    /// the `Ddp` is in no group; `regroup` can be called again with another one.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Result, Tensor};
@@ -137,14 +137,14 @@ impl<M> Ddp<M> {
         self.model().map(drop)
     }
 
-    /// The model, with the variables' present values. To be called for each forward pass, in training as in evaluation,
-    /// since optimizers and loading change the variables and not what the model computes with.
+    /// Returns the model, with the variables' current values. Must be called for each forward pass, in training and in
+    /// evaluation, since optimizers and loading change the variables and not the copies that the model computes with.
     ///
     /// # Cost
     /// A copy of the parameters, in place.
     ///
     /// # Errors
-    /// The cause, if an earlier call failed.
+    /// The first cause, if an earlier call failed.
     pub fn model(&self) -> Result<&M> {
         self.reducer.check()?;
         self.parameters
@@ -154,17 +154,17 @@ impl<M> Ddp<M> {
         Ok(&self.model)
     }
 
-    /// What this rank has sent and received so far, in the group that it was made with.
+    /// Returns this rank's traffic so far in its current group.
     pub fn stats(&self) -> Stats {
         self.reducer.comm().stats()
     }
 
-    /// The parameters' variables, for an optimizer: in order of construction, each once.
+    /// Returns the parameters' variables, for an optimizer: in order of construction, each once.
     pub fn vars(&self) -> Vec<Var> {
         self.parameters.iter().map(|parameter| parameter.var().clone()).collect()
     }
 
-    /// The same with their names, for an optimizer whose state is kept by name ([`training::Adam::named`]).
+    /// Returns the same with their names, for an optimizer whose state is kept by name ([`training::Adam::named`]).
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         self.parameters
             .iter()
@@ -172,34 +172,33 @@ impl<M> Ddp<M> {
             .collect()
     }
 
-    /// Variables that are state and not parameters ([`DdpConfig::buffers`]), by name.
+    /// Returns the variables that are state and not parameters ([`DdpConfig::buffers`]), by name.
     pub fn buffers(&self) -> &[(String, Var)] {
         &self.buffers
     }
 
-    /// The parameters, in order of construction.
+    /// Returns the parameters, in order of construction.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// Backward from `loss`, on every rank; the result holds, by variable, the mean over ranks of the gradients, those
-    /// of [`Ddp::backward_no_sync`] since the last call added. It is equal to the bit on every rank.
+    /// Runs backward from `loss`, on every rank. The result holds, by variable, the gradients averaged over ranks, including
+    /// those of [`Ddp::backward_no_sync`] since the last call. It is bitwise equal on every rank.
     ///
-    /// A parameter that this rank did not use counts as zero here; one that no rank used has no gradient, as in one
-    /// process, and optimizers leave it alone. With unequal batches it is the mean of the ranks' means, as in PyTorch.
-    /// Variables that are not the model's have this rank's own gradient. If the loss goes through the models of
+    /// A parameter that this rank did not use counts as zero here; one that no rank used has no gradient, as in a single
+    /// process, and optimizers do not change it. With unequal batches the result is the mean of the ranks' means, as in
+    /// PyTorch. Variables that do not belong to the model have this rank's own gradient. If the loss depends on the models of
     /// several `Ddp`s, only this one's parameters get gradients.
     ///
-    /// Communication of a bucket begins as soon as the gradients in it are complete, while backward goes on.
+    /// Communication of a bucket starts as soon as the gradients in it are complete, while backward continues.
     ///
     /// # Cost
-    /// One all-reduce for each bucket ([`DdpConfig::bucket_bytes`]), one element for each parameter more than the
-    /// gradients have; the first call also gathers 8 bytes of each rank and broadcasts 8 bytes for each parameter if there are
-    /// several buckets.
+    /// One all-reduce per bucket ([`DdpConfig::bucket_bytes`]), of the gradients and one more element per parameter; with
+    /// several buckets, the first call also gathers 8 bytes of each rank and broadcasts 8 bytes per parameter.
     ///
     /// # Errors
-    /// What candle's backward fails with; [`Error::DirectUse`]; [`Error::LateGradient`]; failures of communication. After any
-    /// of them the `Ddp` is of no use any more.
+    /// Errors of candle's backward; [`Error::DirectUse`]; [`Error::LateGradient`]; failures of communication. After any of
+    /// them the `Ddp` is unusable.
     ///
     /// # Source
     /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
@@ -207,12 +206,12 @@ impl<M> Ddp<M> {
         self.reducer.backward(loss, None, true)
     }
 
-    /// Backward from `loss` on this rank alone: adds the gradients to those that the next [`Ddp::backward`] averages.
+    /// Runs backward from `loss` without communication: adds the gradients to those that the next [`Ddp::backward`] averages.
     ///
-    /// They are summed and not averaged over such calls: for the mean over k micro-batches, divide each loss by k.
+    /// Gradients of such calls are summed, not averaged: for the mean over k micro-batches, divide each loss by k.
     ///
     /// # Cost
-    /// No communication. The sums lie in the buckets; no further copy.
+    /// No communication. The sums are kept in the buckets, without a further copy.
     ///
     /// # Errors
     /// As [`Ddp::backward`].
@@ -237,23 +236,23 @@ impl<M> Ddp<M> {
         self.reducer.backward(loss, None, false).map(drop)
     }
 
-    /// Backward from `loss`, this rank's mean over `weight` samples or tokens; the result holds the gradients of the mean
-    /// over those of all ranks, `sum(weight * gradient) / sum(weight)`, equal to the bit on every rank. With unequal
-    /// batches this is what one process has on all batches together; the mean of the ranks' means, which
-    /// [`Ddp::backward`] gives, is not.
+    /// Runs backward from `loss`, this rank's mean over `weight` samples or tokens. The result holds the gradients of the
+    /// mean over the samples of all ranks, `sum(weight * gradient) / sum(weight)`, bitwise equal on every rank. With unequal
+    /// batches this is what a single process computes on all batches together; the mean of the ranks' means, which
+    /// [`Ddp::backward`] returns, is not.
     ///
-    /// A rank whose weight is 0 changes nothing, even if its loss is NaN, the mean over nothing. Where all weights are 0
-    /// no parameter has a gradient. A weight of 1 on every rank gives the result of [`Ddp::backward`]. Gradients of
-    /// [`Ddp::backward_weighted_no_sync`] since the last call count with their weights.
+    /// A rank whose weight is 0 changes nothing, even if its loss is NaN (the mean over nothing). If all weights are 0, no
+    /// parameter has a gradient. A weight of 1 on every rank gives the result of [`Ddp::backward`]. Gradients of
+    /// [`Ddp::backward_weighted_no_sync`] since the last call are included with their weights.
     ///
-    /// Every rank must call it, or [`Ddp::join`] where it has no more data.
+    /// Every rank must call it, or [`Ddp::join`] if it has no more data.
     ///
     /// # Cost
-    /// That of [`Ddp::backward`], and an all-reduce of 8 bytes for each rank, which is under way while backward computes
-    /// the first bucket's gradients. Where weights differ, one pass over each bucket.
+    /// That of [`Ddp::backward`], and an all-reduce of 8 bytes per rank, overlapped with the computation of the first
+    /// bucket's gradients. If weights differ, one pass over each bucket.
     ///
     /// # Errors
-    /// [`Error::InvalidWeight`] and [`Error::MixedAverages`], which change nothing; else as [`Ddp::backward`].
+    /// [`Error::InvalidWeight`] and [`Error::MixedAverages`], which change nothing; otherwise as [`Ddp::backward`].
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -280,9 +279,9 @@ impl<M> Ddp<M> {
         self.reducer.backward(loss, Some(weight), true)
     }
 
-    /// Backward from `loss`, a mean over `weight` samples or tokens, on this rank alone: what the next
-    /// [`Ddp::backward_weighted`] or [`Ddp::join`] averages has it in. Micro-batches need not be equal, nor their number
-    /// the same on every rank; no loss is divided by hand.
+    /// Runs backward from `loss`, a mean over `weight` samples or tokens, without communication: the next
+    /// [`Ddp::backward_weighted`] or [`Ddp::join`] includes its gradients in the average. Micro-batches may differ in size,
+    /// and ranks in their number of micro-batches; losses need not be divided.
     ///
     /// # Cost
     /// As [`Ddp::backward_no_sync`].
@@ -293,22 +292,22 @@ impl<M> Ddp<M> {
         self.reducer.backward(loss, Some(weight), false).map(drop)
     }
 
-    /// Takes part in a step of the ranks that still have data, and gives their averaged gradients, for this rank's
-    /// optimizer too: so its parameters stay equal to theirs. `None` when no rank has data any more; then every rank has
-    /// come here, and training can go on together.
+    /// Takes part in a step of the ranks that still have data, and returns their averaged gradients, so that this rank's
+    /// optimizer can keep its parameters equal to theirs. Returns `None` when no rank has data any more: then all ranks have
+    /// called `join`, and training can continue together.
     ///
-    /// The others call [`Ddp::backward_weighted`], as always. The average is that of those who have data, which this
-    /// rank does not change: with samples as weights, the mean over all samples of the step; with a weight of 1, the mean
-    /// over the ranks that are left (in PyTorch: `join(divide_by_initial_world_size=False)`. Its default divides by all
-    /// ranks, so that late samples count less; that is a loss times the fraction of ranks left).
-    /// What [`Ddp::backward_weighted_no_sync`] has gathered goes along in the first step.
+    /// The others call [`Ddp::backward_weighted`], as in every step. The average is over the ranks that have data: with
+    /// numbers of samples as weights, the mean over all samples of the step; with a weight of 1, the mean over the remaining
+    /// ranks (in PyTorch: `join(divide_by_initial_world_size=False)`. Its default divides by the number of all ranks, so that
+    /// late samples count less; for that, multiply the loss by the fraction of remaining ranks). Gradients accumulated by
+    /// [`Ddp::backward_weighted_no_sync`] are included in the first step.
     ///
     /// # Cost
-    /// That of [`Ddp::backward_weighted`]; nothing more for those who have data. The last call: an all-reduce of 8 bytes
-    /// for each rank.
+    /// That of [`Ddp::backward_weighted`]; nothing extra for the ranks that have data. The last call: an all-reduce of 8
+    /// bytes per rank.
     ///
     /// # Errors
-    /// As [`Ddp::backward`]. Where the others call [`Ddp::backward`], without a weight, every rank gets
+    /// As [`Ddp::backward`]. If the others call [`Ddp::backward`], without a weight, every rank gets
     /// [`comm::Error::Mismatch`].
     ///
     /// ```
@@ -338,16 +337,16 @@ impl<M> Ddp<M> {
         self.reducer.join()
     }
 
-    /// Compares the parameters of all ranks, bit for bit. To be called on every rank, at the same place: now and then in a
-    /// long training, or while looking for a mistake.
+    /// Compares the parameters of all ranks, bit for bit. Must be called on every rank, at the same point: occasionally
+    /// during a long training, or when debugging.
     ///
     /// # Cost
-    /// One pass over the parameters, and an all-gather of 8 bytes a rank. Only where they differ: 8 bytes for each
-    /// parameter, then a broadcast of one parameter.
+    /// One pass over the parameters, and an all-gather of 8 bytes per rank. Only if they differ: 8 bytes per parameter, then
+    /// a broadcast of one parameter.
     ///
     /// # Errors
     /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element
-    /// and both values. Training can go on after it. Failures of communication.
+    /// and both values. Training can continue after it. Failures of communication.
     ///
     /// ```
     /// # use candle_core::{DType, Device};
@@ -374,8 +373,8 @@ impl<M> Ddp<M> {
 }
 
 impl<M> Ddp<M> {
-    /// The size of buckets in use, in bytes: that of [`DdpConfig::bucket_bytes`], or the one that was chosen by
-    /// measurement, once all were tried. The same on every rank.
+    /// Returns the current bucket size in bytes: [`DdpConfig::bucket_bytes`], or the size chosen by measurement, once all
+    /// were tried. The same on every rank.
     pub fn bucket_bytes(&self) -> usize {
         self.reducer.bucket_bytes()
     }
@@ -388,7 +387,7 @@ impl<M: Module> Module for Ddp<M> {
 }
 
 impl<M: ModuleT> Ddp<M> {
-    /// Forward of a model that does something else in training than in evaluation.
+    /// Runs forward of a model that behaves differently in training and in evaluation.
     ///
     /// # Errors
     /// Those of [`Ddp::model`] and of the model.

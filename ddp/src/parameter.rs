@@ -10,14 +10,14 @@ pub struct Parameter {
     name: String,
     var: Var,
     tensor: Tensor,
-    /// The variable was there before, in the user's `VarMap`, and is given out whatever dtype is asked for.
+    /// The variable existed before, in the user's `VarMap`, and is returned whatever dtype is requested.
     pub(crate) shared: bool,
-    /// Flat views of both, without gradient; none where there is no element.
+    /// Flat views of both, without gradient; `None` for a parameter without elements.
     copy: Option<(Tensor, Tensor)>,
 }
 
 impl Parameter {
-    /// `tensor` is a copy of `var`'s values; `shared`: the variable was there before.
+    /// `tensor` is a copy of `var`'s values; `shared`: the variable existed before.
     pub(crate) fn new(name: &str, var: Var, tensor: Tensor, shared: bool) -> Result<Self> {
         let elements = var.elem_count();
         let flat = |tensor: &Tensor| tensor.detach().reshape(elements);
@@ -25,23 +25,24 @@ impl Parameter {
         Ok(Self { name: name.into(), var, tensor, shared, copy })
     }
 
-    /// Its name below the root of the `VarBuilder`.
+    /// Returns its name relative to the root of the `VarBuilder`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the optimizer changes.
+    /// Returns the variable, which the optimizer changes.
     pub fn var(&self) -> &Var {
         &self.var
     }
 
-    /// What the model computes with: the variable's values as of the last [`crate::Ddp::model`]. A loss that uses a
-    /// parameter outside the model (a penalty on its size, say) uses this one, so that the gradient is averaged too.
+    /// Returns the tensor that the model computes with: the variable's values as of the last [`crate::Ddp::model`]. A loss
+    /// that uses a parameter outside the model (e.g. weight decay) must use this tensor, so that the gradient is averaged,
+    /// too.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 
-    /// Copies the variable's values to the model.
+    /// Copies the variable's values to the model's tensor.
     pub(crate) fn refresh(&self) -> Result<()> {
         match &self.copy {
             Some((from, to)) => to.slice_set(from, 0, 0),
@@ -50,8 +51,8 @@ impl Parameter {
     }
 }
 
-/// Numbers dtypes and devices in the order in which they are first met, which is the same on every rank though their
-/// devices may be called differently.
+/// Numbers combinations of dtype and device in order of first occurrence. The numbers are the same on every rank even if
+/// device names differ.
 #[derive(Debug, Default)]
 pub(crate) struct Kinds(Vec<(DType, DeviceLocation)>);
 

@@ -1,11 +1,11 @@
-//! Which gradient goes to which place in which bucket: pure data, the same on every rank.
+//! Bucket plan: assigns each gradient to a bucket and an offset. Pure data, the same on every rank.
 
-/// One gradient, as far as a plan is concerned.
+/// Size and kind of one gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Item {
     pub(crate) elements: usize,
     pub(crate) bytes: usize,
-    /// Dtype and device; one bucket holds one kind.
+    /// Number of its combination of dtype and device; all items of a bucket are of one kind.
     pub(crate) kind: usize,
 }
 
@@ -13,42 +13,42 @@ pub(crate) struct Item {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) buckets: Vec<Bucket>,
-    /// By item.
+    /// By item: its bucket and offset.
     pub(crate) places: Vec<BucketSlot>,
 }
 
-/// What lies in one flat tensor: the items one after the other.
+/// Contents of one flat tensor: items, one after the other.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Bucket {
     pub(crate) items: Vec<usize>,
     pub(crate) elements: usize,
 }
 
-/// Where one item lies.
+/// Position of one item.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct BucketSlot {
     pub(crate) bucket: usize,
-    /// Elements before it in the bucket.
+    /// Offset in the bucket, in elements.
     pub(crate) offset: usize,
 }
 
-/// A bucket that still takes items.
+/// A bucket that is still being filled.
 #[derive(Default)]
 struct Open {
     bucket: Bucket,
     bytes: usize,
-    /// Buckets of this kind that are full.
+    /// Number of full buckets of this kind.
     full: usize,
 }
 
 impl Plan {
-    /// Puts `items` into buckets in the given order, which names each of them once. A bucket holds at most `bytes`, the
-    /// first of each kind `first_bytes`, or a single item that is larger. Buckets follow each other as they are
-    /// complete when items come in this order.
+    /// Distributes `items` to buckets in the given order, which contains each index once. A bucket contains at most `bytes`,
+    /// the first one of each kind `first_bytes`, or a single item that is larger. Buckets are ordered by when they are
+    /// complete if the gradients arrive in this order.
     pub(crate) fn new(items: &[Item], order: &[usize], first_bytes: usize, bytes: usize) -> Self {
         let kinds = items.iter().map(|item| item.kind + 1).max().unwrap_or(0);
         let mut open: Vec<Open> = (0..kinds).map(|_| Open::default()).collect();
-        // With the position of each bucket's last item in the order.
+        // Full buckets, each with the position of its last item in the order.
         let mut closed: Vec<(usize, Bucket)> = Vec::new();
         let mut last = vec![0; kinds];
         for (position, &index) in order.iter().enumerate() {
@@ -84,7 +84,8 @@ impl Plan {
     }
 }
 
-/// All of `0..count`, first those of `seen` in its order, then the others backwards: gradients come last layer first.
+/// Returns a permutation of `0..count`: first the valid indices of `seen`, then the others in descending order, because
+/// backward computes the last layer's gradients first.
 pub(crate) fn complete(seen: impl IntoIterator<Item = usize>, count: usize) -> Vec<usize> {
     let mut missing = vec![true; count];
     let mut order: Vec<usize> = seen

@@ -1,4 +1,4 @@
-//! Bucket sizes, tried one after the other in the first steps.
+//! Bucket size search: tries several sizes in the first steps.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use comm::{Communicator, Operation, ReduceOp};
 use crate::Result;
 use crate::plan::{Item, Plan};
 
-/// Steps with one size. The first of them is not counted: memory for new buckets is met for the first time.
+/// Steps per size. The first of them is not measured, because it allocates new buckets.
 const STEPS: usize = 4;
 
-/// A choice among bucket sizes, the same on every rank.
+/// Search among bucket sizes, the same on every rank.
 #[derive(Debug)]
 pub(crate) struct Search {
     candidates: Vec<Candidate>,
-    /// The one that is tried.
+    /// Index of the candidate that is being tried.
     now: usize,
     steps: usize,
 }
@@ -28,7 +28,7 @@ struct Candidate {
 }
 
 impl Search {
-    /// Among the configured size and powers of 4; none where all come to the same buckets.
+    /// Creates a search among the configured size and powers of 4; `None` if all result in the same buckets.
     pub(crate) fn new(items: &[Item], order: &[usize], first_bytes: usize, bytes: usize) -> Option<Self> {
         let mut candidates: Vec<Candidate> = Vec::new();
         for bytes in [bytes].into_iter().chain((8..=14).map(|power| 1 << (2 * power))) {
@@ -40,13 +40,12 @@ impl Search {
         (candidates.len() > 1).then_some(Self { candidates, now: 0, steps: 0 })
     }
 
-    /// The buckets to try now.
+    /// Returns the buckets to try now.
     pub(crate) fn plan(&self) -> Plan {
         self.candidates[self.now].plan.clone()
     }
 
-    /// Notes how long a step took on this rank, unless it had nothing to do. True when the next size's turn has come, or
-    /// that of the choice.
+    /// Records how long a step took on this rank; `None` if it had no data. Returns true when the current size is done.
     pub(crate) fn note(&mut self, time: Option<Duration>) -> bool {
         self.steps += 1;
         if let Some(time) = time.filter(|_| self.steps > 1) {
@@ -60,15 +59,15 @@ impl Search {
         is_over
     }
 
-    /// All sizes were tried.
+    /// Returns true when all sizes have been tried.
     pub(crate) fn is_over(&self) -> bool {
         self.now == self.candidates.len()
     }
 
-    /// The size for which the slowest rank is quickest, and its buckets.
+    /// Returns the size for which the slowest rank is fastest, and its buckets.
     pub(crate) fn choose(self, comm: &dyn Communicator) -> Result<(usize, Plan)> {
         let seconds = self.candidates.iter().map(|candidate| match candidate.quickest {
-            // It had no data in these steps.
+            // This rank had no data in these steps.
             Duration::MAX => 0.0,
             quickest => quickest.as_secs_f64(),
         });
@@ -107,11 +106,11 @@ mod tests {
         let (many, order) = items(40);
         let search = Search::new(&many, &order, 1 << 20, 25 << 20).expect("a choice");
         let bytes: Vec<usize> = search.candidates.iter().map(|candidate| candidate.bytes).collect();
-        // 10 MiB in all: more than 16 MiB is as much as 25.
+        // 10 MiB in all, so a limit above 16 MiB gives the same buckets as 25 MiB.
         assert_eq!(bytes, [25 << 20, 1 << 16, 1 << 20, 1 << 22]);
     }
 
-    /// What three ranks choose that take so many milliseconds for each size.
+    /// Returns what three ranks choose, given the milliseconds that each takes for each size.
     fn choice(times: [[u64; 4]; 3]) -> Vec<usize> {
         let chosen = Local::run(3, |comm| {
             let (items, order) = items(40);

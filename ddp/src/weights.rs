@@ -1,14 +1,14 @@
-//! What the gradients of each rank weigh in the average.
+//! Weights of the ranks' gradients in the average.
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, Work};
 
 use crate::{Error, Result};
 
-/// What a rank tells that has no more data.
+/// Value sent instead of a weight by a rank that has no more data.
 const JOINED: f64 = -1.0;
 
-/// The weights of one step: this rank's, and then all.
+/// The weights of one step: this rank's, then those of all ranks.
 #[derive(Default)]
 pub(crate) struct Weights {
     gathered: Gathered,
@@ -17,20 +17,20 @@ pub(crate) struct Weights {
     all: Option<Vec<f64>>,
 }
 
-/// What lies in the buckets.
+/// What the buckets contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 enum Gathered {
     #[default]
     Nothing,
     /// A sum of gradients, to be averaged over ranks.
     Sum,
-    /// The sum of each gradient times its weight, divided by `unit`, the first weight that is not 0: so the sum is about as
-    /// large as a gradient, and f16 holds it.
+    /// The sum of each gradient times its weight, divided by `unit`, the first nonzero weight, so that the sum is of the
+    /// magnitude of a gradient and f16 can represent it.
     Weighted { unit: f64, total: f64 },
 }
 
 impl Weights {
-    /// Counts a loss. What to multiply its gradients with; none where they count nothing.
+    /// Adds a loss. Returns the factor for its gradients; `None` if they are to be ignored.
     pub(crate) fn add(&mut self, weight: Option<f64>) -> Result<Option<f64>> {
         let (unit, total) = match (self.gathered, weight) {
             (Gathered::Nothing | Gathered::Sum, None) => {
@@ -50,14 +50,14 @@ impl Weights {
         Ok((weight > 0.0).then(|| weight / unit))
     }
 
-    /// Fails where this rank has gathered what cannot go into a weighted average.
+    /// Returns an error if this rank has accumulated gradients that cannot be part of a weighted average.
     pub(crate) fn check_weighted(&self) -> Result<()> {
         if self.gathered == Gathered::Sum { Err(Error::MixedAverages) } else { Ok(()) }
     }
 
-    /// Begins to tell all ranks what this one's gradients weigh, unless each rank counts the same.
+    /// Starts to exchange the weights of all ranks' gradients, unless the average is unweighted.
     ///
-    /// Of its own: in f64, whatever the dtypes of the gradients are, and known before the first of them goes out.
+    /// A separate operation: in f64, whatever the dtypes of the gradients, and finished before the first bucket is sent.
     pub(crate) fn exchange(&mut self, comm: &dyn Communicator) -> Result<()> {
         let own = match self.gathered {
             Gathered::Sum => return Ok(()),
@@ -76,12 +76,12 @@ impl Weights {
         Ok(())
     }
 
-    /// True where no rank has data any more. Waits for the exchange.
+    /// Returns true if no rank has data any more. Waits for the exchange.
     pub(crate) fn all_joined(&mut self) -> Result<bool> {
         Ok(self.all()?.is_some_and(|all| all.iter().all(|&weight| weight == JOINED)))
     }
 
-    /// What to multiply this rank's gradients with, so that their mean over ranks is the average. Waits for the exchange.
+    /// Returns the factor for this rank's gradients such that their mean over ranks is the average. Waits for the exchange.
     pub(crate) fn factor(&mut self) -> Result<f64> {
         let Gathered::Weighted { unit, total } = self.gathered else { return Ok(1.0) };
         let Some(all) = self.all()? else { return Ok(1.0) };
@@ -92,18 +92,18 @@ impl Weights {
         Ok(if total > 0.0 { unit / mean } else { 1.0 })
     }
 
-    /// True where some rank has data that count in this step. Waits for the exchange.
+    /// Returns true if a rank has data with a nonzero weight in this step. Waits for the exchange.
     pub(crate) fn any_counts(&mut self) -> Result<bool> {
         Ok(self.all()?.is_none_or(|all| all.iter().any(|&weight| weight > 0.0)))
     }
 
-    /// The first rank that has data in this step. Waits for the exchange.
+    /// Returns the first rank that has data in this step. Waits for the exchange.
     pub(crate) fn first_with_data(&mut self) -> Result<usize> {
         let first = |all: &[f64]| all.iter().position(|&weight| weight != JOINED);
         Ok(self.all()?.and_then(first).unwrap_or(0))
     }
 
-    /// Makes ready for the next step.
+    /// Resets for the next step.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use comm::Local;
 
-    /// The factors by rank, where each rank has these weights.
+    /// Returns the factors by rank, where each rank has these weights.
     fn factors(weights: &[&[f64]]) -> Vec<(Vec<Option<f64>>, f64, bool)> {
         let ranks = Local::run(weights.len(), |comm| {
             let mut own = Weights::default();
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn weights_add_up_and_joined_ranks_do_not_count() {
         let ranks = factors(&[&[0.0, 2.0, 4.0], &[6.0], &[]]);
-        // The mean over three ranks of what all weigh is 4.
+        // The sum of all weights, divided by the three ranks, is 4.
         assert_eq!(ranks[0], (vec![None, Some(1.0), Some(2.0)], 0.5, false));
         assert_eq!(ranks[1], (vec![Some(1.0)], 1.5, false));
         assert_eq!(ranks[2], (vec![], 1.0, false));

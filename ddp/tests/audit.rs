@@ -1,4 +1,5 @@
-//! Parameters that no rank has a gradient of are named once, with what may be the cause, or refused.
+//! Tests of the gradient audit: parameters without a gradient on any rank are named once, with the likely cause, or are an
+//! error.
 #![allow(clippy::expect_used)]
 
 mod common;
@@ -13,7 +14,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 use training::{AuditConfig, OnMissingGradient};
 
-/// The warnings of a thread.
+/// A tracing subscriber that collects the warnings of a thread.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -47,7 +48,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// What `body` returns, and the warnings that it gave.
+/// Returns the result of `body`, and the warnings that it logged.
 fn listening<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
     let warnings = Warnings::default();
     let result = tracing::subscriber::with_default(warnings.clone(), body);
@@ -55,7 +56,7 @@ fn listening<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, heard)
 }
 
-/// Two layers with a norm between, of which candle's has no backward.
+/// Two layers with a norm between them: candle's, which has no backward, or that of `training`.
 struct Net {
     first: Linear,
     candles: RmsNorm,
@@ -114,10 +115,10 @@ fn a_gradient_on_one_rank_is_enough_and_ranks_without_data_do_not_count() {
     let heard = on_all_ranks(2, |comm| {
         let ddp = wrapped(comm.clone(), AuditConfig::default())?;
         let (result, heard) = listening(|| -> ddp::Result<()> {
-            // Nobody has data; then one has.
+            // First no rank has data, then one has.
             ddp.backward_weighted(&ddp.model()?.loss(true)?, 0.0)?;
             ddp.backward_weighted(&ddp.model()?.loss(comm.rank() == 0)?, 1.0)?;
-            // Too late to be looked at.
+            // The audit has already been done.
             ddp.backward_weighted(&ddp.model()?.loss(true)?, 1.0)?;
             Ok(())
         });

@@ -1,5 +1,5 @@
-//! The trace shows a bucket's all-reduce under way before backward ends. A test binary of its own: its subscriber is the
-//! process's, since it must see the communicators' threads.
+//! Tracing spans show that a bucket's all-reduce is in progress before backward ends. A separate test binary: its subscriber
+//! is global, since it must see the communicators' threads.
 #![allow(clippy::expect_used)]
 
 mod common;
@@ -17,12 +17,12 @@ use tracing::span;
 
 const RANKS: usize = 2;
 
-/// What happened to spans, in order.
+/// A span event.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Happened {
     what: What,
     span: &'static str,
-    /// Which collective, where it is one.
+    /// The collective, if the span is one.
     call: Call,
     on: ThreadId,
 }
@@ -64,7 +64,7 @@ impl Spans {
         self.changed.notify_all();
     }
 
-    /// Waits until the log from `start` on is as it should be; false if that never comes.
+    /// Waits until the log from `start` on satisfies `done`; returns false on timeout.
     fn wait_for(&self, start: usize, done: impl Fn(&[Happened]) -> bool) -> bool {
         let log = self.log.lock().expect("no panic");
         let bound = Duration::from_secs(60);
@@ -73,7 +73,7 @@ impl Spans {
     }
 }
 
-/// The same, as a subscriber.
+/// The tracing subscriber that records to `Spans`.
 struct Subscriber(Arc<Spans>);
 
 impl tracing::Subscriber for Subscriber {
@@ -104,7 +104,7 @@ impl tracing::Subscriber for Subscriber {
     }
 }
 
-/// Threads on which an all-reduce has begun, other than those that train.
+/// Returns the number of non-training threads on which an all-reduce has started.
 fn communicating(log: &[Happened], training: &HashSet<ThreadId>) -> usize {
     let begun =
         log.iter().filter(|happened| (happened.what, happened.call) == (What::Enter, Call::AllReduce));
@@ -115,7 +115,7 @@ fn communicating(log: &[Happened], training: &HashSet<ThreadId>) -> usize {
         .len()
 }
 
-/// Every rank's backward stays at the first layer until all ranks' communicators have begun an all-reduce.
+/// Every rank's backward waits at the first layer until all ranks' communicators have started an all-reduce.
 #[test]
 fn a_buckets_all_reduce_is_under_way_before_backward_ends() {
     let spans = Arc::new(Spans::default());
@@ -128,7 +128,7 @@ fn a_buckets_all_reduce_is_under_way_before_backward_ends() {
             let ddp = Layers::ddp(comm.clone(), &config)?;
             for step in 0..3 {
                 let start = spans.log.lock().expect("no panic").len();
-                // No rank begins this step's communication before every rank knows where the step starts.
+                // No rank starts this step's communication before every rank has recorded where the step starts.
                 comm.run(Operation::Barrier)?;
                 let (spans_of_probe, training) = (spans.clone(), training.clone());
                 let probe = move || {
@@ -146,7 +146,8 @@ fn a_buckets_all_reduce_is_under_way_before_backward_ends() {
     }
 }
 
-/// In the log of one step: within its backward, this rank launched a bucket, and then an all-reduce began elsewhere.
+/// Checks the log of one step: during its backward this rank started a bucket, and then an all-reduce started on another
+/// thread.
 fn assert_overlap(main: ThreadId, log: &[Happened]) {
     let at = |what, span| {
         let mine =

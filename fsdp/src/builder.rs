@@ -1,4 +1,5 @@
-//! What a model is built with: units, and in each a `VarBuilder` that keeps this rank's pieces of what is asked for.
+//! `UnitBuilder`: builds the units of a model; inside a unit, a `VarBuilder` that keeps only this rank's shard of each
+//! parameter.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +11,7 @@ use crate::sharding::{Asked, Plan, Sharding};
 use crate::unit::Unit;
 use crate::{Error, UnitConfig, lock};
 
-/// Builds the units of a model. [`crate::Fsdp::new`] gives one to the function that makes the model.
+/// Builds the units of a model. [`crate::Fsdp::new`] passes one to the function that builds the model.
 #[derive(Clone)]
 pub struct UnitBuilder<'a> {
     vb: VarBuilder<'a>,
@@ -23,14 +24,15 @@ impl<'a> UnitBuilder<'a> {
         Self { vb, parts: None, plan }
     }
 
-    /// One level down, as [`VarBuilder::pp`].
+    /// Enters a sub-path, as [`VarBuilder::pp`] does.
     pub fn pp(&self, name: impl ToString) -> Self {
         Self { vb: self.vb.pp(name), ..self.clone() }
     }
 
-    /// The same with first values from a source of parts, of which each rank reads what it keeps of a parameter, and the first 64 numbers,
-    /// which are compared. It must give what the `VarBuilder` of [`crate::Fsdp::new`] does, which then gives buffers alone, and what is asked
-    /// for without a shape.
+    /// Returns a builder that reads initial values from `source`, which can read ranges of a tensor: each rank reads only the
+    /// range of a parameter that it keeps, and the first 64 elements, which are compared over ranks. `source` must return the
+    /// same values as the `VarBuilder` given to [`crate::Fsdp::new`], which is then used only for buffers and for tensors
+    /// requested without a shape.
     ///
     /// ```
     /// # use std::ops::Range;
@@ -66,20 +68,20 @@ impl<'a> UnitBuilder<'a> {
         Self { parts: Some(source), ..self.clone() }
     }
 
-    /// Makes a unit of what `build` builds: its parameters are gathered together, before it runs.
+    /// Makes one unit of what `build` builds: its parameters are gathered together, before it runs.
     ///
     /// # Memory
-    /// While it is built: one parameter whole, as the `VarBuilder` that was given to [`crate::Fsdp::new`] makes it; of a source of
-    /// parts ([`reading`](Self::reading)), what a rank keeps of one.
+    /// While the unit is built: one whole parameter at a time, as the `VarBuilder` given to [`crate::Fsdp::new`] makes it;
+    /// with a range source ([`reading`](Self::reading)), only what this rank keeps of it.
     ///
     /// # Errors
-    /// What `build` fails with; [`Error::EmptyUnit`], [`Error::NestedUnit`], [`Error::SameUnit`], [`Error::SharedParameter`];
+    /// Errors of `build`; [`Error::EmptyUnit`], [`Error::NestedUnit`], [`Error::SameUnit`], [`Error::SharedParameter`];
     /// parameters that cannot be sharded.
     pub fn unit<M>(&self, build: impl FnOnce(VarBuilder<'a>) -> Result<M>) -> Result<Unit<M>> {
         self.unit_with(&UnitConfig::default(), build)
     }
 
-    /// [`UnitBuilder::unit`] with a configuration of its own.
+    /// Does the same as [`UnitBuilder::unit`], with a configuration for this unit.
     ///
     /// # Errors
     /// Those of [`UnitBuilder::unit`].
@@ -95,14 +97,14 @@ impl<'a> UnitBuilder<'a> {
         self.named_unit(name, config, build)
     }
 
-    /// A unit whose name is not the path that its parameters are under.
+    /// Builds a unit whose name differs from the path of its parameters.
     pub(crate) fn named_unit<M>(
         &self,
         name: String,
         config: &UnitConfig,
         build: impl FnOnce(VarBuilder<'a>) -> Result<M>,
     ) -> Result<Unit<M>> {
-        // Its index is its place in the list of all, so that no other one may come in between.
+        // The index is the unit's position in the list of all units, so no other unit may be built meanwhile.
         let _building = Building::begin(&self.plan, &name)?;
         let index = lock(&self.plan.model).units.len();
         let asked: Arc<Mutex<Asked>> = Arc::default();
@@ -131,7 +133,7 @@ impl<'a> UnitBuilder<'a> {
     }
 }
 
-/// While it lives, a unit is being built, and no other one can be.
+/// Guard that marks a unit as being built; while it lives, no other unit can be started.
 struct Building<'a>(&'a Plan);
 
 impl<'a> Building<'a> {

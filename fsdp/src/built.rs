@@ -1,4 +1,4 @@
-//! What a model is made of, once it is built: units, and in each parameters of which each rank keeps a part.
+//! A model after construction: its units, and of each parameter the shard that this rank keeps.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,43 +8,44 @@ use comm::Digest;
 
 use crate::layout::{Layout, Part};
 
-/// What was built so far.
+/// What has been built so far.
 #[derive(Default)]
 pub(crate) struct Model {
     pub(crate) units: Vec<Built>,
-    /// The unit of each parameter.
+    /// Parameter name to the name of its unit.
     pub(crate) owners: HashMap<String, String>,
-    /// The unit that is being built.
+    /// Name of the unit that is being built.
     pub(crate) building: Option<String>,
     pub(crate) buffers: Vec<(String, Var)>,
 }
 
-/// A unit that was built.
+/// A unit after construction.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) name: String,
     pub(crate) params: Vec<Param>,
     pub(crate) layout: Layout,
-    /// Which of its shards is this rank's.
+    /// This rank's index among the shards.
     pub(crate) rank: usize,
-    /// What it computes in.
+    /// Dtype that the unit computes in.
     pub(crate) dtype: DType,
     pub(crate) keep: bool,
-    /// Of all first values, this rank's and the others'; of what is read in parts, of the first few of each parameter.
+    /// Hash of all initial values, including those that other ranks keep; with a range source, of the first few elements of
+    /// each parameter.
     pub(crate) digest: Digest,
-    /// Whether parameters are read in parts.
+    /// Whether initial values were read by range, only as far as this rank keeps them.
     pub(crate) is_read: bool,
-    /// Of what this rank keeps of these, where others keep the same.
+    /// Hash of the values that this rank keeps of parameters read by range. `None` where no other rank keeps the same shard.
     pub(crate) kept_digest: Option<Digest>,
 }
 
-/// A parameter.
+/// A sharded parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Param {
     pub(crate) name: String,
-    /// What the model computes with, released unless its unit runs.
+    /// The tensor that the model computes with; its storage is released while its unit does not run.
     pub(crate) tensor: Tensor,
-    /// What this rank keeps of it, flat and padded.
+    /// This rank's shard: flat, padded.
     pub(crate) shard: Var,
 }
 
@@ -53,7 +54,7 @@ impl Built {
         self.params[0].shard.device()
     }
 
-    /// Of its shards.
+    /// Dtype of the unit's shards.
     pub(crate) fn shard_dtype(&self) -> DType {
         self.params[0].shard.dtype()
     }
@@ -63,7 +64,7 @@ impl Built {
         elements * self.shard_dtype().size_in_bytes()
     }
 
-    /// This rank's piece of a part, padded.
+    /// Returns this rank's piece of a part, padded.
     pub(crate) fn piece(&self, part: &Part) -> Result<Tensor> {
         let mut pieces = Vec::with_capacity(part.slots.len());
         for slot in &part.slots {
@@ -79,7 +80,7 @@ impl Built {
         }
     }
 
-    /// What lies of a parameter in a tensor made of this rank's pieces: as long as the parameter's variable.
+    /// Returns a parameter's range of a tensor made of this rank's pieces; it has the length of the parameter's variable.
     pub(crate) fn of_param(&self, pieces: &Tensor, param: usize) -> Result<Tensor> {
         match self.layout.find(param) {
             Some((part, slot)) if part.kept_len(slot, self.rank) > 0 => {
@@ -90,13 +91,13 @@ impl Built {
         }
     }
 
-    /// The elements of a parameter that this rank keeps.
+    /// Returns the range of the flat parameter that this rank keeps.
     pub(crate) fn kept(&self, param: usize) -> Range<usize> {
         self.layout.find(param).map_or(0..0, |(part, slot)| part.kept(slot, self.rank).0)
     }
 }
 
-/// Which parameter.
+/// Index of a parameter: its unit, and its position in the unit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParamIndex {
     pub(crate) unit: usize,

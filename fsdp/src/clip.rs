@@ -1,4 +1,4 @@
-//! Clipping by the norm of all shards' gradients together.
+//! Gradient clipping by the global norm over all shards.
 
 use std::sync::Arc;
 
@@ -9,23 +9,23 @@ use training::{ScaledModel, clip_by_norm, first_not_finite, grad_norm};
 
 use crate::{Error, Fsdp, Result};
 
-/// What is counted in the norm of all gradients beside this model's, and what is not.
+/// Which gradients the global norm covers beyond this model's own, and which of this model's it omits.
 #[derive(Default)]
 pub(crate) struct Norm {
-    /// Of ranks that have other parts of a larger model.
+    /// Groups whose ranks hold other parts of a larger model.
     others: Vec<Arc<dyn Communicator>>,
-    /// This rank's shards that are counted; none where all of them are.
+    /// This rank's shards that are counted; `None`: all of them.
     counted: Option<Vec<Var>>,
 }
 
 impl<M> Fsdp<M> {
-    /// Says that this model is one part of a larger one, the others of which the ranks along `others` have: the groups along axes of
-    /// a mesh other than this model's, such as those of pipeline stages and of tensor parallelism, in the same order on every rank.
-    /// From now on [`grad_norm`](Self::grad_norm), [`clip_grad_norm`](Self::clip_grad_norm) and
-    /// [`LossScaler::unscale`](crate::LossScaler::unscale) are of all parts together, and to be called on all these ranks.
+    /// Makes the norm that of a larger model of which this one is a part. `others` are the groups whose ranks hold the other
+    /// parts: those along mesh axes other than this model's, such as pipeline stages and tensor parallelism, in the same
+    /// order on every rank. From then on [`grad_norm`](Self::grad_norm), [`clip_grad_norm`](Self::clip_grad_norm) and
+    /// [`LossScaler::unscale`](crate::LossScaler::unscale) cover all parts, and must be called on all these ranks.
     ///
-    /// Of a parameter that several of these ranks have whole (a norm between divided layers, tied embeddings), `counts` must be
-    /// true on one of them; all others are counted on each rank.
+    /// For a parameter that several of these ranks hold whole (a norm layer between divided layers, tied embeddings),
+    /// `counts` must return true on exactly one of them. All other parameters are counted on every rank.
     ///
     /// ```
     /// # use candle_core::{DType, Device};
@@ -55,13 +55,15 @@ impl<M> Fsdp<M> {
         self.norm = Norm { others, counted };
     }
 
-    /// The 2-norm of the gradients of all parameters together, on all ranks: the same bits on each. To be called on every rank.
+    /// Returns the 2-norm of the gradients of all parameters over all ranks, bitwise the same on each. Must be called on
+    /// every rank.
     ///
     /// # Cost
-    /// One pass over this rank's gradients, and an all-gather of 8 bytes of each rank that has another shard.
+    /// One pass over this rank's gradients, and an all-gather of 8 bytes per rank within the shard group and within each
+    /// group of [`set_norm_over`](Self::set_norm_over).
     ///
     /// # Errors
-    /// candle's; failures of communication.
+    /// Errors of candle; failures of communication.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
         self.core().check()?;
         let own = match &self.norm.counted {
@@ -71,19 +73,19 @@ impl<M> Fsdp<M> {
         Ok(global_norm(self.parts(), own)?)
     }
 
-    /// Scales the gradients so that their norm together is at most `max_norm`; gives the norm that they had. To be called on
-    /// every rank, with what [`Fsdp::backward`] gave.
+    /// Scales the gradients so that their global norm is at most `max_norm`, and returns the norm before scaling. Must be
+    /// called on every rank, with the result of [`Fsdp::backward`].
     ///
-    /// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all are multiplied with `max_norm / (norm + 1e-6)`
-    /// where that is below 1. The norm is this model's; where it is a part of a larger one, see
+    /// Like PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all gradients are multiplied by `max_norm / (norm +
+    /// 1e-6)` if that is below 1. The norm is this model's; for a part of a larger model, see
     /// [`set_norm_over`](Self::set_norm_over).
     ///
     /// # Cost
-    /// That of [`Fsdp::grad_norm`], and another pass where they are clipped.
+    /// That of [`Fsdp::grad_norm`], and another pass if they are scaled.
     ///
     /// # Errors
-    /// On every rank: [`Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank;
-    /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed then.
+    /// On every rank: [`Error::NotFinite`] if a gradient contains a NaN or an infinity on any rank;
+    /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. The gradients are then unchanged.
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         let norm = self.grad_norm(grads)?;
         if !norm.is_finite() {
@@ -93,16 +95,16 @@ impl<M> Fsdp<M> {
         Ok(norm)
     }
 
-    /// The ranks that have other parts.
+    /// Returns the groups over which the norm is summed.
     fn parts(&self) -> impl Iterator<Item = &dyn Communicator> {
         self.core().groups.shard.iter().chain(&self.norm.others).map(|group| &**group)
     }
 
-    /// A unit with a gradient that holds a NaN or an infinity on some rank: the same on each.
+    /// Names a unit whose gradient contains a NaN or an infinity on some rank: the same one on each rank.
     fn first_not_finite(&self, grads: &GradStore) -> Result<String> {
         let unit = |place| self.core().unit_of(place).map(|unit| format!("unit {}", unit.name));
         let own = first_not_finite(grads, &self.vars())?.and_then(unit);
-        // None where only the sum of all squares is too large.
+        // `None` if all gradients are finite, and only the sum of all squares overflows.
         Ok(first_of(self.parts(), own)?.map_or("all units together".into(), |(_, unit)| unit))
     }
 }

@@ -1,4 +1,4 @@
-//! What is sharded, and in which dtypes.
+//! Configuration: sharding strategy, dtypes, buffers.
 
 use candle_core::DType;
 use training::AuditConfig;
@@ -6,47 +6,48 @@ use training::AuditConfig;
 /// What each rank keeps of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Strategy {
-    /// A part of the parameters, gradients and optimizer state: a unit's parameters are gathered before it runs, forward
-    /// and backward, and released after. The default.
+    /// A shard of the parameters, gradients and optimizer state: a unit's parameters are gathered before it runs, in forward
+    /// and in backward, and released afterwards. The default.
     #[default]
     FullShard,
-    /// A part of the gradients and optimizer state, and between steps of the parameters: once gathered in the forward pass
-    /// they stay until the unit's backward is over. One gather less.
+    /// A shard of the gradients and optimizer state and, between steps, of the parameters: parameters gathered in forward are
+    /// kept until the unit's backward has finished. This saves one gather.
     ShardGradOp,
-    /// All of it, as data parallelism does; gradients are averaged by all-reduce. Not for [`crate::Fsdp::hybrid`].
+    /// Everything, as in data parallelism; gradients are averaged by all-reduce. Not for [`crate::Fsdp::hybrid`].
     NoShard,
 }
 
-/// The dtypes of a step. Shards, gradients of shards and optimizer state keep the dtype of the `VarBuilder`, f32 usually.
+/// The dtypes of a step. Shards, their gradients and optimizer state keep the dtype of the `VarBuilder`, usually f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MixedPrecision {
-    /// What parameters are gathered in, and units compute in. Default: none, the shards' own.
+    /// Dtype in which parameters are gathered and units compute. Default: `None`, that of the shards.
     pub param_dtype: Option<DType>,
-    /// What gradients are averaged in. f16 and bf16 are summed in f32 and rounded once. Default: none, that of the
-    /// parameters.
+    /// Dtype in which gradients are averaged. f16 and bf16 are summed in f32 and rounded once. Default: `None`, that in which
+    /// the unit computes.
     pub reduce_dtype: Option<DType>,
-    /// What [`crate::Fsdp`]'s forward gives. Default: none, what the model gives.
+    /// Dtype of the output of [`crate::Fsdp`]'s forward. Default: `None`, that of the model's output.
     pub output_dtype: Option<DType>,
 }
 
-/// How a [`crate::Fsdp`] shards. The same on every rank, which [`crate::Fsdp::new`] checks.
+/// Configuration of a [`crate::Fsdp`]. It must be the same on every rank, which [`crate::Fsdp::new`] checks.
 #[derive(Debug, Clone)]
 pub struct FsdpConfig {
-    /// What is sharded. Default: everything.
+    /// What is sharded. Default: [`Strategy::FullShard`].
     pub strategy: Strategy,
     /// The dtypes of a step. Default: those of the shards.
     pub mixed_precision: MixedPrecision,
-    /// A parameter of fewer elements travels together with the other small ones of its unit, which costs a copy; larger ones
-    /// travel where they lie. Default: 16384.
+    /// Parameters of fewer elements than this are communicated together with the other small ones of their unit, at the cost
+    /// of a copy; larger ones are communicated in place. Default: 16384.
     pub pack_elements: usize,
-    /// Last parts of the names that are state and not parameters: every rank has them whole, and they have no gradient. Checkpoints and whole files keep rank 0's. Default: `running_mean` and
-    /// `running_var`, as `candle_nn::BatchNorm` calls them.
+    /// Last components of the names of tensors that are state and not parameters: every rank has them whole, and they have no
+    /// gradient. Checkpoints and whole-model files contain those of rank 0. Default: `running_mean` and `running_var`, as
+    /// `candle_nn::BatchNorm` names them.
     pub buffers: Vec<String>,
-    /// What buffers of floats are kept in; a layer may want them in what it computes in. Files may have them in any other.
-    /// Default: none, the dtype of the `VarBuilder`.
+    /// Dtype in which floating-point buffers are kept, for layers that need them in the dtype they compute in. Files may
+    /// contain them in any floating-point dtype. Default: `None`, the dtype of the `VarBuilder`.
     pub buffer_dtype: Option<DType>,
-    /// What is done about parameters that have no gradient on any rank after the first [`crate::Fsdp::backward`]. Default: the first
-    /// rank warns once. An error instead leaves the `Fsdp` of no use, as any error of backward does.
+    /// What to do about parameters without a gradient on any rank after the first [`crate::Fsdp::backward`]. Default: rank 0
+    /// warns once. If it is an error instead, the `Fsdp` is unusable afterwards, as after any error of backward.
     pub audit: AuditConfig,
 }
 
@@ -63,11 +64,11 @@ impl Default for FsdpConfig {
     }
 }
 
-/// How one unit differs from the others.
+/// Settings of one unit that differ from the model's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnitConfig {
-    /// Whether its parameters stay from forward to backward. Default: as the [`Strategy`] says. Worth it for a unit that is
-    /// small or runs last.
+    /// Whether its parameters are kept from forward to backward. Default: as the [`Strategy`] says. Worthwhile for a unit
+    /// that is small or runs last.
     pub keep_after_forward: Option<bool>,
 }
 

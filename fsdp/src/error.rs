@@ -1,4 +1,4 @@
-//! The crate's one error type.
+//! The crate's error type.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use candle_core::DType;
 use comm::LineDifference;
 
-/// What can go wrong in sharded training. Errors are `Clone`: a [`crate::Fsdp`] that failed answers every later call with the
-/// first cause.
+/// An error of sharded training. Errors are `Clone`: after a failure, a [`crate::Fsdp`] returns the first cause from every
+/// later call.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     // ---- mistakes in the program ----
-    /// A unit that asked for no parameter.
+    /// A unit that requested no parameter.
     #[error(
         "unit {unit} has no parameters: make it a part of another unit, or leave it out of `UnitBuilder::unit`"
     )]
@@ -20,7 +20,7 @@ pub enum Error {
         /// The unit.
         unit: String,
     },
-    /// Two units ask for one parameter.
+    /// Two units request the same parameter.
     #[error(
         "parameter {parameter} is in unit {first} and in unit {second}: a parameter is gathered and released with one unit; make \
          what shares it one unit"
@@ -28,18 +28,18 @@ pub enum Error {
     SharedParameter {
         /// The parameter.
         parameter: String,
-        /// The unit that asked for it first.
+        /// The unit that requested it first.
         first: String,
-        /// The other one.
+        /// The other unit.
         second: String,
     },
-    /// Two units of one name.
+    /// Two units have the same name.
     #[error("two units are called {unit}: build each under a `pp` of its own")]
     SameUnit {
         /// The name.
         unit: String,
     },
-    /// A unit inside of another one.
+    /// A unit is built inside another unit.
     #[error(
         "unit {inner} is made inside of unit {outer}, and a unit cannot hold another one: make {inner} before or after {outer}, or \
          a part of it"
@@ -47,7 +47,7 @@ pub enum Error {
     NestedUnit {
         /// The unit that is being built.
         outer: String,
-        /// The one that was to be made meanwhile.
+        /// The unit whose construction was started meanwhile.
         inner: String,
     },
     /// A parameter that cannot be trained.
@@ -63,7 +63,7 @@ pub enum Error {
         /// Its dtype.
         dtype: DType,
     },
-    /// A unit asks for parameters of several dtypes.
+    /// A unit requests parameters of several dtypes.
     #[error(
         "parameter {parameter} of unit {unit} is asked for as {got:?}, and the unit's others as {expected:?}: a unit's \
          parameters are one buffer, of the builder's dtype"
@@ -86,7 +86,7 @@ pub enum Error {
         /// Its value.
         dtype: DType,
     },
-    /// A model that is to be sharded along an axis of a mesh, and whose strategy is to shard nothing.
+    /// Strategy [`NoShard`](crate::Strategy::NoShard) for a model that is to be sharded along a mesh axis.
     #[error(
         "the strategy is NoShard, and the model is to be sharded along the axis {axis}: give FullShard or ShardGradOp, or use \
          `Fsdp::new`, with the group of all that train the model"
@@ -95,19 +95,19 @@ pub enum Error {
         /// The axis.
         axis: String,
     },
-    /// The model asked for one name twice, and not for the same thing.
+    /// The model requested the same name twice, with different shapes.
     #[error(
         "the model asked for parameter {parameter} as {then}, and before as {first}; one name is one parameter"
     )]
     Ambiguous {
         /// The parameter.
         parameter: String,
-        /// Shape at first.
+        /// Shape in the first request.
         first: String,
-        /// Shape later.
+        /// Shape in the later request.
         then: String,
     },
-    /// A parameter was asked for after its unit was built.
+    /// A parameter was requested after its unit was built.
     #[error(
         "parameter {parameter} was asked for after unit {unit} was built: a unit must ask for all of them while it is built"
     )]
@@ -117,20 +117,20 @@ pub enum Error {
         /// The unit.
         unit: String,
     },
-    /// A unit ran without the wrapper that it was built in.
+    /// A unit ran before its `Fsdp` was complete, or after it was dropped.
     #[error("unit {unit} runs while there is no Fsdp: it is still being built, or was dropped")]
     NotReady {
         /// The unit.
         unit: String,
     },
-    /// Backward was called on the loss itself.
+    /// Backward was called on the loss tensor instead of through `Fsdp::backward`.
     #[error(
         "backward reached unit {unit} outside of Fsdp::backward, and its gradients would come to no shard: call \
          `fsdp.backward(&loss)` in place of `loss.backward()`, and `optimizer.step(&grads)` in place of \
          `optimizer.backward_step(&loss)`"
     )]
     OutsideBackward {
-        /// The first unit that was reached.
+        /// The first unit that backward reached.
         unit: String,
     },
     /// A device that shards cannot be on.
@@ -140,24 +140,25 @@ pub enum Error {
     UnsupportedDevice {
         /// The parameter.
         parameter: String,
-        /// Where it is.
+        /// The device.
         device: String,
     },
-    /// The ranks built different models, drew different values, or were configured differently. Every rank gets this same error.
+    /// The ranks built different models, drew different initial values, or have different configurations. Every rank returns
+    /// this same error.
     #[error(
         "the ranks do not train the same model: {0}; build the same model from the same values with the same FsdpConfig on every \
          rank{help}", help = help_with_values(&.0.odd)
     )]
     ModelMismatch(LineDifference),
-    /// Another rank could not build the model, or read its part of it.
+    /// Another rank failed to build the model, or to read its shard.
     #[error("building the model failed on rank {rank}: {reason}")]
     PeerFailed {
-        /// The rank, by its number in the whole job.
+        /// Its rank in the whole job.
         rank: usize,
-        /// What it says.
+        /// Its error message.
         reason: String,
     },
-    /// The ranks ran their units in different orders. Every rank gets this same error, before any gradient is used.
+    /// The ranks ran their units in different orders. Every rank returns this same error, before any gradient is used.
     #[error(
         "rank {odd_rank} ran other units than rank {rank}, or in another order, in this step: gathered parameters may have been \
          mixed up; every rank must run the same units in the same order, forward and backward"
@@ -165,19 +166,19 @@ pub enum Error {
     OrderMismatch {
         /// A rank that differs from most.
         odd_rank: usize,
-        /// A rank to compare it with.
+        /// A rank of the largest group that agrees, for comparison.
         rank: usize,
     },
-    /// Copies of a shard have other values. Every rank gets this same error, and may go on.
+    /// Replicas of a shard differ. Every rank returns this same error, and may continue.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<comm::ParameterDifference>),
-    /// An optimizer remembers something of no parameter, which would be given to the wrong ranks when it is loaded.
+    /// An optimizer has state that belongs to no parameter; loading it would give it to the wrong ranks.
     #[error(
         "the optimizer's state `{key}` belongs to no parameter, so no rank could find its part again: make it from \
          `Fsdp::named_vars`, as in `Adam::named(fsdp.named_vars(), config)`"
     )]
     StrayState {
-        /// The optimizer's name for it.
+        /// The optimizer's key for it.
         key: String,
     },
     /// A file that cannot be used.
@@ -191,9 +192,9 @@ pub enum Error {
     /// A file that another rank cannot use.
     #[error("{}: on rank {rank}: {problem}", path.display())]
     PeerFile {
-        /// The file, or the checkpoint that it is of.
+        /// The file, or the checkpoint that it belongs to.
         path: PathBuf,
-        /// The rank, by its number in the whole job.
+        /// The rank in the whole job.
         rank: usize,
         /// What is wrong with it.
         problem: String,
@@ -201,26 +202,26 @@ pub enum Error {
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
-    /// A piece of training failed: clipping, say.
+    /// A failure in the `training` crate, e.g. in clipping.
     #[error(transparent)]
     Training(Arc<training::Error>),
-    /// A gradient holds a NaN or an infinity. Every rank gets this same error.
+    /// A gradient contains a NaN or an infinity. Every rank returns this same error.
     #[error(
         "the gradient of {unit} is not finite on some rank, all gradients together have a norm of {norm}; none was changed: skip \
          the step, or look for the cause"
     )]
     NotFinite {
-        /// The first unit of which it does, in order of construction.
+        /// The first such unit, in order of construction.
         unit: String,
         /// The norm of all gradients together.
         norm: f64,
     },
-    /// A panic ended an earlier backward half-way.
+    /// An earlier backward panicked.
     #[error(
         "an earlier backward of this Fsdp panicked, and the ranks are no longer in step: end this process"
     )]
@@ -235,7 +236,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// True where the fault is another rank's: this process only noticed. See [`comm::Error::is_peer_failure`].
+    /// Returns true if the failure is another rank's and this process only noticed it. See [`comm::Error::is_peer_failure`].
     ///
     /// ```
     /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
@@ -254,7 +255,7 @@ impl Error {
         Error::File { path: path.to_path_buf(), problem: problem.into() }
     }
 
-    /// Names what was being done, unless the error is ours or `comm`'s on its way through candle.
+    /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
     pub(crate) fn during(operation: &'static str) -> impl FnOnce(candle_core::Error) -> Self {
         move |source| match find(&source) {
             Some(error) => error,
@@ -266,7 +267,7 @@ impl Error {
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
-            // Whoever knows nothing of this crate finds out that another rank failed.
+            // Carried as a `comm::Error`, so that code that does not know this crate can detect that another rank failed.
             Error::Comm(error) => comm::carry(error),
             other => comm::carry(other),
         }
@@ -294,7 +295,7 @@ impl From<Error> for comm::Error {
     }
 }
 
-/// What to do where ranks begin with different values.
+/// Returns advice for ranks that start from different values.
 fn help_with_values(odd: &str) -> &'static str {
     if odd.contains("with values of hash") {
         ": the builder of a `VarMap` draws other values on every rank, `training::TorchInit::tensor_builder` with the same seed \
@@ -306,7 +307,7 @@ fn help_with_values(odd: &str) -> &'static str {
     }
 }
 
-/// Our own error on its way back through candle, or `comm`'s.
+/// Returns the error of this crate, or of `comm`, that a candle error carries.
 fn find(error: &candle_core::Error) -> Option<Error> {
     let of_comm = || comm::carried(error).cloned().map(Error::Comm);
     comm::carried::<Error>(error).cloned().or_else(of_comm)

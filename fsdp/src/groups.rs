@@ -1,4 +1,4 @@
-//! Who shares a shard with whom.
+//! Process groups of a model: which ranks form a shard group and which a replica group (hybrid sharding).
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use comm::{Communicator, Mesh, Stats};
 
 use crate::{Error, Result, Strategy};
 
-/// The groups of a model.
+/// The process groups of a model.
 #[derive(Debug, Clone)]
 pub(crate) struct Groups {
     /// All ranks of this model.
     pub(crate) world: Arc<dyn Communicator>,
-    /// Those that each have a part of the parameters; none where each rank has all.
+    /// Ranks that each hold a different shard of the parameters; `None` where each rank holds everything.
     pub(crate) shard: Option<Arc<dyn Communicator>>,
-    /// Those that have the same part; none where no other has.
+    /// Ranks that hold the same shard; `None` where no other rank does.
     pub(crate) replicate: Option<Arc<dyn Communicator>>,
 }
 
@@ -33,19 +33,20 @@ impl Groups {
         Ok(Self { world, shard: several(Some(shard)), replicate: several(Some(replicate)) })
     }
 
-    /// What this rank has sent and received in them; the group of all may be one of the others.
+    /// Returns this rank's traffic in all groups. `world` may be the same communicator as one of the others, and is counted
+    /// once.
     pub(crate) fn stats(&self) -> Stats {
         let others = [&self.shard, &self.replicate].into_iter().flatten();
         let others = others.filter(|comm| !Arc::ptr_eq(comm, &self.world));
         others.fold(self.world.stats(), |sum, comm| sum + comm.stats())
     }
 
-    /// Into how many parts parameters are cut.
+    /// Returns the number of shards.
     pub(crate) fn shards(&self) -> usize {
         self.shard.as_ref().map_or(1, |comm| comm.world_size())
     }
 
-    /// Which of them is this rank's.
+    /// Returns the index of this rank's shard.
     pub(crate) fn shard_rank(&self) -> usize {
         self.shard.as_ref().map_or(0, |comm| comm.rank())
     }

@@ -1,4 +1,4 @@
-//! Operations that backward goes through: one under each parameter, one over each unit's output.
+//! Autograd hooks: an operation under each parameter, and one on each unit's outputs.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -11,10 +11,11 @@ use crate::built::ParamIndex;
 use crate::core::{Core, Run};
 use crate::storage;
 
-/// Leads to what comes into being after the model. It keeps nothing alive: a loss may outlive its [`crate::Fsdp`].
+/// Reference to the `Core`, which is created after the model. It is weak: a loss may outlive its [`crate::Fsdp`].
 pub(crate) type Link = Arc<OnceLock<Weak<Core>>>;
 
-/// A parameter's tensor, released. It hangs on a variable of one element, so that backward comes to it.
+/// Creates a parameter's tensor, in the released state. It is the output of an operation on a one-element variable, so that
+/// backward reaches it.
 pub(crate) fn parameter(
     anchor: &Var,
     place: ParamIndex,
@@ -28,7 +29,7 @@ pub(crate) fn parameter(
     Ok(tensor)
 }
 
-/// Forward: room for a parameter. Backward: gives the gradient away, and nothing to candle.
+/// Forward: allocates a parameter. Backward: passes the gradient to the `Core`, and returns none to candle.
 struct Hook {
     place: ParamIndex,
     shape: Shape,
@@ -56,21 +57,21 @@ impl CustomOp1 for Hook {
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         match self.link.get().and_then(Weak::upgrade) {
             Some(core) => core.receive(self.place, grad).map(|()| None).map_err(Into::into),
-            // The Fsdp is gone, and with it the shards.
+            // The `Fsdp` has been dropped, and the shards with it.
             None => Ok(None),
         }
     }
 }
 
-/// Marks an output of a unit's run: backward gathers the unit when it comes there.
+/// Marks an output of a unit's run: when backward reaches it, the unit is gathered.
 pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: Link) -> Result<Tensor> {
-    // No gradient comes through integers.
+    // Integers have no gradient.
     if !storage::is_supported(output.device()) || !storage::is_trainable(output.dtype()) {
         return Ok(output.clone());
     }
     let mut output = output.contiguous()?;
     if !output.device().is_cpu() && output.layout().start_offset() > 0 {
-        // Into memory of its own, which begins with it.
+        // Copies it, so that it starts at offset 0 of its storage.
         output = output.affine(1.0, 0.0)?;
     }
     tape::apply_op1(&output, Boundary { run, link })

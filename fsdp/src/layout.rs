@@ -1,9 +1,9 @@
-//! Where a unit's parameters lie in its flat buffer, and which part of that each rank keeps.
+//! Layout of a unit's flat buffer: where each parameter lies, and which part each rank keeps.
 //!
-//! Pure arithmetic, the same on every rank. The flat buffer is cut into *parts*: each large parameter is one, and all small
-//! ones together are one more. Every part is padded to a multiple of the number of ranks, so that each rank keeps as much of
-//! it as any other; a rank's shard is its piece of every part, one after the other. What lies of one parameter in it is a
-//! variable of its own.
+//! Pure arithmetic, the same on every rank. The flat buffer is divided into *parts*: one for each large parameter, and one
+//! for all small parameters together. Every part is padded to a multiple of the number of ranks, so that each rank keeps an
+//! equal *piece* of it. A rank's shard is the concatenation of its pieces. The range of each parameter within the shard is a
+//! variable.
 
 use std::ops::Range;
 
@@ -16,32 +16,33 @@ pub(crate) struct Layout {
     pub(crate) ranks: usize,
 }
 
-/// What travels as one.
+/// A contiguous range of the buffer that is communicated in one operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Parameters in it, and where each begins.
+    /// Parameters in it, with their offsets.
     pub(crate) slots: Vec<Slot>,
     /// Elements, without padding.
     pub(crate) len: usize,
-    /// Elements that each rank keeps.
+    /// Elements in each rank's piece.
     pub(crate) piece: usize,
-    /// Where the piece lies in the shard.
+    /// Offset of the piece in the shard.
     pub(crate) offset: usize,
-    /// Several small parameters: they are copied out, where a large one is taken as it is.
+    /// Whether it contains the small parameters, which are copied out after a gather; a large one is used in place.
     pub(crate) is_packed: bool,
 }
 
-/// A parameter's place in its part.
+/// Range of a parameter in its part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slot {
-    /// In order of construction.
+    /// Index of the parameter, in order of construction.
     pub(crate) param: usize,
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
 impl Layout {
-    /// Of parameters of these lengths, on so many ranks; those below `pack` elements go together.
+    /// Computes the layout for parameters of these lengths on `ranks` ranks; those of fewer than `pack` elements share one
+    /// part.
     pub(crate) fn new(lens: &[usize], pack: usize, ranks: usize) -> Self {
         let mut layout = Self { parts: Vec::new(), shard_len: 0, ranks };
         let mut small = Vec::new();
@@ -69,12 +70,12 @@ impl Layout {
         self.shard_len += piece;
     }
 
-    /// Elements of all ranks' shards together.
+    /// Elements of all ranks' shards together, padding included.
     pub(crate) fn padded_len(&self) -> usize {
         self.shard_len * self.ranks
     }
 
-    /// Where a parameter lies; none for a number that no parameter has.
+    /// Returns the part and slot of a parameter; `None` if there is no such parameter.
     pub(crate) fn find(&self, param: usize) -> Option<(&Part, &Slot)> {
         let slots = self.parts.iter().flat_map(|part| part.slots.iter().map(move |slot| (part, slot)));
         slots.into_iter().find(|(_, slot)| slot.param == param)
@@ -82,13 +83,13 @@ impl Layout {
 }
 
 impl Part {
-    /// The elements of this part that a rank keeps; the rest of its piece is padding.
+    /// Returns the elements of this part that a rank keeps; the rest of its piece is padding.
     pub(crate) fn range(&self, rank: usize) -> Range<usize> {
         let start = (rank * self.piece).min(self.len);
         start..(start + self.piece).min(self.len)
     }
 
-    /// Which elements of a parameter a rank keeps, and where in its piece of this part they begin.
+    /// Returns the elements of a parameter that a rank keeps, and their offset in the rank's piece of this part.
     pub(crate) fn kept(&self, slot: &Slot, rank: usize) -> (Range<usize>, usize) {
         let own = self.range(rank);
         let (start, end) = (own.start.max(slot.start), own.end.min(slot.start + slot.len));
@@ -96,26 +97,27 @@ impl Part {
         (range, start.min(own.end) - own.start)
     }
 
-    /// Elements of a parameter in a rank's piece: those that it keeps, and after the last parameter the padding.
+    /// Elements that a parameter takes in a rank's piece: those that the rank keeps and, for the part's last parameter, the
+    /// padding.
     pub(crate) fn kept_len(&self, slot: &Slot, rank: usize) -> usize {
         let is_last = self.slots.last().is_some_and(|last| last.param == slot.param);
         let padding = if is_last { self.piece - self.range(rank).len() } else { 0 };
         self.kept(slot, rank).0.len() + padding
     }
 
-    /// Elements of a rank's variable of a parameter: at least one, so that every rank has a variable of every parameter and no device
-    /// is asked for a tensor without elements.
+    /// Elements of a rank's variable for a parameter: at least one, so that every rank has a variable for every parameter and
+    /// no device is asked to allocate an empty tensor.
     pub(crate) fn variable_len(&self, slot: &Slot, rank: usize) -> usize {
         self.kept_len(slot, rank).max(1)
     }
 
-    /// How many each rank keeps; none where all keep as many.
+    /// Returns how many elements each rank keeps; `None` where all keep the same number.
     pub(crate) fn counts(&self, ranks: usize) -> Option<Vec<usize>> {
         (self.piece * ranks != self.len).then(|| (0..ranks).map(|rank| self.range(rank).len()).collect())
     }
 }
 
-/// Elements of a rank's piece of so many.
+/// Elements of each rank's piece of a part of `len` elements.
 pub(crate) fn piece(len: usize, ranks: usize) -> usize {
     len.div_ceil(ranks.max(1))
 }

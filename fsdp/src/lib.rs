@@ -1,7 +1,7 @@
-//! Fully sharded data-parallel training: every rank keeps a part of each parameter, its gradient and its optimizer state, and
-//! has all of a parameter only while the layer that it belongs to runs.
+//! Fully sharded data-parallel training (FSDP): every rank keeps a shard of each parameter, its gradient and its optimizer
+//! state, and holds a whole parameter only while the layer that it belongs to runs.
 //!
-//! A model is made of *units*, layers or groups of layers. The lines that differ from a program for one process are those
+//! A model consists of *units*: layers or groups of layers. The lines that differ from a single-process program are those
 //! with `unit` or `fsdp`:
 //!
 //! ```
@@ -51,43 +51,44 @@
 //! # Ok::<(), fsdp::Error>(())
 //! ```
 //!
-//! # What else there is
+//! # Further features
 //!
-//! - [`Strategy`]: keep parameters from forward to backward, or shard nothing; [`UnitConfig`] says it for one unit;
-//!   [`Fsdp::hybrid`] shards within one axis of a mesh and has copies along another.
-//! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32;
-//!   [`LossScaler`] keeps small gradients of f16 from vanishing.
-//! - A batch does not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last; or operations that compute units
-//!   again in backward ([`Unit::run`]).
-//! - A model that is written for every layout, on [`training::build`]: `Fsdp::new(comm, vb, &config, |units|
+//! - [`Strategy`]: keep parameters from forward to backward, or shard nothing; [`UnitConfig`] sets it for one unit;
+//!   [`Fsdp::hybrid`] shards along one axis of a mesh and replicates along another.
+//! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32; [`LossScaler`]
+//!   keeps small f16 gradients from underflowing.
+//! - Batches that do not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last; or activation
+//!   checkpointing, by operations that run units again in backward ([`Unit::run`]).
+//! - Models written for every layout, with [`training::build`]: `Fsdp::new(comm, vb, &config, |units|
 //!   Net::new(&Builder::from(units)))`.
-//! - Some weights are frozen: use them detached. A parameter that no rank has used has no gradient, and does not change.
-//! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`]; where the model is one part of a larger one, by that
-//!   one's: [`Fsdp::set_norm_over`].
-//! - Are copies of the shards still equal? [`Fsdp::check_parameters`] says which is not, where, and on which rank.
-//! - What does it hold? [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
-//! - A run is to go on later: [`Fsdp::save_checkpoint`] and [`Fsdp::load_checkpoint`], at any other number of ranks, too;
+//! - Frozen weights: use them detached. A parameter that no rank has used has no gradient, and does not change.
+//! - Gradient clipping by global norm: [`Fsdp::clip_grad_norm`]; if the model is a part of a larger one, by the norm of the
+//!   larger one: [`Fsdp::set_norm_over`].
+//! - Checking that replicas of the shards are equal: [`Fsdp::check_parameters`] reports the parameter, element and rank that
+//!   differ.
+//! - Memory accounting: [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
+//! - Checkpoint and resume: [`Fsdp::save_checkpoint`] and [`Fsdp::load_checkpoint`], also at a different number of ranks;
 //!   [`full_tensors`] reads such a checkpoint without ranks.
-//! - First values lie in files: with [`UnitBuilder::reading`] each rank reads what it keeps of them, where the builder of
-//!   [`Fsdp::new`] is asked for whole parameters.
-//! - Weights of another program, and for another program: [`Fsdp::load_full`] reads each rank's part of a safetensors file,
+//! - Initial values from files: with [`UnitBuilder::reading`] each rank reads only what it keeps, whereas the builder given
+//!   to [`Fsdp::new`] is asked for whole parameters.
+//! - Exchanging weights with other programs: [`Fsdp::load_full`] reads each rank's shard from a safetensors file,
 //!   [`Fsdp::save_full`] writes one.
 //!
 //! # How it works
 //!
-//! Each unit's parameters are one flat buffer, of which every rank keeps a part, the *shard*: for each parameter a variable of what
-//! lies of it there, which any `candle_nn::Optimizer` steps on. What the model computes with are tensors without elements, which get
-//! them by an all-gather before their unit runs, and lose them after it. While a unit runs, the next one is gathered. Each unit's
-//! output goes through an operation that is the identity; when backward comes to it, the unit is gathered again. The
-//! parameters' tensors hang on a variable of one element, so that backward comes to them, too: when all gradients of a unit
-//! are there, a reduce-scatter gives every rank its part of the mean. Backward is past a unit when it has gone through all that was
-//! computed while the unit ran: then the parameters are released, also those that were used detached.
+//! The parameters of each unit form one flat buffer, of which every rank keeps a part, the *shard*. The range of each
+//! parameter in the shard is a variable, which any `candle_nn::Optimizer` can update. The model computes with tensors that
+//! have no elements: an all-gather fills them before their unit runs, and they are released after it. While a unit runs, the
+//! next one is gathered. Each unit's output passes through an identity operation; when backward reaches it, the unit is
+//! gathered again. The parameters' tensors are computed from a one-element variable, so that backward reaches them, too: when
+//! all gradients of a unit have arrived, a reduce-scatter gives every rank its shard of the mean. When backward has passed
+//! everything that was computed while the unit ran, its parameters are released, including those used detached.
 //!
-//! A parameter that somebody keeps and uses outside its unit's run is an error: its storage is exchanged for one of a dtype
-//! that candle computes nothing with.
+//! Using a parameter outside its unit's run is an error: the storage of a released parameter has a dtype that no candle
+//! operation supports.
 //!
-//! A trace shows the spans `unit`, `gather`, `reduce` (communication begins), `backward`, and `wait` for what was not hidden
-//! behind computation; the communicator's own are called `collective`.
+//! Tracing spans: `unit`, `gather`, `reduce` (start of communication), `backward`, and `wait` for communication that
+//! computation did not hide; those of the communicator are called `collective`.
 #![forbid(unsafe_code)]
 
 mod builder;
@@ -122,7 +123,7 @@ pub use state::{TensorFile, full_tensors};
 pub use training::{LossScaler, LossScalerConfig, LossScalerState};
 pub use unit::{Outputs, Unit};
 
-/// Locks; a panic elsewhere while it was locked makes the Fsdp fail by other means.
+/// Locks a mutex, and ignores poisoning: after a panic the `Fsdp` fails by other means.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,22 +1,22 @@
-//! How many bytes of what are alive.
+//! Memory accounting: live and peak bytes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of one kind.
+/// Bytes of one kind of memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bytes {
-    /// Now.
+    /// Currently allocated.
     pub live: usize,
-    /// The most so far.
+    /// Maximum so far.
     pub peak: usize,
 }
 
-/// What a [`crate::Fsdp`] holds on this rank. Optimizer state is the optimizer's, and what a model's layers compute is candle's.
+/// What a [`crate::Fsdp`] holds on this rank. Optimizer state and activations are not included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
     /// This rank's shards, and units that are gathered or being gathered.
     pub parameters: Bytes,
-    /// Gradients of units before they are averaged, and those of the shards until the next backward.
+    /// Gradients of units until they are averaged, and gradients of shards until the next backward.
     pub gradients: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! The wrapper around a model.
+//! `Fsdp`: the wrapper around a sharded model.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,15 +18,15 @@ use crate::sharding::Plan;
 use crate::storage::is_trainable;
 use crate::{Error, FsdpConfig, Memory, Result, lock};
 
-/// A model of which every rank keeps a part, and which is whole nowhere.
+/// A model of which every rank keeps a shard.
 ///
 /// # Memory
-/// Per rank, with P ranks and full sharding: 1/P of the parameters, of their gradients and of the optimizer's state; and of
-/// two units the parameters, and the gradients, whole. [`Fsdp::memory`] counts them.
+/// Per rank, with P ranks and full sharding: 1/P of the parameters, of their gradients and of the optimizer state; and the
+/// whole parameters and gradients of two units. [`Fsdp::memory`] counts them.
 ///
 /// # Failure
-/// When a call fails after which ranks may be out of step, every later call fails at once with the same cause. The shards are
-/// as they were before the failed call.
+/// If a call fails and ranks may be out of step, every later call fails immediately with the same cause. The shards are as
+/// they were before the failed call.
 pub struct Fsdp<M> {
     model: M,
     core: Arc<Core>,
@@ -36,17 +36,17 @@ pub struct Fsdp<M> {
 impl<M> Fsdp<M> {
     /// Builds the model with `build`, on every rank, sharded over the ranks of `comm`.
     ///
-    /// `vb` says what parameters start from; it must give the same values on every rank, which is checked. It should keep
-    /// nothing itself: a `VarMap` keeps everything. `training::TorchInit::tensor_builder` draws PyTorch's initial values, as
-    /// one process would, and keeps none. Every parameter is whole for a moment while its unit is built. Where parts of parameters can
-    /// be read, [`UnitBuilder::reading`] reads what each rank keeps, and no more.
+    /// `vb` supplies the initial values; it must return the same values on every rank, which is checked. It should retain
+    /// nothing: a `VarMap` retains everything. `training::TorchInit::tensor_builder` draws PyTorch's initial values, as a
+    /// single process would, and retains none. Every parameter is briefly whole while its unit is built. If the source can
+    /// read ranges of parameters, [`UnitBuilder::reading`] reads only what each rank keeps.
     ///
     /// # Cost
-    /// Each rank draws or reads all values, unless it reads parts; a few bytes of each rank are compared.
+    /// Each rank draws or reads all values, or with a range source only its own; a few bytes of each rank are compared.
     ///
     /// # Errors
-    /// What `build` fails with, on every rank, on this one or another; units that cannot be sharded; on every rank the first thing in which
-    /// the ranks' models or values differ; failures of communication.
+    /// On every rank: errors of `build` on this rank or another; units that cannot be sharded; the first difference between
+    /// the ranks' models or values. Failures of communication.
     pub fn new<'a>(
         comm: Arc<dyn Communicator>,
         vb: VarBuilder<'a>,
@@ -56,12 +56,12 @@ impl<M> Fsdp<M> {
         Self::build(Groups::flat(comm, config.strategy), vb, config, build)
     }
 
-    /// Shards along the axis `shard` of a mesh, and has copies of each shard along the axis `replicate`: parameters are
-    /// gathered within `shard` only, and gradients are averaged over both. Other axes of the mesh are not this model's: for each
-    /// place along them there is a model of its own, with a rank 0 of its own, whose checkpoints need a folder of their own.
+    /// Shards along the axis `shard` of a mesh, and replicates each shard along the axis `replicate`: parameters are gathered
+    /// within `shard` only, and gradients are averaged over both. For each position along the other axes of the mesh there is
+    /// a separate model, with its own rank 0, whose checkpoints need their own folder.
     ///
     /// # Cost
-    /// That of [`Fsdp::new`]; where the mesh has other axes, a group of the ranks of both.
+    /// That of [`Fsdp::new`]; if the mesh has other axes, also the creation of a group of the ranks of both axes.
     ///
     /// # Errors
     /// An axis that the mesh does not have, one axis for both, [`crate::Strategy::NoShard`]; those of [`Fsdp::new`].
@@ -94,69 +94,73 @@ impl<M> Fsdp<M> {
         let built = build(UnitBuilder::new(vb, plan.clone()));
         let parts = std::mem::take(&mut *lock(&plan.model));
         let built = built.map_err(Error::during("building the model"));
-        // What is read may fail on one rank alone.
+        // Reading may fail on one rank alone.
         let peer_failed = |rank, reason| Error::PeerFailed { rank, reason };
         let model = comm::all_agree([&*groups.world as &dyn Communicator], built, peer_failed)?;
         let mut difference = line_difference(&*groups.world, 0, &describe(&parts, config))?;
         let kept = describe_kept(&parts);
         if difference.is_none() && !kept.is_empty() {
-            // Ranks with the same part.
+            // Compared among the ranks that keep the same shard.
             difference = line_difference(&*groups.world, groups.shard_rank(), &kept)?;
         }
         if let Some(difference) = difference {
             return Err(Error::ModelMismatch(difference));
         }
         let core = Arc::new(Core::new(groups, config.clone(), parts));
-        // A new link, so it is not set yet.
+        // The link was created above, so it is not set yet.
         let _ = plan.link.set(Arc::downgrade(&core));
         Ok(Self { model, core, norm: Norm::default() })
     }
 
-    /// The model, before a forward pass: units that are still gathered are released, since an optimizer may have changed
-    /// their shards.
+    /// Starts a forward pass and returns the model: units that are still gathered are released, since an optimizer may have
+    /// changed their shards.
     ///
     /// # Errors
-    /// The cause, if an earlier call failed.
+    /// The first cause, if an earlier call failed.
     pub fn model(&self) -> Result<&M> {
         self.core.begin_forward()?;
         Ok(&self.model)
     }
 
-    /// This rank's shards, for an optimizer: for each parameter, in order of construction, a flat variable of the elements that this
-    /// rank keeps. It may have some more, which are padding and stay zero: every rank has a variable of every parameter.
+    /// Returns this rank's shards, for an optimizer: for each parameter, in order of construction, a flat variable of the
+    /// elements that this rank keeps. It may end with padding, which stays zero: every rank has a variable for every
+    /// parameter.
     pub fn vars(&self) -> Vec<Var> {
         self.core.params().map(|param| param.shard.clone()).collect()
     }
 
-    /// The same with the parameters' names, for an optimizer whose state is saved, or one of some of the parameters.
+    /// Returns the same with the parameters' names: for an optimizer whose state is saved, or one that updates only some
+    /// parameters.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         self.core.params().map(|param| (param.name.clone(), param.shard.clone())).collect()
     }
 
-    /// For each variable of [`Fsdp::named_vars`], the elements of the flat parameter that it begins with; what it has beyond them is padding.
+    /// Returns, for each variable of [`Fsdp::named_vars`], the range of the flat parameter that it starts with; the rest of
+    /// the variable is padding.
     pub fn shard_ranges(&self) -> Vec<std::ops::Range<usize>> {
         let units = self.core.units.iter();
         units.flat_map(|unit| (0..unit.params.len()).map(|param| unit.kept(param))).collect()
     }
 
-    /// Variables that are state and not parameters ([`FsdpConfig::buffers`]), by name. They are this rank's own.
+    /// Returns the variables that are state and not parameters ([`FsdpConfig::buffers`]), by name. Each rank has its own.
     pub fn buffers(&self) -> &[(String, Var)] {
         &self.core.buffers
     }
 
-    /// Backward from `loss`, on every rank; the result holds, by the variables of [`Fsdp::vars`], this rank's part of the mean
-    /// over ranks of the gradients, those of [`Fsdp::backward_no_sync`] since the last call added.
+    /// Runs backward from `loss`, on every rank. The result holds, keyed by the variables of [`Fsdp::vars`], this rank's
+    /// shard of the gradients averaged over ranks, including those of [`Fsdp::backward_no_sync`] since the last call.
     ///
-    /// A parameter that no rank's loss depends on has no gradient on any rank, and optimizers leave it alone; where some ranks'
-    /// losses do, it counts as zero on the others. Every rank must use the same units.
+    /// A parameter that no rank's loss depends on has no gradient on any rank, and optimizers do not change it; if only some
+    /// ranks' losses depend on it, it counts as zero on the others. Every rank must use the same units.
     ///
     /// # Cost
-    /// For each unit an all-gather of its parameters, under way while the unit after it is computed, and a reduce-scatter of
-    /// its gradients, under way while the unit before it is. Then 8 bytes of each rank, and a bit for each parameter.
+    /// For each unit an all-gather of its parameters, overlapped with the computation of the unit after it, and a
+    /// reduce-scatter of its gradients, overlapped with that of the unit before it. Then 8 bytes per rank, and one bit per
+    /// parameter.
     ///
     /// # Errors
-    /// What candle's backward fails with; [`Error::OrderMismatch`]; failures of communication. After any of them the `Fsdp` is
-    /// of no use any more.
+    /// Errors of candle's backward; [`Error::OrderMismatch`]; failures of communication. After any of them the `Fsdp` is
+    /// unusable.
     ///
     /// # Source
     /// Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; Rajbhandari et al., "ZeRO",
@@ -165,16 +169,16 @@ impl<M> Fsdp<M> {
         self.core.backward(loss, true)
     }
 
-    /// Backward from `loss` on this rank alone: adds the gradients to those that the next [`Fsdp::backward`] averages.
+    /// Runs backward from `loss` without communicating gradients: adds them to those that the next [`Fsdp::backward`]
+    /// averages.
     ///
-    /// They are summed and not averaged over such calls: for the mean over k micro-batches, divide each loss by k. The shards
-    /// must not change before that call.
+    /// Gradients of such calls are summed, not averaged: for the mean over k micro-batches, divide each loss by k. The shards
+    /// must not change before the next [`Fsdp::backward`].
     ///
     /// # Cost
-    /// Gradients are not communicated, and whole until then, in f32 (f64 where that is computed in): as much memory as the
-    /// parameters take. Parameters are gathered,
-    /// unless they are kept ([`crate::Strategy::ShardGradOp`], [`crate::UnitConfig`]): these stay until the next
-    /// [`Fsdp::backward`].
+    /// Gradients are not communicated, and are kept whole until then, in f32 (f64 if computed in f64): as much memory as the
+    /// parameters take. Parameters are gathered, unless they are kept ([`crate::Strategy::ShardGradOp`],
+    /// [`crate::UnitConfig`]), in which case they stay until the next [`Fsdp::backward`].
     ///
     /// # Errors
     /// As [`Fsdp::backward`].
@@ -182,19 +186,19 @@ impl<M> Fsdp<M> {
         self.core.backward(loss, false).map(drop)
     }
 
-    /// What this rank holds of parameters and gradients, and has held at most.
+    /// Returns the current and peak bytes of parameters and gradients on this rank.
     pub fn memory(&self) -> Memory {
         self.core.memory()
     }
 
-    /// Bytes that backward from `loss` will need of what the layers have computed, beside the parameters: each storage once, and
-    /// only those that gradients flow through (a model's input is the caller's).
+    /// Returns the bytes of activations that backward from `loss` will need, parameters excluded: each storage once, and only
+    /// those that gradients flow through (a model's input belongs to the caller).
     pub fn activation_bytes(&self, loss: &Tensor) -> usize {
         let params = self.core.units.iter().flat_map(|unit| &unit.params);
         training::activation_bytes(loss, params.map(|param| &param.tensor))
     }
 
-    /// What this rank has sent and received so far: along with the ranks that have other parts, those that have the same, and all.
+    /// Returns this rank's traffic so far, over all groups: shard group, replica group, and all ranks.
     pub fn stats(&self) -> Stats {
         self.core.groups.stats()
     }
@@ -211,7 +215,7 @@ impl<M: Module> Module for Fsdp<M> {
 }
 
 impl<M: ModuleT> Fsdp<M> {
-    /// Forward of a model that does something else in training than in evaluation.
+    /// Runs forward of a model that behaves differently in training and in evaluation.
     ///
     /// # Errors
     /// Those of [`Fsdp::model`] and of the model.
@@ -251,7 +255,7 @@ fn check_dtypes(config: &FsdpConfig) -> Result<()> {
     Ok(())
 }
 
-/// What must be equal on all ranks, one line for each thing.
+/// Describes what must be equal on all ranks, one line per item.
 fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
     let FsdpConfig { strategy, mixed_precision, pack_elements, buffer_dtype, audit, .. } = config;
     let mut lines = vec![format!(
@@ -272,7 +276,7 @@ fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
     lines
 }
 
-/// What must be equal on all ranks that keep the same part.
+/// Describes what must be equal on all ranks that keep the same shard.
 fn describe_kept(model: &Model) -> Vec<String> {
     let units = model.units.iter().filter(|unit| unit.is_read);
     let units = units.filter_map(|unit| Some((&unit.name, unit.kept_digest?)));

@@ -1,21 +1,22 @@
-//! Whether copies of the shards are still equal.
+//! Checks that replicas of the shards are still equal.
 
 use comm::{first_of, parameter_difference};
 
 use crate::{Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Compares the shards, bit for bit, over the ranks that have the same: those along the axis `replicate` of
-    /// [`Fsdp::hybrid`], all ranks with [`Strategy::NoShard`](crate::Strategy::NoShard). To be called on every rank, at the same
-    /// place: now and then in a long training, or while looking for a mistake.
+    /// Compares the shards, bit for bit, over the ranks that hold the same: those along the axis `replicate` of
+    /// [`Fsdp::hybrid`]; all ranks with [`Strategy::NoShard`](crate::Strategy::NoShard). Must be called on every rank, at the
+    /// same point: occasionally during a long training, or when debugging.
     ///
     /// # Cost
-    /// One pass over the shards, and all-gathers of a few bytes. Only where they differ: 8 bytes for each parameter, then a broadcast of
-    /// one shard.
+    /// One pass over the shards, and all-gathers of a few bytes. Only if they differ: 8 bytes per parameter, then a broadcast
+    /// of one shard.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`](crate::Error::ParametersDiffer), the same on every rank, names the first parameter whose shard
-    /// differs, the ranks, the element of the shard and both values. Training can go on after it. Failures of communication.
+    /// [`Error::ParametersDiffer`](crate::Error::ParametersDiffer), the same on every rank, names the first parameter whose
+    /// shard differs, the ranks, the element of the shard and both values. Training can continue after it. Failures of
+    /// communication.
     pub fn check_parameters(&self) -> Result<()> {
         let core = self.core();
         let found = core.exclusively(|| {

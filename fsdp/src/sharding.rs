@@ -1,4 +1,4 @@
-//! Inside of a unit: each parameter that is asked for becomes this rank's piece of it.
+//! The `VarBuilder` backend inside a unit: turns each requested parameter into this rank's shard of it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,26 +17,26 @@ use crate::storage::{is_supported, is_trainable};
 use crate::values::cut;
 use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
 
-/// Where only what a rank keeps is read, all ranks compare so many first numbers of each parameter.
+/// Elements at the start of each parameter that all ranks compare, if each reads only what it keeps.
 const COMPARED: usize = 64;
 
-/// What all units are built by.
+/// What the units of a model share during construction.
 pub(crate) struct Plan {
     pub(crate) config: FsdpConfig,
     pub(crate) shards: usize,
     pub(crate) shard_rank: usize,
-    /// Whether other ranks keep the same part.
+    /// Whether other ranks keep the same shard.
     pub(crate) has_copies: bool,
     pub(crate) link: Link,
-    /// What every parameter's tensor hangs on in the graph, of one element.
+    /// One-element variable from which every parameter's tensor is computed in the autograd graph.
     pub(crate) anchor: Var,
     pub(crate) model: Mutex<Model>,
 }
 
-/// What a unit has asked for while it is built.
+/// What a unit has requested while it is built.
 #[derive(Default)]
 pub(crate) struct Asked {
-    /// Names, and what the model computes with.
+    /// Names, and the tensors that the model computes with.
     params: Vec<(String, Tensor)>,
     values: Vec<Value>,
     names: HashMap<String, usize>,
@@ -44,23 +44,23 @@ pub(crate) struct Asked {
     closed: bool,
 }
 
-/// What a parameter starts from.
+/// Initial value of a parameter.
 enum Value {
-    /// This rank's piece of a large parameter, all of a small one.
+    /// This rank's piece of a large parameter; the whole of a small one.
     Here(Tensor),
-    /// A part of a parameter of this shape, to be read once it is known which part this rank keeps.
+    /// A range of a parameter of this shape, to be read when it is known which range this rank keeps.
     ToRead(Arc<dyn PartSource>, Shape, Init),
 }
 
 /// What was read of a parameter.
 struct Read {
     kept: Tensor,
-    /// The first numbers, the same on every rank.
+    /// The first elements, the same on every rank.
     first: Tensor,
 }
 
 impl Asked {
-    /// What was asked for; nothing more can be.
+    /// Returns what was requested; no further request is accepted.
     pub(crate) fn close(&mut self) -> Self {
         std::mem::replace(self, Self { closed: true, ..Self::default() })
     }
@@ -91,14 +91,14 @@ impl Asked {
         let (mut digest, mut is_read) = (self.digest, false);
         let mut kept_digest = plan.has_copies.then(Digest::new);
         let mut params = Vec::with_capacity(lens.len());
-        // A value is freed as soon as it lies in its variable.
+        // Each value is freed as soon as it has been copied into its variable.
         for (param, ((name, tensor), value)) in self.params.into_iter().zip(self.values).enumerate() {
             let Some((part, slot)) = layout.find(param) else { continue };
             let shard = Var::zeros(part.variable_len(slot, rank), dtype, device)?;
             let (kept, _) = part.kept(slot, rank);
             let value = match value {
                 Value::Here(value) => {
-                    // Of a large one, there is no more than what is kept.
+                    // Of a large parameter, only the kept range is present.
                     let first = if part.is_packed { kept.start } else { 0 };
                     value.narrow(0, first, kept.len())?
                 }
@@ -133,7 +133,7 @@ impl Asked {
     }
 }
 
-/// Reads what this rank keeps of a parameter of so many elements, and what all ranks compare.
+/// Reads what this rank keeps of a parameter of `len` elements, and the elements that all ranks compare.
 fn read(
     source: &dyn PartSource,
     (name, len, dtype): (&str, usize, DType),
@@ -157,7 +157,7 @@ fn read(
     Ok(Read { kept: all.narrow(0, first.len(), count)?, first: all.narrow(0, 0, first.len())? })
 }
 
-/// The builder inside a unit.
+/// The `VarBuilder` backend inside a unit.
 pub(crate) struct Sharding<'a> {
     pub(crate) inner: VarBuilder<'a>,
     pub(crate) parts: Option<Arc<dyn PartSource>>,
@@ -165,7 +165,7 @@ pub(crate) struct Sharding<'a> {
     pub(crate) asked: Arc<Mutex<Asked>>,
     pub(crate) unit: String,
     pub(crate) index: usize,
-    /// Of shards, and of what the unit computes with.
+    /// Dtype of the shards, and dtype that the unit computes in.
     pub(crate) dtypes: (DType, DType),
 }
 
@@ -177,7 +177,7 @@ impl<'a> Sharding<'a> {
         }
     }
 
-    /// Whether a parameter may be asked for so; gives it, where that was done before.
+    /// Checks whether a parameter may be requested with this shape and dtype. Returns its tensor if it was requested before.
     fn admit(&self, name: &str, shape: Option<&Shape>, dtype: DType) -> Result<Option<Tensor>> {
         let unit = || self.unit.clone();
         let parameter = || name.to_string();
@@ -216,7 +216,7 @@ impl<'a> Sharding<'a> {
         }
     }
 
-    /// A tensor without elements in a parameter's place.
+    /// Creates the released tensor of a parameter, which the model computes with.
     fn tensor(&self, asked: &Asked, shape: &Shape) -> Result<Tensor> {
         let place = ParamIndex { unit: self.index, param: asked.params.len() };
         parameter(&self.plan.anchor, place, shape, self.dtypes.1, self.plan.link.clone())
@@ -247,7 +247,7 @@ impl<'a> Sharding<'a> {
         Ok(tensor)
     }
 
-    /// Keeps in mind to read this rank's piece of a parameter, which the model asks for in the shape `whole`.
+    /// Records that this rank's range of a parameter is to be read later. `whole` is the shape that the model requests.
     fn read_later(
         &self,
         source: &Arc<dyn PartSource>,
@@ -291,7 +291,7 @@ impl SimpleBackend for Sharding<'_> {
         if let Some(known) = self.admit(name, Some(&shape), dtype)? {
             return Ok(known);
         }
-        // On another device than the others it is refused.
+        // A parameter on another device is not read by range: `shard` refuses it.
         match self.parts.as_ref().filter(|_| device.same_device(self.plan.anchor.device())) {
             Some(source) => self.read_later(source, name, shape, hints),
             None => self.shard(name, whole()?),

@@ -1,10 +1,10 @@
-//! Memory that goes in and out of tensors.
+//! Storage exchange: fills and releases the memory of tensors in place.
 //!
-//! A parameter's tensor is in many places at once: in the model, in the graph that backward will go through, maybe with the
-//! user. All share one storage, so exchanging what is in it releases and refills all of them. A released storage holds no
-//! elements, and says that it is of a dtype (4-bit floats) which no operation of candle computes with: whoever uses such a
-//! tensor gets an error, as candle looks at the storage's dtype before it looks at elements. An empty storage of the tensor's
-//! own dtype would not do: candle reads it without looking at its length.
+//! A parameter's tensor is referenced from the model, from the autograd graph, and possibly by the user. All share one
+//! storage, so exchanging its contents releases and refills all of them. A released storage has no elements and a dtype
+//! (4-bit floats) that no candle operation supports: using such a tensor is an error, because candle checks the storage's
+//! dtype before it reads elements. An empty storage of the tensor's own dtype would not do: candle reads it without checking
+//! its length.
 
 use std::cell::RefCell;
 
@@ -16,25 +16,25 @@ use half::{bf16, f16};
 
 use crate::values::cut;
 
-/// Puts elements into a tensor, and gives those that it had.
+/// Replaces the storage of a tensor, and returns the old one.
 pub(crate) fn exchange(tensor: &Tensor, storage: Storage) -> Result<Storage> {
     let exchange = Exchange(RefCell::new(storage));
     tensor.inplace_op1(&exchange)?;
     Ok(exchange.0.into_inner())
 }
 
-/// Takes a tensor's elements out of it. It cannot be computed with until others are put into it.
+/// Takes the storage out of a tensor. The tensor cannot be used until another one is put in.
 pub(crate) fn take(tensor: &Tensor) -> Result<Storage> {
     exchange(tensor, released(tensor.device())?)
 }
 
-/// What is in the tensors of parameters that are not there.
+/// Returns the storage of a released parameter.
 fn released(device: &Device) -> Result<Storage> {
     match device {
         Device::Cpu => Ok(Storage::Cpu(CpuStorage::F4(Vec::new()))),
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => {
-            // Of one element, so that no library is asked for none.
+            // One element, so that no CUDA library is asked for an empty allocation.
             let slice = candle_core::cuda::CudaStorageSlice::F4(device.alloc_zeros::<u8>(1)?);
             Ok(Storage::Cuda(CudaStorage { slice, device: device.clone() }))
         }
@@ -47,7 +47,7 @@ fn released(device: &Device) -> Result<Storage> {
     }
 }
 
-/// True for devices that parameters can be on.
+/// Returns true for devices that parameters can be on.
 pub(crate) fn is_supported(device: &Device) -> bool {
     device.is_cpu()
         || (cfg!(feature = "cuda") && device.is_cuda())
@@ -86,7 +86,7 @@ impl InplaceOp1 for Exchange {
     }
 }
 
-/// Runs the same for each dtype that can be trained; `else` for the others.
+/// Runs the same expression for each trainable dtype, and `else` for the others.
 macro_rules! each_float {
     ($storage:expr, $data:ident => $body:expr, else $other:expr) => {
         match $storage {
@@ -99,12 +99,12 @@ macro_rules! each_float {
     };
 }
 
-/// A copy of some elements.
+/// Copies a range of elements.
 pub(crate) fn copy(storage: &CpuStorage, start: usize, len: usize) -> Result<CpuStorage> {
     Ok(each_float!(storage, data => data[start..start + len].to_vec(), else bail!("fsdp: no float")))
 }
 
-/// A copy of some elements of a contiguous tensor of one dimension.
+/// Copies a range of elements of a contiguous one-dimensional tensor.
 pub(crate) fn piece(tensor: &Tensor, start: usize, len: usize) -> Result<Storage> {
     {
         let (storage, layout) = tensor.storage_and_layout();
@@ -115,7 +115,7 @@ pub(crate) fn piece(tensor: &Tensor, start: usize, len: usize) -> Result<Storage
     take(&cut(tensor, start..start + len)?)
 }
 
-/// So many zeros, which take no memory before they are written to, where the system can do that.
+/// Returns `len` zeros; where the operating system supports it, they take no memory until they are written.
 pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
     Ok(match dtype {
         DType::F64 => CpuStorage::F64(vec![0.0; len]),
@@ -126,7 +126,7 @@ pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
     })
 }
 
-/// A tensor of one dimension with so many zeros.
+/// Returns a one-dimensional tensor of `len` zeros.
 pub(crate) fn zero_tensor(dtype: DType, len: usize, device: &Device) -> Result<Tensor> {
     match device {
         Device::Cpu => Ok(tensor(Storage::Cpu(zeros(dtype, len)?), len)),
@@ -134,24 +134,24 @@ pub(crate) fn zero_tensor(dtype: DType, len: usize, device: &Device) -> Result<T
     }
 }
 
-/// A tensor of one dimension with these elements, of which there are `len`.
+/// Returns a one-dimensional tensor of these `len` elements.
 pub(crate) fn tensor(storage: Storage, len: usize) -> Tensor {
     Tensor::from_storage(storage, len, BackpropOp::none(), false)
 }
 
-/// True for what can be trained.
+/// Returns true for dtypes that can be trained.
 pub(crate) fn is_trainable(dtype: DType) -> bool {
     matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Buffers that parameters are gathered in: memory that has been used before need not be asked of the system again.
+/// Pool of the buffers that parameters are gathered in, which reuses freed memory.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     /// Each with its number of elements.
     free: Vec<(Storage, usize)>,
     /// Bytes in use and free.
     bytes: usize,
-    /// Above this, free buffers are given back to the system first.
+    /// Limit in bytes above which free buffers are freed to the system.
     budget: usize,
 }
 
@@ -160,7 +160,7 @@ impl Pool {
         Self { budget, ..Self::default() }
     }
 
-    /// A tensor of so many elements, of any values.
+    /// Returns a tensor of `count` elements with unspecified values.
     pub(crate) fn take(&mut self, dtype: DType, count: usize, device: &Device) -> Result<Tensor> {
         let fits = |(storage, len): &(Storage, usize)| storage.dtype() == dtype && *len == count;
         if let Some(place) = self.free.iter().position(fits) {
@@ -175,10 +175,10 @@ impl Pool {
         zero_tensor(dtype, count, device)
     }
 
-    /// Takes a buffer of so many elements back.
+    /// Returns a buffer of `count` elements to the pool.
     pub(crate) fn give(&mut self, storage: Storage, count: usize) {
         if !is_trainable(storage.dtype()) || count == 0 {
-            // A tensor that had been released.
+            // The tensor had been released already, or is empty.
         } else if self.bytes > self.budget {
             self.bytes -= count * storage.dtype().size_in_bytes();
         } else {
@@ -186,7 +186,7 @@ impl Pool {
         }
     }
 
-    /// Bytes that it holds, in use or not.
+    /// Returns the bytes that it holds, in use or free.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -1,4 +1,4 @@
-//! A part of a model whose parameters come and go together.
+//! `Unit`: a part of a model whose parameters are gathered and released together.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -10,25 +10,25 @@ use crate::Error;
 use crate::core::{Core, Run};
 use crate::hook::{Link, boundary};
 
-/// A layer or a group of layers, of whose parameters each rank keeps a part. They are gathered when it runs.
+/// A layer or a group of layers, of whose parameters each rank keeps a shard. They are gathered while it runs.
 ///
-/// Outside of that the parameters' tensors are empty: [`Unit::module`] shows the module, but to compute with its parameters
-/// is an error of candle's, "unsupported dtype F4 for op ...".
+/// At other times the parameters' tensors are empty: [`Unit::module`] returns the module, but computing with its parameters
+/// fails with candle's error "unsupported dtype F4 for op ...".
 pub struct Unit<M> {
     module: M,
     name: String,
     index: usize,
-    /// What its parameters are computed in.
+    /// Dtype that its parameters are gathered in.
     dtype: DType,
     link: Link,
 }
 
-/// What a unit may give: tensors, each of which backward may come through.
+/// Output of a unit: tensors, each of which gradients may flow through.
 pub trait Outputs: Sized {
-    /// The same, with each tensor replaced.
+    /// Returns the same structure with each tensor replaced.
     ///
     /// # Errors
-    /// What `replace` fails with.
+    /// Errors of `replace`.
     fn map(self, replace: impl FnMut(Tensor) -> Result<Tensor>) -> Result<Self>;
 }
 
@@ -55,30 +55,31 @@ impl<M> Unit<M> {
         Self { module, name, index, dtype, link }
     }
 
-    /// Its name: the path that it was built under.
+    /// Returns its name: the path that it was built under.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What was built, without its parameters' values.
+    /// Returns the module. Its parameters have no values outside of [`Unit::run`].
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// Gathers the parameters, runs `body`, and releases them. To be called in the same order on every rank. What `body`
-    /// gives must be all that a loss is computed from: backward gathers the parameters again when it comes to one of these
-    /// tensors. Backward needs the parameters until it is past all that `body` has computed from what gradients flow through,
-    /// detached ones, too.
+    /// Gathers the parameters, runs `body`, and releases them. Must be called in the same order on every rank. The loss may
+    /// depend on the unit only through what `body` returns: backward gathers the parameters again when it reaches one of
+    /// these tensors, and needs them, including detached ones, until it has passed everything that `body` has computed with
+    /// gradients.
     ///
-    /// It may also run while backward does, which computes a part of the model again in place of keeping what it had computed
-    /// ([`training::recompute`]). The parameters then stay until the graph that this makes is dropped; those of the unit before come
-    /// meanwhile.
+    /// It may also be called during backward, when a part of the model is recomputed instead of its activations being kept
+    /// ([`training::recompute`]). The parameters then stay until the graph of the recomputation is dropped; meanwhile those
+    /// of the previous unit are gathered.
     ///
     /// # Cost
-    /// An all-gather of the unit's parameters, under way since the unit before it began, and a copy of what `body` gives.
+    /// An all-gather of the unit's parameters, which is started when the previous unit starts to run, and a copy of what
+    /// `body` returns.
     ///
     /// # Errors
-    /// What `body` fails with; failures of communication.
+    /// Errors of `body`; failures of communication.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -109,13 +110,13 @@ impl<M> Unit<M> {
         outputs.map(|output| boundary(&output, Arc::clone(&run), Arc::clone(&self.link)))
     }
 
-    /// An input in the dtype that the unit computes in.
+    /// Casts a floating-point input to the dtype that the unit computes in.
     fn cast(&self, input: &Tensor) -> Result<Tensor> {
         if input.dtype().is_float() { input.to_dtype(self.dtype) } else { Ok(input.clone()) }
     }
 }
 
-/// Releases the parameters again, however the run ends.
+/// Guard that releases the parameters again, however the run ends.
 struct Running<'a> {
     core: &'a Core,
     run: &'a Run,
@@ -128,7 +129,7 @@ impl Drop for Running<'_> {
 }
 
 impl<M: Module> Module for Unit<M> {
-    /// As [`Unit::run`]; an input of floats is cast to [`crate::MixedPrecision::param_dtype`].
+    /// Runs the module as [`Unit::run`] does; a floating-point input is cast to [`crate::MixedPrecision::param_dtype`].
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let input = self.cast(input)?;
         self.run(|module| module.forward(&input))
@@ -136,7 +137,7 @@ impl<M: Module> Module for Unit<M> {
 }
 
 impl<M: ModuleT> Unit<M> {
-    /// Forward of a module that does something else in training than in evaluation; otherwise as [`Module::forward`].
+    /// Runs forward of a module that behaves differently in training and in evaluation; otherwise as [`Module::forward`].
     ///
     /// # Errors
     /// Those of [`Unit::run`].

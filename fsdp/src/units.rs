@@ -1,4 +1,4 @@
-//! Models that are written for every layout: see [`training::build`].
+//! Adapter for models written with [`training::build`]: their units become FSDP units.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use training::build::{Builder, RunUnit, UnitPlace, UnitSource};
 use crate::{Unit, UnitBuilder, UnitConfig};
 
 impl From<UnitBuilder<'static>> for Builder {
-    /// Each unit of the model is one of [`crate::Fsdp`]'s.
+    /// Makes each unit of the model a [`Unit`] of [`crate::Fsdp`].
     fn from(units: UnitBuilder<'static>) -> Self {
         Self::of_units(Arc::new(units))
     }

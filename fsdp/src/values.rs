@@ -1,10 +1,10 @@
-//! First values of parameters: the part that is kept.
+//! Copies a range of a parameter's initial values.
 
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 
-/// Some elements of a flat tensor, in memory of their own: the rest can be freed.
+/// Copies a range of a flat tensor, so that the whole tensor can be freed.
 pub(crate) fn cut(flat: &Tensor, range: Range<usize>) -> Result<Tensor> {
     let part = Tensor::zeros(range.len(), flat.dtype(), flat.device())?;
     if !range.is_empty() {

@@ -1,4 +1,5 @@
-//! Parameters that no rank has a gradient of are named once, with what may be the cause, or refused.
+//! Tests of the gradient audit: parameters without a gradient on any rank are named once, with the likely cause, or are an
+//! error.
 #![allow(clippy::expect_used)]
 
 mod common;
@@ -13,7 +14,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 use training::{AuditConfig, OnMissingGradient};
 
-/// The warnings of a thread.
+/// A tracing subscriber that collects the warnings of a thread.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -47,7 +48,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// What `body` returns, and the warnings that it gave.
+/// Returns the result of `body`, and the warnings that it logged.
 fn listening<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
     let warnings = Warnings::default();
     let result = tracing::subscriber::with_default(warnings.clone(), body);
@@ -55,10 +56,10 @@ fn listening<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, heard)
 }
 
-/// A linear layer and a norm after it.
+/// A linear layer, and two norms of the same parameters: candle's, and that of `training`.
 struct Block(Linear, LayerNorm, training::LayerNorm);
 
-/// Two blocks, each a unit; of the first the norm may be candle's, which has no backward.
+/// Two blocks, each a unit; the first one may use candle's norm, which has no backward.
 struct Net([Unit<Block>; 2]);
 
 impl Net {

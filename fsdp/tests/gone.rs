@@ -1,4 +1,4 @@
-//! A rank that is gone in the middle of a step ends the call of every other one, by name, and all later calls.
+//! A rank that dies during a step: every other rank's call fails with an error that names it, and so do all later calls.
 #![allow(clippy::expect_used)]
 
 mod common;
@@ -8,7 +8,7 @@ use candle_nn::Module;
 use common::{INPUTS, Mlp, on_ranks, values};
 use fsdp::{Error, FsdpConfig, Result, Strategy};
 
-/// Where rank 1 leaves.
+/// Where rank 1 dies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Moment {
     BeforeForward,
@@ -20,7 +20,7 @@ enum Moment {
 const PLACES: [Moment; 4] =
     [Moment::BeforeForward, Moment::InForward, Moment::InBackward, Moment::BeforeClipping];
 
-/// Panics in backward, where it is told to.
+/// Panics in backward, if its field is true.
 struct Trap(bool);
 
 impl CustomOp1 for Trap {

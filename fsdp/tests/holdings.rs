@@ -1,4 +1,4 @@
-//! What a rank holds: a part of everything, and two units.
+//! Memory accounting: a rank holds a shard of everything, and two whole units.
 #![allow(clippy::expect_used)]
 
 mod common;
@@ -11,7 +11,7 @@ use training::{Adam, AdamConfig};
 
 const LAYERS: usize = 8;
 const WIDTH: usize = 64;
-/// Of one layer, each of which is a unit.
+/// Elements of a layer, each of which is a unit.
 const UNIT: usize = (WIDTH + 1) * WIDTH;
 const F32: usize = 4;
 
@@ -47,7 +47,7 @@ fn config(strategy: Strategy) -> FsdpConfig {
     FsdpConfig { strategy, pack_elements: 100, ..FsdpConfig::default() }
 }
 
-/// Padding of a few elements for each part, and small parameters that are copied out of what they travelled in.
+/// Allows for padding of a few elements per part, and copies of small parameters.
 fn close(bytes: usize, elements: usize) -> bool {
     bytes >= elements * F32 && bytes < (elements + LAYERS * 2 * 4 + 2 * WIDTH) * F32
 }
@@ -59,7 +59,7 @@ fn full_sharding_holds_its_part_and_two_units() {
             let shard = LAYERS * UNIT / world_size;
             assert!(close(built.parameters.peak, shard), "{world_size} ranks: {built:?}");
             assert!(close(memory.parameters.peak - 2 * UNIT * F32, shard), "{world_size} ranks: {memory:?}");
-            // Before the averages of one unit have come, the next one's gradients are there.
+            // The next unit's gradients are computed before the averages of the previous unit are complete.
             assert!(
                 memory.gradients.peak <= (shard + 2 * UNIT + 100) * F32,
                 "{world_size} ranks: {memory:?}"

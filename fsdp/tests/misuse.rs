@@ -1,4 +1,4 @@
-//! What a program can do wrongly is an error with a line that says what, and nothing else.
+//! Errors for misuse: each names the mistake, in one line.
 #![allow(clippy::expect_used)]
 
 mod common;
@@ -213,7 +213,7 @@ fn ranks_that_run_units_in_different_orders_are_named_before_a_gradient_is_used(
         })?;
         let Two(a, b) = fsdp.model()?;
         let x = values(1, &[2, 3], DType::F32);
-        // Equal in size, so that no operation can tell.
+        // Equal in size, so that no operation can detect the wrong order.
         let y = if rank == 2 { a.forward(&b.forward(&x)?)? } else { b.forward(&a.forward(&x)?)? };
         let error = fsdp.backward(&y.sum_all()?).map(drop).expect_err("out of order").to_string();
         assert!(error.contains("rank 2 ran other units than rank 0"), "{error}");

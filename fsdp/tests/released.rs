@@ -1,4 +1,4 @@
-//! A parameter that is kept and used outside of its unit's run is an error, whatever is done with it.
+//! Using a parameter outside of its unit's run is an error, whatever the operation.
 #![allow(clippy::expect_used)]
 
 mod common;
@@ -10,7 +10,7 @@ use fsdp::{Fsdp, FsdpConfig, Result, Strategy};
 
 type Operation = fn(&Tensor) -> candle_core::Result<Tensor>;
 
-/// Of each kind that candle has.
+/// Operations of each kind that candle has.
 const OPERATIONS: [Operation; 24] = [
     |w| w.matmul(&w.t()?),
     |w| w.t()?.matmul(w),
@@ -64,7 +64,7 @@ fn every_use_is_an_error(weight: &Tensor) {
     let other = Tensor::zeros(weight.dims(), DType::F32, &Device::Cpu).expect("on the CPU");
     assert!(other.slice_set(weight, 0, 0).is_err() && weight.slice_set(&other, 0, 0).is_err());
     assert!(weight.zero_set().is_err());
-    // What does not look at elements goes on working.
+    // Operations that do not read elements still work.
     assert_eq!(weight.copy().expect("a copy").dims(), weight.dims());
     assert_eq!(weight.zeros_like().expect("zeros").to_vec2::<f32>().expect("defined")[0][0], 0.0);
 }
@@ -79,7 +79,7 @@ fn step(fsdp: &Fsdp<Mlp>) -> Result<()> {
 }
 
 fn fsdp(comm: Comm, strategy: Strategy) -> Result<Fsdp<Mlp>> {
-    // As parts of their own, and packed.
+    // As separate parts, or packed.
     let pack_elements = if comm.world_size() == 2 { 0 } else { usize::MAX };
     Mlp::fsdp(comm, 1, DType::F32, &FsdpConfig { strategy, pack_elements, ..FsdpConfig::default() })
 }

@@ -1,4 +1,4 @@
-//! Whether all ranks were told the same, before any of them waits for another.
+//! Consistency check: all ranks of a pipeline must have the same arguments, before any of them waits for another.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use crate::groups::Groups;
 use crate::links::Spec;
 use crate::{Error, Modules, PipelineConfig, Result, Table};
 
-/// Compares what the ranks of a pipeline and its copies were given, and refuses what could not work. Every rank must call it.
+/// Compares the arguments of all ranks of a pipeline and its data-parallel replicas, and refuses those that cannot work.
+/// Every rank must call it.
 pub(crate) fn check(
     groups: &Groups,
     table: &Table,
@@ -17,7 +18,7 @@ pub(crate) fn check(
     config: &PipelineConfig,
     example: &Tensor,
 ) -> Result<()> {
-    // First whether they mean the same ranks: those are asked for the rest.
+    // Group sizes first: the second comparison runs over these groups.
     let others = |group: &Option<Arc<dyn Communicator>>| group.as_ref().map_or(1, |group| group.world_size());
     let sizes = [
         ("the number of copies", others(&groups.dp).to_string()),
@@ -37,13 +38,13 @@ pub(crate) fn check(
         ("the schedule", format!("{}, its actions {:08x}", config.schedule, actions.value() as u32)),
     ];
     compare(&own, |own| groups.gather(own), pp.world_ranks()[pp.rank()])?;
-    // Variables go by their modules' names.
+    // Variables are named after their modules.
     let Some(name) = modules.ambiguous() else { return Ok(()) };
     let (what, help) = ("the modules of a pipeline".to_string(), "give each a name of its own".to_string());
     Err(Error::InvalidArgument { what, got: format!("{name} twice"), help })
 }
 
-/// What a rank was given, and its number in the whole job.
+/// A rank in the whole job, and its arguments.
 type Given = (usize, Vec<String>);
 
 fn compare(

@@ -1,4 +1,4 @@
-//! Gradients over ranks that have the same stages: averaged as soon as they are complete, while others are still computed.
+//! Data-parallel gradient averaging over ranks with the same stages, overlapped with the rest of backward.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,16 +16,17 @@ pub(crate) struct Average<'a> {
     news: &'a News,
     last: &'a [usize],
     bucket_bytes: usize,
-    /// Complete, and to be averaged with those that come next; all of one dtype.
+    /// Complete gradients that are to be averaged together with the next ones; all of one dtype.
     bucket: Vec<Tensor>,
     bytes: usize,
     begun: HashSet<TensorId>,
     works: Vec<Work>,
-    /// Of each stage the variables that go out, and whether this copy, and in the end whether any, has a gradient of each.
+    /// Per stage: the variables that are sent, and flags for whether this replica has a gradient of each; after the
+    /// all-reduce, whether any replica has one.
     present: Vec<(Vec<Var>, Tensor)>,
 }
 
-/// The places in a rank's list of actions after which a stage's gradients are complete.
+/// Returns the positions in a rank's list of actions after which a stage's gradients are complete.
 pub(crate) fn last_places(actions: &[Action]) -> Vec<usize> {
     let mut last = BTreeMap::new();
     for (place, action) in actions.iter().enumerate() {
@@ -47,13 +48,13 @@ impl<'a> Average<'a> {
         Self { comm, news, last, bucket_bytes, bucket, bytes: 0, begun, works, present }
     }
 
-    /// Whether the action at this place of the list is the last one for its stage, and there is something to average.
+    /// Returns true if the action at this position is the last one for its stage, and gradients are averaged.
     pub(crate) fn completes(&self, place: usize) -> bool {
         self.comm.is_some() && self.last.contains(&place)
     }
 
-    /// Computes the last gradients of a stage; each goes on its way once it is complete, in one order on all copies: they need not
-    /// compute with the same variables. What this copy has no gradient of is zero here.
+    /// Computes the last gradients of a stage. Each is sent once it is complete, in the same order on all replicas, which
+    /// need not use the same variables. A missing gradient counts as zero.
     pub(crate) fn compute(
         &mut self,
         stage: &Stage,
@@ -62,7 +63,7 @@ impl<'a> Average<'a> {
     ) -> Result<()> {
         let mut missing: HashMap<TensorId, usize> = HashMap::new();
         deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
-        // Backward computes those of the last modules first.
+        // Backward computes the gradients of the last modules first.
         let vars = stage.by_module.iter().rev().cloned();
         let vars: Vec<Var> =
             vars.filter(|var| var.dtype().is_float() && self.begun.insert(var.id())).collect();
@@ -94,7 +95,7 @@ impl<'a> Average<'a> {
         ended.map_err(|error| self.news.cause(error))
     }
 
-    /// Averages the sum of a variable's gradients with the next ones, or begins to.
+    /// Adds the sum of a variable's gradients to the bucket, and starts to average the bucket if it is full.
     fn add(&mut self, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
         if gradients.of(var).is_none() {
             gradients.set(var, GradSums::zeros(var)?);
@@ -108,7 +109,7 @@ impl<'a> Average<'a> {
         if self.bytes >= self.bucket_bytes { self.flush() } else { Ok(()) }
     }
 
-    /// Begins to find out of which variables some copy has a gradient.
+    /// Starts to determine which variables have a gradient on any replica.
     fn tell(&mut self, vars: Vec<Var>, flags: Vec<u8>) -> comm::Result<()> {
         let (Some(comm), Some(first)) = (self.comm, vars.first()) else { return Ok(()) };
         let flags = Tensor::new(flags, first.device())?;
@@ -126,7 +127,7 @@ impl<'a> Average<'a> {
         Ok(())
     }
 
-    /// Waits for all; what no copy has a gradient of has none then.
+    /// Waits for all averages; removes the gradients of variables of which no replica has one.
     pub(crate) fn wait(&mut self, gradients: &mut GradSums) -> Result<()> {
         let works = std::mem::take(&mut self.works);
         works.into_iter().try_for_each(Work::wait).map_err(|error| self.news.cause(error))?;

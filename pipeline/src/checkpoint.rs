@@ -1,4 +1,4 @@
-//! Checkpoints: each rank writes its own stages, and reads what becomes its own.
+//! Checkpoints of a pipeline: each rank writes its own stages, and reads the variables that it needs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -10,36 +10,36 @@ use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
 use crate::{Error, Pipeline, Result};
 
-/// Before the name of what an optimizer remembers.
+/// Prefix of the names of optimizer state.
 const OPTIMIZER: &str = "optimizer.";
 
-/// What a manifest says of the parts.
+/// Extra data in the manifest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Extra {
-    /// The set that has each variable, by its name.
+    /// Variable name to the name of the tensor set (file) that contains it.
     sets: BTreeMap<String, String>,
-    /// Ranks that share each layer: each has sets of its own.
+    /// Number of tensor-parallel ranks that share each layer; each of them has separate sets.
     parts: usize,
-    /// The caller's.
+    /// The caller's extra data.
     extra: serde_json::Value,
 }
 
 impl Pipeline {
-    /// Writes a checkpoint: each rank its stages and its part of the optimizer's state, in a file of its own; one manifest has
-    /// the hashes of all. Every rank must call it, with the same folder, which all must see. Of several copies of a stage, the
-    /// first is written.
+    /// Writes a checkpoint: each rank writes its stages and its part of the optimizer state to a separate file; one manifest
+    /// contains the hashes of all. Every rank must call it, with the same folder, which all ranks must be able to access. Of
+    /// several data-parallel replicas of a stage, the first one writes.
     ///
-    /// `checkpoint` has whatever else is to be kept: the first rank's counts, but for its tensors, which each rank of the first copy
-    /// writes, under names that no other one uses.
+    /// `checkpoint` contains everything else that is to be saved. That of the first rank is used, except for its tensors:
+    /// each rank of the first replica writes its own, under names that no other rank uses.
     ///
-    /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: see [`Checkpoints`].
+    /// A crash at any moment leaves either the previous checkpoint or the complete new one: see [`Checkpoints`].
     ///
     /// # Memory
     /// A copy of this rank's optimizer state.
     ///
     /// # Errors
-    /// [`Error::Training`] where a file cannot be written, on the other ranks [`Error::PeerFailed`]; the latest checkpoint is then
-    /// what it was. Failures of communication.
+    /// [`Error::Training`] if a file cannot be written, on the other ranks [`Error::PeerFailed`]; the latest checkpoint is
+    /// then unchanged. Failures of communication.
     /// ```
     /// use candle_core::{DType, Device, Tensor};
     /// use candle_nn::{VarBuilder, VarMap, linear, loss};
@@ -97,13 +97,13 @@ impl Pipeline {
         Ok(checkpoints.draft(number).folder())
     }
 
-    /// Reads a checkpoint that [`Pipeline::save_checkpoint`] has written, in whatever stages and on however many ranks and copies;
-    /// only the number of ranks that share a layer must be the same. Every rank must call it, with the same checkpoint. Gives
-    /// what the writer had as [`Checkpoint::extra`].
+    /// Reads a checkpoint that [`Pipeline::save_checkpoint`] has written, with any split into stages and any number of ranks
+    /// and replicas; only the number of tensor-parallel ranks must be the same. Every rank must call it, with the same
+    /// checkpoint. Returns what was saved as [`Checkpoint::extra`].
     ///
     /// # Errors
-    /// [`training::Error::DamagedCheckpoint`], a checkpoint of another model: nothing has been changed then on any rank, and the
-    /// others get [`Error::PeerFailed`]. Failures of communication.
+    /// [`training::Error::DamagedCheckpoint`]; a checkpoint of another model. Nothing is then changed on any rank, and the
+    /// other ranks return [`Error::PeerFailed`]. Failures of communication.
     pub fn load_checkpoint(
         &self,
         contents: &Contents,
@@ -125,7 +125,7 @@ impl Pipeline {
         self.groups().tp.as_ref().map_or(1, |tp| tp.world_size())
     }
 
-    /// A set's name on this rank, which may share its layers with others.
+    /// Returns the name of this rank's own set, which depends on its tensor-parallel rank if it shares layers.
     fn own(&self, set: &str) -> String {
         match &self.groups().tp {
             Some(tp) if tp.world_size() > 1 => format!("{set}-part-{}", tp.rank()),
@@ -164,7 +164,7 @@ impl Pipeline {
         Ok(written)
     }
 
-    /// Reads what this rank needs, and changes nothing.
+    /// Reads what this rank needs, without changing anything.
     fn read(&self, contents: &Contents, has_optimizer: bool) -> Result<Saved> {
         let misfit = |problem: String| Error::Checkpoint { folder: contents.folder.clone(), problem };
         let Extra { sets, parts, extra } = serde_json::from_value(contents.extra.clone())
@@ -207,12 +207,12 @@ impl Pipeline {
 /// What a rank has read.
 struct Saved {
     values: Vec<(Var, Tensor)>,
-    /// Of the optimizer.
+    /// The optimizer state.
     state: HashMap<String, Tensor>,
     extra: serde_json::Value,
 }
 
-/// Whether a name is that of something remembered of one of these variables.
+/// Returns true if `name` is that of optimizer state of one of these variables.
 fn is_of(vars: &[(String, Var)], name: &str) -> bool {
     vars.iter().any(|(var, _)| name.strip_prefix(var.as_str()).is_some_and(|field| field.starts_with('.')))
 }

@@ -1,4 +1,4 @@
-//! What is said of all stages' gradients together, and whether ranks still have the same where they should.
+//! Global gradient norm, gradient clipping, and the check that replicated parameters are equal.
 
 use std::collections::HashSet;
 
@@ -10,16 +10,15 @@ use training::{clip_by_norm, first_not_finite, grad_norm};
 use crate::{Error, Pipeline, Result};
 
 impl Pipeline {
-    /// The 2-norm of the gradients of all stages together: the same bits on every rank. Each parameter is counted once: tied ones on
-    /// the rank that has the first, and those that every tensor-parallel rank has whole on the first of these. To be called on
-    /// every rank, with the gradients of a [`Step`](crate::Step).
+    /// Returns the 2-norm of the gradients of all stages, bitwise the same on every rank. Each parameter is counted once:
+    /// tied ones on the rank that has the first, and those that every tensor-parallel rank holds whole on the first of these
+    /// ranks. Must be called on every rank, with the gradients of a [`Step`](crate::Step).
     ///
     /// # Cost
-    /// One pass over this rank's gradients, and an all-gather of 8 bytes of each rank of the pipeline, and of each
-    /// tensor-parallel one.
+    /// One pass over this rank's gradients, and all-gathers of 8 bytes per rank of the pipeline and per tensor-parallel rank.
     ///
     /// # Errors
-    /// The cause, if an earlier step failed; [`Error::DividedUnknown`]; candle's; failures of communication.
+    /// The cause, if an earlier step failed; [`Error::DividedUnknown`]; errors of candle; failures of communication.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
         self.check("the norm of gradients")?;
         let repeated: HashSet<TensorId> =
@@ -28,25 +27,25 @@ impl Pipeline {
         let counts = |var: &Var| !repeated.contains(&var.id()) && (is_first || self.is_divided(var));
         let counted: Vec<Var> = self.vars().into_iter().filter(counts).collect();
         let own = grad_norm(grads, &counted).map_err(Error::training)?;
-        // Copies of the stages have the same gradients.
+        // Data-parallel replicas have the same gradients.
         let groups = [self.groups().tp.as_ref(), Some(&self.groups().pp)];
         Ok(global_norm(groups.into_iter().flatten().map(|group| &**group), own)?)
     }
 
-    /// Scales the gradients so that their norm together, over all stages, is at most `max_norm`; gives the norm that they had. To
-    /// be called on every rank, with the gradients of a [`Step`](crate::Step); after what completes these, such as
-    /// `Shards::sum_gradients`.
+    /// Scales the gradients so that their global norm, over all stages, is at most `max_norm`, and returns the norm before
+    /// scaling. Must be called on every rank, with the gradients of a [`Step`](crate::Step), after they have been completed
+    /// by e.g. `Shards::sum_gradients`.
     ///
-    /// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True` in one process that has all stages: all are multiplied with
-    /// `max_norm / (norm + 1e-6)` where that is below 1.
+    /// Like PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True` in a single process that has all stages: all gradients
+    /// are multiplied by `max_norm / (norm + 1e-6)` if that is below 1.
     ///
     /// # Cost
-    /// That of [`grad_norm`](Self::grad_norm), and another pass where they are clipped.
+    /// That of [`grad_norm`](Self::grad_norm), and another pass if they are scaled.
     ///
     /// # Errors
-    /// On every rank: [`Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank;
-    /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed then. Else as
-    /// [`grad_norm`](Self::grad_norm).
+    /// On every rank: [`Error::NotFinite`] if a gradient contains a NaN or an infinity on any rank;
+    /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. The gradients are then unchanged.
+    /// Otherwise as [`grad_norm`](Self::grad_norm).
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         let norm = self.grad_norm(grads)?;
         if !norm.is_finite() {
@@ -60,17 +59,17 @@ impl Pipeline {
         Ok(norm)
     }
 
-    /// Compares variables, bit for bit, over all ranks that have the same: all of them over copies of the stages, those that
-    /// every tensor-parallel rank has whole over these, and tied ones. To be called on every rank, at the same place: now and then
-    /// in a long training, or while looking for a mistake.
+    /// Compares variables, bit for bit, over all ranks that hold the same: all of them over data-parallel replicas, those
+    /// that every tensor-parallel rank holds whole over these ranks, and tied ones. Must be called on every rank, at the same
+    /// point: occasionally during a long training, or when debugging.
     ///
     /// # Cost
-    /// Some passes over the variables, and all-gathers of a few bytes. Only where they differ: 8 bytes for each variable, then a
-    /// broadcast of one.
+    /// Some passes over the variables, and all-gathers of a few bytes. Only if they differ: 8 bytes per variable, then a
+    /// broadcast of one variable.
     ///
     /// # Errors
     /// [`Error::ParametersDiffer`], the same on every rank, names a variable that differs, the ranks, the element and both
-    /// values. Training can go on after it. Else as [`grad_norm`](Self::grad_norm).
+    /// values. Training can continue after it. Otherwise as [`grad_norm`](Self::grad_norm).
     pub fn check_parameters(&self) -> Result<()> {
         self.check("a comparison of parameters")?;
         let vars = self.named_vars();
@@ -79,7 +78,7 @@ impl Pipeline {
             let tensors: Vec<(&str, &Tensor)> = vars.map(|(name, var)| (&**name, var.as_tensor())).collect();
             parameter_difference(among, &tensors)
         };
-        // All of them, whatever is found: others wait for this rank in each.
+        // All comparisons are made, whatever is found: the other ranks of each group wait for this one.
         let mut found = vec![listed(&mut vars.iter(), self.groups().dp.as_deref())?];
         let mut whole = vars.iter().filter(|(_, var)| !self.is_divided(var));
         found.push(listed(&mut whole, self.groups().tp.as_deref())?);
@@ -98,7 +97,7 @@ impl Pipeline {
         self.divided().is_some_and(|divided| divided.contains(&var.id()))
     }
 
-    /// Whether it can be said what is to be counted.
+    /// Returns an error if an earlier step failed, or if it is unknown which variables are divided.
     fn check(&self, what: &'static str) -> Result<()> {
         if let Some(first) = self.failed() {
             return Err(first.clone());

@@ -1,4 +1,4 @@
-//! What a pipeline can be told.
+//! Configuration of a pipeline.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use comm::Communicator;
 
 use crate::{ScheduleKind, Split};
 
-/// How a [`Pipeline`](crate::Pipeline) cuts a model and a batch, and in which order it works.
+/// Configuration of a [`Pipeline`](crate::Pipeline): schedule, split of the model, micro-batches, process groups.
 ///
 /// ```
 /// use pipeline::{PipelineConfig, ScheduleKind, Split};
@@ -21,26 +21,26 @@ use crate::{ScheduleKind, Split};
 /// ```
 #[derive(Debug, Clone)]
 pub struct PipelineConfig {
-    /// The order of work. Default: 1F1B.
+    /// The schedule. Default: 1F1B.
     pub schedule: ScheduleKind,
-    /// Stages on each rank. Default (`None`): 2 where the schedule lives by several, else 1.
+    /// Stages per rank. Default (`None`): 2 if the schedule uses several, else 1.
     pub stages_per_rank: Option<usize>,
-    /// Equal parts of a batch, along its first dimension. Default: 1.
+    /// Number of micro-batches, equal parts of a batch along its first dimension. Default: 1.
     pub micro_batches: usize,
-    /// Where the model is cut. Default: so that the stage with most parameters has as few as possible.
+    /// Where the model is split. Default: so that the largest number of parameters in a stage is minimal.
     pub split: Split,
-    /// The ranks that have the same stages as this one and other data: gradients are averaged over them, once a step, each as soon
-    /// as it is complete, while the last micro-batch's others are computed. Default: none.
+    /// The ranks that have the same stages as this one and different data. Gradients are averaged over them once per step,
+    /// each as soon as it is complete, while the last micro-batch's other gradients are computed. Default: `None`.
     pub data_parallel: Option<Arc<dyn Communicator>>,
-    /// Gradients are averaged together until they are so large, in bytes. Default: 1 MiB.
+    /// Bytes of gradients that are averaged together. Default: 1 MiB.
     pub bucket_bytes: usize,
-    /// The ranks that divide this rank's layers among them: they choose the same cuts. What the layers say to each other is their
-    /// own business; of which variables each has a part, [`Pipeline::set_divided`](crate::Pipeline::set_divided) is told.
-    /// Default: none.
+    /// The ranks that this rank's layers are divided over; they choose the same split. The layers do their own communication.
+    /// Which variables are divided must be declared with [`Pipeline::set_divided`](crate::Pipeline::set_divided). Default:
+    /// `None`.
     pub tensor_parallel: Option<Arc<dyn Communicator>>,
-    /// Pairs of variables that are one parameter, in whatever stages: they start with the values of the first, and their gradients
-    /// are added. Those that several pairs connect are one parameter, too, with the values of the one that is named first.
-    /// Default: none.
+    /// Pairs of variables that are one parameter, in any stages: they start with the values of the first, and their gradients
+    /// are summed. Variables that are connected by several pairs are one parameter, too, with the values of the one that is
+    /// named first. Default: none.
     pub tied: Vec<(String, String)>,
 }
 
@@ -60,7 +60,7 @@ impl Default for PipelineConfig {
 }
 
 impl PipelineConfig {
-    /// Stages on each rank.
+    /// Returns the number of stages per rank.
     pub fn stages_per_rank(&self) -> usize {
         self.stages_per_rank.unwrap_or(self.schedule.stages_per_rank())
     }

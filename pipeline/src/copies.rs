@@ -1,4 +1,4 @@
-//! Ranks that have the same stages and other data.
+//! Data-parallel replicas: ranks with the same stages and different data.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use crate::groups::Groups;
 use crate::links::Spec;
 use crate::{Error, Result};
 
-/// A group of the ranks that have copies of this one's stages, which ends with whoever drops it; none where there are no others.
-/// Every rank must call it.
+/// Creates a group of the ranks that have replicas of this rank's stages, which ends when its owner drops it; `None` if there
+/// are no others. Every rank must call it.
 pub(crate) fn group(groups: &Groups) -> Result<Option<Arc<dyn Communicator>>> {
     let Some(dp) = groups.dp.as_ref().filter(|dp| dp.world_size() > 1) else { return Ok(None) };
     Ok(Some(dp.subgroup(&(0..dp.world_size()).collect::<Vec<_>>())?))
 }
 
-/// Gives the variables of all copies the values of the first. Every rank must call it.
+/// Sets the variables of all replicas to the values of the first. Every rank must call it.
 ///
 /// # Errors
-/// Copies that have other variables.
+/// Replicas whose variables differ in name, shape or dtype.
 pub(crate) fn make_equal(copies: Option<&dyn Communicator>, vars: &[(String, Var)]) -> Result<()> {
     let Some(copies) = copies.filter(|copies| copies.world_size() > 1) else { return Ok(()) };
     let own: Vec<String> = vars.iter().map(|(name, var)| format!("{name}: {}", Spec::of(var))).collect();

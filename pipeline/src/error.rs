@@ -1,11 +1,11 @@
-//! The crate's one error type.
+//! The crate's error type.
 
 use std::sync::Arc;
 
 use comm::ParameterDifference;
 
-/// What can go wrong in a pipeline. Errors are `Clone`: a [`crate::Pipeline`] that failed answers every later call with the
-/// first cause.
+/// An error of pipeline parallelism. Errors are `Clone`: after a failure, a [`crate::Pipeline`] returns the first cause from
+/// every later call.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,72 +15,73 @@ pub enum Error {
     InvalidArgument {
         /// The argument.
         what: String,
-        /// The value as it was given.
+        /// Its value.
         got: String,
-        /// What would be accepted.
+        /// Which values are accepted.
         help: String,
     },
-    /// A table of actions that is no schedule.
+    /// A table of actions that is not a valid schedule.
     #[error("the table of actions is no schedule: {reason}")]
     BadTable {
         /// What is missing or wrong.
         reason: String,
     },
-    /// More stages than there are modules to make them of.
+    /// More stages than modules.
     #[error(
         "{stages} stages cannot be made of {modules} modules: use fewer ranks or fewer stages a rank, or cut the model in \
          more modules"
     )]
     TooManyStages {
-        /// Stages that were asked for.
+        /// Number of stages.
         stages: usize,
-        /// Modules of the model.
+        /// Number of modules in the model.
         modules: usize,
     },
-    /// A cut at a module that does not exist.
+    /// A split at a module that does not exist.
     #[error("the model has no module {name} to be cut at; it has {modules}")]
     UnknownModule {
-        /// The name as it was given.
+        /// The requested name.
         name: String,
-        /// Those that there are.
+        /// The names that exist.
         modules: String,
     },
-    /// A variable that no stage has.
+    /// A variable that is in no stage.
     #[error("no stage has a variable {name}; this rank's stages have {known}")]
     UnknownVariable {
-        /// The name as it was given.
+        /// The requested name.
         name: String,
-        /// Those that this rank has.
+        /// Names of this rank's variables.
         known: String,
     },
-    /// A batch that cannot be cut in equal micro-batches.
+    /// A batch that cannot be divided into equal micro-batches.
     #[error(
         "the {what} has {rows} rows, which are no {micro_batches} micro-batches of {expected} rows each: give every step a \
          batch of {} rows", micro_batches * expected
     )]
     BatchSize {
-        /// Input or target.
+        /// `input` or `target`.
         what: &'static str,
         /// Rows of the batch.
         rows: usize,
-        /// Micro-batches that it is cut in.
+        /// Number of micro-batches.
         micro_batches: usize,
-        /// Rows of each.
+        /// Rows of each micro-batch.
         expected: usize,
     },
-    /// A rank that needs the input or the target of a step was not given it.
+    /// A rank needs the input or the target of a step, and none was passed.
     #[error(
         "rank {rank} has the {place} stage and needs the {what} of each step: give it in `Pipeline::step`"
     )]
     NotGiven {
-        /// The rank, by its number in the whole job.
+        /// The rank in the whole job.
         rank: usize,
-        /// First or last.
+        /// `first` or `last`.
         place: &'static str,
-        /// Input or target.
+        /// `input` or `target`.
         what: &'static str,
     },
-    /// A stage that does not give the same shape for each micro-batch. The other ranks get [`Error::PeerFailed`] with this text.
+    /// A stage whose output, or gradient of its input, does not have the same shape for each micro-batch. The other ranks
+    /// return [`Error::PeerFailed`] with this text.
     #[error(
         "stage {stage} gave {what} of {got} for micro-batch {micro_batch}, and {expected} when the pipeline was made: all \
          micro-batches must have one shape"
@@ -92,78 +93,78 @@ pub enum Error {
         what: &'static str,
         /// The micro-batch.
         micro_batch: usize,
-        /// Dtype and shape found when the pipeline was made.
+        /// Dtype and shape when the pipeline was created.
         expected: String,
         /// Dtype and shape now.
         got: String,
     },
-    /// A stage cannot be run on an input of the shape that it would get. Every rank gets this same error.
+    /// A stage fails on an input of the shape that it would get. Every rank returns this same error.
     #[error("stage {stage} on rank {rank} fails on an input of {input}: {reason}")]
     DryRun {
         /// The stage.
         stage: usize,
-        /// Its rank, by its number in the whole job.
+        /// Its rank in the whole job.
         rank: usize,
         /// Dtype and shape of its input.
         input: String,
-        /// What it fails with.
+        /// Its error message.
         reason: String,
     },
-    /// The ranks of [`crate::PipelineConfig::tensor_parallel`] have parts of some variables and the whole of others, and nobody
-    /// has said which.
+    /// The ranks of [`crate::PipelineConfig::tensor_parallel`] hold parts of some variables and the whole of others, and it
+    /// has not been declared which.
     #[error(
         "{what} needs to know of which variables the tensor-parallel ranks have parts: call \
          `pipeline.set_divided(|name| shards.is_divided(name))` once, after the pipeline is made"
     )]
     DividedUnknown {
-        /// What was to be done.
+        /// The operation that needs to know.
         what: &'static str,
     },
-    /// A gradient holds a NaN or an infinity. Every rank gets this same error.
+    /// A gradient contains a NaN or an infinity. Every rank returns this same error.
     #[error(
         "the gradient of {parameter} on rank {rank} is not finite, all gradients together have a norm of {norm}; none was \
          changed: skip the step, or look for the cause"
     )]
     NotFinite {
-        /// The first variable of which it does.
+        /// The first such variable.
         parameter: String,
-        /// The first rank that has such a gradient, by its number in the whole job.
+        /// The first rank that has such a gradient; rank in the whole job.
         rank: usize,
         /// The norm of all gradients together.
         norm: f64,
     },
-    /// A variable has other values on some of the ranks that have it. Every rank gets this same error, and may go on.
+    /// The values of a variable differ between ranks that hold it. Every rank returns this same error, and may continue.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<ParameterDifference>),
-    /// A checkpoint that is whole, but of something else.
+    /// A checkpoint that is not damaged, but does not match the model.
     #[error("the checkpoint {} does not fit: {problem}", folder.display())]
     Checkpoint {
         /// The checkpoint.
         folder: std::path::PathBuf,
-        /// What does not.
+        /// What does not match.
         problem: String,
     },
-    /// A checkpoint that cannot be written or trusted.
+    /// A failure in the `training` crate: e.g. a checkpoint that cannot be written or is damaged.
     #[error(transparent)]
     Training(Arc<training::Error>),
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
-        /// What was being done.
+        /// The operation that failed.
         operation: String,
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
 
-    /// Another rank could not go on, for a reason of its own.
+    /// Another rank failed.
     #[error("rank {rank} could not go on: {reason}")]
     PeerFailed {
-        /// The rank that failed first, by its number in the whole job.
+        /// The rank that failed first; rank in the whole job.
         rank: usize,
-        /// What it failed with.
+        /// Its error message.
         reason: String,
     },
-    /// The ranks of a pipeline were given different arguments. Every rank gets this same error.
+    /// The ranks of a pipeline have different arguments. Every rank returns this same error.
     #[error(
         "the ranks do not agree on the pipeline: {what} is {got} on rank {rank} and {expected} on rank {first}; give all \
          the same"
@@ -171,13 +172,13 @@ pub enum Error {
     Disagreement {
         /// The argument.
         what: String,
-        /// A rank that differs from most, by its number in the whole job.
+        /// A rank that differs from most; rank in the whole job.
         rank: usize,
         /// Its value.
         got: String,
-        /// A rank to compare it with.
+        /// A rank of the largest group that agrees, for comparison.
         first: usize,
-        /// That one's value.
+        /// The value of that rank.
         expected: String,
     },
     /// Communication failed.
@@ -189,7 +190,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// True where the fault is another rank's: this process only noticed. See [`comm::Error::is_peer_failure`].
+    /// Returns true if the failure is another rank's and this process only noticed it. See [`comm::Error::is_peer_failure`].
     ///
     /// ```
     /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "recv #3".into() };
@@ -203,10 +204,10 @@ impl Error {
         }
     }
 
-    /// Names what was being done.
+    /// Wraps a candle error with the name of the operation, unless it carries an error of `comm`.
     pub(crate) fn during(operation: impl Into<String>) -> impl FnOnce(candle_core::Error) -> Self {
         move |source| match comm::carried::<comm::Error>(&source) {
-            // Of a layer that communicates.
+            // From a layer that communicates.
             Some(error) => Error::Comm(error.clone()),
             None => Error::Tensor { operation: operation.into(), source: Arc::new(source) },
         }

@@ -1,4 +1,4 @@
-//! Runs a rank's part of a table.
+//! Executor: runs a rank's actions of a schedule table.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -14,12 +14,12 @@ use crate::{Action, ActionKind, Error, Result, Span, Table};
 /// Stage and micro-batch.
 type Cell = (usize, usize);
 
-/// A micro-batch that is forward and not yet backward.
+/// A micro-batch whose forward has run and whose backward has not.
 struct Alive {
     input: Option<Var>,
-    /// The output, or the loss.
+    /// The output of the stage or, for the last stage, the loss.
     output: Tensor,
-    /// Bytes of both, where that is measured.
+    /// Bytes of the received input and of the activations, if measured.
     bytes: usize,
 }
 
@@ -29,34 +29,34 @@ pub(crate) struct Run<'a> {
     pub(crate) specs: &'a [Spec],
     pub(crate) stages: &'a [Stage],
     pub(crate) links: &'a mut Links,
-    /// This rank's inputs, by micro-batch; empty where it has not the first stage.
+    /// This rank's inputs, by micro-batch; empty unless it has the first stage.
     pub(crate) inputs: Vec<Tensor>,
     pub(crate) targets: Vec<Tensor>,
     pub(crate) loss: &'a dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
     pub(crate) before_forward: Option<&'a dyn Fn(Action)>,
-    /// Of each micro-batch, where rows have any.
+    /// By micro-batch; empty if rows have no keys.
     pub(crate) row_keys: Vec<RowKeys>,
-    /// Forward alone, without dropout and without a graph.
+    /// Whether to run forward only, without dropout and without an autograd graph.
     pub(crate) evaluates: bool,
     pub(crate) gradients: GradSums,
     pub(crate) average: Average<'a>,
     pub(crate) state: State,
 }
 
-/// What is under way.
+/// State of a step in progress.
 #[derive(Default)]
 pub(crate) struct State {
     alive: HashMap<Cell, Alive>,
     deferred: HashMap<Cell, DeferredGrads>,
-    /// Inputs and gradients that came from another stage.
+    /// Inputs and output gradients, by stage and micro-batch, from other stages of this rank or another.
     inputs: HashMap<Cell, Var>,
     gradients: HashMap<Cell, Tensor>,
-    /// Gradients that go to the stage before.
+    /// Gradients to be sent to the previous stage.
     leaving: HashMap<Cell, Tensor>,
     pub(crate) losses: Vec<Tensor>,
     pub(crate) spans: Vec<Span>,
     pub(crate) most_alive: usize,
-    /// Whether the bytes of activations are counted.
+    /// Whether the bytes of activations are measured.
     pub(crate) measures: bool,
     bytes: usize,
     pub(crate) most_bytes: usize,
@@ -69,13 +69,13 @@ impl State {
 }
 
 impl Run<'_> {
-    /// All actions, in order.
+    /// Runs all actions, in order.
     pub(crate) fn run(&mut self, actions: &[Action]) -> Result<()> {
         let began = Instant::now();
         self.links.begin()?;
         for (place, &action) in actions.iter().enumerate() {
             if !action.kind.is_compute() {
-                // For what is received: until it is there.
+                // A receive lasts until the message has arrived.
                 tracing::info_span!("message", action = action.kind.letters())
                     .in_scope(|| self.message(action))?;
                 continue;
@@ -119,7 +119,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// `completes`: the stage's gradients are to be averaged once this is done.
+    /// `completes`: this is the stage's last action, after which its gradients are averaged.
     fn compute(&mut self, action: Action, completes: bool) -> Result<()> {
         match action.kind {
             ActionKind::Forward => self.forward(action),
@@ -127,7 +127,7 @@ impl Run<'_> {
             ActionKind::Backward if !completes => self.backward(action, false),
             _ => {
                 self.backward(action, true)?;
-                // In two parts, so that some gradients are under way while others are computed.
+                // In two parts, so that some gradients are averaged while others are computed.
                 if action.kind == ActionKind::Backward { self.weights(action, completes) } else { Ok(()) }
             }
         }
@@ -164,7 +164,7 @@ impl Run<'_> {
             }
             self.state.losses.push(output.detach());
         } else if self.table.sender_after(number).is_none() {
-            // The next stage is this rank's, and has a graph of its own.
+            // The next stage is on this rank, and has a separate graph.
             let input = Var::from_tensor(&output.detach()).map_err(Error::during("a stage's input"))?;
             self.state.inputs.insert((number + 1, micro_batch), input);
         }
@@ -201,7 +201,7 @@ impl Run<'_> {
         };
         drop(root);
         if let Some(input) = input {
-            // What does not depend on its input has a gradient of zero.
+            // An output that does not depend on the input: the gradient is zero.
             let gradient = match grads.remove(&input) {
                 Some(gradient) => gradient,
                 None => input.zeros_like().map_err(during())?,
@@ -228,7 +228,7 @@ impl Run<'_> {
     }
 }
 
-/// What is held for backward of a stage and micro-batch: what came in, and what the stage has computed.
+/// Returns the bytes that are held for backward of a stage and micro-batch: the received input, and the activations.
 fn alive_bytes(input: Option<&Var>, output: &Tensor) -> usize {
     let received = input.map_or(0, |input| input.elem_count() * input.dtype().size_in_bytes());
     received + activation_bytes(output, [])
@@ -239,7 +239,7 @@ fn find(stages: &[Stage], action: Action) -> Result<&Stage> {
     found.ok_or_else(|| Error::BadTable { reason: format!("{action}: another rank's") })
 }
 
-/// The gradient of a micro-batch's loss: its share of the batch's mean.
+/// Returns the gradient of a micro-batch's loss: its share of the batch's mean.
 fn share(loss: &Tensor, micro_batches: usize) -> candle_core::Result<Tensor> {
     Tensor::new(1.0 / micro_batches as f64, loss.device())?.to_dtype(loss.dtype())?.reshape(loss.shape())
 }

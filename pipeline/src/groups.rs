@@ -1,4 +1,4 @@
-//! The ranks that a rank has to do with: those of its pipeline, those that share its layers, and those that have copies of them.
+//! Process groups of a rank: its pipeline, the ranks that share its layers, and its data-parallel replicas.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, PipelineConfig, Result};
 
-/// The three axes of a mesh, as far as there are any.
+/// The three axes of a mesh, as far as they are used.
 pub(crate) struct Groups {
     pub(crate) pp: Arc<dyn Communicator>,
     pub(crate) tp: Option<Arc<dyn Communicator>>,
@@ -24,12 +24,12 @@ impl Groups {
         [&self.tp, &self.dp].into_iter().flatten().chain([&self.pp]).map(Arc::as_ref)
     }
 
-    /// True on one of all ranks.
+    /// Returns true on exactly one of all ranks.
     pub(crate) fn is_first(&self) -> bool {
         self.all().all(|group| group.rank() == 0)
     }
 
-    /// What the first rank has. Every rank must call it.
+    /// Returns the first rank's value. Every rank must call it.
     pub(crate) fn of_first<T: Serialize + DeserializeOwned>(&self, mut own: T) -> Result<T> {
         for group in self.all() {
             own = broadcast_object(group, &own, 0)?;
@@ -37,7 +37,7 @@ impl Groups {
         Ok(own)
     }
 
-    /// What each rank has, in the same order on all. Every rank must call it.
+    /// Returns the values of all ranks, in the same order on all. Every rank must call it.
     pub(crate) fn gather<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>> {
         let mut all = vec![own];
         for group in self.all() {
@@ -46,7 +46,7 @@ impl Groups {
         Ok(all)
     }
 
-    /// What this rank has, where none has failed; otherwise a failure on every rank. Every rank must call it.
+    /// Returns this rank's result if no rank has failed; otherwise an error on every rank. Every rank must call it.
     pub(crate) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
         comm::all_agree(self.all(), own, |rank, reason| Error::PeerFailed { rank, reason })
     }

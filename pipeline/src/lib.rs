@@ -1,9 +1,9 @@
-//! Pipeline parallelism: one model cut into stages, micro-batches flowing through.
+//! Pipeline parallelism: a model split into stages, which process micro-batches.
 //!
-//! [`Modules`] lists the model, [`Split`] cuts it, and [`Pipeline`] builds a rank's part and trains it.
+//! [`Modules`] lists the model's modules, [`Split`] splits the list, and [`Pipeline`] builds a rank's stages and trains them.
 //!
-//! A schedule is data: for each rank a list of [`Action`]s. [`Schedule`] proves of any [`Table`] that it comes to an end and
-//! respects what depends on what, counts what is alive at once, and can be printed:
+//! A schedule is data: for each rank a list of [`Action`]s. [`Schedule`] verifies that a [`Table`] terminates and respects
+//! all data dependencies, counts live activations, and can be printed:
 //!
 //! ```
 //! use pipeline::{Schedule, ScheduleKind};

@@ -1,4 +1,5 @@
-//! One-way connections between ranks: a group of two each, so that no message waits for one in another direction.
+//! Links: one-way connections between ranks, each with its own group of two, so that messages in one direction do not wait
+//! for those in the other.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,15 +12,15 @@ use serde::{Deserialize, Serialize};
 use crate::news::News;
 use crate::{Action, ActionKind, Error, Result, Table};
 
-/// Receives that wait for their message at a time, on each connection.
+/// Receives that are posted ahead on each link.
 const AHEAD: usize = 2;
-/// Messages up to so many bytes are received when they are needed: until then they lie in the transport's own buffers, or wait
-/// at the sender, and one thread fewer has to wake up.
+/// Messages of up to this many bytes are received only when they are needed: until then they are in the transport's buffers,
+/// or wait at the sender. This saves waking a thread.
 const SMALL: usize = 32 << 10;
-/// More than what a message has beside its numbers.
+/// Upper bound of a message's bytes beyond its elements.
 const HEAD: usize = 64;
 
-/// What goes from a stage to the next one.
+/// Shape and dtype of a stage's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Spec {
     pub(crate) dims: Vec<usize>,
@@ -31,7 +32,7 @@ impl Spec {
         Self { dims: tensor.dims().to_vec(), dtype: tensor.dtype().as_str().into() }
     }
 
-    /// What a stage gives must be what the next one has made room for, in shape and dtype.
+    /// Checks that a tensor has the shape and dtype that the receiver has allocated for.
     pub(crate) fn check(&self, tensor: &Tensor, action: Action, what: &'static str) -> Result<()> {
         if tensor.dims() == self.dims && tensor.dtype().as_str() == self.dtype {
             return Ok(());
@@ -58,41 +59,41 @@ impl std::fmt::Display for Spec {
     }
 }
 
-/// All connections of this rank.
+/// All links of this rank.
 pub(crate) struct Links {
     news: Arc<News>,
     outgoing: BTreeMap<usize, Outgoing>,
     incoming: BTreeMap<usize, Incoming>,
-    /// Sends of this step, and of the one before.
+    /// Sends in progress, of this step and of the previous one.
     sends: [Vec<Work>; 2],
     arrived: HashMap<Action, Var>,
-    /// The rank at the other end of each stage's messages.
+    /// The rank of each stage.
     owners: Vec<usize>,
-    /// What each stage gives.
+    /// Shape and dtype of each stage's output.
     specs: Vec<Spec>,
     device: Device,
 }
 
 struct Outgoing {
     comm: Arc<dyn Communicator>,
-    /// Bytes sent in this step, as long as there is room for them: what a link carries in a step is received before the same
-    /// link carries the next step's.
+    /// Bytes sent in this step. They start from 0 in each step, since everything that a link carries in a step is received
+    /// before the same link carries messages of the next one.
     sent: usize,
-    /// More than the transport has room for: messages wait their turn in the background.
+    /// Whether this step has sent more than the transport can buffer; messages are then sent in the background.
     queued: bool,
 }
 
 struct Incoming {
     comm: Arc<dyn Communicator>,
-    /// What comes in a step, in the order in which it is sent.
+    /// The messages of a step, in the order in which they are sent.
     order: Vec<Action>,
-    /// How much of it was asked for.
+    /// How many of them have been received or posted.
     asked: usize,
     posted: VecDeque<(Action, Var, Work)>,
 }
 
 impl Links {
-    /// Makes a connection for each pair of ranks between which the table has messages. Every rank must call it.
+    /// Creates a link for each pair of ranks between which the table has messages. Every rank must call it.
     pub(crate) fn new(
         world: &dyn Communicator,
         news: Arc<News>,
@@ -113,7 +114,7 @@ impl Links {
             }
         }
         let (mut outgoing, mut incoming) = (BTreeMap::new(), BTreeMap::new());
-        // The same order everywhere, so that no two ranks wait for each other.
+        // The same order on all ranks, so that no two wait for each other.
         for ((from, to), order) in routes {
             if from == world.rank() {
                 let comm = world.subgroup(&[from, to])?;
@@ -127,7 +128,7 @@ impl Links {
         Ok(Self { news, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
     }
 
-    /// Asks for the first messages of a step.
+    /// Starts a step: posts the first receives.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.outgoing.values_mut().for_each(|outgoing| outgoing.sent = 0);
         let (specs, device, news) = (&self.specs, &self.device, &self.news);
@@ -137,7 +138,7 @@ impl Links {
         })
     }
 
-    /// Sends without waiting.
+    /// Sends without waiting for the receiver.
     pub(crate) fn send(&mut self, action: Action, tensor: &Tensor) -> Result<()> {
         let stage =
             if action.kind == ActionKind::SendActivation { action.stage + 1 } else { action.stage - 1 };
@@ -151,7 +152,7 @@ impl Links {
         Ok(())
     }
 
-    /// Waits for a message, and for those that were sent before it; asks for those that come after.
+    /// Waits for a message, and for those sent before it on the same link; posts receives for the following ones.
     pub(crate) fn receive(&mut self, action: Action) -> Result<Var> {
         let from =
             if action.kind == ActionKind::RecvActivation { action.stage - 1 } else { action.stage + 1 };
@@ -169,10 +170,11 @@ impl Links {
         }
     }
 
-    /// What was sent and received between stages. What is still on its way is waited for: its receivers are in the same step.
+    /// Returns the traffic between stages. Waits for sends in progress: their receivers are in the same step.
     pub(crate) fn stats(&self) -> Stats {
         for outgoing in self.outgoing.values() {
-            // Nothing, after all that is queued; what has failed is told by those who need it.
+            // An empty operation, which runs after all queued ones. Failures are ignored here: the step that needs the
+            // message reports them.
             let _ = outgoing.comm.run(Operation::Batch { messages: Vec::new() });
         }
         let outgoing = self.outgoing.values().map(|outgoing| outgoing.comm.stats());
@@ -180,7 +182,7 @@ impl Links {
         outgoing.chain(incoming).fold(Stats::default(), |sum, stats| sum + stats)
     }
 
-    /// Ends a step: what was sent in the one before has arrived long since.
+    /// Ends a step: waits for the sends of the previous step, which have normally arrived by now.
     pub(crate) fn end(&mut self) -> Result<()> {
         self.sends.swap(0, 1);
         for work in std::mem::take(&mut self.sends[0]) {
@@ -190,7 +192,7 @@ impl Links {
     }
 }
 
-/// A failure of communication, with the reason that the other rank has told.
+/// Returns a communication failure with the cause that the other rank has reported.
 fn known(news: &News, error: Error) -> Error {
     match error {
         Error::Comm(error) => news.cause(error),
@@ -203,7 +205,7 @@ fn never(action: Action) -> Error {
 }
 
 impl Outgoing {
-    /// Sends at once where the transport has room, else in the background; it never waits for the receiver.
+    /// Sends directly if the transport can buffer the message, otherwise in the background; never waits for the receiver.
     fn send(&mut self, tensor: Tensor) -> comm::Result<Option<Work>> {
         self.sent += tensor.elem_count() * tensor.dtype().size_in_bytes() + HEAD;
         self.queued |= self.sent > self.comm.eager_bytes();
@@ -214,14 +216,14 @@ impl Outgoing {
     }
 }
 
-/// What a message to this rank is like.
+/// Returns the shape and dtype of a message to this rank.
 fn spec(specs: &[Spec], action: Action) -> &Spec {
     let stage = if action.kind == ActionKind::RecvActivation { action.stage - 1 } else { action.stage };
     &specs[stage]
 }
 
 impl Incoming {
-    /// The next message; none where no more comes in this step.
+    /// Receives the next message; `None` if there are no more in this step.
     fn next(&mut self, specs: &[Spec], device: &Device) -> Result<Option<(Action, Var)>> {
         if let Some((action, buffer, work)) = self.posted.pop_front() {
             work.wait()?;
@@ -236,7 +238,7 @@ impl Incoming {
         Ok(Some((action, buffer)))
     }
 
-    /// Asks for messages that are to arrive while this rank computes.
+    /// Posts receives for messages that may arrive while this rank computes.
     fn post(&mut self, specs: &[Spec], device: &Device) -> Result<()> {
         while self.posted.len() < AHEAD && self.asked < self.order.len() {
             let action = self.order[self.asked];
@@ -254,11 +256,11 @@ impl Incoming {
 }
 
 impl Drop for Links {
-    /// What was sent still arrives, and the receivers hear that no more comes; all connections at the same time, as ranks may
-    /// wait for one another. Then what this rank waits for ends as well.
+    /// Closes all links. What was sent still arrives, and the receivers notice that nothing follows; all links at the same
+    /// time, since ranks may wait for one another. This also ends this rank's pending receives.
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // It has died, and each connection says so when this very thread drops it.
+            // A panic: each link reports it when this thread drops it.
             return;
         }
         self.sends = Default::default();
@@ -271,7 +273,7 @@ impl Drop for Links {
         ] {
             std::thread::scope(|scope| {
                 for comm in comms {
-                    // Without a thread it is dropped here.
+                    // If no thread can be started, it is dropped here.
                     let _ = Builder::new().spawn_scoped(scope, move || drop(comm));
                 }
             });

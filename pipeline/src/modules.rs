@@ -1,4 +1,4 @@
-//! A model as a list of named modules, which can be cut between any two of them.
+//! A model as a list of named modules, which can be split between any two of them.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,9 +12,10 @@ use candle_nn::{Init, ModuleT, VarBuilder};
 
 type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>>>;
 
-/// The modules of a model, in the order in which data flow through them. Each takes what the one before it gives.
+/// The modules of a model, in the order in which data flow through them. The input of each is the output of the previous one.
 ///
-/// A module is a function that builds it from variables below its name, so that a rank builds those of its own stages only.
+/// A module is given as a function that builds it from variables whose names start with its name, so that a rank keeps only
+/// those of its own stages.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -36,13 +37,13 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a module after the others. `build` gets a builder of variables whose names begin with `name` and a dot, and is called
-    /// once or more. Each module needs a name of its own.
+    /// Appends a module. `build` gets a builder for variables whose names start with `name` and a dot, and may be called
+    /// several times. Names must be unique.
     #[must_use]
     pub fn module<M: ModuleT + Send + 'static>(
         mut self,
@@ -55,47 +56,48 @@ impl Modules {
         self
     }
 
-    /// Variables that are no parameters, by the last part of their names (`pe`, `running_mean`).
+    /// Declares variables that are not parameters, by the last component of their names (`pe`, `running_mean`).
     #[must_use]
     pub fn buffers(mut self, names: &[&str]) -> Self {
         self.buffers.extend(names.iter().map(ToString::to_string));
         self
     }
 
-    /// The names, in order.
+    /// Returns the names, in order.
     pub fn names(&self) -> Vec<&str> {
         self.list.iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// A name that two modules have.
+    /// Returns a name that two modules have.
     pub(crate) fn ambiguous(&self) -> Option<&str> {
         let mut seen = HashSet::new();
         self.names().into_iter().find(|name| !seen.insert(*name))
     }
 
-    /// How many there are.
+    /// Returns the number of modules.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// True where there is none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// The parameters of each module, counted in numbers. Each module is built once with zeros, and dropped before the next.
+    /// Returns the number of parameter elements of each module. Each module is built once with zeros, and dropped before the
+    /// next.
     ///
     /// # Errors
-    /// What a module fails with.
+    /// Errors of a module.
     pub fn parameters(&self, dtype: DType, device: &Device) -> Result<Vec<usize>> {
         (0..self.len()).map(|index| Ok(self.count(index, dtype, device)?.1)).collect()
     }
 
-    /// The seconds that each module takes to go forward, the quickest of `repeats` times, on `input`. Each is built once with
-    /// zeros, and dropped before the next.
+    /// Returns the seconds that each module's forward takes on `input`, the fastest of `repeats` runs. Each is built once
+    /// with zeros, and dropped before the next.
     ///
     /// # Errors
-    /// What a module fails with.
+    /// Errors of a module.
     pub fn forward_seconds(
         &self,
         input: &Tensor,
@@ -106,7 +108,7 @@ impl Modules {
         let (mut x, mut all) = (input.clone(), Vec::with_capacity(self.len()));
         for index in 0..self.len() {
             let module = self.count(index, dtype, device)?.0;
-            // The first time is not like the others.
+            // A warm-up run, which is not measured.
             let mut y = module.forward_t(&x, false)?;
             let mut quickest = f64::INFINITY;
             for _ in 0..repeats.max(1) {
@@ -140,7 +142,7 @@ impl fmt::Debug for Modules {
     }
 }
 
-/// Gives out zeros, and counts them.
+/// `VarBuilder` backend that returns zeros, and counts the elements of parameters.
 struct Zeros {
     elements: Arc<AtomicUsize>,
     buffers: Vec<String>,

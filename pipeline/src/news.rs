@@ -1,4 +1,4 @@
-//! Why a rank stopped: told to those that wait for it, so that all end with the same cause.
+//! Failure reports: a rank that stops reports the cause to those that wait for it, so that all return the same cause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,42 +10,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, Table};
 
-/// Bytes of a message: little enough that every transport takes it without waiting for the receiver.
+/// Bytes of a report: small enough that every transport buffers it without waiting for the receiver.
 const LEN: usize = 2048;
-/// How long to wait until the world knows who was the first to fail.
+/// How long to wait until the world group reports the first failure.
 const NEWS: Duration = Duration::from_millis(600);
-/// How long to wait until a neighbour tells why it, or a rank beyond it, left.
+/// How long to wait for a neighbour to report why it, or a rank beyond it, has left.
 const LONGEST: Duration = Duration::from_secs(5);
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Two groups of two with each neighbour, with each rank that has variables tied to some here, and with each that has copies of the
-/// same stages, in which nobody says anything until something has failed. Of two: what is said in one ends with it, whoever else leaves.
+/// Groups for failure reports: two groups of two with each neighbour, with each rank that has variables tied to this rank's,
+/// and with each data-parallel replica. They are unused until something fails. They have two members each, so that a report
+/// does not depend on other ranks, which may leave.
 pub(crate) struct News {
     world: Arc<dyn Communicator>,
-    /// By the neighbour's number in the whole job.
+    /// By rank in the whole job.
     neighbours: BTreeMap<usize, Neighbour>,
     told: Mutex<Vec<Work>>,
 }
 
-/// One group for each direction: a group runs its operations in order, so that a receive which is never answered would hold up
-/// what this rank has to say.
+/// One group per direction: a group runs its operations in order, so an unanswered receive would block this rank's own
+/// report.
 struct Neighbour {
     says: Arc<dyn Communicator>,
     hears: Arc<dyn Communicator>,
 }
 
-/// What a rank that stopped says of the cause.
+/// The cause that a rank reports when it stops.
 #[derive(Debug, Serialize, Deserialize)]
 enum Cause {
     /// A rank died.
     Died { rank: usize, host: String },
-    /// A rank could not go on.
+    /// A rank failed.
     Failed { rank: usize, reason: String },
 }
 
 impl News {
-    /// Every rank must call it. `tied` are ranks that wait for each other, too, the lower one first; so are all of `copies`.
+    /// Creates the groups. Every rank must call it. `tied` are pairs of ranks, lower one first, that wait for each other
+    /// because of tied variables; all ranks of `copies` wait for each other, too.
     pub(crate) fn new(
         world: Arc<dyn Communicator>,
         table: &Table,
@@ -54,7 +56,7 @@ impl News {
     ) -> Result<Self> {
         let pairs = table.owners.windows(2).map(|pair| (pair[0].min(pair[1]), pair[0].max(pair[1])));
         let pairs = pairs.chain(tied.iter().copied());
-        // The same order everywhere, so that no two ranks wait for each other.
+        // The same order on all ranks, so that no two wait for each other.
         let pairs: BTreeSet<(usize, usize)> = pairs.filter(|(a, b)| a != b).collect();
         let mut neighbours = BTreeMap::new();
         meet(&*world, pairs, &mut neighbours)?;
@@ -65,14 +67,14 @@ impl News {
         Ok(Self { world, neighbours, told: Mutex::default() })
     }
 
-    /// Tells those that wait for this rank why it stops, without waiting for them. They tell theirs.
+    /// Reports to the ranks that wait for this one why it stops, without waiting for them. They report to theirs in turn.
     pub(crate) fn tell(&self, error: &Error) {
         let cause = match error {
             Error::Comm(comm::Error::PeerDied { rank, host, .. }) => {
                 Cause::Died { rank: *rank, host: host.clone() }
             }
             Error::PeerFailed { rank, reason } => Cause::Failed { rank: *rank, reason: reason.clone() },
-            // Whoever asks finds out by itself.
+            // The other ranks can determine this cause themselves.
             error if error.is_peer_failure() => return,
             error => {
                 let rank = self.world.world_ranks()[self.world.rank()];
@@ -80,7 +82,7 @@ impl News {
             }
         };
         let Ok(text) = written(&cause) else { return };
-        // One that is gone as well needs no news.
+        // A neighbour that has left as well needs no report.
         let works = self
             .neighbours
             .values()
@@ -88,7 +90,7 @@ impl News {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
     }
 
-    /// A rank that left did so for a reason that it, or the world, knows.
+    /// Replaces the error "peer left" by the cause, if the peer or the world group reports one.
     pub(crate) fn cause(&self, error: comm::Error) -> Error {
         let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
         let told = match self.neighbours.get(left) {
@@ -108,7 +110,7 @@ impl News {
         error.into()
     }
 
-    /// What the first of these tells that knows a cause.
+    /// Waits for the first of these neighbours that reports a cause.
     fn listen<'a>(
         &self,
         neighbours: impl IntoIterator<Item = &'a Neighbour>,
@@ -131,13 +133,13 @@ impl News {
         None
     }
 
-    /// Sends nothing, but fails with the world's first cause where there is one.
+    /// Sends nothing, but fails with the world group's first failure if there is one.
     fn first_cause(&self) -> comm::Result<()> {
         self.world.run(Operation::Batch { messages: Vec::new() })
     }
 }
 
-/// A neighbour may tell why it, or a rank beyond it, left. Nothing is waited for any longer once this is dropped.
+/// A pending receive for a neighbour's report. Dropping it cancels the receive, by aborting the group.
 struct Question {
     hears: Arc<dyn Communicator>,
     text: Tensor,
@@ -158,7 +160,7 @@ impl Drop for Question {
     }
 }
 
-/// Makes the groups of each of these pairs in which this rank is; they come in order.
+/// Creates the groups of those pairs that this rank is in; all ranks pass the pairs in the same order.
 fn meet(
     world: &dyn Communicator,
     pairs: impl IntoIterator<Item = (usize, usize)>,
@@ -183,7 +185,7 @@ fn ask(hears: &Arc<dyn Communicator>) -> Result<Question> {
     Ok(Question { hears: hears.clone(), text, work: Some(work) })
 }
 
-/// What a rank has told, or that its process ended.
+/// Returns the cause that a rank has reported, or that its process died.
 fn heard(mut question: Question, operation: &str) -> Option<Error> {
     match question.work.take()?.wait() {
         Ok(()) => {}
@@ -200,7 +202,7 @@ fn heard(mut question: Question, operation: &str) -> Option<Error> {
     })
 }
 
-/// As JSON, with zeros after it. A reason that is too long is cut.
+/// Encodes a cause as JSON, padded with zeros. A reason that is too long is truncated.
 fn written(cause: &Cause) -> candle_core::Result<Tensor> {
     let encode = |cause: &Cause| serde_json::to_vec(cause).map_err(candle_core::Error::wrap);
     let mut bytes = encode(cause)?;

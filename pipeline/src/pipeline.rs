@@ -1,4 +1,4 @@
-//! A model in stages, at work.
+//! `Pipeline`: runs training steps of one rank's stages.
 
 mod build;
 mod forward;
@@ -24,40 +24,40 @@ use crate::{Action, Error, Plan, Result, Schedule, Span, Table};
 
 type Loss = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send>;
 
-/// What a step gives a rank.
+/// Result of a step on one rank.
 #[derive(Debug)]
 pub struct Step {
-    /// The mean of the micro-batches' losses, on the rank that has the last stage.
+    /// Mean of the micro-batches' losses, on the rank that has the last stage.
     pub loss: Option<f32>,
-    /// The gradients of this rank's variables, as of the whole batch: for the optimizer.
+    /// Gradients of this rank's variables for the whole batch, for the optimizer.
     pub grads: GradStore,
-    /// What this rank computed when, in seconds since its step began.
+    /// Computations of this rank, with times in seconds since the start of its step.
     pub spans: Vec<Span>,
-    /// The most activations that were alive at once: pairs of stage and micro-batch.
+    /// Largest number of activations alive at once: pairs of stage and micro-batch.
     pub most_alive: usize,
-    /// The most bytes that these held at once, where that is measured ([`Pipeline::measure_activations`]).
+    /// Largest number of bytes that these held at once, if measured ([`Pipeline::measure_activations`]).
     pub activation_bytes: Option<usize>,
 }
 
-/// One rank's stages of a model, and its connections to the other ranks.
+/// One rank's stages of a model, and its links to the other ranks.
 ///
 /// # Memory
 /// The parameters of this rank's stages, their gradients, and as many micro-batches as the schedule keeps alive
-/// ([`Schedule::live`]); two buffers for messages on each connection.
+/// ([`Schedule::live`]); two message buffers per link.
 ///
 /// # Failure
-/// When a step fails, for whatever reason, the ranks are out of step: the rank tells the others why and closes its connections, so
-/// that they fail, too, with the same cause; every later call fails at once with it.
+/// If a step fails, for any reason, the ranks are out of step: the rank reports the cause to the others and closes its links,
+/// so that they fail with the same cause; every later call fails immediately with it.
 pub struct Pipeline {
     groups: Groups,
-    /// For averaging; it ends with the first failure.
+    /// Data-parallel replicas, for averaging; closed at the first failure.
     copies: Option<Arc<dyn Communicator>>,
     schedule: Schedule,
     stages: Vec<Stage>,
     specs: Vec<Spec>,
     ties: Vec<Tie>,
     links: Option<Links>,
-    /// For evaluation: made when it is first asked for.
+    /// Table and links for evaluation; created when first used.
     evaluation: Option<(Table, Links)>,
     news: Arc<News>,
     loss: Loss,
@@ -68,32 +68,34 @@ pub struct Pipeline {
     last_places: Vec<usize>,
     bucket_bytes: usize,
     rows: usize,
-    /// Of which the tensor-parallel ranks have parts, once that was said.
+    /// Variables of which the tensor-parallel ranks have parts; `None` until that was declared.
     divided: Option<HashSet<TensorId>>,
     failed: Option<Error>,
 }
 
 impl Pipeline {
-    /// Calls `hook` before each forward pass of a stage: to seed dropout, for one, so that it does not depend on the schedule.
+    /// Sets a hook that is called before each forward pass of a stage, e.g. to seed dropout independently of the schedule.
     pub fn before_forward(&mut self, hook: impl Fn(Action) + Send + 'static) {
         self.before_forward = Some(Box::new(hook));
     }
 
-    /// Gives the next step's micro-batches keys, from which layers make the random numbers of their rows ([`Dropout::by_row`]): one for each,
-    /// on every rank.
+    /// Sets the keys of the next step's micro-batches, from which layers derive the random numbers of their rows
+    /// ([`Dropout::by_row`]): one per micro-batch, on every rank.
     ///
     /// [`Dropout::by_row`]: training::Dropout::by_row
     pub fn set_row_keys(&mut self, keys: Vec<RowKeys>) {
         self.row_keys = keys;
     }
 
-    /// One step: forward and backward of all micro-batches. The first stage's rank needs the batch, the last one's the target.
+    /// Runs one step: forward and backward of all micro-batches. The first stage's rank needs the batch, the last stage's
+    /// rank the target.
     ///
     /// # Shapes
-    /// As many micro-batches as the schedule has, one after the other along the first dimension, each as large as the example.
+    /// As many micro-batches as the schedule has, concatenated along the first dimension, each of the example's size.
     ///
     /// # Errors
-    /// A batch of another size; [`Error::ShapeChanged`]; what a stage fails with; [`Error::PeerFailed`] where another rank failed so.
+    /// A batch of the wrong size; [`Error::ShapeChanged`]; errors of a stage; [`Error::PeerFailed`] if another rank failed in
+    /// this way.
     pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
         if let Some(first) = &self.failed {
             return Err(first.clone());
@@ -107,12 +109,12 @@ impl Pipeline {
         let Err(error) = result else { return };
         self.failed = Some(error.clone());
         self.news.tell(error);
-        // The others learn from the connections that there is something to hear. All at the same time, as ranks may wait for
-        // one another in any of them.
+        // Closing the connections makes the other ranks look for a report. All are closed at the same time, since ranks may
+        // wait for one another in any of them.
         let (links, evaluation) = (self.links.take(), self.evaluation.take());
         let (ties, copies) = (std::mem::take(&mut self.ties), self.copies.take());
         std::thread::scope(|scope| {
-            // Without a thread it is dropped here, before the others.
+            // If no thread can be started, it is dropped here, before the others.
             let _ = Builder::new().spawn_scoped(scope, move || drop(links));
             let _ = Builder::new().spawn_scoped(scope, move || drop(evaluation));
             let _ = Builder::new().spawn_scoped(scope, move || drop(ties));
@@ -153,11 +155,11 @@ impl Pipeline {
         Ok(Step { loss, grads, spans, most_alive, activation_bytes })
     }
 
-    /// The mean loss of a batch, forward alone and as in evaluation (no dropout), on the rank that has the last stage. Every rank must
-    /// call it, with what it gives to [`step`](Self::step).
+    /// Returns the mean loss of a batch on the rank that has the last stage, `None` on the others. Runs forward only, in
+    /// evaluation mode (no dropout). Every rank must call it, with the arguments that [`step`](Self::step) needs.
     ///
     /// # Cost
-    /// The schedule's forward passes and messages; the first call makes connections of its own.
+    /// The schedule's forward passes and messages; the first call creates separate links.
     ///
     /// # Errors
     /// Those of [`step`](Self::step).
@@ -203,7 +205,7 @@ impl Pipeline {
         loss
     }
 
-    /// A batch's micro-batches, as far as this rank needs them.
+    /// Returns the micro-batches of a batch, as far as this rank needs them.
     fn micro_batches(
         &self,
         input: Option<&Tensor>,
@@ -223,37 +225,38 @@ impl Pipeline {
         Ok((inputs, parts(has(table.stages() - 1), "target", "last", target)?))
     }
 
-    /// The variables of this rank's stages, for an optimizer.
+    /// Returns the variables of this rank's stages, for an optimizer.
     pub fn vars(&self) -> Vec<Var> {
         self.named_vars().into_iter().map(|(_, var)| var).collect()
     }
 
-    /// The variables with their names: by stage, then by name.
+    /// Returns the variables with their names, ordered by stage, then by name.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         all_vars(&self.stages)
     }
 
-    /// Whether steps tell how many bytes of activations they held ([`Step::activation_bytes`]), which costs a walk over each graph.
-    /// Not so at first.
+    /// Sets whether steps measure the bytes of activations ([`Step::activation_bytes`]), which costs a traversal of each
+    /// graph. Initially off.
     pub fn measure_activations(&mut self, measures: bool) {
         self.measures = measures;
     }
 
-    /// What this rank has sent and received between stages, and along with copies of the model. Waits for what was sent in the
-    /// last step to be received.
+    /// Returns this rank's traffic between stages and with data-parallel replicas. Waits until the sends of the last step
+    /// have been received.
     pub fn stats(&self) -> Stats {
         let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
         self.copies.as_ref().map_or(between, |copies| between + copies.stats())
     }
 
-    /// The schedule.
+    /// Returns the schedule.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// Says of which variables the ranks of [`PipelineConfig::tensor_parallel`](crate::PipelineConfig::tensor_parallel) have parts of their own, by name; of all others each
-    /// has the whole, and the same. [`clip_grad_norm`](Self::clip_grad_norm) and [`check_parameters`](Self::check_parameters) need to
-    /// know where there are several such ranks.
+    /// Declares, by name, which variables are divided over the ranks of
+    /// [`PipelineConfig::tensor_parallel`](crate::PipelineConfig::tensor_parallel); each of these ranks holds all other
+    /// variables whole, with the same values. Required by [`clip_grad_norm`](Self::clip_grad_norm) and
+    /// [`check_parameters`](Self::check_parameters) if there are several such ranks.
     pub fn set_divided(&mut self, is_divided: impl Fn(&str) -> bool) {
         let divided = self.named_vars().into_iter().filter(|(name, _)| is_divided(name));
         self.divided = Some(divided.map(|(_, var)| var.id()).collect());
@@ -275,11 +278,11 @@ impl Pipeline {
         &self.groups
     }
 
-    /// Brings together what all ranks computed when in a step, on every rank. Every rank must call it; their clocks begin with the
-    /// step, so let a [`Communicator::barrier`] precede it.
+    /// Gathers the measured spans of a step from all ranks, on every rank. Every rank must call it. Times are relative to the
+    /// start of each rank's step, so call [`Communicator::barrier`] before the step.
     ///
     /// # Errors
-    /// A rank that failed.
+    /// Failures of communication.
     pub fn measured(&self, spans: &[Span]) -> Result<Plan> {
         Ok(Plan { ranks: comm::all_gather_object(&*self.groups.pp, &spans.to_vec())? })
     }
@@ -301,7 +304,7 @@ fn all_vars(stages: &[Stage]) -> Vec<(String, Var)> {
     stages.iter().flat_map(|stage| stage.vars.iter().cloned()).collect()
 }
 
-/// A batch in equal parts.
+/// Divides a batch into equal parts.
 fn cut(what: &'static str, batch: &Tensor, micro_batches: usize, expected: usize) -> Result<Vec<Tensor>> {
     let rows = batch.dims().first().copied().unwrap_or(0);
     if rows != micro_batches * expected {
@@ -311,7 +314,7 @@ fn cut(what: &'static str, batch: &Tensor, micro_batches: usize, expected: usize
     (0..micro_batches).map(part).collect::<candle_core::Result<_>>().map_err(Error::during("cutting a batch"))
 }
 
-/// None where this rank has no losses.
+/// Returns the mean; `None` if this rank has no losses.
 fn mean(losses: &[Tensor]) -> candle_core::Result<Option<f32>> {
     if losses.is_empty() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! The dry run: what goes from stage to stage.
+//! Dry run: determines the shape and dtype of each stage's output.
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, broadcast_object};
@@ -7,7 +7,7 @@ use crate::links::Spec;
 use crate::stage::Stage;
 use crate::{Error, Result, Table};
 
-/// Runs each stage once on zeros, in their order, and tells every rank what each gives.
+/// Runs each stage once on zeros, in order, and broadcasts the shape and dtype of its output to every rank.
 pub(crate) fn find(
     comm: &dyn Communicator,
     table: &Table,
@@ -41,7 +41,7 @@ fn try_one(stage: &Stage, input: &Spec, device: &Device) -> std::result::Result<
         output.map(|output| Spec::of(&output)).map_err(Error::during("forward"))
     };
     run().map_err(|error| match error {
-        // One line, without candle's backtrace.
+        // Only the first line, without candle's backtrace.
         Error::Tensor { source, .. } => source.to_string().lines().next().unwrap_or_default().to_string(),
         other => other.to_string(),
     })

@@ -1,20 +1,20 @@
-//! Where a model is cut.
+//! Splitting a list of modules into stages.
 
 use std::ops::Range;
 
 use crate::{Error, Result};
 
-/// What a module costs, for stages of equal cost.
+/// Cost of a module, for splitting into stages of equal cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Cost {
-    /// Its parameters.
+    /// Its number of parameters.
     #[default]
     Parameters,
-    /// The time that it takes forward, measured on rank 0.
+    /// The duration of its forward, measured on rank 0.
     ForwardTime,
 }
 
-/// How a list of modules becomes stages.
+/// How a list of modules is split into stages.
 ///
 /// ```
 /// use pipeline::Split;
@@ -32,7 +32,7 @@ pub enum Cost {
 pub enum Split {
     /// Before each of these modules, in the order of the model.
     At(Vec<String>),
-    /// So that the most expensive stage costs as little as possible.
+    /// So that the cost of the most expensive stage is minimal.
     Balanced(Cost),
 }
 
@@ -43,16 +43,16 @@ impl Default for Split {
 }
 
 impl Split {
-    /// Before each of these modules.
+    /// Splits before each of these modules.
     pub fn at<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Self {
         Self::At(names.into_iter().map(Into::into).collect())
     }
 
-    /// The modules of each stage. `costs`, one for each module, are for [`Split::Balanced`].
+    /// Returns the modules of each stage. `costs`, one per module, are used by [`Split::Balanced`].
     ///
     /// # Errors
-    /// More stages than modules; a cut at a module that does not exist, with the list of those that do; cuts that give another
-    /// number of stages, or empty ones.
+    /// More stages than modules; a split at a module that does not exist, with the list of those that do; splits that result
+    /// in the wrong number of stages, or in empty ones.
     pub fn stages(&self, names: &[&str], costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>> {
         if stages == 0 || stages > names.len() {
             return Err(Error::TooManyStages { stages, modules: names.len() });
@@ -70,7 +70,7 @@ fn at(cuts: &[String], names: &[&str], stages: usize) -> Result<Vec<Range<usize>
         let Some(place) = names.iter().position(|name| name == cut) else {
             return Err(Error::UnknownModule { name: cut.clone(), modules: names.join(", ") });
         };
-        // Cuts count up, and none is at the very beginning.
+        // Splits must be in ascending order, and none at the first module.
         if starts.last().is_some_and(|last| place <= *last) {
             let before = match starts.len() {
                 1 => "nothing is before it".to_string(),
@@ -91,10 +91,12 @@ fn at(cuts: &[String], names: &[&str], stages: usize) -> Result<Vec<Range<usize>
     Ok(starts.windows(2).map(|pair| pair[0]..pair[1]).collect())
 }
 
-/// The best of all ways to cut `modules` in so many parts: by the cost of the most expensive part, then by the sum of squares.
+/// Returns the best way to split `modules` into `stages` parts: minimal cost of the most expensive part, then minimal sum of
+/// squares.
 fn balanced(costs: &[f64], modules: usize, stages: usize) -> Vec<Range<usize>> {
     let cost = |index: usize| costs.get(index).copied().unwrap_or(1.0);
-    // best[n]: the first n modules in as many parts as rounds have passed; their worth, and where the last part begins.
+    // best[n]: the value of the best split of the first n modules into as many parts as rounds have passed; `begins` stores
+    // where the last part starts.
     let mut best: Vec<Option<(f64, f64)>> = vec![None; modules + 1];
     best[0] = Some((0.0, 0.0));
     let mut begins = Vec::new();
@@ -105,7 +107,7 @@ fn balanced(costs: &[f64], modules: usize, stages: usize) -> Vec<Range<usize>> {
             let mut own = 0.0;
             for (start, worth) in best.iter().enumerate().take(end).rev() {
                 own += cost(start);
-                // A part that begins yet earlier costs more.
+                // A part that starts earlier costs even more.
                 if next[end].is_some_and(|(most, _)| own > most) {
                     break;
                 }

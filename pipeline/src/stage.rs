@@ -1,4 +1,4 @@
-//! The part of a model that lies between two cuts.
+//! Stage: the part of a model between two split points.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,9 +13,9 @@ use crate::{Error, Modules, Result};
 pub(crate) struct Stage {
     pub(crate) number: usize,
     modules: Vec<Box<dyn ModuleT + Send>>,
-    /// By name, in the order of names.
+    /// Sorted by name.
     pub(crate) vars: Vec<(String, Var)>,
-    /// The same, module by module.
+    /// The same variables, in the order of the modules.
     pub(crate) by_module: Vec<Var>,
 }
 
@@ -25,8 +25,9 @@ impl Stage {
     }
 }
 
-/// Builds the stages that are this rank's. The others' modules are built as well, one at a time, and dropped: so that random
-/// initial weights are those of one process, whoever has which stage; and so that every rank knows all variables' names.
+/// Builds this rank's stages. The modules of other ranks are built as well, one at a time, and dropped, so that random
+/// initial weights are those of a single process, whichever rank has which stage, and every rank knows the names of all
+/// variables.
 pub(crate) fn build(
     modules: &Modules,
     ranges: &[Range<usize>],
@@ -37,7 +38,7 @@ pub(crate) fn build(
     for (number, range) in ranges.iter().enumerate() {
         let mut stage = Stage { number, modules: Vec::new(), vars: Vec::new(), by_module: Vec::new() };
         for index in range.clone() {
-            // A map of its own, for one that they share would make one variable of two with the same name.
+            // A separate map per module: in a shared one, two variables with the same name would become one.
             let map = VarMap::new();
             let module = modules.build(index, &builder(&map)).map_err(Error::during("building the model"))?;
             let vars = sorted(&map.data().lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,4 +1,5 @@
-//! Variables of several stages that are one parameter, such as an embedding that is the output layer, too.
+//! Tied variables: several variables, possibly in different stages, that are one parameter, such as an embedding that is also
+//! the output layer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,18 +11,19 @@ use training::GradSums;
 use crate::news::News;
 use crate::{Error, Result};
 
-/// Variables that are one parameter, as far as they concern this rank.
+/// A set of tied variables, as far as it concerns this rank.
 pub(crate) struct Tie {
-    /// Those that are here.
+    /// The variables of the set on this rank.
     vars: Vec<Var>,
-    /// The ranks that have some of them; none where all are here.
+    /// The ranks that have variables of the set; `None` if this rank has all of them.
     group: Option<Arc<dyn Communicator>>,
 }
 
-/// What is tied on this rank, and which ranks anywhere are tied to each other.
+/// This rank's ties, and the pairs of ranks, over the whole pipeline, that are connected by ties.
 pub(crate) type Ties = (Vec<Tie>, BTreeSet<(usize, usize)>);
 
-/// Finds out who has what, and gives all variables of a set the values of the first. Every rank must call it.
+/// Determines which rank has which tied variables, and sets all variables of a set to the values of the first. Every rank
+/// must call it.
 pub(crate) fn tie(
     comm: &dyn Communicator,
     pairs: &[(String, String)],
@@ -69,7 +71,7 @@ pub(crate) fn tie(
     Ok((ties, tied))
 }
 
-/// The names that are connected by pairs, each set in the order in which they are named.
+/// Returns the sets of names that are connected by pairs, each in order of first mention.
 fn sets(pairs: &[(String, String)]) -> Vec<Vec<&str>> {
     let mut sets: Vec<Vec<&str>> = Vec::new();
     for (first, second) in pairs {
@@ -100,18 +102,18 @@ impl Tie {
         Ok(Self { vars, group })
     }
 
-    /// The variables that are counted elsewhere: of a set, the first one counts.
+    /// Returns the variables that must not be counted on this rank: of a set, only the first one is counted.
     pub(crate) fn repeated(&self) -> &[Var] {
         let is_first = self.group.as_ref().is_none_or(|group| group.rank() == 0);
         &self.vars[usize::from(is_first).min(self.vars.len())..]
     }
 
-    /// Those that are here, and the ranks that have the others.
+    /// Returns this rank's variables, and the group of ranks that have variables of the set.
     pub(crate) fn parts(&self) -> (&[Var], Option<&dyn Communicator>) {
         (&self.vars, self.group.as_deref())
     }
 
-    /// The sum of what is here; none where nothing is.
+    /// Returns the sum of this rank's gradients; `None` if it has none.
     fn sum(&self, gradients: &GradSums) -> candle_core::Result<Option<Tensor>> {
         let mut own = self.vars.iter().filter_map(|var| gradients.of(var));
         let Some(first) = own.next() else { return Ok(None) };
@@ -119,7 +121,7 @@ impl Tie {
     }
 }
 
-/// Adds the gradients of each set, so that all stay equal to the bit.
+/// Sums the gradients of each set over ranks, so that all variables stay bitwise equal.
 pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &News) -> Result<()> {
     let during = || Error::during("tied gradients");
     for tie in ties {

@@ -1,4 +1,4 @@
-//! Models that are written for every layout, cut between any two of their units: see [`training::build`].
+//! Adapter for models written with [`training::build`]: their units become modules, between which the model can be split.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,12 +9,13 @@ use training::build::{Builder, UnitPlace, UnitSource, Units};
 use crate::Modules;
 
 impl Modules {
-    /// The units of a model, each a module. `build` is called once for each of them, to build that one alone.
+    /// Creates the list of a model's units, one module each. `build` is called once for each unit, to build only that one.
     ///
-    /// Where two units share a parameter, each stage has a copy: name both in [`PipelineConfig::tied`](crate::PipelineConfig).
+    /// If two units share a parameter, each stage has a copy: list both names in
+    /// [`PipelineConfig::tied`](crate::PipelineConfig).
     ///
     /// # Errors
-    /// What `build` fails with; a model whose chain is not its units, in the order in which they are built.
+    /// Errors of `build`; a model whose chain does not consist of its units, in the order in which they are built.
     ///
     /// ```
     /// use candle_core::{Module, Result};
@@ -66,13 +67,13 @@ impl Modules {
     }
 }
 
-/// One unit of a model.
+/// A model of which only one unit is built.
 struct One<M> {
     model: M,
     place: usize,
 }
 
-/// Notes the names of units, and builds none.
+/// Records the names of units, and builds none.
 struct Names(Arc<Mutex<Vec<String>>>);
 
 impl UnitSource for Names {
@@ -82,7 +83,7 @@ impl UnitSource for Names {
     }
 }
 
-/// Builds one unit.
+/// Builds only the unit of this name.
 struct Only {
     name: String,
     vb: VarBuilder<'static>,

@@ -1,22 +1,23 @@
-//! Variables of all stages, one at a time.
+//! Visiting the variables of all stages, one at a time.
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Operation, all_gather_object};
 
 use crate::{Error, Pipeline, Result};
 
-/// The dtypes that ranks exchange, by which they tell each other.
+/// The dtypes that ranks exchange, by index. Variables of other dtypes are skipped.
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
 impl Pipeline {
-    /// Shows the first rank each variable of all stages, by its name: for a file of another kind. Of tied variables all are shown.
-    /// To be called on every rank. Layers that are divided over ranks are refused: no rank here has the whole of them.
+    /// Passes each variable of all stages and its name to `visit` on the first rank, for writing other file formats. Of tied
+    /// variables all are passed. Must be called on every rank. Tensor-parallel layers are refused: no rank holds the whole of
+    /// them.
     ///
     /// # Memory
     /// On the first rank, one variable at a time.
     ///
     /// # Errors
-    /// On every rank, that `visit` failed; a pipeline of divided layers; failures of communication.
+    /// On every rank, the error of `visit`; a pipeline of divided layers; failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
         if let Some(first) = self.failed() {
             return Err(first.clone());
@@ -44,7 +45,7 @@ impl Pipeline {
             for (index, (name, dtype, dims)) in vars.iter().enumerate() {
                 let Some(dtype) = dtype.map(|dtype| DTYPES[dtype]) else { continue };
                 let during = || Error::during("variables of all stages");
-                // The others send theirs in any case.
+                // The other ranks send their variables in any case.
                 if rank == pp.rank() {
                     let tensor = own[index].1.as_detached_tensor();
                     match rank {

@@ -1,4 +1,4 @@
-//! The memory of activations: 1F1B's does not grow with the number of micro-batches, GPipe's does.
+//! Memory of activations: with 1F1B it does not grow with the number of micro-batches, with GPipe it does.
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,13 +11,13 @@ use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind};
 use sampler::{Generator, SharedGenerator};
 use training::TorchInit;
 
-/// The system's allocator, with a count of what is in use and the most that was.
+/// The system allocator, with counts of the bytes in use and of their maximum.
 struct Counting;
 
 static USED: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let used = USED.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -39,7 +39,7 @@ static ALLOCATOR: Counting = Counting;
 const WIDTH: usize = 16;
 const ROWS: usize = 256;
 
-/// The most bytes that both ranks together have in use during a step, beyond what they have before it.
+/// Returns the peak of bytes in use during a step, of both ranks together, beyond those in use before it.
 fn peak(schedule: ScheduleKind, micro_batches: usize) -> usize {
     let layer = |vb| training::linear(WIDTH, WIDTH, vb);
     let modules = || {
@@ -73,7 +73,7 @@ fn peak(schedule: ScheduleKind, micro_batches: usize) -> usize {
 
 #[test]
 fn only_gpipe_needs_more_for_more_micro_batches() {
-    // The two ranks need most at moments of their own, which may or may not be the same.
+    // The peaks of the two ranks may or may not be at the same time.
     let [few, many] = [8, 64].map(|micro_batches| peak(ScheduleKind::OneFOneB, micro_batches));
     assert!(many < 2 * few, "1F1B: {few} bytes with 8 micro-batches, {many} with 64");
     let [few, many] = [8, 64].map(|micro_batches| peak(ScheduleKind::GPipe, micro_batches));

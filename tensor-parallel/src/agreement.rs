@@ -1,15 +1,15 @@
-//! Do all ranks build the same model? If not: who differs, and where first.
+//! Checks that all ranks build the same model; reports the first difference and the rank that has it.
 
 use candle_core::Tensor;
 use comm::{Communicator, Digest, all_agree, line_difference};
 
 use crate::{Error, Parameter, Result, Split};
 
-/// Gives each rank its own parameters back if all ranks have built the same model of the same weights. `place` is the rank's along the
-/// tensor-parallel axis.
+/// Returns this rank's parameters if all ranks have built the same model with the same weights; otherwise an error on every
+/// rank. `place` is the rank along the tensor-parallel axis.
 ///
 /// # Cost
-/// Five all-gathers of some ten bytes; more only where they differ. One pass over the parameters.
+/// Five all-gathers of some ten bytes; more only if the ranks differ. One pass over the parameters.
 pub(crate) fn check(
     comm: &dyn Communicator,
     place: usize,
@@ -22,7 +22,7 @@ pub(crate) fn check(
     if let Some(difference) = line_difference(comm, 0, &lines)? {
         return Err(Error::ModelMismatch(difference));
     }
-    // Whole parameters have the same values everywhere, parts on the ranks of one place.
+    // Whole parameters are compared over all ranks, divided ones over ranks with the same tensor-parallel rank.
     let (whole, divided): (Vec<_>, Vec<_>) =
         parameters.iter().partition(|parameter| parameter.split() == Split::Whole);
     for (party, parameters) in [(0, whole), (place, divided)] {
@@ -36,7 +36,7 @@ pub(crate) fn check(
     Ok(parameters)
 }
 
-/// A line that stands for all values, to the bit.
+/// Returns a line with a hash of all values, bit for bit.
 fn values(tensor: &Tensor) -> Result<String> {
     Ok(Digest::new().floats(tensor)?.value().to_string())
 }

@@ -1,4 +1,4 @@
-//! Where layers get their parts of the weights from.
+//! `ShardBuilder`: supplies layers with this rank's parts of the weights.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,19 +20,19 @@ use crate::file::ShardedFile;
 use crate::source::{Asked, Source};
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
-/// Where the weights of a model come from: the whole model's, of which each rank takes its part.
+/// Source of a model's weights. It describes the whole model; each rank takes its part.
 #[derive(Debug, Clone)]
 pub enum Weights {
-    /// PyTorch's initial values, drawn from a generator in the order in which the layers are made. Each rank draws all of them,
-    /// one weight at a time, and keeps its part.
+    /// PyTorch's initial values, drawn from a generator in the order in which the layers are created. Each rank draws all of
+    /// them, one weight at a time, and keeps its part.
     Random(SharedGenerator),
-    /// A safetensors file of the whole model, of which each rank reads its part only.
+    /// A safetensors file of the whole model, of which each rank reads only its part.
     File(PathBuf),
-    /// Whatever gives each rank its part.
+    /// Any other source that can read parts of weights.
     Parts(WeightParts),
 }
 
-/// A source of parts of weights, of any kind.
+/// A source that can read parts of weights.
 #[derive(Clone)]
 pub struct WeightParts(Arc<dyn PartSource>);
 
@@ -49,16 +49,16 @@ impl fmt::Debug for WeightParts {
 }
 
 impl Weights {
-    /// Random weights from a seed: those that `torch.manual_seed(seed)` gives the same model in one process.
+    /// Returns random weights from a seed: the same that `torch.manual_seed(seed)` gives the model in a single process.
     pub fn seed(seed: u64) -> Self {
         Self::Random(Generator::new(seed).into())
     }
 
-    /// Whether a file has what the model that `build` makes asks for, and nothing else: by its header alone, in one process, before
-    /// any rank begins. Other weights are not looked at.
+    /// Checks, in one process before any rank starts, that a file contains exactly the tensors that the model built by
+    /// `build` requests. Reads only the file's header. Weights from other sources are not checked.
     ///
     /// # Errors
-    /// Those of [`TensorParallel::new`](crate::TensorParallel::new) that one rank would have.
+    /// Those of [`TensorParallel::new`](crate::TensorParallel::new) for a single rank.
     ///
     /// ```
     /// use tensor_parallel::{ParallelMlp, TensorParallelConfig, Weights};
@@ -90,34 +90,35 @@ pub struct Parameter {
     dims: Vec<usize>,
     split: Split,
     summed: bool,
-    /// See [`Averaging::token`]; made where a layer asks for it.
+    /// See [`Averaging::token`]; created when a layer requests it.
     token: Option<Tensor>,
-    /// Refuses a backward that is not the model's own, where ranks put gradients of it together.
+    /// Present where ranks combine gradients of it: refuses a backward that is not the model's own.
     _guard: Option<Arc<Guard>>,
 }
 
 impl Parameter {
-    /// Its name, which is PyTorch's for a model of PyTorch's.
+    /// Returns its name, which is PyTorch's for the layers that PyTorch has.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// This rank's part, which an optimizer changes.
+    /// Returns this rank's part, which an optimizer changes.
     pub fn var(&self) -> &Var {
         &self.var
     }
 
-    /// The shape of the whole.
+    /// Returns the shape of the whole parameter.
     pub fn dims(&self) -> &[usize] {
         &self.dims
     }
 
-    /// How it is divided.
+    /// Returns how it is divided.
     pub fn split(&self) -> Split {
         self.split
     }
 
-    /// Whether each rank has the gradient of its part of the sequence only, so that all of them have to be summed.
+    /// Returns true if each rank computes only a part of the gradient, from its part of the sequence or from its attention
+    /// heads, so that the gradients must be summed over ranks.
     pub(crate) fn is_summed(&self) -> bool {
         self.summed
     }
@@ -141,12 +142,12 @@ struct Inner {
     averaging: Option<Arc<Averaging>>,
 }
 
-/// What `VarBuilder` is to the layers of one process: it gives each layer its rank's part of a weight, by name.
+/// Corresponds to `VarBuilder` for a single process: supplies each layer with this rank's part of a weight, by name.
 #[derive(Clone)]
 pub struct ShardBuilder {
     inner: Arc<Inner>,
     prefix: String,
-    /// What it gives has no gradient.
+    /// Whether the weights it returns have no gradient.
     frozen: bool,
 }
 
@@ -181,7 +182,8 @@ impl ShardBuilder {
         Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
     }
 
-    /// A builder that asks `builder`, and tells it how each weight is divided. One that does not listen gives whole weights.
+    /// Creates a builder that requests weights from `builder`, and stores in `asked` how each one is divided. A `builder`
+    /// that does not read `asked` returns whole weights, which are then cut.
     pub(crate) fn elsewhere(builder: VarBuilder<'static>, asked: Asked, context: Context) -> Self {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
@@ -189,12 +191,12 @@ impl ShardBuilder {
         Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
     }
 
-    /// A builder for a part of the model, whose names begin with `name` and a dot.
+    /// Returns a builder for a part of the model, whose names start with `name` and a dot.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
-    /// The same, of parameters that get no gradient or do.
+    /// Returns the same builder, for weights with or without a gradient.
     pub(crate) fn frozen(self, frozen: bool) -> Self {
         Self { frozen, ..self }
     }
@@ -207,21 +209,22 @@ impl ShardBuilder {
         &self.inner.device
     }
 
-    /// What a layer knows of the ranks.
+    /// Returns the tensor-parallel context of the layers.
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
-    /// This rank's part of a weight of the whole shape `dims`: the variable itself. Operations of candle's on it do not notice
-    /// `loss.backward()`: see [`TensorParallel::backward`](crate::TensorParallel::backward).
+    /// Returns this rank's part of a weight of the whole shape `dims`: the variable itself. Candle's own operations on it
+    /// cannot detect `loss.backward()`: see [`TensorParallel::backward`](crate::TensorParallel::backward).
     ///
     /// # Errors
-    /// A shape that the ranks do not divide; a file that lacks it, or has it in another shape or dtype.
+    /// A dimension that is not divisible by the number of ranks; a file that lacks the tensor, or contains it with another
+    /// shape or dtype.
     pub fn get(&self, dims: impl Into<Shape>, name: &str, init: Init, split: Split) -> Result<Tensor> {
         Ok(self.parameter(dims.into(), name, init, split.into())?.0)
     }
 
-    /// The same for a layer that computes the weight's gradient itself.
+    /// Returns the weight for a layer that computes the weight's gradient itself.
     pub(crate) fn weight(
         &self,
         dims: impl Into<Shape>,
@@ -243,8 +246,9 @@ impl ShardBuilder {
         Ok(Weight::new(value, Some((token, index, averaging.clone()))))
     }
 
-    /// A weight that every rank has whole and applies to activations between the divided layers, such as a norm's: with
-    /// sequence parallelism each rank's gradient is of its part of the sequence, and all of them are summed.
+    /// Returns a weight that every rank holds whole and applies to activations between the divided layers, such as a norm's.
+    /// With sequence parallelism each rank's gradient comes from its part of the sequence, and the gradients are summed over
+    /// ranks.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -254,7 +258,7 @@ impl ShardBuilder {
         Ok(self.parameter(dims.into(), name, init, division)?.0)
     }
 
-    /// A weight, and its place among the parameters unless something else has it.
+    /// Returns a weight, and its index among the parameters; `None` if it is owned by another builder.
     pub(crate) fn parameter(
         &self,
         shape: Shape,
@@ -292,7 +296,7 @@ impl ShardBuilder {
         let tensor = match &mut *source {
             Source::Random { builder, scratch } => {
                 let whole = builder.get_with_hints(shape, &name, init)?;
-                // Nobody else needs the whole; the next weight takes its place.
+                // The whole weight is not needed any more; this frees memory for the next one.
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
                 cut(&whole, runs, &shard_dims)?
             }
@@ -300,7 +304,7 @@ impl ShardBuilder {
                 let ranges: Vec<_> = runs.ranges().collect();
                 source.read(&name, &shape, init, self.inner.dtype, &ranges)?.reshape(&shard_dims[..])?
             }
-            // No memory for numbers that nobody needs.
+            // Returns a broadcast scalar, so that no memory is allocated for values that are not used.
             Source::Outline(file) => {
                 file.find(&name, &dims, self.inner.dtype)?;
                 let var = Var::zeros((), self.inner.dtype, &Device::Cpu)?;
@@ -326,12 +330,12 @@ impl ShardBuilder {
         Ok((tensor, Some(parameters.len() - 1)))
     }
 
-    /// Whether the source gives any part of any weight, and does not draw one whole weight after the other.
+    /// Returns whether the source can read any part of any weight, rather than drawing whole weights in sequence.
     pub(crate) fn has_parts(&self) -> bool {
         lock(&self.inner.source).has_parts()
     }
 
-    /// Numbers of a weight of the whole shape `shape`, in these ranges of the whole, from a source that has parts.
+    /// Reads these ranges of a weight of the whole shape `shape`, from a source that can read parts.
     pub(crate) fn read(
         &self,
         name: &str,
@@ -343,12 +347,12 @@ impl ShardBuilder {
         lock(&self.inner.source).read(name, shape, init, dtype, ranges)
     }
 
-    /// The parameter that was asked for last, which is then nobody's here.
+    /// Removes and returns the parameter that was requested last; the caller owns it.
     pub(crate) fn take_last(&self) -> Option<Parameter> {
         lock(&self.inner.parameters).pop()
     }
 
-    /// The parameters that were asked for, once the model is whole.
+    /// Returns the parameters that were requested, when the model is complete.
     pub(crate) fn finish(&self) -> Result<Vec<Parameter>> {
         if let Source::File(file) | Source::Outline(file) = &*lock(&self.inner.source) {
             file.finish()?;
@@ -357,12 +361,12 @@ impl ShardBuilder {
     }
 }
 
-/// The part that `runs` names.
+/// Returns the part of a whole weight that `runs` describes.
 pub(crate) fn cut(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Tensor> {
     if runs.count == 1 && runs.len == whole.elem_count() {
         return Ok(whole.as_ref().detach().reshape(shard_dims)?);
     }
-    // Rows of runs at equal distances: a matrix, of which a block of columns is taken.
+    // Runs of equal length at equal distances: seen as a matrix, a block of columns.
     let matrix = whole.detach().reshape((runs.count, runs.stride))?;
     Ok(matrix.narrow(1, runs.start, runs.len)?.force_contiguous()?.reshape(shard_dims)?)
 }

@@ -1,4 +1,4 @@
-//! Checkpoints of a divided model: each rank writes its own part, and reads what becomes its part.
+//! Checkpoints of a divided model: each rank writes its own part, and reads the part that it needs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use crate::builder::cut;
 use crate::file::ShardedFile;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
-/// How the keys of a file begin, which has both.
+/// Key prefixes in a checkpoint file, which contains both.
 const MODEL: &str = "model.";
 const OPTIMIZER: &str = "optimizer.";
 
-/// What is to be known of a checkpoint beside its tensors.
+/// The manifest's extra data: this crate's, and the user's.
 #[derive(Serialize, Deserialize)]
 struct Extra {
     tensor_parallel: Description,
@@ -27,22 +27,22 @@ struct Extra {
 #[derive(Serialize, Deserialize)]
 struct Description {
     ranks: usize,
-    /// Name and whole shape of each, in order of construction.
+    /// Name and whole shape of each parameter, in order of construction.
     parameters: Vec<(String, Vec<usize>)>,
 }
 
 impl<M> TensorParallel<M> {
-    /// Writes a checkpoint: each tensor-parallel rank its part of the model and of the optimizer's state, in a file of its own; one
-    /// manifest has the hashes of all. To be called on every rank, with the same folder, which all must see. `checkpoint` has
-    /// whatever else is to be kept; rank 0's counts.
+    /// Writes a checkpoint: each tensor-parallel rank writes its part of the model and of the optimizer state to a separate
+    /// file; one manifest contains the hashes of all. Must be called on every rank, with the same folder, which all ranks
+    /// must be able to access. `checkpoint` contains everything else that is to be saved; that of rank 0 is used.
     ///
-    /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: see [`Checkpoints`].
+    /// A crash at any moment leaves either the previous checkpoint or the complete new one: see [`Checkpoints`].
     ///
     /// # Memory
     /// A copy of this rank's optimizer state.
     ///
     /// # Errors
-    /// On every rank, with the latest checkpoint as it was: where one could not write; an optimizer that was not made from
+    /// On every rank, with the latest checkpoint unchanged: a rank could not write; an optimizer that was not made from
     /// [`TensorParallel::named_vars`]. Failures of communication.
     ///
     /// ```
@@ -82,7 +82,7 @@ impl<M> TensorParallel<M> {
             },
         )?;
         let number: u64 = broadcast_object(world, &begun, 0)?;
-        // Of several copies, the first is written.
+        // Of several data-parallel replicas, the first one writes.
         let is_written = self.dp().is_none_or(|dp| dp.rank() == 0);
         let written = is_written.then(|| self.write_part(checkpoints, number, optimizer)).transpose();
         let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &agree(world, written)?)?;
@@ -130,17 +130,16 @@ impl<M> TensorParallel<M> {
         Ok(())
     }
 
-    /// Reads a checkpoint that [`save_checkpoint`](Self::save_checkpoint) has written, divided over this or any other number of
-    /// ranks: parameters, and the optimizer's state. To be called on every rank, with the same checkpoint. Gives what its writer
-    /// had as [`Checkpoint::extra`].
+    /// Reads a checkpoint that [`save_checkpoint`](Self::save_checkpoint) has written, divided over this or any other number
+    /// of ranks: parameters, and the optimizer state. Must be called on every rank, with the same checkpoint. Returns what
+    /// was saved as [`Checkpoint::extra`].
     ///
     /// # Cost
-    /// Each rank reads its part, and some of the files once more for their hashes. Where the model was divided otherwise, each
-    /// rank reads all parts, one parameter at a time.
+    /// Each rank reads its part, and additionally reads some of the files whole to check their hashes. If the number of ranks
+    /// has changed, each rank reads all parts, one parameter at a time.
     ///
     /// # Errors
-    /// On every rank: a checkpoint of another model, or one that is not as it was written, with nothing changed. Failures of
-    /// communication.
+    /// On every rank, with nothing changed: the checkpoint is of another model, or is damaged. Failures of communication.
     pub fn load_checkpoint(
         &self,
         contents: &Contents,
@@ -150,7 +149,7 @@ impl<M> TensorParallel<M> {
         let own = |(place, _): &(usize, _)| place % world.world_size() == world.rank();
         let mut checked = contents.files.keys().enumerate().filter(own);
         let whole = checked.try_for_each(|(_, name)| Ok(contents.check(name)?));
-        // Before anybody reads what is damaged, and takes it for something else.
+        // Hashes are checked first, so that no rank interprets damaged data.
         agree(world, whole)?;
         let read = || {
             let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|reason| {
@@ -178,18 +177,19 @@ impl<M> TensorParallel<M> {
         self.parameters().iter().map(one).collect()
     }
 
-    /// The parameter that an optimizer remembers something of, by its key.
+    /// Returns the parameter that an optimizer's key belongs to.
     fn parameter_of(&self, key: &str) -> Option<&Parameter> {
         let (of, _) = key.rsplit_once('.')?;
         self.parameters().iter().find(|parameter| parameter.name() == of)
     }
 
-    /// Whether ranks may have different values of what an optimizer remembers, and nobody knows of what parameter.
+    /// Returns true for optimizer state that may differ between ranks and belongs to no parameter.
     fn is_stray(&self, key: &str, dims: &[usize]) -> bool {
         !dims.is_empty() && self.parameter_of(key).is_none_or(|parameter| parameter.var().dims() != dims)
     }
 
-    /// What the optimizer remembers: tensors that are divided as their parameters are, and single numbers, which every rank has.
+    /// Returns this rank's optimizer state: tensors that are divided like their parameters, and single numbers, which every
+    /// rank has.
     fn own_state(&self, saved: &mut Saved, folder: &Path) -> Result<HashMap<String, Tensor>> {
         let place = (self.context().rank(), self.context().ranks());
         let mut state = HashMap::new();
@@ -212,7 +212,7 @@ impl<M> TensorParallel<M> {
     }
 }
 
-/// A checkpoint's files, one of each rank that it was divided over.
+/// The files of a checkpoint, one per rank that it was divided over.
 struct Saved {
     description: Description,
     files: Vec<ShardedFile>,
@@ -226,7 +226,7 @@ impl Saved {
         Ok(Self { description, files })
     }
 
-    /// Refuses a checkpoint of another model.
+    /// Checks that the checkpoint is of the same model.
     fn check(&self, parameters: &[Parameter], folder: &Path) -> Result<()> {
         let own: Vec<_> = parameters.iter().map(|p| format!("{} {:?}", p.name(), p.dims())).collect();
         let saved = self.description.parameters.iter().map(|(name, dims)| format!("{name} {dims:?}"));
@@ -238,12 +238,12 @@ impl Saved {
         Err(misfit(folder, format!("it is of another model: it has {saved}, the model has {own}")))
     }
 
-    /// The shape of what the first file has of a parameter.
+    /// Returns the shape of a parameter's part in the first file.
     fn shard_dims(&self, parameter: &Parameter) -> Result<Vec<usize>> {
         parameter.split().uneven_dims(parameter.name(), parameter.dims(), (0, self.files.len()))
     }
 
-    /// This rank's part of a tensor that is divided as `parameter` is.
+    /// Reads this rank's part of a tensor that is divided like `parameter`.
     fn part(&mut self, key: &str, parameter: &Parameter, (rank, ranks): (usize, usize)) -> Result<Tensor> {
         let (split, dims, then) = (parameter.split(), parameter.dims(), self.files.len());
         if split == Split::Whole || ranks == then {
@@ -254,12 +254,12 @@ impl Saved {
             let runs = split.runs(dims, old, then);
             all.push(file.whole(key)?.reshape((runs.count, runs.len))?);
         }
-        // Each run of the whole is that of the first rank, then that of the second, and so on.
+        // Each run of the whole tensor is the concatenation of the ranks' runs, in order of rank.
         cut(&Tensor::cat(&all, 1)?, split.runs(dims, rank, ranks), parameter.var().dims())
     }
 }
 
-/// What this rank has, where none has failed; otherwise a failure on every rank.
+/// Returns this rank's result if no rank has failed; otherwise an error on every rank.
 fn agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
     all_agree([world], own, |rank, reason| Error::PeerFile { rank, reason: format!("failed: {reason}") })
 }

@@ -1,4 +1,4 @@
-//! What is said of all ranks' gradients together, and whether ranks still have the same where they should.
+//! Global gradient norm, gradient clipping, and the check that replicated parameters are equal.
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
@@ -8,38 +8,38 @@ use training::{clip_by_norm, first_not_finite, grad_norm};
 use crate::{Error, Result, Split, TensorParallel};
 
 impl<M> TensorParallel<M> {
-    /// The 2-norm of the gradients of all parameters together, on all ranks: the same bits on each. Parts of a parameter are
-    /// counted on the ranks that have them, a parameter that every rank has whole is counted once. To be called on every rank, with
-    /// what [`backward`](Self::backward) gave.
+    /// Returns the 2-norm of the gradients of all parameters over all ranks, bitwise the same on each. A divided parameter is
+    /// counted on each rank that has a part of it, one that every rank holds whole is counted once. Must be called on every
+    /// rank, with the result of [`backward`](Self::backward).
     ///
-    /// It is the norm of this model. Where the mesh has other axes than `dp` and `tp`, such as the stages of a pipeline, there is another
-    /// model for each place along them, whose norm does not count here.
+    /// The norm is this model's. If the mesh has axes other than `dp` and `tp`, such as the stages of a pipeline, there is a
+    /// separate model for each position along them, whose norm is not included.
     ///
     /// # Cost
-    /// One pass over this rank's gradients, and an all-gather of 8 bytes of each tensor-parallel rank.
+    /// One pass over this rank's gradients, and an all-gather of 8 bytes per tensor-parallel rank.
     ///
     /// # Errors
-    /// candle's; failures of communication.
+    /// Errors of candle; failures of communication.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
         let is_first = self.context().rank() == 0;
         let counted = self.parameters().iter().filter(|p| is_first || p.split() != Split::Whole);
         let counted: Vec<Var> = counted.map(|parameter| parameter.var().clone()).collect();
-        // The copies along dp have the same gradients.
+        // The replicas along `dp` have the same gradients.
         Ok(global_norm([&**self.context().comm()], grad_norm(grads, &counted)?)?)
     }
 
-    /// Scales the gradients so that their norm together, on all ranks, is at most `max_norm`; gives the norm that they had. To be
-    /// called on every rank, with what [`backward`](Self::backward) gave.
+    /// Scales the gradients so that their global norm is at most `max_norm`, and returns the norm before scaling. Must be
+    /// called on every rank, with the result of [`backward`](Self::backward).
     ///
-    /// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True` in one process that has all weights: all are multiplied with
-    /// `max_norm / (norm + 1e-6)` where that is below 1.
+    /// Like PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True` in a single process that has all weights: all
+    /// gradients are multiplied by `max_norm / (norm + 1e-6)` if that is below 1.
     ///
     /// # Cost
-    /// That of [`grad_norm`](Self::grad_norm), and another pass where they are clipped.
+    /// That of [`grad_norm`](Self::grad_norm), and another pass if they are scaled.
     ///
     /// # Errors
-    /// On every rank: [`Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank;
-    /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed then.
+    /// On every rank: [`Error::NotFinite`] if a gradient contains a NaN or an infinity on any rank;
+    /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. The gradients are then unchanged.
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         let norm = self.grad_norm(grads)?;
         if !norm.is_finite() {
@@ -52,17 +52,17 @@ impl<M> TensorParallel<M> {
         Ok(norm)
     }
 
-    /// Compares, bit for bit, the parameters that every rank has whole over all ranks, and the parts of the others over the
-    /// data-parallel ranks that have the same. To be called on every rank, at the same place: now and then in a long training, or
-    /// while looking for a mistake.
+    /// Compares parameters bit for bit: those that every rank holds whole over all ranks, and parts of divided ones over the
+    /// data-parallel replicas. Must be called on every rank, at the same point: occasionally during a long training, or when
+    /// debugging.
     ///
     /// # Cost
-    /// One pass over the parameters, and all-gathers of a few bytes. Only where they differ: 8 bytes for each parameter, then a
+    /// One pass over the parameters, and all-gathers of a few bytes. Only if they differ: 8 bytes per parameter, then a
     /// broadcast of one parameter.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element (in
-    /// their part) and both values. Training can go on after it. Failures of communication.
+    /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element
+    /// (within their part) and both values. Training can continue after it. Failures of communication.
     pub fn check_parameters(&self) -> Result<()> {
         let of = |is_whole: bool| -> Vec<(&str, &Tensor)> {
             let same = self.parameters().iter().filter(|p| (p.split() == Split::Whole) == is_whole);

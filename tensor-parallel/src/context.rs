@@ -1,4 +1,4 @@
-//! What a layer knows of the ranks.
+//! Tensor-parallel context of the layers: group, configuration, random streams.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -11,17 +11,17 @@ use training::build::in_whole_rows;
 use crate::split::share;
 use crate::{Error, RandomStreams, Result};
 
-/// How a model is divided, and its random numbers.
+/// Configuration of tensor parallelism: how a model is divided, seed, dtype, device.
 #[derive(Debug, Clone)]
 pub struct TensorParallelConfig {
-    /// Between the layers that are divided, each rank has a part of every sequence only: norms, dropout and residuals take
-    /// `1/ranks` of the memory and time. Default: false.
+    /// Sequence parallelism: between the divided layers, each rank has only a part of every sequence, so that norms, dropout
+    /// and residuals take `1/ranks` of the memory and time. Default: false.
     pub sequence_parallel: bool,
-    /// Of dropout's random numbers. Default: 42.
+    /// Seed of the random numbers for dropout. Default: 42.
     pub seed: u64,
-    /// Of weights drawn from a seed or read from a file. Default: f32.
+    /// Dtype of weights that are drawn from a seed or read from a file. Default: f32.
     pub dtype: DType,
-    /// Where weights are. Default: the CPU.
+    /// Device of the weights. Default: the CPU.
     pub device: Device,
 }
 
@@ -32,7 +32,7 @@ impl Default for TensorParallelConfig {
 }
 
 impl TensorParallelConfig {
-    /// What must be equal on all ranks.
+    /// Describes what must be equal on all ranks.
     pub(crate) fn describe(&self) -> String {
         let Self { sequence_parallel, seed, dtype, device: _ } = self;
         format!("sequence_parallel: {sequence_parallel}, seed: {seed}, dtype: {dtype:?}")
@@ -40,7 +40,7 @@ impl TensorParallelConfig {
 }
 
 thread_local! {
-    /// Whether this thread is in a [`crate::TensorParallel::backward`].
+    /// Whether this thread runs a [`crate::TensorParallel::backward`].
     static IN_BACKWARD: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -50,7 +50,7 @@ pub struct Context {
     comm: Arc<dyn Communicator>,
     sequence_parallel: bool,
     random: RandomStreams,
-    /// Whether a backward that is candle's alone leaves gradients that the ranks have not put together.
+    /// Whether candle's plain backward would leave gradients that the ranks have not combined.
     needs_own_backward: bool,
 }
 
@@ -59,42 +59,43 @@ impl Context {
         Self { comm, sequence_parallel, random, needs_own_backward: false }
     }
 
-    /// The same for layers whose gradients are put together by [`crate::TensorParallel::backward`] alone.
+    /// Returns the same for layers whose gradients are combined only by [`crate::TensorParallel::backward`].
     pub(crate) fn with_own_backward(self) -> Self {
         Self { needs_own_backward: true, ..self }
     }
 
-    /// Refuses a backward that is not the model's own, where that is needed.
+    /// Refuses a backward that is not the model's own, if that is required.
     pub(crate) fn check_backward(&self) -> Result<()> {
         if self.needs_own_backward { check_own_backward() } else { Ok(()) }
     }
 
-    /// The group that layers are divided over.
+    /// Returns the group that layers are divided over.
     pub fn comm(&self) -> &Arc<dyn Communicator> {
         &self.comm
     }
 
-    /// This rank's place in it.
+    /// Returns this rank in the group.
     pub fn rank(&self) -> usize {
         self.comm.rank()
     }
 
-    /// Ranks in it.
+    /// Returns the number of ranks in the group.
     pub fn ranks(&self) -> usize {
         self.comm.world_size()
     }
 
-    /// Whether activations between layers are divided along the sequence: not within [`training::build::whole_rows`].
+    /// Returns whether activations between layers are divided along the sequence; false within
+    /// [`training::build::whole_rows`].
     pub fn sequence_parallel(&self) -> bool {
         self.sequence_parallel && !in_whole_rows()
     }
 
-    /// The same for layers of which every rank is given the whole sequence.
+    /// Returns the same without sequence parallelism, for layers whose input is the whole sequence on every rank.
     pub(crate) fn of_whole_sequences(&self) -> Self {
         Self { sequence_parallel: false, ..self.clone() }
     }
 
-    /// Which positions of a sequence of this length this rank has between layers.
+    /// Returns the positions of a sequence of length `len` that this rank has between layers.
     pub(crate) fn positions(&self, len: usize) -> Result<Range<usize>> {
         if !self.sequence_parallel() {
             return Ok(0..len);
@@ -103,21 +104,22 @@ impl Context {
         Ok(share(len, self.rank(), self.ranks()))
     }
 
-    /// The random numbers of this rank.
+    /// Returns the random streams of this rank.
     pub fn random(&self) -> &RandomStreams {
         &self.random
     }
 
-    /// This rank's part of activations that every rank holds, along the sequence; all of them without sequence parallelism.
+    /// Returns this rank's part, along the sequence, of activations that every rank holds; all of them without sequence
+    /// parallelism.
     ///
     /// # Shapes
     /// (.., length, features) to (.., length / ranks, features).
     ///
     /// # Cost
-    /// A copy forward, an all-gather backward.
+    /// A copy in forward, an all-gather in backward.
     ///
     /// # Errors
-    /// A length that the ranks do not divide.
+    /// A length that is not divisible by the number of ranks.
     pub fn split_sequence(&self, x: &Tensor) -> Result<Tensor> {
         if !self.sequence_parallel() {
             return Ok(x.clone());
@@ -126,13 +128,14 @@ impl Context {
         Ok(autograd::split_to_group(x, dim, &self.comm)?)
     }
 
-    /// The other way round: the parts of all ranks, for what every rank computes alike.
+    /// Concatenates the parts of all ranks along the sequence: the inverse of [`split_sequence`](Self::split_sequence), for
+    /// computations that are the same on every rank.
     ///
     /// # Cost
-    /// An all-gather forward, a copy backward.
+    /// An all-gather in forward, a copy in backward.
     ///
     /// # Errors
-    /// Those of communication.
+    /// Failures of communication.
     pub fn gather_sequence(&self, x: &Tensor) -> Result<Tensor> {
         if !self.sequence_parallel() {
             return Ok(x.clone());
@@ -140,13 +143,13 @@ impl Context {
         Ok(autograd::gather_from_group(x, sequence_dim(x.dims())?, &self.comm)?)
     }
 
-    /// The parts that all ranks have of the last dimension, which is `total` long in all: each its [`share`].
+    /// Gathers all ranks' parts of the last dimension, of total length `total`; each rank has its [`share`].
     pub(crate) fn gather_shares(&self, x: &Tensor, total: usize) -> Result<Tensor> {
         let (ranks, dim) = (self.ranks(), x.rank().saturating_sub(1));
         if total.is_multiple_of(ranks) {
             return Ok(autograd::gather_from_group(x, dim, &self.comm)?);
         }
-        // Parts of one length travel.
+        // Padded, since the gathered parts must have equal lengths.
         let widest = share(total, 0, ranks).len();
         let padded = x.pad_with_zeros(dim, 0, widest - x.dim(dim)?)?;
         let all = autograd::gather_from_group(&padded, dim, &self.comm)?;
@@ -155,7 +158,7 @@ impl Context {
         Ok(Tensor::cat(&parts, dim)?)
     }
 
-    /// The dimension of the sequence, if the ranks divide it.
+    /// Returns the dimension of the sequence, after checking that its length is divisible by the number of ranks.
     pub(crate) fn check_sequence(&self, dims: &[usize]) -> Result<usize> {
         let dim = sequence_dim(dims)?;
         let (size, ranks) = (dims[dim], self.ranks());
@@ -167,9 +170,9 @@ impl Context {
     }
 }
 
-/// Runs what goes backward for a [`crate::TensorParallel`].
+/// Runs a backward pass as [`crate::TensorParallel`]'s own.
 pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T) -> T {
-    /// Puts back what was there before, also after a panic.
+    /// Restores the previous flag, also after a panic.
     struct Before(bool);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -180,12 +183,12 @@ pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T) -> T {
     backward()
 }
 
-/// Refuses a backward that is not the model's own.
+/// Returns an error in a backward that is not the model's own.
 pub(crate) fn check_own_backward() -> Result<()> {
     if IN_BACKWARD.get() { Ok(()) } else { Err(Error::OutsideBackward) }
 }
 
-/// Activations are (.., length, features).
+/// Returns the index of the sequence dimension. Activations are (.., length, features).
 pub(crate) fn sequence_dim(dims: &[usize]) -> Result<usize> {
     dims.len().checked_sub(2).ok_or_else(|| {
         Error::invalid("activations", format!("the shape {dims:?}"), "give (.., length, features)")

@@ -1,14 +1,14 @@
-//! How a parameter is divided among ranks.
+//! How a parameter is divided among ranks, and how its gradient is combined.
 
 use crate::{Result, Split};
 
-/// How a parameter is divided, and what becomes of its gradient.
+/// How a parameter is divided, and how its gradient is combined.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Division {
     pub(crate) split: Split,
     /// Whether its gradient is to be summed over the ranks.
     pub(crate) summed: bool,
-    /// Whether the ranks need not divide its rows.
+    /// Whether the number of rows need not be divisible by the number of ranks.
     pub(crate) uneven: bool,
 }
 
@@ -19,13 +19,13 @@ impl From<Split> for Division {
 }
 
 impl Division {
-    /// By the tokens of a vocabulary.
+    /// Division of a vocabulary by tokens.
     pub(crate) const VOCABULARY: Self = Self { split: Split::ROWS, summed: false, uneven: true };
 
-    /// The shape of one rank's part of a weight.
+    /// Returns the shape of one rank's part of a weight.
     ///
     /// # Errors
-    /// A shape that the ranks do not divide.
+    /// A dimension that is not divisible by the number of ranks.
     pub(crate) fn dims(
         self,
         name: &str,

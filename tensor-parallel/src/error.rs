@@ -1,46 +1,46 @@
-//! The crate's one error type.
+//! The crate's error type.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use comm::{LineDifference, ParameterDifference};
 
-/// What can go wrong in tensor parallelism.
+/// An error of tensor parallelism.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     // ---- mistakes in the program or its input ----
-    /// A size that the ranks do not divide.
+    /// A size that is not divisible by the number of ranks.
     #[error(
         "{what}: {size} cannot be divided into {parts} equal parts for {ranks} tensor-parallel ranks; give a multiple of \
          {parts}, or another number of ranks"
     )]
     Indivisible {
-        /// What it is the size of.
+        /// What has this size.
         what: String,
         /// The size.
         size: usize,
-        /// Equal parts that are needed.
+        /// Required number of equal parts.
         parts: usize,
-        /// Ranks of the group.
+        /// Ranks in the group.
         ranks: usize,
     },
     /// A configuration or an argument that cannot be used.
     #[error("{what}: got {got}; {help}")]
     Invalid {
-        /// What it is.
+        /// What was configured or passed.
         what: String,
-        /// What it was.
+        /// Its value.
         got: String,
-        /// What would be accepted.
+        /// Which values are accepted.
         help: String,
     },
     /// Building the model failed on another rank.
     #[error("rank {rank} could not build its part of the model: {reason}")]
     PeerBuild {
-        /// The first rank on which it did.
+        /// The first rank that failed.
         rank: usize,
-        /// What it said.
+        /// Its error message.
         reason: String,
     },
     /// The ranks have built different models.
@@ -50,28 +50,28 @@ pub enum Error {
     )]
     ModelMismatch(LineDifference),
 
-    /// Backward was called on the loss itself.
+    /// Backward was called on the loss tensor instead of through `TensorParallel::backward`.
     #[error(
         "backward came to layers of a TensorParallel outside of TensorParallel::backward, and the ranks' gradients would not be put \
          together: call `parallel.backward(&loss)` in place of `loss.backward()`, and `optimizer.step(&grads)` in place of \
          `optimizer.backward_step(&loss)`"
     )]
     OutsideBackward,
-    /// A gradient holds a NaN or an infinity. Every rank gets this same error.
+    /// A gradient contains a NaN or an infinity. Every rank returns this same error.
     #[error(
         "the gradient of parameter {parameter} on rank {rank} is not finite, all gradients together have a norm of {norm}; none was \
          changed: skip the step, or look for the cause"
     )]
     NotFinite {
-        /// The first parameter of which it does, in order of construction.
+        /// The first such parameter, in order of construction.
         parameter: String,
-        /// The first rank that has such a gradient, by its number in the whole job.
+        /// The first rank that has such a gradient; rank in the whole job.
         rank: usize,
         /// The norm of all gradients together.
         norm: f64,
     },
-    /// A parameter has other values on some of the ranks that have it, or the same part of it. Every rank gets this same error, and
-    /// may go on.
+    /// The values of a parameter, or of a part of it, differ between ranks that hold the same. Every rank returns this same
+    /// error, and may continue.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<ParameterDifference>),
 
@@ -86,15 +86,15 @@ pub enum Error {
         /// The operating system's reason.
         reason: String,
     },
-    /// Not a safetensors file, or not all of one.
+    /// The file is not a safetensors file, or is truncated.
     #[error("{} is not a whole safetensors file: {reason}", path.display())]
     NotSafetensors {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// What is wrong with it.
         reason: String,
     },
-    /// A tensor that a file lacks.
+    /// The file lacks a tensor.
     #[error("{} has no tensor `{name}` ({expected}); it holds {held}", path.display())]
     MissingTensor {
         /// The file.
@@ -103,10 +103,10 @@ pub enum Error {
         name: String,
         /// Its dtype and whole shape.
         expected: String,
-        /// What the file has.
+        /// Names of the tensors in the file.
         held: String,
     },
-    /// A tensor of a file that belongs to no layer.
+    /// The file contains a tensor that no layer has requested.
     #[error("{} has a tensor `{name}` ({got}) that the model has not", path.display())]
     ExtraTensor {
         /// The file.
@@ -116,35 +116,35 @@ pub enum Error {
         /// Its dtype and shape.
         got: String,
     },
-    /// A tensor of another dtype or shape.
+    /// A tensor with the wrong dtype or shape.
     #[error("{}: tensor `{name}` is {got}, expected {expected}", path.display())]
     TensorMismatch {
         /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// Dtype and whole shape that the model needs.
+        /// Dtype and whole shape that the model requires.
         expected: String,
-        /// What the file has.
+        /// Dtype and shape in the file.
         got: String,
     },
-    /// The rank that writes a file failed.
+    /// A rank failed to write or read a file.
     #[error("rank {rank} {reason}")]
     PeerFile {
         /// That rank.
         rank: usize,
-        /// What it said.
+        /// Its error message.
         reason: String,
     },
 
-    // ---- what lies below ----
+    // ---- errors of other crates ----
     /// A candle operation failed.
     #[error("{source}")]
     Tensor {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
-    /// A piece of training failed: reading a checkpoint, say.
+    /// A failure in the `training` crate, e.g. in reading a checkpoint.
     #[error(transparent)]
     Training(Arc<training::Error>),
     /// Communication failed.
@@ -156,7 +156,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// True where the fault is another rank's: this process only noticed. See [`comm::Error::is_peer_failure`].
+    /// Returns true if the failure is another rank's and this process only noticed it. See [`comm::Error::is_peer_failure`].
     ///
     /// ```
     /// let error = tensor_parallel::Error::PeerBuild { rank: 1, reason: "it has no memory".into() };
@@ -178,7 +178,7 @@ impl Error {
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
-            // Whoever knows nothing of this crate finds out that another rank failed.
+            // Carried as a `comm::Error`, so that code that does not know this crate can detect that another rank failed.
             Error::Comm(error) => comm::carry(error),
             other => comm::carry(other),
         }
@@ -206,7 +206,7 @@ impl From<Error> for comm::Error {
     }
 }
 
-/// Our own error on its way back through candle, or `comm`'s.
+/// Returns the error of this crate, or of `comm`, that a candle error carries.
 fn find(error: &candle_core::Error) -> Option<Error> {
     let of_comm = || comm::carried(error).cloned().map(Error::Comm);
     comm::carried::<Error>(error).cloned().or_else(of_comm)

@@ -1,4 +1,4 @@
-//! Reading a safetensors file in parts.
+//! Safetensors file reader that reads ranges of tensors.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,12 +12,12 @@ use training::TensorHeader;
 
 use crate::{Error, Result};
 
-/// A file of which the header has been read.
+/// A safetensors file whose header has been read.
 #[derive(Debug)]
 pub(crate) struct ShardedFile {
     path: PathBuf,
     file: File,
-    /// Where the tensors' bytes begin.
+    /// Offset of the tensors' bytes in the file.
     data: u64,
     metadata: Metadata,
     asked_for: BTreeSet<String>,
@@ -39,7 +39,7 @@ impl ShardedFile {
         Ok(Self { path: path.to_path_buf(), file, data, metadata, asked_for: BTreeSet::new() })
     }
 
-    /// Where a tensor's bytes begin, if it is of this dtype and shape.
+    /// Returns the offset of a tensor's bytes, after checking its dtype and shape.
     pub(crate) fn find(&mut self, name: &str, dims: &[usize], dtype: DType) -> Result<u64> {
         let expected = format!("{dtype:?} {dims:?}");
         let Some(info) = self.metadata.info(name) else {
@@ -55,7 +55,7 @@ impl ShardedFile {
         Ok(begin)
     }
 
-    /// The numbers of a tensor in these ranges, one after the other; `dims` is the shape of the whole.
+    /// Reads these ranges of a tensor, concatenated; `dims` is the shape of the whole tensor.
     pub(crate) fn read(
         &mut self,
         name: &str,
@@ -77,7 +77,7 @@ impl ShardedFile {
         Ok(Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu)?)
     }
 
-    /// A tensor as it is, whatever its dtype and shape.
+    /// Reads a whole tensor, of any dtype and shape.
     pub(crate) fn whole(&mut self, name: &str) -> Result<Tensor> {
         let Some(info) = self.metadata.info(name) else {
             let (path, held) = (self.path.clone(), self.listing());
@@ -88,13 +88,13 @@ impl ShardedFile {
         Ok(self.read(name, &dims, dtype, std::slice::from_ref(&all))?.reshape(dims)?)
     }
 
-    /// Names and shapes.
+    /// Returns names and shapes of the tensors, sorted by name.
     pub(crate) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let shape = |name: &String| self.metadata.info(name).map_or(vec![], |info| info.shape.clone());
         self.names().into_iter().map(|name| (name.clone(), shape(&name))).collect()
     }
 
-    /// Refuses a file with tensors that nobody has asked for.
+    /// Returns an error if the file contains a tensor that was not requested.
     pub(crate) fn finish(&self) -> Result<()> {
         let Some(name) = self.names().into_iter().find(|name| !self.asked_for.contains(name)) else {
             return Ok(());
@@ -109,7 +109,7 @@ impl ShardedFile {
         names
     }
 
-    /// The first few names.
+    /// Lists the first few names, for an error message.
     fn listing(&self) -> String {
         const SHOWN: usize = 8;
         let names = self.names();

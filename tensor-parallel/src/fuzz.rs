@@ -1,4 +1,4 @@
-//! Any bytes in place of a safetensors file.
+//! Fuzz target: arbitrary bytes read as a safetensors file.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use candle_core::DType;
 
 use crate::file::ShardedFile;
 
-/// As they are, and once more as a header of the right length.
+/// Reads the bytes unchanged, and again with a length prefix that makes the bytes up to the first zero the header.
 pub fn fuzz_tensor_file(data: &[u8]) {
-    // One file for all runs of a process, in memory where there is such a folder.
+    // One file for all runs of a process, in memory if `/dev/shm` exists.
     let folder = Some(PathBuf::from("/dev/shm")).filter(|folder| folder.is_dir());
     let name = format!("girandole-fuzz-tensor-parallel-{}", std::process::id());
     let path = folder.unwrap_or_else(std::env::temp_dir).join(name);
@@ -20,14 +20,14 @@ pub fn fuzz_tensor_file(data: &[u8]) {
         assert!(written.is_ok(), "{} cannot be written", path.display());
         read(&path);
     }
-    // What cannot be removed is written over by the next run.
+    // If it cannot be removed, the next run overwrites it.
     let _ = std::fs::remove_file(&path);
 }
 
 fn read(path: &Path) {
     let Ok(mut file) = ShardedFile::open(path) else { return };
     for (name, dims) in file.tensors() {
-        // Candle may refuse a dtype.
+        // Candle does not support every dtype.
         let Ok(tensor) = file.whole(&name) else { continue };
         assert_eq!(tensor.dims(), dims);
         assert!(file.find(&name, &[&dims[..], &[2]].concat(), DType::F32).is_err());

@@ -1,4 +1,4 @@
-//! A language model of parallel layers.
+//! GPT-style language model of tensor-parallel layers.
 
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, ModuleT};
@@ -13,22 +13,22 @@ use crate::{
 /// The sizes of a [`LanguageModel`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct LanguageModelConfig {
-    /// Tokens in the vocabulary, of which each rank has a part; where the ranks do not divide them, the first ranks have one more.
+    /// Size of the vocabulary, which is divided over the ranks; if it is not divisible, the first ranks have one token more.
     /// Default 50,304.
     pub vocab_size: usize,
     /// Features of a token. Default 768.
     pub d_model: usize,
-    /// Heads of attention; the ranks divide them. Default 12.
+    /// Attention heads, divisible by the number of ranks. Default 12.
     pub num_heads: usize,
-    /// Width of the feed-forward layers; four times the features where it is 0. Default 0.
+    /// Width of the feed-forward layers; 0: four times `d_model`. Default 0.
     pub d_ff: usize,
     /// Layers. Default 12.
     pub num_layers: usize,
-    /// Longest row of tokens. Default 1024.
+    /// Maximum sequence length. Default 1024.
     pub max_len: usize,
-    /// Probability with which dropout zeroes a number. Default 0.
+    /// Dropout probability. Default 0.
     pub dropout: f64,
-    /// Which tokens a token sees. Default: itself and those before it.
+    /// Attention mask. Default: causal.
     pub visible: AttentionMask,
 }
 
@@ -48,17 +48,17 @@ impl Default for LanguageModelConfig {
 }
 
 impl LanguageModelConfig {
-    /// The width of the feed-forward layers, as a number.
+    /// Returns the width of the feed-forward layers, with 0 resolved.
     pub fn hidden(&self) -> usize {
         if self.d_ff == 0 { 4 * self.d_model } else { self.d_ff }
     }
 }
 
-/// Token and position embedding, transformer layers, a last norm, and a head that gives each token's logits, each rank those of
-/// its part of the vocabulary.
+/// Token and position embedding, transformer layers, a final norm, and a head that computes the logits; each rank computes
+/// those of its part of the vocabulary.
 ///
-/// Its parameters are `embedding.weight`, `position.weight`, `layers.0.norm1.weight` and so on, `norm.weight`, `norm.bias` and
-/// `head.weight`, drawn in this order.
+/// Its parameters are `embedding.weight`, `position.weight`, `layers.0.norm1.weight` and so on, `norm.weight`, `norm.bias`
+/// and `head.weight`, drawn in this order.
 #[derive(Debug, Clone)]
 pub struct LanguageModel {
     embedding: VocabParallelEmbedding,
@@ -72,10 +72,10 @@ pub struct LanguageModel {
 }
 
 impl LanguageModel {
-    /// Makes the model.
+    /// Builds the model.
     ///
     /// # Errors
-    /// Sizes that do not go together or that the ranks do not divide; those of the builder.
+    /// Incompatible sizes, or sizes that are not divisible by the number of ranks; errors of the builder.
     pub fn new(builder: ShardBuilder, config: &LanguageModelConfig) -> Result<Self> {
         let &LanguageModelConfig { vocab_size, d_model, num_heads, max_len, dropout, visible, .. } = config;
         let layer = TransformerLayerConfig { d_model, num_heads, d_ff: config.hidden(), visible, dropout };
@@ -93,14 +93,14 @@ impl LanguageModel {
         Ok(Self { embedding, position, dropout, layers, norm, head, vocab_size, context })
     }
 
-    /// This rank's part of the logits.
+    /// Returns this rank's part of the logits.
     ///
     /// # Shapes
     /// Tokens (batch, length) to (batch, length, this rank's part of vocab_size).
     ///
     /// # Errors
-    /// A token that there is not; rows that are too long, or with sequence parallelism of a length that the ranks do not
-    /// divide; those of communication.
+    /// A token outside the vocabulary; a sequence that is too long or, with sequence parallelism, not divisible by the number
+    /// of ranks; failures of communication.
     pub fn forward_t(&self, tokens: &Tensor, train: bool) -> Result<Tensor> {
         let x = (self.embedding.forward(tokens)?.broadcast_add(&self.positions(tokens)?))?;
         let mut x = self.dropout.forward_t(&x, train)?;
@@ -110,7 +110,7 @@ impl LanguageModel {
         self.head.forward(&self.norm.forward(&x)?)
     }
 
-    /// All logits, on every rank: for use, not for training.
+    /// Returns all logits, on every rank: for inference, not for training.
     ///
     /// # Shapes
     /// Tokens (batch, length) to (batch, length, vocab_size).
@@ -121,7 +121,7 @@ impl LanguageModel {
         self.context.gather_shares(&self.forward_t(tokens, false)?, self.vocab_size)
     }
 
-    /// The mean cross-entropy of each token's prediction of the one in `next`, in training.
+    /// Returns the mean cross-entropy of predicting the tokens in `next`, with dropout active.
     ///
     /// # Shapes
     /// Both (batch, length).
@@ -132,7 +132,7 @@ impl LanguageModel {
         vocab_parallel_cross_entropy(&self.forward_t(tokens, true)?, next, &self.context)
     }
 
-    /// The positions of this rank's part of the sequence.
+    /// Returns the position embeddings of this rank's part of the sequence.
     fn positions(&self, tokens: &Tensor) -> Result<Tensor> {
         let (_, len) = tokens.dims2()?;
         let longest = self.position.dim(0)?;

@@ -1,17 +1,17 @@
 //! Tensor parallelism: every layer of a model is divided over ranks, as in Megatron-LM.
 //!
-//! A matrix product whose weight is divided by its outputs ([`ColumnParallelLinear`]) and one that is divided by its inputs
-//! ([`RowParallelLinear`]) need one all-reduce forward and one backward for both together; [`ParallelMlp`],
-//! [`ParallelSelfAttention`], [`ParallelTransformerLayer`] and [`LanguageModel`] are made of them. No rank holds a whole weight,
-//! nor, with [`vocab_parallel_cross_entropy`], whole logits.
+//! A matrix product whose weight is divided by its outputs ([`ColumnParallelLinear`]), followed by one whose weight is
+//! divided by its inputs ([`RowParallelLinear`]), needs one all-reduce in forward and one in backward for both together.
+//! [`ParallelMlp`], [`ParallelSelfAttention`], [`ParallelTransformerLayer`] and [`LanguageModel`] consist of them. No rank
+//! holds a whole divided weight, nor, with [`vocab_parallel_cross_entropy`], whole logits.
 //!
-//! [`TensorParallel`] builds a model on the ranks of a [`comm::Mesh`]; see there for a training loop. The parts are slices of the
-//! very weights that one process has from the same seed, or from a file, so losses and weights are those of one process, up
-//! to rounding.
+//! [`TensorParallel`] builds a model on the ranks of a [`comm::Mesh`]; its documentation contains a training loop. The parts
+//! are slices of the weights that a single process would have from the same seed, or from a file, so losses and weights equal
+//! those of a single process, up to rounding.
 //!
-//! [`Shards`] lets something else build and train a model of such layers, a pipeline for one.
+//! [`Shards`] supplies such layers to a model that is built and trained by something else, such as a pipeline.
 //!
-//! What goes wrong on one rank is an error on every rank.
+//! A failure on one rank is an error on every rank.
 #![forbid(unsafe_code)]
 
 mod agreement;

@@ -1,4 +1,4 @@
-//! A model on all ranks.
+//! `TensorParallel`: a model divided over the ranks of a mesh.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::{
     Context, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,
 };
 
-/// A model of which each rank has a part, and what belongs to it: its parameters, its random numbers, its gradients.
+/// A model of which each rank has a part, with its parameters, random streams and gradients.
 ///
-/// The mesh has an axis `tp`, over which layers are divided, and may have an axis `dp`, over which batches are: gradients are
-/// averaged along it. Other axes are not this model's: for each place along them there is a model of its own, with a first rank of
-/// its own, whose files and checkpoints need a place of their own.
+/// The mesh has an axis `tp`, over which layers are divided, and may have an axis `dp`, over which batches are divided and
+/// gradients averaged. For each position along other axes there is a separate model, with its own first rank, whose files and
+/// checkpoints need separate paths.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -51,7 +51,7 @@ pub struct TensorParallel<M> {
     parameters: Vec<Parameter>,
     context: Context,
     world: Arc<dyn Communicator>,
-    /// None where there is one rank.
+    /// `None` if it has a single rank.
     dp: Option<Arc<dyn Communicator>>,
     averaging: Option<Arc<Averaging>>,
 }
@@ -60,12 +60,12 @@ impl<M> TensorParallel<M> {
     /// Builds the model with `build`, on every rank of the mesh. Each rank gets its part of the weights.
     ///
     /// # Cost
-    /// An all-gather of a hundred bytes, to see whether the ranks agree; where the mesh has other axes, a group of the ranks along
-    /// `tp` and `dp`.
+    /// Five all-gathers of some ten bytes, to check that the ranks agree; if the mesh has other axes, also the creation of a
+    /// group of the ranks along `tp` and `dp`.
     ///
     /// # Errors
-    /// What `build` fails with, on the other ranks [`Error::PeerBuild`](crate::Error::PeerBuild) in its place; on every rank
-    /// the first thing in which the models differ; a mesh without an axis `tp`.
+    /// Errors of `build`, on the other ranks [`Error::PeerBuild`](crate::Error::PeerBuild) instead; on every rank the first
+    /// difference between the models; a mesh without an axis `tp`.
     pub fn new(
         mesh: &Mesh,
         config: &TensorParallelConfig,
@@ -100,56 +100,57 @@ impl<M> TensorParallel<M> {
         Ok(Self { model, parameters, context, world, dp, averaging })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &M {
         &self.model
     }
 
-    /// This rank's part of each parameter, in order of construction.
+    /// Returns this rank's part of each parameter, in order of construction.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// The same, for an optimizer.
+    /// Returns the variables, for an optimizer.
     pub fn vars(&self) -> Vec<Var> {
         self.parameters.iter().map(|parameter| parameter.var().clone()).collect()
     }
 
-    /// The same with their names, by which an optimizer's state is saved.
+    /// Returns the variables with their names, by which an optimizer's state is saved.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         self.parameters.iter().map(|p| (p.name().to_string(), p.var().clone())).collect()
     }
 
-    /// What layers know of the ranks.
+    /// Returns the tensor-parallel context of the layers.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Random numbers begin anew: to be called before each step of a run that may be resumed.
+    /// Re-seeds the random streams for a step: must be called before each step of a run that may be resumed.
     pub fn begin_step(&self, step: u64) {
         self.context.random().begin_step(step);
     }
 
-    /// Backward from `loss`, which every rank of the tensor-parallel group has computed alike: the gradient of this rank's part
-    /// of each parameter, the mean over the data-parallel ranks.
+    /// Runs backward from `loss`, which every rank of the tensor-parallel group has computed alike. Returns the gradient of
+    /// this rank's part of each parameter, averaged over the data-parallel ranks.
     ///
-    /// `loss.backward()` gives this rank's own gradients only. With sequence parallelism or data parallelism over several ranks it is
-    /// refused ([`Error::OutsideBackward`](crate::Error::OutsideBackward)) by every divided layer, and on a CPU also by layers of
-    /// `training` (norms, `Linear`, `embedding`, ..) whose parameters of f32 or f64 every rank has whole, where ranks put their gradients
-    /// together. A graph of which neither is a part is not noticed: operations of candle's alone between whole parameters and the loss, or
-    /// whole parameters alone on another device or in 16 bits.
+    /// `loss.backward()` returns only this rank's own gradients. With sequence parallelism, or data parallelism over several
+    /// ranks, every divided layer refuses it ([`Error::OutsideBackward`](crate::Error::OutsideBackward)). On a CPU, so do
+    /// layers of `training` (norms, `Linear`, `embedding`, ..) with f32 or f64 parameters that every rank holds whole and
+    /// whose gradients the ranks combine. It is not detected in a graph that contains neither: candle's own operations
+    /// between whole parameters and the loss, or only whole parameters on another device or in 16 bits.
     ///
-    /// Where there are several data-parallel ranks, the divided layers' gradients go out as soon as there is a megabyte of them, while
-    /// backward computes those of earlier layers; the rest follows in one. A weight that is used in several parts that are computed again
-    /// ([`training::recompute`]) has several gradients, which go out as one sum: the first backward shows how often they come, and sends
-    /// those weights at its end.
+    /// With several data-parallel ranks, the divided layers' gradients are sent in buckets of a megabyte, while backward
+    /// computes those of earlier layers; the others follow in a single operation. A weight that is used in several recomputed
+    /// parts ([`training::recompute`]) has several gradients, which are sent as one sum: the first backward counts them, and
+    /// sends those weights at its end.
     ///
     /// # Cost
-    /// That of the layers; with sequence parallelism one all-reduce of the parameters between the divided layers; with data
-    /// parallelism all-reduces of this rank's gradients, along `dp`; a weight whose gradients come more often than before is sent twice.
+    /// That of the layers; one all-reduce of the gradients of norms per attention head and, with sequence parallelism, of all
+    /// parameters between the divided layers; with data parallelism all-reduces of this rank's gradients along `dp`. A weight
+    /// with more gradients than in earlier backwards is sent twice.
     ///
     /// # Errors
-    /// What candle's backward fails with; failures of communication, after which the group is of no use.
+    /// Errors of candle's backward; failures of communication, after which the group is unusable.
     ///
     /// # Source
     /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
@@ -161,7 +162,7 @@ impl<M> TensorParallel<M> {
         }
     }
 
-    /// The gradients of this copy of the model.
+    /// Computes the gradients of this replica of the model.
     fn own_gradients(&self, loss: &Tensor) -> Result<GradStore> {
         let mut gradients =
             own_backward(|| tracing::info_span!("backward").in_scope(|| training::backward(loss)))?;
@@ -178,17 +179,17 @@ impl<M> TensorParallel<M> {
         Ok(gradients)
     }
 
-    /// All ranks of this model.
+    /// Returns the group of all ranks of this model.
     pub(crate) fn world(&self) -> &dyn Communicator {
         &*self.world
     }
 
-    /// The group that batches are divided over, where there are several ranks.
+    /// Returns the data-parallel group; `None` if it has a single rank.
     pub(crate) fn dp(&self) -> Option<&Arc<dyn Communicator>> {
         self.dp.as_ref()
     }
 
-    /// What this rank has sent and received so far, along both axes.
+    /// Returns this rank's traffic so far, along both axes.
     pub fn stats(&self) -> Stats {
         let along_tp = self.context.comm().stats();
         self.dp.as_ref().map_or(along_tp, |dp| along_tp + dp.stats())

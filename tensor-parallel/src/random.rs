@@ -1,9 +1,9 @@
-//! Two streams of random numbers: one that the ranks of a group share, and one that each has for itself.
+//! Random streams for dropout: one that the ranks of a group share, and one per rank.
 
 use sampler::{Generator, SharedGenerator, split_mix};
 
-/// What dropout draws from. Activations that every rank of the tensor-parallel group holds must lose the same numbers
-/// everywhere; those that are divided over the ranks must lose others on each.
+/// The random streams that dropout draws from. For activations that every rank of the tensor-parallel group holds, dropout
+/// must be the same on each; for those that are divided over the ranks, it must differ.
 ///
 /// Both streams differ between data-parallel ranks, which have different samples.
 ///
@@ -18,7 +18,7 @@ pub struct RandomStreams {
 }
 
 impl RandomStreams {
-    /// The streams of one rank, from the run's seed and its places along the two axes.
+    /// Creates the streams of one rank, from the run's seed and its ranks along the two axes.
     ///
     /// ```
     /// use tensor_parallel::RandomStreams;
@@ -35,18 +35,18 @@ impl RandomStreams {
         Self { equal: generator(equal), own: generator(own), seeds: [equal, own] }
     }
 
-    /// The stream that is the same on every rank of the tensor-parallel group: for activations that all of them hold.
+    /// Returns the stream that is the same on every rank of the tensor-parallel group: for activations that all of them hold.
     pub fn equal(&self) -> &SharedGenerator {
         &self.equal
     }
 
-    /// The stream that is this rank's alone: for activations that are divided over the ranks.
+    /// Returns this rank's own stream: for activations that are divided over the ranks.
     pub fn own(&self) -> &SharedGenerator {
         &self.own
     }
 
-    /// Puts both streams where the draws of a step begin, so that a run that goes on from a checkpoint draws what it would
-    /// have drawn.
+    /// Sets both streams to the start of a step, so that a run resumed from a checkpoint draws the same numbers as an
+    /// uninterrupted one.
     pub fn begin_step(&self, step: u64) {
         for (stream, seed) in [&self.equal, &self.own].into_iter().zip(self.seeds) {
             stream.with(|generator| generator.manual_seed(mix(seed.wrapping_add(step))));
@@ -54,7 +54,7 @@ impl RandomStreams {
     }
 }
 
-/// Neighbouring numbers become unrelated ones.
+/// Hashes a number, so that consecutive seeds give unrelated streams.
 fn mix(number: u64) -> u64 {
     split_mix(number, 1)
 }

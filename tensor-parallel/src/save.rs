@@ -1,4 +1,4 @@
-//! Writing the model of all ranks into one file, piece by piece.
+//! Saving the model of all ranks to one safetensors file, piece by piece.
 
 use std::collections::HashMap;
 use std::io::{BufWriter, Write};
@@ -11,18 +11,18 @@ use training::{AtomicFile, tensor_file_begin};
 
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
-/// Elements of one rank that are on their way at a time.
+/// Elements of one rank that are sent at a time.
 const PIECE: usize = 1 << 18;
 
 impl<M> TensorParallel<M> {
-    /// Writes the whole model as one safetensors file, which [`Weights::File`](crate::Weights::File) and PyTorch read. To be
-    /// called on every rank; the model's first one writes. The file appears whole or not at all.
+    /// Writes the whole model as one safetensors file, which [`Weights::File`](crate::Weights::File) and PyTorch can read.
+    /// Must be called on every rank; the model's first rank writes. The file appears complete or not at all.
     ///
     /// # Cost
-    /// The parameters once, in pieces: no rank ever holds more than its own part and a megabyte of each of the others'.
+    /// Each parameter is sent once, in pieces: no rank ever holds more than its own part and a megabyte of each other rank's.
     ///
     /// # Errors
-    /// On every rank, if the file cannot be written; those of communication.
+    /// On every rank, if the file cannot be written; failures of communication.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let dp = self.dp();
@@ -30,7 +30,7 @@ impl<M> TensorParallel<M> {
             true => self.write(path)?,
             false => None,
         };
-        // The first rank along dp has heard from the writer.
+        // The first rank along `dp` has the outcome from the writer.
         let outcome = match dp {
             Some(dp) => broadcast_object(&**dp, &outcome, 0)?,
             None => outcome,
@@ -47,10 +47,10 @@ impl<M> TensorParallel<M> {
         }
     }
 
-    /// Writes this rank's parts to a file of its own, under the whole weights' names.
+    /// Writes this rank's parts to a separate file, under the names of the whole weights.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// The file cannot be written.
     pub fn save_shard(&self, path: &Path) -> Result<()> {
         let tensors: HashMap<&str, Tensor> =
             self.parameters().iter().map(|p| (p.name(), p.var().as_detached_tensor())).collect();
@@ -60,7 +60,7 @@ impl<M> TensorParallel<M> {
         })
     }
 
-    /// Who writes and what went wrong, if anything did, on every rank of the tensor-parallel group.
+    /// Writes the file; returns the writer's rank and its error, if it failed, on every rank of the tensor-parallel group.
     fn write(&self, path: &Path) -> Result<Option<(usize, String)>> {
         let comm = &**self.context().comm();
         let mut writer = (comm.rank() == 0).then(|| Writer::begin(path, self.parameters()));
@@ -72,7 +72,7 @@ impl<M> TensorParallel<M> {
     }
 }
 
-/// Sends a parameter to the first rank in the order in which the file has it.
+/// Sends a parameter to the first rank, in the order of its elements in the file.
 fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Writer>) -> Result<()> {
     let own = parameter.var().as_detached_tensor();
     if parameter.split() == Split::Whole {
@@ -99,7 +99,7 @@ fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Wr
     Ok(())
 }
 
-/// One run of each rank, of these lengths, one rank after the other.
+/// Sends one run of each rank, of lengths `lens`, one rank after the other.
 fn long_run(
     comm: &dyn Communicator,
     own: &Tensor,
@@ -125,7 +125,7 @@ fn long_run(
     Ok(())
 }
 
-/// Some short runs of all ranks, each run's parts side by side.
+/// Gathers several short runs of all ranks, and writes each run's parts in order of rank.
 fn short_runs(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>) -> Result<()> {
     let ranks = comm.world_size();
     let (count, len) = own.dims2()?;
@@ -141,7 +141,7 @@ fn short_runs(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>
     Ok(())
 }
 
-/// The file, until something goes wrong with it: then what did, while the other ranks still send.
+/// The file, or after a failure the error: the other ranks still send their parts.
 struct Writer {
     file: std::io::Result<BufWriter<AtomicFile>>,
 }
@@ -168,7 +168,7 @@ impl Writer {
         }
     }
 
-    /// What went wrong.
+    /// Completes the file, and returns the error if any write failed.
     fn finish(self) -> Option<String> {
         let file = self.file.and_then(|file| file.into_inner().map_err(std::io::IntoInnerError::into_error));
         file.and_then(AtomicFile::commit).err().map(|error| error.to_string())

@@ -1,4 +1,4 @@
-//! Divided layers in a model that something else builds, part by part, and trains: a pipeline's stages.
+//! `Shards`: divided layers for a model that something else builds part by part and trains, such as the stages of a pipeline.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,11 +18,11 @@ use crate::division::Division;
 use crate::source::Asked;
 use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, agreement};
 
-/// Gives each rank of a tensor-parallel group its part of the weights, through builders of candle's kind: for whoever builds
-/// modules with a [`VarBuilder`] and a map of its own for each part of the model, such as a pipeline.
+/// Supplies each rank of a tensor-parallel group with its part of the weights, through a candle [`VarBuilder`]: for code that
+/// builds modules with a [`VarBuilder`] and a separate [`VarMap`] for each part of the model, such as a pipeline.
 ///
-/// The variables in the maps are the parts. Layers of this crate get theirs with [`of`](Self::of); all others are whole on every
-/// rank.
+/// The variables in the maps are the parts. Layers of this crate request theirs with [`of`](Self::of); all other variables
+/// are whole on every rank.
 ///
 /// ```
 /// use candle_nn::VarMap;
@@ -45,9 +45,9 @@ use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelC
 pub struct Shards {
     source: ShardBuilder,
     asked: Asked,
-    /// Of which each rank has a part of the gradient only.
+    /// Names of variables whose gradient must be summed over the ranks.
     summed: Arc<Mutex<BTreeSet<String>>>,
-    /// What was asked for, and what this rank has of it.
+    /// Variables that were requested, and what this rank has of each.
     held: Arc<Mutex<BTreeMap<String, Held>>>,
 }
 
@@ -60,10 +60,10 @@ struct Held {
 }
 
 impl Shards {
-    /// The mesh has an axis `tp`. Every rank of it must call this.
+    /// Creates the source of weights. The mesh must have an axis `tp`; every rank of the mesh must call this.
     ///
     /// # Errors
-    /// A mesh without that axis; a configuration that is not the same on all ranks; a file that cannot be read.
+    /// A mesh without that axis; a configuration that differs between ranks; a file that cannot be read.
     pub fn new(mesh: &Mesh, config: &TensorParallelConfig, weights: &Weights) -> Result<Self> {
         let tp = mesh.axis("tp")?.clone();
         let copy = mesh.axis("dp").map_or(0, |dp| dp.rank());
@@ -82,13 +82,13 @@ impl Shards {
         Ok(Self { source, asked: Asked::default(), summed: Arc::default(), held: Arc::default() })
     }
 
-    /// A builder that puts this rank's part of each variable into `map`. Weights that are drawn are drawn whole, in the order in
-    /// which they are asked for, also by modules that are then dropped.
+    /// Returns a builder that stores this rank's part of each variable in `map`. Random weights are drawn whole, in the order
+    /// in which they are requested, including those of modules that are then dropped.
     pub fn var_builder(&self, map: &VarMap) -> VarBuilder<'static> {
         self.builder(Some(map.clone()))
     }
 
-    /// A builder that keeps nothing, for what makes variables of its own, as `Ddp` and `Fsdp` do.
+    /// Returns a builder that stores nothing, for code that creates its own variables, as `Ddp` and `Fsdp` do.
     pub fn tensor_builder(&self) -> VarBuilder<'static> {
         self.builder(None)
     }
@@ -98,40 +98,41 @@ impl Shards {
         VarBuilder::from_backend(Box::new(Backend { shards: self.clone(), map }), dtype, device)
     }
 
-    /// The same weights for what reads parts of parameters in its turn, as sharded units do: it reads parts of this rank's parts. None where
-    /// weights are drawn one after the other.
+    /// Returns the same weights as a source that reads ranges of this rank's parts, for code that shards them further, as
+    /// FSDP units do. `None` if weights are drawn in sequence.
     pub fn parts(&self) -> Option<Arc<dyn PartSource>> {
         self.source.has_parts().then(|| Arc::new(Parts(self.clone())) as Arc<dyn PartSource>)
     }
 
-    /// What layers of this crate are built with, in place of a builder from [`var_builder`](Self::var_builder). Of another one's
-    /// variables, which are whole, they take their part.
+    /// Returns a builder for layers of this crate, given one from [`var_builder`](Self::var_builder). With any other builder,
+    /// whose variables are whole, layers take their part of them.
     pub fn of(&self, builder: VarBuilder<'static>) -> ShardBuilder {
         ShardBuilder::elsewhere(builder, self.asked.clone(), self.context().clone())
     }
 
-    /// What layers know of the ranks.
+    /// Returns the tensor-parallel context of the layers.
     pub fn context(&self) -> &Context {
         self.source.context()
     }
 
-    /// Whether each rank has a part of its own of the variable of this name, and not the whole of it, for what counts or compares
-    /// each parameter once: `Pipeline::set_divided`. Known once the variable has been asked for.
+    /// Returns whether each rank has only a part of the variable of this name, for code that counts or compares each
+    /// parameter once: `Pipeline::set_divided`. Known once the variable has been requested.
     pub fn is_divided(&self, name: &str) -> bool {
         lock(&self.held).get(name).is_some_and(|held| held.is_divided)
     }
 
-    /// The shape of the whole of a variable, and which of its elements this rank has. Known once the variable has been asked for.
+    /// Returns the shape of the whole variable, and which of its elements this rank has. Known once the variable has been
+    /// requested.
     pub fn held(&self, name: &str) -> Option<(Vec<usize>, Runs)> {
         lock(&self.held).get(name).map(|held| (held.dims.clone(), held.runs))
     }
 
-    /// Completes the gradients of these variables of which each rank has a part: with sequence parallelism those of norms and biases,
-    /// and always those of norms that each head of attention has (Qwen3's). To be called on every rank of the group, after each step's
-    /// backward.
+    /// Sums over the ranks the gradients of those variables of which each rank computes only a part: with sequence
+    /// parallelism those of norms and biases, and always those of norms per attention head (Qwen3's). Must be called on every
+    /// rank of the group, after each step's backward.
     ///
     /// # Cost
-    /// One all-reduce of these variables, where there are any.
+    /// One all-reduce of these variables, if there are any.
     ///
     /// # Errors
     /// Failures of communication.
@@ -151,12 +152,12 @@ impl Shards {
 }
 
 impl Shards {
-    /// How the variable that is asked for now is divided.
+    /// Takes the division of the variable that is being requested.
     fn take_asked(&self) -> Division {
         lock(&self.asked).take().unwrap_or(Split::Whole.into())
     }
 
-    /// Keeps in mind what this rank has of a variable.
+    /// Records what this rank has of a variable.
     fn note(&self, name: &str, dims: Vec<usize>, division: Division) {
         if division.summed {
             lock(&self.summed).insert(name.to_string());
@@ -174,7 +175,7 @@ impl fmt::Debug for Shards {
     }
 }
 
-/// Gives this rank's parts, and may put them into a map.
+/// `VarBuilder` backend that returns this rank's parts, and may store them in a map.
 struct Backend {
     shards: Shards,
     map: Option<VarMap>,
@@ -205,7 +206,7 @@ impl SimpleBackend for Backend {
     }
 }
 
-/// Gives parts of this rank's parts.
+/// Source that reads ranges of this rank's parts.
 struct Parts(Shards);
 
 impl PartSource for Parts {

@@ -1,4 +1,4 @@
-//! Where the weights of a builder come from.
+//! Sources of a builder's weights.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -11,18 +11,18 @@ use crate::division::Division;
 use crate::file::ShardedFile;
 use crate::{Error, Result};
 
-/// Where a builder has its weights from.
+/// Source of a builder's weights.
 pub(crate) enum Source {
-    /// The map holds one whole weight at a time.
+    /// Draws weights; the map holds one whole weight at a time.
     Random {
         builder: VarBuilder<'static>,
         scratch: VarMap,
     },
     File(ShardedFile),
     Parts(Arc<dyn PartSource>),
-    /// A file of which nothing is read but what it has.
+    /// A file whose header alone is read, to check that it matches the model.
     Outline(ShardedFile),
-    /// Of a model that is built elsewhere: see [`crate::Shards`].
+    /// The builder of a model that is built elsewhere: see [`crate::Shards`].
     Elsewhere(VarBuilder<'static>, Asked),
 }
 
@@ -31,7 +31,7 @@ impl Source {
         matches!(self, Self::File(_) | Self::Parts(_))
     }
 
-    /// Numbers of a weight in these ranges of its flat whole, one after the other.
+    /// Reads these ranges of the flattened whole weight, concatenated.
     pub(crate) fn read(
         &mut self,
         name: &str,
@@ -48,5 +48,5 @@ impl Source {
     }
 }
 
-/// How the variable that is asked for next is divided.
+/// Division of the variable that is requested next.
 pub(crate) type Asked = Arc<Mutex<Option<Division>>>;

@@ -1,4 +1,4 @@
-//! Which part of a weight is whose: index arithmetic alone.
+//! Index arithmetic: which part of a weight belongs to which rank.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use training::Runs;
 
 use crate::{Error, Result};
 
-/// Which of `len` things in a row are a rank's. Where the ranks do not divide them, the first ranks have one more: as if they were
-/// padded to a multiple of the ranks, but that the padding is nowhere.
+/// Returns the range of `len` items that belongs to a rank. If `len` is not divisible by the number of ranks, the first ranks
+/// have one more; there is no padding.
 pub(crate) fn share(len: usize, rank: usize, ranks: usize) -> Range<usize> {
     let (each, more) = (len / ranks.max(1), len % ranks.max(1));
     let start = rank * each + rank.min(more);
@@ -17,27 +17,27 @@ pub(crate) fn share(len: usize, rank: usize, ranks: usize) -> Range<usize> {
 /// How a weight is divided among the ranks of a tensor-parallel group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Split {
-    /// Every rank has all of it.
+    /// Every rank holds all of it.
     Whole,
-    /// By its rows, the first dimension. They are so many equal groups, one below the other, and each rank has its part of
-    /// each: the rows of queries, keys and values in one weight are 3 groups. Usually there is 1. Where the ranks do not divide the
-    /// tokens of a vocabulary, the first ranks have one row more than the others.
+    /// By rows, the first dimension. The rows consist of equally sized groups, and each rank has its part of each group:
+    /// queries, keys and values in one weight are 3 groups. Usually there is 1. If the number of tokens of a vocabulary is
+    /// not divisible by the number of ranks, the first ranks have one row more than the others.
     Rows {
-        /// Groups of rows.
+        /// Number of groups of rows.
         groups: usize,
     },
-    /// By its columns, the second of two dimensions.
+    /// By columns, the second of two dimensions.
     Columns,
 }
 
 impl Split {
-    /// A division by rows that are all of one kind.
+    /// Division by rows in a single group.
     pub const ROWS: Split = Split::Rows { groups: 1 };
 
-    /// The shape of one rank's shard.
+    /// Returns the shape of one rank's shard.
     ///
     /// # Errors
-    /// [`Error::Indivisible`], which calls the weight `name`.
+    /// [`Error::Indivisible`], with the weight's `name`.
     ///
     /// ```
     /// use tensor_parallel::Split;
@@ -68,7 +68,7 @@ impl Split {
         }
     }
 
-    /// The shape of a rank's shard of rows that the ranks need not divide.
+    /// Returns the shape of a rank's shard; the number of rows need not be divisible by the number of ranks.
     ///
     /// # Errors
     /// Fewer rows than ranks.
@@ -90,7 +90,7 @@ impl Split {
         Ok(shard)
     }
 
-    /// Where the shard of `rank` lies. Columns, and rows of several groups, must be divisible.
+    /// Returns where the shard of `rank` lies in the flat weight. Columns, and rows of several groups, must be divisible.
     pub(crate) fn runs(self, dims: &[usize], rank: usize, ranks: usize) -> Runs {
         let all: usize = dims.iter().product();
         let count = match self {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     proptest! {
-        /// Rows that the ranks do not divide: one after the other, and as many as the shape says, which differ by one at most.
+        /// Uneven shards are consecutive, of the size that their shape says, and differ by one row at most.
         #[test]
         fn uneven_shards_are_a_partition(ranks in 1..6usize, more in 0..20usize, width in 1..4usize) {
             let dims = [ranks + more, width];
@@ -139,7 +139,7 @@ mod tests {
             prop_assert!(rows.is_sorted_by(|a, b| a >= b) && rows[0] - rows[ranks - 1] <= 1);
         }
 
-        /// Every element is in exactly one shard, and a shard has as many as its shape says.
+        /// Every element is in exactly one shard, and a shard is of the size that its shape says.
         #[test]
         fn shards_are_a_partition(split in split(), ranks in 1..5usize, a in 1..4usize, b in 1..4usize) {
             let groups = if let Split::Rows { groups } = split { groups } else { 1 };

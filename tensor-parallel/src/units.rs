@@ -1,4 +1,4 @@
-//! Models that are written for every layout: see [`training::build`].
+//! Adapter for models written with [`training::build`]: their layers become tensor-parallel layers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl From<ShardBuilder> for Builder {
-    /// Each rank has its part of the layers, and of whatever else the model has the whole. Sequence parallelism is refused: such
-    /// models take whole rows.
+    /// Divides the layers over the ranks; everything else in the model is whole on every rank. Sequence parallelism is
+    /// refused: the input of such models is whole sequences.
     fn from(shards: ShardBuilder) -> Self {
         let vb = Whole { shards: shards.clone(), summed: false }.var_builder("");
         Builder::new(vb).with_layers(Arc::new(Divided::Root(shards)))
@@ -28,20 +28,20 @@ impl From<ShardBuilder> for Builder {
 }
 
 impl Shards {
-    /// The layers of a model that something else builds, a pipeline for one: `builder.with_layers(shards.layers())`.
+    /// Returns the layers for a model that something else builds, such as a pipeline: `builder.with_layers(shards.layers())`.
     pub fn layers(&self) -> Arc<dyn Layers> {
         Arc::new(Divided::Elsewhere(self.clone()))
     }
 }
 
-/// Layers of which each rank has a part.
+/// Factory of layers that are divided over the ranks.
 enum Divided {
     Root(ShardBuilder),
     Elsewhere(Shards),
 }
 
 impl Divided {
-    /// The builder that stands where this one does.
+    /// Returns the builder for the path of `vb`.
     fn at(&self, vb: &VarBuilder<'static>) -> ShardBuilder {
         match (self, vb.prefix()) {
             (Self::Root(shards), prefix) if prefix.is_empty() => shards.clone(),
@@ -140,7 +140,7 @@ impl Layers for Divided {
     }
 }
 
-/// A table of which each rank has the vectors of some tokens.
+/// Embedding table of which each rank has the vectors of some tokens.
 struct Table {
     weight: Weight,
     tokens: usize,
@@ -163,7 +163,7 @@ impl Vocabulary for Table {
         let (rows, targets) = counted(targets, config.ignore_index)?;
         let (x, context) = match rows {
             None => (x.clone(), self.context.clone()),
-            // Those that count may be any rank's.
+            // The rows that count may belong to any rank's part of the sequence.
             Some(rows) => {
                 let features = x.dims().last().copied().unwrap_or(1);
                 let all = self.context.gather_sequence(x)?.reshape(((), features))?;
@@ -175,7 +175,7 @@ impl Vocabulary for Table {
             _ => Ok(x.clone()),
         };
         if targets.elem_count() == 0 {
-            // The mean of nothing, as where the vocabulary is whole.
+            // The mean over nothing is NaN, as with an undivided vocabulary.
             return wide(&x)?.sum_all()? + f64::NAN;
         }
         let own = op::column(&x, &self.weight, None, &context)?;
@@ -184,7 +184,7 @@ impl Vocabulary for Table {
     }
 }
 
-/// The rows whose targets count, unless all do, and these targets.
+/// Returns the rows whose targets are not ignored, `None` if that is all of them, and their targets.
 fn counted(targets: &Tensor, ignored: Option<i64>) -> Result<(Option<Tensor>, Tensor)> {
     let targets = targets.flatten_all()?.to_dtype(DType::I64)?;
     let numbers = targets.to_vec1::<i64>()?;
@@ -197,10 +197,10 @@ fn counted(targets: &Tensor, ignored: Option<i64>) -> Result<(Option<Tensor>, Te
     Ok((Some(rows), targets))
 }
 
-/// Parameters that every rank has whole, through a builder of candle's kind.
+/// `VarBuilder` backend of parameters that every rank holds whole.
 struct Whole {
     shards: ShardBuilder,
-    /// Each rank has a part of the gradient.
+    /// Whether each rank computes only a part of the gradient.
     summed: bool,
 }
 

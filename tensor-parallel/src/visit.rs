@@ -1,4 +1,4 @@
-//! Whole parameters, one at a time.
+//! Visiting whole parameters, one at a time.
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation, broadcast_object};
@@ -6,20 +6,20 @@ use comm::{Communicator, Operation, broadcast_object};
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
 impl<M> TensorParallel<M> {
-    /// Shows the model's first rank each parameter whole, by its name, in order of construction: for a file of another kind than
-    /// [`save`](Self::save) writes. To be called on every rank.
+    /// Passes each whole parameter and its name to `visit` on the model's first rank, in order of construction: for writing
+    /// file formats other than that of [`save`](Self::save). Must be called on every rank.
     ///
     /// # Memory
     /// On the first rank, one parameter at a time.
     ///
     /// # Errors
-    /// On every rank of the tensor-parallel group, that `visit` failed; failures of communication.
+    /// On every rank of the tensor-parallel group, the error of `visit`; failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
         let comm = &**self.context().comm();
         let is_first_copy = self.dp().is_none_or(|dp| dp.rank() == 0);
         let mut failed = None;
         for parameter in self.parameters() {
-            // The others send theirs in any case.
+            // The other ranks send their parts in any case.
             if let (Some(whole), true, None) = (whole(comm, parameter)?, is_first_copy, &failed) {
                 failed = visit(parameter.name(), whole).err();
             }
@@ -34,7 +34,7 @@ impl<M> TensorParallel<M> {
     }
 }
 
-/// A parameter of all ranks, on the first.
+/// Gathers a parameter from all ranks on the first one; `None` on the others.
 fn whole(comm: &dyn Communicator, parameter: &Parameter) -> Result<Option<Tensor>> {
     let own = parameter.var().as_detached_tensor();
     let (split, dims, ranks) = (parameter.split(), parameter.dims(), comm.world_size());
@@ -60,7 +60,7 @@ fn whole(comm: &dyn Communicator, parameter: &Parameter) -> Result<Option<Tensor
     Ok(Some(match split {
         Split::Columns => Tensor::cat(&parts, 1)?,
         Split::Rows { groups } if groups > 1 => {
-            // Each group's parts lie together.
+            // The parts of each group are concatenated.
             let by_group = |part: &Tensor| part.reshape((groups, part.elem_count() / groups));
             let parts = parts.iter().map(by_group).collect::<candle_core::Result<Vec<_>>>()?;
             Tensor::cat(&parts, 1)?.reshape(dims)?

@@ -1,4 +1,5 @@
-//! What goes between ranks: as many operations and bytes as Megatron-LM's, and backward's while weights' gradients are computed.
+//! Communication counts: as many operations and bytes as Megatron-LM, overlapped in backward with the computation of weight
+//! gradients.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,7 +20,7 @@ use training::AttentionMask;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Notes the operations of this group and of groups of it.
+/// Communicator that records the operations of this group and of its subgroups.
 #[derive(Debug)]
 struct Recording {
     inner: Comm,
@@ -77,7 +78,7 @@ impl Communicator for Recording {
     }
 }
 
-/// Notes the spans of this thread.
+/// Tracing layer that records the spans of this thread.
 struct Spans(Log);
 
 impl<S: tracing::Subscriber> Layer<S> for Spans {
@@ -98,7 +99,7 @@ fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
             let comm: Comm = Arc::new(Recording { inner: mesh.world().clone(), log: log.clone() });
             let mesh = Mesh::new(comm, &[("dp", dp), ("tp", tp)])?;
             let config = TensorParallelConfig::default();
-            // Each layer's weights are more than a bucket, on each rank.
+            // Each layer's weights are larger than a bucket, on each rank.
             let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), |builder| {
                 let layer = |place| tensor_parallel::ParallelMlp::new(256, 1200, &builder.pp(place));
                 (0..3).map(layer).collect::<Result<Vec<_>>>()
@@ -113,7 +114,7 @@ fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
                 Ok(y)
             };
             if again {
-                // Shows how often gradients come.
+                // This pass counts how many gradients arrive for each parameter.
                 parallel.backward(&forward()?.sqr()?.sum_all()?)?;
             }
             let y = forward()?;
@@ -132,7 +133,7 @@ fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
             };
             let (sent, computed) = (places("submit coalesced"), places("span weight gradient"));
             assert!(sent.len() >= 3 && computed.len() == 6, "{log:?}");
-            // The last layer's have gone out before the middle one's first weight is looked at, and so on.
+            // The last layer's gradients are sent before the middle layer's first weight gradient is computed, and so on.
             assert!(sent[0] < computed[2] && sent[1] < computed[4], "{log:?}");
             let elements = log.iter().filter(|line| line.contains(" coalesced "));
             let elements = elements.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap());
@@ -143,7 +144,7 @@ fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
     }
 }
 
-/// What layers in a row note forward, and backward.
+/// Returns what a sequence of layers records in forward, and in backward.
 fn record(tp: usize, layers: usize, sequence_parallel: bool) -> Vec<(Vec<String>, Vec<String>)> {
     on_mesh(1, tp, |mesh| {
         let log = Log::default();
@@ -205,10 +206,11 @@ fn as_many_bytes_with_sequence_parallelism() {
     let (gather, scatter) = (format!("all_gather {ELEMENTS}"), format!("reduce_scatter {ELEMENTS}"));
     for (tp, layers) in [(2, 1), (2, 3), (4, 2)] {
         for (forward, backward) in record(tp, layers, true) {
-            // A reduce-scatter and an all-gather send what an all-reduce sends.
+            // A reduce-scatter and an all-gather send as many bytes as an all-reduce.
             let expected = BTreeMap::from([(&gather[..], 2 * layers), (&scatter[..], 2 * layers)]);
             assert_eq!(count(&forward), expected);
-            // What every rank has whole is summed once, and the parts of the input are put together.
+            // Gradients of parameters that every rank holds whole are summed once, and the parts of the input's gradient are
+            // gathered.
             let sum = format!("coalesced {}", layers * 6 * SHAPE.2);
             let mut expected = expected;
             *expected.entry(&gather).or_default() += 1;

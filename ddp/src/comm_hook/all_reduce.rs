@@ -1,4 +1,4 @@
-//! Each bucket as it is.
+//! Communication hook without compression: all-reduces each bucket.
 
 use candle_core::Tensor;
 use comm::{Operation, ReduceOp};
@@ -15,7 +15,7 @@ impl BucketHook for AllReduce {
     }
 }
 
-/// One mean in place.
+/// A single averaging all-reduce, in place.
 pub(super) struct Once(pub(super) Option<Tensor>);
 
 impl Reduction for Once {

@@ -1,4 +1,4 @@
-//! Buckets of f32 and f64 as f16 or bf16.
+//! Communication hook that sends buckets of f32 and f64 as f16 or bf16.
 
 use candle_core::{DType, Tensor};
 use comm::Operation;
@@ -7,8 +7,9 @@ use super::all_reduce::Once;
 use super::{BucketHook, GradBucket, Reduction};
 use crate::Result;
 
-/// An all-reduce would sum in f32, and send the sums as such. So every rank is given a part of the bucket by all others,
-/// averages it in f32, and gives it to all: what travels is never wider, and is rounded twice however many ranks there are.
+/// An all-reduce would sum in f32 and send the sums in f32. Instead, an all-to-all gives each rank one part of the bucket
+/// from all ranks, the rank averages it in f32, and an all-gather distributes the averages: everything is sent in 16 bits,
+/// and is rounded twice, whatever the number of ranks.
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) dtype: DType,
@@ -36,7 +37,7 @@ enum Sent {
 
 struct Narrowed {
     flat: Tensor,
-    /// What was last sent or received, padded to equal parts.
+    /// What was last sent or received, padded so that it divides into equal parts.
     all: Tensor,
     parts: usize,
     sent: Sent,

@@ -1,4 +1,4 @@
-//! Communication hooks: how a bucket of gradients becomes its mean over ranks.
+//! Communication hooks: how a bucket of gradients is averaged over ranks.
 
 mod all_reduce;
 mod half;
@@ -17,10 +17,11 @@ use half::Half;
 use power_sgd::PowerSgd;
 pub use power_sgd::PowerSgdConfig;
 
-/// How gradients are averaged: exactly, or with fewer bytes. See [`crate::DdpConfig::hook`].
+/// How gradients are averaged: exactly, or compressed. See [`crate::DdpConfig::hook`].
 ///
-/// With every hook the average is equal to the bit on all ranks, weights and [`crate::Ddp::join`] count as without, and
-/// clipping by global norm sees what the optimizer gets. On a single rank nothing travels, and nothing is compressed.
+/// With every hook the average is bitwise equal on all ranks, weights and [`crate::Ddp::join`] work as without a hook, and
+/// clipping by global norm uses the averaged gradients that the optimizer gets. With a single rank nothing is sent, and
+/// nothing is compressed.
 ///
 /// ```
 /// use ddp::{CommHook, DdpConfig, PowerSgdConfig};
@@ -32,22 +33,22 @@ pub use power_sgd::PowerSgdConfig;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum CommHook {
-    /// An all-reduce of each bucket as it is. The default.
+    /// An all-reduce of each uncompressed bucket. The default.
     #[default]
     AllReduce,
-    /// Gradients of f32 and f64 travel as f16: half the bytes of f32, 11 bits of precision, in two collectives for each
-    /// bucket. They are averaged in f32. What is larger than 65,504 becomes infinite.
+    /// Sends gradients of f32 and f64 as f16: half the bytes of f32, 11 bits of precision, two collectives per bucket. They
+    /// are averaged in f32. Values above 65,504 become infinite.
     F16,
-    /// The same as bf16: 8 bits of precision, the range of f32.
+    /// The same with bf16: 8 bits of precision, the range of f32.
     Bf16,
-    /// Gradients of matrices travel as factors of low rank, and what that leaves out goes into the next step.
+    /// Sends gradients of matrices as low-rank factors; the approximation error is added to the next step's gradient.
     PowerSgd(PowerSgdConfig),
-    /// One's own.
+    /// A user-defined hook.
     Custom(Arc<dyn BucketHook>),
 }
 
 impl CommHook {
-    /// What does it, with a memory of its own.
+    /// Creates the hook, with its own state.
     pub(crate) fn start(&self, world_size: usize) -> Arc<dyn BucketHook> {
         match self {
             CommHook::AllReduce => Arc::new(AllReduce),
@@ -59,9 +60,9 @@ impl CommHook {
     }
 }
 
-/// A communication hook of one's own.
+/// A user-defined communication hook.
 ///
-/// Its `Debug` text must be the same on every rank, which [`crate::Ddp::new`] checks: so it should show the configuration.
+/// Its `Debug` output must be the same on every rank, which [`crate::Ddp::new`] checks, so it should show the configuration.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -102,46 +103,47 @@ impl CommHook {
 /// # let _ = config;
 /// ```
 pub trait BucketHook: Debug + Send + Sync {
-    /// Begins to average a bucket. Called for each bucket of a step, in the same order on every rank, during backward or
-    /// at its end.
+    /// Starts to average a bucket. Called for each bucket of a step, in the same order on every rank, during backward or at
+    /// its end.
     ///
     /// # Errors
-    /// Whatever ends training on this rank.
+    /// Any error ends training on this rank.
     fn begin(&self, bucket: GradBucket) -> Result<Box<dyn Reduction>>;
 }
 
-/// A bucket on its way, as a sequence of collectives: equally many, and the same ones, on every rank.
+/// The averaging of one bucket, as a sequence of collectives. Every rank must run the same sequence.
 pub trait Reduction: Send {
-    /// The next collective; called when the one before is done. None when [`GradBucket::flat`] holds the mean over ranks.
+    /// Returns the next collective; called when the previous one has finished. `None` when [`GradBucket::flat`] contains the
+    /// mean over ranks.
     ///
     /// # Errors
-    /// Whatever ends training on this rank.
+    /// Any error ends training on this rank.
     fn next(&mut self) -> Result<Option<Operation>>;
 
-    /// True where another collective follows the one that is under way. Then it begins with the next bucket, while
-    /// backward goes on, and not after backward. The same on every rank.
+    /// Returns true if another collective follows the one in progress. That collective is then started together with the next
+    /// bucket, during backward, rather than after backward. Must be the same on every rank.
     fn has_more(&self) -> bool {
         false
     }
 }
 
-/// Gradients that travel together.
+/// Gradients that are communicated together.
 #[derive(Debug, Clone)]
 pub struct GradBucket {
-    /// All of them, one after the other; then, for each, a 1 if this rank has used the parameter, else a 0. The mean goes
-    /// here, that of the last elements too: above 0 where any rank has a 1.
+    /// All of them, one after the other, followed by a flag for each: 1 if this rank has used the parameter, else 0. The
+    /// result, the mean over ranks, is written here, including that of the flags: above 0 if any rank has a 1.
     pub flat: Tensor,
-    /// Where each of them lies.
+    /// Position of each gradient.
     pub slots: Vec<GradSlot>,
 }
 
 /// One gradient in a [`GradBucket`].
 #[derive(Debug, Clone)]
 pub struct GradSlot {
-    /// Its parameter's place in [`crate::Ddp::parameters`].
+    /// Index of its parameter in [`crate::Ddp::parameters`].
     pub parameter: usize,
     /// Its shape.
     pub shape: Shape,
-    /// Elements before it.
+    /// Offset in the flat tensor, in elements.
     pub offset: usize,
 }

@@ -1,6 +1,7 @@
-//! Orthonormal columns, by plain f64 arithmetic in one order: from equal matrices every machine gets equal bits.
+//! Gram-Schmidt orthonormalisation in plain f64 arithmetic in a fixed order: equal matrices give bitwise equal results on
+//! every machine.
 
-/// Random numbers in -1..1, the same on every machine: SplitMix64.
+/// SplitMix64 random number generator, for numbers in -1..1 that are the same on every machine.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -26,9 +27,9 @@ impl Random {
     }
 }
 
-/// Makes the columns of a matrix, given as its transpose's rows, orthonormal: modified Gram-Schmidt, repeated as long as
-/// rounding needs it. A column that depends on those before it becomes a random one, so that the span is never smaller.
-/// There must not be more columns than rows; where an element is not finite, its column is a random one.
+/// Makes the columns of a matrix, given as the rows of its transpose, orthonormal: modified Gram-Schmidt, repeated as often
+/// as rounding requires. A column that depends linearly on the previous ones, or contains an element that is not finite, is
+/// replaced by a random one, so that the rank is always full. There must not be more columns than rows.
 pub(super) fn orthonormalise(columns: &mut [Vec<f64>]) {
     for index in 0..columns.len() {
         let (done, rest) = columns.split_at_mut(index);
@@ -42,9 +43,9 @@ pub(super) fn orthonormalise(columns: &mut [Vec<f64>]) {
     }
 }
 
-/// Makes `column` a unit vector orthogonal to the others; false where nothing is left of it.
+/// Makes `column` a unit vector orthogonal to the others; returns false if it depends linearly on them.
 fn project_out(others: &[Vec<f64>], column: &mut [f64]) -> bool {
-    // By its largest element first: squares must not overflow or vanish.
+    // Divides by the largest element first, so that squares neither overflow nor underflow.
     let largest = column.iter().fold(0f64, |largest, element| largest.max(element.abs()));
     if largest == 0.0 || !largest.is_finite() {
         return false;
@@ -66,7 +67,7 @@ fn project_out(others: &[Vec<f64>], column: &mut [f64]) -> bool {
     }
 }
 
-/// Divides by the norm, which it gives.
+/// Divides by the norm, and returns it.
 fn normalise(column: &mut [f64]) -> f64 {
     let norm = dot(column, column).sqrt();
     if norm > 0.0 {

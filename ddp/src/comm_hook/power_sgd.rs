@@ -1,4 +1,4 @@
-//! PowerSGD: gradients of matrices as products of two thin ones, by one step of power iteration in each step of training.
+//! PowerSGD: compresses gradients of matrices to low-rank factors, with one power iteration per training step.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,31 +11,34 @@ use super::orthogonal::{Random, orthonormalise};
 use super::{BucketHook, GradBucket, GradSlot, Reduction};
 use crate::{Result, lock};
 
-/// How PowerSGD compresses. The defaults are PyTorch's.
+/// Configuration of PowerSGD. The defaults are PyTorch's.
 ///
-/// A gradient of n x m elements (n: its first dim, m: all others together) travels as (n + m) x rank. What is left out is
-/// kept on this rank and added to the gradient of the next step. A gradient of rank `rank` or less arrives as it is, but for
-/// rounding. Memory: as much as the parameters once more. What is kept is not part of any checkpoint.
+/// A gradient of n x m elements (n: its first dimension, m: product of the others) is sent as (n + m) x rank elements. The
+/// approximation error is kept on this rank and added to the gradient of the next step. A gradient whose rank is at most
+/// `rank` is reproduced exactly, except for rounding. Memory: as much as the parameters. This state is not saved in
+/// checkpoints.
 ///
 /// # Cost
-/// Two all-reduces for each bucket; the second one goes out with the next bucket's first.
+/// Two all-reduces per bucket; the second one is started with the next bucket's first.
 ///
 /// # Source
 /// Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
 /// 2019, algorithms 1 and 2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PowerSgdConfig {
-    /// Columns of the thin matrices, at least 1. Default: 1.
+    /// Columns of the factors, at least 1. Default: 1.
     pub rank: usize,
-    /// Steps at the start in which gradients travel whole. Default: 1000; early gradients are far from low rank.
+    /// Initial steps in which gradients are sent uncompressed. Default: 1000; early gradients are far from low rank.
     pub warm_up_steps: usize,
-    /// A gradient is compressed where that saves more than this factor. Default: 2; vectors never are.
+    /// A gradient is compressed only if that reduces its size by more than this factor. Default: 2; vectors are never
+    /// compressed.
     pub min_compression: usize,
-    /// Adds what one step left out to the next. Default: true. Without, training may not converge.
+    /// Adds the approximation error of a step to the next step's gradient. Default: true. Without it, training may not
+    /// converge.
     pub error_feedback: bool,
-    /// Begins each step's power iteration with what the last one found. Default: true.
+    /// Starts each step's power iteration from the previous step's result. Default: true.
     pub warm_start: bool,
-    /// Of the random matrices that power iteration begins with, the same on every rank. Default: 0.
+    /// Seed of the random matrices that power iteration starts from, the same on every rank. Default: 0.
     pub seed: u64,
 }
 
@@ -52,7 +55,7 @@ impl Default for PowerSgdConfig {
     }
 }
 
-/// What is kept of one parameter from step to step.
+/// State of one parameter that is kept between steps.
 #[derive(Debug, Default)]
 struct Kept {
     steps: usize,
@@ -74,7 +77,7 @@ impl PowerSgd {
         Self { config, memory: Memory::default() }
     }
 
-    /// The columns of a matrix's factors; none where it travels whole.
+    /// Returns the number of columns of a matrix's factors; `None` if it is sent uncompressed.
     fn rank(&self, slot: &GradSlot, steps: usize) -> Option<usize> {
         let (n, elements) = (*slot.shape.dims().first()?, slot.shape.elem_count());
         if slot.shape.rank() < 2 || elements == 0 || steps < self.config.warm_up_steps {
@@ -141,7 +144,7 @@ impl BucketHook for PowerSgd {
     }
 }
 
-/// One gradient, and its factors: left times right transposed.
+/// One gradient and its factors: left times transposed right.
 struct Matrix {
     slot: GradSlot,
     /// n x m; without error feedback a view of the bucket.
@@ -153,7 +156,7 @@ struct Matrix {
     is_finite: bool,
 }
 
-/// What is under way.
+/// The all-reduce in progress.
 enum Sent {
     Nothing,
     Left(Tensor),
@@ -164,7 +167,7 @@ struct Factors {
     flat: Tensor,
     flags: Tensor,
     parameters: Vec<usize>,
-    /// Offsets and lengths of what travels whole.
+    /// Offsets and lengths of what is sent uncompressed.
     whole: Vec<(usize, usize)>,
     matrices: Vec<Matrix>,
     config: PowerSgdConfig,
@@ -202,7 +205,7 @@ impl Factors {
         Ok(Tensor::cat(&whole.chain(left).collect::<candle_core::Result<Vec<_>>>()?, 0)?)
     }
 
-    /// The means of the left factors, made orthonormal.
+    /// Unpacks the averaged left factors, and makes them orthonormal.
     fn unpack_left(&mut self, packed: &Tensor) -> Result<()> {
         let mut at = 0;
         for &(offset, len) in &self.whole {
@@ -229,7 +232,7 @@ impl Factors {
         Ok(Tensor::cat(&self.matrices.iter().map(right).collect::<candle_core::Result<Vec<_>>>()?, 0)?)
     }
 
-    /// The gradients, from both factors, and what they leave out.
+    /// Computes the gradients from both factors, and stores the approximation errors.
     fn unpack_right(&mut self, packed: &Tensor) -> Result<()> {
         let flags = self.flags.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let mut memory = lock(&self.memory);
@@ -243,7 +246,7 @@ impl Factors {
             let slot = &matrix.slot;
             let kept = memory.entry(slot.parameter).or_default();
             if !matrix.is_finite || !is_finite(&matrix.right)? {
-                // Seen by all, and forgotten: it must not come back with every later step.
+                // All ranks see that it is not finite; the error is not kept, so that it does not affect later steps.
                 let nothing = (product.zeros_like()? + f64::NAN)?;
                 self.flat.slice_set(&nothing.flatten_all()?, 0, slot.offset)?;
                 continue;
@@ -266,7 +269,7 @@ impl Factors {
     }
 }
 
-/// Left times right transposed, element by element: matrix products are not equal to the bit on all processors.
+/// Multiplies left by transposed right, element by element: matrix products are not bitwise equal on all processors.
 fn product(left: &Tensor, right: &Tensor) -> Result<Tensor> {
     let right = right.t()?.contiguous()?;
     let term = |index| left.narrow(1, index, 1)?.contiguous()?.broadcast_mul(&right.narrow(0, index, 1)?);

@@ -1,4 +1,4 @@
-//! Buckets on their way, and what else goes with them.
+//! Communication of buckets, and the broadcast of the model's buffers.
 
 use std::collections::VecDeque;
 
@@ -12,13 +12,13 @@ use crate::{Error, Result, lock};
 pub(super) struct Flight {
     index: usize,
     reduction: Box<dyn Reduction>,
-    /// Its present collective; none where that is done.
+    /// Its collective in progress; `None` if that has finished.
     work: Option<Work>,
 }
 
 impl Reducer {
-    /// Sends out the buckets that are complete, in order. The last one stays: behind it there is nothing to overlap
-    /// with, and a blocking call is quicker.
+    /// Starts to average the complete buckets, in order, except the last one: nothing remains to overlap it with, and a
+    /// blocking call is faster.
     pub(super) fn launch_complete(&self, state: &mut State) -> Result<()> {
         if !state.synchronise || self.comm.world_size() == 1 {
             return Ok(());
@@ -31,7 +31,7 @@ impl Reducer {
     }
 
     fn launch_next(&self, state: &mut State) -> Result<()> {
-        // Here, and not as soon as they can: the order of collectives is the same on every rank.
+        // Continued here, and not as soon as possible, so that the order of collectives is the same on every rank.
         for flight in state.flights.iter_mut().filter(|flight| flight.reduction.has_more()) {
             flight.work.take().map_or(Ok(()), Work::wait)?;
             self.submit_next(flight)?;
@@ -42,7 +42,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Begins the next collective of a bucket, if there is one.
+    /// Starts the next collective of a bucket; returns false if there is none.
     fn submit_next(&self, flight: &mut Flight) -> Result<bool> {
         let Some(operation) = flight.reduction.next()? else { return Ok(false) };
         let span = bucket_span(flight.index, &operation);
@@ -59,7 +59,8 @@ impl Reducer {
         Ok(Flight { index, reduction: self.hook.begin(bucket)?, work: None })
     }
 
-    /// Sends out the rest, with parameters that got no gradient as zeros, and waits until all are averaged.
+    /// Starts to average the remaining buckets, with zeros for parameters without a gradient, and waits until all are
+    /// averaged.
     pub(super) fn wait(&self) -> Result<()> {
         if self.comm.world_size() == 1 {
             return Ok(());
@@ -71,8 +72,8 @@ impl Reducer {
             while state.next + 1 < count {
                 self.launch_next(state)?;
             }
-            // At a place among the operations that is the same on every rank; and when backward, which may look at
-            // buffers, is over.
+            // Submitted at a position in the order of operations that is the same on every rank, and after backward, which
+            // may read buffers.
             let buffers = self.send_buffers(state)?;
             let last = if state.next < count { Some(self.begin_flight(state)?) } else { None };
             (std::mem::take(&mut state.flights), buffers, last)
@@ -96,15 +97,15 @@ impl Reducer {
         Ok(Some(self.comm.submit(operation)?))
     }
 
-    /// Runs the next collective of a bucket, if there is one.
+    /// Runs the next collective of a bucket; returns false if there is none.
     fn run_next(&self, flight: &mut Flight) -> Result<bool> {
         let Some(operation) = flight.reduction.next()? else { return Ok(false) };
         bucket_span(flight.index, &operation).in_scope(|| self.comm.run(operation))?;
         Ok(true)
     }
 
-    /// Brings all to their end. Each goes to the back of the queue after a collective, so that the order of collectives is
-    /// the same on every rank.
+    /// Completes all buckets. Each goes to the back of the queue after a collective, so that the order of collectives is the
+    /// same on every rank.
     fn land(&self, mut flights: VecDeque<Flight>) -> Result<()> {
         while let Some(mut flight) = flights.pop_front() {
             flight.work.take().map_or(Ok(()), Work::wait)?;

@@ -1,8 +1,8 @@
-//! Gradients that come after their bucket has gone.
+//! Late gradients: those that arrive after their bucket has been sent.
 //!
-//! A parameter's hook is passed once in a graph, and its gradient is complete then. But what backward computes again has a graph of
-//! its own: a parameter that is used there, and elsewhere, gets several gradients in one pass. The first pass shows how many, and later
-//! ones wait for all of them.
+//! Backward passes a parameter's hook once per graph, and the gradient is complete then. But what backward recomputes has a
+//! separate graph: a parameter that is used there and elsewhere gets several gradients in one pass. The first pass shows how
+//! many, and later passes wait for all of them.
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Operation, ReduceOp};
@@ -12,7 +12,7 @@ use crate::buckets::scaled;
 use crate::{Error, Result, lock};
 
 impl Reducer {
-    /// Keeps a gradient whose bucket has gone.
+    /// Stores a gradient whose bucket has already been sent.
     pub(super) fn receive_late(&self, state: &mut State, index: usize, grad: &Tensor) -> Result<()> {
         if state.rebuilt {
             return Err(Error::LateGradient { parameter: self.gradients[index].name.clone() });
@@ -27,7 +27,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// In the first pass, when all buckets are averaged: averages what came late on any rank, and adds it.
+    /// In the first pass, after all buckets are averaged: averages the gradients that were late on any rank, and adds them.
     pub(super) fn average_late(&self) -> Result<()> {
         let state = &mut *lock(&self.state);
         if state.rebuilt || state.buckets.plan.buckets.len() < 2 {
@@ -46,7 +46,7 @@ impl Reducer {
         let factor = state.weights.factor()?;
         for (index, _) in which.to_vec1::<i64>()?.iter().enumerate().filter(|(_, late)| **late == 1) {
             let own = state.late[index].take().map_or_else(|| self.gradients[index].zeros(), Ok)?;
-            // In memory of its own, since a view of the user's may lie in what came.
+            // Copied to new memory, since `own` may share memory with a view that the user holds.
             let tensor = own.affine(factor, 0.0)?;
             self.comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Avg })?;
             state.buckets.add(index, &tensor)?;

@@ -1,4 +1,5 @@
-//! One backward pass: hooks bring gradients, full buckets go out, averages come back.
+//! The reducer, which runs a backward pass: hooks deliver gradients, full buckets are averaged, and the averages are
+//! returned.
 
 mod flight;
 mod late;
@@ -24,7 +25,7 @@ use crate::{DdpConfig, Error, Result, lock};
 use flight::Flight;
 
 thread_local! {
-    /// The address of the reducer whose backward this thread is in.
+    /// Address of the reducer whose backward runs on this thread.
     static PASS: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -35,9 +36,9 @@ pub(crate) struct Reducer {
     items: Vec<Item>,
     config: DdpConfig,
     hook: Arc<dyn BucketHook>,
-    /// What is to be made equal after each step.
+    /// The model's buffers that are broadcast after each step.
     buffers: Vec<Tensor>,
-    /// One backward at a time.
+    /// Held during a backward: one at a time.
     turn: Mutex<()>,
     state: Mutex<State>,
 }
@@ -45,26 +46,27 @@ pub(crate) struct Reducer {
 struct State {
     buckets: Buckets,
     weights: Weights,
-    /// What this pass's gradients are multiplied with; none where they do not count.
+    /// Factor for the gradients of this pass; `None`: they are ignored.
     scale: Option<f64>,
-    /// This pass communicates.
+    /// Whether this pass communicates.
     synchronise: bool,
-    /// The next bucket to go out in this pass.
+    /// Index of the next bucket to be sent in this pass.
     next: usize,
-    /// Those that are under way.
+    /// Buckets that are being averaged.
     flights: VecDeque<Flight>,
-    /// The buckets follow the order in which gradients came on rank 0.
+    /// Whether the buckets follow the order in which gradients arrived on rank 0.
     rebuilt: bool,
-    /// Sizes are being tried.
+    /// The bucket size search, while it is in progress.
     search: Option<Search>,
     bucket_bytes: usize,
-    /// The pass before had parameters without gradient: see which they are before the next, since they hold up a bucket.
+    /// The previous pass had parameters without a gradient: such parameters are determined before the next pass, since a
+    /// bucket would wait for them.
     look_ahead: bool,
-    /// By parameter, in the first pass: what came after its bucket had gone.
+    /// By parameter, in the first pass: gradients that arrived after their bucket had been sent.
     late: Vec<Option<Tensor>>,
-    /// The parameters whose gradients came in the pass before.
+    /// Parameters whose gradients arrived in the previous pass.
     came_before: Vec<usize>,
-    /// Parameters without a gradient are still to be looked for.
+    /// Whether the check for parameters without a gradient is still to be done.
     unaudited: bool,
     failed: Option<Error>,
 }
@@ -116,7 +118,7 @@ impl Reducer {
         &*self.comm
     }
 
-    /// Compares the parameters of all ranks, while no backward is under way.
+    /// Compares the parameters of all ranks, while no backward is in progress.
     pub(crate) fn check_parameters(&self, parameters: &[Parameter]) -> Result<()> {
         let _turn = lock(&self.turn);
         self.check()?;
@@ -128,7 +130,7 @@ impl Reducer {
         }
     }
 
-    /// The first cause, where an earlier call failed.
+    /// Returns the first failure of an earlier call.
     pub(crate) fn check(&self) -> Result<()> {
         match &lock(&self.state).failed {
             Some(error) => Err(error.clone()),
@@ -136,8 +138,8 @@ impl Reducer {
         }
     }
 
-    /// Runs backward; the gradients go to the buckets. With `synchronise`, their averages come back in the result: means
-    /// over ranks, or where there is a weight, over all that is weighed.
+    /// Runs backward and collects the gradients in the buckets. With `synchronise`, the result contains their averages: over
+    /// ranks or, with weights, over all samples.
     pub(crate) fn backward(
         &self,
         loss: &Tensor,
@@ -148,7 +150,7 @@ impl Reducer {
         self.check()?;
         {
             let state = &mut *lock(&self.state);
-            // A mistake here has not changed anything yet.
+            // An error here has not changed anything yet.
             state.scale = state.weights.add(weight)?;
         }
         let pass = Pass { reducer: self, before: PASS.replace(Some(self.address())) };
@@ -157,7 +159,7 @@ impl Reducer {
         result
     }
 
-    /// Takes part in a step of the others, for which this rank has no loss; none where no rank has one.
+    /// Takes part in a step of the other ranks, without a loss; returns `None` if no rank has one.
     pub(crate) fn join(&self) -> Result<Option<GradStore>> {
         let _turn = lock(&self.turn);
         self.check()?;
@@ -165,11 +167,11 @@ impl Reducer {
         self.join_pass().map_err(|error| self.fail(error))
     }
 
-    /// Takes in a gradient; called by its hook during backward.
+    /// Receives a gradient; called by the parameter's hook during backward.
     pub(crate) fn receive(&self, index: usize, grad: &Tensor) -> Result<()> {
         match PASS.get() {
             None => Err(Error::OutsideBackward { parameter: self.gradients[index].name.clone() }),
-            // Another model's loss goes through this model: its gradients are not asked for.
+            // The loss of another model depends on this model; this model's gradients are not wanted.
             Some(reducer) if reducer != self.address() => Ok(()),
             Some(_) => {
                 let state = &mut *lock(&self.state);
@@ -227,7 +229,7 @@ impl Reducer {
         if synchronise { state.weights.exchange(&*self.comm) } else { Ok(()) }
     }
 
-    /// Does not wait for gradients that `loss` will not give.
+    /// Marks parameters that `loss` does not depend on, so that no bucket waits for them.
     fn foresee(&self, loss: &Tensor) -> Result<()> {
         let mut state = lock(&self.state);
         if !state.look_ahead {
@@ -235,7 +237,8 @@ impl Reducer {
         }
         let nodes: HashSet<_> = loss.sorted_nodes().iter().map(|node| node.id()).collect();
         let unseen = |index: &usize| !nodes.contains(&self.gradients[*index].hooked);
-        // What backward computes again is not in the graph. Where one of those that came before is not there, others may come, too.
+        // The graph does not contain what backward recomputes. If a parameter whose gradient arrived in the previous pass is
+        // missing from the graph, others may arrive that way, too.
         if state.came_before.iter().any(unseen) {
             return Ok(());
         }
@@ -271,7 +274,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// All ranks have the same gradients, so that all come to the same end.
+    /// Applies [`DdpConfig::audit`]. All ranks have the same gradients, and so get the same result.
     fn audit(&self, grads: &GradStore) -> Result<()> {
         let parameters = self.gradients.iter().map(|gradient| {
             (gradient.name.as_str(), gradient.shape.dims(), grads.get_id(gradient.variable).is_some())
@@ -279,7 +282,7 @@ impl Reducer {
         Ok(self.config.audit.act("Ddp", self.comm.rank() == 0, parameters)?)
     }
 
-    /// The size of buckets that is in use.
+    /// Returns the current bucket size in bytes.
     pub(crate) fn bucket_bytes(&self) -> usize {
         lock(&self.state).bucket_bytes
     }
@@ -293,7 +296,7 @@ impl Reducer {
     }
 }
 
-/// While it lives, hooks on this thread bring their gradients to `reducer`.
+/// Guard: while it lives, hooks on this thread deliver their gradients to `reducer`.
 struct Pass<'a> {
     reducer: &'a Reducer,
     before: Option<usize>,

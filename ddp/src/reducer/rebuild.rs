@@ -1,4 +1,4 @@
-//! Buckets made anew between steps: in the order in which gradients come, and of a size that was measured.
+//! Rebuilding buckets between steps: in the order in which gradients arrive, and with the measured size.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::search::Search;
 use crate::{Result, lock};
 
 impl Reducer {
-    /// After each step, which took this long on this rank if it had a loss.
+    /// Called after each step. `time` is the duration of the step on this rank; `None` if it had no loss.
     pub(super) fn rebuild(&self, time: Option<Duration>) -> Result<()> {
         let state = &mut *lock(&self.state);
         if self.comm.world_size() == 1 {
@@ -35,7 +35,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// After the first step: fills the buckets anew, in the order in which gradients came on rank 0.
+    /// After the first step: refills the buckets in the order in which gradients arrived on rank 0.
     fn reorder(&self, state: &mut State) -> Result<()> {
         let (bytes, first_bytes) = (self.config.bucket_bytes, self.config.first_bucket_bytes);
         if state.buckets.plan.buckets.len() < 2 && !self.config.measure_bucket_bytes {

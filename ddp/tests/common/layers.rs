@@ -1,4 +1,4 @@
-//! A model with a probe: something that runs when backward comes to its first layer.
+//! A model with a probe: a hook that runs when backward reaches the first layer.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
@@ -8,12 +8,12 @@ use super::{Comm, builder, values};
 
 pub(crate) const LAYERS: usize = 4;
 const WIDTH: usize = 6;
-/// Every parameter in a bucket of its own.
+/// Configuration with a separate bucket for every parameter.
 pub(crate) fn apart() -> DdpConfig {
     DdpConfig { bucket_bytes: 0, first_bucket_bytes: 0, ..Default::default() }
 }
 
-/// The identity, which runs something when backward comes by.
+/// The identity operation, which calls a function in backward.
 struct Probe<F>(F);
 
 impl<F: Fn() -> candle_core::Result<()>> CustomOp1 for Probe<F> {
@@ -30,7 +30,7 @@ impl<F: Fn() -> candle_core::Result<()>> CustomOp1 for Probe<F> {
     }
 }
 
-/// Several layers, and one more that not every forward pass uses.
+/// Several layers, and a head that not every forward pass uses.
 pub(crate) struct Layers {
     layers: Vec<Linear>,
     head: Linear,
@@ -54,7 +54,7 @@ impl Layers {
         })
     }
 
-    /// `probe` runs when backward has left all layers but the first.
+    /// `probe` runs when backward has passed all layers but the first.
     pub(crate) fn loss<F>(&self, seed: u64, with_head: bool, probe: F) -> candle_core::Result<Tensor>
     where
         F: Fn() -> candle_core::Result<()> + Send + Sync + 'static,

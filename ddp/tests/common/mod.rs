@@ -1,4 +1,4 @@
-//! Ranks as threads, and small models with known values.
+//! Test helpers: ranks as threads, and small models with known values.
 #![allow(dead_code)]
 
 pub(crate) mod layers;
@@ -15,7 +15,7 @@ use ddp::{Ddp, DdpConfig, Result};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 
-/// What each rank of a new group makes of `body`; none for one that panicked.
+/// Runs `body` on each rank of a new group of threads, and returns the results; `None` for a rank that panicked.
 pub(crate) fn on_ranks<T: Send>(
     world_size: usize,
     body: impl Fn(Comm) -> Result<T> + Sync,
@@ -29,7 +29,7 @@ pub(crate) fn on_ranks<T: Send>(
     })
 }
 
-/// The same where no rank may fail.
+/// Does the same, and panics if a rank fails.
 pub(crate) fn on_all_ranks<T: Send>(world_size: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<T> {
     let results = on_ranks(world_size, body).into_iter().enumerate();
     results
@@ -37,7 +37,7 @@ pub(crate) fn on_all_ranks<T: Send>(world_size: usize, body: impl Fn(Comm) -> Re
         .collect()
 }
 
-/// Numbers between -1 and 1 that look random.
+/// Returns deterministic pseudo-random numbers between -1 and 1.
 pub(crate) fn values(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     let len = shape.iter().product::<usize>();
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -51,7 +51,7 @@ pub(crate) fn values(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
         .expect("on the CPU")
 }
 
-/// A builder over these parameters, their values drawn from the seed.
+/// Returns a builder over these parameters, with values derived from the seed.
 pub(crate) fn builder(seed: u64, parameters: &[(&str, &[usize])], dtype: DType) -> VarBuilder<'static> {
     let draw = |(index, (name, shape)): (usize, &(&str, &[usize]))| {
         (name.to_string(), values(seed * 1000 + index as u64, shape, dtype))
@@ -89,7 +89,7 @@ impl Mlp {
         builder(seed, &shapes, dtype)
     }
 
-    /// Rank 0's seed is 1; the others start elsewhere, and must be given rank 0's values.
+    /// Rank 0's seed is 1. The other ranks start with different values, and must get rank 0's.
     pub(crate) fn ddp(comm: Comm, dtype: DType, config: &DdpConfig) -> Result<Ddp<Self>> {
         let vb = Self::builder(1 + comm.rank() as u64, dtype);
         Ddp::new(comm, vb, config, Self::new)
@@ -107,7 +107,7 @@ impl Module for Mlp {
     }
 }
 
-/// All numbers of some tensors, exactly.
+/// Returns all elements of some tensors, exactly.
 pub(crate) fn numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<f64> {
     let one = |tensor: &Tensor| tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
     tensors.into_iter().flat_map(|tensor| one(tensor).expect("on the CPU")).collect()
@@ -126,7 +126,7 @@ pub(crate) fn assert_close(left: &[f64], right: &[f64], tolerance: f64) {
     }
 }
 
-/// The parameters `a` = [1, 2], `b` = [3, 4] and `c` = [5, 6] as they are.
+/// A model that consists of the parameters `a` = [1, 2], `b` = [3, 4] and `c` = [5, 6].
 pub(crate) struct Abc {
     pub(crate) a: Tensor,
     pub(crate) b: Tensor,
@@ -141,7 +141,7 @@ pub(crate) fn abc(comm: Comm, dtype: DType, config: &DdpConfig) -> Result<Ddp<Ab
     Ddp::new(comm, vb, config, |vb| Ok(Abc { a: vb.get(2, "a")?, b: vb.get(2, "b")?, c: vb.get(2, "c")? }))
 }
 
-/// By parameter, the gradient's numbers.
+/// Returns the elements of each parameter's gradient.
 pub(crate) fn gradients<M>(ddp: &Ddp<M>, grads: &GradStore) -> Vec<Option<Vec<f64>>> {
     ddp.vars().iter().map(|var| grads.get(var).map(|grad| numbers([grad]))).collect()
 }

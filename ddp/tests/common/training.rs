@@ -1,4 +1,4 @@
-//! Optimizers, and the model in one process.
+//! Optimizers, and the model in a single process.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Var};
@@ -28,7 +28,7 @@ impl AnyOptimizer {
     }
 }
 
-/// The model with rank 0's values and without a `Ddp`, and its variables in order of construction.
+/// Returns the model with rank 0's values and without a `Ddp`, and its variables in order of construction.
 pub(crate) fn alone(dtype: DType) -> Result<(Mlp, Vec<Var>)> {
     let variables = VarMap::new();
     let model = Mlp::new(VarBuilder::from_varmap(&variables, dtype, &Device::Cpu))?;

@@ -10,7 +10,7 @@ const FEATURES: usize = 3;
 fn norm(comm: Comm, config: &DdpConfig) -> Result<Ddp<BatchNorm>> {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F64, &Device::Cpu);
-    // Not 0 and 1, and not the same everywhere.
+    // Different from the defaults 0 and 1, and different on each rank.
     let init = Init::Const(2.0 + comm.rank() as f64);
     variables.get(FEATURES, "running_mean", init, DType::F64, &Device::Cpu)?;
     Ddp::new(comm, vb, config, |vb| batch_norm(FEATURES, 1e-5, vb))
@@ -25,7 +25,7 @@ fn batch(step: usize, rank: usize) -> Tensor {
     values((step * 10 + rank) as u64, &[4, FEATURES, 2], DType::F64)
 }
 
-/// The statistics of one process that sees only the batches of some ranks, by step.
+/// Returns the statistics of a single process that sees, in each step, the batch of the given rank.
 fn alone(ranks: impl Iterator<Item = usize>) -> candle_core::Result<Vec<f64>> {
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F64, &Device::Cpu);
     let start = (Tensor::zeros(FEATURES, DType::F64, &Device::Cpu)? + 2.0)?;
@@ -47,7 +47,7 @@ fn rank_0s_statistics_are_everybodys_after_each_step() {
             for step in 0..4 {
                 let loss = ddp.forward_t(&batch(step, rank), true)?.powf(3.0)?.mean_all()?;
                 let before = comm.stats().operations;
-                // Evaluation and forward passes communicate nothing: any rank may do it alone.
+                // Evaluation and forward passes communicate nothing, so a single rank can run them.
                 if rank == 0 {
                     ddp.forward_t(&batch(step, rank), false)?;
                 }
@@ -75,7 +75,7 @@ fn left_as_they_are_they_are_each_ranks_own() {
         statistics(&ddp)
     });
     for (rank, statistics) in ranks.iter().enumerate() {
-        // All start from rank 0's.
+        // All ranks start from rank 0's statistics.
         assert_close(statistics, &alone((0..4).map(|_| rank)).expect("one process"), 1e-12);
     }
 }

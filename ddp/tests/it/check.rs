@@ -1,4 +1,4 @@
-//! A check of equal parameters names the first that differs, the same on every rank.
+//! The check for equal parameters names the first that differs, the same on every rank.
 
 use crate::common::{Mlp, abc, assert_close, numbers, on_all_ranks, on_ranks};
 use candle_core::{DType, Device, Tensor, Var};
@@ -20,7 +20,7 @@ fn equal_parameters_pass_with_little_communication() {
             let before = comm.stats();
             ddp.check_parameters()?;
             assert_eq!(comm.stats().bytes_sent - before.bytes_sent, 8 * (world_size as u64 - 1));
-            // Equal is equal, also where it is not a number.
+            // Compared bit for bit, so a NaN equals itself.
             change(&ddp.vars()[2], 3, f64::NAN)?;
             ddp.check_parameters()
         });
@@ -36,7 +36,7 @@ fn the_first_difference_is_named_on_every_rank() {
                 let rank = comm.rank();
                 let ddp = Mlp::ddp(comm, dtype, &DdpConfig::default())?;
                 let vars = ddp.vars();
-                // The last one on another rank, too: not the first difference.
+                // The last parameter differs on another rank, too, but is not the first difference.
                 change(&vars[7], 1, rank as f64)?;
                 change(&vars[4], 9, 0.25)?;
                 if rank == odd {
@@ -44,7 +44,7 @@ fn the_first_difference_is_named_on_every_rank() {
                     change(&vars[4], 30, 8.0)?;
                 }
                 let error = ddp.check_parameters().expect_err("they differ");
-                // Not the end: once they are equal again, training goes on.
+                // Once they are equal again, training can continue.
                 vars.iter().try_for_each(|var| var.set(&var.as_tensor().zeros_like()?))?;
                 ddp.check_parameters()?;
                 ddp.model()?;
@@ -103,7 +103,7 @@ fn a_rank_that_is_gone_is_named() {
     }
 }
 
-/// Along an axis of a mesh, too, ranks have their numbers in the whole job.
+/// In a group along an axis of a mesh, too, ranks are reported as ranks in the whole job.
 #[test]
 fn the_odd_rank_of_a_group_is_named_by_its_number_in_the_job() {
     let found = on_all_ranks(4, |world| {

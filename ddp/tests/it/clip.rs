@@ -15,7 +15,7 @@ fn batch(step: usize, rank: usize) -> [Tensor; 2] {
     [values(seed, &[len, INPUTS], DType::F64), values(seed + 5, &[len, OUTPUTS], DType::F64)]
 }
 
-/// The norm before clipping and the parameters after it, by step.
+/// Returns the norm before clipping and the parameters after it, by step.
 fn distributed(world_size: usize, hook: &CommHook) -> Vec<(Vec<f64>, Vec<Vec<f64>>)> {
     on_all_ranks(world_size, |comm| {
         let rank = comm.rank();
@@ -57,7 +57,7 @@ fn clipping_on_each_rank_is_clipping_by_the_global_norm() {
         let ranks = distributed(world_size, &CommHook::AllReduce);
         assert!(ranks.iter().all(|rank| *rank == ranks[0]));
         let (norms, after) = alone(world_size).expect("one process");
-        // Or nothing is tested.
+        // Otherwise nothing would be clipped.
         assert!(norms.iter().all(|norm| *norm > 2.0 * MAX_NORM), "{norms:?}");
         assert_close(&ranks[0].0, &norms, 1e-9);
         for (distributed, alone) in ranks[0].1.iter().zip(&after) {
@@ -73,7 +73,7 @@ fn ranks_stay_equal_when_compressed_gradients_are_clipped() {
         for world_size in 2..=4 {
             let ranks = distributed(world_size, &hook);
             assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{hook:?}");
-            // They clip what the optimizer gets: a step is never longer than this.
+            // The averaged gradients are clipped, so the length of a step is bounded.
             for pair in ranks[0].1.windows(2) {
                 let moved: f64 = pair[0].iter().zip(&pair[1]).map(|(from, to)| (from - to).powi(2)).sum();
                 assert!(moved.sqrt() <= 0.5 * MAX_NORM * (1.0 + 1e-9), "{hook:?}");

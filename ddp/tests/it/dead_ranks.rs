@@ -1,4 +1,4 @@
-//! A rank that dies is named by every other one, on each way through a step.
+//! A rank that dies is named by every other rank, on each code path of a step.
 
 use crate::common::{Comm, INPUTS, Mlp, on_ranks, values};
 use candle_core::DType;
@@ -6,11 +6,11 @@ use candle_nn::{BatchNorm, Module, VarBuilder, VarMap, batch_norm};
 use ddp::{CommHook, Ddp, DdpConfig, Error, PowerSgdConfig, Result};
 
 const RANKS: usize = 3;
-/// The step in which it dies, and who.
+/// The step in which a rank dies, and that rank.
 const LAST: usize = 2;
 const DEAD: usize = 1;
 
-/// What the others get, each from its way through the steps; rank 1 panics when it comes to the third.
+/// Checks the errors of the other ranks; rank 1 panics in the third step.
 fn others(steps: impl Fn(Comm) -> Result<()> + Sync) {
     for (rank, result) in on_ranks(RANKS, steps).into_iter().enumerate() {
         let Some(result) = result else {
@@ -55,7 +55,7 @@ fn while_others_have_joined() {
     others(|comm| {
         let rank = comm.rank();
         let ddp = Mlp::ddp(comm, DType::F32, &DdpConfig::default())?;
-        // Rank 0 has no data at all; rank 2 has more than the one that dies.
+        // Rank 0 has no data at all; rank 2 has more than the rank that dies.
         if rank > 0 {
             (0..=LAST).try_for_each(|index| step(&ddp, index, rank))?;
         }
@@ -92,7 +92,7 @@ fn before_buffers_are_equal() {
     });
 }
 
-/// The ranks that leave, without a panic, are told apart from those that die.
+/// Ranks that leave without a panic are distinguished from those that die.
 #[test]
 fn a_rank_that_does_not_join_but_leaves_is_named() {
     let results = on_ranks(RANKS, |comm| {

@@ -1,4 +1,4 @@
-//! Training on several ranks equals training in one process, and all ranks stay equal to the bit.
+//! Training on several ranks equals training in a single process, and all ranks stay bitwise equal.
 
 use crate::common::training::{self, AnyOptimizer};
 use crate::common::{
@@ -11,24 +11,24 @@ use proptest::prelude::*;
 
 const STEPS: usize = 20;
 
-/// A rank's inputs and targets of a step. Every fifth step is the last of an epoch: ranks have unequal rests.
+/// Returns a rank's inputs and targets of a step. Every fifth step is the last of an epoch, with batches of different sizes.
 fn batch(draw: u64, step: usize, rank: usize, dtype: DType) -> (Tensor, Tensor) {
     let len = if step % 5 == 4 { 1 + 2 * rank } else { 4 };
     let seed = draw * 10_000 + (step * 100 + rank) as u64;
     (values(seed, &[len, INPUTS], dtype), values(seed + 50, &[len, OUTPUTS], dtype))
 }
 
-/// One training.
+/// Parameters of one training run.
 #[derive(Clone, Copy)]
 struct Run {
     world_size: usize,
     adam: bool,
     dtype: DType,
-    /// Which data.
+    /// Seed of the data.
     draw: u64,
 }
 
-/// Every rank's parameters after each step.
+/// Returns every rank's parameters after each step.
 fn distributed(run: Run, config: &DdpConfig) -> Vec<Vec<Vec<f64>>> {
     on_all_ranks(run.world_size, |comm| {
         let rank = comm.rank();
@@ -45,7 +45,7 @@ fn distributed(run: Run, config: &DdpConfig) -> Vec<Vec<Vec<f64>>> {
     })
 }
 
-/// One process on all ranks' batches: the mean of the ranks' means.
+/// Trains in a single process on all ranks' batches: the mean of the ranks' means.
 fn alone(run: Run) -> candle_core::Result<Vec<Vec<f64>>> {
     let (model, vars) = training::alone(run.dtype)?;
     let mut optimizer = AnyOptimizer::new(run.adam, vars.clone())?;
@@ -129,7 +129,7 @@ fn variables_of_a_var_map_are_shared_and_loading_them_is_seen() {
     assert_eq!(outputs, [[321.0], [321.0]]);
 }
 
-/// So many steps that every size was tried.
+/// Enough steps to try every size.
 const SEARCH_STEPS: usize = 40;
 
 #[test]

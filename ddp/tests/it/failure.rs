@@ -1,11 +1,11 @@
-//! Every failure is an error on every rank it concerns, and stays one.
+//! Every failure is an error on every rank it concerns, and all later calls return it.
 
 use crate::common::{INPUTS, Mlp, builder, on_ranks, values};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor};
 use candle_nn::{Module, VarBuilder, VarMap};
 use ddp::{Ddp, DdpConfig, Error, Result};
 
-/// Builds these parameters on rank 1 (of three), and `a` and `b` of two elements on the others; what each rank gets.
+/// Builds these parameters on rank 1 (of three), and `a` and `b` of two elements on the others; returns each rank's error.
 fn mismatch(odd: &[(&'static str, &'static [usize])], dtype: DType, config: &DdpConfig) -> Vec<Error> {
     let results = on_ranks(3, |comm| {
         let (parameters, dtype, config) = match comm.rank() {
@@ -71,7 +71,7 @@ fn a_rank_that_cannot_build_its_model_ends_the_others() {
     assert!(errors[1].to_string().contains("building the model: "), "{}", errors[1]);
 }
 
-/// The identity, which panics or fails on its way back.
+/// The identity operation, which panics or fails in backward.
 struct Faulty {
     panics: bool,
 }
@@ -91,8 +91,8 @@ impl CustomOp1 for Faulty {
     }
 }
 
-/// Trains until, at the third step, one rank fails in the middle of backward. The others' errors, each with that of
-/// the next call.
+/// Trains until, at the third step, one rank fails in the middle of backward. Returns each rank's error and that of its next
+/// call; `None` for a rank that panicked.
 fn one_fails(world_size: usize, panics: bool, config: &DdpConfig) -> Vec<Option<Result<[Error; 2]>>> {
     on_ranks(world_size, |comm| {
         let rank = comm.rank();
@@ -101,7 +101,7 @@ fn one_fails(world_size: usize, panics: bool, config: &DdpConfig) -> Vec<Option<
         let error = loop {
             let mut x = values(step, &[4, INPUTS], DType::F32);
             if step == 2 && rank == 1 {
-                // In the graph below the first layers, so it comes after the buckets of the last ones.
+                // Depends on a parameter of the first layer, so backward reaches it after the buckets of the last layers.
                 let first = ddp.parameters()[0].tensor();
                 x = (x
                     + (first.apply_op1(Faulty { panics })?.sum_all()? * 0.5)?.broadcast_as((4, INPUTS))?)?;
@@ -114,7 +114,7 @@ fn one_fails(world_size: usize, panics: bool, config: &DdpConfig) -> Vec<Option<
         let again = ddp.model().err().expect("it has failed before");
         let and_again = ddp.backward_no_sync(&Tensor::new(1f32, &Device::Cpu)?).expect_err("it has failed");
         assert_eq!(and_again.to_string(), again.to_string());
-        // The others may still be at the end of the step before, which needed no more of the one that fails.
+        // The other ranks may still be at the end of the previous step, in which they need nothing more from the failed rank.
         assert!(step == 1 || step == 2, "{step}");
         Ok([error, again])
     })
@@ -145,7 +145,7 @@ fn a_rank_whose_backward_fails_is_of_no_use_any_more() {
     assert!(matches!(&error, Error::Comm(comm::Error::PeerLeft { rank: 1, .. })), "{error}");
 }
 
-/// What building this model alone fails with.
+/// Returns the error of building this model on a single rank.
 fn refused<M>(build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>) -> Error {
     let comm = comm::Local::group(1, &comm::LocalConfig::default()).expect("one rank").remove(0);
     let vb = builder(1, &[("a", &[2])], DType::F32);

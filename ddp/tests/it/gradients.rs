@@ -1,16 +1,17 @@
-//! What comes back from backward, in all the ways in which a model can use its parameters.
+//! Results of backward for all the ways in which a model can use its parameters.
 
 use crate::common::{Abc, abc, builder, gradients, numbers, on_all_ranks, values};
 use candle_core::{DType, Device, Tensor, Var};
 use ddp::{Ddp, DdpConfig, Result};
 
-/// Every parameter in a bucket of its own, or all in one.
+/// Returns configurations with a separate bucket for every parameter, and with a single bucket.
 fn configs() -> [DdpConfig; 2] {
     let apart = DdpConfig { bucket_bytes: 0, first_bucket_bytes: 0, ..Default::default() };
     [apart, DdpConfig::default()]
 }
 
-/// The same step with each configuration, three times: before and after buckets are rebuilt and unused parameters foreseen.
+/// Runs the same step three times with each configuration: before and after buckets are rebuilt and unused parameters are
+/// predicted.
 fn each_step(world_size: usize, step: impl Fn(&Ddp<Abc>, usize) -> Result<()> + Sync) {
     for config in configs() {
         on_all_ranks(world_size, |comm| {
@@ -73,7 +74,7 @@ fn a_rank_changes_what_it_uses_from_step_to_step() {
 fn a_loss_of_no_parameter_has_no_gradients() {
     each_step(2, |ddp, rank| {
         let loss = Tensor::new(1f64, &Device::Cpu)?;
-        // Alone on one rank, and then on both.
+        // First one rank's loss depends on no parameter, then that of both.
         let loss = if rank == 0 { ddp.model()?.a.sum_all()? } else { loss };
         let grads = ddp.backward(&loss)?;
         assert_eq!(gradients(ddp, &grads), [Some(vec![0.5; 2]), None, None]);
@@ -90,7 +91,7 @@ fn a_shared_parameter_has_the_sum_over_its_uses() {
         let first = (ddp.model()?.a.sum_all()? * factor)?;
         let second = ddp.model()?.a.sqr()?.sum_all()?;
         let loss = (first + second)?;
-        // Twice from one graph: nothing is left over from the first.
+        // Two backward passes through one graph: the first leaves no state behind.
         for _ in 0..2 {
             let grads = ddp.backward(&loss)?;
             assert_eq!(gradients(ddp, &grads)[0], Some(vec![3.5, 5.5]));
@@ -165,7 +166,7 @@ fn gradients_that_are_not_contiguous_and_scalars_and_nothing() {
     }
 }
 
-/// In 16 bits each of the small ones would be lost beside the large one.
+/// In 16 bits the small gradients would be lost when added to the large one.
 #[test]
 fn sums_of_16_bits_are_rounded_once() {
     for (dtype, world_size) in [(DType::BF16, 2), (DType::F16, 1)] {
@@ -178,7 +179,7 @@ fn sums_of_16_bits_are_rounded_once() {
                     for _ in 0..1023 {
                         ddp.backward_no_sync(&(a.sum_all()? / 4096.0)?)?;
                     }
-                    // One of them has no gradient in the last pass.
+                    // `b` has no gradient in the last pass.
                     let grads = ddp.backward(&(a.sum_all()? / 4096.0)?)?;
                     assert_eq!(gradients(&ddp, &grads)[..2], [Some(vec![1.25; 2]), Some(vec![1.0; 2])]);
                     assert_eq!(grads.get(&ddp.vars()[0]).expect("a gradient").dtype(), dtype);

@@ -1,4 +1,4 @@
-//! Communication hooks: what they save, what they lose, and that ranks stay equal.
+//! Communication hooks: bytes saved, precision lost, and that ranks stay equal.
 
 use crate::common::{
     Comm, INPUTS, Mlp, OUTPUTS, assert_close, builder, gradients, numbers, on_all_ranks, on_ranks,
@@ -13,7 +13,7 @@ fn with(hook: CommHook) -> DdpConfig {
     DdpConfig { hook, ..DdpConfig::default() }
 }
 
-/// Compresses from the first step on, wherever it saves anything.
+/// Returns a configuration that compresses from the first step on, wherever it saves anything.
 fn power_sgd(rank: usize) -> PowerSgdConfig {
     PowerSgdConfig { rank, warm_up_steps: 0, min_compression: 1, ..Default::default() }
 }
@@ -33,13 +33,13 @@ fn all_hooks() -> [CommHook; 6] {
 const N: usize = 24;
 const M: usize = 16;
 
-/// One matrix and one vector.
+/// A model of one matrix and one vector.
 fn weights(comm: Comm, dtype: DType, hook: CommHook) -> Result<Ddp<[Tensor; 2]>> {
     let vb = builder(1, &[("matrix", &[N, 4, M / 4]), ("vector", &[N])], dtype);
     Ddp::new(comm, vb, &with(hook), |vb| Ok([vb.get((N, 4, M / 4), "matrix")?, vb.get(N, "vector")?]))
 }
 
-/// Backward of a loss whose gradients are these.
+/// Runs backward of a loss that has these gradients.
 fn backward(ddp: &Ddp<[Tensor; 2]>, matrix: &Tensor, vector: &Tensor) -> Result<GradStore> {
     let [own_matrix, own_vector] = ddp.model()?;
     let matrix = matrix.to_dtype(own_matrix.dtype())?.reshape(own_matrix.shape())?;
@@ -47,7 +47,7 @@ fn backward(ddp: &Ddp<[Tensor; 2]>, matrix: &Tensor, vector: &Tensor) -> Result<
     ddp.backward(&((own_matrix * matrix)?.sum_all()? + (own_vector * vector)?.sum_all()?)?)
 }
 
-/// What rank 0 sends in one step.
+/// Returns the bytes that rank 0 sends in one step.
 fn bytes_sent(hook: CommHook) -> u64 {
     let bytes = on_all_ranks(2, |comm| {
         let ddp = weights(comm.clone(), DType::F32, hook.clone())?;
@@ -79,7 +79,7 @@ fn halves_are_means_of_rounded_gradients() {
                     let grads = backward(&ddp, &own(comm.rank()), &values(2, &[N], dtype))?;
                     let rounded = (0..world_size).map(|rank| own(rank).to_dtype(half)?.to_dtype(DType::F64));
                     let rounded = rounded.collect::<candle_core::Result<Vec<_>>>()?;
-                    // Sums of few halves are exact in f64.
+                    // Sums of few 16-bit numbers are exact in f64.
                     let mean = Tensor::stack(&rounded, 0)?.mean(0)?.to_dtype(DType::F32)?.to_dtype(half)?;
                     assert_eq!(numbers(grads.get(&ddp.vars()[0])), numbers([&mean]));
                     assert_eq!(grads.get(&ddp.vars()[0]).map(Tensor::dtype), Some(dtype));
@@ -108,7 +108,7 @@ fn a_mean_of_low_rank_arrives_as_it_is() {
     for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F64, 1e-11)] {
         for world_size in 2..=4 {
             on_all_ranks(world_size, |comm| {
-                // Each rank's gradient is of rank 1, so that the mean is at most of rank `world_size`.
+                // Each rank's gradient has rank 1, so the mean has at most rank `world_size`.
                 let ddp = weights(comm.clone(), dtype, CommHook::PowerSgd(power_sgd(world_size)))?;
                 for step in 0..3 {
                     let own = |rank: usize| -> candle_core::Result<Tensor> {
@@ -132,7 +132,7 @@ fn a_mean_of_low_rank_arrives_as_it_is() {
     }
 }
 
-/// The distance between the mean of what arrives over many steps and the gradients' mean, as a part of the latter.
+/// Returns the distance between the mean result over many steps and the mean gradient, relative to the norm of the latter.
 fn left_out(error_feedback: bool) -> f64 {
     const STEPS: usize = 200;
     let distances = on_all_ranks(3, |comm| {
@@ -171,7 +171,7 @@ fn training_with_hooks_learns_and_ranks_stay_equal() {
                     let ddp = Mlp::ddp(comm, DType::F32, &config)?;
                     let mut optimizer = SGD::new(ddp.vars(), 0.2)?;
                     let mut losses = vec![];
-                    // Unequal batches, unequally many.
+                    // Different batch sizes, and different numbers of batches.
                     for step in 0..60 + rank * 2 {
                         let x = values((step * 10 + rank) as u64, &[8 + rank, INPUTS], DType::F32);
                         let loss = loss::mse(&ddp.model()?.forward(&x)?, &x.matmul(&target)?)?;
@@ -198,7 +198,7 @@ fn unused_parameters_have_no_gradient_with_hooks() {
             let ddp = weights(comm.clone(), DType::F32, hook.clone())?;
             for step in 0..5 {
                 let [matrix, vector] = ddp.model()?;
-                // Nobody, one rank or all use the matrix.
+                // No rank, one rank or all ranks use the matrix.
                 let uses = step % 3 == 2 || (step % 3 == 1 && comm.rank() == 1);
                 let loss = if uses { (matrix.sum_all()? + vector.sum_all()?)? } else { vector.sum_all()? };
                 let grads = gradients(&ddp, &ddp.backward(&loss)?);

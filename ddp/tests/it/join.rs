@@ -1,4 +1,4 @@
-//! Ranks with unequally many batches, against PyTorch's `join`.
+//! Ranks with different numbers of batches, compared with PyTorch's `join`.
 
 use std::collections::HashMap;
 

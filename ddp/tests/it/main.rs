@@ -1,5 +1,5 @@
-//! The tests of `ddp` through its public items, in one program, which is quicker built than one for each file. Tests that listen to the
-//! log have programs of their own: other threads decide which events there are.
+//! Integration tests of `ddp` through its public items, in a single program, which builds faster than one per file. Tests
+//! that capture log events are separate programs, because other threads influence which events are enabled.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]

@@ -1,11 +1,11 @@
-//! What the documentation of `Ddp` says of memory.
+//! Checks what the documentation of `Ddp` states about memory.
 
 use crate::common::{INPUTS, Mlp, on_all_ranks, values};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use candle_nn::Module;
 use ddp::DdpConfig;
 
-/// Where the storage under a tensor lies, and how many elements it has.
+/// Returns the address of a tensor's storage, and its number of elements.
 fn storage(tensor: &Tensor) -> (usize, usize) {
     match &*tensor.storage_and_layout().0 {
         Storage::Cpu(CpuStorage::F32(data)) => (data.as_ptr().addr(), data.len()),
@@ -46,10 +46,10 @@ fn gradients_exist_once_in_their_buckets() {
                 buckets.sort_unstable();
                 buckets.dedup();
                 assert!(buckets.len() > 1 && buckets.len() < ddp.vars().len());
-                // One element more for each parameter.
+                // One additional element per parameter.
                 let elements: usize = ddp.vars().iter().map(|var| var.elem_count() + 1).sum();
                 assert_eq!(buckets.iter().map(|(_, len)| len).sum::<usize>(), elements);
-                // Nothing under the names of the copies.
+                // There are no gradients of the model's copies.
                 assert!(ddp.parameters().iter().all(|parameter| grads.get(parameter.tensor()).is_none()));
             }
             Ok(())

@@ -1,4 +1,4 @@
-//! Models that share parameters, mix dtypes, hold state, or go through each other.
+//! Models that share parameters, mix dtypes, have buffers, or depend on each other.
 
 use crate::common::{Mlp, abc, assert_close, builder, gradients, numbers, on_all_ranks, values};
 use candle_core::{DType, Device, Tensor, Var};
@@ -107,7 +107,7 @@ fn a_direct_use_of_a_variable_is_refused() {
     on_all_ranks(2, |comm| {
         let ddp = abc(comm, DType::F64, &DdpConfig::default())?;
         let loss = (ddp.model()?.a.sum_all()? + ddp.vars()[1].sum_all()?)?;
-        // And from then on.
+        // Later calls fail as well.
         for _ in 0..2 {
             let refused = ddp.backward_no_sync(&loss);
             assert!(matches!(refused, Err(Error::DirectUse { parameter }) if parameter == "b"));
@@ -132,7 +132,7 @@ fn evaluation_needs_no_backward_and_a_loss_may_outlive_the_ddp() {
             Error::from(loss.backward().expect_err("not averaged")),
             Error::OutsideBackward { parameter } if parameter == "a"
         ));
-        // Which harms nothing.
+        // That has not changed any state.
         ddp.backward(&loss)?;
         drop(ddp);
         assert_eq!(numbers(loss.backward()?.get(&var)), [1.0; 2]);
@@ -147,7 +147,7 @@ fn buffers_are_shared_and_equal_and_not_trained() {
         let variables = VarMap::new();
         let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
         let init = |value| candle_nn::Init::Const(value);
-        // What rank 0 has loaded, say.
+        // E.g. what rank 0 has loaded.
         variables.get(2, "norm.running_mean", init(5.0 + rank as f64), DType::F32, &Device::Cpu)?;
         let ddp =
             Ddp::new(comm, vb, &DdpConfig::default(), |vb| candle_nn::batch_norm(2, 1e-5, vb.pp("norm")))?;

@@ -1,4 +1,4 @@
-//! Buckets go out while backward goes on, in the same order on every rank.
+//! Buckets are sent during backward, in the same order on every rank.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use crate::common::layers::{LAYERS, Layers, apart};
 use crate::common::{Comm, on_all_ranks};
 use comm::{Communicator, Operation, Stats, Work};
 
-/// Notes the all-reduces that are submitted, and those that are run at once.
+/// Communicator that records which all-reduces are submitted, and which are run synchronously.
 #[derive(Debug)]
 struct Recording {
     inner: Comm,
@@ -57,8 +57,8 @@ impl Communicator for Recording {
     }
 }
 
-/// Runs steps on recording ranks. For each step: the buckets submitted when backward came to the first layer, and
-/// sizes of all buckets in the order in which they went out.
+/// Runs steps on recording ranks. Returns for each step the number of buckets submitted before backward reached the first
+/// layer, and the sizes of all buckets in the order in which they were sent.
 fn record(
     world_size: usize,
     steps: usize,
@@ -110,7 +110,7 @@ fn buckets_go_out_in_the_same_order_on_every_rank_whatever_they_use() {
 #[test]
 fn unused_parameters_hold_nothing_up_once_they_are_known() {
     for rank in record(2, 3, |_, _| false) {
-        // The head's buckets are the first, and in the first step they wait for gradients that never come.
+        // The head's buckets are the first, and in the first step they wait for gradients that never arrive.
         let seen: Vec<usize> = rank.iter().map(|(seen, _)| *seen).collect();
         let of_later_layers = 2 * (LAYERS - 1);
         assert_eq!(seen[0], 0);

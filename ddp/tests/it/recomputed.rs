@@ -1,4 +1,4 @@
-//! What backward computes again has gradients, too, and a parameter may get several in one pass.
+//! Gradients of recomputation (activation checkpointing): a parameter may get several in one pass.
 
 use crate::common::{assert_close, builder, numbers, on_all_ranks, values};
 use candle_core::{DType, Result, Tensor, Var};
@@ -15,7 +15,7 @@ const STEPS: usize = 4;
 struct Use {
     parameter: usize,
     recomputed: bool,
-    /// By rank, whether it is there.
+    /// Bit mask of the ranks that have this use.
     ranks: u8,
 }
 
@@ -37,7 +37,7 @@ fn input(step: usize, rank: usize) -> Tensor {
     values((step * 10 + rank) as u64, &[WIDTH], DType::F64)
 }
 
-/// By parameter, the mean over ranks; none where no rank uses it.
+/// Returns, by parameter, the mean over ranks of the gradients; `None` if no rank uses it.
 fn expected(ranks: usize, uses: &[Use], step: usize, backwards: usize) -> Result<Vec<Option<Vec<f64>>>> {
     let vb = builder(1, &shapes(), DType::F64);
     let vars = shapes().into_iter().map(|(name, dims)| Var::from_tensor(&vb.get(dims, name)?));
@@ -90,10 +90,10 @@ fn apart() -> DdpConfig {
 fn a_parameter_in_two_recomputed_segments_has_the_sum_of_both() {
     let segment = |parameter| Use { parameter, recomputed: true, ranks: 0xff };
     for ranks in 1..=3 {
-        // Between the two uses of one parameter all others come, and their buckets go.
+        // Between the two uses of one parameter all others arrive, and their buckets are sent.
         compare(ranks, &[0, 1, 2, 3, 4, 0].map(segment), &apart(), 1);
         compare(ranks, &[4, 3, 2, 1, 0, 4, 3].map(segment), &apart(), 2);
-        // One that nobody uses, so that the next pass looks which will come.
+        // One parameter is unused, so that the next pass predicts which gradients arrive.
         compare(ranks, &[0, 1, 2, 3, 3, 0].map(segment), &apart(), 1);
     }
 }

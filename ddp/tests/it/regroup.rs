@@ -1,4 +1,4 @@
-//! A rank leaves, and the others go on.
+//! A rank leaves, and the others continue.
 
 use std::sync::Arc;
 

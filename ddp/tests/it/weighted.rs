@@ -1,4 +1,4 @@
-//! Averages weighted by samples: training on unequal parts of a batch equals training in one process on all of it.
+//! Averages weighted by samples: training on unequal parts of a batch equals training in a single process on all of it.
 
 use crate::common::training::{self, AnyOptimizer};
 use crate::common::{
@@ -10,7 +10,7 @@ use candle_nn::{Module, loss};
 use ddp::{Ddp, DdpConfig, Error};
 use proptest::prelude::*;
 
-/// A rank's samples by step and micro-batch; a rank whose list is shorter than others' runs out of data.
+/// Numbers of samples of a rank, by step and micro-batch; a rank with a shorter list than others runs out of data.
 type Samples = Vec<Vec<usize>>;
 
 fn data(draw: u64, step: usize, rank: usize, micro_batch: usize, len: usize, dtype: DType) -> [Tensor; 2] {
@@ -18,7 +18,7 @@ fn data(draw: u64, step: usize, rank: usize, micro_batch: usize, len: usize, dty
     [values(seed, &[len, INPUTS], dtype), values(seed + 50, &[len, OUTPUTS], dtype)]
 }
 
-/// The mean over a micro-batch; over none, what a division by 0 gives.
+/// Returns the mean over a micro-batch; NaN for an empty one.
 fn mean(model: &Mlp, [x, y]: &[Tensor; 2]) -> Result<Tensor> {
     if x.dim(0)? > 0 {
         return loss::mse(&model.forward(x)?, y);
@@ -34,7 +34,7 @@ struct Run {
     draw: u64,
 }
 
-/// Every rank's parameters after each step.
+/// Returns every rank's parameters after each step.
 fn distributed(run: Run, samples: &[Samples], config: &DdpConfig) -> Vec<Vec<Vec<f64>>> {
     on_all_ranks(samples.len(), |comm| {
         let rank = comm.rank();
@@ -61,7 +61,7 @@ fn distributed(run: Run, samples: &[Samples], config: &DdpConfig) -> Vec<Vec<Vec
     })
 }
 
-/// One process on all samples of each step as one batch.
+/// Trains in a single process, with all samples of each step as one batch.
 fn alone(run: Run, samples: &[Samples]) -> Result<Vec<Vec<f64>>> {
     let (model, vars) = training::alone(run.dtype)?;
     let mut optimizer = AnyOptimizer::new(run.adam, vars.clone())?;
@@ -100,7 +100,7 @@ fn check(run: Run, samples: &[Samples], config: &DdpConfig, tolerance: f64) {
     }
 }
 
-/// One micro-batch a step.
+/// Returns samples with one micro-batch per step.
 fn single(lens: &[&[usize]]) -> Vec<Samples> {
     lens.iter().map(|lens| lens.iter().map(|&len| vec![len]).collect()).collect()
 }
@@ -126,7 +126,7 @@ fn half_precision_holds_large_weights() {
         let ddp = abc(comm, DType::F16, &DdpConfig::default())?;
         for _ in 0..2 {
             let loss = (ddp.model()?.a.sum_all()? * (1.0 + rank as f64))?;
-            // More than f16 holds.
+            // Larger than f16 can represent.
             let weight = [300_000.0, 100_000.0][rank];
             ddp.backward_weighted_no_sync(&loss, weight)?;
             let grads = ddp.backward_weighted(&loss, weight)?;
@@ -144,7 +144,7 @@ fn sizes() -> impl Strategy<Value = Vec<Samples>> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
-    /// Unequal micro-batches, unequally many of them, and ranks that run out of data earlier or never had any.
+    /// Micro-batches of different sizes and numbers, and ranks that run out of data earlier or have none at all.
     #[test]
     fn any_share_of_the_data_equals_one_process(
         samples in sizes(),
@@ -194,10 +194,10 @@ fn a_joined_rank_hears_what_the_others_use() {
             DType::F64,
             &DdpConfig { first_bucket_bytes: 0, bucket_bytes: 0, ..Default::default() },
         )?;
-        // Twice: after all have joined, training goes on.
+        // Twice: training continues after all ranks have joined.
         for epoch in 0..2 {
             if rank == 0 {
-                // What was gathered goes along.
+                // Accumulated gradients are included in the first step of `join`.
                 ddp.backward_weighted_no_sync(&(ddp.model()?.c.sum_all()? * 8.0)?, 2.0)?;
             }
             for step in 0..(rank * 2) {

@@ -1,4 +1,5 @@
-//! What ranks tell each other after a backward: what they communicated for, and which parameters have a gradient.
+//! Checks after backward: all ranks communicated for the same units in the same order; which parameters have a gradient on
+//! any rank.
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Digest, odd_one};
@@ -6,12 +7,13 @@ use comm::{Digest, odd_one};
 use super::{Core, State};
 use crate::{Error, Result};
 
-/// Of a word that ranks exchange.
+/// Bits of a word that ranks exchange.
 const BITS: usize = 64;
 
 impl Core {
-    /// All ranks must have communicated for the same units in the same order: two of equal size could have been mixed up. Along with
-    /// that they say which parameters they have a gradient of: so that all give one out, or none.
+    /// Checks that all ranks communicated for the same units in the same order: otherwise two units of equal size could have
+    /// been mixed up. The same all-gather exchanges which parameters have a gradient, so that all ranks return a gradient for
+    /// a parameter, or none does.
     pub(super) fn compare(&self, state: &mut State) -> Result<()> {
         let history = std::mem::replace(&mut state.history, Digest::new());
         let world = &*self.groups.world;
@@ -37,7 +39,7 @@ impl Core {
         Ok(())
     }
 
-    /// Once, after all ranks know which parameters have a gradient.
+    /// Applies [`crate::FsdpConfig::audit`] once, when all ranks know which parameters have a gradient.
     pub(super) fn audit(&self, state: &mut State) -> Result<()> {
         if !std::mem::take(&mut state.unaudited) {
             return Ok(());

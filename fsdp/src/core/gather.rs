@@ -1,4 +1,4 @@
-//! A unit's parameters: gathered from all ranks, and released.
+//! Gathering a unit's parameters from all ranks, and releasing them.
 
 use candle_core::{Storage, Tensor};
 use comm::Operation;
@@ -10,7 +10,7 @@ use crate::layout::Part;
 use crate::storage::{exchange, piece, take};
 
 impl Core {
-    /// Begins to gather a unit, unless that is under way or done.
+    /// Starts to gather a unit, unless that is in progress or done.
     pub(super) fn begin_gather(&self, state: &mut State, unit: usize) -> Result<()> {
         if !matches!(state.units[unit].held, Held::Nowhere) {
             return Ok(());
@@ -49,7 +49,7 @@ impl Core {
         Ok((buffer, work))
     }
 
-    /// Sees to it that a unit's parameters are there.
+    /// Gathers a unit's parameters, and waits until they are complete.
     pub(super) fn gather(&self, state: &mut State, unit: usize) -> Result<()> {
         self.begin_gather(state, unit)?;
         let held = std::mem::replace(&mut state.units[unit].held, Held::Here);
@@ -70,7 +70,7 @@ impl Core {
                     }
                     self.give_back(state, take(&buffer)?, count);
                 }
-                // A large parameter is alone in its part.
+                // A large parameter is the only one in its part.
                 false => match part.slots[..] {
                     [slot] => drop(exchange(&built.params[slot.param].tensor, take(&buffer)?)?),
                     _ => self.give_back(state, take(&buffer)?, count),
@@ -80,9 +80,9 @@ impl Core {
         Ok(())
     }
 
-    /// Frees a unit's parameters: whoever computes with them from now on gets an error.
+    /// Frees a unit's gathered parameters: computing with them from now on is an error.
     pub(super) fn release(&self, state: &mut State, unit: usize) -> Result<()> {
-        // What is on its way cannot be called back.
+        // An all-gather in progress cannot be cancelled.
         self.finish_coming(state, unit)?;
         if matches!(std::mem::take(&mut state.units[unit].held), Held::Nowhere) {
             return Ok(());

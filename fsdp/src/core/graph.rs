@@ -1,8 +1,10 @@
-//! Which nodes of a loss's graph were made while a unit ran: when backward is past them, it needs the unit no more.
+//! Maps the nodes of a loss's autograd graph to the unit runs that made them: when backward has passed all nodes of a unit,
+//! the unit can be released.
 //!
-//! Not every use of a parameter is seen by the parameter's own hook: one that was detached (a frozen weight) has none, and backward
-//! needs it all the same. Nor does the graph of a loss show what is computed again in backward. So a unit is needed as long as a node
-//! is to come that was made in one of its runs, or in one of the parts that they were in.
+//! The hook of a parameter does not see every use of it: a detached parameter (a frozen weight) has no hook, and backward
+//! still needs its values. And the graph of a loss does not contain what is recomputed in backward (activation
+//! checkpointing). So a unit is needed as long as backward has not passed all nodes that were made in one of its runs, or in
+//! a recomputed part that contains one of its runs.
 
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,9 +13,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use candle_core::{DType, Device, Result, Tensor, TensorId};
 use training::PartMember;
 
-/// The number of a tensor: candle counts them, so that one that is made later has a larger one.
+/// Returns the number of a tensor. Candle numbers tensors in order of creation, so later tensors have larger numbers.
 fn number(id: TensorId) -> usize {
-    /// Keeps the one number that an id hands to its hasher.
+    /// Hasher that stores the one number that a `TensorId` writes to it.
     #[derive(Default)]
     struct Number(usize);
 
@@ -36,22 +38,23 @@ fn number(id: TensorId) -> usize {
     hasher.0
 }
 
-/// A number above those of all tensors that were made before.
+/// Returns a number larger than those of all tensors created so far.
 fn now() -> Result<usize> {
     Ok(number(Tensor::zeros((), DType::U8, &Device::Cpu)?.id()))
 }
 
-/// One run of a unit. It lives as long as a graph has its outputs.
+/// One run of a unit. It lives as long as a graph contains its outputs.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) unit: usize,
-    /// It runs while backward does, which computes something again.
+    /// Whether the unit ran during backward, as part of a recomputation.
     pub(crate) in_backward: bool,
-    /// The tensors made in it have numbers from this one,
+    /// Tensors created during the run have numbers from `start`
     start: usize,
-    /// and to this one, once it has run.
+    /// to `end`, which is set once the run has finished.
     end: OnceLock<usize>,
-    /// Where it ran in a part that backward computes again: the tensor that the part gave, which the loss's graph has in its place; else 0.
+    /// If the unit ran in a part that backward recomputes: the number of the part's output tensor, which stands for the part
+    /// in the loss's graph; otherwise 0.
     part: AtomicUsize,
 }
 
@@ -61,7 +64,7 @@ impl PartMember for Run {
     }
 }
 
-/// The runs that backward can come to.
+/// The runs that backward may still reach.
 #[derive(Debug, Default)]
 pub(super) struct Runs(Vec<Weak<Run>>);
 
@@ -70,7 +73,7 @@ impl Run {
         Ok(Self { unit, in_backward, start: now()?, end: OnceLock::new(), part: AtomicUsize::new(0) })
     }
 
-    /// It has run.
+    /// Marks the run as finished.
     pub(crate) fn end(&self) -> Result<()> {
         let end = now()?;
         self.end.get_or_init(|| end);
@@ -81,14 +84,14 @@ impl Run {
         self.start <= number && self.end.get().is_none_or(|end| number <= *end)
     }
 
-    /// The part that it ran in.
+    /// Returns the number of the output of the recomputed part that it ran in.
     fn part(&self) -> Option<usize> {
         Some(self.part.load(Ordering::Relaxed)).filter(|part| *part > 0)
     }
 }
 
 impl Runs {
-    /// A unit begins to run.
+    /// Records that a unit starts to run.
     pub(super) fn begin(&mut self, unit: usize, in_backward: bool) -> Result<Arc<Run>> {
         let run = Arc::new(Run::begin(unit, in_backward)?);
         if self.0.len() == self.0.capacity() {
@@ -98,34 +101,34 @@ impl Runs {
         Ok(run)
     }
 
-    /// In the order in which they ran.
+    /// Returns the runs that are still alive, in the order in which they started.
     fn living(&self) -> Vec<Arc<Run>> {
         let mut living: Vec<_> = self.0.iter().filter_map(Weak::upgrade).collect();
         living.sort_unstable_by_key(|run| run.start);
         living
     }
 
-    /// True while a graph lives that was made in backward by running this unit again.
+    /// Returns true while a graph exists that was made in backward by running this unit again.
     pub(super) fn is_recomputed(&self, unit: usize) -> bool {
         self.0.iter().filter_map(Weak::upgrade).any(|run| run.in_backward && run.unit == unit)
     }
 }
 
-/// The order in which backward goes through the nodes of a loss's graph.
+/// The order in which backward visits the nodes of a loss's graph.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    /// Of each node its number and its place in the order; sorted.
+    /// Number of each node and its position in that order; sorted by number.
     nodes: Vec<(usize, usize)>,
-    /// Where backward is.
+    /// Position that backward has reached.
     place: usize,
-    /// The runs of which there are nodes, in the order of their beginnings.
+    /// The runs that have nodes in the graph, in the order in which they started.
     runs: Vec<Seen>,
-    /// By unit: the place of the last node that needs it; none for one that has no node.
+    /// By unit: position of the last node that needs it; `None`: it has no node.
     last: Vec<Option<usize>>,
 }
 
 impl Graph {
-    /// The graph of a loss, before backward goes through it. `parameters` gives those of each unit.
+    /// Analyses the graph of a loss, before backward runs. `parameters` yields the parameters of each unit.
     pub(super) fn new<'a, P: Iterator<Item = &'a Tensor>>(
         loss: &Tensor,
         parameters: impl Iterator<Item = P>,
@@ -162,24 +165,24 @@ impl Graph {
         self.find(node.id()).is_some()
     }
 
-    /// True where the unit ran once, and not in a part that backward computes again.
+    /// Returns true if the unit ran exactly once, and not in a recomputed part.
     pub(super) fn has_one_run(&self, unit: usize) -> bool {
         let mut runs = self.runs.iter().filter(|run| run.unit == unit);
         runs.next().is_some_and(|run| run.part.is_none()) && runs.next().is_none()
     }
 
-    /// Backward has come to this node; it may be of another graph, that of what is computed again.
+    /// Records that backward has reached this node. Nodes of another graph, that of a recomputation, are ignored.
     pub(super) fn come_to(&mut self, node: TensorId) {
         self.place = self.find(node).unwrap_or(self.place);
     }
 
-    /// True while backward has a node of this unit before it.
+    /// Returns true while backward has not passed all nodes of this unit.
     pub(super) fn needs(&self, unit: usize) -> bool {
         self.last[unit].is_some_and(|last| last >= self.place)
     }
 
-    /// The unit that backward needs next after that of this run. For a run in a part that is computed again: once backward is in the
-    /// part's first unit, so that no more than one unit comes too early.
+    /// Returns the unit that backward needs next, after that of this run. For a run in a recomputed part: only if it is of
+    /// the part's first unit, so that at most one unit is gathered too early.
     pub(super) fn after(&self, run: &Run) -> Option<usize> {
         let start = match run.in_backward {
             false => run.start,
@@ -197,12 +200,12 @@ impl Graph {
     }
 }
 
-/// A run that backward will come to.
+/// A run that backward will reach.
 #[derive(Debug)]
 struct Seen {
     unit: usize,
     start: usize,
-    /// The place of the part that it is in, where that is computed again.
+    /// Position of the output of the part that it is in, if that is recomputed.
     part: Option<usize>,
 }
 
@@ -229,11 +232,11 @@ mod tests {
             let run = runs.begin(unit, false)?;
             let output = body()?;
             run.end()?;
-            // What marks an output is made after the run.
+            // The boundary operation on an output is applied after the run has ended.
             Ok(((output * 1.0)?, run))
         };
         let (a, first) = run(0, &|| x.sqr())?;
-        // Backward comes to the weight before it comes to the square root.
+        // Backward reaches the weight before the square root.
         let (b, second) = run(1, &|| a.sqrt()?.mul(&w))?;
         let (c, third) = run(2, &|| b.exp())?;
         drop(third);

@@ -1,4 +1,4 @@
-//! What happens while a model runs: parameters come and go, gradients become shards.
+//! Runtime of a sharded model: gathers and releases parameters, and reduces gradients to shards.
 
 mod compare;
 mod gather;
@@ -25,7 +25,7 @@ use reduce::Flight;
 pub(crate) use graph::Run;
 
 thread_local! {
-    /// The address of the core whose backward this thread is in.
+    /// Address of the core whose backward runs on this thread.
     static PASS: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Core {
     pub(crate) buffers: Vec<(String, Var)>,
     parameters: Meter,
     gradients: Meter,
-    /// One backward at a time.
+    /// Held during a backward: one at a time.
     turn: Mutex<()>,
     state: Mutex<State>,
 }
@@ -45,54 +45,55 @@ pub(crate) struct Core {
 struct State {
     pool: Pool,
     units: Vec<UnitState>,
-    /// Units in the order in which they ran in the forward pass before; at first, that in which they were built.
+    /// Units in the order in which they ran in the previous forward pass; initially in order of construction.
     order: Vec<usize>,
-    /// Those that ran in this one.
+    /// Units that have run in the current forward pass.
     ran: Vec<usize>,
     runs: Runs,
-    /// What this backward goes through.
+    /// Graph of the loss of the current backward.
     graph: Graph,
-    /// By parameter, over all units: any rank has a gradient of it, in this backward or accumulated before.
+    /// By parameter, over all units: whether any rank has a gradient of it, from this backward or accumulated before.
     present: Vec<bool>,
-    /// Units of which the averages are under way.
+    /// Units whose gradients are being averaged.
     flights: VecDeque<Flight>,
-    /// This backward averages.
+    /// Whether the current backward averages gradients over ranks.
     synchronise: bool,
-    /// Gradients were gathered for a later backward, so that shards have not changed.
+    /// Whether gradients are accumulated for a later backward, in which case shards have not changed.
     accumulating: bool,
-    /// Of what was communicated since ranks last compared it.
+    /// Hash of the communication since ranks last compared it.
     history: Digest,
-    /// Bytes of gradients that were given out.
+    /// Bytes of the shard gradients that the last backward returned.
     given_out: usize,
-    /// Parameters without a gradient are still to be looked for.
+    /// Whether the check for parameters without a gradient is still to be done.
     unaudited: bool,
     failed: Option<Error>,
 }
 
-/// A unit at this moment.
+/// State of a unit.
 #[derive(Default)]
 struct UnitState {
     held: Held,
-    /// By parameter, the sum of the gradients that came in this backward, and in those before that did not communicate.
+    /// By parameter: sum of the gradients of this backward, and of earlier ones that did not communicate.
     grads: Vec<Option<Tensor>>,
-    /// By parameter: the graph of the loss has it, and its gradient is still to come.
+    /// By parameter: it is in the graph of the loss, and its gradient has not arrived yet.
     awaited: Vec<bool>,
-    /// Where the graph has all parameters, in one run that is not computed again, nothing more is to come after the last gradient.
-    /// Where a part that is computed again may use them, too, only some ranks might have all in their graph: these would communicate
-    /// once more than the others.
+    /// Whether the graph contains all parameters, from a single run that is not recomputed: then nothing follows the last
+    /// gradient, which can start the reduction. If a recomputed part could use them as well, only some ranks might have all
+    /// of them in their graph, and those would communicate once more than the others.
     all_in_graph: bool,
-    /// This backward has gathered it and not yet let go of it.
+    /// This backward has gathered it and not yet released it.
     in_use: bool,
-    /// Its bytes of copies of small parameters.
+    /// Bytes of the copies of its small parameters.
     copied: usize,
 }
 
-/// Where a unit's parameters are.
+/// Whether a unit's parameters are gathered.
 #[derive(Default)]
 enum Held {
     #[default]
     Nowhere,
-    /// By part: the buffer they are gathered in, and the operation; none where this rank has all.
+    /// By part: the buffer that it is gathered in, and the all-gather. The operation is `None` where there is no shard group
+    /// or the part is empty.
     Coming(Vec<(Tensor, Option<Work>)>),
     Here,
 }
@@ -129,12 +130,12 @@ impl Core {
         Memory { parameters: self.parameters.bytes(), gradients: self.gradients.bytes() }
     }
 
-    /// Of all units, in order of construction.
+    /// Returns the parameters of all units, in order of construction.
     pub(crate) fn params(&self) -> impl Iterator<Item = &Param> {
         self.units.iter().flat_map(|unit| &unit.params)
     }
 
-    /// The unit of a parameter, by the parameter's place among all.
+    /// Returns the unit of a parameter, given the parameter's index over all units.
     pub(crate) fn unit_of(&self, mut place: usize) -> Option<&Built> {
         self.units.iter().find(|unit| {
             let is_here = place < unit.params.len();
@@ -143,15 +144,16 @@ impl Core {
         })
     }
 
-    /// The first cause, where an earlier call failed.
+    /// Returns the first failure of an earlier call.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.state).check()
     }
 
-    /// A forward pass begins: shards may have changed.
+    /// Starts a forward pass: gathered parameters are released, because the shards may have changed, unless gradients are being
+    /// accumulated.
     pub(crate) fn begin_forward(&self) -> Result<()> {
         if self.is_in_backward() {
-            // Something is computed again, with shards that have not changed.
+            // A recomputation: the shards have not changed.
             return self.check();
         }
         let _turn = lock(&self.turn);
@@ -162,14 +164,15 @@ impl Core {
         kept.map_err(|error| state.fail(error))
     }
 
-    /// Runs `look` on the shards, between forward passes.
+    /// Runs `look` on the shards, outside of a forward or backward pass.
     pub(crate) fn exclusively<T>(&self, look: impl FnOnce() -> Result<T>) -> Result<T> {
         self.begin_forward()?;
         let _turn = lock(&self.turn);
         look()
     }
 
-    /// Runs `change` on the shards. What was gathered and accumulated is of the old ones, and forgotten.
+    /// Runs `change`, which replaces the shards. Gathered parameters and accumulated gradients belong to the old ones and are
+    /// dropped.
     pub(crate) fn replacing<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check()?;
         {
@@ -179,7 +182,7 @@ impl Core {
         self.exclusively(change)
     }
 
-    /// Runs backward. With `synchronise`, the result has the gradients of the shards, averaged over ranks.
+    /// Runs backward. With `synchronise`, the result contains the gradients of the shards, averaged over ranks.
     pub(crate) fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
         let _turn = lock(&self.turn);
         self.check()?;
@@ -216,12 +219,12 @@ impl Core {
         Ok(grads)
     }
 
-    /// A parameter's place among all.
+    /// Returns a parameter's index over all units.
     fn number(&self, unit: usize, param: usize) -> usize {
         self.units[..unit].iter().map(|unit| unit.params.len()).sum::<usize>() + param
     }
 
-    /// Looks which gradients `loss` will give.
+    /// Determines which gradients backward from `loss` will produce.
     fn expect(&self, loss: &Tensor, synchronise: bool) {
         let state = &mut *lock(&self.state);
         self.gradients.sub(std::mem::take(&mut state.given_out));
@@ -236,14 +239,14 @@ impl Core {
         }
     }
 
-    /// Backward has come to an output of a unit's run.
+    /// Called when backward reaches an output of a unit's run.
     pub(crate) fn enter_backward(&self, run: &Run, output: &Tensor) -> Result<()> {
         if PASS.get().is_none() {
             return Err(Error::OutsideBackward { unit: self.units[run.unit].name.clone() });
         }
         let state = &mut *lock(&self.state);
         if !self.is_in_backward() {
-            // Another model's loss goes through this model.
+            // The loss of another model depends on this model.
             return self.gather(state, run.unit);
         }
         state.graph.come_to(output.id());
@@ -253,7 +256,7 @@ impl Core {
         state.graph.after(run).map_or(Ok(()), |next| self.begin_gather(state, next))
     }
 
-    /// Releases the units that this backward is past, and averages their gradients.
+    /// Releases the units that this backward has passed, and starts to average their gradients.
     fn let_go(&self, state: &mut State) -> Result<()> {
         for unit in 0..self.units.len() {
             let is_needed = || state.graph.needs(unit) || state.runs.is_recomputed(unit);
@@ -269,12 +272,12 @@ impl Core {
         Ok(())
     }
 
-    /// True on the thread that runs this model's backward.
+    /// Returns true on the thread that runs this model's backward.
     fn is_in_backward(&self) -> bool {
         PASS.get() == Some(self.address())
     }
 
-    /// A unit is about to run.
+    /// Called before a unit runs.
     pub(crate) fn enter_forward(&self, unit: usize) -> Result<Arc<Run>> {
         let state = &mut *lock(&self.state);
         state.check()?;
@@ -288,7 +291,7 @@ impl Core {
         Ok(run)
     }
 
-    /// For something that backward computes again: it keeps the unit.
+    /// Gathers a unit for a recomputation, in which it stays gathered.
     fn gather_again(&self, state: &mut State, unit: usize) -> Result<()> {
         if let Some(node) = training::recomputed_node() {
             state.graph.come_to(node);
@@ -299,7 +302,7 @@ impl Core {
         Ok(())
     }
 
-    /// And begins to gather the unit that ran next in the pass before.
+    /// Gathers a unit, and starts to gather the one that ran after it in the previous pass.
     fn gather_in_turn(&self, state: &mut State, unit: usize) -> Result<()> {
         let place = state.ran.len();
         state.ran.push(unit);
@@ -308,7 +311,7 @@ impl Core {
         next.map_or(Ok(()), |next| self.begin_gather(state, next))
     }
 
-    /// A unit has run.
+    /// Called after a unit has run.
     pub(crate) fn leave_forward(&self, run: &Run) {
         if self.units[run.unit].keep || run.in_backward {
             return;
@@ -345,13 +348,13 @@ impl State {
         }
     }
 
-    /// Notes what is communicated now.
+    /// Adds a communication to the history hash.
     fn note(&mut self, what: u8, unit: usize) {
         self.history = self.history.word(what).word(unit as u64);
     }
 }
 
-/// While it lives, hooks on this thread belong to the backward of `core`.
+/// Guard: while it lives, hooks on this thread belong to the backward of `core`.
 struct Pass<'a> {
     core: &'a Core,
     before: Option<usize>,

@@ -1,4 +1,4 @@
-//! A unit's gradients: averaged over ranks, of which each keeps its part.
+//! Reducing a unit's gradients: averaged over ranks, each of which keeps its shard.
 
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
@@ -11,23 +11,23 @@ use crate::{Error, Result, lock, storage};
 /// A unit whose gradients are being averaged.
 pub(super) struct Flight {
     unit: usize,
-    /// The gradient of this rank's shard, once all is done.
+    /// The gradient of this rank's shard, complete when all operations have finished.
     shard: Tensor,
-    /// By part: this rank's piece, where that does not come into `shard` by itself; and the operation.
+    /// By part: this rank's piece, unless the operation writes it directly into `shard`; and the reduce-scatter.
     parts: Vec<(Option<Tensor>, Option<Work>)>,
-    /// Bytes of whole gradients, which are free once the parts have come.
+    /// Bytes of the whole gradients, which are freed when the parts are complete.
     bytes: usize,
-    /// The average over replicas, the last that is to be done.
+    /// The all-reduce over replicas, the final operation.
     last: Option<Work>,
 }
 
 impl Core {
-    /// Takes in a gradient; called by its hook during backward.
+    /// Receives a gradient; called by the parameter's hook during backward.
     pub(crate) fn receive(&self, place: ParamIndex, grad: &Tensor) -> Result<()> {
         let built = &self.units[place.unit];
         match PASS.get() {
             None => return Err(Error::OutsideBackward { unit: built.name.clone() }),
-            // Another model's loss goes through this model: its gradients are not asked for.
+            // The loss of another model depends on this model; this model's gradients are not wanted.
             Some(core) if core != self.address() => return Ok(()),
             Some(_) => {}
         }
@@ -43,7 +43,7 @@ impl Core {
         self.gradients.add(bytes(&grad));
         self.gradients.sub(before.as_ref().map_or(0, bytes));
         unit.grads[place.param] = Some(grad);
-        // The gradient of what is computed again is not that which the loss's graph shows.
+        // The gradient of a recomputation is not the one that is awaited in the loss's graph.
         let was_awaited =
             training::recomputed_node().is_none() && std::mem::take(&mut unit.awaited[place.param]);
         let is_last = was_awaited && unit.all_in_graph && !unit.awaited.contains(&true);
@@ -54,14 +54,15 @@ impl Core {
         self.config.mixed_precision.reduce_dtype.unwrap_or(built.dtype)
     }
 
-    /// Begins to average the gradients of a unit, if it has some and this backward is to. More may come later in this backward, from
-    /// what is computed again: they are averaged by themselves, and added.
+    /// Starts to average the gradients of a unit, if it has any and this backward averages. Later in the same backward,
+    /// recomputation may produce more: they are averaged separately, and added.
     pub(super) fn reduce(&self, state: &mut State, unit: usize) -> Result<()> {
         if !state.synchronise || state.units[unit].grads.iter().all(Option::is_none) {
             return Ok(());
         }
         let flight = self.launch(state, unit)?;
-        // Two units' whole gradients at a time: that of this one, and that of the one which is computed next.
+        // At most two units' whole gradients at a time: those of this unit, and those of the unit that backward computes
+        // next.
         self.land_all(state)?;
         state.flights.push_back(flight);
         if self.groups.shard.is_none() {
@@ -70,7 +71,7 @@ impl Core {
         Ok(())
     }
 
-    /// Gradients of backwards that did not communicate will not be averaged.
+    /// Drops the gradients of backwards that did not communicate.
     pub(super) fn forget_gradients(&self, state: &mut State) {
         state.accumulating = false;
         for unit in &mut state.units {
@@ -124,7 +125,7 @@ impl Core {
         Ok((own, Some(comm.submit(operation)?)))
     }
 
-    /// Brings what is under way into the shards.
+    /// Waits for the operations in progress, and copies their results into the shards.
     fn land_all(&self, state: &mut State) -> Result<()> {
         for flight in state.flights.iter_mut().filter(|flight| flight.last.is_none()) {
             let built = &self.units[flight.unit];
@@ -143,7 +144,7 @@ impl Core {
         Ok(())
     }
 
-    /// Averages what is left, and waits for all; the gradients of the shards.
+    /// Averages the remaining gradients, waits for all, and returns the gradients of the shards, by unit.
     pub(super) fn finish(&self, state: &mut State) -> Result<Vec<(usize, Tensor)>> {
         (0..self.units.len()).try_for_each(|unit| self.reduce(state, unit))?;
         self.land_all(state)?;
@@ -163,7 +164,7 @@ impl Core {
     }
 }
 
-/// A part's gradient as one tensor; zeros for parameters that got none.
+/// Returns a part's gradient as one flat tensor; zeros for parameters without a gradient.
 fn flat(built: &Built, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> Result<Tensor> {
     let one = |param: usize| match &grads[param] {
         Some(grad) => Ok(grad.to_dtype(dtype)?.contiguous()?.flatten_all()?),
@@ -182,8 +183,8 @@ fn flat(built: &Built, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> R
     })
 }
 
-/// What gradients of this dtype are added up in, before they are rounded to `reduced`: many small ones would vanish beside a sum of
-/// 16 bits.
+/// Dtype in which gradients are summed before they are rounded to `reduced`: in a sum of 16 bits, many small ones would be
+/// lost.
 fn sum_dtype(computed: DType, reduced: DType) -> DType {
     if [computed, reduced].contains(&DType::F64) { DType::F64 } else { DType::F32 }
 }

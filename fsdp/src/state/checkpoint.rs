@@ -1,4 +1,4 @@
-//! Sharded checkpoints: each rank writes its own part, and reads what becomes its part.
+//! Sharded checkpoints: each rank writes its own shard, and reads the ranges that it keeps.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -14,18 +14,19 @@ use crate::built::Param;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Writes a checkpoint: each rank its shards and its part of the optimizer's state, in a file of its own; one manifest has
-    /// the hashes of all. To be called on every rank, with the same folder, which all must see. Of [`Fsdp::buffers`], rank 0's
-    /// are kept. `checkpoint` has whatever else is to be kept; rank 0's counts.
+    /// Writes a checkpoint: each rank writes its shards and its part of the optimizer state to a separate file; one manifest
+    /// contains the hashes of all. Must be called on every rank, with the same folder, which all ranks must be able to
+    /// access. Of [`Fsdp::buffers`], those of rank 0 are saved. `checkpoint` contains everything else that is to be saved;
+    /// that of rank 0 is used.
     ///
-    /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: see [`Checkpoints`].
+    /// A crash at any moment leaves either the previous checkpoint or the complete new one: see [`Checkpoints`].
     ///
     /// # Memory
     /// A copy of this rank's optimizer state.
     ///
     /// # Errors
-    /// On every rank, with the latest checkpoint as it was: [`Error::File`] where one could not write; an optimizer that was not
-    /// made from [`Fsdp::named_vars`]. Failures of communication.
+    /// On every rank, with the latest checkpoint unchanged: [`Error::File`] if a rank could not write; an optimizer that was
+    /// not made from [`Fsdp::named_vars`]. Failures of communication.
     pub fn save_checkpoint(
         &self,
         checkpoints: &Checkpoints,
@@ -41,7 +42,7 @@ impl<M> Fsdp<M> {
         };
         let begun: std::result::Result<u64, String> = broadcast_object(world, &begun, 0)?;
         let number = begun.map_err(|problem| Error::file(folder, problem))?;
-        // Of several copies, the first is written.
+        // Of several replicas, the first one writes.
         let writes = groups.replicate.as_ref().is_none_or(|replicas| replicas.rank() == 0);
         let written = match writes {
             true => self.write_part(checkpoints, number, optimizer).map(Some),
@@ -67,7 +68,7 @@ impl<M> Fsdp<M> {
         for param in self.core().params() {
             tensors.insert(shard_key(&param.name), param.shard.as_detached_tensor());
         }
-        // The first rank's, who is one of those that write.
+        // Buffers of rank 0 only, which is one of the ranks that write.
         if self.core().groups.shard_rank() == 0 {
             let buffers = self.core().buffers.iter();
             tensors.extend(buffers.map(|(name, var)| (buffer_key(name), var.as_detached_tensor())));
@@ -109,23 +110,23 @@ impl<M> Fsdp<M> {
     }
 
     /// Reads a checkpoint that [`Fsdp::save_checkpoint`] has written, at this or any other number of ranks and with any
-    /// [`crate::FsdpConfig`]: shards, buffers as far as it has them, and the optimizer's state if it is given one. To be called on
-    /// every rank, with the same checkpoint. Gives what its writer had as [`Checkpoint::extra`]. What [`Fsdp::backward_no_sync`] has
-    /// added up, of the parameters before, is dropped.
+    /// [`crate::FsdpConfig`]: shards, those buffers that it contains, and the optimizer state if an optimizer is given. Must
+    /// be called on every rank, with the same checkpoint. Returns what was saved as [`Checkpoint::extra`]. Gradients
+    /// accumulated by [`Fsdp::backward_no_sync`] belong to the old parameters and are dropped.
     ///
     /// # Cost
-    /// Each rank reads its part, and some of the files once more for their hashes.
+    /// Each rank reads what it keeps, and additionally reads some of the files whole to check their hashes.
     ///
     /// # Errors
-    /// [`Error::File`] and [`training::Error::DamagedCheckpoint`], on every rank: a checkpoint of another model, one that is not
-    /// as it was written. Failures of communication.
+    /// On every rank: [`Error::File`] and [`training::Error::DamagedCheckpoint`] if the checkpoint is of another model or is
+    /// damaged. Failures of communication.
     pub fn load_checkpoint(
         &self,
         contents: &Contents,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<serde_json::Value> {
         let world = &*self.core().groups.world;
-        // Before anybody reads what is damaged, and takes it for something else.
+        // Hashes are checked first, so that no rank interprets damaged data.
         let whole = self.core().check().and_then(|()| {
             for (place, name) in contents.files.keys().enumerate() {
                 if place % world.world_size() == world.rank() {
@@ -195,14 +196,14 @@ impl<M> Fsdp<M> {
     }
 }
 
-/// All parameters of a sharded checkpoint, whole and under their names, then its buffers: for a model that is not sharded. Any
+/// Reads all parameters of a sharded checkpoint, whole and by name, then its buffers: for a model that is not sharded. Any
 /// process can call it.
 ///
 /// # Memory
 /// The whole model.
 ///
 /// # Errors
-/// [`Error::File`] where it is no sharded checkpoint; [`training::Error::DamagedCheckpoint`].
+/// [`Error::File`] if it is not a sharded checkpoint; [`training::Error::DamagedCheckpoint`].
 pub fn full_tensors(contents: &Contents) -> Result<Vec<(String, Tensor)>> {
     contents.files.keys().try_for_each(|name| contents.check(name))?;
     let mut saved = Saved::open(contents)?;

@@ -1,4 +1,4 @@
-//! A safetensors file of which parts are read.
+//! Safetensors file reader that reads ranges of tensors.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -15,23 +15,23 @@ use crate::{Error, Result};
 /// Name, dtype and shape of a tensor.
 pub(crate) type Described = (String, DType, Vec<usize>);
 
-/// True where a buffer can be read from what a file has.
+/// Returns true if a buffer of dtype `own` can be read from a tensor of dtype `saved`.
 pub(super) fn fits(saved: DType, own: DType) -> bool {
     saved == own || (is_trainable(saved) && is_trainable(own))
 }
 
-/// What PyTorch's batch norms count and only use where they have no momentum.
+/// Checks for the batch counter of PyTorch's batch norms, which is only used by those without a momentum.
 fn is_count_of_batches(name: &str, dtype: Option<DType>, dims: &[usize]) -> bool {
     name.rsplit('.').next() == Some("num_batches_tracked") && dtype == Some(DType::I64) && dims.is_empty()
 }
 
-/// A safetensors file of which only the header is in memory.
+/// A safetensors file. Only its header is in memory.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
     file: File,
     metadata: Metadata,
-    /// Where the elements begin.
+    /// Offset of the first element in the file.
     data: u64,
 }
 
@@ -39,7 +39,7 @@ impl TensorFile {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`Error::File`]: it cannot be read, is no safetensors file, or was cut short.
+    /// [`Error::File`]: it cannot be read, is not a safetensors file, or is truncated.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::file(path, problem);
         let unread = |error: io::Error| refuse(format!("cannot be read: {error}"));
@@ -52,17 +52,17 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), file, metadata: header.metadata, data: header.data })
     }
 
-    /// Checks that it holds tensors of these names, dtypes and shapes, and no others but PyTorch's counts of batches
-    /// (`num_batches_tracked`), which nothing here needs.
+    /// Checks that it contains tensors of these names, dtypes and shapes, and no others except PyTorch's batch counters
+    /// (`num_batches_tracked`), which are not used here.
     ///
     /// # Errors
-    /// [`Error::File`] names the first that does not fit.
+    /// [`Error::File`] names the first tensor that does not match.
     pub fn check<'a>(&self, wanted: impl IntoIterator<Item = (&'a str, DType, &'a [usize])>) -> Result<()> {
         let owned = |(name, dtype, dims): (&str, DType, &[usize])| (name.to_string(), dtype, dims.to_vec());
         self.check_some(&wanted.into_iter().map(owned).collect::<Vec<_>>(), &[])
     }
 
-    /// The same where some may be missing, or of other floats.
+    /// Checks the same, where `optional` tensors may be missing or have another floating-point dtype.
     pub(crate) fn check_some(&self, wanted: &[Described], optional: &[Described]) -> Result<()> {
         let refuse = |problem: String| Err(Error::file(&self.path, problem));
         for (place, (name, dtype, dims)) in wanted.iter().chain(optional).enumerate() {
@@ -96,12 +96,12 @@ impl TensorFile {
         }
     }
 
-    /// Whether it has a tensor of this name.
+    /// Returns whether it contains a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
         self.metadata.info(name).is_some()
     }
 
-    /// Names, dtypes and shapes of its tensors, sorted by name.
+    /// Returns names, dtypes and shapes of its tensors, sorted by name.
     pub fn tensors(&self) -> Vec<(String, DType, Vec<usize>)> {
         let tensors = self.metadata.tensors().into_iter();
         let mut all: Vec<_> = tensors
@@ -111,7 +111,7 @@ impl TensorFile {
         all
     }
 
-    /// A tensor.
+    /// Reads a whole tensor.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -120,7 +120,7 @@ impl TensorFile {
         Ok(self.read(name, 0..dims.iter().product())?.reshape(dims)?)
     }
 
-    /// Some elements of a tensor, as if it were flat.
+    /// Reads a range of elements of a tensor, flattened.
     ///
     /// # Errors
     /// [`Error::File`].

@@ -1,13 +1,13 @@
-//! Any bytes in place of a safetensors file.
+//! Fuzz target: arbitrary bytes read as a safetensors file.
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use super::TensorFile;
 
-/// As they are, and once more as a header of the right length.
+/// Reads the bytes unchanged, and again with a length prefix that makes the bytes up to the first zero the header.
 pub fn fuzz_tensor_file(data: &[u8]) {
-    // One file for all runs of a process, in memory where there is such a folder.
+    // One file for all runs of a process, in memory if `/dev/shm` exists.
     let folder = Some(PathBuf::from("/dev/shm")).filter(|folder| folder.is_dir());
     let name = format!("girandole-fuzz-{}", std::process::id());
     let path = folder.unwrap_or_else(std::env::temp_dir).join(name);
@@ -18,14 +18,14 @@ pub fn fuzz_tensor_file(data: &[u8]) {
         assert!(written.is_ok(), "{} cannot be written", path.display());
         read(&path);
     }
-    // What cannot be removed is written over by the next run.
+    // If it cannot be removed, the next run overwrites it.
     let _ = std::fs::remove_file(&path);
 }
 
 fn read(path: &std::path::Path) {
     let Ok(mut file) = TensorFile::open(path) else { return };
     for (name, dtype, dims) in file.tensors() {
-        // Candle may refuse a dtype.
+        // Candle does not support every dtype.
         let Ok(tensor) = file.whole(&name) else { continue };
         assert_eq!((tensor.dtype(), tensor.dims()), (dtype, &dims[..]));
         assert!(file.read(&name, 0..tensor.elem_count() + 1).is_err());

@@ -1,4 +1,4 @@
-//! Loading: each rank reads its own part.
+//! Loading a safetensors file: each rank reads its own shard.
 
 use std::path::Path;
 
@@ -10,15 +10,16 @@ use crate::built::Param;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Reads all parameters from a safetensors file with the model's names, PyTorch's where the model's are; of the buffers those
-    /// that it has, in whatever dtype of floats. To be called on every rank; every rank must be able to read the file. Nothing is changed unless it fits. What
-    /// [`Fsdp::backward_no_sync`] has added up, of the parameters before, is dropped.
+    /// Reads all parameters from a safetensors file that uses the model's names (PyTorch's names if the model does), and
+    /// those buffers that it contains, in any floating-point dtype. Must be called on every rank; every rank must be able to
+    /// read the file. Nothing is changed unless the file matches the model. Gradients accumulated by
+    /// [`Fsdp::backward_no_sync`] belong to the old parameters and are dropped.
     ///
     /// # Cost
-    /// Each rank reads its own part of every parameter, and no more. A few bytes of each rank are compared.
+    /// Each rank reads only what it keeps of every parameter. A few bytes of each rank are compared.
     ///
     /// # Errors
-    /// [`Error::File`], on every rank, where the file does not fit or cannot be read on one; failures of communication.
+    /// [`Error::File`], on every rank, if the file does not match or a rank cannot read it; failures of communication.
     pub fn load_full(&self, path: &Path) -> Result<()> {
         let opened = TensorFile::open(path).and_then(|file| {
             file.check_some(&self.described(), &self.described_buffers())?;
@@ -46,22 +47,22 @@ impl<M> Fsdp<M> {
         Ok(())
     }
 
-    /// Names, dtypes and shapes of what is state and no parameter.
+    /// Returns names, dtypes and shapes of the buffers.
     pub(crate) fn described_buffers(&self) -> Vec<(String, DType, Vec<usize>)> {
         self.buffers().iter().map(|(name, var)| (name.clone(), var.dtype(), var.dims().to_vec())).collect()
     }
 
-    /// Names, dtypes of shards, and shapes, in order of construction.
+    /// Returns names, shard dtypes and shapes of the parameters, in order of construction.
     pub(crate) fn described(&self) -> Vec<(String, DType, Vec<usize>)> {
         let of = |param: &Param| (param.name.clone(), param.shard.dtype(), param.tensor.dims().to_vec());
         self.core().units.iter().flat_map(|unit| unit.params.iter().map(of)).collect()
     }
 
-    /// What this rank has, where none has failed; otherwise a failure on every rank.
+    /// Returns this rank's result if no rank has failed; otherwise an error on every rank.
     pub(crate) fn all_agree<T>(&self, path: &Path, own: Result<T>) -> Result<T> {
         let world = &*self.core().groups.world;
         comm::all_agree([world as &dyn Communicator], own, |rank, reason| {
-            // The path is named once.
+            // Avoids naming the path twice.
             let problem =
                 reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&reason).to_string();
             Error::PeerFile { path: path.to_path_buf(), rank, problem }

@@ -1,4 +1,4 @@
-//! Parameters as a whole, under their names.
+//! Whole-model state: parameters by name; checkpoints and files.
 
 mod checkpoint;
 mod file;
@@ -20,8 +20,8 @@ use crate::storage::{piece, tensor};
 use crate::{Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// All parameters whole, under the names that the model asked for them by, in order of construction; on rank 0 only. To be
-    /// called on every rank.
+    /// Returns all parameters whole, by the names under which the model requested them, in order of construction; on rank 0
+    /// only, `None` on the others. Must be called on every rank.
     ///
     /// # Memory
     /// On rank 0 the whole model.
@@ -42,7 +42,8 @@ impl<M> Fsdp<M> {
         Ok(is_first.then_some(all))
     }
 
-    /// Shows rank 0 each parameter of a unit, whole; parts in order, one in memory at a time. Called on every rank.
+    /// Passes each parameter of a unit, whole, to `visit` on rank 0, part by part, with one part in memory at a time. Must be
+    /// called on every rank.
     pub(crate) fn visit_unit(
         &self,
         unit: usize,
@@ -75,7 +76,7 @@ impl<M> Fsdp<M> {
         })
     }
 
-    /// A part of which this rank has a piece, padding included; on the first rank that shares it.
+    /// Gathers the pieces of a part, padding included, on the first rank of the shard group; `None` on the others.
     fn whole(&self, own: Tensor) -> Result<Option<Tensor>> {
         let (len, dtype, device) = (own.elem_count(), own.dtype(), own.device().clone());
         let Some(comm) = &self.core().groups.shard else {

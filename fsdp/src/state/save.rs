@@ -1,4 +1,4 @@
-//! Saving the whole model in one file, without ever having it whole in memory.
+//! Saving the whole model in one safetensors file, without holding it whole in memory.
 
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use training::{AtomicFile, tensor_file_begin};
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Writes all parameters, and rank 0's buffers, to a safetensors file under the model's names, PyTorch's where the model's
-    /// are: it can be loaded at any number of ranks, and into a model that is not sharded. Rank 0 writes; to be called on every
-    /// rank.
+    /// Writes all parameters, and rank 0's buffers, to a safetensors file under the model's names (PyTorch's names if the
+    /// model uses them). It can be loaded at any number of ranks, and into a model that is not sharded. Rank 0 writes; must
+    /// be called on every rank.
     ///
-    /// The file appears whole or not at all: see [`AtomicFile`].
+    /// The file appears complete or not at all: see [`AtomicFile`].
     ///
     /// # Memory
     /// On rank 0, one parameter at a time.
     ///
     /// # Errors
-    /// [`Error::File`], on every rank, where the file cannot be written; failures of communication.
+    /// [`Error::File`], on every rank, if the file cannot be written; failures of communication.
     pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let is_first = self.core().groups.world.rank() == 0;
@@ -33,7 +33,7 @@ impl<M> Fsdp<M> {
         let mut first = 0;
         for (unit, built) in self.core().units.iter().enumerate() {
             self.visit_unit(unit, &mut |param, _, tensor| {
-                // The others send theirs in any case, so that a full disk here does not leave them waiting.
+                // The other ranks send their pieces in any case, so this rank receives them even if its disk is full.
                 if let (Some(draft), None) = (&mut draft, &failed) {
                     failed = draft.write(first + param, &tensor).err();
                 }
@@ -57,18 +57,19 @@ impl<M> Fsdp<M> {
 }
 
 impl<M> Fsdp<M> {
-    /// Shows rank 0 each parameter whole, by its name, unit after unit: for a file of another kind. To be called on every rank.
+    /// Passes each whole parameter and its name to `visit` on rank 0, unit by unit, for writing other file formats. Must be
+    /// called on every rank.
     ///
     /// # Memory
     /// On rank 0, one parameter at a time.
     ///
     /// # Errors
-    /// On every rank, that `visit` failed; failures of communication.
+    /// On every rank, the error of `visit`; failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
         let mut failed = None;
         for unit in 0..self.core().units.len() {
             self.visit_unit(unit, &mut |_, name, tensor| {
-                // The others send theirs in any case.
+                // The other ranks send their pieces in any case.
                 if failed.is_none() {
                     failed = visit(name, tensor).err();
                 }
@@ -80,11 +81,11 @@ impl<M> Fsdp<M> {
     }
 }
 
-/// The file that is being written.
+/// The file being written.
 struct Draft {
     target: PathBuf,
     file: BufWriter<AtomicFile>,
-    /// Where each tensor begins.
+    /// Offset of each tensor in the file.
     places: Vec<u64>,
 }
 
@@ -106,7 +107,7 @@ impl Draft {
     }
 
     fn write(&mut self, place: usize, tensor: &Tensor) -> Result<()> {
-        // Contiguous, and on the CPU: safetensors would panic where it cannot read.
+        // safetensors panics on tensors that are not contiguous or not on the CPU.
         let tensor = tensor.contiguous()?;
         let place = SeekFrom::Start(self.places[place]);
         let written = self.file.seek(place).and_then(|_| self.file.write_all(&View::data(&tensor)));

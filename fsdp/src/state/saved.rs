@@ -1,4 +1,4 @@
-//! A sharded checkpoint on disk: what it is of, and any element of it.
+//! Sharded checkpoint reader: description of the saved model, and ranges of its tensors.
 
 use std::ops::Range;
 
@@ -11,13 +11,13 @@ use crate::built::Built;
 use crate::layout::Layout;
 use crate::{Error, Result};
 
-/// What a sharded checkpoint is of, in its manifest.
+/// Description of a sharded checkpoint, part of its manifest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Description {
-    /// Ranks that it is cut for.
+    /// Number of shards.
     pub(super) shards: usize,
     pub(super) pack_elements: usize,
-    /// Each parameter is a tensor of its own, and so is what the optimizer remembers of it. It was one for a unit before.
+    /// Whether each parameter, and its optimizer state, is a separate tensor. Earlier versions wrote one tensor per unit.
     #[serde(default)]
     pub(super) by_parameter: bool,
     pub(super) units: Vec<UnitDescription>,
@@ -30,7 +30,7 @@ pub(super) struct UnitDescription {
     pub(super) parameters: Vec<(String, Vec<usize>)>,
 }
 
-/// The manifest's part that is the user's, and the one that is ours.
+/// The manifest's extra data: this crate's, and the user's.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Extra {
     pub(super) fsdp: Description,
@@ -43,51 +43,53 @@ impl UnitDescription {
         Self { name: unit.name.clone(), parameters: parameters.collect() }
     }
 
-    /// How many elements each parameter has, if they can be counted.
+    /// Returns the number of elements of each parameter; `None` where it overflows.
     fn lens(&self) -> Vec<Option<usize>> {
         self.parameters.iter().map(|(_, dims)| elements(dims)).collect()
     }
 }
 
-/// The elements of a shape of which no part has more than can be counted, for the strides of one without elements.
+/// Returns the number of elements of a shape, `None` if the product of its nonzero dimensions overflows: strides are computed
+/// from those even if another dimension is 0.
 fn elements(dims: &[usize]) -> Option<usize> {
     let part = dims.iter().filter(|dim| **dim > 0).try_fold(1usize, |part, dim| part.checked_mul(*dim))?;
     Some(if dims.contains(&0) { 0 } else { part })
 }
 
-/// The key of what a rank keeps of a parameter in its file.
+/// Key of a parameter's shard in a rank's file.
 pub(super) fn shard_key(parameter: &str) -> String {
     format!("shard.{parameter}")
 }
 
-/// The key of a buffer in the first rank's file.
+/// Key of a buffer in the first rank's file.
 pub(super) fn buffer_key(name: &str) -> String {
     format!("{BUFFER}{name}")
 }
 
-/// Before the names of buffers.
+/// Prefix of the keys of buffers.
 const BUFFER: &str = "buffer.";
-/// Before the keys of the optimizer's state.
+/// Prefix of the keys of optimizer state.
 pub(super) const OPTIMIZER: &str = "optimizer.";
 
-/// The set of tensors that a rank writes.
+/// Name of the tensor file that a rank writes.
 pub(super) fn set_name(shard_rank: usize) -> String {
     format!("shard-{shard_rank:05}")
 }
 
-/// What a tensor is that an optimizer remembers.
+/// Kind of a tensor of the optimizer state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Of this parameter, and sharded as it is.
+    /// State of this parameter, sharded like it.
     Shard(usize),
-    /// A single number, such as a count of steps, which every rank has.
+    /// A single number, such as a step count, which every rank has.
     Number,
-    /// One that ranks have different values of, and nobody knows of what.
+    /// A tensor that cannot be assigned to a parameter, and may differ between ranks.
     Stray,
 }
 
 impl Kind {
-    /// By an optimizer's own key, with the parameters' names and the lengths of what this rank keeps of them.
+    /// Determines the kind from the optimizer's key. `params` are the parameters' names and the lengths of this rank's
+    /// variables.
     pub(super) fn of(key: &str, dims: &[usize], params: &[(&str, usize)]) -> Self {
         let is_field = |rest: &str| {
             rest.strip_prefix('.').is_some_and(|field| !field.is_empty() && !field.contains('.'))
@@ -101,7 +103,7 @@ impl Kind {
     }
 }
 
-/// A checkpoint that is read.
+/// A checkpoint opened for reading.
 pub(super) struct Saved {
     pub(super) description: Description,
     pub(super) extra: serde_json::Value,
@@ -123,7 +125,7 @@ impl Saved {
         }
         let lens: Vec<_> = units.iter().map(UnitDescription::lens).collect();
         let all = lens.iter().flatten().try_fold(0usize, |sum, len| sum.checked_add((*len)?));
-        // So that no sum of places overflows, whatever the padding.
+        // So that no sum of offsets overflows, whatever the padding.
         if all.is_none_or(|all| all > usize::MAX / 2) {
             return Err(Error::file(&contents.folder, "it describes parameters that are too large"));
         }
@@ -134,7 +136,7 @@ impl Saved {
         Ok(Self { description: extra.fsdp, extra: extra.extra, layouts, files })
     }
 
-    /// Compares it with a model.
+    /// Checks that it is of the same model.
     pub(super) fn check(&self, contents: &Contents, units: &[Built]) -> Result<()> {
         let refuse = |problem: String| Err(Error::file(&contents.folder, problem));
         let saved = &self.description.units;
@@ -167,7 +169,7 @@ impl Saved {
         }
     }
 
-    /// Compares its buffers with a model's, which may have some that it lacks.
+    /// Checks its buffers against the model's. The model may have buffers that it lacks.
     pub(super) fn check_buffers(&self, contents: &Contents, buffers: &[(String, Var)]) -> Result<()> {
         let refuse = |problem: String| Err(Error::file(&contents.folder, problem));
         for (name, dtype, dims) in self.buffers() {
@@ -184,20 +186,20 @@ impl Saved {
         Ok(())
     }
 
-    /// Names, dtypes and shapes of its buffers.
+    /// Returns names, dtypes and shapes of its buffers.
     pub(super) fn buffers(&self) -> Vec<(String, DType, Vec<usize>)> {
         let all = self.files.first().map(TensorFile::tensors).unwrap_or_default().into_iter();
         all.filter_map(|(key, dtype, dims)| Some((key.strip_prefix(BUFFER)?.to_string(), dtype, dims)))
             .collect()
     }
 
-    /// A buffer, if it has it.
+    /// Reads a buffer; `None` if it does not contain it.
     pub(super) fn buffer(&mut self, name: &str) -> Result<Option<Tensor>> {
         let has = self.buffers().iter().any(|(known, ..)| known == name);
         has.then(|| self.whole(&buffer_key(name))).transpose()
     }
 
-    /// Some elements of a parameter, or of what an optimizer remembers of it, as if it were flat.
+    /// Reads a range of elements of a parameter, or of its optimizer state, flattened.
     pub(super) fn read(
         &mut self,
         key: &str,
@@ -221,7 +223,7 @@ impl Saved {
         }
     }
 
-    /// What of a parameter's saved tensors of this key belongs to a rank with this layout, padded.
+    /// Reads what a rank with this layout keeps of a parameter or its optimizer state, padded.
     pub(super) fn shard(
         &mut self,
         key: &str,
@@ -240,7 +242,7 @@ impl Saved {
         Ok(shard)
     }
 
-    /// What the optimizer remembers, by key.
+    /// Returns the keys of the optimizer state, with their kinds.
     pub(super) fn optimizer_keys(&self) -> Vec<(String, Kind)> {
         let Some(file) = self.files.first() else { return Vec::new() };
         let mut params = Vec::new();

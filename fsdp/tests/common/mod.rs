@@ -1,4 +1,4 @@
-//! Ranks, and small models with known values.
+//! Test helpers: groups of ranks, and small models with known values.
 #![allow(dead_code)]
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use fsdp::{Fsdp, FsdpConfig, Result, Unit, UnitBuilder};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 
-/// What each rank of a new group makes of `body`; none for one that panicked.
+/// Runs `body` on each rank of a new group of threads, and returns the results; `None` for a rank that panicked.
 pub(crate) fn on_ranks<T: Send>(
     world_size: usize,
     body: impl Fn(Comm) -> Result<T> + Sync,
@@ -30,12 +30,12 @@ fn on<T: Send>(ranks: Vec<Comm>, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec
     })
 }
 
-/// The same where no rank may fail.
+/// Does the same, and panics if a rank fails.
 pub(crate) fn on_all_ranks<T: Send>(world_size: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<T> {
     all(on_ranks(world_size, body))
 }
 
-/// The same over TCP.
+/// Does the same over TCP.
 pub(crate) fn over_tcp<T: Send>(world_size: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<T> {
     let folder = tempfile::tempdir().expect("a folder");
     let secret = Secret::random().expect("random numbers");
@@ -63,7 +63,7 @@ fn all<T>(results: Vec<Option<Result<T>>>) -> Vec<T> {
     results.into_iter().enumerate().map(one).collect()
 }
 
-/// Numbers between -1 and 1 that look random.
+/// Returns deterministic pseudo-random numbers between -1 and 1.
 pub(crate) fn values(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     let len = shape.iter().product::<usize>();
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -81,7 +81,7 @@ pub(crate) const INPUTS: usize = 5;
 pub(crate) const OUTPUTS: usize = 3;
 const WIDTHS: [usize; 5] = [INPUTS, 9, 7, 6, OUTPUTS];
 
-/// First values of the model below.
+/// Returns the initial values of the model below.
 pub(crate) fn start(seed: u64, dtype: DType) -> HashMap<String, Tensor> {
     let layer = |(index, widths): (usize, &[usize])| {
         let seed = seed * 1000 + 2 * index as u64;
@@ -96,7 +96,7 @@ pub(crate) fn builder(seed: u64, dtype: DType) -> VarBuilder<'static> {
     VarBuilder::from_tensors(start(seed, dtype), dtype, &Device::Cpu)
 }
 
-/// Linear layers with tanh between them; each a unit, but the second and third together are one.
+/// Linear layers with tanh between them; each is a unit, except that the second and third form one unit.
 pub(crate) struct Mlp {
     pub(crate) first: Unit<Linear>,
     pub(crate) middle: Unit<(Linear, Linear)>,
@@ -126,7 +126,7 @@ impl Module for Mlp {
     }
 }
 
-/// The same in one process, and its variables by name.
+/// The same model in a single process, and its variables by name.
 pub(crate) struct Alone {
     layers: Vec<Linear>,
     pub(crate) vars: Vec<(String, Var)>,
@@ -169,14 +169,14 @@ impl Module for Alone {
     }
 }
 
-/// All parameters, sorted by name, on rank 0.
+/// Returns all parameters, sorted by name, on rank 0; nothing on the other ranks.
 pub(crate) fn parameters<M>(fsdp: &Fsdp<M>) -> Result<Vec<f64>> {
     let mut all = fsdp.full_state()?.unwrap_or_default();
     all.sort_by_key(|(name, _)| name.clone());
     Ok(numbers(all.iter().map(|(_, tensor)| tensor)))
 }
 
-/// All numbers of some tensors, exactly.
+/// Returns all elements of some tensors, exactly.
 pub(crate) fn numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<f64> {
     let one = |tensor: &Tensor| tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
     tensors.into_iter().flat_map(|tensor| one(tensor).expect("on the CPU")).collect()
@@ -191,7 +191,7 @@ pub(crate) fn assert_close(left: &[f64], right: &[f64], tolerance: f64) {
     }
 }
 
-/// candle's own optimizers, and one of ours.
+/// Two of candle's optimizers, and one of `training`.
 pub(crate) enum AnyOptimizer {
     Sgd(SGD),
     AdamW(AdamW),

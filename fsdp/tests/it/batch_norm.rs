@@ -1,4 +1,4 @@
-//! What is state and not a parameter is kept with the parameters: rank 0's.
+//! Buffers (state that is not a parameter) in checkpoints and files: rank 0's are saved.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn net_with(comm: Comm, config: &FsdpConfig) -> Result<Fsdp<Net>> {
     })
 }
 
-/// With statistics of its own on every rank.
+/// Returns a model that has different statistics on every rank.
 fn used(comm: Comm) -> Result<Fsdp<Net>> {
     let (rank, net) = (comm.rank() as u64, net(comm)?);
     net.forward_t(&values(rank + 1, &[5, 3], DType::F64), true)?;
@@ -66,7 +66,7 @@ fn buffers_have_a_dtype_of_their_own_and_files_may_have_another() {
     for dtype in [DType::F16, DType::BF16] {
         for whole in [false, true] {
             let read = on_all_ranks(2, |comm| {
-                // The layer computes statistics in f32, and the builder is of f64.
+                // The layer computes statistics in f32, and the builder's dtype is f64.
                 let mixed_precision =
                     MixedPrecision { param_dtype: Some(dtype), ..MixedPrecision::default() };
                 let config = FsdpConfig { mixed_precision, ..FsdpConfig::default() };
@@ -155,7 +155,7 @@ fn whole_files_have_them_and_serve_a_model_that_is_not_sharded() {
     }
 }
 
-/// What rank 0 of two has after it was given a file, or its error.
+/// Loads a file on two ranks; returns the buffers of rank 0, or its error.
 fn load(path: &Path, tensors: &HashMap<String, Tensor>) -> std::result::Result<Vec<f64>, String> {
     candle_core::safetensors::save(tensors, path).expect("written");
     let ends = on_all_ranks(2, |comm| {
@@ -173,7 +173,7 @@ fn files_of_pytorch_fit_with_and_without_them() {
     on_all_ranks(1, |comm| used(comm)?.save_full(&path));
     let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).expect("read");
     let expected = numbers([&tensors["norm.running_mean"], &tensors["norm.running_var"]]);
-    // As `torch.nn.BatchNorm1d` has it.
+    // As `torch.nn.BatchNorm1d` saves it.
     let batches = Tensor::new(7i64, &Device::Cpu).expect("on the CPU");
     tensors.insert("norm.num_batches_tracked".into(), batches);
     assert_eq!(load(&path, &tensors), Ok(expected));

@@ -1,5 +1,5 @@
-//! Weights that a unit uses detached, frozen ones say, are there for as long as backward needs them; what backward computes again has
-//! them, too, and its gradients count.
+//! Weights that a unit uses detached, e.g. frozen ones, stay gathered as long as backward needs them, also in recomputation
+//! (activation checkpointing), whose gradients are included.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use fsdp::{Fsdp, FsdpConfig, Strategy, Unit};
 use training::recompute;
 
 const WIDTH: usize = 6;
-/// Of each unit.
+/// Weights of each unit.
 const WEIGHTS: usize = 3;
 type Body = fn(&[Tensor], &Tensor) -> Result<Tensor>;
 
-/// What units compute. Backward comes to the right factor of a product before the left one.
+/// Computations of units. Backward reaches the right factor of a product before the left one.
 const BODIES: [Body; 6] = [
-    // Low-rank adaptation of a frozen weight; all are used.
+    // Low-rank adaptation of a frozen weight; all weights are used.
     |w, x| x.matmul(&w[0].detach())?.add(&x.matmul(&w[1])?.matmul(&w[2])?)?.tanh(),
-    // All is frozen.
+    // All weights are frozen.
     |w, x| x.matmul(&w[0].detach())?.tanh()?.matmul(&w[1].detach())?.matmul(&w[2].detach()),
-    // One weight both ways: its gradient comes before the other use.
+    // One weight detached and with gradient: its gradient arrives before backward reaches the other use.
     |w, x| x.tanh()?.matmul(&w[0].detach())?.tanh()?.matmul(&w[0])?.add(&x.matmul(&w[1].detach())?),
-    // The weights are the left factors: backward comes to other units first.
+    // The weights are the left factors: backward reaches other units first.
     |w, x| w[0].detach().matmul(&w[1].matmul(&x.t()?)?)?.t()?.add(&x.relu()?.matmul(&w[2].detach())?),
-    // A frozen weight that an input goes through alone, and one that nobody uses.
+    // A frozen weight whose product is the only path to the input, and an unused weight.
     |w, x| x.sqr()?.matmul(&w[0].detach())?.tanh()?.mul(&x.matmul(&w[1])?),
-    // As always.
+    // Ordinary use.
     |w, x| x.matmul(&w[0])?.tanh()?.matmul(&w[1])?.tanh()?.matmul(&w[2]),
 ];
 
@@ -37,11 +37,11 @@ enum Again {
     Units,
     /// The runs of every two units together.
     Pairs,
-    /// What is within the runs.
+    /// The computations within the runs.
     Within,
     /// The first half of the units.
     Half,
-    /// All but the first and the last.
+    /// All units except the first and the last.
     Inner,
 }
 
@@ -98,7 +98,7 @@ fn forward(net: &Net, units: &[usize], x: &Tensor, how: Again) -> Result<Tensor>
     Ok(x)
 }
 
-/// By parameter, the mean over ranks of `backwards` gradients added up; none where there is none.
+/// Returns, by parameter, the mean over ranks of the sum of `backwards` gradients; `None` for those without a gradient.
 fn alone(ranks: usize, units: &[usize], backwards: usize) -> Result<Vec<Option<Tensor>>> {
     let vars =
         units.iter().flat_map(|&unit| (0..WEIGHTS).map(move |index| Var::from_tensor(&weight(unit, index))));
@@ -117,7 +117,7 @@ fn alone(ranks: usize, units: &[usize], backwards: usize) -> Result<Vec<Option<T
     Ok(vars.iter().map(|var| grads.get(var).cloned()).collect())
 }
 
-/// The whole gradients, as far as ranks have them.
+/// Returns the whole gradient of a parameter from all ranks' shards; `None` if no rank has one.
 fn whole(ranks: &[Vec<Option<Vec<f64>>>], param: usize) -> Option<Vec<f64>> {
     let has = ranks[0][param].is_some();
     assert!(ranks.iter().all(|rank| rank[param].is_some() == has), "ranks agree on parameter {param}");
@@ -147,7 +147,7 @@ fn compare(ranks: usize, units: &[usize], how: Again, config: &FsdpConfig, backw
         grads.truncate(1);
     }
     for (param, expected) in alone(ranks, units, backwards).expect("one process").iter().enumerate() {
-        // One weight of 36 elements is cut into equal parts by 1, 2 and 3 ranks, when it travels alone.
+        // With `pack_elements: 0`, a weight of 36 elements is divided into equal parts by 1, 2 and 3 ranks, without padding.
         let got = whole(&grads, param);
         assert_eq!(got.is_some(), expected.is_some(), "{what}, parameter {param}");
         if let (Some(got), Some(expected)) = (got, expected) {
@@ -155,7 +155,8 @@ fn compare(ranks: usize, units: &[usize], how: Again, config: &FsdpConfig, backw
         }
     }
     let unit = WEIGHTS * WIDTH * WIDTH * size_of::<f64>();
-    // What is computed again as one is there as one; and a unit that backward has not done with when it comes to others.
+    // Units that are recomputed together are gathered together; so is a unit that backward has not finished when it reaches
+    // others.
     let there = 2 + usize::from(how == Again::Pairs) + units.iter().filter(|unit| **unit == 3).count();
     if config.strategy == Strategy::FullShard {
         let most = units.len() * unit / ranks + there * unit;
@@ -191,7 +192,7 @@ fn a_weight_that_is_used_in_two_segments_has_the_sum_of_both() {
             let unit = unit.clone();
             move |x: &Tensor| unit.run(|w| x.matmul(&w[0]))
         };
-        // The first unit in two segments, with another one between them; and once more as it is.
+        // The first unit is used in two recomputed segments, with another unit between them, and once without recomputation.
         let y = recompute(&x, segment(first))?.tanh()?;
         let y = segment(second)(&y)?.tanh()?;
         let y = recompute(&y, segment(first))?.tanh()?;

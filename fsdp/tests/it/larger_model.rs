@@ -1,4 +1,4 @@
-//! Clipping where what is sharded is a part of a larger model, whose other parts lie along other axes of a mesh.
+//! Clipping if the sharded model is a part of a larger one, whose other parts are along other axes of a mesh.
 
 use crate::common::{INPUTS, Mlp, builder, numbers, on_all_ranks, values};
 use candle_core::{DType, Device, Tensor, Var};
@@ -13,7 +13,7 @@ fn input() -> Tensor {
     values(3, &[2, INPUTS], DType::F64)
 }
 
-/// All stages' models, of which each is sharded, as one.
+/// The norm equals that of the models of all stages together, each of which is sharded.
 #[test]
 fn the_norm_is_that_of_all_stages() {
     for axes in [
@@ -23,7 +23,7 @@ fn the_norm_is_that_of_all_stages() {
     ] {
         let ranks = axes.iter().map(|(_, size)| size).product();
         let stages = axes.iter().find(|(name, _)| *name == "pp").map_or(1, |(_, size)| *size);
-        // Each alone, unsharded: its norm.
+        // The norm of each stage alone, unsharded.
         let own = |stage: usize| {
             let norms = on_all_ranks(1, |comm| {
                 let fsdp = Mlp::fsdp(comm, 1 + stage as u64, DType::F64, &FsdpConfig::default())?;
@@ -56,7 +56,7 @@ fn the_norm_is_that_of_all_stages() {
     }
 }
 
-/// A matrix of which each rank along `tp` has other rows, and a vector that all of them have.
+/// A matrix of which each rank along `tp` has different rows, and a vector that all of them have.
 #[test]
 fn what_several_ranks_have_is_counted_once() {
     let (tp, shards) = (2, 3);
@@ -83,7 +83,7 @@ fn what_several_ranks_have_is_counted_once() {
             })?;
             fsdp.set_norm_over(vec![mesh.axis("tp")?.clone()], |name| place == 0 || name == "matrix");
             let loss = fsdp.model()?.run(|(matrix, vector)| {
-                // The vector's gradient is summed over the ranks that have parts of the matrix, as tensor parallelism does.
+                // As in tensor parallelism, the vector's gradient is summed over the ranks that have parts of the matrix.
                 let vector = comm::autograd::copy_to_group(vector, mesh.axis("tp")?)?;
                 loss(matrix, &vector)
             })?;

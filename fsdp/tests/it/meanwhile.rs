@@ -1,4 +1,4 @@
-//! Communication is under way while layers compute: parameters of the next unit come, gradients of the last one go.
+//! Overlap: while a unit computes, the next unit's parameters are gathered and the last unit's gradients are reduced.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,10 +11,11 @@ use fsdp::{Fsdp, FsdpConfig, Result, Unit};
 
 const LAYERS: usize = 4;
 const WIDTH: usize = 6;
-/// Nothing that is waited for takes this long, not even on a busy machine.
+/// Timeout, which is generous even for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Waits until the communicator has done so many operations, which it cannot do later: this thread does nothing else.
+/// Waits until the communicator has completed this many operations. They must already be in progress, since this thread
+/// starts none while it waits.
 fn wait_for(comm: &dyn Communicator, operations: u64, what: &str) -> candle_core::Result<()> {
     let began = Instant::now();
     while comm.stats().operations < operations {
@@ -26,7 +27,7 @@ fn wait_for(comm: &dyn Communicator, operations: u64, what: &str) -> candle_core
     Ok(())
 }
 
-/// The identity, which waits in backward.
+/// The identity operation, which waits in backward.
 struct Probe {
     comm: Comm,
     operations: u64,
@@ -75,16 +76,16 @@ fn the_next_unit_comes_and_the_last_ones_gradients_go_while_one_computes() {
                     layer.forward(&x.apply_op1(probe)?)
                 })?;
             }
-            // Units that are computed, before which gradients of later ones have come: their inputs lie at the probes.
+            // The probes are at the inputs of the units: backward reaches each after its unit, when gradients of the later
+            // units have been reduced.
             fsdp.backward(&x.sqr()?.sum_all()?)?;
         }
         Ok(())
     });
 }
 
-/// How many operations there have been when backward comes to the input of a unit, if none was waited for: all gathers
-/// forward, the gathers backward of this unit, of those after it and of the one before it, the averages of this unit and
-/// those after it.
+/// Number of operations completed when backward reaches the input of a unit: all gathers of forward; the gathers in backward
+/// of this unit, those after it and the one before it; the reductions of this unit and those after it.
 fn backward_operations(index: usize) -> u64 {
     let gathers = LAYERS - index + usize::from(index > 0);
     (LAYERS + gathers + LAYERS - index) as u64

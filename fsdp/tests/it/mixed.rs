@@ -1,4 +1,4 @@
-//! Mixed precision equals one process with the same casts, and all ranks skip the same steps.
+//! Mixed precision equals a single process with the same casts, and all ranks skip the same steps.
 
 use crate::common::{
     Comm, INPUTS, Mlp, OUTPUTS, assert_close, numbers, on_all_ranks, parameters, start, values,
@@ -43,7 +43,8 @@ impl Run {
         Ok((losses, parameters(&fsdp)?))
     }
 
-    /// One process: f32 variables, cast for each rank's batch; each rank's gradients cast, averaged in f32, rounded once.
+    /// Trains in a single process: f32 variables, cast for each rank's batch; each rank's gradients are cast, averaged in
+    /// f32, rounded once.
     fn alone(&self) -> candle_core::Result<(Vec<Vec<f64>>, Vec<f64>)> {
         let mut vars: Vec<(String, Var)> = start(self.seed, DType::F32)
             .into_iter()
@@ -115,7 +116,7 @@ fn equal_to_one_process_with_the_same_casts() {
             let ranks = on_all_ranks(world_size, |comm| run.sharded(comm));
             let (losses, parameters) = run.alone().expect("one process trains");
             for ((got, _), expected) in ranks.iter().zip(&losses) {
-                // The first loss is before any average: the same to the bit.
+                // The first loss is computed before any averaging, and so is bitwise equal.
                 assert_eq!(got[0], expected[0], "{run:?}");
                 assert_close(got, expected, tolerance);
             }
@@ -135,7 +136,7 @@ fn many_backwards_are_summed_in_f32_and_rounded_once() {
         (DType::F32, Some(DType::F16)),
         (DType::F64, Some(DType::BF16)),
     ] {
-        // Each is a number of every dtype here but the sums are not; the first is large beside the others.
+        // Each slope is exact in every dtype used here, but the sums are not; the first one is large compared to the others.
         let slope = |rank: usize, backward: usize| match backward {
             0 => 1.0,
             _ => (1 + (rank + backward) % 3) as f64 / 1024.0,
@@ -195,7 +196,7 @@ fn a_step_that_one_rank_cannot_take_is_skipped_by_all() {
         let mut scaler = LossScaler::new(config)?;
         let mut seen = vec![];
         for step in 0..6 {
-            // In the third step, one element of rank 1's overflows, which lies in the shard of rank 2.
+            // In the third step, an element of rank 1's gradient overflows that belongs to the shard of rank 2.
             let factor = if step == 2 && rank == 1 { 1e4 } else { 1e-3 };
             let slope = Tensor::new(&[1e-3f32, 1e-3, 1e-3, 1e-3, 1e-3, factor], &Device::Cpu)?;
             let loss = fsdp.model()?.run(|w| w.to_dtype(DType::F32)?.mul(&slope)?.sum_all())?;

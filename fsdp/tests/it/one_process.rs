@@ -1,4 +1,4 @@
-//! Sharded training equals training in one process.
+//! Sharded training equals training in a single process.
 
 use crate::common::{
     Alone, AnyOptimizer, Comm, INPUTS, Mlp, OPTIMIZERS, OUTPUTS, assert_close, numbers, on_all_ranks,
@@ -13,10 +13,10 @@ use training::clip_grad_norm;
 
 const STEPS: usize = 10;
 const STRATEGIES: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
-/// Small enough that the model's larger parameters travel alone.
+/// Small enough that the model's larger parameters are separate parts.
 const PACK: usize = 20;
 
-/// One training.
+/// Parameters of one training run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     world_size: usize,
@@ -37,7 +37,7 @@ impl Run {
         (values(seed, &[4, INPUTS], self.dtype), values(seed + 5_000, &[4, OUTPUTS], self.dtype))
     }
 
-    /// The losses of a rank and, on rank 0, the parameters in the end.
+    /// Returns the losses of a rank and, on rank 0, the final parameters.
     fn sharded(&self, comm: Comm, config: &FsdpConfig) -> Result<(Vec<f64>, Vec<f64>)> {
         let rank = comm.rank();
         let fsdp = Mlp::fsdp(comm, self.seed, self.dtype, config)?;
@@ -68,7 +68,7 @@ impl Run {
         Ok((losses, parameters(fsdp)?))
     }
 
-    /// One process on all ranks' batches.
+    /// Trains in a single process on all ranks' batches.
     fn alone(&self) -> candle_core::Result<(Vec<Vec<f64>>, Vec<f64>)> {
         let model = Alone::new(self.seed, self.dtype)?;
         let mut optimizer = AnyOptimizer::new(self.optimizer, model.list())?;
@@ -169,7 +169,7 @@ fn a_hybrid_of_other_axes_or_of_no_shards_is_refused() {
     };
     let line = refused(("dp", "tp"), Strategy::FullShard);
     assert!(line.contains("tp") && line.contains("give one of dp"), "{line}");
-    // Ranks that are said to have the same part have different ones.
+    // The same axis for both: ranks that would count as replicas hold different shards.
     let line = refused(("dp", "dp"), Strategy::FullShard);
     assert!(line.contains("dp twice"), "{line}");
     let line = refused(("dp", "dp"), Strategy::NoShard);
@@ -211,6 +211,6 @@ fn accumulation_communicates_no_gradient_and_kept_units_nothing() {
     assert_eq!(sent(Strategy::ShardGradOp, 3), (0, 0));
     assert_eq!(sent(Strategy::NoShard, 3), (0, 0));
     let (operations, _) = sent(Strategy::FullShard, 1);
-    // Parts of the three units, gathered forward and backward.
+    // Parts of the three units, gathered in forward and in backward.
     assert_eq!(operations, 2 * (2 + 3 + 1));
 }

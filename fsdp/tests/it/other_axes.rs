@@ -1,4 +1,4 @@
-//! A model on two axes of a mesh has nothing to do with the others.
+//! A model on two axes of a mesh is independent of the other axes.
 
 use crate::common::{INPUTS, Mlp, builder, on_all_ranks, parameters, values};
 use candle_core::DType;
@@ -21,11 +21,11 @@ fn other_axes_have_models_of_their_own() {
             let mesh = Mesh::new(comm, &axes)?;
             let stage = mesh.axis("pp")?.rank();
             let config = FsdpConfig::default();
-            // Other values for each.
+            // Different values for each stage.
             let vb = builder(1 + stage as u64, DType::F64);
             let fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &config, Mlp::new)?;
             let x = values(3, &[2, INPUTS], DType::F64);
-            // The first does more.
+            // The first stage runs forward twice.
             let y = if stage == 0 { fsdp.forward(&x)?.add(&fsdp.forward(&x)?)? } else { fsdp.forward(&x)? };
             fsdp.backward(&y.sum_all()?)?;
             let dir = folder.path().join(format!("stage-{stage}"));

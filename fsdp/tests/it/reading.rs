@@ -1,4 +1,4 @@
-//! Where parts of parameters can be read, each rank reads its own, and has the same numbers as where it is given all of them.
+//! Range sources: each rank reads only what it keeps, and gets the same values as from a builder of whole parameters.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,12 +11,12 @@ use comm::Mesh;
 use fsdp::{Error, Fsdp, FsdpConfig, MixedPrecision, Strategy, UnitBuilder};
 use training::build::PartSource;
 
-/// Gives parts of tensors, and notes which.
+/// Returns ranges of tensors, and records which.
 #[derive(Default)]
 struct Source {
     tensors: HashMap<String, Tensor>,
     read: Mutex<HashMap<String, Vec<Range<usize>>>>,
-    /// A place in every parameter that has another number here.
+    /// Index at which every parameter has a different value in this source.
     odd: Option<usize>,
     fails: bool,
 }
@@ -52,7 +52,7 @@ impl PartSource for Source {
     }
 }
 
-/// Gives nothing but buffers.
+/// A builder without tensors.
 fn nothing(dtype: DType) -> VarBuilder<'static> {
     VarBuilder::from_tensors(HashMap::new(), dtype, &Device::Cpu)
 }
@@ -86,7 +86,7 @@ fn what_is_read_in_parts_is_what_is_given_whole() {
     }
 }
 
-/// A large parameter, and small ones that travel together.
+/// A large parameter, and small ones that share a part.
 fn tensors() -> HashMap<String, Tensor> {
     let all = [("large", vec![50, 40]), ("a", vec![100]), ("b", vec![0]), ("c", vec![7])];
     all.map(|(name, dims)| (name.to_string(), values(name.len() as u64, &dims, DType::F32))).into()
@@ -113,7 +113,7 @@ fn each_rank_reads_what_it_keeps() {
         let (rank, source) = (comm.rank(), Arc::new(Source::new(tensors())));
         let fsdp = Fsdp::new(comm, nothing(DType::F32), &config(), |units| four(units, &source))?;
         let read = source.read.lock().expect("no panic").clone();
-        // What is compared, and what is kept: of the small ones together, the half.
+        // The compared elements, and the kept ones: one half of the small parameters' part per rank.
         let kept =
             [[vec![0..64, 0..1000], vec![0..64, 0..54]], [vec![0..64, 1000..2000], vec![0..64, 54..100]]];
         assert_eq!([&read["large"], &read["a"]], [&kept[rank][0], &kept[rank][1]]);
@@ -126,7 +126,7 @@ fn each_rank_reads_what_it_keeps() {
     assert_eq!(counts.iter().sum::<usize>(), 2000 + 107 + 2 * (64 + 64 + 7));
 }
 
-/// What ranks say where the source of one is not like the others'.
+/// Returns the error of each rank if the last rank's source differs.
 fn said(
     ranks: usize,
     body: impl Fn(Comm, Arc<Source>) -> fsdp::Result<Fsdp<()>> + Sync,
@@ -152,7 +152,7 @@ fn hybrid(comm: Comm, source: Arc<Source>) -> fsdp::Result<Fsdp<()>> {
 #[test]
 fn ranks_that_read_other_files_are_told_on_every_rank() {
     let odd = |place| Source { odd: Some(place), ..Source::new(tensors()) };
-    // Within what all compare; and beyond, where another rank has the same part.
+    // First within the compared elements; then beyond them, where another rank keeps the same shard.
     for found in [said(2, flat, odd(3)), said(4, hybrid, odd(3)), said(4, hybrid, odd(1999))] {
         for error in &found {
             let line = error.to_string();

@@ -1,4 +1,4 @@
-//! Copies of shards that are not equal are named on every rank.
+//! Replicas of shards that differ are named on every rank.
 
 use crate::common::{INPUTS, Mlp, builder, on_all_ranks, values};
 use candle_core::DType;
@@ -28,7 +28,7 @@ fn a_copy_that_differs_is_named_on_every_rank() {
                 shard.set(&shard.affine(1.0, 0.5)?)?;
             }
             let found = fsdp.check_parameters();
-            // Not the end.
+            // Training can continue after such an error.
             shard.set(&shard.zeros_like()?)?;
             fsdp.check_parameters()?;
             Ok(found.err().map(|error| error.to_string()))

@@ -1,4 +1,4 @@
-//! State that is saved at one number of ranks goes on at any other, as if nothing had been in between.
+//! State that is saved at one number of ranks can be resumed at any other, with the same result.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, OptimizerState};
 
 const STEPS: usize = 4;
-/// All ranks' samples together, whatever the number of ranks.
+/// Samples of all ranks together, whatever the number of ranks.
 const BATCH: usize = 12;
 
 fn batch(step: usize, rank: usize, world_size: usize) -> (Tensor, Tensor) {
@@ -73,7 +73,7 @@ fn second_half(dir: &Path, ranks: usize, config: &FsdpConfig) -> Vec<f64> {
     ends[0].clone()
 }
 
-/// One process, without an interruption; the parameters half-way and in the end.
+/// Trains in a single process without interruption; returns the parameters half-way and at the end.
 fn alone() -> candle_core::Result<(Vec<f64>, Vec<f64>)> {
     let model = Alone::new(1, DType::F64)?;
     let mut optimizer = Adam::new(model.list(), adam())?;
@@ -137,7 +137,7 @@ fn full_files_are_read_and_written_at_any_number_of_ranks() {
     assert_eq!(left.len(), 2, "{left:?}");
 }
 
-/// The error of each rank of two, which must be the same but for who found it.
+/// Returns the error on rank 0 of two; checks that every rank fails, without changes.
 fn refused(act: impl Fn(&Fsdp<Mlp>) -> Result<()> + Sync) -> String {
     let lines = on_all_ranks(2, |comm| {
         let (fsdp, mut optimizer) = fsdp(comm.clone(), &FsdpConfig::default())?;
@@ -246,7 +246,7 @@ fn optimizer_state_of_no_parameter_is_refused() {
     first_half(folder.path(), 2, &FsdpConfig::default());
     let checkpoints = checkpoints(folder.path());
     let contents = checkpoints.latest().expect("whole").expect("there");
-    // The same, from an optimizer that knew no names.
+    // Rewrites the state as an optimizer without names would save it.
     let draft = checkpoints.begin().expect("begun");
     let mut files = std::collections::BTreeMap::new();
     for name in contents.files.keys() {
@@ -263,7 +263,7 @@ fn optimizer_state_of_no_parameter_is_refused() {
         fsdp.load_checkpoint(&contents, Some(&mut adam)).map(drop)
     });
     assert!(line.contains("`0.exp_avg`") && line.contains("of no parameter"), "{line}");
-    // The weights are good.
+    // The weights alone can be loaded.
     on_all_ranks(2, |comm| fsdp(comm, &FsdpConfig::default())?.0.load_checkpoint(&contents, None));
 }
 
@@ -300,7 +300,7 @@ fn a_load_forgets_what_was_accumulated_and_gathered() {
                 assert_eq!(fsdp.memory().gradients.live, 0, "{strategy:?}");
                 assert_eq!(pass()?, expected, "{strategy:?}");
             }
-            // A look at the parameters leaves it.
+            // Saving and reading the parameters keeps accumulated gradients.
             fsdp.backward_no_sync(&loss::mse(&fsdp.forward(&x)?, &y)?)?;
             fsdp.save_checkpoint(&checkpoints, None, &Checkpoint::default())?;
             parameters(&fsdp)?;

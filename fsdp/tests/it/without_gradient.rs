@@ -1,4 +1,4 @@
-//! A parameter that got no gradient on any rank has none: optimizers leave it alone, as they do in one process.
+//! A parameter without a gradient on any rank has none in the result: optimizers do not change it, as in a single process.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use fsdp::{Fsdp, FsdpConfig, Strategy, Unit, UnitBuilder};
 use proptest::prelude::*;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, recompute};
 
-/// Experts of each of two units, of which a batch uses some.
+/// Experts of each of two units, some of which a batch uses.
 const EXPERTS: usize = 4;
 const WIDTH: usize = 3;
 const STEPS: usize = 8;
@@ -40,7 +40,7 @@ fn vb() -> VarBuilder<'static> {
     VarBuilder::from_tensors(start(), DType::F64, &Device::Cpu)
 }
 
-/// The sum of what the used experts make of an input.
+/// Returns the input plus the sum of the used experts' outputs.
 fn mix(experts: &[Tensor], used: u8, x: &Tensor) -> Result<Tensor> {
     let used = experts.iter().enumerate().filter(|(expert, _)| used >> expert & 1 == 1);
     used.map(|(_, expert)| x.matmul(expert)).try_fold(x.clone(), |sum, y| sum + y?)
@@ -50,7 +50,7 @@ fn mix(experts: &[Tensor], used: u8, x: &Tensor) -> Result<Tensor> {
 #[derive(Clone, Copy, Debug)]
 struct Use {
     seed: u64,
-    /// Experts that nobody ever uses.
+    /// Bit mask of experts that are never used.
     never: u8,
     by_rank: bool,
 }
@@ -69,7 +69,7 @@ impl Use {
     }
 }
 
-/// An optimizer with strong decay.
+/// An optimizer with strong weight decay.
 enum Decay {
     Theirs(AdamW),
     Ours(Adam),
@@ -250,7 +250,7 @@ fn a_checkpoint_keeps_what_optimizers_remember_of_some_and_goes_on_at_other_numb
     }
 }
 
-/// A unit runs twice, of which one run is computed again in backward; each rank uses other experts.
+/// A unit runs twice, once in a recomputed part; each rank uses different experts.
 #[test]
 fn ranks_that_use_other_experts_agree_on_a_unit_that_is_computed_again_and_not() {
     let run = |first: &Unit<Vec<Tensor>>, used: u8, x: &Tensor| first.run(|experts| mix(experts, used, x));
@@ -286,14 +286,14 @@ fn ranks_that_use_other_experts_agree_on_a_unit_that_is_computed_again_and_not()
             for (expert, var) in alone.0[..EXPERTS].iter().enumerate() {
                 let whole: Vec<f64> = grads.iter().flat_map(|rank| rank[expert].clone()).collect();
                 let expected = numbers(expected.get(var));
-                // The last part is padded.
+                // The last shard is padded.
                 assert_close(&whole[..expected.len()], &expected, 1e-9);
             }
         }
     }
 }
 
-/// What a model without units looks like to an optimizer of some of its parameters.
+/// An optimizer of some of the parameters.
 #[test]
 fn an_optimizer_may_have_some_of_the_parameters() {
     let rates = |name: &str| if name.starts_with("l3") { 0.0 } else { 0.1 };
@@ -307,7 +307,7 @@ fn an_optimizer_may_have_some_of_the_parameters() {
         Ok((before, parameters(&fsdp)?))
     });
     let (before, after) = &ends[0];
-    // The last layer's bias and weight come last by name.
+    // The last layer's bias and weight are last when sorted by name.
     let last = before.len() - (6 + 1) * crate::common::OUTPUTS;
     assert_eq!(before[last..], after[last..]);
     assert!(before[..last].iter().zip(&after[..last]).all(|(before, after)| before != after));

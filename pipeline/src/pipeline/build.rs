@@ -1,4 +1,4 @@
-//! A pipeline is made: the model cut, this rank's stages built, the ranks connected.
+//! Construction of a pipeline: splits the model, builds this rank's stages, connects the ranks.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use crate::{
 use super::{Pipeline, all_vars};
 
 impl Pipeline {
-    /// Cuts the model, builds this rank's stages, and connects the ranks. Every rank must call it, with equal arguments.
+    /// Splits the model, builds this rank's stages, and connects the ranks. Every rank must call it, with equal arguments.
     ///
-    /// `builder` gives a builder that puts its variables into a map; it is called for each module with a new map, those of
-    /// other ranks' modules are dropped: random numbers are drawn as in one process. `example` is a
-    /// micro-batch of input, for its shape and dtype. `loss` takes the last stage's output and the target of a micro-batch and
-    /// gives the mean over its rows.
+    /// `builder` returns a builder that stores its variables in the given map. It is called for each module with a new map,
+    /// and the maps of other ranks' modules are dropped, so random numbers are drawn as in a single process. `example` is a
+    /// micro-batch of input, which determines shape and dtype. `loss` takes the last stage's output and the target of a
+    /// micro-batch and returns the mean over its rows.
     ///
     /// # Cost
-    /// Every module is built once; each stage runs forward once; the first copy's variables are broadcast. A group of two ranks for
-    /// each direction between stages, one for each two neighbours, each two ranks with tied variables and each two copies; one of
-    /// all copies, and one of all ranks with the same tied variables.
+    /// Every module is built once; each stage runs forward once; the first replica's variables are broadcast. Groups of two
+    /// ranks: one for each direction between stages, and two for each pair of neighbours, of ranks with tied variables, and
+    /// of replicas. One group of all replicas, and one of all ranks with the same tied variables.
     ///
     /// # Errors
-    /// A schedule or a split that cannot be; variables of two modules with one name; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
-    /// communication.
+    /// An invalid schedule or split; variables of two modules with the same name; [`Error::Disagreement`]; [`Error::DryRun`];
+    /// errors of a module; failures of communication.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -80,10 +80,10 @@ impl Pipeline {
         Self::with_schedule(comm, modules, builder, example, loss, config, schedule)
     }
 
-    /// The same with a schedule of one's own, in place of `config.schedule` and `config.micro_batches`.
+    /// Does the same with a custom schedule, instead of `config.schedule` and `config.micro_batches`.
     ///
     /// # Errors
-    /// Those of [`Pipeline::new`]; a schedule for another number of ranks.
+    /// Those of [`Pipeline::new`]; a schedule for a different number of ranks.
     pub fn with_schedule(
         comm: Arc<dyn Communicator>,
         modules: &Modules,
@@ -139,7 +139,7 @@ impl Pipeline {
     }
 }
 
-/// What each module costs, the same on every rank; nothing where nobody asks.
+/// Returns the cost of each module, the same on every rank; empty if the split does not need costs.
 fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
     let (device, during) = (example.device(), || Error::during("measuring modules"));
     let dtype = if example.dtype().is_float() { example.dtype() } else { DType::F32 };
@@ -150,7 +150,7 @@ fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) ->
             Ok(counts.into_iter().map(|count| count as f64).collect())
         }
         Split::Balanced(Cost::ForwardTime) => {
-            // Those that share layers with the first rank measure with it.
+            // The ranks that share layers with the first rank take part in the measurement.
             let measured = match groups.pp.rank() == 0 {
                 true => modules.forward_seconds(example, dtype, device, 5).map_err(during()),
                 false => Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! Inputs of any shape through all stages, one after the other.
+//! Forward of inputs of any shape through all stages, one after the other.
 
 use candle_core::Tensor;
 use comm::{all_agree, broadcast_tensors};
@@ -7,15 +7,16 @@ use super::Pipeline;
 use crate::{Error, Result};
 
 impl Pipeline {
-    /// What the model gives for an input of any shape that its modules take, forward alone and as in evaluation: the same on every rank along
-    /// the pipeline. Every rank must call it, with the same input. `last` is done with the output where it is, before the others get it: to
-    /// take a part of it, for one.
+    /// Runs the model on an input of any shape that its modules accept, forward only and in evaluation mode, and returns the
+    /// output on every rank along the pipeline. Every rank must call it, with the same input. `last` is applied to the output
+    /// on the last stage's rank before it is broadcast, e.g. to take a part of it.
     ///
     /// # Cost
-    /// Stages compute one after the other, and what each gives is broadcast.
+    /// Stages compute one after the other, and the output of each is broadcast.
     ///
     /// # Errors
-    /// What a stage or `last` fails with; [`Error::PeerFailed`] where another rank failed so. Nothing can be done with the pipeline then.
+    /// Errors of a stage or `last`; [`Error::PeerFailed`] if another rank failed in this way. The pipeline is unusable
+    /// afterwards.
     pub fn forward(
         &mut self,
         input: &Tensor,

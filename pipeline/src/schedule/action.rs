@@ -1,4 +1,4 @@
-//! What a rank does at a time.
+//! Actions: the entries of a schedule.
 
 use std::fmt;
 
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 pub enum ActionKind {
     /// The stage's forward pass.
     Forward,
-    /// Its whole backward pass.
+    /// The stage's whole backward pass.
     Backward,
-    /// The part of backward that the stage before waits for: the gradient of the input.
+    /// The part of backward that computes the gradient of the input, which the previous stage waits for.
     BackwardInput,
-    /// The part that nobody waits for: the gradients of the weights.
+    /// The part of backward that computes the gradients of the weights, which no other stage waits for.
     BackwardWeight,
-    /// The stage's output goes to the stage after it.
+    /// Sends the stage's output to the next stage.
     SendActivation,
-    /// The stage's input comes from the stage before it.
+    /// Receives the stage's input from the previous stage.
     RecvActivation,
-    /// The gradient of the stage's input goes to the stage before it.
+    /// Sends the gradient of the stage's input to the previous stage.
     SendGradient,
-    /// The gradient of the stage's output comes from the stage after it.
+    /// Receives the gradient of the stage's output from the next stage.
     RecvGradient,
 }
 
 impl ActionKind {
-    /// True for what takes the processor and not the network.
+    /// Returns true for computations, false for messages.
     ///
     /// ```
     /// use pipeline::ActionKind;
@@ -37,7 +37,7 @@ impl ActionKind {
         matches!(self, Self::Forward | Self::Backward | Self::BackwardInput | Self::BackwardWeight)
     }
 
-    /// As grids show it: `F`, `B`, `I`, `W`; `SA`, `RA`, `SG` and `RG` for messages.
+    /// Returns the abbreviation used in grids: `F`, `B`, `I`, `W`; `SA`, `RA`, `SG` and `RG` for messages.
     pub fn letters(self) -> &'static str {
         match self {
             Self::Forward => "F",
@@ -52,7 +52,7 @@ impl ActionKind {
     }
 }
 
-/// One entry of a [`Table`](super::Table): something that is done for one stage and one micro-batch.
+/// One entry of a [`Table`](super::Table): an operation of one stage on one micro-batch.
 ///
 /// ```
 /// use pipeline::{Action, ActionKind};
@@ -62,7 +62,7 @@ impl ActionKind {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Action {
-    /// What is done.
+    /// The operation.
     pub kind: ActionKind,
     /// The stage that computes, sends or receives.
     pub stage: usize,
@@ -87,7 +87,7 @@ impl Action {
         Self { kind: ActionKind::BackwardWeight, stage, micro_batch }
     }
 
-    /// The same stage and micro-batch, another kind.
+    /// Returns the action of another kind for the same stage and micro-batch.
     pub(crate) fn as_kind(self, kind: ActionKind) -> Self {
         Self { kind, ..self }
     }

@@ -1,12 +1,12 @@
-//! What can be said of a table without running it: that nothing is missing, and how much is alive.
+//! Static checks of a table: completeness, and the number of live activations.
 
 use std::collections::HashSet;
 
 use super::{Action, ActionKind, Table};
 use crate::{Error, Result};
 
-/// Every micro-batch goes once forward and once backward through every stage, on the rank that has it; messages go between
-/// stages of different ranks.
+/// Checks that every micro-batch runs forward and backward exactly once through every stage, on the stage's rank, and that
+/// messages are only between stages of different ranks.
 pub(super) fn complete(table: &Table) -> Result<()> {
     let (ranks, stages, micro_batches) = (table.ranks(), table.stages(), table.micro_batches);
     let bad = |reason: String| Err(Error::BadTable { reason });
@@ -46,7 +46,7 @@ pub(super) fn complete(table: &Table) -> Result<()> {
     Ok(())
 }
 
-/// What an action does, in the smallest parts: a whole backward is both of its parts.
+/// Returns the smallest parts of an action: a whole backward consists of two.
 pub(super) fn parts(kind: ActionKind) -> &'static [ActionKind] {
     match kind {
         ActionKind::Forward => &[ActionKind::Forward],
@@ -60,7 +60,7 @@ pub(super) fn parts(kind: ActionKind) -> &'static [ActionKind] {
     }
 }
 
-/// A message has another rank at its other end.
+/// Returns true unless it is a message without another rank at the other end.
 fn fits(table: &Table, action: Action) -> bool {
     match action.kind {
         ActionKind::SendActivation | ActionKind::RecvGradient => table.sender_after(action.stage).is_some(),
@@ -69,7 +69,7 @@ fn fits(table: &Table, action: Action) -> bool {
     }
 }
 
-/// The most activations that are alive at once, by rank.
+/// Returns the largest number of activations that are alive at once, by rank.
 pub(super) fn live(table: &Table) -> Vec<usize> {
     let of_rank = |actions: &Vec<Action>| {
         let (mut now, mut most) = (0usize, 0);

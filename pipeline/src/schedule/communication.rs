@@ -1,10 +1,10 @@
-//! Messages between ranks, put where the computations need them.
+//! Inserts messages between ranks into a table.
 
 use super::{Action, ActionKind, Table};
 
 impl Table {
-    /// The table with messages: each result that another rank needs is sent as soon as it is there, and received right before
-    /// it is needed. Messages that are there already are left out first.
+    /// Returns the table with messages: each result that another rank needs is sent directly after it is computed, and
+    /// received directly before it is needed. Existing messages are removed first.
     ///
     /// ```
     /// use pipeline::{Action, ActionKind, Schedule, Table};
@@ -26,7 +26,7 @@ impl Table {
 
     fn add_messages(&self, actions: &[Action]) -> Vec<Action> {
         let mut all = Vec::with_capacity(3 * actions.len());
-        // A stage that does not exist is for the checker to name.
+        // A stage that does not exist is reported by the checker.
         let known = |stage: usize| stage < self.stages();
         for &action in actions.iter().filter(|action| action.kind.is_compute()) {
             let (before, after) = match known(action.stage) {

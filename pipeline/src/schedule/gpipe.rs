@@ -2,7 +2,7 @@
 
 use super::Action;
 
-/// Every micro-batch forward, then every micro-batch backward.
+/// Returns the actions: every micro-batch forward, then every micro-batch backward.
 ///
 /// # Cost
 /// The bubble is (P-1)/(M+P-1) of the time; all M micro-batches are alive at once.

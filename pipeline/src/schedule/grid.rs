@@ -1,12 +1,12 @@
-//! A plan as text: time to the right, ranks below each other.
+//! Text output of a schedule: time from left to right, one line per rank.
 
 use std::fmt;
 
 use super::{ActionKind, Durations, Schedule, Span};
 
 impl fmt::Display for Schedule {
-    /// The grid, with all times equal: a whole backward takes as long as its two parts. Where ranks have several stages, the
-    /// stage stands before the micro-batch: `F2.0`. The bubble is [`Plan::bubble_fraction`](crate::Plan::bubble_fraction).
+    /// Prints the grid with unit durations: a whole backward takes as long as its two parts. If ranks have several stages,
+    /// the stage precedes the micro-batch: `F2.0`. The bubble is [`Plan::bubble_fraction`](crate::Plan::bubble_fraction).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.plan(&Durations::default());
         let several = self.table().stages() > self.table().ranks();

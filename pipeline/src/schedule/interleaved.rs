@@ -1,16 +1,16 @@
-//! Interleaved 1F1B: several stages a rank, so that the pipeline fills sooner.
+//! Interleaved 1F1B: several stages per rank, so that the pipeline fills faster.
 
 use super::{Action, one_f_one_b};
 
-/// 1F1B over the stages of a rank in turn: P micro-batches through one stage, then through the rank's next one.
+/// Returns the actions: 1F1B that cycles through the rank's stages, P micro-batches through each before the next one.
 ///
 /// # Cost
-/// With v stages a rank the bubble is (P-1)/(vM+P-1) of the time where M is a multiple of P; v times as many messages as
-/// 1F1B. At most (v-1)P + 2(P-1-rank) + 1 stages' activations are alive.
+/// With v stages per rank the bubble is (P-1)/(vM+P-1) of the time if M is a multiple of P; v times as many messages as 1F1B.
+/// At most (v-1)P + 2(P-1-rank) + 1 stages' activations are alive.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), section 2.2.
-/// Other numbers of micro-batches follow the table of the next multiple of P, with what is too much left out.
+/// Other numbers of micro-batches use the table of the next multiple of P, without the surplus micro-batches.
 pub(super) fn actions(
     rank: usize,
     ranks: usize,
@@ -22,7 +22,7 @@ pub(super) fn actions(
     }
     let rounds = micro_batches.div_ceil(ranks);
     let total = rounds * ranks * stages_per_rank;
-    // The k-th pass of a rank, in forward order: stage and micro-batch.
+    // The k-th pass of a rank, in forward order: index of its stage, and micro-batch.
     let place = |k: usize| {
         let (round, rest) = (k / (ranks * stages_per_rank), k % (ranks * stages_per_rank));
         (rest / ranks, round * ranks + rest % ranks)

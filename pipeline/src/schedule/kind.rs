@@ -1,4 +1,4 @@
-//! The schedules that there are.
+//! The built-in schedules.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,31 +8,31 @@ use serde::{Deserialize, Serialize};
 use super::Durations;
 use crate::{Error, Result};
 
-/// A known schedule. Each has a file of its own, with its cost and its source.
+/// A built-in schedule. Each is in a separate file, with its cost and its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ScheduleKind {
     /// One micro-batch at a time.
     Naive,
     /// All micro-batches forward, then all backward.
     GPipe,
-    /// One forward, one backward; bounded memory.
+    /// Alternates forward and backward; bounded memory.
     OneFOneB,
-    /// 1F1B over several stages a rank.
+    /// 1F1B with several stages per rank.
     Interleaved,
-    /// Several stages a rank, all micro-batches through one before the next.
+    /// Several stages per rank; all micro-batches run through one before the next.
     LoopedBfs,
     /// 1F1B with backward in two parts: a third of the bubble.
     ZbH1,
-    /// Two stages a rank and backward in two parts: no rank is idle between its first action and its last.
+    /// Two stages per rank and backward in two parts: no rank is idle between its first action and its last.
     ZbV,
 }
 
 impl ScheduleKind {
-    /// All of them.
+    /// All built-in schedules.
     pub const ALL: [Self; 7] =
         [Self::Naive, Self::GPipe, Self::OneFOneB, Self::Interleaved, Self::LoopedBfs, Self::ZbH1, Self::ZbV];
 
-    /// Its name, as [`FromStr`] takes it.
+    /// Returns its name, which [`FromStr`] parses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Naive => "naive",
@@ -45,7 +45,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Stages a rank where nothing else is asked for: 2 where the schedule lives by several, else 1.
+    /// Returns the default number of stages per rank: 2 if the schedule uses several, else 1.
     pub fn stages_per_rank(self) -> usize {
         match self {
             Self::Interleaved | Self::LoopedBfs | Self::ZbV => 2,
@@ -68,7 +68,7 @@ impl ScheduleKind {
         Err(Error::InvalidArgument { what, got, help })
     }
 
-    /// The rank that has a stage: in turn, and for ZB-V there and back again.
+    /// Returns the rank that has a stage: round-robin; for ZB-V in ascending, then descending order.
     pub(super) fn owner(self, stage: usize, ranks: usize, stages_per_rank: usize) -> usize {
         match self {
             Self::ZbV if stage >= ranks => ranks * stages_per_rank - 1 - stage,
@@ -76,9 +76,9 @@ impl ScheduleKind {
         }
     }
 
-    /// The bubble that the literature gives ([`Plan::bubble`](crate::Plan::bubble)): how long a rank is idle between its first
-    /// action and its last, if actions of each stage take so long and messages no time. None where it gives none: see each schedule's file for what it asks of the
-    /// number of micro-batches.
+    /// Returns the bubble according to the literature ([`Plan::bubble`](crate::Plan::bubble)): how long a rank is idle
+    /// between its first action and its last, given the durations of actions, if messages take no time. `None` if the
+    /// literature states none: for the number of micro-batches that each schedule requires, see its file.
     ///
     /// ```
     /// use pipeline::{Durations, ScheduleKind};

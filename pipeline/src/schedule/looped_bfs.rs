@@ -1,12 +1,14 @@
-//! Looped breadth-first: several stages a rank, all micro-batches through one stage before the next.
+//! Looped breadth-first pipeline: several stages per rank, all micro-batches through one stage before the next.
 
 use super::Action;
 
-/// All micro-batches forward through the rank's first stage, then through its second, and so on; backward the other way.
+/// Returns the actions: all micro-batches forward through the rank's first stage, then through its second, and so on;
+/// backward in reverse order of stages.
 ///
 /// # Cost
-/// With v stages a rank and at least P micro-batches the bubble is (P-1)/(vM+P-1) of the time. All micro-batches are alive in all
-/// stages at once. The gradients of a stage are complete long before those of the one before it: time to average them.
+/// With v stages per rank and at least P micro-batches the bubble is (P-1)/(vM+P-1) of the time. All micro-batches are alive
+/// in all stages at once. The gradients of a stage are complete long before those of the previous stage, which leaves time to
+/// average them.
 ///
 /// # Source
 /// Lamy-Poirier, "Breadth-First Pipeline Parallelism" (2023), section 4.1.

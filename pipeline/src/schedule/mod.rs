@@ -1,4 +1,4 @@
-//! Schedules as data: for each rank a list of actions, made by pure functions and proved before anything runs.
+//! Schedules as data: for each rank a list of actions, created by pure functions and verified before anything runs.
 
 mod action;
 mod check;
@@ -20,25 +20,25 @@ pub use plan::{Durations, Plan, Span};
 
 use crate::{Error, Result};
 
-/// Who does what in which order. Anybody can write one; [`Schedule::new`] finds out whether it is any good.
+/// Which rank performs which actions, in which order. Tables can be written by hand; [`Schedule::new`] verifies them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// The rank that has each stage, by stage.
+    /// The rank of each stage, by stage.
     pub owners: Vec<usize>,
-    /// Parts of a batch.
+    /// Number of micro-batches in a batch.
     pub micro_batches: usize,
-    /// What each rank does, by rank.
+    /// Actions of each rank, by rank.
     pub actions: Vec<Vec<Action>>,
 }
 
-/// Of micro-batches through stages: no more are planned, action by action.
+/// Maximum number of ranks times stages per rank times micro-batches.
 const MOST_PASSES: usize = 1 << 20;
 
 impl Table {
-    /// A table of one of the known kinds, with the messages between ranks.
+    /// Creates the table of a built-in schedule, with the messages between ranks.
     ///
     /// # Errors
-    /// A count of 0, stages per rank that the kind does not have, or counts whose product is more than a million.
+    /// A count of 0, a number of stages per rank that the schedule does not support, or counts whose product exceeds 2^20.
     ///
     /// ```
     /// use pipeline::{ScheduleKind, Table};
@@ -84,17 +84,17 @@ impl Table {
         Ok(Self { owners, micro_batches, actions }.with_messages())
     }
 
-    /// Ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.actions.len()
     }
 
-    /// Stages, over all ranks.
+    /// Returns the number of stages, over all ranks.
     pub fn stages(&self) -> usize {
         self.owners.len()
     }
 
-    /// The same without backward.
+    /// Returns the table without backward.
     pub(crate) fn forward_only(&self) -> Self {
         let is_forward = |action: &&Action| {
             let kinds = [ActionKind::Forward, ActionKind::SendActivation, ActionKind::RecvActivation];
@@ -104,21 +104,21 @@ impl Table {
         Self { actions: actions.collect(), ..self.clone() }
     }
 
-    /// The stage before this one, where it is on another rank.
+    /// Returns the previous stage, if it is on another rank.
     pub(crate) fn sender_before(&self, stage: usize) -> Option<usize> {
         let before = stage.checked_sub(1)?;
         (self.owners[before] != self.owners[stage]).then_some(before)
     }
 
-    /// The stage after this one, where it is on another rank.
+    /// Returns the next stage, if it is on another rank.
     pub(crate) fn sender_after(&self, stage: usize) -> Option<usize> {
         let after = stage + 1;
         (after < self.stages() && self.owners[after] != self.owners[stage]).then_some(after)
     }
 }
 
-/// A [`Table`] that was proved: every micro-batch goes forward and backward through every stage once, in an order that its
-/// data allow, and no rank waits for ever.
+/// A verified [`Table`]: every micro-batch runs forward and backward through every stage once, in an order that respects data
+/// dependencies, and no rank waits indefinitely.
 ///
 /// ```
 /// use pipeline::{Durations, Schedule, ScheduleKind};
@@ -136,20 +136,20 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Proves a table.
+    /// Verifies a table.
     ///
     /// # Errors
-    /// [`Error::BadTable`]: an action that is missing, there twice or on the wrong rank; ranks that wait for each other, or for
-    /// what never comes.
+    /// [`Error::BadTable`]: an action that is missing, duplicated or on the wrong rank; ranks that deadlock, or wait for a
+    /// message that is never sent.
     pub fn new(table: Table) -> Result<Self> {
         check::complete(&table)?;
         let live = check::live(&table);
-        // Whether it comes to an end does not depend on how long things take.
+        // Termination does not depend on the durations.
         plan::simulate(&table, &Durations::default())?;
         Ok(Self { table, live })
     }
 
-    /// A schedule of one of the known kinds.
+    /// Creates a built-in schedule.
     ///
     /// # Errors
     /// Those of [`Table::of`].
@@ -162,20 +162,20 @@ impl Schedule {
         Self::new(Table::of(kind, ranks, stages_per_rank, micro_batches)?)
     }
 
-    /// The table.
+    /// Returns the table.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The most activations that are alive at once, by rank: pairs of stage and micro-batch that have gone forward and not yet
-    /// all the way backward.
+    /// Returns the largest number of activations that are alive at once, by rank: pairs of stage and micro-batch that have
+    /// run forward and whose backward is not complete.
     pub fn live(&self) -> &[usize] {
         &self.live
     }
 
-    /// What happens when, if actions take so long.
+    /// Computes the times of all actions, given their durations.
     pub fn plan(&self, durations: &Durations) -> Plan {
-        // It was proved to come to its end.
+        // It has been verified that it terminates.
         plan::simulate(&self.table, durations).unwrap_or_default()
     }
 }

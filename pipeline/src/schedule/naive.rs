@@ -1,8 +1,8 @@
-//! One micro-batch at a time: all ranks but one stand still.
+//! Naive schedule: one micro-batch at a time, all ranks but one are idle.
 
 use super::Action;
 
-/// Forward and backward of each micro-batch before the next one.
+/// Returns the actions: forward and backward of each micro-batch before the next one.
 ///
 /// # Cost
 /// P - 1 of P ranks are idle at any time, whatever the number of micro-batches. One micro-batch is alive.

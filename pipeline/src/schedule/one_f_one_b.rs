@@ -1,8 +1,9 @@
-//! 1F1B: as soon as a micro-batch can go backward, it does.
+//! 1F1B: a micro-batch's backward runs as soon as possible.
 
 use super::Action;
 
-/// Enough forward passes to keep the ranks behind busy, then one backward and one forward in turn.
+/// Returns the actions: enough forward passes to keep the following ranks busy, then one backward and one forward
+/// alternately.
 ///
 /// # Cost
 /// The bubble is GPipe's, (P-1)/(M+P-1) of the time; at most P - rank micro-batches are alive, however many there are.

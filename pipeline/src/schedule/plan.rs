@@ -1,4 +1,4 @@
-//! What happens when: a table run on paper.
+//! Timing of a schedule: simulates a table with given durations.
 
 use std::collections::HashMap;
 
@@ -8,16 +8,16 @@ use super::check::parts;
 use super::{Action, ActionKind, Table};
 use crate::{Error, Result};
 
-/// How long actions take, in any unit. Default: 1 for forward and for each part of backward, 0 for messages.
+/// Durations of actions, in any unit. Default: 1 for forward and for each part of backward, 0 for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Durations {
     /// A stage's forward pass.
     pub forward: f64,
-    /// The part of its backward pass that gives the gradient of its input.
+    /// The part of its backward pass that computes the gradient of its input.
     pub backward_input: f64,
-    /// The part that gives those of its weights.
+    /// The part that computes the gradients of its weights.
     pub backward_weight: f64,
-    /// From sent to there.
+    /// Time from send to arrival.
     pub message: f64,
 }
 
@@ -39,37 +39,37 @@ impl Durations {
     }
 }
 
-/// A computation and its time.
+/// A computation with its times.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Span {
-    /// What is computed.
+    /// The computation.
     pub action: Action,
-    /// When it begins.
+    /// Start time.
     pub start: f64,
-    /// When it is done.
+    /// End time.
     pub end: f64,
 }
 
-/// When each rank computes what: planned, or measured.
+/// The times of each rank's computations: planned, or measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Computations, by rank, in their order.
+    /// Computations, by rank, in order.
     pub ranks: Vec<Vec<Span>>,
 }
 
 impl Plan {
-    /// From the beginning until the last rank is done.
+    /// Returns the time from the beginning until the last rank has finished.
     pub fn makespan(&self) -> f64 {
         self.ranks.iter().flatten().fold(0.0, |last, span| span.end.max(last))
     }
 
-    /// How long each rank computes.
+    /// Returns how long each rank computes.
     pub fn busy(&self) -> Vec<f64> {
         let busy = |spans: &Vec<Span>| spans.iter().map(|span| span.end - span.start).sum();
         self.ranks.iter().map(busy).collect()
     }
 
-    /// The longest that a rank takes from its own first action to its own last.
+    /// Returns the longest time that a rank takes from its own first action to its own last.
     pub fn span(&self) -> f64 {
         let span = |spans: &Vec<Span>| match (spans.first(), spans.last()) {
             (Some(first), Some(last)) => last.end - first.start,
@@ -78,14 +78,15 @@ impl Plan {
         self.ranks.iter().map(span).fold(0.0, f64::max)
     }
 
-    /// How long the rank that takes longest is idle in its [`span`](Self::span). This is what the literature calls the bubble:
-    /// it leaves out that ranks begin and end at different times, as the next step may begin on one while others still end this one.
+    /// Returns the longest [`span`](Self::span) of a rank minus the longest computing time of a rank: what the literature
+    /// calls the bubble. It ignores that ranks start and end at different times, as one rank may start the next step while
+    /// others still finish this one.
     pub fn bubble(&self) -> f64 {
         self.span() - self.busy().into_iter().fold(0.0, f64::max)
     }
 
-    /// The part of all ranks' time that is idle, from 0 to 1, from the first action of any rank to the last of any: of the
-    /// places of a grid those with a dot.
+    /// Returns the fraction of all ranks' time that is idle, from 0 to 1, between the first action of any rank and the last
+    /// of any: the fraction of dots in a grid.
     ///
     /// ```
     /// use pipeline::{Durations, Schedule, ScheduleKind};
@@ -102,10 +103,10 @@ impl Plan {
     }
 }
 
-/// Runs a table on paper. Sends never block; a receive waits for its message.
+/// Simulates a table. Sends never block; a receive waits for its message.
 ///
 /// # Errors
-/// Ranks that wait for ever: what each of them waits for.
+/// Ranks that wait indefinitely: for each, what it waits for.
 pub(super) fn simulate(table: &Table, durations: &Durations) -> Result<Plan> {
     let mut done: HashMap<Action, f64> = HashMap::new();
     let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); table.ranks()];
@@ -154,7 +155,7 @@ fn delay(kind: ActionKind, durations: &Durations) -> f64 {
     }
 }
 
-/// What must be done before an action; backward counts by its parts.
+/// Returns the actions that must be done before an action; for backward, the parts of actions.
 fn needs(table: &Table, action: Action) -> [Option<Action>; 2] {
     let Action { stage, .. } = action;
     let own = |kind| Some(action.as_kind(kind));

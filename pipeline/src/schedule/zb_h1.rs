@@ -1,13 +1,13 @@
-//! ZB-H1: 1F1B in which the gradients of weights fill what would be idle time.
+//! ZB-H1: 1F1B in which the weight gradients fill idle time.
 
 use super::Action;
 
-/// 1F1B with backward in two parts. The part for the weights comes as many micro-batches later as the rank's number, so
-/// that no rank keeps more than P of them.
+/// Returns the actions: 1F1B with backward in two parts. Rank r delays the weight part by r micro-batches, so that no rank
+/// keeps more than P micro-batches alive.
 ///
 /// # Cost
-/// With times F, I and W of forward and the two parts of backward, the bubble is (P-1)(F+I-W) where there are at least P
-/// micro-batches: a third of 1F1B's where the three are equal. At most P micro-batches are alive.
+/// With times F, I and W of forward and the two parts of backward, the bubble is (P-1)(F+I-W) if there are at least P
+/// micro-batches: a third of 1F1B's if the three are equal. At most P micro-batches are alive.
 ///
 /// # Source
 /// Qi et al., "Zero Bubble Pipeline Parallelism" (2023), section 2.

@@ -1,8 +1,8 @@
-//! ZB-V: two stages a rank, laid out as a V, and no rank idle between its first action and its last.
+//! ZB-V: two stages per rank, laid out as a V, and no rank idle between its first action and its last.
 
 use super::Action;
 
-/// One of a rank's two stages.
+/// One of a rank's two stages, with the next micro-batch of each kind of action.
 struct Leg {
     stage: usize,
     forward: usize,
@@ -30,26 +30,28 @@ impl Leg {
         Action::weight(self.stage, self.weight - 1)
     }
 
-    /// Both parts of backward, one after the other.
+    /// Returns both parts of backward, one after the other.
     fn backward(&mut self) -> [Action; 2] {
         [self.input(), self.weight()]
     }
 }
 
-/// Rank r has stages r and 2P-1-r, so that a micro-batch comes back to where it began and the first rank computes the loss.
+/// Returns the actions. Rank r has stages r and 2P-1-r, so that a micro-batch returns to the first rank, which computes the
+/// loss.
 ///
 /// # Cost
-/// Where forward and both parts of backward take equally long, and there are at least 2P-1 micro-batches, no rank is idle between
-/// its first action and its last. At most 2P stages' activations are alive, as many as 1F1B has in P stages twice as large.
+/// If forward and both parts of backward take equally long, and there are at least 2P-1 micro-batches, no rank is idle
+/// between its first action and its last. At most 2P stages' activations are alive, as much memory as 1F1B needs for P stages
+/// of twice the size.
 ///
 /// # Source
-/// Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), section 3.2. Fewer micro-batches follow the table of 2P-1,
-/// with what is too much left out.
+/// Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), section 3.2. Fewer micro-batches use the table of 2P-1,
+/// without the surplus ones.
 pub(super) fn actions(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
     let planned = micro_batches.max(2 * ranks - 1);
     let (mut down, mut up) = (Leg::new(rank), Leg::new(2 * ranks - 1 - rank));
     let mut actions = Vec::with_capacity(6 * planned);
-    // The V fills.
+    // Fill phase.
     actions.extend((0..2 * (ranks - rank) - 1).map(|_| down.forward()));
     for _ in 0..rank {
         actions.extend([up.forward(), down.forward()]);
@@ -58,7 +60,7 @@ pub(super) fn actions(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Ac
         actions.push(up.forward());
         actions.extend(up.backward());
     }
-    // All of it is busy.
+    // Steady state.
     while up.forward < planned {
         if down.forward < planned {
             actions.push(down.forward());
@@ -67,7 +69,7 @@ pub(super) fn actions(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Ac
         actions.push(up.forward());
         actions.extend(up.backward());
     }
-    // It empties; what others wait for comes first.
+    // Drain phase; what other ranks wait for comes first.
     for _ in 0..rank {
         actions.extend([down.input(), up.input()]);
     }

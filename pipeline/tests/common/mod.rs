@@ -1,4 +1,4 @@
-//! A small model of many modules, trained by one process.
+//! Test helpers: a small model of many modules, and its training in a single process.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) const WIDTH: usize = 6;
 pub(crate) const ROWS: usize = 2;
 pub(crate) const STEPS: usize = 3;
 
-/// Linear layers of both kinds, norms, and what has no parameters.
+/// Linear layers of `training` and of candle, norms, and modules without parameters.
 pub(crate) fn modules(blocks: usize) -> Modules {
     (0..blocks).fold(Modules::new(), |modules, block| {
         let name = |what: &str| format!("blocks.{block}.{what}");
@@ -29,13 +29,13 @@ pub(crate) fn modules(blocks: usize) -> Modules {
     })
 }
 
-/// PyTorch's first weights, of seed 5.
+/// Returns PyTorch's initial weights for seed 5.
 pub(crate) fn weights() -> impl Fn(&VarMap) -> VarBuilder<'static> {
     let generator = SharedGenerator::from(Generator::new(5));
     move |map| TorchInit::var_builder(&generator, map, DType::F64, &Device::Cpu)
 }
 
-/// Input and target of a step.
+/// Returns input and target of a step.
 pub(crate) fn batch(step: usize, rows: usize) -> Result<(Tensor, Tensor)> {
     let mut generator = Generator::new(1000 + step as u64);
     let mut draw = || {
@@ -64,7 +64,7 @@ pub(crate) fn values(vars: &[(String, Var)]) -> Trained {
     all
 }
 
-/// The functions of [`modules`], for candle's own sequence.
+/// Builds the layers of [`modules`] in order, without a pipeline.
 pub(crate) fn layers(blocks: usize, root: &VarBuilder<'_>) -> Vec<Box<dyn ModuleT>> {
     let mut layers: Vec<Box<dyn ModuleT>> = Vec::new();
     for block in 0..blocks {
@@ -77,7 +77,7 @@ pub(crate) fn layers(blocks: usize, root: &VarBuilder<'_>) -> Vec<Box<dyn Module
     layers
 }
 
-/// One process, the whole batch at once: parameters and losses.
+/// Trains in a single process, on the whole batch at once; returns parameters and losses.
 pub(crate) fn alone(blocks: usize, rows: usize) -> (Trained, Vec<f32>) {
     let (map, builder) = (VarMap::new(), weights());
     let layers = layers(blocks, &builder(&map));
@@ -95,7 +95,7 @@ pub(crate) fn alone(blocks: usize, rows: usize) -> (Trained, Vec<f32>) {
     (values(&vars), losses)
 }
 
-/// A rank of a pipeline that does the same.
+/// Trains the same on a rank of a pipeline.
 pub(crate) fn in_stages(
     comm: Comm,
     blocks: usize,

@@ -1,4 +1,4 @@
-//! A run goes on from a checkpoint to the bit, and in other stages, on other ranks and copies within rounding.
+//! A run resumed from a checkpoint is bitwise equal; with other stages, ranks and replicas it is equal within rounding.
 
 use std::path::Path;
 
@@ -25,7 +25,8 @@ fn sgd(pipeline: &Pipeline) -> Sgd {
     Sgd::named(pipeline.named_vars(), config).unwrap()
 }
 
-/// Steps `from..to`, after a resume where the first is not 0, with a checkpoint in the end; the parameters, and what was kept.
+/// Trains steps `from..to`, resuming first if `from` is not 0, and writes a checkpoint at the end. Returns the parameters,
+/// and the extra data that was loaded.
 fn train(
     comm: Comm,
     (schedule, copies): (ScheduleKind, usize),
@@ -54,7 +55,7 @@ fn train(
         let step = pipeline.step(Some(&own(&x)?), Some(&own(&y)?))?;
         optimizer.step(&step.grads).map_err(tensor)?;
     }
-    // Every rank comes with something; the first one's counts.
+    // Every rank passes its own extra data; that of the first rank is saved.
     let extra = serde_json::json!({ "rank": comm.rank() });
     let checkpoint = Checkpoint { step: to as u64, extra, ..Checkpoint::default() };
     let folder = pipeline.save_checkpoint(&checkpoints, Some(&optimizer), &checkpoint)?;
@@ -124,7 +125,7 @@ fn what_cannot_be_trusted_or_does_not_fit_is_refused_everywhere() {
     let refused = resume(3);
     assert!(refused[1].0.contains("rank-1.safetensors` cannot be trusted"), "{refused:?}");
     assert!(refused[0].0.starts_with("rank 1 could not go on: "), "{refused:?}");
-    // Also where all that a rank reads itself is good.
+    // A rank that can read all its own files changes nothing, either.
     assert!(!refused[0].2 && !refused[1].2, "{refused:?}");
 }
 

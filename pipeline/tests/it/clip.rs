@@ -1,4 +1,4 @@
-//! Clipping by the norm over all stages: norms and weights are those of one process.
+//! Clipping by the norm over all stages: norms and weights equal those of a single process.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, Optimizer, VarBuilder, VarMap, func};
@@ -15,7 +15,7 @@ const MICRO_BATCHES: usize = 4;
 /// Below the norms of all steps.
 const MAX_NORM: f64 = 0.05;
 
-/// One process, on the batches of all copies: norms, and weights in the end.
+/// Trains in a single process, on the batches of all replicas; returns norms and final weights.
 fn alone(
     rows: usize,
     vars: &[(String, Var)],
@@ -38,14 +38,14 @@ fn named(map: &VarMap) -> Vec<(String, Var)> {
     map.data().lock().unwrap().iter().map(|(name, var)| (name.clone(), var.clone())).collect()
 }
 
-/// The model of `crate::common::modules`.
+/// Trains the model of `crate::common::modules`.
 fn plain(blocks: usize, rows: usize) -> (Vec<f64>, Trained) {
     let (map, builder) = (VarMap::new(), weights());
     let layers = layers(blocks, &builder(&map));
     alone(rows, &named(&map), |x| layers.iter().try_fold(x.clone(), |x, layer| layer.forward_t(&x, true)))
 }
 
-/// Norms, weights in the end.
+/// Trains on a mesh; returns norms and final weights.
 fn in_stages(
     mesh: &Mesh,
     modules: &Modules,
@@ -119,7 +119,7 @@ fn drawn(vb: &VarBuilder<'_>, name: &str) -> Result<Tensor> {
     vb.get_with_hints((WIDTH, WIDTH), name, candle_nn::init::DEFAULT_KAIMING_UNIFORM)
 }
 
-/// First, third and last are one parameter.
+/// A model whose first, third and last modules share one parameter.
 fn tied_modules() -> Modules {
     let weight = |vb: VarBuilder<'static>| Ok(product(drawn(&vb, "weight")?));
     let modules = Modules::new().module("first", weight).module("middle", |vb| linear(WIDTH, WIDTH, vb));
@@ -143,7 +143,7 @@ fn tied_parameters_are_counted_once() {
         let shared = trained.iter().find(|(name, _)| name == names[0]).unwrap().1.clone();
         trained.extend(names[1..].iter().map(|name| ((*name).to_string(), shared.clone())));
         trained.sort_by(|a, b| a.0.cmp(&b.0));
-        // One rank has two of them and another the third, or each has one, or one has all.
+        // Two of them on one rank and the third on another, each on a different rank, or all on one.
         for (schedule, pp) in (1..=4).map(|pp| (ScheduleKind::OneFOneB, pp)).chain([(ScheduleKind::ZbV, 2)]) {
             let (micro_batches, tied) = (MICRO_BATCHES, tied.clone());
             let config = PipelineConfig { schedule, micro_batches, tied, ..PipelineConfig::default() };
@@ -207,7 +207,7 @@ fn copies_and_tied_parameters_that_differ_are_named_by_all() {
             pipeline.check_parameters()?;
             Ok(line)
         };
-        // In one copy; in both, so that only the other end of the tie tells.
+        // First changed on one replica, then on both, so that only the other end of the tie differs.
         Ok((change("third.weight", &[3])?, change("last.weight", &[2, 3])?))
     });
     for (copies, tied) in found.unwrap() {

@@ -1,4 +1,4 @@
-//! Copies of the stages: they begin equal, and what goes wrong on one is told to all.
+//! Data-parallel replicas of the stages: they start equal, and a failure on one is reported to all.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -13,7 +13,8 @@ use training::{TorchInit, defer};
 
 use crate::common::{Comm, ROWS, WIDTH, assert_equal, batch, loss, modules, values, weights};
 
-/// What each rank of 2 stages and `dp` copies of each ends with. Rank `s * dp + c` has stage s of copy c.
+/// Runs `body` on the ranks of 2 stages and `dp` replicas of each, and returns the results. Rank `s * dp + c` has stage s of
+/// replica c.
 fn on_mesh<T: Send>(dp: usize, body: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
     let config = LocalConfig { timeout: Duration::from_secs(60), ..LocalConfig::default() };
     let group = Local::group(2 * dp, &config).unwrap();
@@ -59,7 +60,7 @@ fn copies_begin_with_the_weights_of_the_first() {
     assert_ne!(results[0], results[3]);
 }
 
-/// A layer that a stage computes in two parts again, and once as it is: what goes to the other copies is the sum of all.
+/// A layer that a stage uses in two recomputed parts, and once without recomputation: the sum of all gradients is averaged.
 #[test]
 fn a_layer_in_several_recomputed_parts_has_the_sum_of_all() {
     let train = |schedule: ScheduleKind, again: bool| {
@@ -128,14 +129,14 @@ fn copies_of_another_model_are_refused() {
 #[test]
 fn a_failure_of_one_copy_reaches_the_others() {
     for schedule in ScheduleKind::ALL {
-        // Whether the ranks that have failed keep their pipelines until all have.
+        // Whether the failed ranks keep their pipelines until all have failed.
         for keeps in [true, false] {
             let ended = Barrier::new(4);
             let results = on_mesh(2, |mesh| {
                 let odd = mesh.world().rank();
                 let calls = AtomicUsize::new(0);
                 let unlucky = move |output: &Tensor, target: &Tensor| {
-                    // In the second step of one copy's last stage.
+                    // Fails in the second step, in the last stage of one replica.
                     match [2, 0].contains(&odd) && calls.fetch_add(1, Ordering::Relaxed) == 5 {
                         true => Err(candle_core::Error::Msg("out of luck".into())),
                         false => loss(output, target),
@@ -150,7 +151,7 @@ fn a_failure_of_one_copy_reaches_the_others() {
                 }
                 result
             });
-            // With two stages on a rank the last is the first rank's.
+            // With ZB-V the first rank has the last stage.
             let owner = if schedule == ScheduleKind::ZbV { 0 } else { 2 };
             for (rank, result) in results.into_iter().enumerate() {
                 let line = result.unwrap_err().to_string();
@@ -162,7 +163,7 @@ fn a_failure_of_one_copy_reaches_the_others() {
     }
 }
 
-/// One that is still computing when the others have ended long since: what it is told lies ready.
+/// A rank that is still computing long after the others have ended can read their report later.
 #[test]
 fn a_slow_copy_hears_the_cause_from_whoever_has_it() {
     for _ in 0..10 {
@@ -180,14 +181,14 @@ fn a_slow_copy_hears_the_cause_from_whoever_has_it() {
             let mut pipeline = make(mesh, &modules(2), &weights(), unlucky, config)?;
             let (x, y) = batch(0, 2 * ROWS).unwrap();
             pipeline.step(Some(&x), Some(&y))?;
-            // The last stage of the third copy comes when all of the others have ended.
+            // The last stage of the third replica starts its step when all others have ended.
             let is_late = rank == 5;
             if is_late {
                 ended.wait();
             }
             let result = pipeline.step(Some(&x), Some(&y)).map(drop);
             drop(pipeline);
-            // The first stage of that copy waits for the last.
+            // The first stage of that replica waits for the last.
             if ![2, 5].contains(&rank) {
                 ended.wait();
             }
@@ -249,7 +250,7 @@ fn what_cannot_be_measured_is_told_to_all() {
     let results = on_mesh(2, |mesh| make(mesh, &unfit(), &weights(), loss, config()));
     for (rank, result) in results.into_iter().enumerate() {
         let line = result.unwrap_err().to_string();
-        // The first stage's rank of each copy measures.
+        // The ranks of each replica's first stage take part in the measurement.
         let told = if rank < 2 { "" } else { "rank 0 could not go on: " };
         assert!(
             line.starts_with(&format!("{told}measuring modules: linear: input must be")),
@@ -258,7 +259,7 @@ fn what_cannot_be_measured_is_told_to_all() {
     }
 }
 
-/// `x + a + b`, whose weights have one gradient, which a layer of one's own may give as one tensor.
+/// `x + a + b`, whose weights have the same gradient, which a custom operation may return as the same tensor.
 #[test]
 fn gradients_that_are_one_tensor_are_added_apart() {
     let both = |vb: VarBuilder<'static>| {
@@ -313,7 +314,7 @@ fn gradients_that_are_one_tensor_are_added_apart() {
     }
 }
 
-/// The other rank comes to its next step when this one has failed in it long since.
+/// One rank starts its next step long after the other has failed in it.
 #[test]
 fn a_rank_that_comes_late_hears_the_cause() {
     let (failed, width) = (Barrier::new(2), 64);
@@ -322,7 +323,7 @@ fn a_rank_that_comes_late_hears_the_cause() {
         let rank = comm.rank();
         let linear = move |vb| training::linear(width, width, vb);
         let modules = Modules::new().module("first", linear).module("last", linear);
-        // Messages that are asked for before they are needed.
+        // Large enough that receives are posted before they are needed.
         let example = Tensor::zeros((128, width), DType::F64, &Device::Cpu).unwrap();
         let config = PipelineConfig { micro_batches: 2, ..PipelineConfig::default() };
         let mut pipeline = Pipeline::new(comm, &modules, &weights(), &example, loss, &config)?;
@@ -346,8 +347,8 @@ fn a_rank_that_comes_late_hears_the_cause() {
     assert!(errors[0].to_string().starts_with(&format!("rank 1 could not go on: {cause}")), "{}", errors[0]);
 }
 
-/// The first numbers of the gradients of both stages' experts, on each of two copies: copy 1 has ten times the input of copy 0, and
-/// computes with the expert that `used` says for it.
+/// Returns the first elements of the gradients of both stages' experts, on each of two replicas: replica 1 has ten times the
+/// input of replica 0, and uses the expert given by `used`.
 fn of_experts(used: [usize; 2]) -> Vec<Vec<(String, Option<f64>)>> {
     Local::run_shared(4, |comm| {
         let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;
@@ -375,10 +376,11 @@ fn of_experts(used: [usize; 2]) -> Vec<Vec<(String, Option<f64>)>> {
     .unwrap()
 }
 
-/// Each gradient is averaged with that of the same variable; one that no copy has is none.
+/// Each gradient is averaged with that of the same variable; a variable without a gradient on any replica has none.
 #[test]
 fn copies_may_compute_with_other_variables() {
-    // With one expert for both copies: of each the mean over both, which is the sum of what each gives.
+    // With one expert for both replicas, its gradient is the mean over both, which is the sum of the gradients of two
+    // separate experts.
     let both = of_experts([0, 0]);
     let apart = of_experts([0, 1]);
     for (one, two) in both.iter().zip(&apart) {

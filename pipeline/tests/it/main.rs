@@ -1,4 +1,4 @@
-//! The tests of `pipeline` through its public items, in one program, which is quicker built than one for each file.
+//! Integration tests of `pipeline` through its public items, in a single program, which builds faster than one per file.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Parameters and losses after training in stages are those of one process, for every schedule.
+//! Parameters and losses after training in stages equal those of a single process, for every schedule.
 
 use comm::Local;
 use pipeline::{Cost, PipelineConfig, ScheduleKind, Split};
@@ -23,7 +23,7 @@ fn check(config: &PipelineConfig, ranks: usize) {
             "{what}: loss {got}, in one process {expected}"
         );
     }
-    // What was alive is what the checker counts.
+    // The number of live activations equals the one that the checker computes.
     let schedule =
         pipeline::Schedule::of(config.schedule, ranks, config.stages_per_rank(), config.micro_batches);
     for ((_, _, alive), planned) in results.iter().zip(schedule.unwrap().live()) {

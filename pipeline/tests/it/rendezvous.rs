@@ -1,4 +1,4 @@
-//! Over a transport that holds no message until somebody asks for it, as MPI and NCCL may, every schedule comes to its end.
+//! Every schedule terminates over a transport that buffers no message (rendezvous protocol), as MPI and NCCL may.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::common::{
 
 const BLOCKS: usize = 3;
 
-/// A message is sent once its receiver says that it is there to take it.
+/// Communicator that sends a message only when its receiver has acknowledged that it is ready.
 #[derive(Debug)]
 struct Rendezvous(Comm);
 
-/// The operation, with the receiver's word.
+/// Returns the operation together with the receiver's acknowledgement.
 fn met(operation: Operation) -> Operation {
     let word = || Tensor::zeros(1, DType::U8, &Device::Cpu).unwrap();
     let messages = match operation {
@@ -84,7 +84,7 @@ fn no_rank_waits_in_a_send_for_one_that_sends_to_it() {
     }
 }
 
-/// The sender goes on while its last messages are still to be received.
+/// The sender finishes its step while its last messages have not been received yet.
 #[test]
 fn what_is_on_its_way_is_counted() {
     let config = PipelineConfig { micro_batches: 8, ..PipelineConfig::default() };
@@ -101,7 +101,7 @@ fn what_is_on_its_way_is_counted() {
         }
         Ok(sent)
     });
-    // A message each way for each micro-batch, and a word for the one that came.
+    // One message in each direction per micro-batch, and one byte of acknowledgement for each received message.
     let bytes = config.micro_batches * (ROWS * WIDTH * size_of::<f64>() + 1);
     assert_eq!(sent.unwrap(), vec![vec![bytes as u64; STEPS]; 2]);
 }

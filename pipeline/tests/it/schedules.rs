@@ -1,4 +1,4 @@
-//! Tables of every kind and size, and the bubbles of the literature.
+//! Tables of every kind and size, and the bubbles stated in the literature.
 
 use proptest::prelude::*;
 
@@ -53,7 +53,7 @@ proptest! {
         }
     }
 
-    /// Whatever is left out, doubled or moved forward, the checker finds it or the table is as good as before.
+    /// If an action is removed, duplicated or moved forward, either the checker reports it or the table is still valid.
     #[test]
     fn damage_is_found((kind, ranks, stages, micro_batches) in size(), place in any::<prop::sample::Index>(), how in 0..3) {
         let mut table = Table::of(kind, ranks, stages, micro_batches).unwrap();
@@ -121,7 +121,7 @@ fn schedules_without_measure_are_refused_before_they_take_memory() {
     }
 }
 
-/// The bubble that is printed is the part of the grid's places that are empty.
+/// The printed bubble is the fraction of empty cells in the grid.
 #[test]
 fn the_bubble_is_what_the_grid_shows() {
     for kind in ScheduleKind::ALL {
@@ -139,7 +139,7 @@ fn the_bubble_is_what_the_grid_shows() {
                     let got = schedule.plan(&Durations::default()).bubble_fraction();
                     assert!((got - expected).abs() < 1e-12, "{got}, {empty} of {}: {what}", places.len());
                     assert!(shown.contains(&format!("\nbubble: {:.1} % of", 100.0 * expected)), "{what}");
-                    // All places are in the grid: three for each micro-batch in each stage.
+                    // The grid contains all computations: three cells per micro-batch and stage.
                     assert_eq!(places.len() - empty, 3 * ranks * stages * micro_batches, "{what}");
                 }
             }
@@ -147,12 +147,12 @@ fn the_bubble_is_what_the_grid_shows() {
     }
 }
 
-/// Less bubble with each of them, where nothing but the schedule differs.
+/// Each of these schedules has a smaller bubble than the previous one, with everything else equal.
 #[test]
 fn each_schedule_is_better_than_the_one_before() {
     let fraction = |kind: ScheduleKind| {
         let stages = kind.stages_per_rank();
-        // A rank has the same work in all.
+        // A rank has the same amount of work in all schedules.
         let part = 1.0 / stages as f64;
         let durations =
             Durations { forward: part, backward_input: part, backward_weight: part, message: 0.0 };

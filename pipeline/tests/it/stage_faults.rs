@@ -1,4 +1,4 @@
-//! What goes wrong ends on every rank, soon, with an error that says what it was.
+//! A failure ends the step on every rank, quickly, with an error that states the cause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use pipeline::{Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
 
 use crate::common::{Comm, ROWS, WIDTH, batch, in_stages, loss, modules, weights};
 
-/// What each rank ends with; none for one that panicked.
+/// Runs `body` on each rank of a group of threads, and returns the results; `None` for a rank that panicked.
 fn on_ranks<T: Send>(ranks: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<Option<Result<T>>> {
     on_ranks_with(ranks, &LocalConfig::default(), body)
 }
@@ -30,7 +30,7 @@ fn on_ranks_with<T: Send>(
     })
 }
 
-/// The same over sockets, or through shared memory where there is any.
+/// Does the same over sockets, or over shared memory where available.
 fn on_sockets<T: Send>(
     ranks: usize,
     transport: Transport,
@@ -113,7 +113,7 @@ fn variables_of_two_modules_with_one_name_are_refused() {
             assert!(line.contains("a.b.bias in module a and in module a.b; name one of them"), "{line}");
         }
     }
-    // A name below another's alone is no harm.
+    // A name that is a prefix of another one is allowed if their variables differ.
     let apart = || Modules::new().module("a", linear).module("a.b", linear);
     for made in on_ranks(2, |comm| make(comm, &apart(), &PipelineConfig::default()).map(drop)) {
         made.unwrap().unwrap();
@@ -152,7 +152,7 @@ fn batches_that_do_not_fit() {
         let what = if rank == 0 { "input" } else { "target" };
         let expected = format!("the {what} has 7 rows, which are no 4 micro-batches of 2 rows each");
         assert!(error.to_string().contains(&expected), "{error}");
-        // It stays so.
+        // Later calls return the same error.
         assert_eq!(pipeline.step(Some(&x), Some(&y)).unwrap_err().to_string(), error.to_string());
         Ok(())
     });
@@ -165,16 +165,16 @@ fn batches_that_do_not_fit() {
     }
 }
 
-/// The third rank's module gives another shape at its third forward pass.
+/// The third rank's module returns another shape in its third forward pass.
 fn changing(dims: (usize, usize)) -> Modules {
     changing_at(2, 4, dims)
 }
 
-/// The same at one of some stages.
+/// Does the same at one of several stages.
 fn changing_at(odd: usize, stages: usize, dims: (usize, usize)) -> Modules {
     let calls = Arc::new(AtomicUsize::new(0));
     let moody = move |x: &Tensor| match calls.fetch_add(1, Ordering::Relaxed) {
-        // The first is the dry run.
+        // The first call is the dry run.
         3 => x.flatten_all()?.narrow(0, 0, dims.0 * dims.1)?.reshape(dims),
         _ => Ok(x.clone()),
     };
@@ -193,7 +193,7 @@ fn changing_at(odd: usize, stages: usize, dims: (usize, usize)) -> Modules {
 
 #[test]
 fn a_stage_that_changes_its_shape_is_the_same_error_everywhere() {
-    // The second has as many numbers as the right one.
+    // The second shape has as many elements as the correct one.
     for dims in [(2, 2), (6, 2)] {
         for schedule in ScheduleKind::ALL {
             let stages_per_rank = (schedule != ScheduleKind::ZbV).then_some(1);
@@ -228,7 +228,7 @@ fn a_stage_that_changes_its_shape_is_the_same_error_everywhere() {
 #[test]
 fn the_cause_reaches_all_ranks_over_sockets_too() {
     let config = PipelineConfig { micro_batches: 6, ..PipelineConfig::default() };
-    // The others are up to five ranks away, and hear it from neighbours that had to ask theirs.
+    // The other ranks are up to five ranks away, and get the cause from neighbours that had to wait for theirs.
     for (transport, ranks, odd) in [
         (Transport::Tcp, 4, 2),
         (Transport::Auto, 4, 2),
@@ -249,7 +249,7 @@ fn the_cause_reaches_all_ranks_over_sockets_too() {
     }
 }
 
-/// Linear layers, the first and the last of one weight; backward through the first module fails at its third micro-batch.
+/// Linear layers, the first and the last with one weight; backward through the first module fails at its third micro-batch.
 fn failing_backward() -> Modules {
     let calls = Arc::new(AtomicUsize::new(0));
     let weight = |vb: candle_nn::VarBuilder<'static>| vb.get((WIDTH, WIDTH), "weight");
@@ -278,7 +278,7 @@ fn a_rank_that_waits_for_a_tied_variable_hears_the_cause() {
     let config = PipelineConfig { micro_batches: 3, tied, ..PipelineConfig::default() };
     let timeout = LocalConfig { timeout: Duration::from_secs(20), ..LocalConfig::default() };
     for ranks in 2..=3 {
-        // Whether the rank that failed keeps its pipeline until the others have ended.
+        // Whether the failed rank keeps its pipeline until the others have ended.
         for keeps in [true, false] {
             let ended = std::sync::Barrier::new(ranks);
             let results = on_ranks_with(ranks, &timeout, |comm| {

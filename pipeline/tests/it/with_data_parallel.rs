@@ -1,4 +1,4 @@
-//! Stages together with data parallelism, and parameters that two stages share.
+//! Stages combined with data parallelism, and parameters that are shared by several stages.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::common::{
     Comm, ROWS, STEPS, Trained, WIDTH, alone, assert_equal, batch, loss, modules, optimizer, values, weights,
 };
 
-/// 2 stages and 3 copies of each, or the other way round, on one batch: as one process.
+/// 2 stages with 3 replicas each, 3 stages with 2, and 1 stage with 2, on one batch: equal to a single process.
 #[test]
 fn gradients_are_averaged_over_copies() {
     let (blocks, micro_batches) = (2, 4);
@@ -29,7 +29,7 @@ fn gradients_are_averaged_over_copies() {
                     schedule,
                     micro_batches,
                     data_parallel: Some(copies),
-                    // One after the other, or all together.
+                    // Each gradient separately, or all together.
                     bucket_bytes: if dp == 2 { 1 } else { 1 << 20 },
                     ..PipelineConfig::default()
                 };
@@ -74,7 +74,7 @@ fn drawn(vb: &VarBuilder<'_>, name: &str) -> Result<Tensor> {
     vb.get_with_hints((WIDTH, WIDTH), name, candle_nn::init::DEFAULT_KAIMING_UNIFORM)
 }
 
-/// All but the second have one weight.
+/// A model in which all modules but the second share one weight.
 fn tied_modules(names: &[&str]) -> Modules {
     let weight = |vb: VarBuilder<'static>| Ok(product(drawn(&vb, "weight")?));
     let first =
@@ -82,7 +82,7 @@ fn tied_modules(names: &[&str]) -> Modules {
     names[1..].iter().fold(first, |modules, name| modules.module(name, weight))
 }
 
-/// Trained in one process: one weight for all of these modules.
+/// Trains in a single process, with one weight for all of these modules.
 fn with_one_weight(names: &[&str], rows: usize) -> Trained {
     let (map, builder) = (VarMap::new(), weights());
     let root = builder(&map);
@@ -153,7 +153,7 @@ fn parameters_that_are_tied_by_several_pairs_are_one() {
     check_tied(&["first", "third", "fourth", "last"], &[(0, 1), (2, 3), (3, 1)]);
 }
 
-/// A communicator that keeps the groups made of it in sight.
+/// Communicator that keeps references to the groups created from it.
 #[derive(Debug)]
 struct Watched {
     inner: Comm,
@@ -161,7 +161,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Operations of all groups that were made of it.
+    /// Returns the number of operations of all groups created from it.
     fn operations(&self) -> u64 {
         self.groups.lock().unwrap().iter().map(|group| group.stats().operations).sum()
     }
@@ -203,7 +203,7 @@ impl Communicator for Watched {
     }
 }
 
-/// Passes on what it is given. Its weight's gradient is there once a gradient has been averaged.
+/// Returns a module that is the identity, and computes its weight's gradient only after another gradient has been averaged.
 fn patient(copies: &Arc<Watched>) -> impl Fn(VarBuilder<'static>) -> Result<Patient> + 'static {
     let copies = copies.clone();
     move |vb| Ok(Patient { weight: vb.get((), "weight")?, copies: copies.clone() })
@@ -236,7 +236,7 @@ impl Module for Patient {
 
 #[test]
 fn gradients_are_averaged_while_others_are_computed() {
-    // Those that put gradients off for no other reason.
+    // Schedules that do not defer weight gradients for other reasons.
     for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
         let results = Local::run_shared(4, |comm| {
             let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;

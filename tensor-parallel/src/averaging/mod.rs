@@ -1,4 +1,4 @@
-//! Gradients averaged over copies of the divided model, while backward computes those of earlier layers.
+//! Data-parallel gradient averaging over the replicas of the divided model, overlapped with backward.
 
 mod pass;
 mod weight;
@@ -16,7 +16,7 @@ use crate::{Parameter, Result};
 use pass::{Flight, Given, Pass};
 pub(crate) use weight::Weight;
 
-/// The data-parallel group, and the gradients on their way over it.
+/// The data-parallel group, and the gradients that are being averaged over it.
 #[derive(Debug)]
 pub(crate) struct Averaging {
     dp: Arc<dyn Communicator>,
@@ -25,11 +25,11 @@ pub(crate) struct Averaging {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What layers have given so far, by the thread whose backward they are in and by parameter.
+    /// Sums of the gradients that layers have delivered, by thread of the backward and by parameter.
     sums: HashMap<(ThreadId, usize), Tensor>,
-    /// Threads in a backward of the model, and what each has to send.
+    /// Threads that run a backward of the model, each with the state of its pass.
     passes: HashMap<ThreadId, Pass>,
-    /// Parameters whose layers give their gradients themselves, by number.
+    /// Parameters whose layers deliver their gradients directly, by index.
     given: BTreeMap<usize, Given>,
 }
 
@@ -38,9 +38,9 @@ impl Averaging {
         Self { dp, state: Mutex::default() }
     }
 
-    /// What a graph has in a parameter's place: a number that depends on it. Backward comes there as soon as all layers that use
-    /// the parameter have given their gradients, which are as large as the parameter and do not go by way of the number: once for each
-    /// part that is computed again, and once outside of them.
+    /// Creates the scalar that stands for a parameter in the autograd graph. Layers deliver the parameter's gradient, which
+    /// has the parameter's size, through [`give`](Self::give) instead of through the scalar. Backward reaches the scalar when
+    /// all layers that use the parameter have delivered theirs: once for each recomputed part, and once outside of them.
     pub(crate) fn token(self: &Arc<Self>, index: usize, var: &Var) -> Result<Tensor> {
         let (averaging, number) = (self.clone(), Tensor::zeros((), var.dtype(), var.device())?);
         self.lock().given.insert(index, Given::new(var.elem_count() * var.dtype().size_in_bytes()));
@@ -48,7 +48,7 @@ impl Averaging {
         Ok(autograd::custom("averaged_parameter", &[var.as_tensor()], number, arrived)?)
     }
 
-    /// Takes a gradient from a layer.
+    /// Receives a gradient from a layer.
     pub(crate) fn give(&self, index: usize, gradient: Tensor) -> candle_core::Result<()> {
         let key = (thread::current().id(), index);
         let sums = &mut self.lock().sums;
@@ -60,14 +60,15 @@ impl Averaging {
         Ok(())
     }
 
-    /// A layer has used a parameter in a part that backward computes again.
+    /// Records that a layer has used the parameter in a part that backward recomputes.
     fn used_in_part(&self, index: usize) {
         if let Some(parameter) = self.lock().given.get_mut(&index) {
             parameter.is_in_part();
         }
     }
 
-    /// All of a parameter's gradient in a graph is there: takes it in a backward of the model, and gives it to candle in any other.
+    /// Called when a parameter's gradient in a graph is complete: takes it in a backward of the model, and returns it to
+    /// candle in any other backward.
     fn complete(&self, index: usize) -> comm::Result<Option<Tensor>> {
         let mut state = self.lock();
         let thread = thread::current().id();
@@ -82,7 +83,7 @@ impl Averaging {
         Ok(None)
     }
 
-    /// Runs a backward; its gradients, averaged.
+    /// Runs `backward`, and returns its gradients, averaged.
     pub(crate) fn backward(
         &self,
         parameters: &[Parameter],
@@ -91,7 +92,7 @@ impl Averaging {
         let thread = thread::current().id();
         {
             let mut state = self.lock();
-            // A backward that failed may have left some.
+            // A failed backward may have left some behind.
             state.sums.retain(|(of, _), _| *of != thread);
             let pass = Pass::new(&state.given);
             state.passes.insert(thread, pass);
@@ -106,8 +107,8 @@ impl Averaging {
         Ok(gradients)
     }
 
-    /// Sends what is left, waits for all, and puts it to the rest. What a copy has no gradient of is zero there; what none has one of
-    /// has none.
+    /// Sends the remaining buckets, waits for all, and adds the averages to `gradients`. If this replica has no gradient of a
+    /// parameter, it counts as zero; if no replica has one, the parameter has none.
     fn finish(&self, pass: Pass, parameters: &[Parameter], gradients: &mut GradStore) -> Result<()> {
         let Pass { buckets, sent, mut waiting, mut late, present, mut flights, .. } = pass;
         for bucket in &buckets[sent..] {
@@ -141,7 +142,8 @@ impl Averaging {
         averaged.extend(rest);
         for (index, gradient) in averaged {
             let var = parameters[index].var();
-            // A weight may be used by a layer that gives its gradient itself, and by one that does not; and some of it may be late.
+            // A weight may be used both by a layer that delivers its gradient directly and by one that does not, and part of
+            // its gradient may be late.
             let sum = match gradients.remove(var) {
                 Some(before) => (before + gradient)?,
                 None => gradient,
@@ -151,7 +153,7 @@ impl Averaging {
         Ok(())
     }
 
-    /// What some copy has, where these are what this one has.
+    /// Combines flags over the replicas: true where any replica has true.
     fn anywhere<const KINDS: usize>(
         &self,
         own: [Vec<bool>; KINDS],

@@ -1,23 +1,23 @@
-//! One backward pass: which gradients go out together, and how far they are.
+//! State of one backward pass: gradient buckets, and which gradients are still expected.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::Tensor;
 use comm::Work;
 
-/// Gradients of so many bytes go out together. As large as PyTorch's first bucket.
+/// Bytes of gradients that are sent together; the size of PyTorch's first bucket.
 const BUCKET_BYTES: usize = 1 << 20;
 
-/// A parameter whose layers give its gradient themselves.
+/// A parameter whose layers deliver its gradient directly.
 ///
-/// In a graph its gradient is complete once. But what backward computes again has a graph of its own: a parameter that is used there,
-/// and elsewhere, gets several gradients in one backward, which are one sum.
+/// In one graph its gradient is complete once. But what backward recomputes has a separate graph: a parameter that is used
+/// there and elsewhere gets several gradients in one backward, which are summed.
 #[derive(Debug)]
 pub(super) struct Given {
     bytes: usize,
-    /// Layers have used it in parts that are computed again.
+    /// Whether layers have used it in recomputed parts.
     in_parts: bool,
-    /// How often gradients of it come in a backward; none where that is to be seen.
+    /// How many gradients of it arrive in a backward; `None` while that is unknown.
     times: Option<usize>,
 }
 
@@ -26,14 +26,14 @@ impl Given {
         Self { bytes, in_parts: false, times: Some(1) }
     }
 
-    /// A layer has used it in a part.
+    /// Records that a layer has used it in a recomputed part.
     pub(super) fn is_in_part(&mut self) {
         if !std::mem::replace(&mut self.in_parts, true) {
             self.times = None;
         }
     }
 
-    /// A backward has ended in which gradients of it came so often.
+    /// Records how many gradients of it arrived in a backward that has ended.
     pub(super) fn came(&mut self, times: usize) {
         if times > 0 {
             self.times = Some(self.times.unwrap_or(0).max(times));
@@ -41,31 +41,31 @@ impl Given {
     }
 }
 
-/// One backward.
+/// State of one backward.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
-    /// Which parameters go out together: the same on all copies, whatever each of them computes.
+    /// Indices of the parameters that are sent together: the same on all replicas, whatever each of them computes.
     pub(super) buckets: Vec<Vec<usize>>,
-    /// Buckets that were sent.
+    /// Number of buckets sent.
     pub(super) sent: usize,
-    /// How often gradients of a parameter are expected; where that is not known, its bucket stays until the end.
+    /// How many gradients of a parameter are expected; `None`: unknown, and its bucket is sent at the end.
     awaited: HashMap<usize, Option<usize>>,
-    /// How often they have come.
+    /// How many have arrived.
     pub(super) come: HashMap<usize, usize>,
-    /// The sums of what was not sent yet.
+    /// Sums of the gradients that have not been sent yet.
     pub(super) waiting: HashMap<usize, Tensor>,
-    /// Those of what came after its bucket had gone: more often than expected.
+    /// Sums of those that arrived after their bucket had been sent: more than expected.
     pub(super) late: HashMap<usize, Tensor>,
-    /// Whose gradients this copy has.
+    /// Parameters of which this replica has a gradient.
     pub(super) present: HashSet<usize>,
     pub(super) flights: Vec<Flight>,
 }
 
 impl Pass {
-    /// `given` by number, in the order of the model.
+    /// `given` is keyed by parameter index, in the order of the model.
     pub(super) fn new(given: &BTreeMap<usize, Given>) -> Self {
         let (mut buckets, mut bytes) = (vec![Vec::new()], 0);
-        // Backward comes to the last ones first.
+        // Backward reaches the last ones first.
         for (index, parameter) in given.iter().rev() {
             if bytes >= BUCKET_BYTES {
                 buckets.push(Vec::new());
@@ -81,7 +81,7 @@ impl Pass {
         Self { buckets, awaited, ..Self::default() }
     }
 
-    /// Takes what has come of a parameter's gradient.
+    /// Receives a gradient of a parameter.
     pub(super) fn receive(&mut self, index: usize, gradient: Option<Tensor>) -> candle_core::Result<()> {
         *self.come.entry(index).or_default() += 1;
         let Some(gradient) = gradient else { return Ok(()) };
@@ -96,7 +96,7 @@ impl Pass {
         Ok(())
     }
 
-    /// The next bucket, where all of it is there.
+    /// Returns the next bucket, if it is complete.
     pub(super) fn next(&mut self) -> Option<Vec<(usize, Tensor)>> {
         let bucket = self.buckets.get(self.sent)?;
         if !bucket.iter().all(|index| self.is_complete(*index)) {

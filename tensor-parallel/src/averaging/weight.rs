@@ -1,4 +1,4 @@
-//! What layers have of a weight.
+//! `Weight`: a weight as a layer holds it, together with its token for gradient averaging.
 
 use std::sync::Arc;
 
@@ -7,19 +7,19 @@ use training::{PartMember, runs_in_part};
 
 use super::Averaging;
 
-/// A weight as a layer sees it that computes its gradient itself.
+/// A weight held by a layer that computes the weight's gradient itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Weight {
     value: Tensor,
-    /// Where gradients are averaged.
+    /// Present where gradients are averaged over data-parallel replicas.
     averaged: Option<Arc<Averaged>>,
 }
 
-/// What stands for a parameter in graphs, and leads to its gradient.
+/// The token that stands for a parameter in graphs, and where to deliver its gradient.
 #[derive(Debug)]
 struct Averaged {
     token: Tensor,
-    /// The parameter's number.
+    /// Index of the parameter.
     index: usize,
     averaging: Arc<Averaging>,
 }
@@ -31,24 +31,24 @@ impl PartMember for Averaged {
 }
 
 impl Weight {
-    /// `averaged` is the token, the parameter's number and what averages its gradients.
+    /// `averaged` is the token, the parameter's index and the object that averages its gradients.
     pub(crate) fn new(value: Tensor, averaged: Option<(Tensor, usize, Arc<Averaging>)>) -> Self {
         let averaged =
             averaged.map(|(token, index, averaging)| Arc::new(Averaged { token, index, averaging }));
         Self { value, averaged }
     }
 
-    /// Its numbers, outside of the graph.
+    /// Returns the values, detached from the graph.
     pub(crate) fn value(&self) -> Tensor {
         self.value.detach()
     }
 
-    /// The variable.
+    /// Returns the variable.
     pub(crate) fn variable(&self) -> &Tensor {
         &self.value
     }
 
-    /// What an operation has as its input, when a layer runs.
+    /// Returns the input of the layer's operation in the graph: the token, or the variable. Called when a layer runs.
     pub(crate) fn input(&self) -> &Tensor {
         if let Some(averaged) = &self.averaged {
             runs_in_part(&(averaged.clone() as Arc<dyn PartMember>));
@@ -60,12 +60,13 @@ impl Weight {
         self.averaged.as_ref().map_or(&self.value, |averaged| &averaged.token)
     }
 
-    /// Whether it has a gradient.
+    /// Returns whether it needs a gradient.
     pub(crate) fn has_gradient(&self) -> bool {
         self.node().track_op()
     }
 
-    /// What an operation answers as the gradient of that input, where the weight's is this one.
+    /// Returns the gradient that the operation reports for [`input`](Self::input), given that of the weight: delivers it and
+    /// returns zeros for a token.
     pub(crate) fn gradient(&self, gradient: Tensor) -> candle_core::Result<Tensor> {
         let Some(averaged) = &self.averaged else { return Ok(gradient) };
         averaged.averaging.give(averaged.index, gradient)?;

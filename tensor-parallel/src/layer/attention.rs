@@ -1,20 +1,20 @@
-//! Attention whose heads are divided over the ranks.
+//! Multi-head self-attention with the heads divided over the ranks.
 
 use candle_core::Tensor;
 use training::{AttentionConfig, AttentionMask, attention, columns};
 
 use crate::{ColumnConfig, ColumnParallelLinear, Error, Result, RowConfig, RowParallelLinear, ShardBuilder};
 
-/// Self-attention of several heads, of which each rank has some. Queries, keys and values come from one product.
+/// Multi-head self-attention; each rank has some of the heads. Queries, keys and values are computed by one matrix product.
 ///
-/// Its weights are `qkv.weight` (3 d_model, d_model), the rows of queries above those of keys above those of values as in PyTorch's
+/// Its weights are `qkv.weight` (3 d_model, d_model), with the rows of queries, keys and values in this order as in PyTorch's
 /// `nn.MultiheadAttention`, and `out.weight` (d_model, d_model), each with a bias.
 ///
 /// # Shapes
 /// (batch, length, d_model) to the same; with sequence parallelism each rank has its part of the sequence.
 ///
 /// # Cost
-/// One all-reduce forward, one backward.
+/// One all-reduce in forward, one in backward.
 ///
 /// # Source
 /// Shoeybi et al., "Megatron-LM" (2019), section 3.
@@ -27,10 +27,11 @@ pub struct ParallelSelfAttention {
 }
 
 impl ParallelSelfAttention {
-    /// `num_heads` heads over `d_model` features.
+    /// Builds attention of `num_heads` heads over `d_model` features.
     ///
     /// # Errors
-    /// Heads that the ranks do not divide, or that do not divide the features; those of the builder.
+    /// A number of heads that is not divisible by the number of ranks, or that does not divide `d_model`; errors of the
+    /// builder.
     pub fn new(
         d_model: usize,
         num_heads: usize,
@@ -55,10 +56,10 @@ impl ParallelSelfAttention {
         })
     }
 
-    /// Computes it.
+    /// Computes the attention output.
     ///
     /// # Errors
-    /// An input of another width; those of communication.
+    /// An input of the wrong width; failures of communication.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let qkv = self.qkv.forward(x)?;
         let width = qkv.dim(2)? / 3;

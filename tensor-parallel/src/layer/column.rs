@@ -1,4 +1,4 @@
-//! A linear layer that is divided by its outputs.
+//! Column-parallel linear layer: divided by its outputs.
 
 use candle_core::Tensor;
 use candle_nn::Init;
@@ -7,18 +7,20 @@ use crate::averaging::Weight;
 use crate::division::Division;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
-/// How a [`ColumnParallelLinear`] is made.
+/// Configuration of a [`ColumnParallelLinear`].
 #[derive(Debug, Clone)]
 pub struct ColumnConfig {
     /// Whether there is a bias. Default: true.
     pub bias: bool,
-    /// Whether every rank gets the outputs of all. Not where a [`RowParallelLinear`](crate::RowParallelLinear) comes next, which
-    /// takes them divided. Default: false.
+    /// Whether outputs are gathered, so that every rank gets all of them. Not needed before a
+    /// [`RowParallelLinear`](crate::RowParallelLinear), whose input is divided. Default: false.
     pub gather_output: bool,
-    /// Layers of equal size in one, of each of which a rank has its part: 3 for queries, keys and values. Default: 1.
+    /// Number of equally sized layers fused into one, each of which is divided over the ranks: 3 for queries, keys and
+    /// values. Default: 1.
     pub groups: usize,
-    /// Whether the ranks need not divide the outputs of one group: the first ranks then have one more than the others. For a language
-    /// model's head, as in [`VocabParallelEmbedding`](crate::VocabParallelEmbedding). Default: false.
+    /// Whether the outputs of a single group need not be divisible by the number of ranks: the first ranks then have one more
+    /// than the others. For a language model's head, as in [`VocabParallelEmbedding`](crate::VocabParallelEmbedding).
+    /// Default: false.
     pub uneven: bool,
 }
 
@@ -28,16 +30,16 @@ impl Default for ColumnConfig {
     }
 }
 
-/// `x w' + b` of which each rank has some of the outputs: its rows of `w`, its part of `b`.
+/// `x w' + b` where each rank computes some of the outputs: it has their rows of `w` and their part of `b`.
 ///
 /// # Shapes
 /// Input (.., inputs), the same on every rank; with sequence parallelism (.., length / ranks, inputs). Output (.., outputs /
-/// ranks), or all outputs where they are gathered, one group after the other.
+/// ranks), or all outputs if they are gathered, one group after the other.
 ///
 /// # Cost
-/// Forward no communication, backward an all-reduce of the input's gradient, under way while the weight's is computed. With
-/// sequence parallelism an all-gather forward, and a reduce-scatter in place of the all-reduce: as many bytes. Where outputs
-/// are gathered, an all-gather forward.
+/// No communication in forward; in backward an all-reduce of the input's gradient, overlapped with the computation of the
+/// weight's gradient. With sequence parallelism an all-gather in forward, and in backward a reduce-scatter instead of the
+/// all-reduce: as many bytes. If outputs are gathered, another all-gather in forward.
 ///
 /// # Source
 /// Shoeybi et al., "Megatron-LM" (2019), section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
@@ -53,10 +55,10 @@ pub struct ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// A layer of the builder's `weight` (outputs, inputs) and `bias` (outputs).
+    /// Builds a layer with the builder's `weight` (outputs, inputs) and `bias` (outputs).
     ///
     /// # Errors
-    /// Outputs that the ranks do not divide; those of the builder.
+    /// Outputs that are not divisible by the number of ranks; errors of the builder.
     pub fn new(inputs: usize, outputs: usize, config: &ColumnConfig, builder: &ShardBuilder) -> Result<Self> {
         let split = Split::Rows { groups: config.groups };
         let split = Division { uneven: config.uneven, ..split.into() };
@@ -70,10 +72,10 @@ impl ColumnParallelLinear {
         Ok(Self { weight, bias, gather_output, groups, outputs, context })
     }
 
-    /// Computes this rank's outputs.
+    /// Computes this rank's outputs, or all of them if they are gathered.
     ///
     /// # Errors
-    /// An input of another width; those of communication.
+    /// An input of the wrong width; failures of communication.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = op::column(x, &self.weight, self.bias.as_ref(), &self.context)?;
         if !self.gather_output {
@@ -85,7 +87,7 @@ impl ColumnParallelLinear {
         if ranks == 1 || groups == 1 {
             return Ok(y);
         }
-        // Each rank's part of every group comes together; a group's parts belong together.
+        // The gathered outputs are ordered by rank, then group; they are reordered by group, then rank.
         let whole = y.dims().to_vec();
         let mut parts = whole[..dim].to_vec();
         parts.extend([ranks, groups, whole[dim] / (ranks * groups)]);

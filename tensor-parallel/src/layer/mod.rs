@@ -1,4 +1,4 @@
-//! Layers of which each rank has a part.
+//! Tensor-parallel layers.
 
 mod attention;
 mod column;

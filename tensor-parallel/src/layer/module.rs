@@ -1,4 +1,4 @@
-//! The layers as candle's modules, for lists of modules of any kind.
+//! Implementations of candle's `Module` and `ModuleT` for the layers.
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::ModuleT;
@@ -12,7 +12,7 @@ macro_rules! modules {
     ($($layer:ty),*) => {
         $(impl Module for $layer {
             fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                // The method of the same name of the layer itself.
+                // The inherent method of the same name.
                 Ok(<$layer>::forward(self, x)?)
             }
         })*

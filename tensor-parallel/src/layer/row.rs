@@ -1,4 +1,4 @@
-//! A linear layer that is divided by its inputs.
+//! Row-parallel linear layer: divided by its inputs.
 
 use candle_core::Tensor;
 use candle_nn::Init;
@@ -7,13 +7,13 @@ use comm::autograd;
 use crate::averaging::Weight;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
-/// How a [`RowParallelLinear`] is made.
+/// Configuration of a [`RowParallelLinear`].
 #[derive(Debug, Clone)]
 pub struct RowConfig {
     /// Whether there is a bias. Default: true.
     pub bias: bool,
-    /// Whether each rank is given its part of the inputs, as a [`ColumnParallelLinear`](crate::ColumnParallelLinear) leaves
-    /// them, or all of them. Default: true.
+    /// Whether each rank's input is its part of the inputs, as a [`ColumnParallelLinear`](crate::ColumnParallelLinear)
+    /// returns them, or all of them. Default: true.
     pub input_is_divided: bool,
 }
 
@@ -23,16 +23,16 @@ impl Default for RowConfig {
     }
 }
 
-/// `x w' + b` of which each rank has some of the inputs: its columns of `w`. The bias, which every rank has whole, is added once,
-/// to the sum.
+/// `x w' + b` where each rank has some of the inputs, and their columns of `w`. The bias, which every rank holds whole, is
+/// added once, to the sum.
 ///
 /// # Shapes
-/// Input (.., inputs / ranks), or all inputs where they are still to be divided; output (.., outputs), the same on every rank,
-/// or with sequence parallelism (.., length / ranks, outputs).
+/// Input (.., inputs / ranks), or all inputs if they are not divided yet; output (.., outputs), the same on every rank, or
+/// with sequence parallelism (.., length / ranks, outputs).
 ///
 /// # Cost
-/// Forward an all-reduce of the output, backward no communication. With sequence parallelism a reduce-scatter forward and an
-/// all-gather backward: as many bytes.
+/// An all-reduce of the output in forward, no communication in backward. With sequence parallelism a reduce-scatter in
+/// forward and an all-gather in backward: as many bytes.
 ///
 /// # Source
 /// As [`ColumnParallelLinear`](crate::ColumnParallelLinear).
@@ -45,10 +45,10 @@ pub struct RowParallelLinear {
 }
 
 impl RowParallelLinear {
-    /// A layer of the builder's `weight` (outputs, inputs) and `bias` (outputs).
+    /// Builds a layer with the builder's `weight` (outputs, inputs) and `bias` (outputs).
     ///
     /// # Errors
-    /// Inputs that the ranks do not divide; those of the builder.
+    /// Inputs that are not divisible by the number of ranks; errors of the builder.
     pub fn new(inputs: usize, outputs: usize, config: &RowConfig, builder: &ShardBuilder) -> Result<Self> {
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
         let weight = builder.weight((outputs, inputs), "weight", init, Split::Columns)?;
@@ -62,7 +62,7 @@ impl RowParallelLinear {
     /// Computes the outputs.
     ///
     /// # Errors
-    /// An input of another width; those of communication.
+    /// An input of the wrong width; failures of communication.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let own = match self.input_is_divided {
             true => x.clone(),

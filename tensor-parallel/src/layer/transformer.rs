@@ -1,4 +1,4 @@
-//! One layer of a transformer.
+//! Pre-norm transformer layer.
 
 use candle_core::{Module, Tensor};
 use candle_nn::ModuleT;
@@ -13,13 +13,13 @@ use super::norm;
 pub struct TransformerLayerConfig {
     /// Features of a token.
     pub d_model: usize,
-    /// Heads of attention, which divide the features and which the ranks divide.
+    /// Attention heads: a divisor of `d_model`, and divisible by the number of ranks.
     pub num_heads: usize,
     /// Width of the feed-forward layers.
     pub d_ff: usize,
-    /// Which tokens a token sees.
+    /// Attention mask.
     pub visible: AttentionMask,
-    /// Probability with which dropout zeroes a number of what attention and feed-forward add.
+    /// Dropout probability for the outputs of attention and feed-forward.
     pub dropout: f64,
 }
 
@@ -29,8 +29,8 @@ pub struct TransformerLayerConfig {
 /// (batch, length, d_model) to the same; with sequence parallelism each rank has its part of the sequence.
 ///
 /// # Cost
-/// Two all-reduces forward and two backward; with sequence parallelism two reduce-scatters and two all-gathers each way, which are
-/// as many bytes.
+/// Two all-reduces in forward and two in backward; with sequence parallelism two reduce-scatters and two all-gathers in each,
+/// which are as many bytes.
 ///
 /// # Source
 /// Shoeybi et al., "Megatron-LM" (2019), section 3; with sequence parallelism Korthikanti et al., "Reducing Activation
@@ -45,10 +45,10 @@ pub struct ParallelTransformerLayer {
 }
 
 impl ParallelTransformerLayer {
-    /// A layer of the parts `norm1`, `attention`, `norm2` and `feed_forward`.
+    /// Builds a layer with the parts `norm1`, `attention`, `norm2` and `feed_forward`.
     ///
     /// # Errors
-    /// Sizes that do not go together or that the ranks do not divide; those of the builder.
+    /// Incompatible sizes, or sizes that are not divisible by the number of ranks; errors of the builder.
     pub fn new(config: &TransformerLayerConfig, builder: &ShardBuilder) -> Result<Self> {
         let &TransformerLayerConfig { d_model, num_heads, d_ff, visible, dropout } = config;
         let attention = ParallelSelfAttention::new(d_model, num_heads, visible, &builder.pp("attention"))?;
@@ -61,10 +61,10 @@ impl ParallelTransformerLayer {
         })
     }
 
-    /// Computes it; dropout drops in training only.
+    /// Computes the output; dropout is applied only if `train`.
     ///
     /// # Errors
-    /// An input of another width; those of communication.
+    /// An input of the wrong width; failures of communication.
     pub fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let mixed = self.attention.forward(&self.norm1.forward(x)?)?;
         let x = add(x, &self.dropout.forward_t(&mixed, train)?)?;
@@ -73,7 +73,8 @@ impl ParallelTransformerLayer {
     }
 }
 
-/// Dropout for activations between the divided layers: the same on every rank, unless each has its part of the sequence.
+/// Builds dropout for activations between the divided layers: the same on every rank, unless each rank has its part of the
+/// sequence.
 pub(crate) fn dropout_between(p: f64, context: &Context) -> Result<Dropout> {
     let random = context.random();
     let stream = if context.sequence_parallel() { random.own() } else { random.equal() };

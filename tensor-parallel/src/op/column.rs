@@ -1,4 +1,4 @@
-//! A linear layer of which each rank has some of the outputs.
+//! Column-parallel linear operation: each rank computes some of the outputs.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
@@ -14,11 +14,11 @@ use crate::{Context, Result};
 use super::reduce::Reduction;
 use super::{bytes_of, keeping, kept, of_weights, rows};
 
-/// `x w' + b` for this rank's rows of the weight. Backward, the sum over ranks of the input's gradient is under way while the
-/// weight's is computed.
+/// Computes `x w' + b` for this rank's rows of the weight. In backward, the all-reduce of the input's gradient overlaps with
+/// the computation of the weight's gradient.
 ///
-/// With sequence parallelism the input is this rank's part of the sequence, and is gathered first; its gradient is summed and
-/// divided again.
+/// With sequence parallelism the input is this rank's part of the sequence, and is gathered first; its gradient is
+/// reduce-scattered.
 pub(crate) fn column(
     x: &Tensor,
     weight: &Weight,
@@ -28,14 +28,15 @@ pub(crate) fn column(
     keeping(|known| layer(x, weight, bias, context, known))
 }
 
-/// What is multiplied, of all positions.
+/// The input of the product, at all positions of the sequence.
 struct Input {
     flat: Tensor,
-    /// Before it was made flat.
+    /// Shape before flattening.
     dims: Vec<usize>,
 }
 
-/// What a part of a sequence was gathered to last, as long as some layer needs that: by the part, and the group's place in memory.
+/// The last gathered input, while a layer still holds it. The key is the tensor that was gathered and the address of the
+/// group.
 type Last = ((TensorId, usize), Weak<Input>);
 
 thread_local! {
@@ -43,8 +44,8 @@ thread_local! {
 }
 
 impl Input {
-    /// The input of a layer, and how many bytes that keeps which the graph has not. With sequence parallelism layers of one input (queries, keys
-    /// and values) gather it once, and have it together.
+    /// Returns the input of a layer, and the bytes that it keeps in addition to the graph. With sequence parallelism, layers
+    /// with the same input (queries, keys and values) gather it once and share it.
     fn of(x: &Tensor, context: &Context) -> Result<(Arc<Self>, usize)> {
         if !context.sequence_parallel() {
             let flat = rows(x)?;
@@ -67,7 +68,7 @@ impl Input {
     }
 }
 
-/// `known` is the result, where that was computed before.
+/// `known` is the result, if it was computed before.
 fn layer(
     x: &Tensor,
     weight: &Weight,

@@ -1,4 +1,4 @@
-//! Cross-entropy of logits of which each rank has some of the classes.
+//! Vocabulary-parallel cross-entropy: each rank has the logits of some classes.
 
 use std::ops::Range;
 
@@ -9,18 +9,19 @@ use crate::{Context, Error, Result};
 
 use super::kept;
 
-/// The mean over all rows of `ln(sum(exp(row))) - row[target]`, where each rank has its part of every row. No rank ever holds
-/// a whole row: what goes between ranks are three numbers of each.
+/// Returns the mean over all rows of `ln(sum(exp(row))) - row[target]`, where each rank has its part of every row. No rank
+/// ever holds a whole row: three numbers per row are exchanged.
 ///
 /// # Shapes
-/// Logits (.., this rank's classes) on each rank, the classes of rank 0 first, as many as it has; targets, whole numbers, the same
-/// without the last dimension and the same on every rank. The loss has no dimensions and is equal to the bit on every rank.
-///
+/// Logits (.., this rank's classes) on each rank, in order of rank starting with rank 0; the number of classes may differ
+/// between ranks. Targets: integers, of the shape of the logits without the last dimension, the same on every rank. The loss
+/// has no dimensions and is bitwise equal on every rank.
 /// # Cost
-/// Forward two all-reduces, of one and of two numbers for each row and of one for each rank; backward none. A copy of the logits is kept for backward.
+/// Two all-reduces in forward, one of one number per row and one per rank, the other of two numbers per row; none in
+/// backward. A copy of the logits is kept for backward.
 ///
 /// # Errors
-/// Shapes that do not fit, a target that is no class, no rows; those of communication.
+/// Incompatible shapes, a target that is not a class, no rows; failures of communication.
 ///
 /// # Source
 /// Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism" (2019), section 3.
@@ -36,7 +37,7 @@ pub fn vocab_parallel_cross_entropy(logits: &Tensor, targets: &Tensor, context: 
     Ok(loss.to_dtype(logits.dtype())?)
 }
 
-/// Each row's target.
+/// Returns the target of each row.
 fn numbers_of(logits: &Tensor, targets: &Tensor) -> Result<Vec<i64>> {
     let refuse = |got: String, help: String| Err(Error::invalid("targets", got, help));
     let Some((_, rows)) = logits.dims().split_last() else {
@@ -51,7 +52,8 @@ fn numbers_of(logits: &Tensor, targets: &Tensor) -> Result<Vec<i64>> {
     Ok(targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?)
 }
 
-/// Each row's target by its place among this rank's classes, if it is one of these; `all` is how many classes each rank has.
+/// Returns each row's target as an index among this rank's classes; `None` if it is another rank's. `all` is the number of
+/// classes of each rank.
 fn own_targets(targets: Vec<i64>, all: &[usize], context: &Context) -> Result<Vec<Option<usize>>> {
     let (classes, own) = (all.iter().sum::<usize>(), all[context.rank()]);
     let first: usize = all[..context.rank()].iter().sum();
@@ -65,14 +67,15 @@ fn own_targets(targets: Vec<i64>, all: &[usize], context: &Context) -> Result<Ve
     targets.into_iter().enumerate().map(place).collect()
 }
 
-/// The largest number of each row, over all ranks; and how many classes each rank has, which goes with them.
+/// Returns the maximum of each row over all ranks, and the number of classes of each rank, which is sent in the same
+/// all-reduce.
 fn tops<T: FloatDType>(
     mut largest: Vec<T>,
     own: usize,
     logits: &Tensor,
     context: &Context,
 ) -> Result<(Vec<T>, Vec<usize>)> {
-    /// Whole numbers up to this are numbers of f32.
+    /// Integers up to this are exact in f32.
     const MOST: usize = 1 << 24;
     if own > MOST {
         let help = format!("divide them over more ranks, so that each has {MOST} at most");
@@ -96,7 +99,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let largest = |index| exponentials[row(index)].iter().copied().fold(lowest, greater);
     let (tops, classes) = tops((0..rows).map(largest).collect(), own, logits, context)?;
     let targets = own_targets(targets, &classes, context)?;
-    // Sums first, then what the targets have.
+    // First half: sums of exponentials; second half: logits of the targets.
     let mut parts = vec![T::zero(); 2 * rows];
     for (index, target) in targets.iter().enumerate() {
         let (numbers, top) = (&mut exponentials[row(index)], tops[index]);
@@ -135,7 +138,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     })
 }
 
-/// The numbers of all ranks, combined.
+/// All-reduces `numbers`.
 fn reduced<T: FloatDType>(
     numbers: Vec<T>,
     op: ReduceOp,

@@ -1,4 +1,4 @@
-//! A table of which each rank has some of the rows.
+//! Vocabulary-parallel embedding operation: each rank has some of the rows.
 
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, autograd};
@@ -10,7 +10,7 @@ use crate::{Context, Error, Result};
 
 use super::{bytes_of, kept, rows};
 
-/// The rows of the whole table that `tokens` name: those that this rank has not are zeros until all are summed.
+/// Looks up the rows of `tokens` in the whole table: rows of other ranks are zeros until the ranks' results are summed.
 ///
 /// With sequence parallelism each rank gets its part of the sequence.
 pub(crate) fn embedding(
@@ -49,7 +49,7 @@ pub(crate) fn embedding(
     })
 }
 
-/// Where each token's row lies in this rank's part, and 1 if it does, or 0.
+/// Returns each token's row in this rank's part, and a mask: 1 if the token is this rank's, else 0.
 fn find(tokens: &Tensor, vocabulary: usize, weight: &Tensor, context: &Context) -> Result<(Tensor, Tensor)> {
     let own = share(vocabulary, context.rank(), context.ranks());
     let all = tokens.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;

@@ -1,4 +1,4 @@
-//! Operations that compute and communicate in one, each with its own backward pass.
+//! Operations that combine computation and communication, each with a custom backward.
 
 mod column;
 mod cross_entropy;
@@ -17,8 +17,8 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub(crate) use embedding::embedding;
 pub(crate) use row::row;
 
-/// What `make` gives; in a part of a model of which backward computes the cheap rest again, `make` is given what that was the first time, to
-/// take the elements in place of the product and the communication.
+/// Calls `make` and returns its result. When backward recomputes a part of the model in which such results are kept, `make`
+/// receives the first result, whose elements it uses instead of repeating the product and the communication.
 fn keeping(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate::Result<Tensor> {
     Ok(training::kept_result(|known| {
         let known = known.map(|known| known.force_contiguous()).transpose()?;
@@ -26,7 +26,8 @@ fn keeping(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate:
     })?)
 }
 
-/// [`autograd::custom`] of an operation that keeps so many bytes for backward which no tensor of the graph has.
+/// Does the same as [`autograd::custom`], for an operation that keeps `bytes` bytes for backward that no tensor of the graph
+/// holds.
 fn kept(
     bytes: usize,
     name: &'static str,
@@ -48,14 +49,14 @@ fn bytes_of(tensor: &Tensor) -> usize {
     tensor.elem_count() * tensor.dtype().size_in_bytes()
 }
 
-/// The rows of all dimensions but the last, outside of the graph.
+/// Flattens all dimensions except the last, and detaches from the graph.
 fn rows(x: &Tensor) -> Result<Tensor> {
     let features = x.dims().last().copied().unwrap_or(1);
     let rows = x.elem_count() / features.max(1);
     x.detach().contiguous()?.reshape((rows, features))
 }
 
-/// The shape of `x` with another last dimension.
+/// Returns the shape of `x` with another last dimension.
 fn with_features(x: &Tensor, features: usize) -> Vec<usize> {
     let mut dims = x.dims().to_vec();
     if let Some(last) = dims.last_mut() {
@@ -64,15 +65,15 @@ fn with_features(x: &Tensor, features: usize) -> Vec<usize> {
     dims
 }
 
-/// The sum of each column.
+/// Sums each column.
 fn column_sums(rows: &Tensor) -> Result<Tensor> {
-    // As a matrix product, which sums in many short runs and is quick.
+    // Computed as a matrix product, which sums in many short runs and is fast.
     let ones = Tensor::ones((1, rows.dim(0)?), rows.dtype(), rows.device())?;
     ones.matmul(rows)?.squeeze(0)
 }
 
-/// The gradients of a weight, whose outputs have the first gradient, and of a bias, where there is one, whose have the second;
-/// none where they are put off.
+/// Computes the gradients of a weight, from the first output gradient, and of a bias if present, from the second. `None` for
+/// all if there are none, or if they are deferred.
 fn of_weights(
     variables: &[Weight],
     [of_products, of_sums]: [&Tensor; 2],

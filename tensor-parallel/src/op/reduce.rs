@@ -1,4 +1,4 @@
-//! The sum of what the ranks have computed, which may be under way while something else is computed.
+//! Asynchronous sum over the ranks, which overlaps with other computation.
 
 use candle_core::Tensor;
 use comm::{Operation, ReduceOp, Work};
@@ -6,17 +6,17 @@ use comm::{Operation, ReduceOp, Work};
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
-/// A sum over ranks that is under way: all of it, or with sequence parallelism this rank's part of the sequence.
+/// A sum over ranks in progress: an all-reduce or, with sequence parallelism, a reduce-scatter along the sequence.
 #[must_use]
 pub(super) struct Reduction {
     work: Work,
     output: Tensor,
-    /// To be put back at its place.
+    /// Dimension that was moved to the front for the reduce-scatter.
     dim: usize,
 }
 
 impl Reduction {
-    /// Begins to sum `x`, which is contiguous and used nowhere else.
+    /// Starts to sum `x`, which must be contiguous and not used elsewhere.
     pub(super) fn start(x: Tensor, context: &Context) -> Result<Self> {
         let comm = context.comm();
         if !context.sequence_parallel() {
@@ -33,7 +33,7 @@ impl Reduction {
         Ok(Self { work, output, dim })
     }
 
-    /// Waits for the sum.
+    /// Waits for the sum, and returns it.
     pub(super) fn finish(self) -> Result<Tensor> {
         self.work.wait()?;
         Ok(match self.dim {

@@ -1,4 +1,4 @@
-//! A linear layer of which each rank has some of the inputs.
+//! Row-parallel linear operation: each rank has some of the inputs.
 
 use candle_core::Tensor;
 use comm::{Operation, ReduceOp, autograd};
@@ -10,14 +10,14 @@ use crate::{Context, Result};
 
 use super::{bytes_of, keeping, kept, of_weights, rows, with_features};
 
-/// The sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
+/// Returns the sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
 /// With sequence parallelism each rank gets its part of the sequence of that sum.
 pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
     keeping(|known| layer(x, weight, bias, context, known))
 }
 
-/// `known` is the result, where that was computed before.
+/// `known` is the result, if it was computed before.
 fn layer(
     x: &Tensor,
     weight: &Weight,
@@ -33,7 +33,7 @@ fn layer(
             sum(partial.reshape(with_features(x, matrix.dim(0)?))?, bias, context)?
         }
     };
-    // Another one than the input, which is the graph's.
+    // If `x` is not contiguous, `flat` is a copy, which the graph does not hold.
     let bytes = if x.is_contiguous() { 0 } else { bytes_of(&flat) };
     let (context, dims, needs_input) = (context.clone(), x.dims().to_vec(), x.track_op());
     let variables: Vec<Weight> =
@@ -50,7 +50,7 @@ fn layer(
         };
         let of_input =
             if needs_input { Some(precision.matmul(&all, &matrix)?.reshape(&dims[..])?) } else { None };
-        // The bias was added to this rank's part of the sequence.
+        // The bias was added to this rank's part of the sequence only.
         let of_weights = of_weights(&variables, [&all, &own], &flat, precision)?;
         Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
@@ -58,7 +58,7 @@ fn layer(
     kept(bytes, "row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))
 }
 
-/// The sum over ranks, or this rank's part of its sequence, and the bias.
+/// Sums over ranks, or returns this rank's part of the sequence of the sum, and adds the bias.
 fn sum(partial: Tensor, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
     let sum = match context.sequence_parallel() {
         true => autograd::reduce_scatter(&partial, context.check_sequence(partial.dims())?, context.comm())?,

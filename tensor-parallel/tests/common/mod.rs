@@ -1,4 +1,4 @@
-//! A dense language model of other layers, and what trains both.
+//! Test helpers: a dense language model of `training`'s layers, and code to train both models.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use training::{
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 
-/// Small, and no two sizes equal.
+/// Small sizes, no two of which are equal.
 pub(crate) fn sizes() -> LanguageModelConfig {
     LanguageModelConfig {
         vocab_size: 24,
@@ -29,7 +29,7 @@ pub(crate) fn sizes() -> LanguageModelConfig {
     }
 }
 
-/// Runs on a mesh of threads.
+/// Runs `body` on a mesh of threads.
 pub(crate) fn on_mesh<T: Send>(dp: usize, tp: usize, body: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<T> {
     try_on_mesh(dp, tp, body).unwrap()
 }
@@ -45,7 +45,7 @@ pub(crate) fn try_on_mesh<T: Send>(
     })
 }
 
-/// Rows of tokens and of the tokens after them, of one data-parallel rank at one step.
+/// Returns sequences of tokens and of the tokens that follow them, for one data-parallel rank and one step.
 pub(crate) fn batch(sizes: &LanguageModelConfig, step: usize, dp_rank: usize) -> (Tensor, Tensor) {
     let (rows, len) = (3, 12);
     let mut generator = Generator::new((1000 * step + dp_rank) as u64);
@@ -64,7 +64,7 @@ struct Layer {
     fc2: Linear,
 }
 
-/// The model in one process, of `training`'s layers.
+/// The model in a single process, of `training`'s layers.
 pub(crate) struct Dense {
     pub(crate) vars: VarMap,
     sizes: LanguageModelConfig,
@@ -129,7 +129,7 @@ impl Dense {
         self.norm.forward(&x)?.broadcast_matmul(&self.head.t()?)
     }
 
-    /// The mean over the batches of all data-parallel ranks, as one batch.
+    /// Returns the mean loss over the batches of all data-parallel ranks, as one batch.
     pub(crate) fn loss(&self, step: usize, dp: usize) -> Tensor {
         let (tokens, next): (Vec<_>, Vec<_>) = (0..dp).map(|rank| batch(&self.sizes, step, rank)).unzip();
         let (tokens, next) = (Tensor::cat(&tokens, 0).unwrap(), Tensor::cat(&next, 0).unwrap());
@@ -157,7 +157,7 @@ pub(crate) fn copied(tensor: &Tensor) -> Tensor {
     tensor.force_contiguous().unwrap().detach()
 }
 
-/// Name, this rank's part, how it is divided.
+/// Name, this rank's part, and how it is divided.
 pub(crate) type Part = (String, Tensor, Split);
 
 pub(crate) fn values<M>(parallel: &TensorParallel<M>) -> Vec<Part> {
@@ -173,7 +173,7 @@ pub(crate) fn gradients<M>(parallel: &TensorParallel<M>, gradients: &GradStore) 
     parallel.parameters().iter().map(part).collect()
 }
 
-/// Puts the parts of the tensor-parallel ranks together; those that all have must be equal to the bit.
+/// Combines the parts of the tensor-parallel ranks; parameters that all ranks hold whole must be bitwise equal.
 pub(crate) fn whole(ranks: &[Vec<Part>]) -> BTreeMap<String, Tensor> {
     let mut all = BTreeMap::new();
     for (place, (name, first, split)) in ranks[0].iter().enumerate() {
@@ -185,7 +185,7 @@ pub(crate) fn whole(ranks: &[Vec<Part>]) -> BTreeMap<String, Tensor> {
             }
             Split::Columns => Tensor::cat(&parts, 1).unwrap(),
             Split::Rows { groups } => {
-                // Ranks may have different numbers of rows of one group.
+                // Ranks may have different numbers of rows if there is a single group.
                 let rows = |part: &Tensor| part.dim(0).unwrap() / groups;
                 let group = |group: usize| {
                     parts.iter().map(move |part| part.narrow(0, group * rows(part), rows(part)).unwrap())
@@ -203,7 +203,7 @@ pub(crate) fn bits(tensor: &Tensor) -> Vec<u64> {
     wide.into_iter().map(f64::to_bits).collect()
 }
 
-/// The distance of two tensors by the size of the second.
+/// Returns the distance of two tensors, relative to the norm of the second.
 pub(crate) fn gap(got: &Tensor, expected: &Tensor) -> f64 {
     assert_eq!(got.dims(), expected.dims());
     let norm = |t: &Tensor| {

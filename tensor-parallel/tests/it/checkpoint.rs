@@ -1,4 +1,5 @@
-//! Checkpoints: what is read at any layout is what was written at another, and the same layout goes on to the bit.
+//! Checkpoints can be read at a layout other than the one they were written at; at the same layout, training continues
+//! bitwise equal.
 
 use std::path::Path;
 
@@ -45,7 +46,7 @@ fn same(a: &[Part], b: &[Part]) {
     }
 }
 
-/// Optimizer state by name, in the shapes of parts.
+/// Returns optimizer state by parameter name, in the shapes of the parts.
 fn state(adam: &Adam, field: &str, like: &TensorParallel<LanguageModel>) -> Vec<Part> {
     let all: std::collections::HashMap<_, _> = adam.state().unwrap().into_iter().collect();
     let part = |p: &tensor_parallel::Parameter| {
@@ -134,7 +135,7 @@ fn a_checkpoint_that_does_not_fit_is_one_error_on_every_rank_and_changes_nothing
             assert!(message.starts_with("cannot go on from ") && message.contains(part), "{message}");
         }
     }
-    // One bit.
+    // Flips one bit.
     let file = open(folder.path()).latest().unwrap().unwrap().path("tp-1");
     let mut bytes = std::fs::read(&file).unwrap();
     let middle = bytes.len() / 2;
@@ -170,7 +171,7 @@ fn optimizer_state_of_no_parameter_is_refused() {
         parallel.save_checkpoint(&open(folder.path()), &adam, &Checkpoint::default())?;
         Ok(())
     });
-    // The same, from an optimizer that knew no names.
+    // Rewrites the state as an optimizer without names would save it.
     let checkpoints = open(folder.path());
     let contents = checkpoints.latest().unwrap().unwrap();
     let (draft, mut files) = (checkpoints.begin().unwrap(), std::collections::BTreeMap::new());
@@ -196,7 +197,7 @@ fn optimizer_state_of_no_parameter_is_refused() {
     );
 }
 
-/// Models, checkpoints and files are those of one place along a mesh's other axes.
+/// Models, checkpoints and files belong to one position along a mesh's other axes.
 #[test]
 fn other_axes_have_models_of_their_own() {
     for axes in [
@@ -210,9 +211,9 @@ fn other_axes_have_models_of_their_own() {
         let found = Local::run_shared(ranks, |comm| {
             let mesh = Mesh::new(comm, axes)?;
             let stage = mesh.axis("pp")?.rank();
-            // Other values for each.
+            // Different values for each stage.
             let (parallel, mut adam) = model(&mesh, 3 + stage as u64, &sizes())?;
-            // The first does more.
+            // The first stage trains for more steps.
             for step in 0..3 - stage {
                 let (tokens, next) = batch(&sizes(), step, mesh.axis("dp").map_or(0, |dp| dp.rank()));
                 let loss = parallel.model().loss(&tokens, &next)?;

@@ -1,4 +1,4 @@
-//! Clipping by the norm over all ranks: norms and weights are those of one process, and ranks keep equal what all of them have.
+//! Clipping by global norm: norms and weights equal those of a single process, and parameters that all ranks hold stay equal.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn sgd(vars: Vec<(String, candle_core::Var)>) -> Sgd {
     Sgd::named(vars, config).unwrap()
 }
 
-/// One process: norms, and weights in the end.
+/// Returns the norms and the final weights of a single process.
 fn dense(dp: usize, max_norm: f64) -> (Vec<f64>, BTreeMap<String, Tensor>) {
     let model = Dense::new(&sizes(), SEED, DType::F64);
     let vars: Vec<_> = model.named_vars().into_iter().map(|(_, var)| var).collect();
@@ -65,7 +65,7 @@ fn parallel(dp: usize, tp: usize, sequence_parallel: bool, max_norm: f64) -> Vec
 #[test]
 fn norms_and_weights_are_those_of_one_process() {
     for (dp, tp) in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 2)] {
-        // Always clipped, sometimes, never.
+        // Limits that clip always, sometimes, and never.
         for max_norm in [0.05, 1.0, 1e9] {
             let (norms, weights) = dense(dp, max_norm);
             for sequence_parallel in [false, true] {
@@ -89,7 +89,7 @@ fn norms_and_weights_are_those_of_one_process() {
     }
 }
 
-/// What each rank's own norm does, and how it is found.
+/// Clipping by each rank's own norm makes replicas drift apart, which the check detects.
 #[test]
 fn replicas_that_drift_are_named_by_all_ranks() {
     for (dp, tp) in [(1, 2), (2, 2), (1, 4)] {
@@ -114,7 +114,7 @@ fn replicas_that_drift_are_named_by_all_ranks() {
     }
 }
 
-/// Copies of a part are compared by those that have it, and all hear of it.
+/// Replicas of a part are compared by the ranks that have it, and all ranks return the error.
 #[test]
 fn a_part_that_differs_between_copies_is_named_by_all_ranks() {
     let lines = on_mesh(2, 2, |mesh| {
@@ -124,7 +124,7 @@ fn a_part_that_differs_between_copies_is_named_by_all_ranks() {
             divided.var().set(&divided.var().affine(1.0, 0.5)?)?;
         }
         let line = parallel.check_parameters().unwrap_err().to_string();
-        // Not the end.
+        // Training can continue after such an error.
         divided.var().set(&divided.var().zeros_like()?)?;
         parallel.check_parameters()?;
         Ok(line)

@@ -1,4 +1,4 @@
-//! Outputs, losses, gradients and weights are those of one process with all weights, over 100 steps of training.
+//! Outputs, losses, gradients and weights equal those of a single process with all weights, over 100 steps of training.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const SEED: u64 = 11;
 /// Steps whose gradients are compared.
 const LOOKED_AT: [usize; 3] = [0, 50, STEPS - 1];
 
-/// What a run has seen.
+/// Results of a run.
 struct Seen<T> {
     losses: Vec<f64>,
     gradients: Vec<T>,
@@ -29,7 +29,7 @@ fn optimizer(
     vars: Vec<(String, candle_core::Var)>,
     dtype: DType,
 ) -> Box<dyn FnMut(&candle_core::backprop::GradStore)> {
-    // Adam divides gradients by their size, so that it makes rounding errors in f32 as large as anything.
+    // Adam divides gradients by their magnitude, so in f32 it would amplify rounding errors of tiny gradients.
     if dtype == DType::F64 {
         let mut adam = Adam::named(vars, AdamConfig::default()).unwrap();
         return Box::new(move |gradients| adam.step(gradients).unwrap());
@@ -78,12 +78,12 @@ fn parallel(dp: usize, tp: usize, sequence_parallel: bool, dtype: DType) -> Vec<
     })
 }
 
-/// Compares a mesh with one process.
+/// Compares a mesh with a single process.
 fn check(dp: usize, tp: usize, sequence_parallel: bool, dtype: DType, tolerance: f64) {
     let what = format!("dp {dp}, tp {tp}, sequence parallel {sequence_parallel}, {dtype:?}");
     let (expected, ranks) = (dense(dp, dtype), parallel(dp, tp, sequence_parallel, dtype));
     for step in 0..STEPS {
-        // Rank r is at place r % tp of the data-parallel rank r / tp.
+        // Rank r has rank r / tp along `dp`, and rank r % tp along `tp`.
         let of_dp = |rank: usize| ranks[rank * tp].losses[step];
         let mean = (0..dp).map(of_dp).sum::<f64>() / dp as f64;
         let error = (mean - expected.losses[step]).abs() / expected.losses[step];
@@ -111,8 +111,8 @@ fn check(dp: usize, tp: usize, sequence_parallel: bool, dtype: DType, tolerance:
     }
 }
 
-/// All of a tensor, but for the bias of keys: its gradient is zero but for rounding, as it adds the same to each of a token's
-/// scores.
+/// Returns both tensors, without the bias of keys: its gradient is zero except for rounding, as it adds the same value to all
+/// of a token's attention scores.
 fn look(name: &str, got: &Tensor, expected: &Tensor) -> (Tensor, Tensor) {
     if !name.ends_with("qkv.bias") {
         return (got.clone(), expected.clone());

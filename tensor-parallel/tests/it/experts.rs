@@ -1,4 +1,4 @@
-//! Copies of a model that do not compute with the same layers: each gradient is averaged with that of the same parameter.
+//! Replicas of a model that use different layers: each gradient is averaged with that of the same parameter.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Init;
@@ -9,7 +9,7 @@ use tensor_parallel::{
 
 type Layer = Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// A layer that gives its gradient itself, or a variable that is used as it is.
+/// Returns a layer that delivers its gradient directly, or one that uses a variable in an ordinary operation.
 fn expert(builder: &ShardBuilder, is_layer: bool) -> tensor_parallel::Result<Layer> {
     if is_layer {
         let config = ColumnConfig { bias: false, ..ColumnConfig::default() };
@@ -20,8 +20,8 @@ fn expert(builder: &ShardBuilder, is_layer: bool) -> tensor_parallel::Result<Lay
     Ok(Box::new(move |x| x.matmul(&weight)))
 }
 
-/// The first number of each expert's gradient, on each of two copies that compute with some experts, one after the other, whose loss is
-/// `scale` times the sum.
+/// Returns the first element of each expert's gradient on two data-parallel replicas. `used` are the experts that each
+/// replica applies; its loss is the sum of their outputs times its scale.
 fn gradients(is_layer: bool, used: [&[usize]; 2], scales: [f64; 2]) -> Vec<Vec<Option<f64>>> {
     Local::run_shared(2, |comm| {
         let rank = comm.rank();

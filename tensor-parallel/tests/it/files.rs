@@ -1,4 +1,4 @@
-//! Weights that are read in parts, and written as a whole.
+//! Weights are read in parts, and written as a whole.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use tensor_parallel::{
     LanguageModel, LanguageModelConfig, ParallelMlp, TensorParallel, TensorParallelConfig, Weights,
 };
 
-/// A file of the dense model.
+/// Writes a file of the dense model.
 fn dense_file(folder: &Path, dtype: DType) -> PathBuf {
     let path = folder.join("dense.safetensors");
     let model = Dense::new(&sizes(), 5, dtype);
@@ -64,7 +64,7 @@ fn what_is_saved_is_the_dense_models_file() {
     }
 }
 
-/// Weights larger than the pieces in which they go between ranks, by rows and by columns.
+/// Weights larger than the pieces in which they are sent, divided by rows and by columns.
 #[test]
 fn large_weights_go_in_pieces() {
     let folder = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ fn large_weights_go_in_pieces() {
     }
 }
 
-/// The messages of all ranks.
+/// Returns the error messages of all ranks.
 fn messages(weights: &Weights) -> Vec<String> {
     let build = |mesh: &comm::Mesh| {
         let built = TensorParallel::new(mesh, &config(DType::F32), weights, model);
@@ -110,7 +110,7 @@ fn a_file_that_does_not_fit_is_one_error_on_every_rank() {
         for message in messages(&weights) {
             assert!(message.starts_with(&path.display().to_string()) && message.contains(part), "{message}");
             assert_eq!(message.lines().count(), 1);
-            // The same is found without ranks.
+            // The same error is found without ranks.
             assert_eq!(weights.check(&config(DType::F32), model).unwrap_err().to_string(), message);
         }
     };
@@ -128,7 +128,7 @@ fn a_file_that_does_not_fit_is_one_error_on_every_rank() {
         &|t| drop(t.insert("extra".into(), zeros(&[1], DType::F32))),
         "a tensor `extra` (F32 [1]) that the model",
     );
-    // Its tensors end where no number of bytes does.
+    // The offset of its tensors' end does not fit into 64 bits.
     let endless = include_bytes!("../../../fuzz/seeds/tensor-file/beyond-64-bits");
     for damage in [&b""[..], b"1234567", &[255; 64], b"\x08\0\0\0\0\0\0\0{\"a\":1}  ", endless] {
         std::fs::write(&path, damage).unwrap();

@@ -1,4 +1,4 @@
-//! Each layer by itself, against one process; memory; dropout.
+//! Each layer compared with a single process; memory; dropout.
 
 use crate::common::{batch, bits, copied, gap, on_mesh, sizes, values, whole};
 use candle_core::{DType, Device, Module, Tensor, Var};
@@ -26,7 +26,7 @@ fn dense(inputs: usize, outputs: usize) -> (training::Linear, VarMap) {
     (linear(inputs, outputs, builder).unwrap(), vars)
 }
 
-/// The output, the input's gradient, and those of weight and bias, whole.
+/// The output, and the gradients of the input, weight and bias, whole.
 type Found = (Tensor, Tensor, Tensor, Tensor);
 
 fn check_linear(
@@ -34,7 +34,7 @@ fn check_linear(
     make: impl Fn(tensor_parallel::ShardBuilder) -> tensor_parallel::Result<Box<Forward>> + Sync,
 ) {
     let (layer, vars) = dense(12, outputs);
-    // Each output counts differently.
+    // Each output has a different weight in the loss.
     let factors = random(&[outputs], 7);
     let loss = |y: &Tensor| y.sqr()?.broadcast_mul(&factors)?.sum_all();
     let x = Var::from_tensor(&random(&[2, 5, 12], 1)).unwrap();
@@ -157,7 +157,7 @@ fn each_rank_has_its_share_of_the_memory() {
     }
 }
 
-/// Losses, and the values in the end, of training with dropout.
+/// Returns the losses and the final values of training with dropout.
 fn with_dropout(
     tp: usize,
     sequence_parallel: bool,
@@ -190,7 +190,7 @@ fn dropout_keeps_what_every_rank_has_equal() {
     for tp in [2, 4] {
         for sequence_parallel in [false, true] {
             let (losses, values) = with_dropout(tp, sequence_parallel, 0);
-            // To the bit, or this fails.
+            // `whole` checks that replicated parameters are bitwise equal.
             whole(&values);
             let as_alone = losses.iter().zip(&alone).all(|(a, b)| (a - b).abs() < 1e-9);
             assert_eq!(as_alone, !sequence_parallel, "masks are one process's where activations are whole");
@@ -227,7 +227,7 @@ fn half_types_train_and_stay_equal() {
     }
 }
 
-/// A weight that two layers use, and an operation of candle's: its gradient is the sum of all, averaged once.
+/// A weight that two layers and an operation of candle use: its gradient is the sum of all, averaged once.
 #[test]
 fn a_shared_weight_is_averaged_once() {
     let gradients = |dp: usize| {
@@ -243,7 +243,7 @@ fn a_shared_weight_is_averaged_once() {
             };
             let of = |rank: usize| random(&[2, 600], rank as u64);
             let mut sums = vec![];
-            // One process has the inputs of both ranks.
+            // A single process has the inputs of both ranks.
             let ranks: Vec<usize> = if dp == 1 { vec![0, 1] } else { vec![mesh.world().rank()] };
             for rank in ranks {
                 let x = of(rank);

@@ -1,4 +1,4 @@
-//! Wrong input is one clear error on every rank.
+//! Errors for wrong input: one clear error on every rank.
 
 use crate::common::sizes;
 use candle_core::{DType, Device, Module, Tensor};
@@ -13,7 +13,7 @@ use tensor_parallel::{
 use training::build::{Builder, Division, LinearConfig};
 use training::{Linear, RmsNorm};
 
-/// The messages of all ranks; each must fail.
+/// Returns the error messages of all ranks, each of which must fail.
 fn messages(ranks: usize, body: impl Fn(Mesh, usize) -> Result<()> + Sync) -> Vec<String> {
     let group = Local::group(ranks, &LocalConfig::default()).unwrap();
     let one = |comm: Local| {
@@ -89,7 +89,7 @@ fn ranks_that_build_different_models() {
         TensorParallel::new(&mesh, &config, &Weights::seed(1), model).map(drop)
     });
     assert!(found.iter().all(|message| message.contains("sequence_parallel: false")), "{found:?}");
-    // The same shapes, but not the same weights.
+    // The same shapes, but different weights.
     for message in messages(2, |mesh, rank| build(&mesh, &sizes(), rank as u64).map(drop)) {
         assert!(message.contains("rank 1 has other values of parameter position.weight"), "{message}");
         assert!(message.contains("the same weights (seed or file)"), "{message}");
@@ -142,7 +142,7 @@ fn tokens_and_targets_that_there_are_not() {
     assert!(found.iter().all(|message| message.starts_with(part)), "{found:?}");
 }
 
-/// In place of the model's own backward, candle's: where ranks would have to put gradients together, and where not.
+/// Candle's backward instead of the model's own: refused if ranks would have to combine gradients, otherwise accepted.
 #[test]
 fn backward_on_the_loss_itself_says_what_to_call() {
     for (dp, tp, sequence_parallel, is_refused) in [
@@ -169,7 +169,7 @@ fn backward_on_the_loss_itself_says_what_to_call() {
                     assert_eq!(crate::common::bits(before), crate::common::bits(&after), "{name}");
                 }
             }
-            // The right one goes on, also of the same loss.
+            // The model's own backward still works, even of the same loss.
             parallel.backward(&loss)?;
             Ok(refused)
         });
@@ -184,7 +184,7 @@ fn backward_on_the_loss_itself_says_what_to_call() {
     }
 }
 
-/// A layer that sums on its way back, without what computes the loss.
+/// Each parallel layer alone, with an ordinary loss.
 #[test]
 fn every_layer_refuses_a_backward_that_is_not_the_models() {
     let refused = |layer: &(dyn Fn(&ShardBuilder, &Tensor) -> Result<Tensor> + Sync)| {
@@ -207,7 +207,7 @@ fn every_layer_refuses_a_backward_that_is_not_the_models() {
     });
 }
 
-/// What every rank has whole, in a model without a divided layer: what is refused on each rank.
+/// Parameters that every rank holds whole, in a model without a divided layer: returns whether each backward is refused.
 #[test]
 fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
     type Layer = Box<dyn Module>;
@@ -226,7 +226,7 @@ fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
             let lines = [loss()?.backward(), training::backward(&loss()?)].map(|ended| ended.map_err(line));
             let own = parallel.backward(&loss()?)?;
             assert!(parallel.vars().iter().all(|var| own.get(var).is_some()));
-            // Without the model they are variables like others.
+            // After the model is dropped they are ordinary variables.
             let loss = loss()?;
             drop(parallel);
             loss.backward()?;
@@ -240,7 +240,7 @@ fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
     let norm: &Build = &|builder| Ok(Box::new(norm(4, builder)?));
     let linear: &Build = &|builder| Ok(Box::new(Linear::new(get(builder, &[3, 4])?, None)));
     let rms: &Build = &|builder| Ok(Box::new(RmsNorm::new(get(builder, &[4])?, 1e-5)));
-    // A model for every layout, whose layers are whole on one rank.
+    // A model built with `training::build`, whose layers are whole on a single rank.
     let built: &Build = &|builder| {
         let builder = Builder::from(builder.clone());
         let config = LinearConfig::new(4, 6, Division::Outputs);
@@ -253,11 +253,11 @@ fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
     for build in [norm, linear, rms] {
         assert!(refused((2, 2, false), build));
     }
-    // Each rank has a part of a norm's gradient, and all of one of the others.
+    // Each rank computes a part of a norm's gradient, and the whole gradient of the others.
     assert!(refused((1, 2, true), norm));
     assert!(!refused((1, 2, true), linear));
     assert!(!refused((1, 2, false), norm));
-    // A norm of each head of attention, of which each rank has some.
+    // A norm per attention head; each rank has some of the heads.
     let of_heads: &Build = &|builder| {
         let builder = Builder::from(builder.clone());
         Ok(Box::new(builder.unit("norm", |part| training::rms_norm(4, 1e-5, part.of_heads()))?))
@@ -273,7 +273,7 @@ fn a_mesh_without_the_axis() {
     assert!(message.contains("give one of dp"), "{message}");
 }
 
-/// A mesh over some of the ranks, whose numbers in the whole job are others.
+/// A mesh over some of the ranks, whose ranks in the whole job differ from those in the group.
 #[test]
 fn ranks_of_a_part_of_the_job_are_named_by_their_numbers_in_it() {
     let (plain, other) = (sizes(), LanguageModelConfig { d_ff: 48, ..sizes() });

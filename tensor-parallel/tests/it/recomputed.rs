@@ -1,4 +1,4 @@
-//! What backward computes again has gradients, too, and a parameter may get several in one pass.
+//! Gradients of recomputation (activation checkpointing): a parameter may get several in one pass.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use training::{GradSums, LayerNorm, recompute, recompute_cheap};
 
 const LAYERS: usize = 3;
 const WIDTH: usize = 4;
-/// All of a small model goes in one bucket.
+/// Hidden size of a small model, all of which fits into one bucket.
 const SMALL: usize = 6;
-/// A layer of a large one is more than a bucket, also where it is halved.
+/// Hidden size of a large model, whose layers are each larger than a bucket, even if divided in two.
 const LARGE: usize = 30_000;
 
 struct Layer {
@@ -49,9 +49,9 @@ impl Layer {
 enum How {
     Plain,
     Segment,
-    /// Of which products are kept.
+    /// A recomputed segment that keeps the results of matrix products.
     Cheap,
-    /// In a segment, and in one within that.
+    /// In a recomputed segment, and in another one nested in it.
     Nested,
 }
 
@@ -60,7 +60,7 @@ enum How {
 struct Use {
     layer: usize,
     how: How,
-    /// By data-parallel rank, whether it is there.
+    /// Bit mask of the data-parallel ranks that have this use.
     copies: u8,
 }
 
@@ -102,7 +102,7 @@ fn loss(model: &Model, uses: &[Use], at: (usize, usize), context: &Context, agai
     Ok(y.sqr()?.sum_all()?)
 }
 
-/// What is computed: the uses at each step, and how often in a step.
+/// What is computed: the uses in each step, and the number of backwards per step.
 struct Run<'a> {
     hidden: usize,
     steps: &'a [Vec<Use>],
@@ -121,7 +121,7 @@ impl Run<'_> {
         })
     }
 
-    /// By step and parameter, the mean over copies; none of what no copy uses.
+    /// Returns, by step and parameter, the mean gradient over replicas; nothing for parameters that no replica uses.
     fn expected(&self, dp: usize) -> Vec<BTreeMap<String, Tensor>> {
         let mut all = on_mesh(1, 1, |mesh| {
             let parallel = self.model(mesh)?;
@@ -165,7 +165,7 @@ impl Run<'_> {
     }
 }
 
-/// Those that there are.
+/// Returns the gradients that exist.
 fn parts(parallel: &TensorParallel<Model>, gradients: &candle_core::backprop::GradStore) -> Vec<Part> {
     let part = |p: &tensor_parallel::Parameter| {
         Some((p.name().to_string(), copied(gradients.get(p.var())?), p.split()))
@@ -177,7 +177,7 @@ const MESHES: [(usize, usize, bool); 5] =
     [(2, 1, false), (2, 2, true), (2, 2, false), (3, 1, false), (1, 2, false)];
 
 fn check(hidden: usize, steps: &[Vec<Use>], backwards: usize) {
-    // The large ones take their time.
+    // The large models are slow.
     let meshes = if hidden == LARGE { &MESHES[..2] } else { &MESHES[..] };
     for &(dp, tp, sequence_parallel) in meshes {
         Run { hidden, steps, backwards, sequence_parallel }.check(dp, tp);
@@ -189,14 +189,14 @@ fn a_layer_in_several_segments_has_the_sum_of_all() {
     use How::*;
     let cases = [
         vec![(0, Segment), (1, Segment), (0, Segment)],
-        // Between the uses of one all others come, and their buckets go.
+        // Between the uses of one layer all others follow, and their buckets are sent.
         vec![(2, Segment), (1, Segment), (0, Segment), (2, Segment), (1, Segment), (2, Segment)],
-        // In a segment and outside.
+        // Both in a recomputed segment and outside.
         vec![(2, Plain), (1, Segment), (0, Segment), (2, Segment)],
         vec![(2, Segment), (1, Plain), (0, Segment), (2, Plain)],
-        // In one another.
+        // Nested segments.
         vec![(2, Nested), (1, Nested), (0, Plain), (2, Segment)],
-        // With what products gave the first time.
+        // Segments that keep the results of matrix products.
         vec![(2, Cheap), (1, Nested), (0, Segment), (2, Cheap)],
     ];
     let mut all = Vec::new();
@@ -206,12 +206,12 @@ fn a_layer_in_several_segments_has_the_sum_of_all() {
         check(SMALL, std::slice::from_ref(&uses), 2);
         all.push(uses);
     }
-    // The first step of one, and steps after others.
+    // First as the first step, then as a step after others.
     check(LARGE, &all[1..2], 1);
     check(LARGE, &all, 1);
 }
 
-/// The next pass expects other uses than there are.
+/// Uses change from step to step, so the numbers of gradients that a pass expects may be wrong.
 #[test]
 fn uses_may_be_others_in_each_step() {
     let of = |how, layers: &[usize]| layers.iter().map(|layer| Use::of(*layer, how)).collect::<Vec<_>>();
@@ -228,7 +228,7 @@ fn uses_may_be_others_in_each_step() {
     check(LARGE, &steps, 1);
 }
 
-/// One copy of the model uses what another does not, or more often.
+/// Replicas use different layers, or use them a different number of times.
 #[test]
 fn copies_need_not_use_the_same() {
     let segments = |uses: &[(usize, u8)]| -> Vec<Use> {

@@ -1,4 +1,4 @@
-//! A vocabulary that the ranks do not divide: whatever is seen of the model is that of one process, and nothing is padded.
+//! A vocabulary that is not divisible by the number of ranks: everything equals a single process, and nothing is padded.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ fn sgd(vars: Vec<(String, Var)>) -> Sgd {
     Sgd::named(vars, config).unwrap()
 }
 
-/// Vocabularies and ranks.
+/// Vocabulary size, `dp`, `tp`.
 const CASES: [(usize, usize, usize); 6] =
     [(25, 1, 2), (23, 1, 4), (26, 1, 4), (5, 1, 4), (24, 1, 2), (25, 2, 2)];
 
@@ -79,7 +79,7 @@ fn training_is_that_of_one_process() {
                     assert!(copy.iter().all(|rank| (rank.0[step].1 - norm).abs() < 1e-9), "{what}: norms");
                     let parts: Vec<Vec<Part>> = copy.iter().map(|rank| rank.0[step].2.clone()).collect();
                     for (name, tensor) in whole(&parts) {
-                        // That of keys' biases is zero but for rounding.
+                        // The gradient of the bias of keys is zero except for rounding.
                         let error =
                             if name.ends_with("qkv.bias") { 0.0 } else { gap(&tensor, &of_step[&name]) };
                         assert!(error < 1e-9, "{what}: gradient of {name}: {error:.1e}");
@@ -92,7 +92,7 @@ fn training_is_that_of_one_process() {
                     assert!(gap(&tensor, &dense.values()[&name]) < 1e-9, "{what}: {name}");
                 }
                 for rank in copy {
-                    // As many as there are tokens, so that the largest is one.
+                    // The logits have one column per token, without padding.
                     assert!(gap(&rank.1, &logits) < 1e-9, "{what}: logits");
                 }
             }
@@ -120,7 +120,7 @@ fn shares_differ_by_one_token_at_most_and_are_as_before_where_ranks_divide() {
     }
 }
 
-/// Values of a rank, and what its optimizer remembers.
+/// Values of a rank, and its optimizer state.
 type Kept = (Vec<Part>, Vec<Part>);
 
 fn open(folder: &Path) -> Checkpoints {
@@ -136,7 +136,7 @@ fn files_are_those_of_one_process_and_checkpoints_go_to_any_layout() {
     safetensors::save(&dense.clone().into_iter().collect(), &path).unwrap();
     let model = |builder: tensor_parallel::ShardBuilder| LanguageModel::new(builder, &sizes);
     Weights::File(path.clone()).check(&config(false), model).unwrap();
-    // One step, and what the optimizer remembers of it.
+    // The optimizer state (`exp_avg`) of each parameter.
     let state = |adam: &Adam, parallel: &TensorParallel<LanguageModel>| -> Vec<Part> {
         let all: std::collections::HashMap<_, _> = adam.state().unwrap().into_iter().collect();
         let part = |p: &tensor_parallel::Parameter| {
@@ -186,7 +186,7 @@ fn files_are_those_of_one_process_and_checkpoints_go_to_any_layout() {
     }
 }
 
-/// The first half of a large vocabulary's rows is sent in pieces, the rest as well.
+/// The first rank's part of the large table is written in pieces, and the other parts are sent in pieces.
 #[test]
 fn large_tables_are_saved_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn random(shape: &[usize], seed: u64) -> Tensor {
     Tensor::from_vec(numbers, shape, &Device::Cpu).unwrap().to_dtype(DType::F64).unwrap()
 }
 
-/// By whatever numbers of classes the ranks have.
+/// Ranks may have any numbers of classes.
 #[test]
 fn cross_entropy_takes_any_parts() {
     for widths in [[4, 3, 3], [1, 8, 1], [5, 5, 0]] {
@@ -256,7 +256,7 @@ fn uneven_outputs_are_gathered_whole() {
             assert!(gap(&y, &alone.0) < 1e-12 && gap(&of_x, &alone.1) < 1e-12, "{tp} ranks");
         }
     }
-    // Layers that do not ask for it are divided as ever.
+    // Layers without `uneven` still require a divisible size.
     let line = on_mesh(1, 2, |mesh| {
         let layer = |builder| ColumnParallelLinear::new(4, 7, &ColumnConfig::default(), &builder);
         let made: Result<_> = TensorParallel::new(mesh, &config(false), &Weights::seed(3), layer);

@@ -1,4 +1,4 @@
-//! Against the paper's algorithm.
+//! Tests of PowerSGD against the paper's algorithm.
 
 use super::*;
 use candle_core::Device;
@@ -33,7 +33,7 @@ fn transposed(grid_: &Grid) -> Grid {
     grid(grid_[0].len(), grid_.len(), |row, col| grid_[col][row])
 }
 
-/// Two columns, by the textbook.
+/// Textbook Gram-Schmidt for two columns.
 fn gram_schmidt(columns: &Grid) -> Grid {
     let dot = |left: &[f64], right: &[f64]| left.iter().zip(right).map(|(l, r)| l * r).sum::<f64>();
     let unit = |column: &[f64]| -> Vec<f64> {
@@ -46,7 +46,7 @@ fn gram_schmidt(columns: &Grid) -> Grid {
     transposed(&vec![first.clone(), unit(&second)])
 }
 
-/// The paper's algorithm on all ranks' gradients at once; the result of each step.
+/// Runs the paper's algorithm on the gradients of all ranks, and returns the result of each step.
 fn reference(ranks: usize, steps: usize, config: &PowerSgdConfig) -> Vec<Grid> {
     let start = |step: usize| {
         let mut random = Random::new([config.seed, 3, step as u64]);
@@ -78,7 +78,7 @@ fn reference(ranks: usize, steps: usize, config: &PowerSgdConfig) -> Vec<Grid> {
     results
 }
 
-/// The same with the hook. A vector lies before the matrix.
+/// Runs the same with the hook. The bucket contains a vector before the matrix.
 fn with_hook(ranks: usize, steps: usize, config: &PowerSgdConfig) -> Vec<Vec<Vec<f64>>> {
     let results = Local::run(ranks, |comm| {
         let hook = PowerSgd::new(config.clone());
