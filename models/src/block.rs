@@ -1,4 +1,4 @@
-//! One block: attention and feed-forward, each after a norm and added to what came in.
+//! Transformer block: attention and feed-forward, each after a norm and added to its input (pre-norm residual block).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use training::{
 use crate::rotary::Positions;
 use crate::{Family, ModelConfig};
 
-/// A norm of either kind.
+/// RMS norm or layer norm, by model family.
 #[derive(Debug)]
 pub(crate) enum Norm {
     Rms(RmsNorm),
@@ -40,7 +40,7 @@ impl Module for Norm {
     }
 }
 
-/// Keys and values of one block, of the tokens so far.
+/// Key-value cache of one block.
 #[derive(Debug)]
 pub(crate) struct KeyValues {
     keys: Kept,
@@ -49,7 +49,7 @@ pub(crate) struct KeyValues {
 
 impl KeyValues {
     pub(crate) fn new() -> Self {
-        /// Positions by which the memory grows.
+        /// Positions by which the cache grows.
         const STEP: usize = 256;
         Self { keys: Kept::new(1, STEP), values: Kept::new(1, STEP) }
     }
@@ -58,7 +58,7 @@ impl KeyValues {
         self.keys.current_seq_len()
     }
 
-    /// Adds those of new tokens; those of all.
+    /// Appends the keys and values of new tokens; returns those of all tokens.
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
         let mut all = [(&mut self.keys, k), (&mut self.values, v)].into_iter().map(|(kept, new)| {
             kept.append(&new.detach().contiguous()?)?;
@@ -71,7 +71,7 @@ impl KeyValues {
     }
 }
 
-/// Queries, keys and values: three layers, or one.
+/// Projections to queries, keys and values: three layers, or one fused layer.
 #[derive(Debug)]
 enum Projections {
     Apart([Linear; 3]),
@@ -81,7 +81,7 @@ enum Projections {
 #[derive(Debug)]
 struct SelfAttention {
     projections: Projections,
-    /// For each head, of queries and of keys.
+    /// Per-head norms of queries and of keys.
     norms: Option<[RmsNorm; 2]>,
     positions: Option<Positions>,
     out: Linear,
@@ -185,7 +185,7 @@ impl Module for FeedForward {
     }
 }
 
-/// Dropout between divided layers, of `(batch, length, hidden)`.
+/// Dropout between divided layers, on activations of shape `(batch, length, hidden)`.
 pub(crate) struct Dropped {
     dropout: Dropout,
     layers: Arc<dyn Layers>,
@@ -207,13 +207,13 @@ impl Module for Dropped {
     }
 }
 
-/// One block.
+/// Transformer block.
 pub(crate) struct Block {
     before_attention: Norm,
     attention: SelfAttention,
     before_feed_forward: Norm,
     feed_forward: FeedForward,
-    /// Of what attention adds, and of what feed-forward adds.
+    /// Dropout of the attention output and of the feed-forward output.
     dropped: [Dropped; 2],
 }
 
@@ -240,7 +240,7 @@ impl Block {
         })
     }
 
-    /// With a cache, the tokens come after those in it.
+    /// Runs the block. With a cache, the tokens follow those in the cache and are added to it.
     pub(crate) fn forward_with(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
         let [after_attention, after_feed_forward] = &self.dropped;
         let mixed = self.attention.forward(&self.before_attention.forward(x)?, cache)?;
@@ -256,7 +256,7 @@ impl Module for Block {
     }
 }
 
-/// The table that the blocks share, where there is one.
+/// Returns the rotary table that the blocks share; `None` for a model without rotary embedding.
 pub(crate) fn positions(config: &ModelConfig) -> Option<Positions> {
     config.rotary.as_ref().map(Positions::new)
 }

@@ -1,23 +1,23 @@
-//! The crate's one error type.
+//! The crate's error type.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What can go wrong with a model and its folder.
+/// Error with a model or its folder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file or folder cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file that is not what it should be.
+    /// A file that is malformed.
     #[error("{}: {problem}", path.display())]
     Format {
         /// The file.
@@ -25,27 +25,27 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// A model that this crate does not have.
+    /// A model type that is not supported.
     #[error("model_type {got} is not supported; supported are {supported}")]
     Architecture {
         /// The `model_type` of the configuration, as JSON.
         got: String,
-        /// Those that there are.
+        /// The supported model types.
         supported: String,
     },
-    /// A field of a configuration that is missing or cannot be used.
+    /// A field of a configuration that is missing or has an unsupported value.
     #[error("{file}: {field} is {got}; {help}")]
     Config {
-        /// The file, `config.json` for one.
+        /// The file, for example `config.json`.
         file: &'static str,
         /// The field.
         field: String,
-        /// What it is.
+        /// Its value.
         got: String,
-        /// What would be accepted.
+        /// Which values are accepted.
         help: String,
     },
-    /// Fields of a configuration that nobody here knows.
+    /// Unknown fields of a configuration.
     #[error(
         "{file}: {fields} not known for {of}, and could change what the model computes; remove a field that does not"
     )]
@@ -57,49 +57,49 @@ pub enum Error {
         /// What is configured.
         of: String,
     },
-    /// The tensors of a folder are not those of the model.
+    /// The tensors of a folder do not match the model.
     #[error("{}: the tensors are not this model's: {misfits}", folder.display())]
     Tensors {
         /// The folder.
         folder: PathBuf,
-        /// What does not fit.
+        /// The differences.
         misfits: Box<Misfits>,
     },
-    /// A LoRA target that the model has not.
+    /// A LoRA target that matches no layer of the model.
     #[error("LoRA target {target:?} matches no layer of the model; layers are called {known}")]
     Target {
         /// The target.
         target: String,
-        /// The layers' names.
+        /// Names of the model's layers.
         known: String,
     },
-    /// What a caller asks for cannot be.
+    /// An invalid argument or configuration value of the caller.
     #[error("{what}: {field} is {got}; {help}")]
     Invalid {
         /// What is configured.
         what: &'static str,
         /// The field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         got: String,
-        /// What would be accepted.
+        /// Which values are accepted.
         help: &'static str,
     },
-    /// Messages that are no conversation; what is wrong with them.
+    /// Messages that are not a valid conversation, and why.
     #[error("no conversation: {0}; give a list of objects with `role` and `content`")]
     Conversation(String),
-    /// candle's, and those of layers.
+    /// Error of candle or of a layer.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl Error {
-    /// What makes an error of a file or folder that something was tried with.
+    /// Returns a function that wraps an I/O error with the attempted action and the path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> Self {
         move |source| Self::Io { action, path: path.into(), source }
     }
 
-    /// All of a file; where its folder is missing, the error names that.
+    /// Reads a whole file; if its folder is missing, the error names the folder.
     pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
         let missing = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists());
         training::read_input(path).map_err(Self::io("read", missing.unwrap_or(path)))
@@ -115,24 +115,24 @@ impl From<Error> for candle_core::Error {
     }
 }
 
-/// The crate's results.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// How the tensors of a folder differ from those of a model.
+/// Differences between the tensors of a folder and those of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Misfits {
-    /// Names that the model has and the folder has not.
+    /// Names of tensors that the model has and the folder does not.
     pub missing: Vec<String>,
-    /// Names that the folder has and the model has not.
+    /// Names of tensors that the folder has and the model does not.
     pub surplus: Vec<String>,
-    /// Names, shapes in the folder and shapes in the model.
+    /// Name, shape in the folder and shape in the model of tensors of another shape.
     pub misshapen: Vec<(String, Vec<usize>, Vec<usize>)>,
-    /// Names, and dtypes that no model can be made of.
+    /// Name and dtype of tensors whose dtype is not supported.
     pub unreadable: Vec<(String, String)>,
 }
 
 impl Misfits {
-    /// True where all fit.
+    /// Returns true if there are no differences.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

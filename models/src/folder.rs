@@ -1,4 +1,4 @@
-//! The tensors of a folder, in one file or several, read by their bytes.
+//! Reader of the safetensors files of a model folder, whole tensors or ranges of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,15 +16,16 @@ use crate::{Error, Result};
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// The weights of a model, or of adapters, that a folder has: the file's name. Weights in other formats than safetensors are not looked for.
+/// Returns the file name of a folder's weights, of a model or of adapters; `None` if there are none. Only safetensors
+/// files are looked for.
 pub fn weights_in(folder: &Path) -> Option<&'static str> {
     [SINGLE, INDEX, crate::lora::files::TENSORS].into_iter().find(|name| folder.join(name).exists())
 }
 
-/// Numbers of a file that are in memory at a time, beside those that are asked for.
+/// Elements in the read buffer, which is in memory in addition to the tensor that is read.
 const PIECE: usize = 1 << 18;
 
-/// Where a tensor lies.
+/// Position, dtype and shape of a tensor in a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     file: usize,
@@ -34,7 +35,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// What candle calls its dtype, if numbers of it can be read as floats.
+    /// Returns candle's dtype; `None` if it is not a float type that can be read.
     pub(crate) fn dtype(&self) -> Option<DType> {
         DType::try_from(self.dtype)
             .ok()
@@ -46,13 +47,13 @@ impl Entry {
     }
 }
 
-/// A folder of which the headers have been read.
+/// Model folder whose safetensors headers have been read.
 #[derive(Debug, Clone)]
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
     files: Vec<(PathBuf, Arc<Mutex<File>>)>,
     tensors: BTreeMap<String, Entry>,
-    /// Names that the index has and no file.
+    /// Names of tensors that the index lists and no file has.
     pub(crate) lost: Vec<String>,
 }
 
@@ -68,7 +69,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// One file of a folder alone.
+    /// Opens a single file of a folder.
     pub(crate) fn of_file(path: &Path, file: &str) -> Result<Self> {
         let mut folder =
             Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), lost: Vec::new() };
@@ -98,7 +99,7 @@ impl Folder {
         self.tensors.get(name)
     }
 
-    /// A tensor as it is in its file, in this dtype.
+    /// Reads a tensor, with the shape that it has in its file, converted to this dtype.
     pub(crate) fn read(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let len = self.entry(name).map_or(0, |entry| entry.dims.iter().product());
         let whole = self.read_part(name, std::slice::from_ref(&(0..len)), dtype)?;
@@ -106,7 +107,8 @@ impl Folder {
         Ok(whole.reshape(dims)?)
     }
 
-    /// The numbers of a tensor in these ranges, one after the other, in this dtype. Beside them, a piece of the file is in memory.
+    /// Reads ranges of a tensor's elements, concatenated and converted to this dtype. Apart from the result, at most
+    /// `PIECE` elements are in memory.
     pub(crate) fn read_part(&self, name: &str, ranges: &[Range<usize>], dtype: DType) -> Result<Tensor> {
         let Some((entry, saved)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
             let problem = format!("there is no tensor {name} of floats");
@@ -142,7 +144,7 @@ impl Folder {
     }
 }
 
-/// The files of a folder, and the tensors that its index lists.
+/// Returns the names of a folder's weight files, and of the tensors that its index lists.
 fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
     let index = path.join(INDEX);
     if path.join(SINGLE).exists() {
@@ -162,7 +164,7 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
     };
     let mut files = BTreeSet::new();
     for (tensor, file) in map {
-        // A file of this folder, and of no other.
+        // Only files in this folder itself.
         match file.as_str().filter(|file| !file.is_empty() && !file.contains(['/', '\\']) && *file != "..") {
             Some(file) => files.insert(file.to_string()),
             None => {
@@ -173,7 +175,7 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
     Ok((files, map.keys().cloned().collect()))
 }
 
-/// A safetensors file, its length and its header.
+/// Opens a safetensors file; returns it with its length and header.
 pub(crate) fn open(path: &Path) -> Result<(File, u64, TensorHeader)> {
     header(path, training::open_input(path).map_err(unreadable(path))?)
 }
@@ -187,14 +189,14 @@ fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> Error {
     }
 }
 
-/// What a folder that was cloned without Git LFS has in the place of large files.
+/// Whether the file is a Git LFS pointer, as in a folder that was cloned without Git LFS.
 fn is_pointer(file: &mut File) -> bool {
     const BEGIN: &[u8] = b"version https://git-lfs";
     let mut begin = vec![0; BEGIN.len()];
     file.rewind().and_then(|()| file.read_exact(&mut begin)).is_ok() && begin == BEGIN
 }
 
-/// The same of one that is open.
+/// As [`open`], for a file that is already open.
 pub(crate) fn header(path: &Path, mut file: File) -> Result<(File, u64, TensorHeader)> {
     let refuse = unreadable(path);
     let bytes = file.metadata().map_err(&refuse)?.len();
@@ -226,7 +228,7 @@ mod tests {
         assert!(line.contains("has 1536 numbers"), "{line}");
     }
 
-    /// What does not fit into one piece, in another dtype than the file's.
+    /// Ranges that are longer than one piece, read in another dtype than the file's.
     #[test]
     fn long_parts_come_in_pieces() {
         let (dir, len) = (tempfile::tempdir().unwrap(), 3 * PIECE + 5);

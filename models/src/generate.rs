@@ -1,4 +1,4 @@
-//! Text from a model: one token after the other.
+//! Text generation: one token at a time, greedy or sampled.
 
 use std::ops::ControlFlow;
 
@@ -10,17 +10,19 @@ use crate::{Cache, CausalLm, Error, Result};
 /// How tokens are chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateConfig {
-    /// Tokens at most. Default: 128.
+    /// Maximum number of new tokens. Default: 128.
     pub max_new_tokens: usize,
-    /// What logits are divided by: below 1 likely tokens are more likely; at 0 it is always the likeliest. Default: 0.
+    /// Divisor of the logits: below 1 makes likely tokens more likely; 0 always picks the likeliest (greedy). Default:
+    /// 0.
     pub temperature: f64,
-    /// How many of the likeliest tokens are chosen from. Default: all.
+    /// Sample only from this many of the likeliest tokens. Default: all.
     pub top_k: Option<usize>,
-    /// Of the likeliest tokens as many are chosen from as have this probability together, above 0. Default: all.
+    /// Sample only from the likeliest tokens that together have this probability, above 0 (nucleus sampling). Default:
+    /// all.
     pub top_p: Option<f64>,
-    /// Of the random numbers. Default: 42.
+    /// Seed of the random numbers. Default: 42.
     pub seed: u64,
-    /// Tokens that end a text; they are given out, too. Default: none.
+    /// Tokens that end the text; they are part of the output. Default: none.
     pub stop: Vec<u32>,
 }
 
@@ -54,17 +56,19 @@ impl GenerateConfig {
     }
 }
 
-/// Continues a row of tokens, and gives the new ones. `on_token` gets each as soon as it is there, and can end the text.
+/// Continues a prompt and returns the new tokens. `on_token` is called with each as soon as it is chosen, and can stop
+/// the generation.
 ///
-/// It ends with [`GenerateConfig::max_new_tokens`], after a token of [`GenerateConfig::stop`], or where the model has no position
-/// for another one. Where several ranks have parts of a model, all call it with the same prompt and get the same tokens.
+/// Generation ends after [`GenerateConfig::max_new_tokens`], after a token of [`GenerateConfig::stop`], or when the
+/// model has no position left. If the model is distributed over several ranks, all call this with the same prompt and
+/// get the same tokens.
 ///
 /// # Cost
-/// Each token is computed once; keys and values of all are kept.
+/// Each token is computed once; keys and values of all tokens are cached.
 ///
 /// # Errors
-/// An empty prompt, or one that is longer than the model's positions; a configuration that cannot be; logits that are NaN;
-/// failures of communication.
+/// An empty prompt, or one longer than the model's positions; an invalid configuration; logits that are NaN; failures
+/// of communication.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -96,11 +100,11 @@ pub fn generate(
     generate_by(next_logits, model.config().max_len, prompt, config, on_token)
 }
 
-/// The same where something else than a [`CausalLm`] computes: `next_logits` gives how well each token fits after all of these, of which there
-/// are `max_len` at most.
+/// As [`generate`] for any model: `next_logits` returns the logits of the token after the given ones. It is called with
+/// at most `max_len` tokens, but the length of the prompt is not checked.
 ///
 /// # Errors
-/// A configuration that cannot be; logits that are NaN; what `next_logits` fails with.
+/// An invalid configuration; logits that are NaN; errors of `next_logits`.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -126,7 +130,7 @@ pub fn generate_by(
     let mut row: Vec<u32> = prompt.to_vec();
     let mut tokens = Vec::new();
     while tokens.len() < config.max_new_tokens {
-        // A prompt that is too long is the model's to refuse.
+        // A prompt that is too long is left to `next_logits` to refuse.
         if !tokens.is_empty() && row.len() > max_len {
             break;
         }
@@ -140,7 +144,7 @@ pub fn generate_by(
     Ok(tokens)
 }
 
-/// Chooses tokens by their logits.
+/// Chooses tokens from their logits.
 struct Chooser<'a> {
     config: &'a GenerateConfig,
     random: Generator,
@@ -165,15 +169,15 @@ impl<'a> Chooser<'a> {
         Ok(drawn_from(&candidates, drawn))
     }
 
-    /// Tokens that may be chosen, the likeliest first, with what their probabilities are proportional to.
+    /// Returns the tokens to sample from, the likeliest first, with weights proportional to their probabilities.
     fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-        // Equal ones in the order of tokens.
+        // Ties are in order of the token ids.
         all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         all.truncate(self.config.top_k.unwrap_or(all.len()));
         let top = all.first().map_or(0.0, |(_, logit)| f64::from(*logit));
         let weight = |logit: f32| match f64::from(logit) - top {
-            // An infinite one, or more of them.
+            // One or more infinite logits: infinity minus infinity.
             difference if difference.is_nan() => 1.0,
             difference => (difference / self.config.temperature).exp(),
         };
@@ -193,7 +197,7 @@ impl<'a> Chooser<'a> {
     }
 }
 
-/// The first of the largest.
+/// Returns the first token with the largest logit.
 fn likeliest(logits: &[f32]) -> u32 {
     let best =
         (0u32..).zip(logits).fold(
@@ -205,7 +209,7 @@ fn likeliest(logits: &[f32]) -> u32 {
     best.0
 }
 
-/// One of these by a number from 0 to 1.
+/// Picks a candidate, in proportion to the weights, by a number from 0 to 1.
 fn drawn_from(candidates: &[(u32, f64)], drawn: f64) -> u32 {
     let total: f64 = candidates.iter().map(|(_, weight)| weight).sum();
     let mut left = drawn * total;
@@ -236,7 +240,7 @@ mod tests {
         assert_eq!(tokens(with(None, Some(0.5)), &logits), [1, 3]);
         assert_eq!(tokens(with(None, Some(0.01)), &logits), [1]);
         assert_eq!(tokens(with(None, Some(1.0)), &logits), [1, 3, 2, 0]);
-        // Of those that are left, as in transformers.
+        // `top_p` applies to the tokens that `top_k` leaves, as in transformers.
         assert_eq!(tokens(with(Some(2), Some(0.5)), &logits), [1]);
         assert_eq!(likeliest(&[1.0, 3.0, 3.0]), 1);
     }
@@ -247,7 +251,7 @@ mod tests {
         let mut chooser = Chooser::new(&config);
         let logits = Tensor::new(&[[0f32, 2f32.ln()]], &Device::Cpu).unwrap();
         let ones = (0..2000).map(|_| chooser.choose(&logits).unwrap()).sum::<u32>();
-        // Logits that differ by ln 2, at half the temperature: 1 to 4.
+        // Logits that differ by ln 2, at temperature 0.5: odds of 1 to 4.
         assert!((1540..1660).contains(&ones), "{ones}");
     }
 

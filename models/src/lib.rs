@@ -1,5 +1,5 @@
-//! Language models of Hugging Face's folders, for training in any layout: the Llama family (Llama 2 and 3, SmolLM2, Mistral, Qwen2.5,
-//! Qwen3) and GPT-2.
+//! Language models in Hugging Face's folder format, for training in any layout: the Llama family (Llama 2 and 3,
+//! SmolLM2, Mistral, Qwen2.5, Qwen3) and GPT-2.
 //!
 //! A folder is read, trained and written back:
 //!
@@ -23,7 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Tokenizer`] makes tokens of text, [`generate`] continues one. [`Lora`] trains small adapters of a frozen model. [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
+//! [`Tokenizer`] converts text to tokens, [`generate`] continues a text. [`Lora`] trains low-rank adapters of a frozen
+//! model. [`CausalLm::new`] is the only constructor of a model, for all layouts: see [`training::build`].
 #![forbid(unsafe_code)]
 
 mod block;

@@ -1,4 +1,4 @@
-//! The model: embedding, blocks, head.
+//! Causal language model: embedding, blocks and head.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::block::{Block, Dropped, KeyValues, Norm, positions};
 use crate::names::{self, Names};
 use crate::{Family, ModelConfig};
 
-/// The target of a place that has none.
+/// Target value of positions without a target.
 const IGNORED: i64 = -100;
 
-/// Vectors of tokens, and of positions where these are learnt.
+/// Token embedding, with learned positions for GPT-2.
 struct Embedding {
     tokens: Arc<dyn Vocabulary>,
     positions: Option<Tensor>,
@@ -40,7 +40,7 @@ impl Embedding {
         Ok(Self { tokens, positions, dropped, layers, device: part.whole().device().clone() })
     }
 
-    /// Of tokens that come after `offset` others.
+    /// Embeds tokens that follow `offset` earlier ones.
     fn forward_at(&self, tokens: &Tensor, offset: usize) -> Result<Tensor> {
         let (_, len) = tokens.dims2()?;
         let x = self.tokens.embed(tokens)?;
@@ -65,7 +65,7 @@ impl Module for Embedding {
     }
 }
 
-/// The last norm and the head.
+/// Final norm and output head.
 struct Head {
     norm: Norm,
     tokens: Arc<dyn Vocabulary>,
@@ -88,13 +88,13 @@ impl Module for Head {
     }
 }
 
-/// A language model that predicts the next token, of any [`Family`].
+/// Causal language model (next-token prediction), of any [`Family`].
 ///
-/// It is a chain of units: the embedding, each block, the head. Parameters have the names of transformers; GPT-2's `Conv1D` weights
-/// are `(outputs, inputs)` here, and turned in files.
+/// It is a chain of units: the embedding, each block, the head. Parameters have the names of transformers; GPT-2's
+/// `Conv1D` weights are `(outputs, inputs)` here, and transposed in files.
 ///
-/// [Dropout](ModelConfig::dropout) drops within [`RowKeys::scope`](training::RowKeys::scope), which `girandole::Parallel` opens around each
-/// forward pass of a step, and nowhere else.
+/// [Dropout](ModelConfig::dropout) is active only within [`RowKeys::scope`](training::RowKeys::scope), which
+/// `girandole::Parallel` opens around each forward pass of a step.
 pub struct CausalLm {
     config: ModelConfig,
     embedding: Unit<Embedding>,
@@ -102,34 +102,34 @@ pub struct CausalLm {
     head: Unit<Head>,
 }
 
-/// Keys and values of the tokens that a model has seen, so that only new ones are computed.
+/// Key-value cache of the tokens that a model has processed, so that only new tokens are computed.
 #[derive(Debug, Default)]
 pub struct Cache {
     blocks: Vec<KeyValues>,
 }
 
 impl Cache {
-    /// Of no token yet.
+    /// Returns an empty cache.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Tokens so far.
+    /// Returns the number of tokens in the cache.
     pub fn len(&self) -> usize {
         self.blocks.first().map_or(0, KeyValues::len)
     }
 
-    /// True before the first token.
+    /// Returns true if no token has been processed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl CausalLm {
-    /// Builds the model, in whatever layout the builder is of.
+    /// Builds the model, in the layout of the builder.
     ///
     /// # Errors
-    /// Sizes that the ranks do not divide; what the builder fails with.
+    /// Sizes that the number of ranks does not divide; errors of the builder.
     pub fn new(config: &ModelConfig, builder: &Builder) -> Result<Self> {
         let names = names::of(config.family);
         let name = |part: &str| format!("{}.{part}", names.base);
@@ -151,53 +151,54 @@ impl CausalLm {
         Ok(Self { config: config.clone(), embedding, blocks, head })
     }
 
-    /// What it is.
+    /// Returns the configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Where it computes; none where its embedding is in another process.
+    /// Returns the device of the embedding; `None` if the embedding is in another process.
     pub fn device(&self) -> Option<&Device> {
         self.embedding.module().map(|embedding| &embedding.device)
     }
 
-    /// What the head is given, of all positions.
+    /// Returns the input of the head, for all positions.
     fn hidden(&self, tokens: &Tensor) -> Result<Tensor> {
         let x = self.embedding.forward(tokens)?;
         self.blocks.iter().try_fold(x, |x, block| block.forward(&x))
     }
 
-    /// How well each token fits at each place.
+    /// Returns the logits of the next token at each position.
     ///
     /// # Shapes
     /// Tokens `(batch, length)`, of u8, u32 or i64, to `(batch, length, vocab_size)`.
     ///
     /// # Errors
-    /// A token that there is not, a row that is too long; failures of communication.
+    /// A token outside the vocabulary, a row that is too long; failures of communication.
     pub fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
         self.head.forward(&self.hidden(tokens)?)
     }
 
-    /// The mean cross-entropy of the predictions of `targets`, those of -100 left out, without the logits of all places at once.
+    /// Returns the mean cross-entropy over `targets`, ignoring targets of -100, without holding the logits of all
+    /// positions at once.
     ///
     /// # Shapes
-    /// Both `(batch, length)`: a target is the token after the one in its place. The loss has no dimensions.
+    /// Both `(batch, length)`: a target is the token that follows the one at its position. The loss has no dimensions.
     ///
     /// # Errors
-    /// As [`logits`](Self::logits); a target that is no token.
+    /// As [`logits`](Self::logits); a target outside the vocabulary.
     pub fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let x = self.hidden(tokens)?;
         let config = LinearCrossEntropyConfig::default();
         self.head.run(|head| head.tokens.loss(&head.norm.forward(&x)?, targets, &config))
     }
 
-    /// How well each token fits after the last of these, which come after those in the cache and are added to it.
+    /// Returns the logits of the token after the last of `tokens`, which follow those in the cache and are added to it.
     ///
     /// # Shapes
     /// Tokens `(batch, length)`, the same batch for all calls with one cache, to `(batch, vocab_size)`.
     ///
     /// # Cost
-    /// That of the new tokens, and of attention to all.
+    /// Computes the new tokens only, with attention to all tokens.
     ///
     /// # Errors
     /// As [`logits`](Self::logits); no tokens.
@@ -238,7 +239,7 @@ impl Units for CausalLm {
 impl Model for CausalLm {
     fn output_loss(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let classes = logits.dim(D::Minus1)?;
-        // A mean of bf16 would have 8 bits.
+        // A mean in bf16 would have only 8 bits of precision.
         let logits = match logits.dtype() {
             DType::F16 | DType::BF16 => logits.to_dtype(DType::F32)?,
             _ => logits.clone(),
@@ -251,7 +252,7 @@ impl Model for CausalLm {
     }
 
     fn without_loss(&self, tokens: &Tensor) -> Result<Tensor> {
-        // Not as a unit that is computed again: `loss` has the head in one piece.
+        // `run`, as in `loss`, and not `forward`, which may recompute the unit in backward.
         let x = self.hidden(tokens)?;
         self.head.run(|head| head.forward(&x))
     }

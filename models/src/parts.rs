@@ -1,4 +1,4 @@
-//! Parameters of which parts are read.
+//! Reading ranges of parameters, for ranks that hold a part of each.
 
 use std::ops::Range;
 
@@ -25,15 +25,16 @@ impl PartSource for Inner {
                 Some(width) => turned(folder, &in_file, width, dtype, ranges),
                 None => Ok(folder.read_part(&in_file, ranges, dtype)?),
             },
-            // What is drawn, and what there is not, which is refused.
+            // Randomly drawn parameters; also those of another shape or missing in the adapters' file, which are
+            // refused.
             None => take(&self.value(shape, name, init, dtype)?.flatten_all()?, ranges.iter().cloned()),
         }
     }
 }
 
 impl Inner {
-    /// Where a parameter of this shape is read from, what it is called there, and where rows and columns have changed places the width of
-    /// the model's matrix.
+    /// Returns the folder and the tensor name to read a parameter of this shape from, and, if the file stores it
+    /// transposed, the number of columns of the model's matrix. `None` if it is not read from a file.
     fn find(&self, name: &str, shape: &Shape) -> Option<(&Folder, String, Option<usize>)> {
         let name = self.own_name(name);
         if self.shapes.get(&*name).is_some_and(|expected| expected == shape.dims()) {
@@ -56,7 +57,8 @@ struct Block {
 }
 
 impl Block {
-    /// What has all numbers in a range of a matrix of this width, and no other columns where the range is within one row.
+    /// Returns the smallest block of whole rows that contains a range of a matrix of this width; only the range's
+    /// columns if it is within one row.
     fn of(range: &Range<usize>, width: usize) -> Self {
         let (first, last) = (range.start / width, (range.end - 1) / width);
         let start = range.start % width;
@@ -64,7 +66,7 @@ impl Block {
         Self { rows: first..last + 1, columns }
     }
 
-    /// Where such a range lies in the block.
+    /// Returns the range within the flattened block.
     fn place(&self, range: &Range<usize>, width: usize) -> Range<usize> {
         let (row, column) = (range.start / width - self.rows.start, range.start % width - self.columns.start);
         let start = row * self.columns.len() + column;
@@ -72,7 +74,7 @@ impl Block {
     }
 }
 
-/// The blocks of ranges, each with those in it. Parts of equal width in rows that follow each other are one block.
+/// Groups ranges into blocks, each with the ranges in it. Ranges of the same columns in consecutive rows share a block.
 fn blocks(ranges: &[Range<usize>], width: usize) -> Vec<(Block, Vec<Range<usize>>)> {
     let mut all: Vec<(Block, Vec<Range<usize>>)> = Vec::new();
     for range in ranges.iter().filter(|range| !range.is_empty()) {
@@ -88,7 +90,7 @@ fn blocks(ranges: &[Range<usize>], width: usize) -> Vec<(Block, Vec<Range<usize>
     all
 }
 
-/// Ranges of a matrix of this width, of which the file has rows as columns.
+/// Reads ranges of a matrix of this width that the file stores transposed.
 fn turned(
     folder: &Folder,
     name: &str,
@@ -112,7 +114,7 @@ fn turned(
     }
 }
 
-/// Ranges of what is flat, one after the other, in memory of their own.
+/// Concatenates ranges of a flat tensor, in memory that does not keep the rest of the tensor alive.
 fn take(flat: &Tensor, ranges: impl Iterator<Item = Range<usize>>) -> Result<Tensor> {
     let parts = ranges.filter(|range| !range.is_empty());
     let parts: Vec<_> = parts.map(|range| flat.narrow(0, range.start, range.len())).collect::<Result<_>>()?;
@@ -128,7 +130,7 @@ fn take(flat: &Tensor, ranges: impl Iterator<Item = Range<usize>>) -> Result<Ten
 mod tests {
     use super::*;
 
-    /// From beginnings and ends.
+    /// Ranges from pairs of start and end.
     fn ranges<const N: usize>(all: [[usize; 2]; N]) -> Vec<Range<usize>> {
         all.map(|[start, end]| start..end).into()
     }
@@ -139,10 +141,10 @@ mod tests {
         // Some columns, as a rank of a divided layer has them.
         let columns = ranges([[3, 5], [13, 15], [23, 25]]);
         assert_eq!(blocks(&columns, 10), [(block(0..3, 3..5), columns)]);
-        // Some rows, and parts of two others.
+        // Some whole rows, and parts of two others.
         let rows = ranges([[15, 42]]);
         assert_eq!(blocks(&rows, 10), [(block(1..5, 0..10), rows)]);
-        // Rows of several groups, and the first numbers beside what is kept.
+        // A part of a row, an empty range, and rows of several groups.
         let of = blocks(&ranges([[0, 4], [7, 7], [20, 40], [60, 80]]), 10);
         let first = (block(0..1, 0..4), ranges([[0, 4]]));
         let groups = [(block(2..4, 0..10), ranges([[20, 40]])), (block(6..8, 0..10), ranges([[60, 80]]))];

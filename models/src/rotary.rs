@@ -1,18 +1,18 @@
-//! The table of rotary position embedding, as long as rows of tokens have been so far.
+//! Rotary position embedding table that grows with the length of rows.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Result, Tensor};
 use training::{Rotary, RotaryConfig};
 
-/// A table that all blocks share, and that grows: a model for 131,072 positions is mostly used with fewer.
+/// Table shared by all blocks. It grows on demand: a model for 131,072 positions is mostly used with fewer.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
     config: RotaryConfig,
     table: Arc<Mutex<Option<Rotary>>>,
 }
 
-/// Positions that the first table has.
+/// Number of positions of the first table.
 const FIRST: usize = 512;
 
 impl Positions {
@@ -20,7 +20,7 @@ impl Positions {
         Self { config: config.clone(), table: Arc::default() }
     }
 
-    /// Turns queries and keys that begin at a position.
+    /// Rotates queries and keys whose first position is `offset`.
     pub(crate) fn apply(&self, [q, k]: [&Tensor; 2], offset: usize) -> Result<[Tensor; 2]> {
         let end = offset.saturating_add(q.dim(1)?);
         let table = self.table(end, q.device())?;
@@ -32,7 +32,7 @@ impl Positions {
         if let Some(table) = table.as_ref().filter(|table| table.config().max_len >= end) {
             return Ok(table.clone());
         }
-        // Beyond the model's own positions the table says so.
+        // Positions beyond the model's limit are refused by the table.
         let max_len = end.next_power_of_two().max(FIRST).min(self.config.max_len);
         let grown = Rotary::new(&RotaryConfig { max_len, ..self.config.clone() }, device)?;
         *table = Some(grown.clone());

@@ -1,4 +1,4 @@
-//! Writing a model as a folder that transformers loads.
+//! Writing a model folder that transformers loads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,7 @@ use training::{AtomicFile, tensor_file_begin, write_output};
 use crate::folder::{INDEX, SINGLE};
 use crate::{Error, ModelConfig, Result, Weights, names};
 
-/// What goes with a model and is copied from another folder where it is there: what makes tokens of text.
+/// Tokenizer and generation files, copied from another folder if they exist there.
 const COPIED: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
@@ -31,11 +31,12 @@ const COPIED: &[&str] = &[
 /// How a folder is written.
 #[derive(Debug, Clone)]
 pub struct FolderConfig {
-    /// Bytes of tensors that a file has at most, if it has more than one. Default: 5 GB, as in transformers 4.
+    /// Maximum size of the tensors in a file, in bytes, when they are split over several files. Default: 5 GB, as in
+    /// transformers 4.
     pub max_file_bytes: usize,
-    /// What numbers are saved as. Default: none, what the tensors are.
+    /// Dtype to save in. Default: none, the dtype of the tensors.
     pub dtype: Option<DType>,
-    /// A folder whose tokenizer is copied. Default: none.
+    /// Folder to copy the tokenizer from. Default: none.
     pub tokenizer_of: Option<PathBuf>,
 }
 
@@ -45,7 +46,7 @@ impl Default for FolderConfig {
     }
 }
 
-/// Writes a model that is whole in this process: see [`FolderWriter`].
+/// Writes a model that is complete in this process: see [`FolderWriter`].
 ///
 /// # Errors
 /// Those of [`FolderWriter`].
@@ -63,15 +64,15 @@ pub fn save_folder(
     writer.finish()
 }
 
-/// Writes a model tensor by tensor, in any order, none of them kept: `config.json`, and `model.safetensors`, or several files and
-/// `model.safetensors.index.json`.
+/// Writes a model folder tensor by tensor, in any order, without keeping any: `config.json`, and `model.safetensors`,
+/// or several files and `model.safetensors.index.json`.
 ///
-/// Files appear once all tensors are written, each whole or not at all; the configuration comes last. Weights of an older model
-/// in that folder are replaced.
+/// Files appear after all tensors are written, each atomically; the configuration comes last. Weights of an older model
+/// in the folder are replaced.
 ///
 /// # Errors
-/// A folder that cannot be written; a tensor that the model has not, of another shape, or twice; in the end, tensors that were not
-/// given.
+/// A folder that cannot be written; a tensor that the model does not have, of another shape, or written twice; on
+/// [`finish`](Self::finish), tensors that were not written.
 #[derive(Debug)]
 pub struct FolderWriter {
     folder: PathBuf,
@@ -79,14 +80,14 @@ pub struct FolderWriter {
     how: FolderConfig,
     dtype: DType,
     files: Vec<(String, BufWriter<AtomicFile>)>,
-    /// The file of each tensor that is still to come, where it begins there, and its shape in the file.
+    /// For each tensor still to be written: index of its file, byte offset in the file, and shape in the file.
     places: BTreeMap<String, (usize, u64, Vec<usize>)>,
     index: BTreeMap<String, String>,
     bytes: usize,
 }
 
 impl FolderWriter {
-    /// Begins all files. `dtype` is that of the tensors that will come.
+    /// Creates all files. `dtype` is that of the tensors to be written.
     ///
     /// # Errors
     /// See [`FolderWriter`].
@@ -149,7 +150,7 @@ impl FolderWriter {
         Ok(())
     }
 
-    /// Writes a parameter, as the model has it. A head that is tied to the embedding is left out.
+    /// Writes a parameter, in the model's shape. A head that is tied to the embedding is skipped.
     ///
     /// # Errors
     /// See [`FolderWriter`].
@@ -177,7 +178,7 @@ impl FolderWriter {
         written.map_err(Error::io("write", &self.folder.join(path)))
     }
 
-    /// Brings all files into their places.
+    /// Moves all files into place.
     ///
     /// # Errors
     /// See [`FolderWriter`].
@@ -187,7 +188,7 @@ impl FolderWriter {
             let problem = format!("these tensors were not written: {missing}");
             return Err(Error::Format { path: self.folder.clone(), problem });
         }
-        // A folder of which only some files are new is none that loads.
+        // Without its configuration, a folder that has only some of the new files cannot be loaded.
         let config = self.folder.join("config.json");
         match fs::remove_file(&config) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -212,7 +213,7 @@ impl FolderWriter {
         self.write_json("config.json", &Value::Object(self.described()))
     }
 
-    /// The configuration with the dtype of what was written.
+    /// Returns the configuration with the dtype that was written.
     fn described(&self) -> Map<String, Value> {
         let mut json = self.config.json().clone();
         let dtype = match self.dtype {
@@ -232,7 +233,7 @@ impl FolderWriter {
         write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 
-    /// Removes files of weights that are not of this model: a program that loads the folder could take them.
+    /// Removes weight files of an older model: a program that loads the folder could read them.
     fn remove_older(&self, kept: &BTreeSet<String>) -> Result<()> {
         let refuse = Error::io("look through", &self.folder);
         for entry in fs::read_dir(&self.folder).map_err(&refuse)? {

@@ -1,4 +1,4 @@
-//! Where a model's parameters come from: a folder, or a seed.
+//! Initial weights of a model: from a folder, or random.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,10 +16,10 @@ use crate::folder::Folder;
 use crate::lora::files;
 use crate::{CausalLm, Error, Lora, ModelConfig, Result, names};
 
-/// The first values of a model's parameters.
+/// Initial values of a model's parameters.
 ///
-/// What each is does not depend on the layout, nor on the order in which they are asked for. Names that the model itself has not,
-/// such as those of adapters, are drawn as they are asked for.
+/// Values do not depend on the layout, nor on the order in which they are read. Parameters that are not the model's
+/// own, such as adapters, are drawn in the requested shape.
 #[derive(Debug, Clone)]
 pub struct Weights {
     inner: Arc<Inner>,
@@ -29,20 +29,21 @@ pub struct Weights {
 pub(super) struct Inner {
     pub(super) config: ModelConfig,
     pub(super) shapes: BTreeMap<String, Vec<usize>>,
-    /// None for random ones.
+    /// `None` for random weights.
     pub(super) folder: Option<Folder>,
-    /// Of adapters that were trained before.
+    /// Previously trained adapters.
     pub(super) adapters: Option<Folder>,
     seed: u64,
 }
 
 impl Weights {
-    /// Those of a folder with `config.json` and `model.safetensors`, or several such files with `model.safetensors.index.json`.
-    /// Numbers may be f32, bf16, f16 or f64. Headers are read here, and of the numbers those that are asked for.
+    /// Opens a folder with `config.json` and `model.safetensors`, or several such files with
+    /// `model.safetensors.index.json`. Weights may be f32, bf16, f16 or f64. Only headers are read here; weights are
+    /// read on demand.
     ///
     /// # Errors
-    /// A configuration that is not supported; files that are missing or damaged; [`Error::Tensors`] lists all tensors that are
-    /// missing, surplus or misshapen.
+    /// A configuration that is not supported; files that are missing or damaged; [`Error::Tensors`] lists all tensors
+    /// that are missing, surplus or misshapen.
     pub fn folder(path: &Path) -> Result<Self> {
         let config = ModelConfig::from_folder(path)?;
         let folder = Folder::open(path)?;
@@ -57,9 +58,9 @@ impl Weights {
         Ok(Self { inner: Arc::new(Inner { config, shapes, folder: Some(folder), adapters: None, seed: 0 }) })
     }
 
-    /// Random ones, of the distributions that transformers draws from: normal of `initializer_range` for weights, zeros for
-    /// biases, ones for norms. The numbers are others than PyTorch's, since each parameter has random numbers of its own: they
-    /// depend on the seed and its name.
+    /// Returns random weights with the distributions of transformers: normal with `initializer_range` for weights,
+    /// zeros for biases, ones for norms. The values differ from PyTorch's, because each parameter has its own random
+    /// numbers, which depend on the seed and its name.
     ///
     /// # Errors
     /// Sizes that no model can have.
@@ -81,8 +82,8 @@ impl Weights {
         })
     }
 
-    /// The same with adapters from a folder that [`Lora::save`] or `peft` wrote, for a model that `lora` makes. Without it, adapters are
-    /// new.
+    /// Returns these weights with adapters from a folder that [`Lora::save`] or `peft` wrote, for a model that `lora`
+    /// builds. Without this, adapters are newly initialized.
     ///
     /// # Errors
     /// A file that is missing or damaged; [`Error::Tensors`] lists all tensors that are missing, surplus or misshapen.
@@ -101,7 +102,7 @@ impl Weights {
         Ok(Self { inner: Arc::new(Inner { config, shapes, folder, adapters: Some(tensors), seed: *seed }) })
     }
 
-    /// The same with another seed for what is not in a folder: new adapters.
+    /// Returns these weights with another seed for parameters that are not in a folder: new adapters.
     #[must_use]
     pub fn with_seed(&self, seed: u64) -> Self {
         let Inner { config, shapes, folder, adapters, .. } = &*self.inner;
@@ -117,29 +118,30 @@ impl Weights {
         }
     }
 
-    /// What model they are of.
+    /// Returns the model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.inner.config
     }
 
-    /// Names and shapes of the model's parameters.
+    /// Returns names and shapes of the model's parameters.
     pub fn shapes(&self) -> &BTreeMap<String, Vec<usize>> {
         &self.inner.shapes
     }
 
-    /// A builder whose parameters are variables in `vars`: for one process, and for `Pipeline`.
+    /// Returns a builder whose parameters are variables in `vars`: for one process, and for `Pipeline`.
     pub fn vars(&self, vars: &VarMap, dtype: DType, device: &Device) -> VarBuilder<'static> {
         self.builder(Some(vars.clone()), dtype, device)
     }
 
-    /// A builder that keeps nothing, and reads or draws each parameter whole when it is asked for: for `Ddp` and `Fsdp`, which make
-    /// variables of their own.
+    /// Returns a builder that reads or draws each parameter whole on request and keeps none: for `Ddp` and `Fsdp`,
+    /// which make their own variables.
     pub fn tensors(&self, dtype: DType, device: &Device) -> VarBuilder<'static> {
         self.builder(None, dtype, device)
     }
 
-    /// The same for what each rank reads its own numbers of: divided layers with `tensor_parallel::Weights::from(weights.parts())`, shards
-    /// with `units.reading(weights.parts())`, where `units` is what `Fsdp::new` gives. What is drawn is whole for a moment.
+    /// Returns a source from which each rank reads only its own part: for divided layers with
+    /// `tensor_parallel::Weights::from(weights.parts())`, for shards with `units.reading(weights.parts())`, where
+    /// `units` is the argument that `Fsdp::new` passes. Random parameters are temporarily drawn whole.
     pub fn parts(&self) -> Arc<dyn PartSource> {
         self.inner.clone()
     }
@@ -151,7 +153,7 @@ impl Weights {
 }
 
 impl Inner {
-    /// What a parameter is called: a stage's copy of a tied one is that one.
+    /// Returns the name under which a parameter is stored: a stage's copy of a tied head is the embedding.
     pub(super) fn own_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         match self.config.tied && name == names::HEAD {
             true => names::of(self.config.family).embedding().into(),
@@ -182,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// A parameter that is not the model's own.
+    /// Returns a parameter that is not the model's own: an adapter's, or drawn from `init`.
     fn other(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
         let adapter = names::adapter_init(name, shape.dims());
         let (Some(adapters), true) = (&self.adapters, adapter.is_some()) else {
@@ -209,14 +211,14 @@ impl Inner {
     }
 }
 
-/// The seed of one parameter's random numbers, of 32 bits as these take it.
+/// Returns the seed of one parameter's random numbers, in the 32 bits that the generator takes.
 fn seed_of(seed: u64, name: &str) -> u64 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = seed.to_le_bytes().into_iter().chain(name.bytes()).fold(0xcbf2_9ce4_8422_2325, mix);
     (hash ^ (hash >> 32)) & 0xffff_ffff
 }
 
-/// What a file calls a parameter: models without a head are saved without the name of what is around it.
+/// Returns the name of a parameter in a folder's files: models without a head are saved without the base prefix.
 pub(super) fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> String {
     let base = format!("{}.", names::of(config.family).base);
     if folder.names().any(|known| known.starts_with(&base)) {
@@ -225,12 +227,12 @@ pub(super) fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> St
     name.strip_prefix(&base).unwrap_or(name).to_string()
 }
 
-/// What a model asks for.
+/// Returns names and shapes of a model's parameters.
 fn shapes(config: &ModelConfig) -> Result<BTreeMap<String, Vec<usize>>> {
     shapes_of(config, |builder| builder)
 }
 
-/// What a model asks for whose layers are made otherwise.
+/// Returns names and shapes of the parameters of a model built with a modified builder.
 pub(crate) fn shapes_of(
     config: &ModelConfig,
     change: impl FnOnce(Builder) -> Builder,
@@ -264,7 +266,7 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
         }
         known.push(in_file);
     }
-    // A tied head may be there, too.
+    // A tied head may be present.
     let is_known = |name: &String| {
         known.contains(name) || names::is_buffer(name) || (config.tied && name == names::HEAD)
     };
@@ -272,9 +274,9 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
     misfits
 }
 
-/// Whether a head that is saved beside the embedding is the same, as the configuration says.
+/// Checks that a head that is saved with a tied embedding equals it, as the configuration says.
 fn check_tied(config: &ModelConfig, folder: &Folder, path: &Path) -> Result<()> {
-    /// Numbers that are read at a time.
+    /// Elements read at a time.
     const PIECE: usize = 1 << 20;
     let embedding = file_name(config, folder, &names::of(config.family).embedding());
     let len = |name: &str| folder.entry(name).map(|entry| entry.dims.iter().product::<usize>());
@@ -302,7 +304,7 @@ fn check_tied(config: &ModelConfig, folder: &Folder, path: &Path) -> Result<()> 
     }
 }
 
-/// Reads or draws parameters.
+/// Backend of a candle builder that reads or draws parameters.
 struct Backend {
     inner: Arc<Inner>,
     vars: Option<VarMap>,
@@ -346,7 +348,7 @@ impl SimpleBackend for Backend {
     }
 }
 
-/// Notes what is asked for, and gives tensors without memory.
+/// Backend that records the requested shapes, and returns broadcast tensors that use no memory.
 struct Outline(Arc<Mutex<BTreeMap<String, Vec<usize>>>>);
 
 impl SimpleBackend for Outline {

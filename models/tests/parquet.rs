@@ -1,4 +1,4 @@
-//! Parquet files as data: texts and conversations of a column, and files that are damaged.
+//! Parquet files as data: texts and conversations of a column, and damaged files.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
-/// Writes a column of numbers and one of texts, some of them null, in row groups of these.
+/// Writes a column of numbers and one of texts, some of them null, in these row groups.
 fn write_texts(path: &Path, column: &str, groups: &[&[Option<&str>]], compression: Compression) {
     let schema =
         format!("message schema {{ REQUIRED INT64 number; OPTIONAL BYTE_ARRAY {column} (STRING); }}");
@@ -94,7 +94,7 @@ fn each_row_is_a_document() {
     );
     let line = texts(&path, Some("number")).unwrap_err().to_string();
     assert!(line.contains("row 1: field `number`: expected a text or a list of messages"), "{line}");
-    // Training takes it, too: 14 bytes and the end of each of three texts.
+    // Usable for training: 14 bytes, and an end-of-text token for each of three texts.
     let tokenizer = Tokenizer::bytes().unwrap();
     let config = DataConfig {
         tokenizer: Some(&tokenizer),
@@ -156,7 +156,7 @@ fn a_damaged_file_is_an_error() {
             let mut bytes = whole.clone();
             bytes[place] ^= change;
             std::fs::write(&path, &bytes).unwrap();
-            // Pages have no checksums: some changes are another text.
+            // Pages have no checksums, so some changes result in another text.
             if let Err(error) = texts(&path, None) {
                 assert_eq!(error.to_string().lines().count(), 1, "{place}: {error}");
             }

@@ -1,22 +1,24 @@
-//! What a collective sends, by `comm`'s algorithms.
+//! Bytes sent by a collective, with the algorithms of `comm`.
 
 use comm::algorithm::{LATENCY_BYTES, chain_segments};
 
-/// The bytes that the rank with most of them sends in an all-reduce: by recursive doubling where they are few, round a ring where
-/// they are many.
+/// Returns the bytes sent in an all-reduce, by the rank that sends most: recursive doubling for small buffers, ring for
+/// large ones.
 pub fn all_reduce(bytes: u64, ranks: usize) -> f64 {
     if ranks < 2 || bytes == 0 {
         return 0.0;
     }
     if bytes <= LATENCY_BYTES as u64 {
-        // Ranks beyond a power of two give theirs to another one first, and get the sum from it in the end.
+        // Recursive doubling: ranks beyond a power of two send their data to a partner first, and receive the sum from
+        // it at the end.
         let more = if ranks.is_power_of_two() { 0 } else { 1 };
         return bytes as f64 * (ranks.ilog2() + more) as f64;
     }
     2.0 * part(bytes, ranks)
 }
 
-/// The same for the first rank, which has another one do its part where ranks are no power of two.
+/// As [`all_reduce`], for rank 0: in recursive doubling it hands its part to a partner if the number of ranks is not a
+/// power of two.
 pub fn all_reduce_of_first(bytes: u64, ranks: usize) -> f64 {
     let most = all_reduce(bytes, ranks);
     match bytes <= LATENCY_BYTES as u64 && !ranks.is_power_of_two() {
@@ -25,7 +27,7 @@ pub fn all_reduce_of_first(bytes: u64, ranks: usize) -> f64 {
     }
 }
 
-/// A broadcast, for the rank that has the bytes: a tree where they are few, a chain where they are many.
+/// Returns the bytes that the root of a broadcast sends: tree for small buffers, chain for large ones.
 pub fn broadcast(bytes: u64, ranks: usize) -> f64 {
     if ranks < 2 || bytes == 0 {
         return 0.0;
@@ -36,7 +38,7 @@ pub fn broadcast(bytes: u64, ranks: usize) -> f64 {
     }
 }
 
-/// An all-gather or a reduce-scatter of so many bytes in all.
+/// Returns the bytes that a rank sends in an all-gather or a reduce-scatter of `bytes` in total.
 pub fn part(bytes: u64, ranks: usize) -> f64 {
     if ranks < 2 { 0.0 } else { bytes as f64 * (ranks - 1) as f64 / ranks as f64 }
 }
@@ -48,7 +50,7 @@ mod tests {
 
     use super::*;
 
-    /// The most that a rank sends in an operation.
+    /// Returns the bytes sent in an operation, by the rank that sends most.
     fn sent(ranks: usize, operation: impl Fn(usize) -> Operation + Sync) -> u64 {
         by_rank(ranks, operation).into_iter().max().unwrap()
     }
@@ -65,7 +67,7 @@ mod tests {
     fn bytes_are_those_that_are_sent() {
         let zeros = |len: usize| Tensor::zeros(len, DType::F32, &Device::Cpu).unwrap();
         for ranks in [1, 2, 3, 4, 5, 8] {
-            // All of which the ranks, and the segments of large buffers, divide.
+            // Lengths that these numbers of ranks, and the segments of large buffers, divide.
             for len in [840, 8400, 84_000, 846_720] {
                 let op = ReduceOp::Sum;
                 let all = by_rank(ranks, |_| Operation::AllReduce { tensor: zeros(len), op });

@@ -1,39 +1,39 @@
-//! Why there is no plan.
+//! The crate's error type.
 
-/// What is wrong with what is to be planned.
+/// Why no plan can be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// More parameters than can be counted.
+    /// The model has too many parameters to be counted.
     #[error("with the other sizes that makes {parameters:.1e} parameters: make the model smaller")]
     TooManyParameters {
-        /// How many.
+        /// Number of parameters.
         parameters: f64,
     },
-    /// More operations on a sample than can be counted.
+    /// A sample takes too many operations to be counted.
     #[error(
         "with the other sizes one sample takes {operations:.1e} operations: make the model or its rows smaller"
     )]
     TooManyOperations {
-        /// How many.
+        /// Number of operations.
         operations: f64,
     },
-    /// More samples in a step than can be counted.
+    /// A step has too many samples to be counted.
     #[error("a sample has up to {numbers:.1e} numbers that go between ranks: give fewer")]
     TooManySamples {
-        /// Numbers of one sample.
+        /// Number of elements sent between ranks for one sample.
         numbers: f64,
     },
-    /// A layout in which the model cannot be trained so.
+    /// A layout in which the model cannot be trained.
     #[error("{reason}")]
     Layout {
-        /// What does not go together.
+        /// What is incompatible.
         reason: String,
     },
-    /// A pipeline that cannot be.
+    /// A pipeline schedule that is not possible.
     #[error(transparent)]
     Pipeline(#[from] pipeline::Error),
-    /// The plan as JSON.
+    /// The plan cannot be written as JSON.
     #[error("cannot write the plan as JSON: {0}")]
     Json(#[from] serde_json::Error),
 }
@@ -46,7 +46,7 @@ impl Error {
         Self::Layout { reason }
     }
 
-    /// What a model was built with does not fit. The first line: candle may add a backtrace.
+    /// The model cannot be built with these sizes. Only the first line: candle may add a backtrace.
     pub(crate) fn model(error: candle_core::Error) -> Self {
         Self::layout(error.to_string().lines().next().unwrap_or_default().to_string())
     }

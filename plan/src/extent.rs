@@ -1,27 +1,27 @@
-//! How large a model's numbers are, in floats, which do not overflow: whether what is planned of it can be counted.
+//! Size limits of a plan, checked in floats, which do not overflow, before anything is counted in integers.
 
 use crate::error::{Error, Result};
 use crate::model::TransformerSizes;
 
-/// Parameters.
+/// Maximum number of parameters.
 const MOST_PARAMETERS: f64 = (1u64 << 46) as f64;
-/// Numbers of a step that go between two ranks at once. Their bytes are exact in a float.
+/// Maximum number of elements sent between two ranks at once, in a step. Their bytes are exact in an f64.
 const MOST_SENT: f64 = (1u64 << 50) as f64;
-/// Operations on a sample, and numbers that are kept of it.
+/// Maximum number of operations on a sample, and of elements kept for it.
 const MOST_OF_SAMPLE: f64 = (1u64 << 62) as f64;
 
-/// Bounds of the largest numbers of a plan.
+/// Upper bounds of the largest numbers of a plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
     parameters: f64,
-    /// What is computed or kept for one sample.
+    /// Operations and kept elements of one sample.
     of_sample: f64,
-    /// What goes between ranks for one sample, at most.
+    /// Elements sent between ranks for one sample, at most.
     sent: f64,
 }
 
 impl Extent {
-    /// Linear layers in a row.
+    /// Returns the bounds of an MLP with layers of these sizes.
     pub fn of_layers(sizes: &[u64]) -> Self {
         let product = |pair: &[u64]| pair.iter().map(|size| *size as f64).product::<f64>();
         let widths: f64 = sizes.iter().map(|size| *size as f64).sum();
@@ -29,7 +29,7 @@ impl Extent {
         Self { parameters, of_sample: 2.0 * parameters + 8.0 * widths, sent: 2.0 * widths }
     }
 
-    /// A transformer.
+    /// Returns the bounds of a transformer.
     pub fn of_transformer(sizes: &TransformerSizes) -> Self {
         let &TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, .. } =
             sizes;
@@ -43,10 +43,10 @@ impl Extent {
         Self { parameters, of_sample: flops + kept, sent: 2.0 * length * (d + vocabulary) }
     }
 
-    /// Refuses what no machine has.
+    /// Refuses sizes that cannot be counted, and that no machine has.
     ///
     /// # Errors
-    /// More parameters, operations or samples than can be counted.
+    /// Too many parameters, operations or samples.
     pub fn check(self, batch_size: usize) -> Result<()> {
         let Self { parameters, of_sample, sent } = self;
         if parameters > MOST_PARAMETERS {

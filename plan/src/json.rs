@@ -1,4 +1,4 @@
-//! The plan for programs.
+//! The plan as JSON.
 
 use serde::Serialize;
 
@@ -8,30 +8,30 @@ use crate::step::{Planned, recommended};
 use crate::strategy::{Lack, LeftOut, Memory, Strategy};
 use crate::table::Table;
 
-/// All that is planned for, and what comes of it.
+/// All inputs and results of a plan.
 #[derive(Serialize)]
 struct Plan<'a> {
     model: &'a str,
     parameters: u64,
     ranks: usize,
     batch_size: usize,
-    /// Bytes.
+    /// Bytes per rank.
     memory: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     bandwidth: f64,
     /// Seconds.
     latency: f64,
-    /// Ranks of a node; none where all are on one.
+    /// Ranks per node; `None` if all are on one node.
     ranks_per_node: Option<usize>,
-    /// Bytes a second between nodes.
+    /// Bytes per second between nodes.
     node_bandwidth: f64,
     /// Seconds.
     node_latency: f64,
-    /// Operations a second.
+    /// Operations per second of a rank.
     flops: f64,
-    /// Bytes a second of the optimizer; none where it takes no time.
+    /// Bytes per second that the optimizer reads and writes; `None` if its time is not counted.
     memory_bandwidth: Option<f64>,
-    /// What the optimizer is, by what it remembers.
+    /// Kind of optimizer, by its state.
     optimizer: Optimizer,
     strategies: Vec<Row>,
     left_out: Vec<LeftOut>,
@@ -42,7 +42,7 @@ struct Plan<'a> {
 struct Row {
     strategy: String,
     fits: bool,
-    /// What is missing where it does not fit.
+    /// What is missing if it does not fit.
     lacks: Option<Lack>,
     #[serde(flatten)]
     memory: Memory,
@@ -52,10 +52,10 @@ struct Row {
 }
 
 impl Table<'_> {
-    /// An object with all numbers, on several lines, with a newline at its end.
+    /// Returns a JSON object with all numbers, on several lines, with a trailing newline.
     ///
     /// # Errors
-    /// A number that JSON does not have.
+    /// A number that cannot be written as JSON.
     pub fn json(&self, all: &[Planned]) -> Result<String> {
         let &Table { model, setting, optimizer, hardware, memory, .. } = self;
         let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);

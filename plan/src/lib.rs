@@ -1,10 +1,11 @@
-//! What a layout of distributed training costs before it runs: memory of a rank, bytes sent, and the time of a step on machines
-//! that are not there. Nothing is allocated and no rank is started.
+//! Estimates what a layout of distributed training costs before it runs: memory per rank, bytes sent, and the time of a
+//! step on hardware that is not available. Nothing is allocated and no rank is started.
 //!
-//! A [`Model`] is a row of units: what each of them holds, computes, keeps for backward and sends. [`Strategy::all`] lists the
-//! ways in which so many ranks can train it, [`Strategy::left_out`] those in which they cannot, with the reason.
-//! [`Strategy::estimate`] tells memory by kind and bytes sent, and [`planned`] the time of a step besides, by running the
-//! schedules of `comm` and `pipeline` message by message on a network ([`forecast`]).
+//! A [`Model`] is a sequence of units with their sizes: what each holds, computes, keeps for backward and sends.
+//! [`Strategy::all`] lists the strategies that a number of ranks can train it with, [`Strategy::left_out`] those that
+//! are not possible, with the reason. [`Strategy::estimate`] returns memory by kind and bytes sent, and [`planned`]
+//! also the time of a step, by simulating the schedules of `comm` and `pipeline` message by message on a network
+//! ([`forecast`]).
 //!
 //! ```
 //! use plan::forecast::Network;
@@ -19,8 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Read in this order: [`model`] (sizes), [`strategy`] (memory and bytes of each way), [`collective`] (what an operation sends),
-//! [`forecast`] (time), [`step`] (a strategy as work on a network), [`Table`] (all of it as lines or JSON).
+//! Read in this order: [`model`] (sizes), [`strategy`] (memory and bytes of each strategy), [`collective`] (bytes of an
+//! operation), [`forecast`] (time), [`step`] (a strategy as work on a network), [`Table`] (the plan as text or JSON).
 #![forbid(unsafe_code)]
 
 pub mod collective;

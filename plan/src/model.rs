@@ -1,120 +1,122 @@
-//! Models as sizes: what each part of them holds, computes, keeps and sends.
+//! Model sizes: what each unit of a model holds, computes, keeps for backward and sends.
 
 use std::borrow::Cow;
 
-/// A part of a model that stays together. Numbers are of elements, and of a sample (a row) where they depend on the batch.
+/// Part of a model that is not split over stages. Sizes are in elements, per sample (row) where they depend on the
+/// batch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Unit {
     /// Parameters that tensor parallelism divides.
     pub divided: u64,
-    /// The tensors that these are.
+    /// Number of tensors of these parameters.
     pub divided_tensors: u64,
-    /// Parameters that every tensor-parallel rank has.
+    /// Parameters that every tensor-parallel rank holds whole.
     pub whole: u64,
-    /// The tensors that the parameters are.
+    /// Elements of each parameter tensor.
     pub tensors: Vec<u64>,
-    /// What belongs to the model and is not learnt; data parallelism keeps it equal.
+    /// Elements of buffers, which are not trained; data parallelism keeps them equal on all ranks.
     pub buffers: u64,
-    /// What sharded data parallelism gathers one after the other.
+    /// Parts that sharded data parallelism gathers one after the other.
     pub parts: Vec<Part>,
-    /// Numbers that linear layers give for a sample: kept a second time where they are of 16 bits.
+    /// Outputs of linear layers per sample: kept a second time if they are 16-bit.
     pub linear: u64,
-    /// Operations of a forward pass for a sample, in the divided part.
+    /// Operations of a forward pass per sample, in the divided part.
     pub flops: u64,
     /// Activations kept for backward in the divided part.
     pub kept_divided: u64,
-    /// Of these and of those that every rank keeps, what operations keep to themselves, computed with 32 bits at least.
+    /// The part of `kept_divided` and `kept_whole` that operations keep internally, in at least 32 bits.
     pub kept_inside: u64,
     /// Activations kept for backward between the divided parts.
     pub kept_between: u64,
-    /// Activations of which every tensor-parallel rank keeps all: those of a loss that each computes, for one.
+    /// Activations that every tensor-parallel rank keeps whole, for example those of a loss that each computes.
     pub kept_whole: u64,
-    /// Bytes of whole numbers that operations keep of a sample: classes, tokens.
+    /// Bytes of integers that operations keep per sample: classes, tokens.
     pub kept_bytes: u64,
-    /// Activations that there are once, however many samples: the loss.
+    /// Activations whose number does not depend on the samples: the loss.
     pub kept_once: u64,
-    /// What sequence parallelism keeps more: gathered inputs.
+    /// Additional activations kept with sequence parallelism: gathered inputs.
     pub kept_gathered: u64,
-    /// What sequence parallelism gathers forward and needs no gradient of: the data, where it comes in here.
+    /// Elements that sequence parallelism gathers in forward without a gradient: the data, if this is the first unit.
     pub gathered: u64,
-    /// All-reduces forward, each of so many elements for a sample.
+    /// All-reduces in forward: elements per sample of each.
     pub forward: Vec<u64>,
-    /// All-reduces backward.
+    /// All-reduces in backward: elements per sample of each.
     pub backward: Vec<u64>,
-    /// Of the forward ones, how many are on numbers that sequence parallelism leaves alone; they come last.
+    /// How many of the forward all-reduces sequence parallelism does not change; they come last.
     pub small: usize,
-    /// What goes on to the next unit.
+    /// Elements of the output to the next unit, per sample.
     pub output: u64,
 }
 
-/// A part of a unit that is gathered at once.
+/// Part of a unit that is gathered at once.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Part {
-    /// The tensors that its parameters are.
+    /// Elements of each parameter tensor.
     pub tensors: Vec<u64>,
-    /// What it gives for a sample, of which a copy is kept.
+    /// Elements of its output per sample, of which a copy is kept.
     pub output: u64,
 }
 
-/// A model, as a row of units.
+/// A model as a sequence of units.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// Its parts, in order.
+    /// Its units, in order.
     pub units: Vec<Unit>,
-    /// What a sample is.
+    /// What a sample is, for display.
     pub sample: String,
-    /// Numbers of heads and widths, all of which the tensor-parallel ranks have to divide.
+    /// Numbers of heads and widths that must be divisible by the number of tensor-parallel ranks.
     pub divisors: Vec<(&'static str, u64)>,
-    /// A transformer's sizes. Its vocabulary need not be divided: the first ranks then have one token more.
+    /// Sizes of a transformer. Its vocabulary need not be divisible: then the first ranks have one token more.
     pub sizes: Option<TransformerSizes>,
-    /// Rows of a sample that sequence parallelism divides; 0 where there are none but the batch.
+    /// Length of a sample, which sequence parallelism divides; 0 if samples have no length and the batch is divided
+    /// instead.
     pub length: u64,
 }
 
-/// The sizes of a transformer.
+/// Sizes of a transformer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TransformerSizes {
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: u64,
-    /// Features of a token.
+    /// Number of features of a token.
     pub d_model: u64,
-    /// Heads of attention.
+    /// Number of attention heads.
     pub num_heads: u64,
     /// Width of the feed-forward layers.
     pub d_ff: u64,
-    /// Layers.
+    /// Number of blocks.
     pub num_layers: u64,
-    /// Longest row.
+    /// Maximum length of a row.
     pub max_len: u64,
-    /// Tokens of a row that the model is shown.
+    /// Number of tokens of a row in training.
     pub length: u64,
-    /// Whether positions are learnt and there is a last norm and no bias of the head, as in `tensor-parallel-transformer`; the
-    /// tutorials' own has sines, no last norm, and a bias.
+    /// Whether it has learned positions, a final norm and no bias of the head, as in `tensor-parallel-transformer`; the
+    /// tutorials' model has sinusoidal positions, no final norm, and a bias.
     pub is_modern: bool,
-    /// Whether there is dropout, each of which gives numbers of its own.
+    /// Whether there is dropout, whose outputs are kept.
     pub has_dropout: bool,
 }
 
 impl Part {
-    /// Parameters in all.
+    /// Returns the number of parameters.
     pub fn parameters(&self) -> u64 {
         self.tensors.iter().sum()
     }
 
-    /// Those of tensors below so many elements.
+    /// Returns the number of parameters in tensors of fewer than `limit` elements.
     pub fn of_small(&self, limit: u64) -> u64 {
         self.tensors.iter().filter(|elements| **elements < limit).sum()
     }
 }
 
-/// A row's class, as losses keep it.
+/// Bytes of a row's class, as losses keep it.
 const CLASS_BYTES: u64 = size_of::<Option<usize>>() as u64;
-/// A token, as a table of which ranks have parts keeps it.
+/// Bytes of a token, as a divided embedding keeps it.
 const TOKEN_BYTES: u64 = size_of::<u32>() as u64;
 
-/// What linear layers are trained with.
+/// Loss of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpLoss {
     /// The mean squared error: differences and their squares are kept.
@@ -124,45 +126,47 @@ pub enum MlpLoss {
 }
 
 impl Unit {
-    /// Parameters in all.
+    /// Returns the number of parameters.
     pub fn parameters(&self) -> u64 {
         self.divided + self.whole
     }
 
-    /// Activations kept for backward on one rank that computes all.
+    /// Returns the activations kept for backward without tensor parallelism.
     pub fn kept(&self) -> u64 {
         self.kept_divided + self.kept_between + self.kept_whole
     }
 
-    /// Bytes kept beside the numbers of so many samples, in so many parts with a loss each.
+    /// Returns the bytes kept in addition to the activations of so many samples, in `parts` micro-batches with a loss
+    /// each.
     pub fn kept_apart(&self, samples: u64, parts: u64, element: u64) -> f64 {
         self.kept_bytes as f64 * samples as f64 + (self.kept_once * parts * element) as f64
     }
 }
 
 impl Model {
-    /// Parameters in all.
+    /// Returns the number of parameters.
     pub fn parameters(&self) -> u64 {
         self.sum(Unit::parameters)
     }
 
-    /// Operations of a forward pass for a sample.
+    /// Returns the operations of a forward pass per sample.
     pub fn flops(&self) -> u64 {
         self.sum(|unit| unit.flops)
     }
 
-    /// A sum over units.
+    /// Returns the sum over units.
     pub fn sum(&self, of: impl Fn(&Unit) -> u64) -> u64 {
         self.units.iter().map(of).sum()
     }
 
-    /// Bytes kept beside the numbers of so many samples, in so many parts with a loss each.
+    /// Returns the bytes kept in addition to the activations of so many samples, in `parts` micro-batches with a loss
+    /// each.
     pub fn kept_apart(&self, samples: u64, parts: u64, element: u64) -> f64 {
         self.units.iter().map(|unit| unit.kept_apart(samples, parts, element)).sum()
     }
 
-    /// Linear layers of these sizes; `has_function` where there is a function between them. Each two are one unit that tensor
-    /// parallelism divides in the middle.
+    /// MLP with layers of these sizes; `has_function` if there are activation functions between them. Each two layers
+    /// are one unit, which tensor parallelism divides at the hidden size.
     pub fn mlp(name: &str, sizes: &[u64], has_function: bool, loss: MlpLoss) -> Self {
         let mut units: Vec<Unit> = Vec::new();
         let mut divisors = Vec::new();
@@ -208,7 +212,7 @@ impl Model {
             match loss {
                 MlpLoss::Squares => {
                     last.kept_whole = 2 * last.output;
-                    // Their sum, and the mean.
+                    // The sum and the mean.
                     last.kept_once = 2;
                 }
                 MlpLoss::Classes => {
@@ -221,7 +225,8 @@ impl Model {
         Self { name: name.into(), units, sample: "samples".into(), divisors, sizes: None, length: 0 }
     }
 
-    /// The same where layers multiply and add their bias one after the other, as candle's own do.
+    /// Returns the model with linear layers that multiply and add their bias in separate operations, as candle's own
+    /// do.
     pub fn with_separate_biases(mut self) -> Self {
         for unit in &mut self.units {
             let inner = unit.linear - unit.output;
@@ -231,7 +236,7 @@ impl Model {
         self
     }
 
-    /// A transformer that predicts the next token.
+    /// Transformer that predicts the next token.
     pub fn transformer(name: &str, sizes: &TransformerSizes) -> Self {
         let &TransformerSizes {
             vocab_size: vocab,
@@ -244,7 +249,7 @@ impl Model {
             ..
         } = sizes;
         let activations = length * d;
-        // Which of the tokens are a rank's, of an embedding that may be divided.
+        // Which tokens are in this rank's part of an embedding that may be divided.
         let of_parts = if is_modern { length } else { 0 };
         let positions = max_len * d;
         let mut units = vec![Unit {
@@ -282,7 +287,8 @@ impl Model {
         Self { name: name.into(), units, sample, divisors, sizes: Some(*sizes), length }
     }
 
-    /// The model of which so many ranks have equal parts, each of them what the first rank has of this one.
+    /// Returns the model with a vocabulary that the ranks divide equally, so that every rank has as much as the first
+    /// one has of this model.
     pub fn in_parts(&self, ranks: u64) -> Cow<'_, Self> {
         match self.sizes {
             Some(sizes) if !sizes.vocab_size.is_multiple_of(ranks) => {
@@ -293,11 +299,11 @@ impl Model {
         }
     }
 
-    /// The last norm, where there is one, the layer that gives logits, and the loss.
+    /// Final norm, if there is one, output head, and loss.
     fn head(sizes: &TransformerSizes) -> Unit {
         let &TransformerSizes { vocab_size: vocab, d_model: d, length, is_modern, .. } = sizes;
         let activations = length * d;
-        // Sums, of a loss whose classes may be divided.
+        // Row sums of a loss whose classes may be divided.
         let of_parts = if is_modern { length } else { 0 };
         let (norm, bias) = if is_modern { (2 * d, 0) } else { (0, vocab) };
         Unit {
@@ -325,26 +331,27 @@ impl Model {
     fn layer(sizes: &TransformerSizes) -> Unit {
         let &TransformerSizes { d_model: d, num_heads, d_ff, length, is_modern, has_dropout, .. } = sizes;
         let activations = length * d;
-        // Of attention, one number for each query and head.
+        // Log-sum of attention: one number per query and head.
         let log_sums = num_heads * length;
-        // Weight and bias of each: queries, keys and values are one weight, or three.
+        // Weights and biases: queries, keys and values as one layer, or as three.
         let attention = match is_modern {
             true => vec![3 * d * d, 3 * d, d * d, d],
             false => [d * d, d].repeat(4),
         };
         Unit {
             divided: 4 * d * d + 3 * d + 2 * d * d_ff + d_ff,
-            // All but the biases that are added to sums over ranks.
+            // All except the two biases that are added after reductions over ranks.
             divided_tensors: attention.len() as u64 + 4 - 2,
-            // Two norms, and the biases that are added to sums over ranks.
+            // Two norms, and the biases that are added after reductions over ranks.
             whole: 4 * d + 2 * d,
             tensors: [&attention[..], &[d, d, d, d], &[d * d_ff, d_ff, d * d_ff, d]].concat(),
             linear: 5 * activations + length * d_ff,
             flops: 2 * length * (4 * d * d + 2 * d * d_ff) + 4 * length * length * d,
-            // Queries, keys and values, in one at first and then apart; what attention gives; the feed-forward layer twice.
+            // Queries, keys and values (fused and then separate, if modern), attention output; feed-forward before and
+            // after activation.
             kept_divided: (if is_modern { 7 } else { 4 }) * activations + log_sums + 2 * length * d_ff,
             kept_inside: log_sums,
-            // Each half: norm, its result, what dropout leaves of that, and the sum with what came in.
+            // Each half: output of the norm, output of the half, output of its dropout if any, and sum with its input.
             kept_between: (6 + 2 * u64::from(has_dropout)) * activations,
             kept_gathered: 2 * activations,
             forward: vec![activations; 2],

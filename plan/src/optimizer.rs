@@ -1,21 +1,21 @@
-//! Optimizers, by what they remember.
+//! Optimizers, by the size of their state.
 
 use serde::Serialize;
 
-/// An optimizer, by what it remembers.
+/// Kind of optimizer, by its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Optimizer {
-    /// Nothing.
+    /// No state.
     Sgd,
-    /// A number for each parameter.
+    /// One number per parameter.
     Momentum,
-    /// Two numbers for each parameter.
+    /// Two numbers per parameter.
     Adam,
 }
 
 impl Optimizer {
-    /// Numbers for each parameter.
+    /// Returns the numbers of state per parameter.
     pub fn numbers(self) -> u64 {
         match self {
             Self::Sgd => 0,
@@ -24,7 +24,7 @@ impl Optimizer {
         }
     }
 
-    /// As people write it.
+    /// Returns the name for display.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Sgd => "SGD",

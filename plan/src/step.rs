@@ -1,4 +1,4 @@
-//! How long a step takes: by what [`crate::forecast`] makes of a strategy.
+//! Time of a step of each strategy, forecast by [`crate::forecast`].
 
 use pipeline::ScheduleKind;
 
@@ -8,32 +8,32 @@ use crate::forecast::{Collectives, Layer, Layout, Network, Sharding as Shards, W
 use crate::model::{Model, Unit};
 use crate::strategy::{Estimate, Setting, Sharding, Strategy, pipeline::stages, share};
 
-/// A strategy, with what it needs and how long a step takes.
+/// Strategy with its memory, bytes sent and time of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Planned {
-    /// What it needs.
+    /// Memory and bytes sent.
     pub estimate: Estimate,
     /// Seconds of a step.
     pub seconds: f64,
-    /// Of these, what nothing is computed in.
+    /// Seconds of these in which nothing is computed.
     pub waiting: f64,
 }
 
-/// What lies between ranks, and what they compute.
+/// Hardware of the ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hardware {
-    /// Between ranks.
+    /// Network between ranks.
     pub network: Network,
-    /// Operations a second of a rank.
+    /// Operations per second of a rank.
     pub flops: f64,
-    /// Bytes a second that a rank's optimizer reads and writes.
+    /// Bytes per second that a rank's optimizer reads and writes.
     pub memory_bandwidth: f64,
 }
 
-/// What each strategy needs and takes, the simplest first.
+/// Estimates all strategies, the simplest first.
 ///
 /// # Errors
-/// A pipeline that cannot be.
+/// A pipeline schedule that is not possible.
 pub fn planned(model: &Model, setting: &Setting, hardware: &Hardware) -> Result<Vec<Planned>> {
     let mut collectives = Collectives::new(&hardware.network);
     let one = |strategy: Strategy| {
@@ -45,8 +45,8 @@ pub fn planned(model: &Model, setting: &Setting, hardware: &Hardware) -> Result<
     Strategy::all(model, setting).into_iter().map(one).collect()
 }
 
-/// The quickest of those that lack neither samples nor, with so many bytes for a rank, memory; of those that are about as quick the
-/// simplest.
+/// Returns the fastest strategy that has enough samples and fits into `memory` bytes per rank; if several are within 2%
+/// of it, the simplest of these.
 pub fn recommended<'a>(all: &'a [Planned], setting: &Setting, memory: f64) -> Option<&'a Planned> {
     let fits = || all.iter().filter(|planned| planned.estimate.lack(setting, memory).is_none());
     let quickest = fits().map(|planned| planned.seconds).min_by(f64::total_cmp)?;
@@ -72,7 +72,7 @@ fn layout(strategy: Strategy, setting: &Setting) -> Layout {
     }
 }
 
-/// What a rank computes in a micro-batch.
+/// Returns what a rank computes in a micro-batch.
 fn work(strategy: Strategy, model: &Model, setting: &Setting, hardware: &Hardware) -> Work {
     let samples = match strategy {
         Strategy::Data | Strategy::ShardedData(_) => share(setting.batch_size, setting.ranks),
@@ -93,7 +93,7 @@ fn work(strategy: Strategy, model: &Model, setting: &Setting, hardware: &Hardwar
             model.units.iter().flat_map(|unit| by_part(unit, one(unit))).collect()
         }
         Strategy::Pipeline => {
-            // All wait for the one that computes most.
+            // All stages wait for the one that computes most.
             let stages = stages(&model.units, setting.ranks);
             let seconds = |stage: &&[Unit]| stage.iter().map(|unit| one(unit).forward_s).sum::<f64>();
             let most = stages.iter().map(seconds).fold(0.0, f64::max);
@@ -110,19 +110,19 @@ fn work(strategy: Strategy, model: &Model, setting: &Setting, hardware: &Hardwar
         }
     };
     let (element_bytes, gathered_bytes) = (setting.element as usize, setting.gathered as usize);
-    // Parameter and what is remembered are read and written, the gradient is read.
+    // Parameter and optimizer state are read and written, the gradient is read.
     let touched = (3 + 2 * setting.optimizer) * setting.element;
     Work { layers, optimizer_s: touched as f64 / hardware.memory_bandwidth, element_bytes, gathered_bytes }
 }
 
-/// With so many bytes for each number that a sample has, and so many seconds for each operation on one.
+/// Returns the layer of a unit, with `bytes` for each element per sample, and `seconds` for each operation per sample.
 fn layer(unit: &Unit, bytes: usize, seconds: f64) -> Layer {
     let sizes = |all: &[u64]| all.iter().map(|elements| *elements as usize * bytes).collect();
     let forward_s = unit.flops as f64 * seconds;
     Layer {
         parameters: unit.parameters() as usize,
         forward_s,
-        // Of the parameters and of what came in.
+        // Gradients of the parameters and of the input.
         backward_s: 2.0 * forward_s,
         output_bytes: unit.output as usize * bytes,
         forward_reductions: sizes(&unit.forward),
@@ -130,8 +130,8 @@ fn layer(unit: &Unit, bytes: usize, seconds: f64) -> Layer {
     }
 }
 
-/// What sequence parallelism exchanges besides: sums of the gradients of parameters that all ranks have, the data, which is
-/// gathered once and so counts as half a reduction, and without sequences the result.
+/// Adds the other communication of sequence parallelism: all-reduce of gradients of parameters that all ranks hold; the
+/// data, which is gathered once and so counts as half a reduction; and the output, if samples have no length.
 fn beside(model: &Model, layers: &mut [Layer], bytes: usize, element: usize) {
     for (layer, unit) in layers.iter_mut().zip(&model.units) {
         layer.forward_reductions.extend((unit.gathered > 0).then_some(unit.gathered as usize * bytes / 2));
@@ -142,7 +142,7 @@ fn beside(model: &Model, layers: &mut [Layer], bytes: usize, element: usize) {
     }
 }
 
-/// The parts that are gathered one after the other; each computes as much as it has parameters.
+/// Returns the parts that are gathered one after the other, with computation in proportion to their parameters.
 fn by_part(unit: &Unit, whole: Layer) -> Vec<Layer> {
     let all = unit.parameters().max(1) as f64;
     let one = |parameters: u64| {
@@ -185,13 +185,13 @@ mod tests {
         for planned in &all {
             let Planned { estimate, seconds, waiting } = planned;
             let strategy = estimate.strategy;
-            // Parts of a batch wait for those before them.
+            // Micro-batches wait for those before them.
             if strategy == Strategy::Pipeline {
                 continue;
             }
             let sent = estimate.sent * 1e-9;
             assert!((seconds - waiting - computing / 4.0).abs() < 1e-9, "{strategy:?}: {planned:?}");
-            // Each step has a latency, of which there are hundreds at most.
+            // Tolerance for the latency of steps, at most a few hundred.
             assert!(
                 *waiting >= 0.95 * sent && *waiting < 1.05 * sent + 5e-4,
                 "{strategy:?}: {planned:?}, {sent}"
@@ -199,7 +199,7 @@ mod tests {
         }
         let kept = of(&all, Strategy::ShardedData(Sharding::GradOp));
         assert!(kept.seconds < of(&all, Strategy::ShardedData(Sharding::Full)).seconds);
-        // The first bucket is on its way while backward goes on.
+        // The first bucket is sent while backward continues.
         let hidden = planned(&model, &setting(4), &hardware(true)).unwrap();
         assert!(of(&hidden, Strategy::Data).waiting < 0.8 * of(&all, Strategy::Data).waiting);
     }
@@ -210,7 +210,7 @@ mod tests {
         let all = planned(&model, &setting(2), &hardware(false)).unwrap();
         let pipeline = of(&all, Strategy::Pipeline);
         let computing = 3.0 * model.flops() as f64 * 64.0 / 1e9;
-        // 2 stages, 4 micro-batches: 5 in place of 4.
+        // 2 stages, 4 micro-batches: the time of 5 instead of 4.
         let least = computing / 2.0 * 5.0 / 4.0;
         assert!(pipeline.seconds > least && pipeline.seconds < 1.1 * least, "{pipeline:?} {least}");
     }

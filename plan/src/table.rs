@@ -1,4 +1,4 @@
-//! A plan as lines, and as JSON.
+//! The plan as text lines.
 
 use crate::error::Result;
 use crate::forecast::Link;
@@ -8,13 +8,13 @@ use crate::step::{Hardware, Planned, planned, recommended};
 use crate::strategy::{Estimate, Lack, LeftOut, Setting, Strategy};
 use crate::units::{show_bytes, show_flops, show_time};
 
-/// Ranks beyond which no number that would do is looked for.
+/// Largest number of ranks tried when nothing fits.
 const MOST_RANKS: usize = 4096;
 
-/// Names that are listed before the others are counted.
+/// Number of names listed before the rest is only counted.
 const MOST_NAMES: usize = 6;
 
-/// What is planned for, to be shown with what comes of it ([`planned`]).
+/// Inputs of a plan, to be displayed with its results ([`planned`]).
 #[derive(Debug, Clone, Copy)]
 pub struct Table<'a> {
     /// The model.
@@ -23,16 +23,16 @@ pub struct Table<'a> {
     pub setting: &'a Setting,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// On what.
+    /// Hardware of the ranks.
     pub hardware: &'a Hardware,
-    /// Bytes of a rank.
+    /// Bytes of memory per rank.
     pub memory: f64,
     /// Whether some of the hardware's numbers were measured.
     pub measured: bool,
 }
 
 impl Hardware {
-    /// What it is for so many ranks, in a line of a heading.
+    /// Returns a heading line that describes the hardware for so many ranks.
     pub(crate) fn line(&self, ranks: usize, measured: bool) -> String {
         let optimizer = match self.memory_bandwidth {
             rate if rate.is_finite() => format!(", {}/s of memory", show_bytes(rate)),
@@ -60,7 +60,7 @@ impl Hardware {
 }
 
 impl Table<'_> {
-    /// A heading, a line for each strategy, those that are not possible, and which to take.
+    /// Returns the plan as lines: a heading, each strategy, those that are not possible, and the recommendation.
     ///
     /// # Errors
     /// As [`planned`].
@@ -107,7 +107,7 @@ impl Table<'_> {
         estimate.lack(self.setting, self.memory).is_none()
     }
 
-    /// Which ways have too few samples, and which there are not at all.
+    /// Returns lines for strategies that have too few samples, and for those that are not possible.
     fn missing(&self, all: &[Planned]) -> Vec<String> {
         let &Self { model, setting, memory, .. } = self;
         let lacks = |planned: &&Planned| planned.estimate.lack(setting, memory) == Some(Lack::Samples);
@@ -147,7 +147,7 @@ impl Table<'_> {
         ]
     }
 
-    /// Which to take, and why.
+    /// Returns the recommendation, with reasons.
     fn recommendation(&self, all: &[Planned]) -> Result<String> {
         let name = |planned: &Planned| self.name(planned);
         let Some(best) = recommended(all, self.setting, self.memory) else { return self.nothing_fits(all) };
@@ -219,7 +219,7 @@ impl Table<'_> {
     }
 }
 
-/// Names in a row, the last of many only counted.
+/// Lists names, and only counts the last of many.
 pub(crate) fn listed(names: &[String]) -> String {
     let (named, others) = names.split_at(names.len().min(MOST_NAMES));
     let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };

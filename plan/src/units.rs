@@ -1,6 +1,6 @@
-//! Quantities as people write them: `16GB`, `12.5GB/s`, `50us`, `2TFLOP/s`.
+//! Parsing and display of quantities: `16GB`, `12.5GB/s`, `50us`, `2TFLOP/s`.
 
-/// A number and its unit.
+/// Splits a text into number and unit; `None` if the number is not above 0.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
@@ -8,7 +8,7 @@ fn split(text: &str) -> Option<(f64, &str)> {
     (number.is_finite() && number > 0.0).then_some((number, text[end..].trim()))
 }
 
-/// The factor of a prefix, and what comes after it.
+/// Returns the factor of a unit's prefix, and the rest of the unit.
 fn prefix(unit: &str) -> (f64, &str) {
     let factors = [("ki", 1024.0), ("mi", 1024f64.powi(2)), ("gi", 1024f64.powi(3)), ("ti", 1024f64.powi(4))];
     let lower = unit.to_ascii_lowercase();
@@ -22,25 +22,25 @@ fn prefix(unit: &str) -> (f64, &str) {
     }
 }
 
-/// `number`, a prefix, and one of these endings.
+/// Parses a number with a prefix and one of these endings.
 fn quantity(text: &str, endings: &[&str]) -> Option<f64> {
     let (number, unit) = split(text)?;
     let (factor, rest) = prefix(unit);
     endings.iter().any(|ending| rest.eq_ignore_ascii_case(ending)).then_some(number * factor)
 }
 
-/// A number of bytes.
+/// Parses a number of bytes.
 ///
 /// # Errors
-/// Another text, with what would do.
+/// Any other text; the error gives examples of valid ones.
 pub fn bytes(text: &str) -> Result<f64, &'static str> {
     quantity(text, &["", "b"]).ok_or("give bytes, such as 500MB, 16GB or 80GiB")
 }
 
-/// Bytes a second.
+/// Parses a bandwidth, in bytes per second.
 ///
 /// # Errors
-/// Another text, with what would do.
+/// Any other text; the error gives examples of valid ones.
 pub fn bandwidth(text: &str) -> Result<f64, &'static str> {
     let bits = || quantity(text, &["bit/s"]).map(|bits| bits / 8.0);
     quantity(text, &["", "b", "b/s"])
@@ -48,19 +48,19 @@ pub fn bandwidth(text: &str) -> Result<f64, &'static str> {
         .ok_or("give bytes or bits a second, such as 12.5GB/s or 100Gbit/s")
 }
 
-/// Operations a second.
+/// Parses operations per second.
 ///
 /// # Errors
-/// Another text, with what would do.
+/// Any other text; the error gives examples of valid ones.
 pub fn flops(text: &str) -> Result<f64, &'static str> {
     let endings = ["", "flop/s", "flops"];
     quantity(text, &endings).ok_or("give operations a second, such as 80GFLOP/s or 300TFLOP/s")
 }
 
-/// A time in seconds.
+/// Parses a time, in seconds.
 ///
 /// # Errors
-/// Another text, with what would do.
+/// Any other text; the error gives examples of valid ones.
 pub fn time(text: &str) -> Result<f64, &'static str> {
     let factor = |unit: &str| {
         Some(match unit {
@@ -75,17 +75,17 @@ pub fn time(text: &str) -> Result<f64, &'static str> {
     time.ok_or("give a time, such as 50us or 1ms")
 }
 
-/// Bytes with three digits and a prefix.
+/// Formats bytes, with three digits and a prefix.
 pub fn show_bytes(bytes: f64) -> String {
     show(bytes, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
-/// Seconds with three digits and a prefix.
+/// Formats seconds, with three digits and a prefix.
 pub fn show_time(seconds: f64) -> String {
     show(seconds * 1e9, &["ns", "us", "ms", "s"])
 }
 
-/// Operations a second with three digits and a prefix.
+/// Formats operations per second, with three digits and a prefix.
 pub fn show_flops(flops: f64) -> String {
     show(flops, &["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"])
 }
@@ -96,7 +96,7 @@ fn show(mut number: f64, units: &[&str]) -> String {
         (number, unit) = (number / 1e3, unit + 1);
     }
     let digits = match number {
-        // There are no parts of a byte.
+        // Bytes without a prefix are whole numbers.
         number if number >= 99.95 || units[unit] == "B" => 0,
         number if number >= 9.995 => 1,
         _ => 2,

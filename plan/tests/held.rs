@@ -1,4 +1,4 @@
-//! What is planned of language models is what models hold that are trained, in threads.
+//! Compares plans of language models with what models hold when they are trained, in threads.
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor};
@@ -27,7 +27,7 @@ fn config(family: &str, tied: bool) -> ModelConfig {
     ModelConfig::from_json(&text).unwrap()
 }
 
-/// What a rank holds after a step, and what it has sent in it.
+/// What a rank holds after a step, and the bytes that it sent in the step.
 struct Held {
     variables: f64,
     gradients: f64,
@@ -40,7 +40,7 @@ fn bytes(tensor: &Tensor) -> f64 {
     (tensor.elem_count() * tensor.dtype().size_in_bytes()) as f64
 }
 
-/// Of each rank.
+/// Trains one step and measures each rank.
 fn held(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<Held> {
     let micro_batches = training.micro_batches(layout);
     let each = ROWS / layout.data_ranks();
@@ -74,8 +74,8 @@ fn held(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<Held> 
     Local::run_shared(layout.ranks(), run).unwrap()
 }
 
-/// The largest of the ranks of each stage hold what is planned, but for the one number that stands for a variable of which a rank has
-/// nothing.
+/// The largest rank of each stage holds what is planned, except for the single number that stands for a variable of
+/// which a rank has no part.
 #[test]
 fn ranks_hold_what_is_planned() {
     let meshes = [
@@ -109,13 +109,13 @@ fn ranks_hold_what_is_planned() {
                 assert!((planned - held).abs() <= times * slack, "{what}: {planned} planned, {held} held");
             };
             let Memory { parameters, gradients, optimizer, .. } = stage.memory;
-            // A pipeline's variables are whole, and the optimizer has parts of them.
+            // In a pipeline, variables are whole, and the optimizer has shards of them.
             let variables = if layout.pp > 1 { gradients } else { parameters };
             close(variables, most(|held| held.variables), 1.0);
             close(gradients, most(|held| held.gradients), 1.0);
             close(optimizer, most(|held| held.optimizer), 2.0 * 4.0 / element);
-            // Tied ends have a group of their own, which is not counted; losses and numbers of targets are, of which models of
-            // real sizes do not have many. Small sums of 16 bits travel as 32.
+            // The group of a tied embedding and head is not in these statistics. Losses and target counts are, but not
+            // in the plan; they are few in models of real sizes. Small 16-bit sums are sent in 32 bits.
             let sent = most(|held| held.sent);
             if dtype == DType::F32 && !(tied && layout.pp > 1) {
                 let most_off = 0.03 * sent + 4096.0;
@@ -125,7 +125,7 @@ fn ranks_hold_what_is_planned() {
     }
 }
 
-/// To the byte as the graph tells it, but for weights of norms that are computed with in 32 bits.
+/// Equal to the bytes of the autograd graph, except for norm weights that are converted to 32 bits.
 #[test]
 fn forward_keeps_what_is_planned() {
     for (family, tied) in [
@@ -144,7 +144,7 @@ fn forward_keeps_what_is_planned() {
                 continue;
             }
             for recompute in [Recompute::Units, Recompute::Selective] {
-                // One block is computed again beside what is kept, from a copy of what came in.
+                // In backward, one block is recomputed in addition to what is kept, from a copy of its input.
                 let (planned, kept) = forward_keeps(family, tied, dtype, recompute);
                 let model = config(family, tied);
                 let output = (ROWS * LENGTH * model.hidden_size * dtype.size_in_bytes()) as f64;
@@ -156,7 +156,7 @@ fn forward_keeps_what_is_planned() {
     }
 }
 
-/// Bytes of activations: planned, and as the graph tells them.
+/// Returns bytes of activations: planned, and in the autograd graph.
 fn forward_keeps(family: &str, tied: bool, dtype: DType, recompute: Recompute) -> (f64, f64) {
     let (device, model) = (Device::Cpu, config(family, tied));
     let training = Training { batch_size: ROWS, length: LENGTH, dtype, recompute, ..Training::default() };
@@ -167,7 +167,7 @@ fn forward_keeps(family: &str, tied: bool, dtype: DType, recompute: Recompute) -
     let tokens = Tensor::zeros((ROWS, LENGTH), DType::U32, &device).unwrap();
     let loss = RowKeys::new(0, 0, 0..ROWS).scope(|| lm.loss(&tokens, &tokens)).unwrap();
     let told = activation_bytes(&loss, []) as f64;
-    // The loss makes the gradient of its weight, which is planned as one.
+    // The loss keeps the gradient of its weight, which the plan counts as a gradient.
     let of_head = (model.vocab_size * model.hidden_size * dtype.size_in_bytes().max(4)) as f64;
     (cost.most().activations, told - of_head)
 }
@@ -211,7 +211,7 @@ fn what_cannot_be_is_ruled_out_with_the_reason() {
     assert!(compared.costs.is_sorted_by(|a, b| a.most().total() <= b.most().total()));
 }
 
-/// Nothing of a model is allocated: this one would need terabytes.
+/// The plan allocates nothing: this model would need terabytes.
 #[test]
 fn a_large_model_is_planned_at_once() {
     let text = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,

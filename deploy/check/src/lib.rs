@@ -1,5 +1,5 @@
-//! Whether the files beside this folder are what Kubernetes takes: each is read into the types that are generated from its
-//! schemas, and must come out again whole, so that no field is misspelt, misplaced or of another type.
+//! Checks the Kubernetes manifests next to this folder against their schemas: each is read into the types that are
+//! generated from the schemas, and written again, to find fields that are misspelt, misplaced or of another type.
 #![cfg(test)]
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::{Deserialize, DeserializeOwned};
 use serde_json::Value;
 
-/// The documents of a file.
+/// Returns the documents of a YAML file.
 fn documents(name: &str) -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kubernetes").join(name);
     let text = std::fs::read_to_string(path).unwrap();
@@ -19,7 +19,7 @@ fn documents(name: &str) -> Vec<Value> {
         .collect()
 }
 
-/// The one of this kind.
+/// Returns the only document of a kind.
 fn of_kind(name: &str, kind: &str) -> Value {
     let mut found = documents(name).into_iter().filter(|document| document["kind"] == kind);
     let document = found.next().unwrap_or_else(|| panic!("{name} has no {kind}"));
@@ -27,7 +27,7 @@ fn of_kind(name: &str, kind: &str) -> Value {
     document
 }
 
-/// Reads a document into its type, and demands that nothing of it is lost.
+/// Reads a document into its type, and panics if any field is lost.
 fn checked<T: DeserializeOwned + Serialize>(document: &Value) -> T {
     let typed: T = serde_json::from_value(document.clone()).unwrap();
     if let Err(place) = contained(document, &serde_json::to_value(&typed).unwrap()) {
@@ -36,7 +36,7 @@ fn checked<T: DeserializeOwned + Serialize>(document: &Value) -> T {
     typed
 }
 
-/// Where something of `part` is not in `whole`.
+/// Checks that all of `part` is in `whole`; the error is the path of what is not.
 fn contained(part: &Value, whole: &Value) -> Result<(), String> {
     let below = |name: &str, place: String| {
         if place.is_empty() { name.to_string() } else { format!("{name}.{place}") }
@@ -66,7 +66,7 @@ fn every_document_is_of_its_schema() {
     checked::<PersistentVolumeClaim>(&of_kind(FILE, "PersistentVolumeClaim"));
     checked::<Secret>(&of_kind("secret.yaml", "Secret"));
     assert_eq!((documents(FILE).len(), documents("secret.yaml").len()), (3, 1));
-    // The pod's schema comes from the JobSet's definition; this one is Kubernetes' own.
+    // The JobSet's schema has its own definition of the pod; this type is Kubernetes' own.
     checked::<PodTemplateSpec>(
         &of_kind(FILE, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"],
     );
@@ -129,7 +129,7 @@ fn names_fit_together() {
 #[test]
 fn no_secret_is_written_down() {
     assert!(variable("GIRANDOLE_SECRET").get("value").is_none());
-    // What stands for it is refused by whoever reads it.
+    // The placeholder must not be a valid secret, so that programs refuse it.
     let text = of_kind("secret.yaml", "Secret")["stringData"]["secret"].as_str().unwrap().to_string();
     assert!(text.len() != 64 && text.contains(|c: char| !c.is_ascii_hexdigit()));
 }

@@ -1,4 +1,4 @@
-//! Fields of a configuration, of which each is read, known to change nothing, or an error.
+//! Strict reader of the fields of a JSON configuration: each field is read, known to have no effect here, or an error.
 
 use std::collections::BTreeSet;
 
@@ -6,8 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// What changes nothing here: how text becomes tokens, how tokens are generated, what a file is called, what a program that is not
-/// this one does.
+/// Fields that have no effect here: tokenization, generation, names of files, options of other programs.
 const HARMLESS: &[&str] = &[
     "_attn_implementation_autoset",
     "_name_or_path",
@@ -47,24 +46,24 @@ const HARMLESS: &[&str] = &[
     "use_cache",
 ];
 
-/// Probabilities of dropout.
+/// Names of dropout probabilities.
 const DROPOUT: &[&str] = &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"];
 
-/// A JSON object that notes what was asked for.
+/// Reader of a JSON object that records which fields were read.
 pub(crate) struct Fields<'a> {
     file: &'static str,
-    /// What is configured.
+    /// What is configured; for messages.
     of: String,
-    /// What the object is, before a field's name.
+    /// Path of the object within the file, put before field names in messages.
     prefix: String,
-    /// Names of what changes nothing.
+    /// Names of fields that have no effect.
     harmless: &'static [&'static str],
     json: &'a Map<String, Value>,
     read: BTreeSet<String>,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a model's `config.json`.
+    /// Returns a reader of a model's `config.json`.
     pub(super) fn of_model(family: super::Family, json: &'a Map<String, Value>) -> Self {
         Self::new("config.json", family.to_string(), HARMLESS, json)
     }
@@ -78,7 +77,7 @@ impl<'a> Fields<'a> {
         Self { file, of, prefix: String::new(), harmless, json, read: BTreeSet::new() }
     }
 
-    /// An object in a field; none where it is null or not there.
+    /// Returns a reader of the object in a field; `None` if the field is missing or null.
     pub(crate) fn object(&mut self, name: &str) -> Result<Option<Fields<'a>>> {
         match self.value(name) {
             None => Ok(None),
@@ -91,7 +90,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A value that is there and not null.
+    /// Returns a field's value; `None` if it is missing or null.
     pub(crate) fn value(&mut self, name: &str) -> Option<&'a Value> {
         self.read.insert(name.to_string());
         self.json.get(name).filter(|value| !value.is_null())
@@ -101,7 +100,7 @@ impl<'a> Fields<'a> {
         self.json.contains_key(name)
     }
 
-    /// A number that may not be missing.
+    /// Reads a whole number that must be present.
     pub(crate) fn size(&mut self, name: &str) -> Result<usize> {
         match self.optional_size(name)? {
             Some(size) => Ok(size),
@@ -112,14 +111,14 @@ impl<'a> Fields<'a> {
     pub(crate) fn optional_size(&mut self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
-        // Sizes are multiplied with each other.
+        // The limit keeps products of sizes from overflowing.
         match size.filter(|size| *size <= 1 << 31) {
             Some(size) => Ok(Some(size)),
             None => Err(self.refuse(name, value, "it must be a whole number up to 2^31")),
         }
     }
 
-    /// How many blocks there are: room is made for each before anything is read.
+    /// Reads the number of blocks. It is limited because memory is allocated for each block before any weight is read.
     pub(crate) fn layers(&mut self, name: &str) -> Result<usize> {
         let layers = self.size(name)?;
         match layers <= 1 << 16 {
@@ -133,17 +132,17 @@ impl<'a> Fields<'a> {
         value.as_f64().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a number"))
     }
 
-    /// A finite number above 0.
+    /// Reads a finite number above 0.
     pub(crate) fn above_zero(&mut self, name: &str) -> Result<Option<f64>> {
         self.within(name, |got| got > 0.0, "it must be a finite number above 0")
     }
 
-    /// A finite number, 0 or more.
+    /// Reads a finite number, 0 or more.
     pub(crate) fn not_negative(&mut self, name: &str) -> Result<Option<f64>> {
         self.within(name, |got| got >= 0.0, "it must be a finite number, 0 or more")
     }
 
-    /// A number of which a test holds; it is finite in the 32 bits that models compute with.
+    /// Reads a number that satisfies `holds` and is finite in f32, in which models compute.
     fn within(&mut self, name: &str, holds: impl Fn(f64) -> bool, help: &str) -> Result<Option<f64>> {
         match self.number(name)? {
             Some(got) if !(got as f32).is_finite() || !holds(got) => {
@@ -153,7 +152,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number from 0 to 1.
+    /// Reads a number from 0 to 1.
     pub(crate) fn probability(&mut self, name: &str, default: f64) -> Result<f64> {
         let got = self.number(name)?.unwrap_or(default);
         match (0.0..=1.0).contains(&got) {
@@ -172,10 +171,10 @@ impl<'a> Fields<'a> {
         value.as_str().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a string"))
     }
 
-    /// A field that must have this value where it is there.
+    /// Refuses any value but this one; the field may be missing.
     pub(crate) fn only(&mut self, name: &str, supported: &Value) -> Result<()> {
         match self.value(name) {
-            // 1 is 1.0, too.
+            // 1 and 1.0 are equal.
             Some(got)
                 if got != supported && got.as_f64().is_none_or(|got| supported.as_f64() != Some(got)) =>
             {
@@ -198,7 +197,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses what was not asked for and is not known to change nothing; notes what is not applied.
+    /// Refuses fields that were neither read nor known to have no effect; returns notes about fields that are not
+    /// applied.
     pub(crate) fn finish(self) -> Result<Vec<String>> {
         let (mut notes, mut unknown) = (Vec::new(), Vec::new());
         for (name, value) in self.json {
@@ -225,7 +225,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether a field says that there is nothing.
+/// Whether a value is null, false or empty.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

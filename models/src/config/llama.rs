@@ -1,4 +1,4 @@
-//! `config.json` of Llama and its relatives.
+//! `config.json` of Llama, Mistral, Qwen2 and Qwen3.
 
 use serde_json::{Map, Value, json};
 use training::Gate;
@@ -66,7 +66,8 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
     })
 }
 
-/// As many as there are heads where it is null; only Llama's may be missing.
+/// Reads the number of key-value heads. Null means as many as `num_heads`, and so does a missing field, which only
+/// Llama may have.
 fn kv_heads(family: Family, fields: &mut Fields<'_>, num_heads: usize) -> Result<usize> {
     match (fields.optional_size("num_key_value_heads")?, family) {
         (Some(heads), _) => Ok(heads),
@@ -76,7 +77,7 @@ fn kv_heads(family: Family, fields: &mut Fields<'_>, num_heads: usize) -> Result
     }
 }
 
-/// transformers gives that token's embedding no gradient.
+/// Returns a note if the configuration has a padding token: transformers computes no gradient for its embedding.
 fn padding(fields: &mut Fields<'_>) -> Option<String> {
     fields.value("pad_token_id").map(|token| {
         format!(
@@ -85,7 +86,7 @@ fn padding(fields: &mut Fields<'_>) -> Option<String> {
     })
 }
 
-/// The activation of the feed-forward layers.
+/// Reads the activation of the feed-forward layers.
 pub(super) fn activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result<Gate> {
     match fields.text(name)?.unwrap_or(default) {
         "silu" | "swish" => Ok(Gate::Silu),
@@ -98,14 +99,15 @@ pub(super) fn activation(fields: &mut Fields<'_>, name: &str, default: &str) -> 
     }
 }
 
-/// One window for all blocks; 4096 where nothing is said, none where it is null.
+/// Reads the sliding window, the same for all blocks: 4096 if the field is missing, none if it is null.
 fn mistral_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
     let is_there = fields.has("sliding_window");
     let window = fields.optional_size("sliding_window")?;
     Ok(vec![if is_there { window } else { Some(4096) }; num_layers])
 }
 
-/// A window for some blocks, by `layer_types` or by `max_window_layers`, where it is turned on.
+/// Reads the sliding window of each block, from `layer_types` or `max_window_layers`; no windows unless
+/// `use_sliding_window` is set.
 fn qwen_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
     let window = fields.optional_size("sliding_window")?;
     let is_on = fields.flag("use_sliding_window", false)?;
@@ -132,7 +134,7 @@ fn qwen_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option
             }
         }
     };
-    // A window that is not turned on is none.
+    // Without `use_sliding_window`, `sliding_window` is ignored.
     let window = window.filter(|_| is_on);
     if windowed.contains(&true) && window.is_none() {
         return Err(fields.config(

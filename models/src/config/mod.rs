@@ -1,4 +1,4 @@
-//! What `config.json` says.
+//! Model configuration, read from `config.json`.
 
 mod fields;
 mod gpt2;
@@ -15,26 +15,26 @@ use crate::{Error, Result};
 
 pub(crate) use fields::Fields;
 
-/// The kinds of models that there are.
+/// Supported model families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
     /// Llama 2 and 3, SmolLM2 and others of `model_type` "llama".
     Llama,
-    /// "mistral": Llama with a sliding window.
+    /// `model_type` "mistral": Llama with a sliding window.
     Mistral,
-    /// "qwen2", Qwen2.5 too: Llama with biases of queries, keys and values.
+    /// `model_type` "qwen2", also Qwen2.5: Llama with biases of queries, keys and values.
     Qwen2,
-    /// "qwen3": Llama with norms of queries and keys.
+    /// `model_type` "qwen3": Llama with norms of queries and keys.
     Qwen3,
-    /// "gpt2".
+    /// `model_type` "gpt2".
     Gpt2,
 }
 
 impl Family {
-    /// All of them.
+    /// All families.
     pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gpt2];
 
-    /// The `model_type` of a configuration.
+    /// Returns the `model_type` of a configuration.
     pub fn model_type(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -52,69 +52,71 @@ impl fmt::Display for Family {
     }
 }
 
-/// What a model is: read from `config.json`, as transformers 4 or 5 writes it.
+/// Model configuration, read from a `config.json` written by transformers 4 or 5.
 ///
 /// # Which fields are accepted
-/// - Those that say what the model computes are read. A value that is not supported is an error that says which are.
-/// - Those that change nothing here (ids of special tokens, `use_cache`, `transformers_version`, `torch_dtype` and the like) are
-///   known by name and kept for saving.
-/// - Probabilities of dropout that another family has change nothing; [`notes`](Self::notes) says so.
-/// - Any other field is an error, unless it is null, false or empty: it could change the numbers.
+/// - Fields that determine what the model computes are read. An unsupported value is an error that lists the supported
+///   ones.
+/// - Fields that have no effect here (ids of special tokens, `use_cache`, `transformers_version`, `torch_dtype` and the
+///   like) are known by name and kept for saving.
+/// - Dropout probabilities that only other families have are ignored; [`notes`](Self::notes) lists them.
+/// - Any other field is an error, unless it is null, false or empty: it could change the results.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelConfig {
-    /// The kind of model.
+    /// Model family.
     pub family: Family,
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Features of a token.
+    /// Number of features of a token.
     pub hidden_size: usize,
     /// Width of the feed-forward layers.
     pub intermediate_size: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub num_layers: usize,
-    /// Heads of queries.
+    /// Number of query heads.
     pub num_heads: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub num_kv_heads: usize,
-    /// Features of a head.
+    /// Number of features of a head.
     pub head_dim: usize,
-    /// Longest row of tokens.
+    /// Maximum length of a row, in tokens.
     pub max_len: usize,
-    /// What norms add to a variance.
+    /// Epsilon that norms add to the variance.
     pub norm_eps: f64,
-    /// The activation of the feed-forward layers.
+    /// Activation of the feed-forward layers.
     pub activation: Gate,
-    /// How positions turn queries and keys; GPT-2 has learnt positions in their place.
+    /// Rotary position embedding; `None` for GPT-2, which has learned positions.
     pub rotary: Option<RotaryConfig>,
-    /// By block: how many tokens a token sees, where not all before it.
+    /// Sliding window of each block, in tokens; `None` is full causal attention.
     pub windows: Vec<Option<usize>>,
-    /// Whether queries, keys and values have biases.
+    /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// Whether attention's output has a bias.
+    /// Whether the attention output projection has a bias.
     pub out_bias: bool,
     /// Whether the feed-forward layers have biases.
     pub mlp_bias: bool,
     /// Whether queries and keys go through a norm for each head.
     pub qk_norm: bool,
-    /// Whether the head is the embedding.
+    /// Whether the head shares the embedding's weight.
     pub tied: bool,
-    /// Dropout in training.
+    /// Dropout probabilities in training.
     pub dropout: DropoutConfig,
-    /// The standard deviation of new weights.
+    /// Standard deviation of newly initialized weights.
     pub initializer_range: f64,
     json: Map<String, Value>,
     notes: Vec<String>,
 }
 
-/// Probabilities with which numbers are dropped in training: within [`RowKeys::scope`](training::RowKeys::scope), as `girandole::Parallel` trains.
+/// Dropout probabilities in training. Dropout is active only within [`RowKeys::scope`](training::RowKeys::scope), which
+/// `girandole::Parallel` opens when it trains.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DropoutConfig {
-    /// Of what the embedding gives; GPT-2's alone.
+    /// Of the embedding output; GPT-2 only.
     pub embedding: f64,
-    /// Of the weights of attention.
+    /// Of the attention weights.
     pub attention: f64,
-    /// Of what attention and feed-forward add; GPT-2's alone.
+    /// Of the attention and feed-forward outputs, before they are added; GPT-2 only.
     pub residual: f64,
 }
 
@@ -135,7 +137,7 @@ impl ModelConfig {
     /// Reads the text of a `config.json`.
     ///
     /// # Errors
-    /// What is no JSON object; [`Error::Architecture`], [`Error::Config`], [`Error::UnknownFields`].
+    /// Text that is not a JSON object; [`Error::Architecture`], [`Error::Config`], [`Error::UnknownFields`].
     ///
     /// ```
     /// use models::ModelConfig;
@@ -212,10 +214,10 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The same with another dropout wherever the family has one.
+    /// Returns the configuration with this probability for each dropout that the family has.
     ///
     /// # Errors
-    /// What is no number from 0 to 1.
+    /// A probability that is not from 0 to 1.
     pub fn with_dropout(mut self, p: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
             let (got, help) = (p.to_string(), "it must be a number from 0 to 1");
@@ -228,17 +230,18 @@ impl ModelConfig {
         Ok(self)
     }
 
-    /// The configuration as it was read, to be written beside the weights.
+    /// Returns the JSON as it was read; it is saved with the weights.
     pub fn json(&self) -> &Map<String, Value> {
         &self.json
     }
 
-    /// What of the configuration is not applied, one line for each thing.
+    /// Returns one line for each part of the configuration that is not applied.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Parameters that are one, by name: the first is the one that is saved. A pipeline has both, `PipelineConfig::tied`.
+    /// Returns the names of tied parameters, in pairs: only the first of a pair is saved. A pipeline has both, see
+    /// `PipelineConfig::tied`.
     pub fn ties(&self) -> Vec<(String, String)> {
         match self.tied {
             true => vec![(crate::names::of(self.family).embedding(), crate::names::HEAD.into())],

@@ -1,4 +1,4 @@
-//! Rotary position embedding in a configuration.
+//! Rotary position embedding fields of a configuration.
 
 use serde_json::json;
 use training::{RotaryConfig, RotaryScaling};
@@ -9,10 +9,11 @@ use crate::Result;
 const ORIGINAL: &str = "original_max_position_embeddings";
 const SUPPORTED: &str = "supported are default, linear, llama3 and yarn";
 
-/// Reads `rope_parameters`, or what came before it: `rope_theta` and `rope_scaling`.
+/// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
 pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> Result<RotaryConfig> {
     let theta = fields.above_zero("rope_theta")?;
-    // Pairs of numbers that lie apart are the only layout of these models' files.
+    // These models' files only have the layout that is not interleaved: the two numbers of a pair are half a head
+    // apart.
     fields.only("rope_interleaved", &json!(false))?;
     fields.only("partial_rotary_factor", &json!(1.0))?;
     let name = if fields.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
@@ -55,7 +56,7 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
             let original = original_max_len(rope)?;
             let factor = match (original, rope.above_zero("factor")?) {
                 (_, Some(factor)) => factor,
-                // Null, as opposed to what is not there.
+                // The field is present and null.
                 (Some(original), None) if rope.has("factor") => max_len as f64 / original as f64,
                 (_, None) => return Err(rope.config("factor", "missing", "give a number")),
             };
@@ -72,7 +73,7 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
     })
 }
 
-/// The longest row of the model that was stretched.
+/// Reads the maximum length of the model before its context was extended.
 fn original_max_len(rope: &mut Fields<'_>) -> Result<Option<usize>> {
     match rope.optional_size(ORIGINAL)? {
         Some(0) => Err(rope.config(ORIGINAL, "0", "it must be above 0")),

@@ -1,4 +1,4 @@
-//! What adapters are, as `adapter_config.json` says it.
+//! LoRA configuration, and its form in `adapter_config.json`.
 
 use candle_core::DType;
 use serde_json::{Map, Value, json};
@@ -8,10 +8,10 @@ use crate::{Error, ModelConfig, Result};
 
 pub(super) const FILE: &str = "adapter_config.json";
 
-/// Stands for all linear layers but the head.
+/// Target name for all linear layers except the head.
 pub(super) const ALL: &str = "all-linear";
 
-/// Fields that change nothing here.
+/// Fields that have no effect here.
 const HARMLESS: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",
@@ -25,21 +25,22 @@ const HARMLESS: &[&str] = &[
     "task_type",
 ];
 
-/// What adapters there are, and how strong.
+/// Which layers have adapters, and their rank and scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraConfig {
-    /// Columns of the first matrix and rows of the second. Default: 8.
+    /// Rank of the adapters. Default: 8.
     pub rank: usize,
-    /// What an adapter is multiplied with, times the rank. Default: 16.
+    /// Numerator of the scale of an adapter, see [`scale`](Self::scale). Default: 16.
     pub alpha: f64,
-    /// Layers that have one, by the last parts of their names; "all-linear" stands for all but the head. Default: "all-linear".
+    /// Layers with an adapter, by the last parts of their names; "all-linear" stands for all except the head. Default:
+    /// "all-linear".
     pub targets: Vec<String>,
-    /// Whether adapters are multiplied with alpha over the root of the rank, in place of over the rank. Default: false.
+    /// Whether the scale is alpha over the square root of the rank, instead of alpha over the rank. Default: false.
     pub by_root: bool,
-    /// Probability with which numbers that go into adapters are dropped in training, as [`ModelConfig::dropout`] are. Default: 0.
+    /// Dropout probability of the adapters' input in training, as for [`ModelConfig::dropout`]. Default: 0.
     pub dropout: f64,
-    /// What adapters are computed in, f32 beside a model in bf16, for one; it is not saved. Sharded and divided models have one dtype.
-    /// Default: none, the model's.
+    /// Dtype of the adapters, for example f32 with a model in bf16; it is not saved. Sharded and divided models have a
+    /// single dtype. Default: none, the model's dtype.
     pub dtype: Option<DType>,
 }
 
@@ -50,7 +51,7 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// What an adapter is multiplied with.
+    /// Returns the factor of an adapter's output.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.by_root { rank.sqrt() } else { rank }
@@ -73,7 +74,7 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// Whether a layer has an adapter.
+    /// Returns whether a layer has an adapter.
     pub(super) fn is_target(&self, layer: &str) -> bool {
         self.targets.iter().any(|target| target == ALL || is_of(target, layer))
     }
@@ -83,7 +84,7 @@ impl LoraConfig {
         let mut fields = Fields::new(FILE, "LoRA".into(), HARMLESS, json);
         fields.only("peft_type", &json!("LORA"))?;
         fields.only("bias", &json!("none"))?;
-        // Ways to begin that leave the model's own weights alone.
+        // Initializations that leave the model's own weights unchanged.
         match fields.value("init_lora_weights") {
             None | Some(Value::Bool(_)) => {}
             Some(Value::String(how)) if how == "gaussian" || how == "orthogonal" => {}
@@ -116,7 +117,7 @@ impl LoraConfig {
         Ok(config)
     }
 
-    /// What `peft` reads.
+    /// Returns the `adapter_config.json` that `peft` reads.
     pub(super) fn json(&self, model: &ModelConfig) -> Value {
         let targets = match &self.targets[..] {
             [all] if all == ALL => json!(ALL),
@@ -139,7 +140,7 @@ impl LoraConfig {
     }
 }
 
-/// Whether a layer's name ends with a target.
+/// Returns whether a layer's name ends with a target, at a dot.
 pub(super) fn is_of(target: &str, layer: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }

@@ -1,4 +1,4 @@
-//! Adapters in a folder, as `peft` has them.
+//! Saving and loading adapters in the format of `peft`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,15 +15,15 @@ use crate::{Error, ModelConfig, Result};
 
 pub(crate) const TENSORS: &str = "adapter_model.safetensors";
 
-/// What `peft` puts before a parameter's name.
+/// Prefix of parameter names in `peft`'s files.
 pub(crate) const PREFIX: &str = "base_model.model.";
 
 impl Lora {
-    /// The adapters of a folder with `adapter_config.json` and `adapter_model.safetensors`, for a model.
-    /// [`Weights::with_adapters`](crate::Weights::with_adapters) reads their numbers.
+    /// Returns the adapters of a folder with `adapter_config.json` and `adapter_model.safetensors`, for a model. Their
+    /// values are read by [`Weights::with_adapters`](crate::Weights::with_adapters).
     ///
     /// # Errors
-    /// Files that cannot be read; fields that are not supported; targets that the model has not.
+    /// Files that cannot be read; fields that are not supported; targets that match no layer of the model.
     pub fn from_folder(folder: &Path, model: &ModelConfig) -> Result<Self> {
         let path = folder.join(FILE);
         let bytes = Error::read(&path)?;
@@ -32,8 +32,8 @@ impl Lora {
         Self::new(&LoraConfig::read(&json)?, model)
     }
 
-    /// Writes the adapters' parameters, by the names that the model asks for them by, as `peft` reads them. Other parameters are left
-    /// out.
+    /// Writes the adapters in the format of `peft`. `parameters` have the names that the model uses; those that are not
+    /// adapters are left out.
     ///
     /// # Errors
     /// Adapters that are missing or of other shapes; a folder that cannot be written.
@@ -58,7 +58,7 @@ impl Lora {
         write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 
-    /// What `dims` has not, or has in another shape.
+    /// Returns the adapter parameters for which `dims` returns `None` or another shape.
     pub(crate) fn misfits(&self, dims: impl Fn(&str) -> Option<Vec<usize>>) -> Misfits {
         let mut misfits = Misfits::default();
         for (name, expected) in &self.shapes {

@@ -1,4 +1,4 @@
-//! Layers with adapters beside them.
+//! Linear layers with LoRA adapters.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use training::{Dropout, add, scale};
 use super::LoraConfig;
 use crate::names::ADAPTER;
 
-/// Makes frozen layers, some of them with an adapter.
+/// Layer factory that freezes all layers and adds adapters to the targets.
 pub(super) struct Adapted {
     pub(super) inner: Arc<dyn Layers>,
     pub(super) config: LoraConfig,
@@ -43,7 +43,7 @@ impl Layers for Adapted {
         if !self.config.is_target(&vb.prefix()) {
             return Ok(base);
         }
-        // What is divided by outputs has a second matrix that is, what is divided by inputs a first one.
+        // A layer divided by outputs has its second matrix divided, a layer divided by inputs its first.
         let (first, second) = match config.division {
             Division::Whole => (Division::Whole, Division::Whole),
             Division::Outputs => (Division::Whole, Division::Outputs),
@@ -61,7 +61,7 @@ impl Layers for Adapted {
             let before = self.rank() * config.inputs / self.ranks();
             dropout = dropout.among_features(before, config.inputs);
         }
-        // Whole rows go into what is divided by inputs.
+        // A layer divided by inputs gets all positions of a row, so its dropout needs no position offset.
         let between = (config.division != Division::Inputs).then(|| self.inner.clone());
         Ok(Linear::new(WithAdapter { base, a, b, dropout, between, scale: self.config.scale(), dtype }))
     }
@@ -76,7 +76,7 @@ struct WithAdapter {
     a: Linear,
     b: Linear,
     dropout: Dropout,
-    /// Where a rank may have a part of each row.
+    /// Set where the input may be divided along the sequence: `dropped` needs the offset of this rank's positions.
     between: Option<Arc<dyn Layers>>,
     scale: f64,
     dtype: DType,
@@ -94,7 +94,7 @@ impl WithAdapter {
 
 impl Module for WithAdapter {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        // Scaled where it is small.
+        // Scaled between the two matrices, where the activation is small.
         let own = self.dropped(&x.to_dtype(self.dtype)?)?;
         let change = self.b.forward(&scale(&self.a.forward(&own)?, self.scale)?)?;
         add(&self.base.forward(x)?, &change.to_dtype(x.dtype())?)

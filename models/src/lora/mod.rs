@@ -1,4 +1,4 @@
-//! LoRA: a model whose weights are frozen, and small trained matrices beside some of its layers.
+//! LoRA: low-rank adapters of a frozen model.
 
 mod config;
 pub(crate) mod files;
@@ -18,9 +18,10 @@ pub use config::LoraConfig;
 
 use layers::Adapted;
 
-/// Adapters of a model: beside each target layer `x w'` there is `scale * (x a') b'`, with `a` (rank, inputs) and `b` (outputs, rank).
+/// Adapters of a model: `scale * (x a') b'` is added to the output `x w'` of each target layer, where `a` is (rank,
+/// inputs), `b` is (outputs, rank) and `'` is the transpose.
 ///
-/// All else is frozen: it has no gradient, in any layout.
+/// All other parameters are frozen: they have no gradient, in any layout.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -53,10 +54,10 @@ pub struct Lora {
 }
 
 impl Lora {
-    /// Adapters for a model.
+    /// Defines the adapters for a model.
     ///
     /// # Errors
-    /// A rank of 0; a target that no layer of the model has, with the names of those that there are.
+    /// A rank of 0; a target that matches no layer of the model: the error lists the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         config.validate()?;
         let mut lora = Self { config: config.clone(), model: model.clone(), shapes: BTreeMap::new() };
@@ -73,39 +74,40 @@ impl Lora {
         Err(Error::Target { target: target.clone(), known })
     }
 
-    /// What a model with these adapters has more.
+    /// Returns names and shapes of the parameters that these adapters add to the model.
     fn adapters(&self) -> Result<BTreeMap<String, Vec<usize>>> {
         let mut shapes = shapes_of(&self.model, |builder| self.adapt(builder))?;
         shapes.retain(|name, _| Self::is_adapter(name));
         Ok(shapes)
     }
 
-    /// What they are.
+    /// Returns the configuration.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
 
-    /// Names and shapes of their parameters.
+    /// Returns names and shapes of the adapters' parameters.
     pub fn shapes(&self) -> &BTreeMap<String, Vec<usize>> {
         &self.shapes
     }
 
-    /// A builder that makes a model with adapters, in the same layout.
+    /// Returns a builder, in the same layout, that builds the model with these adapters.
     pub fn adapt(&self, builder: Builder) -> Builder {
         let inner = builder.layers().clone();
         builder.with_layers(Arc::new(Adapted { inner, config: self.config.clone() }))
     }
 
-    /// Whether a parameter is an adapter's, and trained.
+    /// Returns whether a parameter belongs to an adapter and is trained.
     pub fn is_adapter(name: &str) -> bool {
         ADAPTER.iter().any(|part| name.ends_with(&format!(".{part}.weight")))
     }
 
-    /// A weight of the model with its adapter added, so that the model is the same without adapters. `adapters` has those of all
-    /// layers, by the names that the model asks for them by. A weight that has no adapter is given as it is.
+    /// Returns a weight of the model with its adapter merged, so that the model computes the same without adapters.
+    /// `adapters` has the adapters of all layers, by the model's parameter names. A weight without an adapter is
+    /// returned unchanged.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// Shapes that do not match.
     pub fn merged(&self, name: &str, weight: &Tensor, adapters: &HashMap<String, Tensor>) -> Result<Tensor> {
         let layer = name.strip_suffix("weight").unwrap_or(name);
         let part = |part: &str| adapters.get(&format!("{layer}{part}.weight"));
@@ -119,7 +121,7 @@ impl Lora {
     }
 }
 
-/// The layers that these adapters are of.
+/// Returns the names of the layers that have adapters.
 fn layers(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<String> {
     let end = format!(".{}.weight", ADAPTER[0]);
     shapes.keys().filter_map(|name| name.strip_suffix(&end)).map(String::from).collect()

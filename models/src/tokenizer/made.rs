@@ -1,4 +1,4 @@
-//! Tokenizers of bytes and of characters, as `tokenizer.json` describes them: byte-pair encoding without pairs.
+//! Byte and character tokenizers in the format of `tokenizer.json`: byte-pair encoding without merges.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::{END, Kind};
 
-/// A tokenizer with a token for each of these characters, in this order, which stand for bytes or for themselves.
+/// Returns the `tokenizer.json` of a tokenizer with one token per character, in this order. The characters stand for
+/// bytes (`are_bytes`) or for themselves.
 pub(super) fn description(characters: &[char], are_bytes: bool) -> Value {
     let vocab: Map<String, Value> = characters
         .iter()
@@ -39,7 +40,7 @@ pub(super) fn description(characters: &[char], are_bytes: bool) -> Value {
     })
 }
 
-/// What a description is of, if it was made here.
+/// Returns the kind of tokenizer that a `tokenizer.json` describes: `General` unless it equals one that is made here.
 pub(super) fn kind(json: &Value) -> Kind {
     let Some(vocab) = json["model"]["vocab"].as_object() else { return Kind::General };
     let character = |(name, token): (&String, &Value)| {
@@ -64,8 +65,8 @@ pub(super) fn kind(json: &Value) -> Kind {
     }
 }
 
-/// The characters that stand for bytes in byte-level tokenizers since GPT-2: themselves where they can be seen, others from code point
-/// 256 on.
+/// Returns the characters that stand for bytes in byte-level tokenizers since GPT-2: printable bytes stand for
+/// themselves, others are numbered from code point 256.
 pub(super) fn byte_alphabet() -> Vec<char> {
     let mut hidden = 256u32..;
     let stands = |byte: u8| match byte {

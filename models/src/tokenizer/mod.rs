@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Tokenizer: text to tokens and back.
 
 mod made;
 mod stream;
@@ -18,18 +18,18 @@ pub use stream::TextStream;
 pub(crate) const FILE: &str = "tokenizer.json";
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
 
-/// What ends a text for tokenizers that are made here.
+/// End-of-text token of the byte and character tokenizers.
 const END: &str = "<|endoftext|>";
 
-/// Makes tokens of text, and text of tokens: as `tokenizer.json` of a folder says, or for those who have none, a token for each byte or
-/// each character. All are written as `tokenizer.json`, which transformers reads.
+/// Tokenizer: that of a folder's `tokenizer.json`, or without one, a token per byte or per character. All are saved as
+/// `tokenizer.json`, which transformers reads.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     kind: Kind,
     end: Option<u32>,
 }
 
-/// What can be done faster than in general, and with an error where something has no token.
+/// Tokenizers with a faster way to encode, which is also an error for characters that have no token.
 enum Kind {
     General,
     Bytes,
@@ -37,7 +37,7 @@ enum Kind {
 }
 
 impl Tokenizer {
-    /// That of a folder.
+    /// Loads the tokenizer of a folder.
     ///
     /// # Errors
     /// A `tokenizer.json` that is missing or not supported.
@@ -52,10 +52,10 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// A token for each byte, and one for the end of a text: 257.
+    /// Returns a tokenizer with a token per byte and an end-of-text token: 257.
     ///
     /// # Errors
-    /// None that is known.
+    /// None are known.
     ///
     /// ```
     /// let tokenizer = models::Tokenizer::bytes()?;
@@ -68,7 +68,7 @@ impl Tokenizer {
         Self::made(description(&alphabet, true), Kind::Bytes)
     }
 
-    /// A token for each character of a text, in the order of their code points, and one for the end of a text.
+    /// Returns a tokenizer with a token per character of a text, in order of code points, and an end-of-text token.
     ///
     /// # Errors
     /// A text without characters.
@@ -98,7 +98,7 @@ impl Tokenizer {
 
     fn of(bytes: &[u8], kind: Kind) -> std::result::Result<Self, String> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| one_line(&*error))?;
-        // Rows are cut and filled elsewhere.
+        // Rows are truncated and padded elsewhere.
         inner.with_truncation(None).map_err(|error| one_line(&*error))?;
         inner.with_padding(None);
         let end =
@@ -106,35 +106,35 @@ impl Tokenizer {
         Ok(Self { inner, kind, end })
     }
 
-    /// What the folder says that ends a text.
+    /// Returns the end-of-text token of the folder's `tokenizer_config.json`, if it names one.
     fn end_of(&self, folder: &Path) -> Result<Option<u32>> {
         let config = read_config(folder)?;
         let token = config.get("eos_token").and_then(text_of_token);
         Ok(token.and_then(|token| self.inner.token_to_id(token)))
     }
 
-    /// How many tokens there are.
+    /// Returns the size of the vocabulary: the highest token id plus 1.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        // Numbers need not be without gaps.
+        // Token ids may have gaps.
         self.inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1)
     }
 
-    /// The token that ends a text, if there is one.
+    /// Returns the end-of-text token, if there is one.
     pub fn end_of_text(&self) -> Option<u32> {
         self.end
     }
 
-    /// The number of a token, by what it stands for.
+    /// Returns the id of a token by its text.
     pub fn token(&self, name: &str) -> Option<u32> {
         self.inner.token_to_id(name)
     }
 
-    /// The tokens of a text, without any at its beginning or end that it has not. Tokenizers of a folder know names of special
-    /// tokens in it.
+    /// Returns the tokens of a text, without adding special tokens at its beginning or end. Tokenizers of a folder
+    /// recognize names of special tokens in the text.
     ///
     /// # Errors
-    /// A character without a token; what the tokenizer fails with.
+    /// A character without a token; errors of the tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -157,7 +157,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text with those that the folder says begin and end one.
+    /// Returns the tokens of a text, with the special tokens that the folder's tokenizer adds at its beginning and end.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -173,8 +173,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The tokens of a text, each with the bytes of the text that it stands for, in order and without gaps. Names of special tokens are
-    /// known in it, also by tokenizers that are made here.
+    /// Returns the tokens of a text, each with the byte range of the text that it covers, in order and without gaps.
+    /// Names of special tokens are recognized, also by the byte and character tokenizers.
     pub(crate) fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
         let encoding = self.inner.encode(text, false).map_err(|error| failed(&*error))?;
         let mut end = 0;
@@ -184,7 +184,8 @@ impl Tokenizer {
             {
                 return Err(Self::unknown(end, character));
             }
-            // Some tokenizers leave white space out; tokens of one character are all of that character.
+            // White space that a tokenizer drops is assigned to the next token. Tokens that are parts of a character
+            // all cover the character.
             let start = end.min(first);
             end = end.max(last);
             Ok((token, start..end))
@@ -197,7 +198,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the name of a special token is the end of a text.
+    /// Returns whether a text ends with the name of a special token.
     pub(crate) fn ends_with_special(&self, text: &str) -> bool {
         let added = self.inner.get_added_tokens_decoder();
         added
@@ -205,28 +206,28 @@ impl Tokenizer {
             .any(|token| token.special && !token.content.is_empty() && text.ends_with(&token.content))
     }
 
-    /// The text of tokens, without special ones. Bytes that are no text are replaced.
+    /// Returns the text of tokens, without special tokens. Bytes that are not valid UTF-8 are replaced.
     ///
     /// # Errors
-    /// What the tokenizer fails with.
+    /// Errors of the tokenizer.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         self.inner.decode(tokens, true).map_err(|error| failed(&*error))
     }
 
-    /// Text as tokens come.
+    /// Returns a decoder for tokens that arrive one at a time.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
     }
 
-    /// Whether a model has all the tokens.
+    /// Checks that all token ids are within a model's vocabulary.
     ///
     /// # Errors
-    /// More tokens than the model's vocabulary.
+    /// A tokenizer with more tokens than the model's vocabulary.
     pub fn check(&self, model: &ModelConfig) -> Result<()> {
         self.check_size(model.vocab_size)
     }
 
-    /// Whether a model of so many tokens has all.
+    /// As [`check`](Self::check), for a vocabulary size.
     pub(crate) fn check_size(&self, vocab_size: usize) -> Result<()> {
         if self.len() <= vocab_size {
             return Ok(());
@@ -236,7 +237,7 @@ impl Tokenizer {
         Err(Error::Invalid { what: "the tokenizer", field: "the vocabulary", got, help })
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
+    /// Writes `tokenizer.json` and `tokenizer_config.json`, in the format of transformers.
     ///
     /// # Errors
     /// A folder that cannot be written.
@@ -258,7 +259,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// A folder's `tokenizer_config.json`; nothing where there is none.
+/// Reads a folder's `tokenizer_config.json`; empty if there is none.
 pub(crate) fn read_config(folder: &Path) -> Result<Map<String, Value>> {
     let path = folder.join(CONFIG);
     if !path.exists() {
@@ -268,7 +269,7 @@ pub(crate) fn read_config(folder: &Path) -> Result<Map<String, Value>> {
         .map_err(|error| Error::Format { path, problem: error.to_string() })
 }
 
-/// A special token, as that file has it: its text, or an object with it.
+/// Returns the text of a special token, which the file has as a string or as an object with `content`.
 pub(crate) fn text_of_token(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }

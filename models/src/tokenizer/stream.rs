@@ -1,23 +1,25 @@
-//! Text of tokens that come one after the other.
+//! Incremental decoding: text of tokens that arrive one at a time.
 
 use std::fmt;
 
 use super::Tokenizer;
 use crate::Result;
 
-/// What stands for bytes that are no text, or not yet.
+/// Stands for bytes that are not valid UTF-8, or are an incomplete character.
 const REPLACED: char = char::REPLACEMENT_CHARACTER;
 
-/// Text as tokens come: a character of several tokens is given with the last of them. All pieces and the [`rest`](Self::rest) are the
-/// text of [`Tokenizer::decode`]; but where some bytes are no text, tokenizers with a token for each byte also replace those before
-/// them, which may have been given already, and stay.
+/// Incremental decoder: a character of several tokens is returned with the last of them. All pieces and the
+/// [`rest`](Self::rest) together are the text of [`Tokenizer::decode`]. Exception: where bytes are not valid UTF-8, the
+/// `decode` of tokenizers with byte tokens may also replace bytes before them; pieces that were already returned are
+/// not changed.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// Those of the piece before the last, since some tokenizers write a token otherwise at the beginning, and all after them.
+    /// Tokens of the last complete piece, since some tokenizers decode a token differently at the beginning of a text,
+    /// and all later tokens.
     tokens: Vec<u32>,
-    /// How many of these belong to pieces that were given.
+    /// How many of `tokens` belong to the last complete piece.
     known: usize,
-    /// How much of the text of `tokens` was given.
+    /// The part of the text of `tokens` that was already returned.
     given: String,
 }
 
@@ -26,10 +28,10 @@ impl<'a> TextStream<'a> {
         Self { tokenizer, tokens: Vec::new(), known: 0, given: String::new() }
     }
 
-    /// What there is to read with another token, if anything.
+    /// Adds a token; returns the text that it completes, if any.
     ///
     /// # Errors
-    /// What the tokenizer fails with.
+    /// Errors of the tokenizer.
     ///
     /// ```
     /// let tokenizer = models::Tokenizer::bytes()?;
@@ -41,7 +43,7 @@ impl<'a> TextStream<'a> {
     pub fn push(&mut self, token: u32) -> Result<Option<String>> {
         self.tokens.push(token);
         let text = self.text()?;
-        // What it ends with may be the beginning of a character.
+        // Trailing replacement characters may be the beginning of a character.
         let whole = text.trim_end_matches(REPLACED);
         let Some(piece) = whole.strip_prefix(&*self.given).filter(|piece| !piece.is_empty()) else {
             return Ok(None);
@@ -57,10 +59,11 @@ impl<'a> TextStream<'a> {
         Ok(Some(piece))
     }
 
-    /// What no further token completes: a part of a character, as `decode` shows it. To be asked for once, at the end.
+    /// Returns the text that no further token completes: a partial character, as `decode` shows it. To be called once,
+    /// at the end.
     ///
     /// # Errors
-    /// What the tokenizer fails with.
+    /// Errors of the tokenizer.
     ///
     /// ```
     /// let tokenizer = models::Tokenizer::bytes()?;
@@ -74,14 +77,14 @@ impl<'a> TextStream<'a> {
         Ok(text.strip_prefix(&*self.given).unwrap_or_default().to_string())
     }
 
-    /// That of `tokens`, which begins with what was given.
+    /// Decodes `tokens`, to a text that begins with `given`.
     fn text(&mut self) -> Result<String> {
         let text = self.tokenizer.decode(&self.tokens)?;
         if text.starts_with(&*self.given) {
             return Ok(text);
         }
-        // Where bytes are tokens of their own, one that fits nowhere makes some tokenizers replace those before it, too. What was given
-        // stays; what comes after it is read by itself.
+        // An invalid byte token makes some tokenizers also replace bytes before it. What was returned stays; the tokens
+        // after it are decoded by themselves.
         self.tokens.drain(..self.known);
         (self.known, self.given) = (0, String::new());
         self.tokenizer.decode(&self.tokens)

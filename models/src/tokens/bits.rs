@@ -1,6 +1,6 @@
-//! Which tokens count, a bit for each: that of token t is bit t % 8 of byte t / 8.
+//! Bit mask of the tokens that count for the loss: that of token t is bit t % 8 of byte t / 8.
 
-/// Bits on their way to a file.
+/// Packs bits into bytes, to be written to a file.
 #[derive(Debug, Default)]
 pub(super) struct Bits {
     /// Bits that do not fill a byte yet.
@@ -18,12 +18,12 @@ impl Bits {
         }
     }
 
-    /// The whole bytes since the last call.
+    /// Returns the complete bytes since the last call.
     pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Ends the last byte.
+    /// Completes the last byte, with zeros.
     pub(super) fn fill(&mut self) {
         if self.filled > 0 {
             self.bytes.push(self.last);
@@ -32,12 +32,12 @@ impl Bits {
     }
 }
 
-/// How many bytes so many bits take.
+/// Returns the number of bytes of so many bits.
 pub(super) fn bytes(bits: u64) -> u64 {
     bits.div_ceil(8)
 }
 
-/// The bit of a token, from bytes that begin with the byte of the token `first`.
+/// Returns the bit of a token, from bytes of which the first holds the bit of the token `first`.
 pub(super) fn get(bytes: &[u8], first: u64, token: u64) -> bool {
     let byte = bytes.get((token / 8 - first / 8) as usize).copied().unwrap_or_default();
     byte >> (token % 8) & 1 == 1

@@ -1,4 +1,4 @@
-//! What `--data` of commands that train means.
+//! Training data of any supported file type (`--data`): arguments, configuration and opening.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -7,9 +7,9 @@ use crate::{Error, Result, Tokenizer};
 
 use super::{ChatTemplate, Rows, TextEncoder, TextSource, TokenFile, TokenWriter};
 
-/// Token files up to this size are read whole when they are opened, and compared with what was written.
+/// Token files up to this size are read whole when they are opened, to verify their hash.
 const VERIFIED: u64 = 1 << 30;
-/// Tokens of a row unless something else is said.
+/// Default number of inputs of a row.
 const LENGTH: usize = 1024;
 
 /// A file to train on: `FILE`, or `FILE=WEIGHT` (see [`Rows`]).
@@ -25,12 +25,12 @@ const LENGTH: usize = 1024;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataFile {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// How often its rows come in an epoch. Default 1.
+    /// How often the file's rows occur in an epoch. Default 1.
     pub weight: f64,
-    /// The token file that was made of it by another process, which saves making it again: [`TokenFile::shared`]. Where it cannot be
-    /// read, the file itself is. Default none.
+    /// Token file that another process made of this file, to avoid tokenizing it again: see [`TokenFile::shared`]. If
+    /// it cannot be read, the file itself is used. Default none.
     pub tokens: Option<PathBuf>,
 }
 
@@ -53,20 +53,21 @@ impl FromStr for DataFile {
     }
 }
 
-/// What the data is for.
+/// How training data is opened.
 #[derive(Debug)]
 pub struct DataConfig<'a> {
-    /// Makes tokens of text. Default none: then there may be token files and rows alone.
+    /// Tokenizer for text. Default none: then only token files and files of rows can be opened.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// The folder whose chat template is taken. Default none.
+    /// Folder to read the chat template from. Default none.
     pub folder: Option<&'a Path>,
-    /// The field of JSON lines. Default `text` or `messages`.
+    /// Field of JSON lines that holds the text or conversation. Default `text` or `messages`.
     pub field: Option<&'a str>,
-    /// How many inputs a row has. Default what a file of rows has, else 1024 or as many as the model takes.
+    /// Number of inputs of a row. Default: that of a file of rows if there is one, else 1024 or the model's maximum if
+    /// smaller.
     pub length: Option<usize>,
-    /// How many tokens the model knows. Default no limit.
+    /// Size of the model's vocabulary. Default no limit.
     pub vocab_size: usize,
-    /// How many inputs the model takes. Default no limit.
+    /// Maximum number of inputs of the model. Default no limit.
     pub max_len: usize,
 }
 
@@ -83,20 +84,21 @@ impl Default for DataConfig<'_> {
     }
 }
 
-/// Rows of the files that somebody names.
+/// Opens training data.
 #[derive(Debug)]
 pub struct Data;
 
 impl Data {
-    /// Rows of these files: token files, safetensors files of rows, text and JSON lines ([`TextSource`]). Of text, a token file is made in
-    /// the folder for temporary files, without a name: it goes with the process.
+    /// Opens files as rows: token files, safetensors files of rows, text and JSON lines ([`TextSource`]). Text is
+    /// written to an unnamed token file in the folder for temporary files, which is removed when the process ends.
     ///
     /// # Cost
-    /// Text is made tokens of by each process that opens it, unless it is told of another's ([`DataFile::tokens`]). Token files up to 1 GiB and files of rows are read once.
+    /// Text is tokenized by each process that opens it, unless [`DataFile::tokens`] names another process's token file.
+    /// Token files up to 1 GiB and files of rows are read once.
     ///
     /// # Errors
-    /// A file that cannot be read, is no regular file or has no text; text without a tokenizer; a tokenizer, or tokens, beyond the
-    /// model's vocabulary; a length beyond what it takes; those of [`Rows::new`].
+    /// A file that cannot be read, is not a regular file or has no text; text without a tokenizer; a tokenizer, or
+    /// tokens, beyond the model's vocabulary; a length beyond the model's maximum; those of [`Rows::new`].
     ///
     /// ```
     /// use models::Tokenizer;
@@ -139,7 +141,7 @@ impl Data {
     }
 }
 
-/// Whether a file begins as safetensors files do: with the length of a header, which is JSON.
+/// Whether a file is named as safetensors, or begins like it: with the length of a header, and the header's JSON.
 fn is_tensors(path: &Path) -> Result<bool> {
     use std::io::Read;
     let file = training::open_input(path).map_err(Error::io("read", path))?;
@@ -167,7 +169,7 @@ fn tensors(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
         );
         return Err(file.refuse(problem));
     }
-    // Files of rows have just been read.
+    // Files of rows were read whole when they were opened.
     let content = file.content();
     if file.row_length().is_none() && content.end - content.start <= VERIFIED {
         file.verify()?;
@@ -175,7 +177,7 @@ fn tensors(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     Ok(file)
 }
 
-/// What another process has made of a text with the same tokenizer, if it can be read.
+/// Opens a token file that another process made of a text; `None` if it cannot be read or is of another tokenizer.
 fn made(tokens: &Path, path: &Path, config: &DataConfig<'_>) -> Option<TokenFile> {
     let mut file = TokenFile::open(tokens).ok()?;
     let is_ours = config.tokenizer.is_some_and(|tokenizer| tokenizer.len() == file.vocab_size());

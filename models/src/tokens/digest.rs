@@ -1,8 +1,8 @@
-//! SHA-256, as hexadecimal digits.
+//! SHA-256 in hexadecimal.
 
 use sha2::{Digest, Sha256};
 
-/// A hash on its way.
+/// Incremental SHA-256.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Hash(Sha256);
 

@@ -1,4 +1,4 @@
-//! Text and chats to tokens.
+//! Encoding of texts and conversations as tokens.
 
 use rayon::prelude::*;
 
@@ -7,14 +7,14 @@ use crate::{Result, Tokenizer};
 use super::chat::{Chat, ChatTemplate};
 use super::{Piece, TextSource, TokenWriter};
 
-/// Bytes of text that are in memory at once for each thread, about.
+/// Approximate bytes of text in memory at a time, per thread.
 const BATCH: usize = 1 << 20;
 
-/// Makes tokens of documents, on all processors.
+/// Encodes documents as tokens, in parallel on all processors.
 ///
-/// - A text is between the tokens that the folder says begin and end one, and the token that ends a text comes after it, if there is
-///   one. All of it counts.
-/// - Of a conversation only the assistant's answers count, each with the token that ends it.
+/// - A text is enclosed in the special tokens that the folder's tokenizer adds, and followed by the end-of-text token
+///   if there is one. All tokens count for the loss.
+/// - Of a conversation, only the assistant's answers count, each with the token that ends it.
 #[derive(Debug)]
 pub struct TextEncoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -23,7 +23,7 @@ pub struct TextEncoder<'a> {
     after: Vec<u32>,
 }
 
-/// Tokens of a piece, and which of them count if not all do.
+/// Tokens of a piece, and which of them count; `None` if all do.
 struct Encoded {
     tokens: Vec<u32>,
     counted: Option<Vec<bool>>,
@@ -31,12 +31,13 @@ struct Encoded {
 }
 
 impl<'a> TextEncoder<'a> {
-    /// Of a tokenizer, and of a template where there are conversations.
+    /// Creates an encoder; conversations need a template.
     ///
     /// # Errors
-    /// What the tokenizer fails with.
+    /// Errors of the tokenizer.
     pub fn new(tokenizer: &'a Tokenizer, template: Option<ChatTemplate>) -> Result<Self> {
-        // Any text will do that has tokens.
+        // Encodes a sample with and without special tokens, to find those that the tokenizer adds. Any text that has
+        // tokens will do.
         let sample = |token: u32| tokenizer.decode(&[token]).ok().filter(|text| !text.trim().is_empty());
         let sample = (0..tokenizer.len() as u32).find_map(sample).unwrap_or_default();
         let (whole, plain) = (tokenizer.encode_whole(&sample)?, tokenizer.encode(&sample)?);
@@ -51,10 +52,10 @@ impl<'a> TextEncoder<'a> {
         Ok(Self { tokenizer, template, before, after })
     }
 
-    /// The tokens of a conversation, and which of them are predicted with a loss.
+    /// Returns the tokens of a conversation, and which of them count for the loss.
     ///
     /// # Errors
-    /// No template; what it refuses; characters without a token.
+    /// No template; errors of the template; characters without a token.
     pub fn chat(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<bool>)> {
         let Some(template) = &self.template else {
             return Err(crate::Error::Invalid {
@@ -71,7 +72,7 @@ impl<'a> TextEncoder<'a> {
             }
         }
         let tokens = self.tokenizer.encode_with_places(&text)?;
-        // Both are in order.
+        // Tokens and answers are both in order.
         let mut first = 0;
         let counts = tokens.iter().map(|(_, place)| {
             while answers.get(first).is_some_and(|answer| answer.end <= place.start) {
@@ -83,7 +84,8 @@ impl<'a> TextEncoder<'a> {
         Ok((tokens.into_iter().map(|(token, _)| token).collect(), counts))
     }
 
-    /// The length of an answer without the white space after its last token, where that is a special one: it belongs to what follows.
+    /// Returns the length of an answer, without the white space after a special token at its end: that belongs to what
+    /// follows.
     fn without_space(&self, answer: &str) -> usize {
         let trimmed = answer.trim_end();
         match self.tokenizer.ends_with_special(trimmed) {
@@ -92,10 +94,10 @@ impl<'a> TextEncoder<'a> {
         }
     }
 
-    /// Writes all documents of a source. `progress` is told how many bytes of it are done.
+    /// Encodes and writes all documents of a source. `progress` is called with the number of its bytes that are done.
     ///
     /// # Errors
-    /// A source without text; what it, the tokenizer, the template or the writer fails with.
+    /// A source without text; errors of the source, the tokenizer, the template or the writer.
     pub fn write(
         &self,
         source: &mut TextSource,

@@ -1,4 +1,4 @@
-//! Token files being read.
+//! Token file reader.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,18 +13,19 @@ use super::bits;
 use super::digest::Hash;
 use super::rows::{NOT_COUNTED, Row};
 
-/// Bytes that are read at a time, where all are.
+/// Bytes read at a time when a whole file is read.
 pub(super) const CHUNK: usize = 1 << 20;
 
-/// What the file's `format` is.
+/// Value of `format` in the file's metadata.
 pub(super) const FORMAT: &str = "girandole-tokens-1";
 
-/// A file of tokens, of which only what is asked for is read: one that [`TokenWriter`](super::TokenWriter) wrote, or a safetensors file
-/// with a tensor `tokens`, i64 (rows, length), whose rows are rows to train on.
+/// Token file, read on demand: written by [`TokenWriter`](super::TokenWriter), or a safetensors file with a tensor
+/// `tokens`, i64 (rows, length), whose rows are training rows.
 ///
 /// # Cost
-/// [`Rows::get`](super::Rows::get) and [`read`](Self::read) read the bytes of their tokens by one or two calls of the system, which keeps them in its
-/// cache. The file is not mapped: one that another program shortens meanwhile is an error, and not the end of the process.
+/// [`Rows::get`](super::Rows::get) and [`read`](Self::read) read their tokens with one or two system calls, through the
+/// page cache. The file is not memory-mapped: if another program truncates it, that is an error and does not kill the
+/// process.
 #[derive(Debug, Clone)]
 pub struct TokenFile {
     pub(super) path: PathBuf,
@@ -33,33 +34,34 @@ pub struct TokenFile {
     pub(super) vocab_size: usize,
     pub(super) end_of_text: Option<u32>,
     pub(super) fingerprint: String,
-    /// Whether it has no name, and goes with the last process that has it open.
+    /// Whether it has no name, and is deleted when the last process that has it open closes it.
     pub(super) is_unnamed: bool,
 }
 
-/// Where in the file is what.
+/// Where the parts of the file are, as byte offsets.
 #[derive(Debug, Clone)]
 pub(super) enum Layout {
-    /// Documents, one after the other.
+    /// Concatenated documents.
     Stream { width: u64, tokens: u64, begin: u64, documents: (u64, u64), counted: Option<u64>, end: u64 },
     /// Rows of i64.
     Table { rows: u64, length: u64, begin: u64 },
 }
 
 impl TokenFile {
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where other processes of this user and host find a file that [`Data::open`](super::Data::open) has made of text, as long as this
-    /// process has it open: a path for [`DataFile::tokens`](super::DataFile). None for other files, and on systems without `/proc`.
+    /// Returns a path at which other processes of this user and host can open a file that
+    /// [`Data::open`](super::Data::open) made of text, while this process has it open: for
+    /// [`DataFile::tokens`](super::DataFile). `None` for other files, and on systems without `/proc`.
     pub fn shared(&self) -> Option<PathBuf> {
         let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()));
         Some(path).filter(|path| self.is_unnamed && path.exists())
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> u64 {
         match self.layout {
             Layout::Stream { tokens, .. } => tokens,
@@ -67,7 +69,7 @@ impl TokenFile {
         }
     }
 
-    /// How many documents there are; of a file of rows, how many rows.
+    /// Returns the number of documents, or of rows in a file of rows.
     pub fn documents(&self) -> u64 {
         match self.layout {
             Layout::Stream { documents: (_, count), .. } => count,
@@ -75,7 +77,7 @@ impl TokenFile {
         }
     }
 
-    /// How many inputs a row has, where the file holds rows: one less than it has tokens.
+    /// Returns the number of inputs of a row, one less than its tokens; `None` if it is not a file of rows.
     pub fn row_length(&self) -> Option<usize> {
         match self.layout {
             Layout::Stream { .. } => None,
@@ -83,22 +85,23 @@ impl TokenFile {
         }
     }
 
-    /// All tokens are below this: the size of the vocabulary that the file was made with; of a file of rows, the highest token and one.
+    /// Returns the size of the vocabulary that the file was made with, or the highest token plus 1 in a file of rows.
+    /// All tokens are below it.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The token that ends a text, where the tokenizer had one.
+    /// Returns the end-of-text token, if the tokenizer had one.
     pub fn end_of_text(&self) -> Option<u32> {
         self.end_of_text
     }
 
-    /// SHA-256 of the content, as it was when the file was written; of a file of rows, as it was when it was opened.
+    /// Returns the SHA-256 of the content: when the file was written, or for a file of rows, when it was opened.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Where the tensors lie.
+    /// Returns the byte range of the tensors.
     pub(super) fn content(&self) -> Range<u64> {
         match self.layout {
             Layout::Stream { begin, end, .. } => begin..end,
@@ -122,10 +125,10 @@ impl TokenFile {
         Ok(())
     }
 
-    /// The tokens of a document.
+    /// Returns the range of a document's tokens.
     ///
     /// # Errors
-    /// A document that there is not; a damaged file; failures to read.
+    /// An index out of range; a damaged file; failures to read.
     pub fn document(&self, index: u64) -> Result<Range<u64>> {
         if index >= self.documents() {
             let problem = format!("it has {} documents, and {index} is asked for", self.documents());
@@ -144,7 +147,7 @@ impl TokenFile {
         Ok(range)
     }
 
-    /// Some of the tokens.
+    /// Reads a range of tokens.
     ///
     /// # Errors
     /// Tokens outside the vocabulary; a damaged file; failures to read.
@@ -171,7 +174,7 @@ impl TokenFile {
         bytes.chunks_exact(width as usize).enumerate().map(token).collect()
     }
 
-    /// How many rows of `len` inputs there are.
+    /// Returns the number of rows of `len` inputs.
     pub(super) fn rows(&self, len: usize) -> u64 {
         match self.layout {
             Layout::Stream { tokens, .. } => tokens.saturating_sub(1) / len as u64,
@@ -179,7 +182,7 @@ impl TokenFile {
         }
     }
 
-    /// A row of `len` inputs.
+    /// Reads a row of `len` inputs.
     pub(super) fn row(&self, index: u64, len: usize) -> Result<Row> {
         let len = len as u64;
         let first = match self.layout {

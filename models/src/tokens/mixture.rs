@@ -1,8 +1,8 @@
-//! Several data sets in one epoch, evenly interleaved.
+//! Even interleaving of several data sets in one epoch.
 
-/// Parts of so many elements each, merged so that any stretch of the whole has each part in proportion.
+/// Data sets ("parts") of given lengths, merged so that any stretch of the epoch has them in proportion.
 ///
-/// Element k of a part of m lies at (k + 1/2) / m of the epoch.
+/// Element k of a part of m elements is at the fraction (k + 1/2) / m of the epoch.
 #[derive(Debug, Clone)]
 pub(super) struct Mixture {
     parts: Vec<u64>,
@@ -10,7 +10,7 @@ pub(super) struct Mixture {
 }
 
 impl Mixture {
-    /// `None` where there are more elements than can be counted.
+    /// Merges parts of these lengths. `None` if the total overflows.
     pub(super) fn new(parts: Vec<u64>) -> Option<Self> {
         let total = parts.iter().try_fold(0u64, |total, part| total.checked_add(*part))?;
         Some(Self { parts, total })
@@ -20,12 +20,13 @@ impl Mixture {
         self.total
     }
 
-    /// The part of an element below the length, and which of its elements it is.
+    /// Returns the part of the element at an index below [`len`](Self::len), and the element's index in that part.
     pub(super) fn at(&self, index: u64) -> (usize, u64) {
         if self.parts.len() == 1 {
             return (0, index);
         }
-        // The epoch is cut into as many cells as there are elements; of a part, no two are in one cell.
+        // The epoch is divided into as many cells as there are elements; a part has at most one element in a cell.
+        // Binary search for the cell.
         let (mut low, mut high) = (0, self.total);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
@@ -41,15 +42,15 @@ impl Mixture {
                 left -= 1;
             }
         }
-        (0, 0) // There is one: a cell that counts past the index holds it.
+        (0, 0) // Not reached: the cell `low` contains the element.
     }
 
-    /// How many elements lie before a cell.
+    /// Returns the number of elements before a cell.
     fn before(&self, cell: u64) -> u64 {
         (0..self.parts.len()).map(|part| self.of_part(part, cell)).sum()
     }
 
-    /// How many of a part do: those with (2k + 1) total < 2 m cell.
+    /// Returns the number of a part's elements before a cell: those with (2k + 1) total < 2 m cell.
     fn of_part(&self, part: usize, cell: u64) -> u64 {
         let m = u128::from(self.parts[part]);
         let odd = (2 * m * u128::from(cell)).saturating_sub(1) / u128::from(self.total);

@@ -1,7 +1,7 @@
-//! The data of language models: token files, the text that they are made of, and rows of a fixed length to train on.
+//! Training data of language models: text sources, token files, and rows of a fixed length.
 //!
-//! [`TextEncoder`] makes tokens of a [`TextSource`], [`TokenWriter`] writes them to a [`TokenFile`], [`Rows`] cuts one or several of them
-//! into rows. [`Data::open`] does all of that for files that somebody names.
+//! [`TextEncoder`] encodes a [`TextSource`] as tokens, [`TokenWriter`] writes them to a [`TokenFile`], [`Rows`] divides
+//! one or several token files into rows. [`Data::open`] does all of that for files of any type.
 //!
 //! ```
 //! use models::Tokenizer;

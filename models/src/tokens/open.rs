@@ -1,4 +1,4 @@
-//! What the header of a token file says.
+//! Opening a token file: parsing and checks of its header.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,16 +19,17 @@ use super::file::{CHUNK, FORMAT, Layout};
 const HELP: &str = "expected are a file of `girandole tokenize`, or a tensor `tokens` of I64 (rows, length)";
 
 impl TokenFile {
-    /// Opens a file, and checks its header. Of a file of rows, all tokens are read once.
+    /// Opens a file and checks its header. All tokens of a file of rows are read once.
     ///
     /// # Errors
-    /// A file that cannot be read, is no regular file or no whole safetensors file, or holds something else; a negative token.
+    /// A file that cannot be read, is not a regular file or not a complete safetensors file, or has other tensors; a
+    /// negative token.
     pub fn open(path: &Path) -> Result<Self> {
         of(path, folder::open(path)?)
     }
 }
 
-/// A file without a name, which is open; `path` is what it is called in errors.
+/// Opens an unnamed file from its handle; errors name it `path`.
 pub(super) fn open_unnamed(path: &Path, file: File) -> Result<TokenFile> {
     let file = of(path, folder::header(path, file)?)?;
     Ok(TokenFile { is_unnamed: true, ..file })
@@ -60,7 +61,7 @@ fn of(path: &Path, (file, bytes, header): (File, u64, TensorHeader)) -> Result<T
     }
 }
 
-/// The metadata; of other programs' files there is none.
+/// Metadata of the file; empty for files of other programs.
 #[derive(Default)]
 struct About {
     vocab_size: usize,
@@ -137,7 +138,7 @@ fn stream(
     }
     Ok(Layout::Stream {
         width,
-        // As many as there is room for, for now.
+        // May include padding; `checked` sets the exact number.
         tokens: room,
         begin: data + tokens.data_offsets.0 as u64,
         documents: (documents, ends - 1),
@@ -146,7 +147,7 @@ fn stream(
     })
 }
 
-/// A stream with the number of its tokens, which is where the last document ends.
+/// Checks a stream, and sets the number of its tokens, which is where the last document ends.
 fn checked(mut file: TokenFile) -> Result<TokenFile> {
     let Layout::Stream { width, tokens: room, documents: (_, count), counted, .. } = file.layout else {
         return Ok(file);
@@ -168,7 +169,7 @@ fn checked(mut file: TokenFile) -> Result<TokenFile> {
     Ok(file)
 }
 
-/// A table with its fingerprint, and its highest token.
+/// Reads a table to set its fingerprint and its highest token.
 fn scanned(mut file: TokenFile) -> Result<TokenFile> {
     let Layout::Table { length, begin, .. } = file.layout else { return Ok(file) };
     let (mut hash, mut highest) = (Hash::default(), 0);

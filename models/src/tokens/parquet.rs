@@ -1,4 +1,4 @@
-//! Rows of Parquet files: texts and conversations of one column.
+//! Parquet reader: texts and conversations of one column.
 
 use std::fmt;
 use std::fs::File;
@@ -13,16 +13,16 @@ use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 
-/// A file, of which the columns are read that are needed.
+/// Parquet file, of which only the needed columns are read.
 pub(super) struct Table {
     rows: RowIter<'static>,
-    /// Rows in all, and rows that were read.
+    /// Number of rows in the file; `row` is the number of rows read.
     count: u64,
     row: u64,
 }
 
 impl Table {
-    /// Opens a file with one of these columns, of which the first is taken that it has.
+    /// Opens a file, with the first of these columns that it has, and `tools`.
     pub(super) fn open(file: File, names: &[&str]) -> Result<Self, String> {
         let bytes = file.metadata().map_err(|error| error.to_string())?.len();
         let reader = SerializedFileReader::new(file).map_err(|error| one_line(&error))?;
@@ -44,9 +44,9 @@ impl Table {
         Ok(Self { rows, count: u64::try_from(count).unwrap_or_default(), row: 0 })
     }
 
-    /// The next row, if there is one, as a map.
+    /// Returns the next row as a map; `None` at the end.
     pub(super) fn next_row(&mut self) -> Result<Option<Value>, String> {
-        // The reader panics at some damages that its checks let through.
+        // The reader panics at some damage that its checks do not find.
         let next = catch_unwind(AssertUnwindSafe(|| self.rows.next()));
         let Some(row) = next.map_err(|_| "it is damaged, or no Parquet file".to_string())? else {
             return match self.row == self.count {
@@ -61,12 +61,12 @@ impl Table {
         row.map(|row| Some(map(&row))).map_err(|error| one_line(&error))
     }
 
-    /// The row that was read last, from 1.
+    /// Returns the number of the last row read, from 1.
     pub(super) fn row(&self) -> u64 {
         self.row
     }
 
-    /// Of so many bytes, as many as there are rows read of all.
+    /// Returns the share of `bytes` that corresponds to the rows read.
     pub(super) fn part_of(&self, bytes: u64) -> u64 {
         (u128::from(bytes) * u128::from(self.row) / u128::from(self.count.max(1))) as u64
     }
@@ -78,7 +78,7 @@ impl fmt::Debug for Table {
     }
 }
 
-/// Whether the columns that the footer tells of lie in the file, and are compressed in a way that is read here.
+/// Checks that the columns listed in the footer are within the file, and that their compression is supported.
 fn check(metadata: &ParquetMetaData, bytes: u64) -> Result<(), String> {
     for column in metadata.row_groups().iter().flat_map(RowGroupMetaData::columns) {
         let compression = column.compression();
@@ -103,7 +103,7 @@ fn map(row: &Row) -> Value {
     Value::from_pairs(row.get_column_iter().map(|(name, field)| (name.clone(), value(field))))
 }
 
-/// A value as that of JSON would be.
+/// Converts a value as it would be in JSON.
 fn value(field: &Field) -> Value {
     match field {
         Field::Null => Value::from(()),
@@ -119,7 +119,7 @@ fn value(field: &Field) -> Value {
         Field::Float(value) => Value::from(*value),
         Field::Double(value) => Value::from(*value),
         Field::Str(text) => Value::from(text.as_str()),
-        // Older programs do not say which bytes are text.
+        // Older programs do not mark which byte arrays are text.
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
             Err(_) => Value::from_bytes(bytes.data().to_vec()),

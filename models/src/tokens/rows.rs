@@ -1,4 +1,4 @@
-//! Rows of a fixed length.
+//! Training rows of a fixed length.
 
 use std::fmt;
 
@@ -10,31 +10,32 @@ use super::TokenFile;
 use super::digest::Hash;
 use super::mixture::Mixture;
 
-/// A shuffled epoch of so many begins after three quarters of a minute.
+/// Maximum number of rows in an epoch. Shuffling that many takes about 45 seconds before the first row.
 const MOST_ROWS: u128 = u32::MAX as u128;
 
-/// The target of a token on which no loss is taken, as PyTorch's `ignore_index`.
+/// Target of a token that does not count for the loss, like PyTorch's `ignore_index`.
 pub const NOT_COUNTED: i64 = -100;
 
-/// What a model is trained on at once.
+/// Training sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// What it sees.
+    /// Input tokens.
     pub tokens: Vec<u32>,
-    /// What it is to predict after each: the token that follows, or [`NOT_COUNTED`].
+    /// Target of each input: the token that follows, or [`NOT_COUNTED`].
     pub targets: Vec<i64>,
 }
 
-/// The rows of an epoch, of one or several token files. All have equally many inputs and as many targets.
+/// The rows of an epoch, of one or several token files. All have the same number of inputs and of targets.
 ///
-/// - Row i of a file has its tokens from i times the length on, whatever the documents: each token but the first is a target exactly
-///   once, but for the last ones where they do not fill a row.
-/// - Rows of a file of rows are its rows: all tokens but the last are inputs, all but the first targets.
-/// - A weight of 2 takes each row of a file twice in an epoch, one of 1/2 takes half of its rows, evenly spread, the same in every epoch.
+/// - Row i of a token file starts at token i times the length, regardless of documents: each token except the first is
+///   a target exactly once, except for the last ones if they do not fill a row.
+/// - A file of rows is used row by row: all tokens but the last are inputs, all but the first targets.
+/// - A weight of 2 takes each row of a file twice in an epoch; a weight of 1/2 takes half of its rows, evenly spread,
+///   the same in every epoch.
 /// - Several files are evenly interleaved.
 ///
 /// # Cost
-/// A row is read when it is asked for: the bytes of its tokens, no more is in memory.
+/// A row is read on demand; only its tokens are in memory.
 pub struct Rows {
     files: Vec<Source>,
     mixture: Mixture,
@@ -44,18 +45,18 @@ pub struct Rows {
 struct Source {
     file: TokenFile,
     weight: f64,
-    /// Those that the file has.
+    /// Number of rows in the file.
     rows: u64,
-    /// Those that an epoch has of it.
+    /// Number of its rows in an epoch.
     taken: u64,
 }
 
 impl Rows {
-    /// Rows of `len` inputs of these files, each with its weight.
+    /// Creates rows of `len` inputs from these files, each with its weight.
     ///
     /// # Errors
-    /// No files; a length of 0; a file too short for a row, or of rows of another length; a weight that gives no row, or that is not
-    /// finite and above 0; an epoch of 2^32 rows or more.
+    /// No files; a length of 0; a file too short for a row, or of rows of another length; a weight that selects no row,
+    /// or that is not finite and above 0; an epoch of 2^32 rows or more.
     pub fn new(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
         let refuse =
             |field, got: String, help| Err(Error::Invalid { what: "rows of tokens", field, got, help });
@@ -79,31 +80,31 @@ impl Rows {
         }
     }
 
-    /// How many rows an epoch has.
+    /// Returns the number of rows of an epoch.
     #[allow(clippy::len_without_is_empty, reason = "there is one at least")]
     pub fn len(&self) -> usize {
         self.mixture.len() as usize
     }
 
-    /// How many inputs a row has.
+    /// Returns the number of inputs of a row.
     pub fn row_len(&self) -> usize {
         self.len
     }
 
-    /// The files, and how many rows an epoch has of each.
+    /// Returns the files, each with the number of its rows in an epoch.
     pub fn files(&self) -> impl Iterator<Item = (&TokenFile, u64)> {
         self.files.iter().map(|source| (&source.file, source.taken))
     }
 
-    /// All tokens are below this.
+    /// Returns the size of the vocabulary: all tokens are below it.
     pub fn vocab_size(&self) -> usize {
         self.files.iter().map(|source| source.file.vocab_size()).max().unwrap_or_default()
     }
 
-    /// A row of the epoch.
+    /// Reads a row of the epoch.
     ///
     /// # Errors
-    /// A row that there is not; a file that is damaged, or cannot be read any more.
+    /// An index out of range; a file that is damaged or can no longer be read.
     pub fn get(&self, index: usize) -> Result<Row> {
         if index >= self.len() {
             let got = format!("{index} of {}", self.len());
@@ -115,8 +116,8 @@ impl Rows {
         source.file.row(source.row(element), self.len)
     }
 
-    /// What tells these rows from others, as 64 hexadecimal digits: it depends on the files' contents, order and weights, and on the
-    /// length of rows, but not on the files' names.
+    /// Returns a hash of this data, as 64 hexadecimal digits: it depends on the files' contents, order and weights, and
+    /// on the length of rows, but not on the files' names.
     pub fn fingerprint(&self) -> String {
         let mut hash = Hash::default();
         hash.add(format!("rows of {}\n", self.len).as_bytes());
@@ -144,7 +145,7 @@ impl Source {
             );
             return Err(file.refuse(problem));
         }
-        // Above that, a number is not exact any more.
+        // Integers above that are not exact in f64.
         let taken = (rows as f64 * weight).round();
         if !(weight.is_finite() && weight > 0.0 && (1.0..9e15).contains(&taken)) {
             let problem = format!(
@@ -155,7 +156,8 @@ impl Source {
         Ok(Self { file, weight, rows, taken: taken as u64 })
     }
 
-    /// Which of the file's rows comes at a place among those that are taken: first all, as often as they are taken whole, then some.
+    /// Returns the file's row at an index among those taken: first all rows, as many times as the weight has whole
+    /// repetitions, then the evenly spread rest.
     fn row(&self, place: u64) -> u64 {
         let some = self.taken % self.rows;
         let whole = self.taken - some;

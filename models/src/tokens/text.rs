@@ -1,4 +1,4 @@
-//! Text and chats, read from files piece by piece.
+//! Reader of text and conversations, piece by piece, from text, JSON lines and Parquet files.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -11,22 +11,22 @@ use crate::{Error, Result};
 
 use super::chat::{Chat, json_kind};
 
-/// Bytes of text that are made tokens of at once, about.
+/// Approximate bytes of text in a piece.
 const PIECE: usize = 1 << 18;
-/// As far as the end of a line is looked for.
+/// Maximum length of a piece in which the end of a line is looked for.
 const LONGEST_PIECE: usize = 64 * PIECE;
-/// What a file may begin with that is no part of its text.
+/// UTF-8 byte order mark, which is not part of the text.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// The fields of a record that are looked for unless another one is named.
+/// Fields of a record that are looked for by default.
 const NAMES: [&str; 2] = ["text", "messages"];
-/// The longest line of JSON.
+/// Maximum bytes of a line of JSON.
 const LONGEST_LINE: u64 = 256 << 20;
 
-/// What a [`TextSource`] gives.
+/// Piece of a [`TextSource`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Piece {
-    /// Text of a document, which may go on.
+    /// Part of a document's text, or all of it.
     Text {
         /// Never empty.
         text: String,
@@ -39,15 +39,15 @@ pub enum Piece {
     Chat(Chat),
 }
 
-/// A file of text, read in memory of constant size:
+/// Text file, read in constant memory:
 ///
-/// - `.jsonl`, `.ndjson` and `.json`: one JSON object a line, and each a document. Its field `text` holds a text, or its field `messages`
-///   a conversation (a list of objects with `role` and `content`; `tools` beside it is given to the template); or another field that is
-///   named.
-/// - `.parquet`, in a build with the feature `parquet`: a document for each row, of its column `text` or `messages`, or another one that
-///   is named.
-/// - Any other: text in UTF-8, one document. A long one is cut at ends of lines that no white space follows: most tokenizers never make a
-///   token of text of both sides of those.
+/// - `.jsonl`, `.ndjson` and `.json`: one JSON object a line, each a document. Its field `text` holds a text, or its
+///   field `messages` a conversation (a list of objects with `role` and `content`; a field `tools` is passed to the
+///   template); another field can be named.
+/// - `.parquet`, in a build with the feature `parquet`: a document for each row, from the column `text` or `messages`;
+///   another column can be named.
+/// - Any other: UTF-8 text, one document. A long text is cut at line ends that are not followed by white space: most
+///   tokenizers never make a token that spans such a line end.
 #[derive(Debug)]
 pub struct TextSource {
     path: PathBuf,
@@ -74,16 +74,16 @@ enum Kind {
     },
 }
 
-/// Where in a file something is.
+/// Location in a file, for error messages.
 #[derive(Debug, Clone)]
 pub(super) struct FileLocation {
     path: PathBuf,
-    /// A line or row from 1, and which of them it is.
+    /// "line" or "row", and its number from 1.
     part: Option<(&'static str, u64)>,
 }
 
 impl FileLocation {
-    /// What is wrong there.
+    /// Returns an error at this location.
     pub(super) fn refuse(&self, problem: impl std::fmt::Display) -> Error {
         let problem = match self.part {
             Some((what, number)) => format!("{what} {number}: {problem}"),
@@ -94,7 +94,7 @@ impl FileLocation {
 }
 
 impl Piece {
-    /// How many bytes of text it has, about.
+    /// Returns the approximate bytes of its text.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Text { text, .. } => text.len(),
@@ -104,10 +104,11 @@ impl Piece {
 }
 
 impl TextSource {
-    /// Opens a file. `field` is where a line of JSON has its text or conversation.
+    /// Opens a file. `field` is the field or column that holds the text or conversation.
     ///
     /// # Errors
-    /// A file that cannot be read or is no regular file; one of Parquet in a build without it, or without the column.
+    /// A file that cannot be read or is not a regular file; a Parquet file in a build without the feature, or without
+    /// the column.
     pub fn open(path: &Path, field: Option<&str>) -> Result<Self> {
         let file = training::open_input(path).map_err(Error::io("read", path))?;
         let bytes = file.metadata().map_err(Error::io("read", path))?.len();
@@ -119,7 +120,7 @@ impl TextSource {
             false => Kind::Plain { rest: Vec::new(), begun: false },
         };
         let mut file = BufReader::with_capacity(1 << 18, file);
-        // Some editors mark files of UTF-8 by it.
+        // Some editors begin UTF-8 files with it.
         let has_mark = file.fill_buf().map_err(Error::io("read", path))?.starts_with(BYTE_ORDER_MARK);
         let done = if has_mark { BYTE_ORDER_MARK.len() } else { 0 };
         file.consume(done);
@@ -144,25 +145,25 @@ impl TextSource {
         Err(Error::Format { path: path.into(), problem: problem.into() })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many bytes the file has.
+    /// Returns the size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many of them were read.
+    /// Returns the number of bytes that were read.
     pub fn bytes_read(&self) -> u64 {
         self.done
     }
 
-    /// What comes next, if anything. Documents without text are left out.
+    /// Returns the next piece; `None` at the end. Documents without text are skipped.
     ///
     /// # Errors
-    /// What is no UTF-8 or JSON, or has not the field, with where it is; failures to read.
+    /// Text that is not UTF-8 or JSON, or does not have the field, with its location; failures to read.
     pub fn next_piece(&mut self) -> Result<Option<Piece>> {
         match &mut self.kind {
             Kind::Plain { .. } => self.plain(),
@@ -185,7 +186,7 @@ impl TextSource {
         }
     }
 
-    /// Where that is what was read last.
+    /// Returns the location of what was read last.
     pub(super) fn place(&self) -> FileLocation {
         let part = match &self.kind {
             Kind::Plain { .. } => None,
@@ -196,7 +197,7 @@ impl TextSource {
         FileLocation { path: self.path.clone(), part }
     }
 
-    /// What is wrong, with where in the file it is.
+    /// Returns an error at the location of what was read last.
     pub(super) fn refuse(&self, problem: impl std::fmt::Display) -> Error {
         self.place().refuse(problem)
     }
@@ -282,7 +283,7 @@ impl TextSource {
             let text = text.to_string();
             return Ok((!text.is_empty()).then_some(Piece::Text { text, begins: true, ends: true }));
         }
-        // A row of a table has all columns.
+        // A row of a table has all columns, so null is no document.
         if value.is_none() && !matches!(self.kind, Kind::Lines { .. }) {
             return Ok(None);
         }
@@ -292,14 +293,14 @@ impl TextSource {
     }
 }
 
-/// Whether a file is taken for JSON lines.
+/// Whether a file is read as JSON lines.
 fn is_lines(path: &Path) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     ["jsonl", "ndjson", "json"].iter().any(|known| ending.eq_ignore_ascii_case(known))
 }
 
-/// Where to cut a text: after the last end of a line that something visible follows. A text without one is cut between characters once
-/// it is too long.
+/// Returns where to cut a text: after the last line end that is followed by a visible ASCII character. A text without
+/// one is cut between characters once it is too long.
 fn cut(bytes: &[u8]) -> Option<usize> {
     let follows = |place: usize| !bytes[place].is_ascii_whitespace() && bytes[place].is_ascii();
     let end = (1..bytes.len()).rev().find(|place| bytes[place - 1] == b'\n' && follows(*place));

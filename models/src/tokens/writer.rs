@@ -1,4 +1,4 @@
-//! Token files being written.
+//! Token file writer.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,21 +17,22 @@ use super::digest::Hash;
 use super::file::FORMAT;
 use super::open;
 
-/// Bytes before the tokens: a header of that length is written last, when it is known what it says.
+/// Size of the header in bytes. It is reserved at first and written last, when its content is known.
 const HEADER: usize = 1024;
 
-/// Writes a token file, token by token, in memory of constant size: a safetensors file that takes its place once it is whole
+/// Writes a token file in constant memory: a safetensors file that appears atomically when it is complete
 /// ([`AtomicFile`]).
 ///
 /// # Format
-/// - `tokens`: U16 where the vocabulary has at most 65,536 tokens, else U32; padded with zeros to a multiple of 8 bytes.
-/// - `documents`: U64, where each document begins, and last where all end: how many tokens there are.
-/// - `counted`, only where some are not: U8, a bit for each token, whether a loss is taken where it is predicted. That of token t is
-///   bit t % 8 of byte t / 8.
-/// - Metadata: `format` "girandole-tokens-1", `vocab_size`, `end_of_text` (where there is one), `sha256` of the tensors' bytes.
+/// - `tokens`: U16 if the vocabulary has at most 65,536 tokens, else U32; padded with zeros to a multiple of 8 bytes.
+/// - `documents`: U64, the index of each document's first token, and last the number of tokens.
+/// - `counted`, only if some tokens do not count: U8, one bit for each token, whether it counts for the loss as a
+///   target. That of token t is bit t % 8 of byte t / 8.
+/// - Metadata: `format` "girandole-tokens-1", `vocab_size`, `end_of_text` (if there is one), `sha256` of the tensors'
+///   bytes.
 ///
 /// # Cost
-/// Where documents begin, and which tokens count, is kept in files without a name until the end.
+/// `documents` and `counted` are kept in unnamed temporary files until the end.
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
@@ -43,13 +44,13 @@ pub struct TokenWriter {
     vocab_size: usize,
     end_of_text: Option<u32>,
     tokens: u64,
-    /// Where the current document begins.
+    /// Index of the current document's first token.
     begun: u64,
     ended: u64,
     hash: Hash,
 }
 
-/// What is written to: a file that takes its place in the end, or one that never has a name.
+/// Output file: moved into place at the end, or without a name.
 #[derive(Debug)]
 enum Output {
     Named(AtomicFile),
@@ -85,15 +86,15 @@ impl TokenWriter {
     /// Begins a file of tokens below `vocab_size`.
     ///
     /// # Errors
-    /// A path where no file can be written; a vocabulary of no tokens, or of more than 32 bits can number.
+    /// A path that cannot be written; a vocabulary size of 0 or beyond 32 bits.
     pub fn create(path: &Path, vocab_size: usize, end_of_text: Option<u32>) -> Result<Self> {
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         let output = AtomicFile::create(path).map(Output::Named).map_err(Error::io("write", path));
         Self::begin((path, output), folder, vocab_size, end_of_text)
     }
 
-    /// Begins a file in the folder for temporary files that never has a name: it goes with the last process that has it open, however that
-    /// ends. `path` is what it is called in errors.
+    /// Begins an unnamed file in the folder for temporary files: it is deleted when the last process that has it open
+    /// ends, in whatever way. Errors name it `path`.
     pub(super) fn unnamed(path: &Path, vocab_size: usize, end_of_text: Option<u32>) -> Result<Self> {
         let folder = std::env::temp_dir();
         let output = tempfile::tempfile_in(&folder).map(Output::Unnamed);
@@ -134,25 +135,26 @@ impl TokenWriter {
         })
     }
 
-    /// How many tokens were written.
+    /// Returns the number of tokens written.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// How many documents were ended.
+    /// Returns the number of documents ended.
     pub fn documents(&self) -> u64 {
         self.ended
     }
 
-    /// Adds tokens to the document, all of which count.
+    /// Adds tokens to the document, all of which count for the loss.
     ///
     /// # Errors
-    /// A token beyond the vocabulary; failures to write.
+    /// A token outside the vocabulary; failures to write.
     pub fn push(&mut self, tokens: &[u32]) -> Result<()> {
         self.push_counted(tokens, |_| true)
     }
 
-    /// Adds tokens to the document. `counts` says for each place in `tokens` whether a loss is taken where that token is predicted.
+    /// Adds tokens to the document. `counts` returns for each index in `tokens` whether that token counts for the loss
+    /// as a target.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -176,7 +178,7 @@ impl TokenWriter {
         written.map_err(Error::io("write", &self.path))
     }
 
-    /// Ends the document. One without tokens is none.
+    /// Ends the document. A document without tokens is ignored.
     ///
     /// # Errors
     /// Failures to write.
@@ -188,10 +190,10 @@ impl TokenWriter {
         self.documents.write_all(&self.tokens.to_le_bytes()).map_err(Error::io("write", &self.path))
     }
 
-    /// Ends the file, and puts it in its place.
+    /// Completes the file and moves it into place.
     ///
     /// # Errors
-    /// No tokens; failures to write. An older file is then as it was.
+    /// No tokens; failures to write. An older file is then left unchanged.
     pub fn finish(mut self) -> Result<TokenFile> {
         self.end_document()?;
         if self.tokens == 0 {
@@ -206,7 +208,7 @@ impl TokenWriter {
         }
     }
 
-    /// Writes what is left; gives a file that has no name.
+    /// Writes the rest of the file; returns it if it has no name.
     fn close(mut self) -> io::Result<Option<File>> {
         self.bits.fill();
         self.counted.write_all(&self.bits.take())?;
@@ -232,13 +234,13 @@ impl TokenWriter {
         self.file.write_all(&header(about, tensors)?)?;
         match self.file.into_inner().map_err(io::IntoInnerError::into_error)? {
             Output::Named(file) => file.commit().map(|()| None),
-            // For whoever reads it.
+            // Rewound for reading.
             Output::Unnamed(mut file) => file.rewind().map(|()| Some(file)),
         }
     }
 }
 
-/// Whether a vocabulary needs more than 16 bits.
+/// Whether tokens need more than 16 bits.
 fn is_wide(vocab_size: usize) -> bool {
     vocab_size > 1 << 16
 }
@@ -257,7 +259,7 @@ fn append(spool: BufWriter<File>, to: &mut impl Write, hash: &mut Hash) -> io::R
     }
 }
 
-/// The first bytes of a safetensors file of vectors, [`HEADER`] of them.
+/// Returns the header of a safetensors file of vectors, padded to [`HEADER`] bytes.
 fn header(about: Vec<(&str, String)>, tensors: Vec<(&str, Dtype, u64)>) -> io::Result<Vec<u8>> {
     let mut end = 0;
     let info = |(name, dtype, len): (&str, Dtype, u64)| {

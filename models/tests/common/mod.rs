@@ -1,4 +1,4 @@
-//! Folders that transformers made, and training as the script that made them trains.
+//! Test helpers: folders and results of transformers, and training as in the script that made them.
 #![allow(dead_code)]
 
 use std::collections::HashMap;
@@ -9,17 +9,17 @@ use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use training::{Adam, AdamConfig};
 
-/// Steps over which the learning rate grows.
+/// Warm-up steps of the learning rate.
 const WARMUP: usize = 5;
 
-/// The models.
+/// Names of the model folders.
 pub(crate) const FOLDERS: [&str; 6] = ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt2"];
 
 pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// What transformers computes.
+/// Results of transformers.
 pub(crate) struct Expected(HashMap<String, Tensor>);
 
 impl Expected {
@@ -31,12 +31,12 @@ impl Expected {
         &self.0[name]
     }
 
-    /// The losses of training.
+    /// Returns the losses of training.
     pub(crate) fn losses(&self) -> Vec<f32> {
         self.0["losses"].to_vec1().unwrap()
     }
 
-    /// For each step tokens and the tokens after them; of each row of a batch those of one rank.
+    /// Returns inputs and targets for each step; of each batch the rows of one rank.
     pub(crate) fn batches(&self, rank: usize, ranks: usize) -> Vec<[Tensor; 2]> {
         let (steps, rows, len) = self.0["batches"].dims3().unwrap();
         let part = |step: usize| {
@@ -60,19 +60,19 @@ pub(crate) fn assert_losses(got: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// The token that fits best, of each row.
+/// Returns the likeliest token of each row.
 pub(crate) fn best(logits: &Tensor) -> Vec<u32> {
     logits.argmax(D::Minus1).unwrap().to_vec1().unwrap()
 }
 
-/// AdamW that pulls matrices alone, with a rate that grows at first.
+/// AdamW with weight decay on matrices only, and a learning rate that warms up.
 pub(crate) struct Trainer {
     optimizers: [Adam; 2],
     step: usize,
 }
 
 impl Trainer {
-    /// `is_matrix` knows a parameter by its name, of which a rank may have a flat part.
+    /// `is_matrix` decides by the name, because a rank may have a flat part of the parameter.
     pub(crate) fn new(vars: Vec<(String, Var)>, is_matrix: impl Fn(&str) -> bool) -> Self {
         let (matrices, others): (Vec<_>, Vec<_>) = vars.into_iter().partition(|(name, _)| is_matrix(name));
         let optimizer = |vars, weight_decay| {

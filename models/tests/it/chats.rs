@@ -1,4 +1,4 @@
-//! Conversations, against transformers: their texts, tokens, and which of these are answers.
+//! Conversations, compared with transformers: their texts, tokens, and which tokens are answers.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn with_template(template: &str) -> TempDir {
     out
 }
 
-/// The fields of lines, in their order: what the fixture has, as text, keeps it.
+/// Returns name and text of each line of the fixture; as text, so that the order of fields is kept.
 fn lines() -> Vec<(String, String)> {
     let text = fs::read_to_string(folder("chat").join("chats.jsonl")).unwrap();
     let name =
@@ -53,7 +53,7 @@ fn texts_tokens_and_answers_are_transformers() {
     for case in expected["cases"].as_array().unwrap() {
         let (name, chat) = (case["template"].as_str().unwrap(), case["chat"].as_str().unwrap());
         let marked = expected["templates"][name].as_str().unwrap();
-        // Blocks that do nothing, for white space around them is trimmed alike.
+        // Blocks without effect in place of the marks, because white space around them is trimmed in the same way.
         let plain =
             marked.replace("{% generation %}", "{% if true %}").replace("{% endgeneration %}", "{% endif %}");
         let line = &lines.iter().find(|(line, _)| line == chat).unwrap().1;

@@ -1,4 +1,4 @@
-//! Files that commands train on, whatever they are.
+//! Opening data files of all types.
 
 use std::collections::HashMap;
 use std::fs;
@@ -73,7 +73,7 @@ fn text_token_files_and_rows_go_together() {
     // The token between documents has no text.
     assert_eq!(all, ["\u{1}\u{2}\u{3}", "123", "123", "45", "45", "ABC", "DEF", "abc", "def", "ghi"]);
     assert_eq!(rows.vocab_size(), 257);
-    // Text is the same as the token file of it; a name is no content.
+    // Text has the same fingerprint as the token file made of it; file names do not matter.
     files.text("c.txt", "ABCDEFGHI");
     let of = |name| files.open(&[name], &config(&tokenizer)).unwrap().fingerprint();
     let (text, before) = (of("c.txt"), of("a.txt"));
@@ -156,7 +156,7 @@ fn weights_are_read_off_names() {
     }
 }
 
-/// Where there is no `/proc`, each process makes its own.
+/// On Linux only: without `/proc`, each process tokenizes the text itself.
 #[cfg(target_os = "linux")]
 #[test]
 fn tokens_of_another_process_are_taken() {
@@ -173,7 +173,7 @@ fn tokens_of_another_process_are_taken() {
     let taken = Data::open(std::slice::from_ref(&file), &config).unwrap();
     assert_eq!((taken.fingerprint(), taken.get(2).unwrap()), (made.fingerprint(), made.get(2).unwrap()));
     assert_eq!(taken.files().next().unwrap().0.path(), path);
-    // Of another tokenizer they are not, nor once the other process has ended: then the text is read.
+    // With another tokenizer, or once the other process has closed its file, the text itself is read.
     let other = Tokenizer::characters("to bern").unwrap();
     let of_other = DataConfig { tokenizer: Some(&other), ..config };
     std::fs::write(&path, "not to be").unwrap();

@@ -1,4 +1,4 @@
-//! Folders that are written and read, and those that are not as they should be.
+//! Writing and reading model folders, and folders that are malformed.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,7 +11,7 @@ use models::{CausalLm, Error, FolderConfig, FolderWriter, ModelConfig, Weights, 
 use training::build::Builder;
 use training::{load_tensors, named_vars, save_tensors};
 
-/// A copy of a folder, to be spoilt.
+/// Returns a copy of a folder, to be modified.
 fn copy(name: &str) -> tempfile::TempDir {
     let to = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(folder(name)).unwrap() {
@@ -39,7 +39,7 @@ fn what_is_saved_loads_with_equal_logits() {
         let model = load(&folder(name), &vars, DType::F32);
         let tokens = Expected::of(name).get("tokens").clone();
         let logits = model.logits(&tokens).unwrap();
-        // One file, then several in its place, then one again.
+        // One file, then several, then one again.
         for (max_file_bytes, files) in [(usize::MAX, 1), (30_000, 2), (usize::MAX, 1)] {
             let how = FolderConfig { max_file_bytes, ..FolderConfig::default() };
             save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
@@ -126,8 +126,7 @@ fn folders_that_are_not_whole_are_refused() {
     assert!(refused(damaged.path()).contains("index.json"));
 }
 
-/// GPT-2 as it was first published: without the name of what is around it, and with masks.
-/// Such a folder is one that was trained with a head of its own, whatever its configuration says.
+/// A folder with a tied embedding and another head was trained with a separate head, whatever its configuration says.
 #[test]
 fn a_head_beside_a_tied_embedding_must_be_the_same() {
     let folder = copy("llama-tied");
@@ -144,6 +143,7 @@ fn a_head_beside_a_tied_embedding_must_be_the_same() {
     }
 }
 
+/// GPT-2 as it was first published: names without the `transformer.` prefix, and with mask buffers.
 #[test]
 fn older_files_of_gpt2_are_read() {
     let old = copy("gpt2");

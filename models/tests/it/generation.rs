@@ -1,4 +1,4 @@
-//! Texts from a model, with a cache and without.
+//! Text generation with and without a cache.
 
 use std::ops::ControlFlow;
 
@@ -29,7 +29,7 @@ fn a_cache_changes_nothing() {
         let tokens: Vec<u32> = (0..30).map(|place| place * 37 % 96).collect();
         let all = model.logits(&row(&tokens)).unwrap();
         let mut cache = Cache::new();
-        // Parts of any length, and of several rows alike.
+        // Parts of various lengths, and also of several rows.
         for part in [0..7, 7..8, 8..9, 9..20, 20..30] {
             let logits = model.next_logits(&row(&tokens[part.clone()]), &mut cache).unwrap();
             let found = gap(&logits, &all.narrow(1, part.end - 1, 1).unwrap().squeeze(1).unwrap());
@@ -81,7 +81,7 @@ fn seeds_decide() {
 fn texts_end() {
     let model = load("gpt2");
     let config = GenerateConfig { max_new_tokens: 1000, ..GenerateConfig::default() };
-    // 64 positions: 60 tokens of the prompt, and the last new one is not looked at any more.
+    // 64 positions: a prompt of 60 tokens gives 5 new ones, because the last is not fed back.
     let prompt: Vec<u32> = (0..60).collect();
     let all = generate(&model, &prompt, &config, go_on).unwrap();
     assert_eq!(all.len(), 5);

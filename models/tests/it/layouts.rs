@@ -1,4 +1,4 @@
-//! The same training in every layout: the losses are those of transformers in one process.
+//! The same training in every layout: the losses equal those of transformers in one process.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -20,19 +20,19 @@ fn weights(name: &str) -> Weights {
     Weights::folder(&folder(name)).unwrap()
 }
 
-/// What each of two ranks makes of `body`.
+/// Runs `body` on two ranks and returns their results.
 fn on_two<T: Send>(body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<T> {
     Local::run_shared(2, |comm| Ok(body(comm)?)).unwrap()
 }
 
-/// The mean over ranks of their losses.
+/// Returns the mean of the ranks' losses, for each step.
 fn mean(ranks: &[Vec<f32>]) -> Vec<f32> {
     (0..ranks[0].len())
         .map(|step| ranks.iter().map(|losses| losses[step]).sum::<f32>() / ranks.len() as f32)
         .collect()
 }
 
-/// The logits of a model that was trained in one process.
+/// Returns the logits of a model that was trained in one process.
 fn trained(name: &str) -> Tensor {
     let (weights, expected, vars) = (weights(name), Expected::of(name), VarMap::new());
     let builder = Builder::new(weights.vars(&vars, DType::F32, &Device::Cpu));
@@ -126,7 +126,7 @@ fn tied_shards_train_with_every_strategy_and_with_accumulation() {
             let mut trainer = Trainer::new(fsdp.named_vars(), |name| weights.shapes()[name].len() > 1);
             let mut losses = Vec::new();
             for [tokens, targets] in batches {
-                // Two rows, one after the other.
+                // Two rows as two micro-batches.
                 let of = |row: usize| {
                     let part = |all: &Tensor| all.narrow(0, row, 1)?.contiguous();
                     fsdp.model()?.loss(&part(&tokens)?, &part(&targets)?)? * 0.5
@@ -145,7 +145,7 @@ fn tied_shards_train_with_every_strategy_and_with_accumulation() {
     }
 }
 
-/// Shards in f32, units in bf16.
+/// Sharded parameters in f32, computation in bf16.
 #[test]
 fn shards_train_in_mixed_precision() {
     for name in FOLDERS {
@@ -233,7 +233,7 @@ fn stages_train_as_one_process() {
     }
 }
 
-/// Random weights are the same whatever the layout, and so is the order in which they are asked for.
+/// Random weights do not depend on the layout, nor on the order in which they are read.
 #[test]
 fn random_weights_do_not_depend_on_the_layout() {
     let config = weights("gpt2").config().clone();

@@ -1,4 +1,4 @@
-//! Adapters, against peft.
+//! LoRA adapters, compared with peft.
 
 use std::collections::HashMap;
 use std::fs;
@@ -126,7 +126,7 @@ fn adapters_are_saved_as_pefts_and_merged() -> Result<()> {
     let again = Lora::from_folder(out.path(), weights.config()).unwrap();
     assert_eq!(again.config(), lora.config());
 
-    // Into the weights of a model without adapters.
+    // Merged into the weights of a model without adapters.
     let adapters: HashMap<String, Tensor> = tensors().filter(|(name, _)| Lora::is_adapter(name)).collect();
     let merged = VarMap::new();
     let alone =
@@ -166,7 +166,7 @@ fn new_adapters_change_nothing_at_first() -> Result<()> {
     Ok(())
 }
 
-/// In f32 beside a model in bf16.
+/// Adapters in f32 with a model in bf16.
 #[test]
 fn adapters_may_have_a_dtype_of_their_own() -> Result<()> {
     let (weights, vars) = (Weights::folder(&folder("llama-tied")).unwrap(), VarMap::new());

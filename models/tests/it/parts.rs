@@ -1,4 +1,4 @@
-//! Any parts of any parameter are those of the whole, whatever the files have.
+//! Ranges read of any parameter equal those of the whole, for all file layouts.
 
 use std::ops::Range;
 
@@ -10,7 +10,8 @@ use training::Runs;
 use training::build::Builder;
 use training::named_vars;
 
-/// What ranks ask for: shards, parts of divided layers, shards of these, and the first numbers beside them.
+/// Ranges that ranks read: shards, parts of divided layers, shards of these, and the first elements together with a
+/// shard.
 fn asked(dims: &[usize]) -> Vec<Vec<Range<usize>>> {
     let (len, width) = (dims.iter().product::<usize>(), dims.last().copied().unwrap_or(1));
     let (rows, half) = (len / width, len.div_ceil(2));
@@ -56,7 +57,7 @@ fn parts_are_those_of_the_whole() {
             compare(&weights, dtype, name);
         }
         compare(&Weights::random(weights.config(), 3).unwrap(), DType::F32, name);
-        // The same from halves.
+        // The same from files in half precision.
         let (vars, out) = (VarMap::new(), tempfile::tempdir().unwrap());
         CausalLm::new(weights.config(), &Builder::new(weights.vars(&vars, DType::F32, &Device::Cpu)))
             .unwrap();

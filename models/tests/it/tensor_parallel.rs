@@ -1,4 +1,4 @@
-//! Layers divided over ranks, alone and with shards, copies and stages.
+//! Tensor parallelism, alone and with FSDP, data parallelism and pipelines.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ fn wrapped<T>(result: tensor_parallel::Result<T>) -> Result<T> {
     result.map_err(candle_core::Error::wrap)
 }
 
-/// Trains on a mesh of these many copies, each divided over two ranks; the losses of the first rank of each copy.
+/// Trains on a mesh of so many replicas, each divided over two ranks; returns the losses of the first rank of each
+/// replica.
 fn train(name: &str, copies: usize) -> Vec<Vec<f32>> {
     let (weights, expected, out) = (weights(name), Expected::of(name), tempfile::tempdir().unwrap());
     let body = |comm: Comm| -> Result<(Vec<f32>, Tensor)> {
@@ -143,7 +144,7 @@ fn shards_of_divided_layers_train_as_one_process() {
             let batches = expected.batches(shard.rank(), 2);
             let parts = Parts::from(weights.parts());
             let shards = wrapped(Shards::new(&mesh, &TensorParallelConfig::default(), &parts))?;
-            // Of which the sharded model takes its own pieces.
+            // The sharded model shards these parts further.
             let vars = VarMap::new();
             let build =
                 |units| CausalLm::new(weights.config(), &Builder::from(units).with_layers(shards.layers()));
@@ -188,7 +189,7 @@ fn targets_that_do_not_count_are_left_out_of_divided_losses() {
     assert!(losses.iter().all(|loss| gap(loss, &expected) < 1e-5));
 }
 
-/// Whatever the model computes in, and where nothing counts.
+/// With a model in bf16, and with targets that are all ignored.
 #[test]
 fn divided_losses_are_f32_and_nan_where_nothing_counts() {
     let weights = weights("llama");

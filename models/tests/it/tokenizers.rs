@@ -1,4 +1,4 @@
-//! Tokenizers, against the Python package of the same name.
+//! Tokenizers, compared with the Python package of the same name.
 
 use std::fs;
 
@@ -31,16 +31,16 @@ fn tokens_are_pythons_and_rows_are_not_cut() {
     assert!(line.contains("300 tokens for a model of 96"), "{line}");
 }
 
-/// Tokens that are no text by themselves, as a model may give them.
+/// Tokens that are not valid UTF-8 by themselves, as a model may generate them.
 #[test]
 fn nothing_is_lost_where_bytes_are_no_text() {
     let byte_level = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true}"#;
     let cases = [
-        // Each token is a whole character and the beginning of one that never ends.
+        // Each token is a whole character and the first byte of another that is never completed.
         (byte_level, ["aØ", "a", "Ã", "©"], vec![0, 0, 0], ["a", "\u{fffd}a", "\u{fffd}a"], "\u{fffd}"),
-        // A character of two tokens; then half of one, and an end.
+        // A character of two tokens, then half of one at the end.
         (byte_level, ["aØ", "a", "Ã", "©"], vec![2, 3, 2], ["", "é", ""], "\u{fffd}"),
-        // What a stray byte makes of the character before it, which was given.
+        // A stray byte makes the decoder replace the character before it, which was already returned.
         (
             r#"{"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}"#,
             ["<0xC3>", "<0xA9>", "<0xD8>", "b"],
@@ -82,7 +82,7 @@ fn made_tokenizers_are_read_back() {
             assert_eq!(tokens, made.encode_whole(text).unwrap());
             assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
         }
-        // What the library makes of the same description.
+        // The library's result for the same description.
         let path = out.path().join("tokenizer.json");
         let general = tokenizers::Tokenizer::from_file(&path).unwrap();
         assert_eq!(general.encode(text, false).unwrap().get_ids(), made.encode(text).unwrap());

@@ -1,4 +1,4 @@
-//! Token files and rows of them: as they should be, and damaged.
+//! Token files and rows, valid and damaged.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,7 +9,7 @@ use models::tokens::{NOT_COUNTED, Row, Rows, TokenFile, TokenWriter};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-/// Documents of tokens, with whether each counts.
+/// Documents: for each token, whether it counts for the loss.
 type Documents = Vec<Vec<(u32, bool)>>;
 
 struct Fixture(TempDir);
@@ -26,7 +26,7 @@ impl Fixture {
     fn write(&self, name: &str, vocab_size: usize, documents: &Documents) -> TokenFile {
         let mut writer = TokenWriter::create(&self.path(name), vocab_size, Some(0)).unwrap();
         for document in documents {
-            // In pieces, as a long text comes.
+            // In pieces, as a long text is written.
             for piece in document.chunks(3) {
                 let tokens: Vec<u32> = piece.iter().map(|(token, _)| *token).collect();
                 writer.push_counted(&tokens, |place| piece[place].1).unwrap();
@@ -36,7 +36,7 @@ impl Fixture {
         writer.finish().unwrap()
     }
 
-    /// A file of one document with the tokens from `first` on.
+    /// Writes a file of one document with `len` consecutive tokens from `first`.
     fn counting(&self, name: &str, first: u32, len: u32) -> TokenFile {
         self.write(name, 100_000, &vec![(first..first + len).map(|token| (token, true)).collect()])
     }
@@ -93,7 +93,7 @@ proptest! {
         prop_assert_eq!(&targets, &flat[1..=tokens.len()].iter().map(target).collect::<Vec<_>>());
     }
 
-    /// Whatever is changed: an error, or rows; never a panic, and never more memory than a row takes.
+    /// Any change results in an error or in rows: no panic, and no more memory than a row takes.
     #[test]
     fn damaged_files_are_errors_or_rows(
         documents in documents(50), place in any::<prop::sample::Index>(), byte: u8, cut in any::<bool>(),
@@ -108,7 +108,7 @@ proptest! {
         fs::write(&path, bytes).unwrap();
         let Ok(file) = TokenFile::open(&path) else { return Ok(()) };
         prop_assert!(!cut);
-        // White space after the header, and numbers of the metadata, are beyond the hash.
+        // White space after the header, and numbers in the metadata, are not covered by the hash.
         prop_assert!(same || place < 1024 || file.verify().is_err());
         for index in 0..file.documents().min(1000) {
             let _ = file.document(index).and_then(|range| file.read(range));
@@ -162,7 +162,7 @@ fn fingerprints_tell_contents_order_weights_and_length() {
     ];
     assert_eq!(all.iter().collect::<std::collections::HashSet<_>>().len(), all.len());
     assert_eq!(of(&[(&fixture.counting("c", 0, 50), 1.0)], 4), all[4]);
-    // What counts is content, too.
+    // The mask of counted tokens is part of the content.
     let masked = fixture.write("d", 100_000, &vec![(0..50).map(|token| (token, token != 7)).collect()]);
     assert_ne!(of(&[(&masked, 1.0)], 4), all[4]);
 }

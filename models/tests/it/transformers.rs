@@ -1,4 +1,4 @@
-//! What transformers computes with the same folders, in one process.
+//! Results of one process, compared with transformers on the same folders.
 
 use crate::common::{Expected, FOLDERS, Trainer, assert_losses, best, folder, gap};
 use candle_core::{DType, Device, Result, Tensor};

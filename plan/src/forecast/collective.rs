@@ -1,4 +1,4 @@
-//! How long a collective takes among some ranks.
+//! Time of a collective within a group of ranks.
 
 use std::collections::HashMap;
 
@@ -7,31 +7,31 @@ use comm::{Topology, algorithm};
 
 use super::{Network, event};
 
-/// Bytes of an element: sums are of f32.
+/// Bytes of an element: reductions are in f32.
 const ELEMENT: usize = size_of::<f32>();
 
-/// Ranks of a group that are simulated one by one.
+/// Largest group that is simulated rank by rank.
 const SIMULATED: usize = 512;
 
-/// An operation of all ranks of a group.
+/// Collective operation, by its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// Sums a buffer over all ranks.
     AllReduce,
-    /// Puts the parts of all ranks together on each of them.
+    /// Concatenates the parts of all ranks on each of them.
     AllGather,
-    /// Sums a buffer over all ranks and gives each its part.
+    /// Sums a buffer over all ranks and leaves each rank with its part.
     ReduceScatter,
     /// Sends one rank's buffer to all.
     Broadcast,
-    /// Sends a buffer to the next rank and receives one from the one before.
+    /// Sends a buffer to the next rank and receives one from the previous.
     SendRecv,
     /// Waits for all ranks.
     Barrier,
 }
 
 impl Collective {
-    /// That of a row of `comm-bench`; none where there is no schedule for it here.
+    /// Returns the collective of a `comm-bench` row; `None` if there is no schedule for it here.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "all_reduce" => Self::AllReduce,
@@ -44,7 +44,8 @@ impl Collective {
         })
     }
 
-    /// What a rank does, for a buffer of so many bytes, of all parts together: what `comm` would do.
+    /// Returns the schedule of a rank, as `comm` would run it. `bytes` is the size of the whole buffer, all parts
+    /// together.
     pub fn schedule(self, rank: usize, topology: &Topology, bytes: usize) -> Schedule {
         let (len, ranks) = (bytes / ELEMENT, topology.world_size());
         let parts = Parts::even(len, ranks);
@@ -72,7 +73,7 @@ impl Collective {
 }
 
 impl Collective {
-    /// Whether its steps are as many as the logarithm of the ranks, where there are many ranks.
+    /// Whether the number of steps grows at most with the logarithm of the number of ranks, when there are many.
     fn is_tree(self, bytes: usize) -> bool {
         match self {
             Self::AllReduce => bytes <= algorithm::LATENCY_BYTES,
@@ -82,41 +83,42 @@ impl Collective {
     }
 }
 
-/// Ranks at equal distances.
+/// Group of equally spaced ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Group {
-    /// How many.
+    /// Number of ranks.
     pub ranks: usize,
-    /// From one to the next.
+    /// Distance from one rank to the next.
     pub stride: usize,
 }
 
-/// Collectives over one network; what was asked before is known.
+/// Times of collectives on a network, with a cache of those computed before.
 #[derive(Debug)]
 pub struct Collectives<'a> {
     network: &'a Network,
-    /// Ranks of a group that are simulated one by one.
+    /// Largest group that is simulated rank by rank.
     simulated: usize,
     known: HashMap<(Collective, Group, usize), f64>,
 }
 
 impl<'a> Collectives<'a> {
-    /// Over a network.
+    /// Creates an empty cache for a network.
     pub fn new(network: &'a Network) -> Self {
         Self::up_to(network, SIMULATED)
     }
 
-    /// The same with groups of more ranks than so many, 4 or more, reckoned from smaller ones: for many different groups and sizes.
+    /// As [`new`](Self::new), but groups of more than `simulated` ranks, at least 4, are extrapolated from smaller
+    /// ones: for many different groups and sizes.
     pub fn up_to(network: &'a Network, simulated: usize) -> Self {
         Self { network, simulated: simulated.max(4), known: HashMap::new() }
     }
 
-    /// The network.
+    /// Returns the network.
     pub fn network(&self) -> &'a Network {
         self.network
     }
 
-    /// Seconds that a collective takes.
+    /// Returns the seconds that a collective takes.
     pub fn seconds(&mut self, collective: Collective, group: Group, bytes: usize) -> f64 {
         if group.ranks < 2 {
             return 0.0;
@@ -133,9 +135,9 @@ impl<'a> Collectives<'a> {
         })
     }
 
-    /// Among more ranks than are worth simulating, by what it takes among those that are, and half as many: with steps that grow
-    /// with the logarithm of the ranks in a tree; in a ring there is one for each other rank, which costs the same for latency and
-    /// less for its share of the bytes.
+    /// Extrapolates to groups that are too large to simulate, from the largest simulated group and one of half its
+    /// size. In a tree, the number of steps grows with the logarithm of the ranks. In a ring, there is a step for each
+    /// other rank, with the same latency and a smaller share of the bytes.
     fn beyond(&mut self, collective: Collective, group: Group, bytes: usize) -> f64 {
         let largest = self.simulated;
         let mut at = |ranks: usize| self.seconds(collective, Group { ranks, ..group }, bytes);
@@ -154,7 +156,7 @@ mod tests {
     use super::*;
     use crate::forecast::Link;
 
-    /// A link of 1 s latency and 1 s a byte, and reducing that takes no time.
+    /// One node, with this link between ranks and this time to reduce a byte.
     fn network(latency: f64, s_per_byte: f64, combine: f64) -> Network {
         Network::one_node("test", Link { latency, s_per_byte }, combine, false)
     }
@@ -168,7 +170,7 @@ mod tests {
         for ranks in [2, 3, 4, 8, 100] {
             let (p, bytes) = (ranks as f64, 400_000 * ranks);
             let (steps, part) = (2.0 * (p - 1.0), (bytes / ranks) as f64);
-            // Segments are more steps of as many bytes.
+            // Segments add steps, but no bytes.
             let ring = seconds(&network(0.0, 1.0, 0.0), Collective::AllReduce, ranks, bytes);
             assert!((ring / (steps * part) - 1.0).abs() < 1e-9, "{ranks}: {ring}");
             let gather = seconds(&network(1.0, 1.0, 0.0), Collective::AllGather, ranks, bytes);
@@ -202,7 +204,7 @@ mod tests {
     fn ranks_of_a_node_share_the_way_to_others() {
         let nodes =
             Network { per_node: 4, inside: Link { latency: 0.0, s_per_byte: 0.1 }, ..network(0.0, 1.0, 0.0) };
-        // Each part of 1000 bytes goes to the other node once; 6 of 100 s each go on within it.
+        // Each rank's 1000 bytes pass between the nodes once; 6 transfers of 100 s each remain within the node.
         assert_eq!(seconds(&nodes, Collective::AllGather, 8, 8000), 1000.0 + 600.0);
         assert!((seconds(&nodes, Collective::AllGather, 4, 8000) - 600.0).abs() < 1e-6);
         let apart =

@@ -1,4 +1,4 @@
-//! Schedules of all ranks, message by message, on paper.
+//! Message-by-message simulation of the schedules of all ranks.
 
 use std::collections::VecDeque;
 
@@ -6,21 +6,22 @@ use comm::schedule::{Schedule, Step, Transfer};
 
 use super::Network;
 
-/// Where a rank is.
+/// Progress of a rank in its schedule.
 #[derive(Debug, Clone, Default)]
 struct RankState {
     step: usize,
-    /// When it began this step, if it has.
+    /// When it began the current step; `None` if it has not.
     began: Option<f64>,
-    /// When its part of this step that needs nobody else is over.
+    /// When the part of the current step that does not depend on other ranks is done.
     own: f64,
     clock: f64,
-    /// When its way out, and its way in, are free again.
+    /// When its outgoing and its incoming link are free again.
     out: f64,
     into: f64,
 }
 
-/// Messages that are on their way, by receiver; for each sender, of which there are few: when the last byte is there.
+/// Messages in flight, by receiver: for each sender, of which there are few, when the last byte of each message
+/// arrives.
 struct Wires(Vec<Vec<(usize, VecDeque<f64>)>>);
 
 impl Wires {
@@ -38,14 +39,14 @@ struct World<'a> {
     schedules: &'a [Schedule],
     element_bytes: f64,
     network: &'a Network,
-    /// The rank that each of them is among all.
+    /// Global rank of each member of the group.
     members: &'a [usize],
     places: Vec<RankState>,
     wires: Wires,
 }
 
-/// Seconds until the last of them is done, if all begin together. Each has one way out and one way in, on which messages go one
-/// after the other.
+/// Returns the seconds until the last rank is done, if all begin together. Each rank has one outgoing and one incoming
+/// link, on which messages are sequential.
 pub(super) fn seconds(
     schedules: &[Schedule],
     element_bytes: usize,
@@ -64,7 +65,7 @@ pub(super) fn seconds(
 }
 
 impl World<'_> {
-    /// As far as a rank comes with what is there; whoever it sends to may come further then.
+    /// Runs a rank until it needs a message that has not been sent; adds the receivers of its messages to `ready`.
     fn run(&mut self, rank: usize, ready: &mut VecDeque<usize>) {
         let schedules = self.schedules;
         while let Some(step) = schedules[rank].steps.get(self.places[rank].step) {
@@ -122,7 +123,7 @@ impl World<'_> {
     }
 }
 
-/// Who sends what is received, and how many elements.
+/// Returns sender and number of elements of a receive.
 fn sender(transfer: &Transfer) -> Option<(usize, usize)> {
     match transfer {
         Transfer::Recv { from, range, .. } | Transfer::Fold { from, range, .. } => Some((*from, range.len())),
@@ -138,7 +139,7 @@ fn reduces(transfer: &Transfer) -> bool {
     }
 }
 
-/// Elements that are copied or reduced without a peer.
+/// Returns the number of elements that are copied or reduced locally.
 fn moved_within(transfer: &Transfer) -> f64 {
     match transfer {
         Transfer::Copy { range, .. } => range.len() as f64,

@@ -1,50 +1,50 @@
-//! A network from what `comm-bench` measured.
+//! Fits a network's parameters to measurements of `comm-bench`.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Collective, Collectives, Group, Link, Network};
 
-/// A collective that was measured, such as a row of `comm-bench`.
+/// Measured collective, such as a row of `comm-bench`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// The operation, by its name there.
+    /// Name of the operation in `comm-bench`.
     pub op: String,
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Size of the buffer: of all parts together where there are parts.
+    /// Size of the buffer in bytes, all parts together.
     pub bytes: usize,
-    /// Seconds of a call.
+    /// Seconds per call.
     pub s: f64,
 }
 
-/// What fits measured rows best.
+/// Network parameters that fit the measurements best.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fit {
-    /// The link between two ranks.
+    /// Link between two ranks.
     pub link: Link,
     /// Seconds that a rank takes to reduce or copy a byte.
     pub combine_s_per_byte: f64,
-    /// Each row, beside what the fit gives for it.
+    /// Measured and fitted time of each row.
     pub rows: Vec<FittedRow>,
 }
 
-/// A row of `comm-bench`, and what the fit gives for it.
+/// Measured and fitted time of a row of `comm-bench`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FittedRow {
-    /// The operation.
+    /// Name of the operation.
     pub op: String,
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Size of the buffer.
+    /// Size of the buffer in bytes.
     pub bytes: usize,
-    /// Seconds, measured.
+    /// Measured seconds.
     pub measured_s: f64,
-    /// Seconds, by the fit.
+    /// Fitted seconds.
     pub fitted_s: f64,
 }
 
-/// Latency, time of a byte, and time of reducing one, none of them below 0, such that the times of the schedules are, in
-/// proportion, nearest to those measured. None where no row has a schedule.
+/// Fits latency, time per byte and time to reduce a byte, none of them negative, by least squares of the relative
+/// errors of the schedules' times. `None` if no row has a schedule.
 ///
 /// ```
 /// use plan::forecast::fit::{Measurement, fit};
@@ -75,7 +75,7 @@ pub fn fit(rows: &[Measurement]) -> Option<Fit> {
     Some(Fit { link: Link { latency, s_per_byte }, combine_s_per_byte, rows: rows.collect() })
 }
 
-/// How often each of the three counts in the time of a schedule.
+/// Returns how often each of the three parameters counts in the time of a schedule.
 fn costs(collective: Collective, ranks: usize, bytes: usize) -> [f64; 3] {
     let only = |latency, s_per_byte, combine| {
         let network = Network::one_node("unit", Link { latency, s_per_byte }, combine, false);
@@ -84,7 +84,8 @@ fn costs(collective: Collective, ranks: usize, bytes: usize) -> [f64; 3] {
     [only(1.0, 0.0, 0.0), only(0.0, 1.0, 0.0), only(0.0, 0.0, 1.0)]
 }
 
-/// Least squares of `row . x = 1`, with no x below 0: of all choices of what is 0, the best that is allowed.
+/// Non-negative least squares of `row . x = 1`: tries every choice of which unknowns are 0, and returns the best valid
+/// solution.
 fn solve(rows: &[[f64; 3]]) -> [f64; 3] {
     let error = |x: &[f64; 3]| -> f64 {
         rows.iter().map(|row| (row.iter().zip(x).map(|(a, x)| a * x).sum::<f64>() - 1.0).powi(2)).sum()
@@ -95,10 +96,10 @@ fn solve(rows: &[[f64; 3]]) -> [f64; 3] {
     allowed.min_by(|a, b| error(a).total_cmp(&error(b))).unwrap_or_default()
 }
 
-/// The normal equations of the unknowns that are used, by elimination; none where they have no single solution.
+/// Solves the normal equations of the used unknowns, by elimination; `None` if there is no unique solution.
 fn least_squares(rows: &[[f64; 3]], used: [bool; 3]) -> Option<[f64; 3]> {
     let places: Vec<usize> = (0..3).filter(|place| used[*place]).collect();
-    // The unknowns differ by nine orders of magnitude.
+    // Scaled, because the unknowns differ by nine orders of magnitude.
     let scale = [0, 1, 2].map(|place| rows.iter().map(|row| row[place]).fold(0.0, f64::max));
     if places.iter().any(|place| scale[*place] <= 0.0) {
         return None;

@@ -1,41 +1,41 @@
-//! How a model is spread over ranks.
+//! Layout of a model over ranks, for the time forecast.
 
 use pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
 use super::Group;
 
-/// What the data-parallel ranks keep of a model.
+/// What each data-parallel rank keeps of the parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sharding {
-    /// All of it.
+    /// All parameters.
     #[default]
     None,
-    /// A part: of so many ranks next to each other, which have the whole together; the others have copies of that.
+    /// A shard: each group of so many neighbouring ranks holds the whole model, and groups are replicas.
     Over(usize),
 }
 
-/// Ranks in `pp` stages of `dp` copies of `tp` parts of each layer; those of one layer are next to each other, then copies, then
-/// stages.
+/// Layout of ranks: `pp` stages, each of `dp` replicas, each divided over `tp` ranks. Neighbouring ranks differ first
+/// in `tp`, then in `dp`, then in `pp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Ranks that divide the batch.
+    /// Number of ranks that divide the batch.
     pub dp: usize,
-    /// Ranks that divide each layer.
+    /// Number of ranks that divide each layer.
     pub tp: usize,
-    /// Stages.
+    /// Number of pipeline stages.
     pub pp: usize,
-    /// What data-parallel ranks keep; without pipeline parallelism.
+    /// What data-parallel ranks keep; only without pipeline parallelism.
     pub sharding: Sharding,
-    /// Whether gathered parameters stay from forward to backward.
+    /// Whether gathered parameters are kept from forward to backward.
     pub stays_gathered: bool,
-    /// Whether tensor-parallel ranks divide what is between the layers, too.
+    /// Whether tensor-parallel ranks also divide activations between the layers (sequence parallelism).
     pub sequence_parallel: bool,
-    /// The order of work in a pipeline.
+    /// Pipeline schedule.
     pub schedule: ScheduleKind,
-    /// Parts of a batch in a pipeline.
+    /// Number of micro-batches in a pipeline.
     pub micro_batches: usize,
-    /// Bytes of gradients that travel together.
+    /// Bytes of a gradient bucket.
     pub bucket_bytes: usize,
 }
 
@@ -56,42 +56,42 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Copies.
+    /// Data parallelism with replicas.
     pub fn ddp(dp: usize) -> Self {
         Self { dp, ..Self::default() }
     }
 
-    /// Parameters divided over all.
+    /// Data parallelism with parameters sharded over all ranks.
     pub fn fsdp(dp: usize) -> Self {
         Self { dp, sharding: Sharding::Over(dp), ..Self::default() }
     }
 
-    /// Parameters divided over neighbours, copies of that.
+    /// Hybrid sharding: shards over neighbouring ranks, and replicas of these groups.
     pub fn hybrid(shards: usize, copies: usize) -> Self {
         Self { dp: shards * copies, sharding: Sharding::Over(shards), ..Self::default() }
     }
 
-    /// Layers divided, copies of that.
+    /// Tensor parallelism, with replicas.
     pub fn tensor(tp: usize, dp: usize) -> Self {
         Self { tp, dp, ..Self::default() }
     }
 
-    /// Stages, of copies, of divided layers, with 1F1B.
+    /// Pipeline of 1F1B schedule, with replicas and tensor parallelism in each stage.
     pub fn pipeline(pp: usize, dp: usize, tp: usize, micro_batches: usize) -> Self {
         Self { pp, dp, tp, micro_batches, ..Self::default() }
     }
 
-    /// All ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.dp * self.tp * self.pp
     }
 
-    /// The ranks that divide a layer.
+    /// Returns the group of ranks that divide a layer.
     pub(super) fn tensor_group(&self) -> Group {
         Group { ranks: self.tp, stride: 1 }
     }
 
-    /// The ranks whose gradients are averaged by all-reduce.
+    /// Returns the group of ranks that average gradients by all-reduce.
     pub(super) fn copies(&self) -> Group {
         match self.sharding {
             Sharding::None => Group { ranks: self.dp, stride: self.tp },
@@ -99,7 +99,7 @@ impl Layout {
         }
     }
 
-    /// The ranks that divide the parameters.
+    /// Returns the group of ranks that divide the parameters.
     pub(super) fn shards(&self) -> Group {
         match self.sharding {
             Sharding::None => Group { ranks: 1, stride: 1 },

@@ -1,8 +1,10 @@
-//! How long a step would take on ranks that are not there: the schedules that the executors run, on paper.
+//! Forecast of the time of a training step on hardware that is not available, by simulating the schedules that the
+//! executors run.
 //!
-//! [`Network`] says what lies between two ranks, given or fitted to what `comm-bench` measured ([`fit`](fit::fit)). [`Work`] says
-//! what a model computes, [`Layout`] how it is spread, and [`predict`] runs a step of it: collectives message by message, by the
-//! very schedules of [`comm::algorithm`], pipelines by those of [`pipeline::Schedule`].
+//! [`Network`] describes the links between ranks, given or fitted to measurements of `comm-bench` ([`fit`](fit::fit)).
+//! [`Work`] describes what a model computes, [`Layout`] how it is distributed, and [`predict`] simulates a step:
+//! collectives message by message, with the schedules of [`comm::algorithm`], pipelines with those of
+//! [`pipeline::Schedule`].
 //!
 //! ```
 //! use plan::forecast::{Layout, Network, Work, Transformer, predict};

@@ -1,51 +1,51 @@
-//! What lies between ranks.
+//! Network model: links within and between nodes.
 
 use comm::Topology;
 use serde::{Deserialize, Serialize};
 
-/// A way from one rank to another; each direction has its own.
+/// Link from one rank to another, in one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// Seconds from the first byte sent to the first one there.
+    /// Seconds from sending the first byte until it arrives.
     pub latency: f64,
-    /// Seconds between one byte and the next.
+    /// Seconds per byte (inverse bandwidth).
     pub s_per_byte: f64,
 }
 
 impl Link {
-    /// NVLink 4 through a switch: 450 GB/s each way.
+    /// NVLink 4 through a switch: 450 GB/s in each direction.
     pub const NVLINK: Self = Self { latency: 3e-6, s_per_byte: 1.0 / 450e9 };
-    /// InfiniBand NDR, one port a rank: 400 Gbit/s.
+    /// InfiniBand NDR, one port per rank: 400 Gbit/s.
     pub const INFINIBAND: Self = Self { latency: 5e-6, s_per_byte: 1.0 / 50e9 };
-    /// Ethernet of 25 Gbit/s, one port a rank, TCP.
+    /// Ethernet of 25 Gbit/s, one port per rank, TCP.
     pub const ETHERNET_25G: Self = Self { latency: 30e-6, s_per_byte: 1.0 / 3.125e9 };
 
-    /// Seconds of a message.
+    /// Returns the seconds of a message.
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.latency + self.s_per_byte * bytes
     }
 }
 
-/// What carries bytes between ranks, of which so many neighbours are on one node.
+/// Network of nodes with equal numbers of neighbouring ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Network {
-    /// What to call it.
+    /// Name, for display.
     pub name: String,
-    /// Between ranks of one node.
+    /// Link between ranks of one node.
     pub inside: Link,
-    /// Between nodes.
+    /// Link between nodes.
     pub between: Link,
-    /// Ranks of a node.
+    /// Ranks per node.
     pub per_node: usize,
     /// Seconds that a rank takes to reduce or copy a byte.
     pub combine_s_per_byte: f64,
-    /// Whether ranks compute while they communicate. They do not where the processor itself moves the bytes, and has no core to
-    /// spare.
+    /// Whether communication overlaps with computation. It does not where the CPU moves the bytes itself and has no
+    /// spare core.
     pub overlaps: bool,
 }
 
 impl Network {
-    /// Reducing in the memory of an accelerator: two reads and a write at about 3 TB/s.
+    /// Seconds to reduce a byte in an accelerator's memory: two reads and a write at about 3 TB/s.
     const ACCELERATOR: f64 = 1e-12;
 
     /// Nodes of 8, NVLink within and InfiniBand between them.
@@ -54,13 +54,13 @@ impl Network {
         Self::accelerators(name, Link::NVLINK, Link::INFINIBAND, 8)
     }
 
-    /// One rank a node, InfiniBand between them.
+    /// One rank per node, InfiniBand between them.
     pub fn infiniband() -> Self {
         let name = "InfiniBand 400 Gbit/s between all ranks".into();
         Self::accelerators(name, Link::INFINIBAND, Link::INFINIBAND, 1)
     }
 
-    /// One rank a node, Ethernet of 25 Gbit/s between them.
+    /// One rank per node, 25 Gbit/s Ethernet between them.
     pub fn ethernet_25g() -> Self {
         let name = "Ethernet 25 Gbit/s between all ranks".into();
         Self::accelerators(name, Link::ETHERNET_25G, Link::ETHERNET_25G, 1)
@@ -82,12 +82,12 @@ impl Network {
         }
     }
 
-    /// What lies between two ranks.
+    /// Returns the link between two ranks.
     pub fn link(&self, one: usize, other: usize) -> Link {
         if self.node(one) == self.node(other) { self.inside } else { self.between }
     }
 
-    /// Where some of the ranks are.
+    /// Returns the nodes of some of the ranks.
     pub fn topology(&self, ranks: &[usize]) -> Topology {
         Topology::of(&ranks.iter().map(|rank| self.node(*rank)).collect::<Vec<_>>())
     }

@@ -1,22 +1,22 @@
-//! A step of training, on paper.
+//! Simulation of a training step.
 
 use pipeline::{Durations, Result, Schedule};
 use serde::{Deserialize, Serialize};
 
 use super::{Collective, Collectives, Layer, Layout, Network, Sharding, Work};
 
-/// What a step would be like.
+/// Forecast of a training step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// Seconds of a step.
     pub step_s: f64,
-    /// Of these, seconds in which a rank computes: the mean over ranks.
+    /// Seconds of these in which a rank computes: mean over ranks.
     pub compute_s: f64,
-    /// Bytes that a rank holds for parameters, gradients and optimizer, without activations: the most of any.
+    /// Bytes that a rank holds for parameters, gradients and optimizer state, without activations: maximum over ranks.
     pub state_bytes: f64,
 }
 
-/// What a step takes. Times in `work` are those of one micro-batch of one data-parallel rank.
+/// Predicts the time of a step. Times in `work` are those of one micro-batch of one data-parallel rank.
 ///
 /// # Errors
 /// Those of [`Schedule::of`]: a pipeline of no stages or micro-batches.
@@ -24,7 +24,7 @@ pub fn predict(work: &Work, layout: &Layout, network: &Network) -> Result<Predic
     predict_with(work, layout, &mut Collectives::new(network))
 }
 
-/// The same, where collectives that were asked for before are known.
+/// As [`predict`], reusing the times of collectives that were computed before.
 ///
 /// # Errors
 /// As [`predict`].
@@ -43,7 +43,7 @@ pub fn predict_with(work: &Work, layout: &Layout, collectives: &mut Collectives<
     Ok(Prediction { step_s: run.now, compute_s: run.computed, state_bytes: Work::bytes(own) })
 }
 
-/// One rank, which is like all others: what it computes, and what the network does meanwhile.
+/// Simulation of one rank, which stands for all: its computation and the concurrent communication.
 struct Run<'a, 'b, 'c> {
     work: &'a Work,
     layout: &'a Layout,
@@ -59,7 +59,8 @@ impl Run<'_, '_, '_> {
         self.computed += seconds;
     }
 
-    /// Begins a collective now; when it is done. It waits for those before it, and where nothing overlaps, all wait for it.
+    /// Starts a collective now, after those before it, and returns when it is done. Without overlap, the rank waits for
+    /// it.
     fn submit(&mut self, seconds: f64) -> f64 {
         self.network_free = self.network_free.max(self.now) + seconds;
         if !self.collectives.network().overlaps {
@@ -78,7 +79,7 @@ impl Run<'_, '_, '_> {
         }
     }
 
-    /// `ddp`: gradients in buckets, each on its way as soon as it is full, the last layers' first.
+    /// `ddp`: gradients in buckets, each sent when it is full, starting with the last layers.
     fn copied(&mut self) {
         self.forward();
         let (mut waiting, mut first) = (0, true);
@@ -100,18 +101,20 @@ impl Run<'_, '_, '_> {
         self.wait(self.network_free);
     }
 
-    /// Begins to average gradients over copies, in buckets.
+    /// Starts to average gradients over replicas, in buckets.
     fn average(&mut self, bytes: usize) {
         let group = self.layout.copies();
         let buckets = bytes.div_ceil(self.layout.bucket_bytes.max(1)).max(1);
-        // A parameter that is larger has a bucket of its own; layers here have several.
+        // A parameter larger than a bucket would have its own; layers here have several parameters, and are divided
+        // evenly.
         for _ in 0..buckets {
             let seconds = self.collectives.seconds(Collective::AllReduce, group, bytes / buckets);
             self.submit(seconds);
         }
     }
 
-    /// `fsdp`: a unit is gathered while the one before it computes, and its gradients are divided while the next one does.
+    /// `fsdp`: a unit is gathered while the one before it computes, and its gradients are reduced while the next one
+    /// computes.
     fn sharded(&mut self) {
         let (shards, copies) = (self.layout.shards(), self.layout.copies());
         let layers = &self.work.layers;
@@ -138,7 +141,7 @@ impl Run<'_, '_, '_> {
                 [divide, average].map(|(what, group, bytes)| self.collectives.seconds(what, group, bytes));
             let seconds = seconds.iter().sum();
             let before = std::mem::replace(&mut divided, self.submit(seconds));
-            // Two units' whole gradients at a time.
+            // At most two units have whole gradients at a time.
             self.wait(before);
         }
         self.wait(divided);
@@ -149,7 +152,7 @@ impl Run<'_, '_, '_> {
         self.submit(seconds)
     }
 
-    /// `tensor-parallel`: all-reduces between the layers, for which everything waits; in the end gradients are averaged over copies.
+    /// `tensor-parallel`: blocking all-reduces between the layers; at the end gradients are averaged over replicas.
     fn divided(&mut self) {
         let seconds = divided(self.work, self.layout, self.collectives);
         for [computed, communicated] in seconds {
@@ -162,7 +165,7 @@ impl Run<'_, '_, '_> {
 }
 
 impl Layout {
-    /// Seconds in which all layers are gathered, forward and once more backward.
+    /// Returns the seconds to gather all layers twice, for forward and backward.
     pub(crate) fn gathers(&self, work: &Work, collectives: &mut Collectives<'_>) -> f64 {
         2.0 * work.layers.iter().map(|layer| gather(layer, work, self, collectives)).sum::<f64>()
     }
@@ -173,8 +176,8 @@ fn gather(layer: &Layer, work: &Work, layout: &Layout, collectives: &mut Collect
     collectives.seconds(Collective::AllGather, layout.shards(), bytes)
 }
 
-/// Seconds of the all-reduces of a layer that ranks divide: in two parts, one forward and one backward, where what is between the layers is
-/// divided.
+/// Returns the seconds of a divided layer's all-reduces of these sizes. With sequence parallelism, each is an
+/// all-gather and a reduce-scatter.
 fn reductions(layout: &Layout, collectives: &mut Collectives<'_>, sizes: &[usize]) -> f64 {
     let parts: &[Collective] = match layout.sequence_parallel {
         true => &[Collective::AllGather, Collective::ReduceScatter],
@@ -185,7 +188,8 @@ fn reductions(layout: &Layout, collectives: &mut Collectives<'_>, sizes: &[usize
     each.map(|(part, bytes)| collectives.seconds(part, group, bytes)).sum()
 }
 
-/// Seconds of computing and of all-reduces of all layers, forward and backward, for a rank of a tensor-parallel group.
+/// Returns the seconds of computation and of reductions of all layers, forward and backward, for a rank of a
+/// tensor-parallel group.
 fn divided(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> [[f64; 2]; 2] {
     let (mut forward, mut backward) = ([0.0; 2], [0.0; 2]);
     let mut reduce = |sizes: &[usize]| reductions(layout, collectives, sizes);
@@ -200,7 +204,7 @@ fn divided(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> [
     [forward, backward]
 }
 
-/// `pipeline`: its own schedule, with stages that take equally long; then gradients are averaged over copies.
+/// `pipeline`: its own schedule, with stages that take equally long; then gradients are averaged over replicas.
 fn pipelined(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> Result<Prediction> {
     let &Layout { pp, schedule, micro_batches, .. } = layout;
     let stages_per_rank = schedule.stages_per_rank();
@@ -256,7 +260,7 @@ mod tests {
         assert!((step(&Layout::ddp(16), &free) - 0.031).abs() < 1e-12);
         assert!((step(&Layout::fsdp(16), &free) - 0.030 - 0.001 / 16.0).abs() < 1e-12);
         assert!((step(&Layout::tensor(4, 4), &free) - 0.031 / 4.0).abs() < 1e-12);
-        // (M + P - 1) / M of the time of a stage's micro-batches.
+        // (M + P - 1) / M times a stage's time for all micro-batches.
         let pipeline = step(&Layout::pipeline(4, 1, 1, 8), &free);
         assert!((pipeline - 11.0 * 0.030 / 4.0 - 0.001 / 4.0).abs() < 1e-9, "{pipeline}");
     }

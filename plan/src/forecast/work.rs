@@ -1,43 +1,43 @@
-//! What a model computes and holds.
+//! What a model computes and holds, for the time forecast.
 
 use serde::{Deserialize, Serialize};
 
 const ELEMENT: usize = size_of::<f32>();
-/// Seconds of the optimizer for each parameter: Adam reads and writes 28 bytes, at about 3 TB/s.
+/// Seconds of the optimizer per parameter: Adam reads and writes 28 bytes, at about 3 TB/s.
 const ADAM_S: f64 = 28.0 / 3e12;
 
-/// A part of a model that is a unit of its own: gathered, or put into a stage, as a whole. Times and bytes are those of one
-/// micro-batch of one rank, where no layer is divided.
+/// Part of a model that is gathered, or assigned to a stage, as a whole. Times and bytes are those of one micro-batch
+/// of one rank, without tensor parallelism.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Its parameters.
+    /// Number of parameters.
     pub parameters: usize,
-    /// Seconds forward.
+    /// Seconds of forward.
     pub forward_s: f64,
-    /// Seconds backward.
+    /// Seconds of backward.
     pub backward_s: f64,
-    /// Bytes of what it gives.
+    /// Bytes of its output.
     pub output_bytes: usize,
-    /// Bytes of each all-reduce forward, where the layer is divided over ranks.
+    /// Bytes of each all-reduce in forward, with tensor parallelism.
     pub forward_reductions: Vec<usize>,
-    /// Of each one backward.
+    /// Bytes of each all-reduce in backward, with tensor parallelism.
     pub backward_reductions: Vec<usize>,
 }
 
-/// A model.
+/// What a model computes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Work {
-    /// Its parts, in order.
+    /// Its layers, in order.
     pub layers: Vec<Layer>,
-    /// Seconds of the optimizer for each parameter.
+    /// Seconds of the optimizer per parameter.
     pub optimizer_s: f64,
     /// Bytes of a parameter, and of its gradient.
     pub element_bytes: usize,
-    /// Bytes of them where parameters are gathered, and gradients divided.
+    /// Bytes of a parameter when gathered, and of its gradient when reduced.
     pub gathered_bytes: usize,
 }
 
-/// Nothing, in f32.
+/// No layers, in f32.
 impl Default for Work {
     fn default() -> Self {
         Self { layers: Vec::new(), optimizer_s: 0.0, element_bytes: ELEMENT, gathered_bytes: ELEMENT }
@@ -47,20 +47,21 @@ impl Default for Work {
 /// Sizes of a Transformer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transformer {
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Numbers that a token becomes.
+    /// Number of features of a token.
     pub d_model: usize,
     /// Width of the feed-forward layers.
     pub d_ff: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub num_layers: usize,
-    /// Tokens in a row.
+    /// Number of tokens in a row.
     pub length: usize,
 }
 
 impl Transformer {
-    /// The parameters of each part, and the operations that it takes forward for a row: embedding, blocks, last layer.
+    /// Returns the number of parameters of each part, and the operations of its forward pass for a row: embedding,
+    /// blocks, last layer.
     pub fn parts(&self) -> Vec<(usize, f64)> {
         let &Self { vocab_size, d_model, d_ff, num_layers, length } = self;
         let rows = length as f64;
@@ -75,14 +76,14 @@ impl Transformer {
 }
 
 impl Work {
-    /// A Transformer with `rows` of tokens in a micro-batch, on ranks that do so many operations a second.
+    /// Transformer with `rows` of tokens in a micro-batch, on ranks that compute `flops` operations per second.
     pub fn transformer(model: &Transformer, rows: usize, flops: f64) -> Self {
         let forward: f64 = model.parts().iter().map(|part| part.1).sum::<f64>() * rows as f64 / flops;
         let parameters: usize = model.parts().iter().map(|part| part.0).sum();
         Self::measured(model, rows, [forward, 2.0 * forward, ADAM_S * parameters as f64])
     }
 
-    /// A Transformer that takes so many seconds for forward, for backward and for its optimizer, with `rows` of tokens, alone.
+    /// Transformer whose forward, backward and optimizer take these seconds on one rank, with `rows` of tokens.
     pub fn measured(model: &Transformer, rows: usize, [forward, backward, optimizer]: [f64; 3]) -> Self {
         let parts = model.parts();
         let all: f64 = parts.iter().map(|part| part.1).sum();
@@ -91,7 +92,8 @@ impl Work {
         let last = parts.len() - 1;
         let layer = |(place, (parameters, flops)): (usize, (usize, f64))| {
             let share = if all > 0.0 { flops / all } else { 0.0 };
-            // A block has one after attention and one after feed-forward; the embedding one forward, the last layer one backward.
+            // A block has one after attention and one after feed-forward; the embedding and the last layer are given
+            // one each.
             let reductions = vec![output_bytes; if place == 0 || place == last { 1 } else { 2 }];
             Layer {
                 parameters,
@@ -106,12 +108,12 @@ impl Work {
         Self { layers, optimizer_s: optimizer / parameters.max(1) as f64, ..Self::default() }
     }
 
-    /// All parameters.
+    /// Returns the number of parameters.
     pub fn parameters(&self) -> usize {
         self.layers.iter().map(|layer| layer.parameters).sum()
     }
 
-    /// Bytes that a rank keeps for parameters, their copies, gradients and Adam's state, where it has so many parameters.
+    /// Returns the bytes of parameters, gradients and Adam's two numbers, all in f32, for so many parameters.
     pub(super) fn bytes(parameters: f64) -> f64 {
         ELEMENT as f64 * 4.0 * parameters
     }

@@ -1,4 +1,4 @@
-//! What forward keeps of a token for backward, by unit: the result of each operation, and what operations keep to themselves.
+//! Activations kept for backward per token, by unit: outputs of operations, and what operations keep internally.
 
 use models::{Family, Lora, ModelConfig};
 use training::build::Division;
@@ -6,12 +6,12 @@ use training::build::Division;
 use super::outline::Unit;
 use super::{Numbers, Subject};
 
-/// A row's class, as losses keep it.
+/// Bytes of a row's class, as losses keep it.
 const CLASS_BYTES: usize = size_of::<Option<usize>>();
-/// A token's place in a table of which a rank has a part.
+/// Bytes of a token's index in a divided embedding table.
 const PLACE_BYTES: usize = size_of::<u32>();
 
-/// Bytes that a model keeps of each token.
+/// Calculates the bytes that a model keeps of each token.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PerToken<'a> {
     config: &'a ModelConfig,
@@ -26,31 +26,32 @@ impl<'a> PerToken<'a> {
         Self { config: &subject.config, numbers, tp, adapter_dropout }
     }
 
-    /// What a unit gives to the next one.
+    /// Returns the bytes of a unit's output.
     pub(super) fn output(self) -> usize {
         self.config.hidden_size * self.numbers.element
     }
 
-    /// Numbers that an operation computes wide from `inputs` numbers, and gives as they came.
+    /// Returns the bytes kept by an operation with `outputs` results: if the dtype is 16-bit, also its inputs and
+    /// results in 32 bits.
     fn wide(self, inputs: usize, outputs: usize) -> usize {
         let Numbers { element, working } = self.numbers;
         if element == working { outputs * element } else { (inputs + outputs) * working + outputs * element }
     }
 
-    /// The embedding.
+    /// Returns the bytes kept by the embedding.
     pub(super) fn embedding(self) -> usize {
-        // Learnt positions, and their sum with the tokens.
+        // Learned positions, and their sum with the token embedding.
         let positions = if self.config.family == Family::Gpt2 { 2 * self.output() } else { 0 };
         let places = if self.tp > 1 { PLACE_BYTES + self.numbers.element } else { 0 };
         self.output() + positions + places + self.dropped(self.config.dropout.embedding, self.output())
     }
 
-    /// What dropout gives of so many bytes.
+    /// Returns the bytes kept by dropout with an output of so many bytes.
     fn dropped(self, p: f64, bytes: usize) -> usize {
         if p > 0.0 { bytes } else { 0 }
     }
 
-    /// A block.
+    /// Returns the bytes kept by a block.
     pub(super) fn block(self, unit: &Unit) -> usize {
         let &ModelConfig { hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, .. } =
             self.config;
@@ -68,7 +69,7 @@ impl<'a> PerToken<'a> {
             Some(_) => self.wide(queries, queries) + self.wide(keys, keys),
             None => 0,
         };
-        // Queries, keys and values that lie side by side are copied apart.
+        // Fused queries, keys and values are copied to separate tensors.
         let apart = if self.config.family == Family::Gpt2 && element == working { qkv * element } else { 0 };
         let attention = self.wide(qkv, queries) + heads * working + apart;
         let inputs = if self.config.family == Family::Gpt2 { hidden } else { 2 * hidden };
@@ -77,7 +78,8 @@ impl<'a> PerToken<'a> {
         layers + norms + by_head + rotated + attention + activation + sums
     }
 
-    /// A block of which the cheap rest is computed again: what came in, and the results of products and attention.
+    /// Returns the bytes kept by a block with selective recomputation: its input, and the results of matrix products
+    /// and attention.
     pub(super) fn products(self, unit: &Unit) -> usize {
         let heads = self.config.num_heads / self.tp;
         let Numbers { element, working } = self.numbers;
@@ -88,38 +90,41 @@ impl<'a> PerToken<'a> {
     fn layer(self, layer: &super::outline::Layer) -> usize {
         let given = layer.outputs * self.numbers.element;
         if Lora::is_adapter(&format!("{}.weight", layer.name)) {
-            // What goes into the first one; what is scaled, and what is added to the layer's own.
+            // Kept besides a matrix's output: dropout of the first matrix's input, the first matrix's scaled output,
+            // and the sum of the second matrix's output with that of the layer.
             let is_first = layer.name.ends_with("lora_A");
             let into = if is_first { layer.inputs * self.numbers.element } else { 0 };
             return 2 * given + self.dropped(self.adapter_dropout, into);
         }
         let is_narrow = self.numbers.element != self.numbers.working;
         let is_whole = self.tp == 1 || layer.division == Division::Whole;
-        // The bias is added in an operation of its own.
+        // The bias is added in a separate operation.
         if is_narrow && is_whole && layer.bias { 2 * given } else { given }
     }
 
-    /// What backward of a block needs for a moment: gradients of what lies between its operations, as many as are alive at once.
+    /// Returns the temporary bytes of a block's backward: the gradients that are alive at the same time.
     pub(super) fn backward(self) -> usize {
         let &ModelConfig { hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, .. } =
             self.config;
         let qkv = (num_heads + 2 * num_kv_heads) * head_dim / self.tp;
         let hidden = intermediate_size / self.tp;
         let most = match self.config.family {
-            // The parts of what lies side by side are made as wide as the whole, and added.
+            // Gradients of the separate parts are padded to the fused width, and added.
             Family::Gpt2 => (4 * qkv).max(3 * hidden),
             _ => (2 * qkv + hidden_size).max(4 * hidden),
         };
         (most + hidden_size) * self.numbers.working
     }
 
-    /// The head and a loss that does not make all logits at once, or all the same where the vocabulary is divided.
+    /// Returns the bytes kept by head and loss: without tensor parallelism a loss that never holds all logits, else all
+    /// of this rank's logits.
     pub(super) fn loss(self) -> usize {
         let Numbers { element, working } = self.numbers;
         let hidden = self.config.hidden_size;
         let norm = self.wide(hidden, hidden);
         if self.tp == 1 {
-            // The gradient of what comes in.
+            // Copy of the norm's output in 32 bits; below, also the gradient of the loss's input, which the loss
+            // computes in forward.
             let wide = if element == working { 0 } else { hidden * working };
             return norm + wide + hidden * working + CLASS_BYTES;
         }
@@ -128,12 +133,12 @@ impl<'a> PerToken<'a> {
         norm + own * element + wide + own * working + working + CLASS_BYTES
     }
 
-    /// The head and the loss of a pipeline's last stage: all logits, and as many probabilities.
+    /// Returns the bytes kept by head and loss in a pipeline's last stage: all logits, and as many probabilities.
     pub(super) fn logits_and_loss(self) -> usize {
         self.logits() + self.loss_of_logits()
     }
 
-    /// The head of a stage.
+    /// Returns the bytes kept by a stage's head.
     pub(super) fn logits(self) -> usize {
         let (hidden, all) = (self.config.hidden_size, self.config.vocab_size);
         let own = if self.tp > 1 { all.div_ceil(self.tp) } else { 0 };

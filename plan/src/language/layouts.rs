@@ -1,4 +1,4 @@
-//! All layouts of so many ranks: what each needs, and which there are not, with the reason.
+//! Enumeration and comparison of all layouts for a number of ranks; impossible layouts have a reason.
 
 use girandole::Layout;
 use serde::Serialize;
@@ -6,25 +6,25 @@ use serde::Serialize;
 use super::{LayoutCost, Subject, Training};
 use crate::{Error, Result};
 
-/// Layouts that there are not.
+/// Layouts that are not possible, for the same reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RuledOut {
     /// The layouts.
     pub meshes: Vec<String>,
-    /// Why.
+    /// Why they are not possible.
     pub reason: String,
 }
 
-/// The layouts of so many ranks.
+/// Comparison of layouts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Compared {
-    /// Those that there are, the one whose largest rank needs least first.
+    /// Possible layouts, in ascending order of the memory of their largest rank.
     pub costs: Vec<LayoutCost>,
-    /// The others.
+    /// Layouts that are not possible.
     pub ruled_out: Vec<RuledOut>,
 }
 
-/// All products of `pp`, `dp`, `shard` and `tp` that are so many ranks.
+/// Returns all combinations of `pp`, `dp`, `shard` and `tp` whose product is `ranks`.
 pub fn layouts(ranks: usize) -> Vec<Layout> {
     let divisors = |of: usize| (1..=of).filter(move |size| of.is_multiple_of(*size));
     let mut all = Vec::new();
@@ -39,10 +39,10 @@ pub fn layouts(ranks: usize) -> Vec<Layout> {
 }
 
 impl Subject {
-    /// What each of these layouts needs.
+    /// Estimates the cost of each layout.
     ///
     /// # Errors
-    /// Other errors than [`Error::Layout`], which is a reason to rule a layout out.
+    /// Errors other than [`Error::Layout`] and [`Error::Pipeline`], which rule a layout out.
     pub fn compare(&self, training: &Training, layouts: &[Layout]) -> Result<Compared> {
         let mut compared = Compared::default();
         for layout in layouts {

@@ -1,4 +1,4 @@
-//! Memory of each rank, by kind.
+//! Memory per rank, by kind.
 
 use girandole::Layout;
 use training::build::Recompute;
@@ -25,7 +25,7 @@ pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) 
     Ok(LayoutCost { layout: *layout, stages: stages.into_iter().enumerate().map(stage).collect() })
 }
 
-/// Whether so many rows can be divided so.
+/// Checks that the layout is valid and that the rows of a step can be divided over it.
 fn check(training: &Training, layout: &Layout) -> Result<()> {
     layout.check(layout.ranks()).map_err(|error| Error::layout(error.to_string()))?;
     let (copies, micro_batches) = (layout.data_ranks(), training.micro_batches(layout));
@@ -44,39 +44,39 @@ fn check(training: &Training, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Tensors of which one is a sum: zeros, or another one, what is added, and what comes of it.
+/// Number of tensors alive in an addition: zeros or an earlier sum, the addend, and the result.
 pub(super) const SUMMED: f64 = 3.0;
 
-/// A model in a layout.
+/// Model in a layout.
 pub(super) struct Plan<'a> {
     pub(super) training: &'a Training,
     pub(super) layout: &'a Layout,
     pub(super) units: Vec<Unit>,
     pub(super) kept: PerToken<'a>,
-    /// Of a micro-batch of a rank.
+    /// Tokens of a rank's micro-batch.
     pub(super) tokens: f64,
-    /// Elements of a rank's table of tokens.
+    /// Elements of a rank's part of the embedding table.
     pub(super) vocabulary: f64,
     pub(super) classes: f64,
     pub(super) is_tied: bool,
 }
 
-/// Bytes that there are from step to step.
+/// Bytes held from step to step.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Fixed {
     pub(super) parameters: f64,
-    /// As the optimizer is given them, at the end of a step.
+    /// As passed to the optimizer, at the end of a step.
     pub(super) gradients: f64,
     pub(super) optimizer: f64,
-    /// Copies that there are all the time.
+    /// Copies of parameters that exist all the time.
     pub(super) copies: f64,
 }
 
-/// Bytes that come and go, at one moment of a step.
+/// Bytes held temporarily, at one moment of a step.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moment {
     pub(super) activations: f64,
-    /// Gradients so far, and all else.
+    /// Accumulated gradients, and everything else.
     pub(super) others: f64,
 }
 
@@ -91,8 +91,8 @@ impl Moment {
 }
 
 impl Fixed {
-    /// With what there is beside them at the moment when that is most. Gradients are among it; what goes beyond those that the optimizer is
-    /// given are buffers.
+    /// Returns the memory at the moment that needs most. The moment's `others` include gradients; what exceeds the
+    /// gradients that the optimizer is passed counts as buffers.
     pub(super) fn with(self, moments: impl IntoIterator<Item = Moment>) -> Memory {
         let Self { parameters, gradients, optimizer, copies } = self;
         let most = moments.into_iter().max_by(|a, b| a.total().total_cmp(&b.total()));
@@ -108,7 +108,7 @@ impl Fixed {
 }
 
 impl Plan<'_> {
-    /// Whether a unit is computed again in backward: a block, as the embedding takes no floats.
+    /// Returns whether a unit is recomputed in backward: only blocks, because the embedding's input is not float.
     pub(super) fn recomputes(&self, unit: usize) -> bool {
         self.is_block(unit)
             && match self.training.recompute {
@@ -118,7 +118,7 @@ impl Plan<'_> {
             }
     }
 
-    /// What forward keeps of each token in a block.
+    /// Returns the bytes that forward keeps per token in a block.
     pub(super) fn kept_of(&self, block: usize) -> usize {
         match self.training.recompute {
             _ if !self.recomputes(block) => self.kept.block(&self.units[block]),
@@ -135,7 +135,7 @@ impl Plan<'_> {
         self.training.numbers().working as f64
     }
 
-    /// Bytes of what the optimizer remembers of so many parameters.
+    /// Returns the bytes of optimizer state for so many parameters.
     pub(super) fn optimizer(&self, elements: f64) -> f64 {
         self.training.optimizer.numbers() as f64 * self.working() * elements
     }
@@ -152,7 +152,7 @@ impl Plan<'_> {
         self.training.micro_batches(self.layout) > 1
     }
 
-    /// Without stages.
+    /// Returns memory and bytes sent without pipeline stages.
     fn whole(&self) -> (Memory, f64) {
         let Layout { dp, shard, .. } = *self.layout;
         let [all, trained] = [false, true].map(|trained| self.sum(|unit| unit.share(shard, trained)));
@@ -166,11 +166,12 @@ impl Plan<'_> {
         (memory, self.sent_whole())
     }
 
-    /// Where every rank has all parameters: at the loss, in backward of the first block, and of the embedding.
+    /// Moments if every rank holds all parameters: the loss, backward of the first block, and backward of the
+    /// embedding.
     fn copied(&self) -> [Moment; 3] {
         let gradients = self.sum(Unit::trained) * self.element();
         let sums = if self.accumulates() { gradients } else { 0.0 };
-        // Copies add them up as they come, in the buckets that are sent.
+        // Data-parallel ranks accumulate directly in the buckets that are sent.
         let both = if self.layout.dp > 1 { gradients } else { sums + gradients };
         let kept = self.activations();
         [
@@ -180,22 +181,22 @@ impl Plan<'_> {
         ]
     }
 
-    /// Where parameters are gathered, unit by unit, and gradients divided.
+    /// Moments if parameters are gathered unit by unit, and gradients reduced to shards.
     fn sharded(&self) -> Vec<Moment> {
         let kept = self.activations();
         let element = self.element();
         let whole = |place: usize| self.gathered(place) * element;
-        // What is frozen has zeros beside what is trained.
+        // In a unit with trained parameters, frozen ones have gradients of zeros.
         let of_gradients = |place: usize| match self.units[place].trained() {
             0 => 0.0,
             _ => self.units[place].elements() as f64 * element,
         };
         let last = self.units.len() - 1;
-        // Buffers stay for the next units: those of the largest two.
+        // Gather buffers are reused by the next units: those of the largest two units.
         let mut largest: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64 * element).collect();
         largest.sort_unstable_by(|a, b| b.total_cmp(a));
         let pool: f64 = largest.iter().take(2).sum();
-        // What was not synchronised stays whole until its unit's turn.
+        // Gradients accumulated without synchronisation stay whole until their unit is reduced.
         let mut sums: f64 = if self.accumulates() { (0..=last).map(of_gradients).sum() } else { 0.0 };
         let first = Moment::new(kept, sums + pool.max(whole(last) + whole(last - 1)) + self.loss());
         let mut moments = vec![first];
@@ -222,7 +223,7 @@ impl Plan<'_> {
         moments
     }
 
-    /// Elements that are gathered to compute a unit: a tied head takes the embedding, too.
+    /// Returns the elements gathered to compute a unit: a tied head also needs the embedding.
     fn gathered(&self, place: usize) -> f64 {
         let own = self.units[place].elements() as f64;
         match self.is_tied && place + 1 == self.units.len() {
@@ -231,7 +232,7 @@ impl Plan<'_> {
         }
     }
 
-    /// What forward keeps of a micro-batch.
+    /// Returns the bytes of activations of a micro-batch.
     fn activations(&self) -> f64 {
         let boundary = if self.layout.shard > 1 { self.kept.output() } else { 0 };
         let of_unit = |place: usize| match place {
@@ -243,13 +244,13 @@ impl Plan<'_> {
         kept as f64 * self.tokens + self.wide_head()
     }
 
-    /// A head in 16 bits is computed with in 32.
+    /// Returns the bytes of the 32-bit copy of a 16-bit head.
     fn wide_head(&self) -> f64 {
         let is_narrow = self.element() != self.working();
         if is_narrow && self.layout.tp == 1 { self.vocabulary * self.working() } else { 0.0 }
     }
 
-    /// What a block that is computed again keeps, the largest.
+    /// Returns the bytes that the largest recomputed block keeps during its backward.
     fn again(&self) -> f64 {
         let again = (0..self.units.len()).filter(|place| self.recomputes(*place));
         again.map(|place| self.block_again(place)).fold(0.0, f64::max)
@@ -257,30 +258,30 @@ impl Plan<'_> {
 
     pub(super) fn block_again(&self, place: usize) -> f64 {
         let all = self.kept.block(&self.units[place]) + self.kept.output();
-        // What was kept is there, but for what came in, of which there is a copy.
+        // What forward kept already exists, except for the block's input, which is copied.
         let known = self.kept_of(place) - self.kept.output();
         (all - known) as f64 * self.tokens
     }
 
-    /// What backward of a block needs for a moment.
+    /// Returns the temporary bytes of a block's backward.
     pub(super) fn backward(&self) -> f64 {
         self.kept.backward() as f64 * self.tokens
     }
 
-    /// The gradient of an embedding is added to zeros, and to that of the head where they are one.
+    /// Returns the bytes of the sum that the embedding's gradient is added to: zeros, or the gradient of a tied head.
     pub(super) fn embedding(&self) -> f64 {
         let is_trained = self.units.first().is_some_and(|unit| unit.trained() > 0);
-        // Where the vocabulary is divided, once more.
+        // Twice if the vocabulary is divided.
         let times = if self.layout.tp > 1 { 2.0 } else { 1.0 };
         if is_trained { times * self.vocabulary * self.element() } else { 0.0 }
     }
 
-    /// What the loss needs: the logits of some rows, which a product packs for itself, and gradients of the head; or gradients of all
-    /// logits.
+    /// Returns the temporary bytes of the loss: the logits of some rows, their packed copy in a matrix product, and the
+    /// head's gradient; or with tensor parallelism, gradients of all of this rank's logits.
     fn loss(&self) -> f64 {
-        /// Of the logits that are there at once.
+        /// Bytes of logits computed at a time.
         const CHUNK_BYTES: f64 = (64 << 20) as f64;
-        /// Rows that a product packs at once.
+        /// Rows that a matrix product packs at a time.
         const PACKED: f64 = 512.0;
         if self.layout.tp > 1 {
             let own = (self.classes / self.layout.tp as f64).ceil();

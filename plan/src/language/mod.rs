@@ -1,7 +1,8 @@
-//! Language models in any layout: memory of each rank by kind, and bytes that it sends, as [`girandole::Parallel`] trains them.
+//! Plans for language models in any layout: memory of each rank by kind and bytes sent, as [`girandole::Parallel`]
+//! trains them.
 //!
-//! Parameters are counted by building the model with a builder that allocates nothing ([`Unit`]). What forward keeps is what its
-//! operations keep, which [`training::activation_bytes`] counts in a model that runs.
+//! Parameters are counted by building the model with a builder that allocates nothing ([`Unit`]). Activations are
+//! estimated operation by operation, as [`training::activation_bytes`] measures them in a running model.
 //!
 //! ```
 //! use models::ModelConfig;
@@ -41,31 +42,31 @@ pub use layouts::{Compared, RuledOut, layouts};
 pub use outline::{Layer, Parameter, Unit};
 pub use table::LanguageTable;
 
-/// What is trained: a model, or adapters of it.
+/// What is trained: a model, or adapters of a model.
 #[derive(Debug, Clone)]
 pub struct Subject {
     /// The model.
     pub config: ModelConfig,
-    /// Its adapters: all else is frozen.
+    /// Its adapters; then the model's own parameters are frozen.
     pub lora: Option<Lora>,
 }
 
-/// How it is trained.
+/// Configuration of training.
 #[derive(Debug, Clone)]
 pub struct Training {
     /// Rows of a step, over all ranks. Default: 8.
     pub batch_size: usize,
     /// Tokens of a row. Default: 256.
     pub length: usize,
-    /// Parts of a rank's rows, one after the other. Default: none, 1 or as many as pipeline stages.
+    /// Micro-batches of a rank. Default: none, which means 1 or the number of pipeline stages.
     pub micro_batches: Option<usize>,
-    /// Which units are computed again in backward. Default: none.
+    /// Which units are recomputed in backward. Default: none.
     pub recompute: Recompute,
-    /// The order of work of pipeline stages. Default: 1F1B.
+    /// Pipeline schedule. Default: 1F1B.
     pub schedule: ScheduleKind,
-    /// Of parameters. Default: f32.
+    /// Dtype of parameters. Default: f32.
     pub dtype: DType,
-    /// What it remembers. Default: Adam.
+    /// Kind of optimizer. Default: Adam.
     pub optimizer: Optimizer,
 }
 
@@ -84,7 +85,7 @@ impl Default for Training {
 }
 
 impl Training {
-    /// Micro-batches in a layout.
+    /// Returns the number of micro-batches in a layout.
     pub fn micro_batches(&self, layout: &Layout) -> usize {
         self.micro_batches.unwrap_or(layout.pp)
     }
@@ -94,89 +95,89 @@ impl Training {
         Numbers { element, working: element.max(DType::F32.size_in_bytes()) }
     }
 
-    /// Tokens of a rank's micro-batch.
+    /// Returns the number of tokens of a rank's micro-batch.
     fn tokens(&self, layout: &Layout) -> usize {
         let parts = layout.data_ranks().saturating_mul(self.micro_batches(layout));
         (self.batch_size / parts.max(1)).saturating_mul(self.length)
     }
 }
 
-/// Bytes of a number, and of one that is computed with where it has 16 bits.
+/// Bytes of a number, and of a number in operations that compute 16-bit types in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Numbers {
     element: usize,
     working: usize,
 }
 
-/// Bytes of a rank, by kind.
+/// Bytes of memory of a rank, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Memory {
-    /// This rank's parameters, or its parts of them: what the optimizer changes, and what is frozen.
+    /// Parameters of this rank, or its shards of them: trained and frozen.
     pub parameters: f64,
-    /// Gradients, the most of them at once.
+    /// Gradients, at the moment that most are held.
     pub gradients: f64,
-    /// What the optimizer remembers.
+    /// Optimizer state.
     pub optimizer: f64,
-    /// What forward keeps for backward, of all micro-batches that are under way.
+    /// Activations kept for backward, of all micro-batches in flight.
     pub activations: f64,
-    /// Copies that the model computes with, gathered units, messages, and what an operation needs for a moment.
+    /// Copies of parameters, gathered units, messages, and temporary memory of operations.
     pub buffers: f64,
 }
 
 impl Memory {
-    /// All kinds.
+    /// Returns the sum of all kinds.
     pub fn total(&self) -> f64 {
         self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
     }
 }
 
-/// Ranks that hold the same stages of a pipeline, or all ranks where there is none: they need as much as each other, but for a few
-/// numbers.
+/// Cost of the ranks that hold the same pipeline stages, or of all ranks without a pipeline. Their costs are equal
+/// except for a few numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StageCost {
-    /// Their place along `pp`.
+    /// Index along `pp`.
     pub stage: usize,
-    /// Memory of each.
+    /// Memory of each rank.
     pub memory: Memory,
-    /// Bytes that each sends in a step.
+    /// Bytes that each rank sends in a step.
     pub sent: f64,
 }
 
-/// What a layout needs.
+/// Cost of a layout.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayoutCost {
     /// The layout.
     pub layout: Layout,
-    /// By place along `pp`.
+    /// Cost of each index along `pp`.
     pub stages: Vec<StageCost>,
 }
 
 impl LayoutCost {
-    /// Of the ranks that need most in all.
+    /// Returns the memory of the ranks with the largest total.
     pub fn most(&self) -> Memory {
         let all = self.stages.iter().map(|stage| stage.memory);
         all.max_by(|a, b| a.total().total_cmp(&b.total())).unwrap_or_default()
     }
 
-    /// Bytes of all ranks together.
+    /// Returns the bytes of memory of all ranks together.
     pub fn total(&self) -> f64 {
         let ranks = (self.layout.ranks() / self.layout.pp.max(1)) as f64;
         self.stages.iter().map(|stage| stage.memory.total() * ranks).sum()
     }
 
-    /// The most bytes that a rank sends in a step.
+    /// Returns the bytes sent in a step by the rank that sends most.
     pub fn sent(&self) -> f64 {
         self.stages.iter().map(|stage| stage.sent).fold(0.0, f64::max)
     }
 }
 
 impl Subject {
-    /// A model, or adapters of it.
+    /// Training of a model, or of adapters of it.
     pub fn new(config: ModelConfig, lora: Option<Lora>) -> Self {
         Self { config, lora }
     }
 
-    /// What each rank has of the model, unit by unit, in a layout: with `pp` of all stages.
+    /// Returns a rank's part of the model, unit by unit; with `pp`, of all stages.
     ///
     /// # Errors
     /// Sizes that the ranks do not divide.
@@ -184,7 +185,7 @@ impl Subject {
         outline::units((&self.config, self.lora.as_ref()), layout.tp, layout.pp > 1).map_err(Error::model)
     }
 
-    /// Parameters in all, and those that are trained.
+    /// Returns the number of all parameters, and of trained parameters.
     ///
     /// # Errors
     /// A model that cannot be built.
@@ -194,10 +195,10 @@ impl Subject {
         Ok((sum(Unit::elements), sum(Unit::trained)))
     }
 
-    /// What a layout needs.
+    /// Estimates the cost of a layout.
     ///
     /// # Errors
-    /// Why it cannot be: [`Error::Layout`] says what does not go together.
+    /// A layout that is not possible: [`Error::Layout`] has the reason.
     pub fn estimate(&self, training: &Training, layout: &Layout) -> Result<LayoutCost> {
         memory::estimate(self, training, layout)
     }

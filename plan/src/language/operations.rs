@@ -1,4 +1,4 @@
-//! Operations of a step, as model FLOP/s and their share of the peak (MFU) count them.
+//! Operations of a training step, as counted for model FLOP/s and model FLOPs utilization (MFU).
 
 use girandole::Layout;
 
@@ -6,12 +6,14 @@ use super::Subject;
 use crate::Result;
 
 impl Subject {
-    /// Operations that training on a row of so many tokens needs, forward and backward, a multiplication and an addition each being one.
+    /// Returns the operations of training on a row of `length` tokens, forward and backward. A multiplication and an
+    /// addition count as one operation each.
     ///
-    /// For each token: 6 for each parameter of a matrix product (2 forward, 2 for the gradient of its input, 2 for its own), the head's
-    /// among them and the embedding's not, and 4 where it is frozen; and of attention `12 * layers * heads * head_dim * length`, or the
-    /// sliding window in place of the length. What is computed again in backward does not count, nor does what a causal mask leaves
-    /// out; norms, softmax and the optimizer do not either.
+    /// For each token: 6 for each parameter of a matrix product (2 in forward, 2 for the gradient of its input, 2 for
+    /// its own gradient), or 4 if the parameter is frozen; this includes the head, but not the embedding. Attention
+    /// adds `12 * layers * heads * head_dim * length`, with the sliding window in place of the length if there is one.
+    /// Recomputation in backward does not count; the causal mask does not reduce the count; norms, softmax and the
+    /// optimizer are not counted.
     ///
     /// # Errors
     /// A model that cannot be built.
@@ -56,7 +58,7 @@ mod tests {
         ModelConfig::from_json(&json).unwrap()
     }
 
-    /// Queries and output, keys and values, gate with up and down: of each block.
+    /// Parameters of a block: queries and output, keys and values, gate with up and down.
     const BLOCK: f64 = (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) as f64;
     const ATTENTION: f64 = (12 * 3 * 16 * 8) as f64;
 

@@ -1,4 +1,4 @@
-//! What a rank has of a model: units, tensors and layers, as the model itself asks for them. Nothing is allocated.
+//! Units, parameters and linear layers of a rank's part of a model, found by building the model without allocating.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use training::build::{
     WholeLayers,
 };
 
-/// A unit of a model, as one of the ranks that divide its layers has it: the one with most.
+/// Unit of a model, as held by the tensor-parallel rank with the largest part.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Unit {
     /// Its name.
@@ -26,9 +26,9 @@ pub struct Unit {
 /// A rank's part of a parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// The parameter.
+    /// Name of the parameter.
     pub name: String,
-    /// Elements.
+    /// Number of elements.
     pub elements: usize,
     /// Whether it is trained.
     pub is_trained: bool,
@@ -39,9 +39,9 @@ pub struct Parameter {
 pub struct Layer {
     /// Its name.
     pub name: String,
-    /// Numbers of a token that this rank's part takes.
+    /// Input features of this rank's part.
     pub inputs: usize,
-    /// Numbers of a token that it gives.
+    /// Output features of this rank's part.
     pub outputs: usize,
     /// How it is divided.
     pub division: Division,
@@ -50,12 +50,13 @@ pub struct Layer {
 }
 
 impl Unit {
-    /// Elements of all parameters.
+    /// Returns the number of elements of all parameters.
     pub fn elements(&self) -> usize {
         self.tensors.iter().map(|tensor| tensor.elements).sum()
     }
 
-    /// Elements of the largest part of `shard`, of all parameters or of those that are trained, as FSDP has them: small ones together.
+    /// Returns the elements of the largest of `shard` shards, of all or of the trained parameters, as FSDP shards them:
+    /// small tensors are packed together.
     pub(super) fn share(&self, shard: usize, trained: bool) -> usize {
         let pack = FsdpConfig::default().pack_elements;
         let wanted = self.tensors.iter().filter(|tensor| tensor.is_trained || !trained);
@@ -65,20 +66,21 @@ impl Unit {
             + small.into_iter().sum::<usize>().div_ceil(shard)
     }
 
-    /// Elements of the largest part of what is trained, each parameter divided for itself: as the optimizers of stages have them.
+    /// Returns the elements of the largest of `shard` shards of the trained parameters, each divided separately, as the
+    /// optimizers of pipeline stages do.
     pub(super) fn flat_share(&self, shard: usize) -> usize {
         let trained = self.tensors.iter().filter(|tensor| tensor.is_trained);
         trained.map(|tensor| tensor.elements.div_ceil(shard)).sum()
     }
 
-    /// Elements of those that are trained.
+    /// Returns the number of trained elements.
     pub fn trained(&self) -> usize {
         self.tensors.iter().filter(|tensor| tensor.is_trained).map(|tensor| tensor.elements).sum()
     }
 }
 
-/// The units of a model whose layers are divided over `tp` ranks. With `apart`, units are built each for itself, as stages are: a head that is
-/// the embedding then has a copy of its own.
+/// Returns the units of a model whose layers are divided over `tp` ranks. With `apart`, units are built separately, as
+/// in stages: then a tied head has its own copy of the embedding.
 pub(super) fn units(
     (config, lora): (&ModelConfig, Option<&Lora>),
     tp: usize,
@@ -88,7 +90,7 @@ pub(super) fn units(
     if !apart {
         return Ok(all);
     }
-    // Without the first unit, the embedding, the last one has its own table.
+    // If the first unit, the embedding, is elsewhere, the last unit has its own table.
     let mut others = built((config, lora), tp, all.first().map(|unit| unit.name.clone()))?;
     if let (Some(first), Some(place)) = (all.into_iter().next(), others.first_mut()) {
         *place = first;
@@ -113,11 +115,11 @@ fn built(
     Ok(std::mem::take(&mut *found.lock()))
 }
 
-/// What was asked for so far.
+/// Records the parameters and layers that are requested.
 #[derive(Clone)]
 struct Found {
     units: Arc<Mutex<Vec<Unit>>>,
-    /// Whether adapters alone are trained.
+    /// Whether only adapters are trained.
     adapters: bool,
 }
 
@@ -129,7 +131,7 @@ impl Found {
 
 struct Source {
     found: Found,
-    /// A unit that is not built.
+    /// Name of a unit that is not built.
     elsewhere: Option<String>,
 }
 
@@ -154,7 +156,7 @@ impl SimpleBackend for Found {
             let is_trained = !self.adapters || Lora::is_adapter(name);
             unit.tensors.push(Parameter { name: name.into(), elements: shape.elem_count(), is_trained });
         }
-        // One number that has any shape.
+        // A single element, broadcast to the shape.
         Tensor::zeros((), dtype, device)?.broadcast_as(shape)
     }
 
@@ -167,7 +169,7 @@ impl SimpleBackend for Found {
     }
 }
 
-/// Makes a rank's part of each layer.
+/// Layer factory that builds a rank's part of each layer.
 struct Shares {
     ranks: usize,
     found: Found,
@@ -213,7 +215,7 @@ impl Layers for Shares {
                 self.ranks
             )
         }
-        // The first ranks have one more where they do not divide it.
+        // If the ranks do not divide it, the first ranks have one more.
         let tokens = config.tokens.div_ceil(self.ranks);
         WholeLayers.vocabulary(vb, &VocabularyConfig { tokens, ..config.clone() })
     }

@@ -1,15 +1,15 @@
-//! Which layout to take, and why.
+//! Recommendation of a layout, with reasons.
 
 use girandole::Layout;
 
 use super::{Compared, LayoutCost};
 use crate::units::{show_bytes, show_time};
 
-/// Layouts that are about as quick: the simplest of them is taken.
+/// Layouts within this factor of the fastest count as equally fast; the simplest of them is recommended.
 const ABOUT: f64 = 1.02;
 
-/// The quickest of those that fit into so many bytes for a rank, with the place of each among all; of those that are about as quick the
-/// simplest.
+/// Returns the index of the fastest layout that fits into `memory` bytes per rank, or of the simplest one that is about
+/// as fast.
 pub(super) fn recommended(compared: &Compared, seconds: &[f64], memory: f64) -> Option<usize> {
     let fits = |place: &usize| compared.costs[*place].most().total() <= memory;
     let fitting: Vec<usize> = (0..compared.costs.len()).filter(fits).collect();
@@ -18,14 +18,15 @@ pub(super) fn recommended(compared: &Compared, seconds: &[f64], memory: f64) -> 
     close.min_by_key(|place| complexity(&compared.costs[*place].layout))
 }
 
-/// Fewer axes are simpler; copies are simpler than shards, these than divided layers, these than stages.
+/// Ranks layouts by complexity: fewer axes are simpler; then replicas are simpler than shards, shards than tensor
+/// parallelism, and this than stages.
 fn complexity(layout: &Layout) -> (usize, [bool; 4]) {
     let Layout { pp, dp, shard, tp, .. } = *layout;
     let more = [pp > 1, tp > 1, shard > 1, dp > 1];
     (more.iter().filter(|more| **more).count(), more)
 }
 
-/// The same in a line, with the reason.
+/// Returns the recommendation as a line, with reasons.
 pub(super) fn line(compared: &Compared, seconds: &[f64], memory: f64) -> Option<String> {
     let best = recommended(compared, seconds, memory)?;
     let name = |place: usize| compared.costs[place].layout.to_string();

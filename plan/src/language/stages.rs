@@ -1,4 +1,4 @@
-//! Stages of a pipeline: which units each has, and how much is under way at once.
+//! Memory of pipeline stages: the units of each stage, and the micro-batches in flight.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,11 +10,11 @@ use super::Memory;
 use super::memory::{Fixed, Moment, Plan, SUMMED};
 use crate::Result;
 
-/// Messages that are asked for before they are needed.
+/// Number of messages for which receive buffers are posted ahead.
 const AHEAD: f64 = 2.0;
 
 impl Plan<'_> {
-    /// Memory and bytes sent of each rank along `pp`.
+    /// Returns memory and bytes sent of each rank along `pp`.
     pub(super) fn pipeline(&self) -> Result<Vec<(Memory, f64)>> {
         let (kind, ranks) = (self.training.schedule, self.layout.pp);
         let micro_batches = self.training.micro_batches(self.layout);
@@ -27,7 +27,7 @@ impl Plan<'_> {
     }
 }
 
-/// A model cut into stages.
+/// Model divided into stages.
 struct Stages<'a> {
     plan: &'a Plan<'a>,
     schedule: &'a Schedule,
@@ -35,7 +35,7 @@ struct Stages<'a> {
 }
 
 impl Stages<'_> {
-    /// The units of a rank.
+    /// Returns the units of a rank.
     fn units(&self, rank: usize) -> Vec<usize> {
         owned_units(self.schedule, self.ranges, rank)
     }
@@ -47,7 +47,7 @@ impl Stages<'_> {
         let all = sum(&|place| plan.units[place].elements());
         let trained = sum(&|place| plan.units[place].trained());
         let own = sum(&|place| plan.units[place].flat_share(shard));
-        // Variables stay whole; the optimizer has parts of them, and of their gradients.
+        // Variables stay whole; the optimizer holds shards of them, and of their gradients.
         let fixed = Fixed {
             parameters: all * plan.element(),
             gradients: own * plan.element(),
@@ -57,7 +57,7 @@ impl Stages<'_> {
         fixed.with(self.moments(rank, trained * plan.element()))
     }
 
-    /// After each action: what is alive, and gradients with what an action needs for a moment.
+    /// Returns the memory at each action: activations alive, and gradients with the action's temporary memory.
     fn moments(&self, rank: usize, gradients: f64) -> Vec<Moment> {
         let plan = self.plan;
         let averages = plan.layout.data_ranks() > 1;
@@ -76,7 +76,7 @@ impl Stages<'_> {
                 }
                 ActionKind::Backward => {
                     backwards += 1;
-                    // The last one's are added one by one where ranks average them.
+                    // If ranks average gradients, those of the last micro-batch are added one at a time.
                     let is_last = averages && backwards == micro_batches;
                     let fresh = if is_last { 0.0 } else { gradients };
                     let again = self.again(action.stage);
@@ -91,7 +91,7 @@ impl Stages<'_> {
                     let own = plan.backward().max(self.loss(action.stage));
                     moments.push(Moment::new(now(&alive) + self.again(action.stage), sums + messages + own));
                 }
-                // Weights' gradients need what their layers were given.
+                // Gradients of weights need the inputs of their layers.
                 ActionKind::BackwardWeight => {
                     sums = gradients;
                     moments.push(Moment::new(now(&alive), sums + messages));
@@ -101,13 +101,13 @@ impl Stages<'_> {
             }
         }
         if plan.layout.shard > 1 {
-            // The part of the gradients that the optimizer is given, beside the whole.
+            // The shard of the gradients that the optimizer is passed, in addition to the whole gradients.
             moments.push(Moment::new(0.0, gradients * (1.0 + 1.0 / plan.layout.shard as f64)));
         }
         moments
     }
 
-    /// What a stage keeps of a micro-batch, with what it received.
+    /// Returns the bytes that a stage keeps of a micro-batch, including its received input.
     fn kept(&self, stage: usize) -> f64 {
         let plan = self.plan;
         let received = if stage > 0 { plan.kept.output() } else { 0 };
@@ -125,7 +125,7 @@ impl Stages<'_> {
         again.map(|place| self.plan.block_again(place)).fold(0.0, f64::max)
     }
 
-    /// Gradients of all logits; the probabilities become one of them.
+    /// Returns the bytes of the gradients of all logits; one of the tensors reuses the probabilities.
     fn loss(&self, stage: usize) -> f64 {
         let plan = self.plan;
         let bytes = (SUMMED - 1.0) * plan.classes * plan.working() * plan.tokens;
@@ -137,7 +137,7 @@ impl Stages<'_> {
     }
 }
 
-/// The units of all stages of a rank.
+/// Returns the units of all stages of a rank.
 pub(super) fn owned_units(schedule: &Schedule, ranges: &[Range<usize>], rank: usize) -> Vec<usize> {
     let own = ranges.iter().zip(&schedule.table().owners).filter(|(_, owner)| **owner == rank);
     own.flat_map(|(range, _)| range.clone()).collect()

@@ -1,4 +1,4 @@
-//! The plan of a language model as lines, and as JSON.
+//! The plan of a language model as text lines, and as JSON.
 
 use serde::Serialize;
 use training::build::Recompute;
@@ -9,24 +9,24 @@ use crate::table::listed;
 use crate::units::{show_bytes, show_time};
 use crate::{Hardware, Result};
 
-/// What is planned for, to be shown with what comes of it ([`Subject::compare`]).
+/// Inputs of a plan, to be displayed with its results ([`Subject::compare`]).
 #[derive(Debug, Clone, Copy)]
 pub struct LanguageTable<'a> {
     /// What is trained.
     pub subject: &'a Subject,
-    /// How.
+    /// How it is trained.
     pub training: &'a Training,
     /// Ranks.
     pub ranks: usize,
-    /// Bytes of a rank.
+    /// Bytes of memory per rank.
     pub memory: f64,
-    /// On what.
+    /// Hardware of the ranks.
     pub hardware: &'a Hardware,
     /// Whether some of the hardware's numbers were measured.
     pub measured: bool,
 }
 
-/// All that is planned for, and what comes of it.
+/// All inputs and results of a plan.
 #[derive(Serialize)]
 struct Plan<'a> {
     model: String,
@@ -35,9 +35,9 @@ struct Plan<'a> {
     ranks: usize,
     batch_size: usize,
     length: usize,
-    /// None: 1, or as many as pipeline stages.
+    /// Micro-batches; `None` is 1, or as many as pipeline stages.
     accumulate: Option<usize>,
-    /// Each so many blocks are computed again.
+    /// Every how many blocks one is recomputed, or "selective".
     recompute: Option<String>,
     schedule: &'static str,
     memory: f64,
@@ -46,7 +46,7 @@ struct Plan<'a> {
     flops: f64,
     layouts: Vec<Row<'a>>,
     ruled_out: &'a [RuledOut],
-    /// The layout to take, where one fits.
+    /// The recommended layout, if one fits.
     recommended: Option<String>,
 }
 
@@ -54,10 +54,10 @@ struct Plan<'a> {
 struct Row<'a> {
     mesh: String,
     fits: bool,
-    /// Of the rank that needs most.
+    /// Memory of the rank that needs most.
     total: f64,
     sent: f64,
-    /// Of a step.
+    /// Seconds of a step.
     seconds: f64,
     stages: &'a [StageCost],
 }
@@ -66,8 +66,8 @@ const NAMES: [&str; 10] =
     ["mesh", "fits", "parameters", "gradients", "optimizer", "activations", "buffers", "all", "sent", "step"];
 
 impl LanguageTable<'_> {
-    /// A heading, a line for each layout's rank that needs most, those that there are not, and which to take. Of a single layout each stage
-    /// has a line.
+    /// Returns the plan as lines: a heading, each layout with its rank that needs most, impossible layouts, and the
+    /// recommendation. A single layout has a line for each stage instead.
     ///
     /// # Errors
     /// A model that cannot be built.
@@ -93,7 +93,7 @@ impl LanguageTable<'_> {
         Ok(lines)
     }
 
-    /// How many fit, and which to take; or what would help.
+    /// Returns how many layouts fit and the recommendation; or what could help if none fits.
     fn conclusion(&self, compared: &Compared, seconds: &[f64]) -> Vec<String> {
         let fitting = compared.costs.iter().filter(|cost| self.fits(&cost.most())).count();
         if let Some(recommended) = recommend::line(compared, seconds, self.memory) {
@@ -111,10 +111,10 @@ impl LanguageTable<'_> {
         }]
     }
 
-    /// An object on several lines, with a newline at its end.
+    /// Returns a JSON object, on several lines, with a trailing newline.
     ///
     /// # Errors
-    /// A model that cannot be built; a number that JSON does not have.
+    /// A model that cannot be built; a number that cannot be written as JSON.
     pub fn json(&self, compared: &Compared) -> Result<String> {
         let (parameters, trained) = self.subject.parameters()?;
         let seconds = self.subject.seconds(self.training, compared, self.hardware)?;

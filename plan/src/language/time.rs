@@ -1,4 +1,5 @@
-//! Time of a step in a layout: matrix products and attention, the optimizer, and what ranks exchange, by [`crate::forecast`].
+//! Time of a step in a layout, forecast by [`crate::forecast`]: matrix products and attention, optimizer, and
+//! communication.
 
 use girandole::Layout;
 use pipeline::{Schedule, Split};
@@ -10,20 +11,21 @@ use super::{Compared, LayoutCost, Subject, Training};
 use crate::forecast::{Collectives, Layer, Layout as Spread, Sharding, Work, predict_with};
 use crate::{Hardware, Result};
 
-/// Numbers that a step of the optimizer reads and writes, beside two for each that it remembers: parameter and gradient.
+/// Numbers that an optimizer step reads and writes per parameter, besides two for each number of state: the parameter
+/// twice, the gradient once.
 const TOUCHED: u64 = 3;
 
-/// Ranks of a group that are simulated one by one: there are hundreds of layouts of thousands of ranks.
+/// Largest group that is simulated rank by rank; small, because thousands of ranks have hundreds of layouts.
 const SIMULATED: usize = 32;
 
 impl Subject {
-    /// Seconds of a step in each of the layouts that there are, on this hardware.
+    /// Returns the seconds of a step in each of the possible layouts, on this hardware.
     ///
     /// # Cost
-    /// Each size of a message among each number of ranks is simulated once.
+    /// Each size of a message in each group is simulated once.
     ///
     /// # Errors
-    /// A model that cannot be built; a pipeline that cannot be.
+    /// A model that cannot be built; a pipeline schedule that is not possible.
     pub fn seconds(&self, training: &Training, compared: &Compared, hardware: &Hardware) -> Result<Vec<f64>> {
         let mut collectives = Collectives::up_to(&hardware.network, SIMULATED);
         let units = self.units(&Layout::default())?;
@@ -39,7 +41,7 @@ struct Timed<'a> {
     subject: &'a Subject,
     training: &'a Training,
     layout: &'a Layout,
-    /// Of a whole model.
+    /// Units of the whole model.
     units: &'a [Unit],
     hardware: &'a Hardware,
 }
@@ -57,7 +59,7 @@ impl Timed<'_> {
         if pp > 1 || micro_batches < 2 {
             return Ok(step);
         }
-        // Those before the last one exchange no gradients, and have no step of the optimizer.
+        // Micro-batches before the last exchange no gradients, and have no optimizer step.
         let alone = Spread { dp: 1, sharding: Sharding::None, ..spread };
         let frozen = Work { optimizer_s: 0.0, ..work.clone() };
         let before = predict_with(&frozen, &alone, collectives)?.step_s;
@@ -79,14 +81,15 @@ impl Timed<'_> {
         let layer = |(place, unit): (usize, &Unit)| {
             let [forward, backward] = self.flops(place).map(|flops| flops * tokens / self.hardware.flops);
             let again = if self.recomputes(place) { forward } else { 0.0 };
-            // A block has one after attention and one after feed-forward; the embedding one forward, the head one backward.
+            // All-reduces: a block has one after attention and one after feed-forward; the embedding one forward, the
+            // head one backward.
             let [ahead, back] = match place {
                 0 => [1, 0],
                 place if place == last => [0, 1],
                 _ => [2, 2],
             };
             Layer {
-                // Frozen ones are gathered, too, and not averaged.
+                // Frozen parameters are gathered, but their gradients are not averaged.
                 parameters: if sharding == Sharding::None { unit.trained() } else { unit.elements() },
                 forward_s: forward * imbalance,
                 backward_s: (backward + again) * imbalance,
@@ -103,7 +106,7 @@ impl Timed<'_> {
         Work { layers, optimizer_s: optimizer * share, element_bytes: element, gathered_bytes: element }
     }
 
-    /// Operations of a unit for a token, forward and backward.
+    /// Returns the operations of a unit per token, forward and backward.
     fn flops(&self, place: usize) -> [f64; 2] {
         let (config, unit) = (&self.subject.config, &self.units[place]);
         let mut sum = [0.0; 2];
@@ -128,7 +131,7 @@ impl Timed<'_> {
         sum
     }
 
-    /// Whether a unit's products are computed again in backward.
+    /// Returns whether a unit's matrix products are recomputed in backward.
     fn recomputes(&self, place: usize) -> bool {
         let is_block = place > 0 && place + 1 < self.units.len();
         is_block
@@ -139,7 +142,7 @@ impl Timed<'_> {
             }
     }
 
-    /// The rank of a pipeline that computes most, over the mean of all: the others wait for it.
+    /// Returns the computation of the pipeline rank that computes most, relative to the mean: the others wait for it.
     fn imbalance(&self) -> Result<f64> {
         let pp = self.layout.pp;
         if pp < 2 {

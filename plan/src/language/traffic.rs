@@ -12,7 +12,7 @@ use super::stages::owned_units;
 use crate::collective::{all_reduce, part};
 
 impl Plan<'_> {
-    /// Without stages.
+    /// Returns the bytes that a rank sends without pipeline stages.
     pub(super) fn sent_whole(&self) -> f64 {
         let Layout { dp, shard, tp, .. } = *self.layout;
         let micro_batches = self.training.micro_batches(self.layout) as f64;
@@ -23,9 +23,10 @@ impl Plan<'_> {
             (shard, dp) => {
                 let of_unit = |(place, unit): (usize, &Unit)| {
                     let (all, trained) = (bytes(unit.elements()), bytes(unit.trained()));
-                    // Gathered forward and backward, each time; gradients are divided at the end, with zeros of what is frozen.
+                    // Gathered in forward and backward of each micro-batch; gradients are reduced at the end, with
+                    // zeros for frozen parameters.
                     let times = if place > 0 || trained > 0 { 2.0 } else { 1.0 };
-                    // A head that is the embedding takes it once more.
+                    // A tied head gathers the embedding once more.
                     let again = if self.is_tied && place == 0 { 1.0 } else { 0.0 };
                     let gathers = (times + again) * micro_batches;
                     let gradients = if trained > 0 { all } else { 0 };
@@ -39,7 +40,7 @@ impl Plan<'_> {
         between + if tp > 1 { divided * micro_batches } else { 0.0 }
     }
 
-    /// A rank along `pp`.
+    /// Returns the bytes that a rank along `pp` sends.
     pub(super) fn sent_stage(&self, schedule: &Schedule, ranges: &[Range<usize>], rank: usize) -> f64 {
         let layout = self.layout;
         let sends = [ActionKind::SendActivation, ActionKind::SendGradient];
@@ -56,7 +57,7 @@ impl Plan<'_> {
         if layout.tp > 1 {
             sent += divided * micro_batches;
         }
-        // An embedding and a head that are one, on two ranks.
+        // Tied embedding and head on different ranks.
         let ends = [0, self.units.len() - 1].map(|place| units.contains(&place));
         let is_trained = self.units[0].trained() > 0;
         if self.is_tied && is_trained && ends[0] != ends[1] {
@@ -65,7 +66,7 @@ impl Plan<'_> {
         sent
     }
 
-    /// What ranks that divide a unit's layers exchange for a micro-batch, forward and backward.
+    /// Returns the bytes exchanged by tensor-parallel ranks in a unit for a micro-batch, forward and backward.
     fn sent_divided(&self, place: usize, all_logits: bool) -> f64 {
         let tp = self.layout.tp;
         if tp < 2 {

@@ -1,4 +1,4 @@
-//! Copies of the whole model.
+//! Cost of data parallelism: a replica of the whole model on each rank.
 
 use crate::collective::{all_reduce, all_reduce_of_first, broadcast};
 use crate::model::{Model, Unit};
@@ -19,9 +19,9 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
         activations: bytes_of(model.sum(Unit::kept), samples, element)
             + model.kept_apart(samples, 1, element),
     };
-    // With a number for each tensor, which says whether it was used.
+    // Including one number per tensor, which tells whether it was used.
     let averaged = (model.parameters() + model.sum(|unit| unit.tensors.len() as u64)) * element;
-    // The first rank's buffers are all ranks'.
+    // The buffers of rank 0 are broadcast to all ranks.
     let of_first = all_reduce_of_first(averaged, ranks) + broadcast(buffers, ranks);
     let sent = all_reduce(averaged, ranks).max(of_first);
     Estimate { strategy: Strategy::Data, memory, sent }

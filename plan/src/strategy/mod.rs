@@ -1,4 +1,4 @@
-//! What a strategy needs: memory by kind, bytes sent.
+//! Strategies of distributed training and their cost: memory by kind, bytes sent.
 
 mod data;
 pub(crate) mod pipeline;
@@ -12,34 +12,34 @@ use crate::model::Model;
 
 pub use ways::{Lack, LeftOut};
 
-/// A way to spread a model over ranks.
+/// Strategy to distribute a model over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
     /// The whole model on every rank (`ddp`).
     Data,
-    /// Every parameter divided over ranks, and gathered where it is needed (`fsdp`).
+    /// All parameters sharded over ranks, and gathered when needed (`fsdp`).
     ShardedData(Sharding),
-    /// Layers divided over `tp` ranks, copies of that on the others (`tensor-parallel`).
+    /// Layers divided over `tp` ranks, with replicas on the others (`tensor-parallel`).
     Tensor {
         /// Ranks that each layer is divided over.
         tp: usize,
-        /// Whether activations between the layers are divided, too.
+        /// Whether activations between the layers are also divided.
         sequence_parallel: bool,
     },
-    /// The model cut into as many stages as there are ranks (`pipeline`).
+    /// The model divided into as many stages as there are ranks (`pipeline`).
     Pipeline,
 }
 
-/// What is divided, as `fsdp-mlp --sharding` has it.
+/// What is sharded, as in `fsdp-mlp --sharding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharding {
     /// Parameters, gradients and optimizer state.
     Full,
-    /// Gradients and optimizer state; parameters stay from forward to backward.
+    /// Gradients and optimizer state; gathered parameters are kept from forward to backward.
     GradOp,
-    /// All three over so many ranks; groups of these are copies of each other.
+    /// All three, within groups of so many ranks; the groups are replicas.
     Hybrid {
-        /// Ranks that share a copy.
+        /// Ranks of a group.
         shards: usize,
     },
     /// Nothing.
@@ -47,7 +47,7 @@ pub enum Sharding {
 }
 
 impl Sharding {
-    /// Over how many of so many ranks parameters are divided.
+    /// Returns over how many of `ranks` parameters are divided.
     pub(crate) fn ranks(self, ranks: usize) -> usize {
         match self {
             Self::Full | Self::GradOp => ranks,
@@ -57,53 +57,53 @@ impl Sharding {
     }
 }
 
-/// What is planned for.
+/// Setting of training to plan for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Setting {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Samples a step, on all ranks together.
+    /// Samples per step, of all ranks together.
     pub batch_size: usize,
-    /// Micro-batches of a pipeline.
+    /// Number of micro-batches of a pipeline.
     pub micro_batches: usize,
-    /// Bytes of a number.
+    /// Bytes of an element.
     pub element: u64,
-    /// Bytes of a number as sharded data parallelism gathers it, computes with it and averages its gradient.
+    /// Bytes of an element in which sharded data parallelism gathers parameters, computes, and averages gradients.
     pub gathered: u64,
-    /// Numbers that the optimizer remembers of each parameter.
+    /// Numbers of optimizer state per parameter.
     pub optimizer: u64,
 }
 
 impl Setting {
-    /// Micro-batches of a pipeline that have a sample at least.
+    /// Returns the number of micro-batches of a pipeline, each of which has a sample at least.
     pub(crate) fn parts(&self) -> usize {
         self.micro_batches.clamp(1, self.batch_size.max(1))
     }
 }
 
-/// Bytes on the rank that has the most, by kind.
+/// Bytes of memory by kind, of the rank that has most.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Memory {
     /// Parameters and buffers.
     pub weights: f64,
-    /// Copies of parameters that the strategy needs beside them.
+    /// Copies of parameters that the strategy needs in addition.
     pub copies: f64,
     /// Gradients.
     pub gradients: f64,
-    /// What the optimizer remembers.
+    /// Optimizer state.
     pub optimizer: f64,
-    /// What forward keeps for backward.
+    /// Activations kept for backward.
     pub activations: f64,
 }
 
 impl Memory {
-    /// All kinds.
+    /// Returns the sum of all kinds.
     pub fn total(&self) -> f64 {
         self.weights + self.copies + self.gradients + self.optimizer + self.activations
     }
 }
 
-/// What a strategy needs, but for time.
+/// Memory and bytes sent of a strategy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     /// The strategy.
@@ -115,7 +115,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// What is missing for it, where a rank has so much memory.
+    /// Returns what is missing for the strategy if a rank has `memory` bytes; `None` if it fits.
     pub fn lack(&self, setting: &Setting, memory: f64) -> Option<Lack> {
         if self.strategy.copies(setting.ranks) > setting.batch_size {
             return Some(Lack::Samples);
@@ -125,7 +125,7 @@ impl Estimate {
 }
 
 impl Strategy {
-    /// Its name, on so many ranks.
+    /// Returns the name for this number of ranks.
     pub fn name(self, ranks: usize) -> String {
         match self {
             Self::Data => format!("dp {ranks}"),
@@ -145,7 +145,7 @@ impl Strategy {
         }
     }
 
-    /// What it needs.
+    /// Estimates memory and bytes sent.
     pub fn estimate(self, model: &Model, setting: &Setting) -> Estimate {
         match self {
             Self::Data => data::estimate(model, setting),
@@ -156,12 +156,12 @@ impl Strategy {
     }
 }
 
-/// Samples of a rank where a batch is divided over so many.
+/// Returns the samples of a rank if a batch is divided over so many ranks.
 pub(crate) fn share(batch_size: usize, ranks: usize) -> u64 {
     batch_size.div_ceil(ranks).max(1) as u64
 }
 
-/// Bytes of so many numbers a sample, which may be more than a whole number holds.
+/// Returns the bytes of `numbers` elements per sample, as a float, because they may exceed an integer.
 pub(super) fn bytes_of(numbers: u64, samples: u64, element: u64) -> f64 {
     numbers as f64 * samples as f64 * element as f64
 }

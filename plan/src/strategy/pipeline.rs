@@ -1,4 +1,4 @@
-//! The model cut into stages, all micro-batches of a step kept until backward begins.
+//! Cost of a GPipe pipeline: all micro-batches of a step are kept until backward begins.
 
 use pipeline::Split;
 
@@ -12,7 +12,7 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
         stages(&model.units, ranks).into_iter().map(|units| Stage::of(units, setting)).collect();
     let largest = |of: fn(&Stage) -> u64| stages.iter().map(of).max().unwrap_or(0);
     let rows = batch_size as u64;
-    // Of each stage, what comes in from the one before it and what it computes of that.
+    // Each stage keeps its input from the previous stage, and its activations.
     let came = |place: usize| place.checked_sub(1).map_or(0, |before| stages[before].output);
     let kept = |(place, stage): (usize, &Stage)| {
         bytes_of(stage.kept + came(place), rows, element) + stage.kept_apart
@@ -25,19 +25,20 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
         optimizer: parameters * setting.optimizer as f64,
         activations: stages.iter().enumerate().map(kept).fold(0.0, f64::max),
     };
-    // What a stage sends on, and the gradient of what it was sent; the ends send one of them.
+    // A stage sends its output forward, and the gradient of its input backward; the first and last stage send only one
+    // of them.
     let sends = |place: usize| came(place) + if place + 1 < ranks { stages[place].output } else { 0 };
     let sent = bytes_of((0..stages.len()).map(sends).max().unwrap_or(0), rows, element);
     Estimate { strategy: Strategy::Pipeline, memory, sent }
 }
 
-/// Units in a row.
+/// Sizes of a stage.
 struct Stage {
     parameters: u64,
     buffers: u64,
-    /// Of a sample.
+    /// Activations kept, per sample.
     kept: u64,
-    /// Bytes of all samples beside that.
+    /// Bytes kept in addition, for all samples.
     kept_apart: f64,
     output: u64,
 }
@@ -57,12 +58,12 @@ impl Stage {
     }
 }
 
-/// The units of each stage, cut as `pipeline-transformer --split parameters` does.
+/// Returns the units of each stage, split as by `pipeline-transformer --split parameters`.
 pub(crate) fn stages(units: &[Unit], ranks: usize) -> Vec<&[Unit]> {
     let names: Vec<String> = (0..units.len()).map(|place| place.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let costs: Vec<f64> = units.iter().map(|unit| unit.parameters() as f64).collect();
-    // With more ranks than units there is no such plan.
+    // Empty if there are more ranks than units: there is no such strategy then.
     let ranges = Split::default().stages(&names, &costs, ranks).unwrap_or_default();
     ranges.into_iter().map(|range| &units[range]).collect()
 }

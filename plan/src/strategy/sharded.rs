@@ -1,4 +1,4 @@
-//! Parameters divided over ranks, and gathered part by part.
+//! Cost of sharded data parallelism: parameters sharded over ranks, and gathered part by part.
 
 use fsdp::FsdpConfig;
 
@@ -24,13 +24,13 @@ pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> 
     Estimate { strategy: Strategy::ShardedData(sharding), memory, sent }
 }
 
-/// What a rank keeps of a part.
+/// Returns the number of elements in a rank's shard of a part.
 fn own(part: &Part, shards: usize) -> u64 {
     part.parameters().div_ceil(shards as u64)
 }
 
-/// The most parameters that are gathered at once: in buffers, those of two parts, the one that computes and the one that comes next,
-/// or of all where they stay; and beside that the small tensors, which are copied out of their buffer.
+/// Returns the largest number of gathered elements: the buffers of two parts (the one that computes and the next one),
+/// or of all parts if they are kept; plus the small tensors, which are copied out of their buffers.
 fn gathered(parts: &[Part], sharding: Sharding) -> u64 {
     let limit = FsdpConfig::default().pack_elements as u64;
     let mut sizes: Vec<u64> = parts.iter().map(Part::parameters).collect();
@@ -46,8 +46,8 @@ fn gathered(parts: &[Part], sharding: Sharding) -> u64 {
     }
 }
 
-/// The most bytes of gradients: this rank's of the parts that backward has come by, all of the one that it is at, and all of the
-/// one before that, which are on their way.
+/// Returns the largest number of bytes of gradients: this rank's shards of the parts that backward has processed, the
+/// whole gradients of the current part, and those of the part before it, which are being reduced.
 fn gradients(parts: &[Part], shards: usize, setting: &Setting) -> f64 {
     let (mut kept, mut most, mut leaving) = (0, 0, 0);
     for part in parts.iter().rev() {
@@ -61,11 +61,11 @@ fn gradients(parts: &[Part], shards: usize, setting: &Setting) -> f64 {
 
 fn activations(model: &Model, parts: &[Part], samples: u64, setting: &Setting) -> f64 {
     let mut kept = model.sum(|unit| unit.kept() - unit.kept_inside);
-    // Each part's output is copied where backward is to stop for it.
+    // The output of each part is copied by the boundary operation, at which backward stops for the part.
     kept += parts.iter().map(|part| part.output).sum::<u64>();
     let mut wide = model.sum(|unit| unit.kept_inside);
     if setting.gathered < setting.element {
-        // Numbers of 16 bits are multiplied and biased one after the other, and the loss is computed in more.
+        // 16-bit layers multiply and add the bias in separate operations, and the loss is computed in higher precision.
         kept += model.sum(|unit| unit.linear);
         wide += model.units.last().map_or(0, |unit: &Unit| unit.output);
     }
@@ -74,7 +74,7 @@ fn activations(model: &Model, parts: &[Part], samples: u64, setting: &Setting) -
 }
 
 fn sent(parts: &[Part], shards: usize, sharding: Sharding, setting: &Setting) -> f64 {
-    // Gathered forward, and backward unless it has stayed; gradients are averaged and divided.
+    // Gathered in forward, and again in backward unless kept; gradients are reduce-scattered.
     let times = if sharding == Sharding::GradOp { 2.0 } else { 3.0 };
     let one = |one: &Part| {
         let divided = times * part(one.parameters() * setting.gathered, shards);

@@ -1,4 +1,4 @@
-//! Layers divided over ranks, and copies of that.
+//! Cost of tensor parallelism: layers divided over ranks, with replicas.
 
 use crate::collective::{all_reduce, part};
 use crate::model::Model;
@@ -12,7 +12,7 @@ pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_par
     let whole = model.sum(|unit| unit.whole);
     let own = model.sum(|unit| unit.divided) / tp as u64 + whole;
     let kept = kept(model, tp, sequence_parallel);
-    // Where gradients of divided layers are averaged, each tensor has a number in the graph.
+    // If gradients of divided layers are averaged over replicas, the graph has an additional number for each tensor.
     let numbers = if dp > 1 { model.sum(|unit| unit.divided_tensors) * element } else { 0 };
     let weights = (own * element) as f64;
     let memory = Memory {
@@ -29,23 +29,24 @@ pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_par
     Estimate { strategy: Strategy::Tensor { tp, sequence_parallel }, memory, sent }
 }
 
-/// Activations of a sample.
+/// Returns the activations kept per sample.
 fn kept(model: &Model, tp: usize, sequence_parallel: bool) -> u64 {
     let kept = model.sum(|unit| unit.kept_divided) / tp as u64 + model.sum(|unit| unit.kept_whole);
     let between = model.sum(|unit| unit.kept_between);
     match sequence_parallel {
-        // Operations keep what they have gathered.
+        // Operations keep their gathered inputs.
         true => kept + between / tp as u64 + model.sum(|unit| unit.kept_gathered) + put_together(model),
         false => kept + between,
     }
 }
 
-/// With sequence parallelism where there are no sequences it is the batch that is divided, and put together for the loss.
+/// Returns the elements per sample gathered for the loss: samples without a length are divided by batch under sequence
+/// parallelism, and their outputs are gathered.
 fn put_together(model: &Model) -> u64 {
     model.units.last().filter(|_| model.length == 0).map_or(0, |unit| unit.output)
 }
 
-/// What goes between the ranks that layers are divided over, who all have `whole` parameters.
+/// Returns the bytes sent between tensor-parallel ranks, all of which hold `whole` parameters.
 fn along_tp(
     model: &Model,
     (tp, sequence_parallel): (usize, bool),
@@ -57,11 +58,12 @@ fn along_tp(
         let (forward, small) = unit.forward.split_at(unit.forward.len() - unit.small);
         for elements in forward.iter().chain(&unit.backward) {
             let bytes = elements * bytes_of_samples;
-            // In two parts, one forward and one backward, as many bytes as in one.
+            // An all-gather and a reduce-scatter, one of them forward and one backward, send as many bytes as an
+            // all-reduce.
             sent += if sequence_parallel { 2.0 * part(bytes, tp) } else { all_reduce(bytes, tp) };
         }
         for (place, elements) in small.iter().enumerate() {
-            // With the first goes how many classes each rank has.
+            // The first also carries the number of classes of each rank.
             let more = if place == 0 { tp as u64 * element } else { 0 };
             sent += all_reduce(elements * bytes_of_samples + more, tp);
         }

@@ -1,4 +1,4 @@
-//! Which ways there are to spread a model over ranks, and why others are none.
+//! Enumeration of strategies for a number of ranks; impossible ones have a reason.
 
 use serde::Serialize;
 
@@ -6,32 +6,32 @@ use crate::model::Model;
 
 use super::{Setting, Sharding, Strategy};
 
-/// Ways that there are not.
+/// Strategies that are not possible, for the same reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LeftOut {
     /// Their names.
     pub strategies: Vec<String>,
-    /// Why.
+    /// Why they are not possible.
     pub reason: String,
 }
 
-/// Why a fitting strategy is none after all.
+/// What is missing for a possible strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lack {
-    /// A step has fewer samples than there are copies of the model, each of which takes its own.
+    /// A step has fewer samples than replicas of the model, each of which needs its own.
     Samples,
-    /// A rank has less than it takes.
+    /// A rank has less memory than needed.
     Memory,
 }
 
 impl Strategy {
-    /// Those that so many ranks allow, the simplest first.
+    /// Returns the possible strategies, the simplest first.
     pub fn all(model: &Model, setting: &Setting) -> Vec<Self> {
         Self::ways(model, setting).0
     }
 
-    /// Those that they do not allow.
+    /// Returns the strategies that are not possible.
     pub fn left_out(model: &Model, setting: &Setting) -> Vec<LeftOut> {
         let mut all: Vec<LeftOut> = Vec::new();
         for (strategy, reason) in Self::ways(model, setting).1 {
@@ -44,7 +44,7 @@ impl Strategy {
         all
     }
 
-    /// Those that there are, and the others.
+    /// Returns the possible strategies, and the others with the reason.
     fn ways(model: &Model, setting: &Setting) -> (Vec<Self>, Vec<(Self, String)>) {
         let ranks = setting.ranks;
         if ranks == 1 {
@@ -61,7 +61,7 @@ impl Strategy {
                 let strategy = Self::Tensor { tp, sequence_parallel };
                 match undivided(model, setting, (tp, sequence_parallel)) {
                     None => all.push(strategy),
-                    // With the layers undivided there is nothing to be said of sequences.
+                    // If the layers cannot be divided, sequence parallelism is not possible for the same reason.
                     Some(reason) => {
                         others.push((strategy, reason));
                         if !sequence_parallel {
@@ -79,7 +79,7 @@ impl Strategy {
         (all, others)
     }
 
-    /// Copies of the model, each of which takes samples of its own.
+    /// Returns the number of replicas, each of which needs its own samples.
     pub fn copies(self, ranks: usize) -> usize {
         match self {
             Self::Data | Self::ShardedData(_) => ranks,
@@ -89,7 +89,7 @@ impl Strategy {
     }
 }
 
-/// What the layers' ranks do not divide, if there is something.
+/// Returns what `tp` ranks do not divide, if there is anything.
 fn undivided(model: &Model, setting: &Setting, (tp, sequence_parallel): (usize, bool)) -> Option<String> {
     let is_divided = |size: u64| size > 0 && size.is_multiple_of(tp as u64);
     if !sequence_parallel {

@@ -1,4 +1,4 @@
-//! Which part of a conversation's text the assistant wrote.
+//! Finds the assistant's answers in the text of a conversation.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::Result;
 use super::{BEGIN, Chat, ChatTemplate, END, is_answer};
 
 impl ChatTemplate {
-    /// By the template's own marks.
+    /// Returns the text and the byte ranges of answers, by the template's `generation` marks.
     pub(super) fn marked(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
         let with_marks = self.text(&chat.messages, chat, false)?;
         let (mut text, mut answers, mut begin) = (String::with_capacity(with_marks.len()), Vec::new(), None);
@@ -29,7 +29,8 @@ impl ChatTemplate {
         Ok((text, answers))
     }
 
-    /// By what each answer adds to the text of the messages before it.
+    /// Returns the text and the byte ranges of answers, by comparing the text up to each answer with the text before
+    /// it.
     pub(super) fn compared(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
         let (messages, whole) = (&chat.messages, self.text(&chat.messages, chat, false)?);
         let mut answers: Vec<Range<usize>> = Vec::new();
@@ -57,11 +58,12 @@ impl ChatTemplate {
         Ok((whole, answers))
     }
 
-    /// Where an answer begins: after the text of the messages before it and what is to make a model answer, as far as that is there.
+    /// Returns where an answer begins: after the text of the messages before it, and after as much of the generation
+    /// prompt as the text has.
     fn begin(&self, place: usize, chat: &Chat, whole: &str) -> Result<Option<usize>> {
         let before = &chat.messages[..place];
         if before.is_empty() {
-            // Some templates cannot do without a message.
+            // Some templates fail without messages.
             let prompt = self.text(before, chat, true).unwrap_or_default();
             return Ok(Some(common(&prompt, whole)));
         }
@@ -70,12 +72,12 @@ impl ChatTemplate {
     }
 }
 
-/// The length of a text that another one begins with.
+/// Returns the length of `text` if `whole` begins with it.
 fn prefix(text: &str, whole: &str) -> Option<usize> {
     whole.starts_with(text).then_some(text.len())
 }
 
-/// How much two texts have in common at their beginning.
+/// Returns the length in bytes of the common beginning of two texts.
 fn common(a: &str, b: &str) -> usize {
     let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
     same.map(|(character, _)| character.len_utf8()).sum()

@@ -1,4 +1,4 @@
-//! What chat templates find beside Jinja's own functions: those of transformers.
+//! Functions and filters that transformers adds to Jinja for chat templates.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", tojson);
 }
 
-/// Python's `json.dumps`, without escapes of what is no ASCII.
+/// Like Python's `json.dumps`; by default without escapes of non-ASCII characters.
 fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
     let refuse = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     let (indent, ascii): (Option<usize>, Option<bool>) =
@@ -44,7 +44,7 @@ fn write(value: &impl Serialize, out: &mut Vec<u8>, formatter: impl Formatter) -
     value.serialize(&mut Serializer::with_formatter(out, formatter))
 }
 
-/// A space after each comma and colon.
+/// JSON formatter with a space after each comma and colon, like Python's.
 struct Spaced;
 
 impl Formatter for Spaced {
@@ -69,7 +69,7 @@ impl Formatter for Spaced {
     }
 }
 
-/// JSON in ASCII.
+/// Escapes non-ASCII characters.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -100,7 +100,7 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
-/// The time of some seconds after 1970 began, in UTC, with the signs that templates use; others are left as they are.
+/// Formats a Unix time in UTC, with the conversions that templates use; others are left unchanged.
 fn strftime(format: &str, seconds: u64) -> String {
     let days = seconds / 86_400;
     let (year, month, day) = date(days);
@@ -134,7 +134,7 @@ fn strftime(format: &str, seconds: u64) -> String {
     out
 }
 
-/// Year, month and day of a day since 1970 began.
+/// Returns year, month and day of a number of days since 1970-01-01.
 fn date(mut days: u64) -> (u64, u64, u64) {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));

@@ -1,10 +1,11 @@
-//! Blocks that say which text is an answer: `{% generation %}`, an extension that transformers has.
+//! `{% generation %}` blocks, an extension of transformers that marks the answers in a template.
 
-/// Characters that no text has: Unicode keeps them for use within programs.
+/// Marks of an answer's begin and end: Unicode noncharacters, reserved for internal use, which no text contains.
 pub(super) const BEGIN: char = '\u{fdd0}';
 pub(super) const END: char = '\u{fdd1}';
 
-/// A template whose `generation` blocks write marks before and after their text, and whether it has any.
+/// Returns a template whose `generation` blocks write marks before and after their content, and whether it has any such
+/// block.
 pub(super) fn with_marks(template: &str) -> (String, bool) {
     let (mut out, mut rest, mut marks) = (String::new(), template, false);
     while let Some(place) = rest.find("{%") {
@@ -19,7 +20,7 @@ pub(super) fn with_marks(template: &str) -> (String, bool) {
             "endgeneration" => Some(END),
             _ => None,
         };
-        // Tags of blocks on both sides, for they trim white space otherwise than those of values.
+        // Block tags on both sides of the mark, because they trim white space differently from expression tags.
         match mark {
             Some(mark) => {
                 out.push_str(&format!("{{%{left} if true %}}{{{{ '{mark}' }}}}{{% endif {right}%}}"));
@@ -29,7 +30,7 @@ pub(super) fn with_marks(template: &str) -> (String, bool) {
         }
         rest = after;
         if inner == "raw" {
-            // Nothing in it is a tag.
+            // Content of a raw block has no tags.
             let end = rest.find("endraw").unwrap_or(rest.len());
             out.push_str(&rest[..end]);
             rest = &rest[end..];
@@ -39,7 +40,7 @@ pub(super) fn with_marks(template: &str) -> (String, bool) {
     (out, marks)
 }
 
-/// A tag's signs for white space, and what is between.
+/// Returns a tag's left white space sign, its trimmed content, and its right white space sign.
 fn parts(tag: &str) -> (&str, &str, &str) {
     let inner = &tag[2..tag.len() - 2];
     let left = if inner.starts_with(['-', '+']) { &inner[..1] } else { "" };

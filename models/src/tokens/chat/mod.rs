@@ -1,4 +1,4 @@
-//! Conversations, and the templates that make texts of them.
+//! Conversations and chat templates.
 
 mod answers;
 mod filters;
@@ -20,7 +20,7 @@ use generation::{BEGIN, END};
 
 const FILE: &str = "chat_template.jinja";
 const NAME: &str = "chat_template";
-/// What a template may do for one conversation: some ten million steps, about a second.
+/// Limit on a template's work for one conversation: about ten million steps, about a second.
 const FUEL: u64 = 20_000_000;
 
 /// A conversation: messages, each with a role.
@@ -30,7 +30,7 @@ pub struct Chat {
     tools: Option<Value>,
 }
 
-/// What a value is called in JSON.
+/// Returns the name of a value's JSON type.
 pub(super) fn json_kind(value: &Value) -> &'static str {
     match value.kind() {
         ValueKind::Undefined | ValueKind::None => "null",
@@ -43,7 +43,7 @@ pub(super) fn json_kind(value: &Value) -> &'static str {
 }
 
 impl Chat {
-    /// Checks that it is a list of objects with a role, and that there is something to learn.
+    /// Checks that the messages are a list of objects with a role, and that one is an answer to train on.
     pub(super) fn new(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         let chat = Self::any(messages, tools)?;
         match chat.messages.iter().any(is_answer) {
@@ -52,7 +52,7 @@ impl Chat {
         }
     }
 
-    /// Checks that it is a list of objects with a role.
+    /// Checks that the messages are a list of objects with a role.
     fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         if messages.kind() != ValueKind::Seq {
             let kind = json_kind(&messages);
@@ -69,25 +69,25 @@ impl Chat {
         Ok(Self { messages: messages.iter().map(prepared).collect(), tools })
     }
 
-    /// How many bytes its text has, about.
+    /// Returns the approximate bytes of its text.
     pub(super) fn bytes(&self) -> usize {
         let content =
             |message: &Value| message.get_attr("content").ok().and_then(|text| Some(text.as_str()?.len()));
         self.messages.iter().map(|message| 64 + content(message).unwrap_or_default()).sum()
     }
 
-    /// From the text of a JSON array of messages.
+    /// Parses a JSON array of messages.
     ///
     /// # Errors
-    /// What is no conversation, or has no message of the role `assistant`.
+    /// Text that is not a conversation, or has no message of the role `assistant`.
     pub fn from_json(text: &str) -> Result<Self> {
         Self::parse(text, Self::new)
     }
 
-    /// The same of messages that a model is to answer: the last one is not the assistant's.
+    /// Parses a JSON array of messages that a model is to answer: the last one is not the assistant's.
     ///
     /// # Errors
-    /// What is no conversation, has no message, or ends with one of the assistant.
+    /// Text that is not a conversation, has no message, or ends with one of the assistant.
     pub fn to_answer(text: &str) -> Result<Self> {
         Self::parse(text, |messages, tools| {
             let chat = Self::any(messages, tools)?;
@@ -115,8 +115,8 @@ fn role(message: &Value) -> Option<String> {
     message.get_attr("role").ok()?.as_str().map(str::to_string)
 }
 
-/// A message as transformers gives it to a template: without fields that are null, and with its reasoning under the names that templates
-/// read.
+/// Returns a message as transformers passes it to a template: without fields that are null, and with its reasoning
+/// under the names that templates read.
 fn prepared(message: &Value) -> Value {
     const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
     let get =
@@ -141,23 +141,24 @@ fn is_answer(message: &Value) -> bool {
     role(message).is_some_and(|role| role == "assistant")
 }
 
-/// Makes texts of conversations, as the Jinja template of a folder says and transformers does it.
+/// Chat template: converts conversations to text with the Jinja template of a folder, as transformers does.
 ///
-/// `strftime_now` gives the time in UTC.
+/// `strftime_now` returns the time in UTC.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// `bos_token` and the like.
+    /// Special tokens by name, such as `bos_token`.
     special: BTreeMap<String, String>,
     marks: bool,
     path: PathBuf,
 }
 
 impl ChatTemplate {
-    /// That of a folder, if it has one: `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
+    /// Loads the template of a folder: `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. `None` if
+    /// it has neither.
     ///
     /// # Errors
-    /// Files that cannot be read, and templates that are not Jinja's.
+    /// Files that cannot be read, and templates that are not valid Jinja.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
         let (own, config) = (folder.join(FILE), folder.join(CONFIG));
         let json = read_config(folder)?;
@@ -194,19 +195,20 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The text of a conversation, and which bytes of it are the assistant's answers, each with the token that ends it: those that the
-    /// template marks with `{% generation %}`; else what the text of the conversation up to an answer has more than that before it.
+    /// Returns the text of a conversation, and the byte ranges of the assistant's answers, each with the token that
+    /// ends it: those that the template marks with `{% generation %}`, else what each answer adds to the text of the
+    /// messages before it.
     ///
     /// # Errors
-    /// What the template refuses; a template that writes an earlier message otherwise where another one follows.
+    /// Errors of the template; a template that writes an earlier message differently when another one follows.
     pub fn render(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
         if self.marks { self.marked(chat) } else { self.compared(chat) }
     }
 
-    /// The tokens of a conversation that a model is to answer, to the beginning of its answer.
+    /// Returns the tokens of a conversation that a model is to answer, up to the beginning of its answer.
     ///
     /// # Errors
-    /// What the template refuses; characters without a token.
+    /// Errors of the template; characters without a token.
     ///
     /// ```
     /// use models::Tokenizer;
@@ -228,12 +230,12 @@ impl ChatTemplate {
         Ok(tokens.into_iter().map(|(token, _)| token).collect())
     }
 
-    /// Whether the template says itself which text is an answer.
+    /// Returns whether the template itself marks the answers.
     pub fn marks_answers(&self) -> bool {
         self.marks
     }
 
-    /// The text of some messages, with marks if the template makes them.
+    /// Renders some messages, with marks if the template has them.
     fn text(&self, messages: &[Value], chat: &Chat, add_generation_prompt: bool) -> Result<String> {
         let tools = chat.tools.clone();
         let special =
@@ -255,7 +257,7 @@ impl ChatTemplate {
     }
 }
 
-/// The template of a configuration: one text, or several with names.
+/// Returns the template in a configuration: a single one, or the one named `default`.
 fn of_config(json: &serde_json::Map<String, serde_json::Value>) -> Option<&str> {
     let template = json.get("chat_template")?;
     let named = |named: &&serde_json::Value| named.get("name").is_some_and(|name| name == "default");
