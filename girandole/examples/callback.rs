@@ -15,7 +15,7 @@ const SIZES: &str = r#"{"model_type": "llama", "vocab_size": 64, "hidden_size": 
     "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
     "initializer_range": 0.1, "tie_word_embeddings": true, "rope_theta": 10000.0}"#;
 
-/// Rows that count upwards from somewhere.
+/// Rows of consecutive tokens; each row starts at its index.
 struct Counting;
 
 impl Data for Counting {

@@ -39,7 +39,7 @@ fn train(rank: RankContext) -> Result<()> {
     let x = Tensor::randn(0f32, 1.0, (8, WIDTH), &Device::Cpu)?; // this rank's rows
     for step in 0..=50 {
         let loss = loss::mse(&fsdp.forward(&x)?, &x.cos()?)?;
-        let mut grads = fsdp.backward(&loss)?; // of this rank's part, averaged over all ranks
+        let mut grads = fsdp.backward(&loss)?; // gradients of this rank's shard, averaged over all ranks
         let norm = fsdp.clip_grad_norm(&mut grads, 1.0)?;
         optimizer.step(&grads)?;
         if step % 25 == 0 && comm.rank() == 0 {

@@ -53,7 +53,7 @@ fn layout() -> girandole::Result<Layout> {
 
 fn train(context: RankContext) -> girandole::Result<()> {
     let comm = Arc::new(context.connect()?);
-    let example = Tensor::zeros((8, 16), DType::F32, &Device::Cpu)?; // for pipelines: what a stage is given
+    let example = Tensor::zeros((8, 16), DType::F32, &Device::Cpu)?; // for pipelines: an input of one micro-batch
     let config = ParallelConfig { example: Some(example), ..ParallelConfig::default() };
     let mut model = Parallel::new(comm, &layout()?, InitialWeights::seed(42), &config, Net::new)?;
     let adam = AdamConfig { learning_rate: 0.01, ..AdamConfig::default() };

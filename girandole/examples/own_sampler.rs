@@ -45,7 +45,7 @@ impl Sampler for ByLength {
     }
 }
 
-/// Rows of one length, padded with 0.
+/// Pads all rows with 0 to the longest length.
 fn pad(rows: Vec<Vec<u32>>) -> std::result::Result<Tensor, BoxError> {
     let (count, len) = (rows.len(), rows.iter().map(Vec::len).max().unwrap_or(0));
     let padded = rows.into_iter().flat_map(|row| row.into_iter().chain([0].repeat(len)).take(len));

@@ -1,28 +1,28 @@
-//! The crate's one error type.
+//! The error type of this crate.
 
 use std::path::{Path, PathBuf};
 
-/// What can go wrong when a model is spread over ranks and trained.
+/// An error from distributing or training a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting that cannot be.
+    /// A setting that is not valid.
     #[error("{what}: got {got}; {help}")]
     Invalid {
         /// The setting.
         what: String,
-        /// What it is.
+        /// Its value.
         got: String,
         /// What would be accepted.
         help: String,
     },
-    /// No target of a batch counts, on any rank. Nothing has changed, and the next batch may follow.
+    /// No target of a batch counts, on any rank. Nothing has changed, and training can continue with the next batch.
     #[error("no target of the batch counts on any rank: at least one must")]
     NoTargets,
-    /// A call after one that failed.
+    /// A call after an earlier failure.
     #[error("an earlier step failed, and ranks are out of step: {first}")]
     Failed {
-        /// What that failed with.
+        /// Message of that failure.
         first: String,
     },
     /// A gradient that holds a NaN or an infinity on some rank.
@@ -38,20 +38,20 @@ pub enum Error {
         /// The norm of all gradients.
         norm: f64,
     },
-    /// Another rank failed alone.
+    /// Another rank failed, and not this one.
     #[error("rank {rank} failed: {reason}")]
     PeerFailed {
-        /// Its number in the whole job.
+        /// Its global rank.
         rank: usize,
-        /// What it said.
+        /// Its error message.
         reason: String,
     },
-    /// Ranks were lost, and those that are left are too few to go on.
+    /// Ranks were lost, and too few are left to continue.
     #[error("{left} of at least {fewest} ranks are left: {lost}")]
     TooFewRanks {
-        /// How many are left.
+        /// Number of remaining ranks.
         left: usize,
-        /// How many there must be.
+        /// Minimum number of ranks.
         fewest: usize,
         /// The last loss.
         lost: comm::Error,
@@ -61,38 +61,38 @@ pub enum Error {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// What communication failed with.
+    /// An error of `comm`.
     #[error(transparent)]
     Comm(#[from] comm::Error),
-    /// What copies failed with.
+    /// An error of `ddp`.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
-    /// What sharding failed with.
+    /// An error of `fsdp`.
     #[error(transparent)]
     Fsdp(#[from] fsdp::Error),
-    /// What divided layers failed with.
+    /// An error of `tensor_parallel`.
     #[error(transparent)]
     TensorParallel(#[from] tensor_parallel::Error),
-    /// What stages failed with.
+    /// An error of `pipeline`.
     #[error(transparent)]
     Pipeline(#[from] pipeline::Error),
-    /// What models and their folders failed with.
+    /// An error of `models`.
     #[error(transparent)]
     Models(#[from] models::Error),
-    /// What optimizers or files of tensors failed with.
+    /// An error of `training`: of an optimizer or a tensor file.
     #[error(transparent)]
     Training(#[from] training::Error),
-    /// What the model computed with failed with.
+    /// An error of candle, from computing the model.
     #[error(transparent)]
     Candle(candle_core::Error),
 }
 
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        // What communication inside the model failed with.
+        // An error of communication inside the model.
         match comm::carried::<comm::Error>(&error) {
             Some(carried) => Self::Comm(carried.clone()),
             None => Self::Candle(error),
@@ -103,7 +103,7 @@ impl From<candle_core::Error> for Error {
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
-            // Whoever knows nothing of this crate finds out that another rank failed.
+            // Kept as the errors of these crates, so that code that does not know this crate can detect a peer failure.
             Error::Comm(error) => error.into(),
             Error::Ddp(error) => error.into(),
             Error::Fsdp(error) => error.into(),
@@ -126,7 +126,7 @@ impl From<Error> for comm::Error {
     }
 }
 
-/// What a fallible function gives.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -138,7 +138,7 @@ impl Error {
         Self::File { path: path.into(), problem: problem.to_string() }
     }
 
-    /// The loss of a rank that the others can go on without, where it is that.
+    /// Returns the error if it is the loss of a rank without which the others can continue.
     pub fn loss(&self) -> Option<&comm::Error> {
         match self {
             Self::Comm(error) | Self::Ddp(ddp::Error::Comm(error)) => Some(error),

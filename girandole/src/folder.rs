@@ -1,4 +1,4 @@
-//! A trained language model as a folder that transformers loads, from any layout.
+//! Writes a trained language model from any layout as a folder that transformers loads.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -10,15 +10,17 @@ use training::{Checkpoint, CheckpointConfig, Checkpoints};
 use crate::checkpoint::{Saved, agreed, while_others_wait};
 use crate::{Error, Parallel, Result};
 
-/// Where the ranks' parts lie until the folder is written.
+/// Folder for the ranks' parts until the model folder is written.
 const PARTS: &str = ".unfinished-parts";
 
 impl Parallel<CausalLm> {
-    /// Writes the model as a folder that transformers loads. What was not trained is as in `weights`, with which the model began; with
-    /// `lora`, the adapters are merged into them. To be called on every rank; all see the folder.
+    /// Writes the model as a folder that transformers loads. Parameters that were not trained are taken from `weights`,
+    /// the initial weights of the model; with `lora`, the adapters are merged into them. Call on every rank; all ranks
+    /// must see the folder.
     ///
     /// # Cost
-    /// Each rank writes its parts there; then rank 0 reads and writes one tensor after the other, and removes the parts.
+    /// Each rank writes its parts there; then rank 0 reads and writes one tensor after the other, and removes the
+    /// parts.
     ///
     /// # Errors
     /// On every rank: a folder that cannot be written; failures of communication.
@@ -47,7 +49,7 @@ impl Parallel<CausalLm> {
         })
     }
 
-    /// Writes the adapters alone, as `peft` reads them. To be called on every rank; all see the folder.
+    /// Writes only the adapters, in the format of `peft`. Call on every rank; all ranks must see the folder.
     ///
     /// # Errors
     /// Those of [`save_folder`](Self::save_folder).
@@ -58,12 +60,12 @@ impl Parallel<CausalLm> {
         })
     }
 
-    /// Rank 0 does something with all that was trained.
+    /// Collects all trained parameters in a temporary checkpoint, and calls `with` on it on rank 0.
     fn collected(&self, folder: &Path, with: impl FnOnce(&mut Saved) -> Result<()> + Send) -> Result<()> {
         let world = &**self.mesh().world();
         let parts = folder.join(PARTS);
         let open = || Ok(Checkpoints::open(CheckpointConfig { dir: parts.clone(), keep: 1 })?);
-        // The first rank makes the folder, and the others find it.
+        // The first rank creates the folder, before the others open it.
         let first = agreed(world, if world.rank() == 0 { open().map(Some) } else { Ok(None) })?;
         let checkpoints = agreed(world, first.map_or_else(open, Ok))?;
         let snapshot = agreed(world, self.snapshot(None))?;

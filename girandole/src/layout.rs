@@ -1,4 +1,4 @@
-//! How a job's ranks are laid out: so many for each kind of parallelism.
+//! Layouts: how many ranks each kind of parallelism uses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// The size of each axis of a mesh. Their product is the number of ranks; an axis that is not used has size 1.
+/// The size of each axis of the device mesh. Their product is the number of ranks; an axis that is not used has size 1.
 ///
-/// Ranks along `tp` are neighbours, then those along `shard`: what talks most is closest together.
+/// Ranks along `tp` are neighbours, then those along `shard`: the axes with most communication are closest together.
 ///
 /// ```
 /// use girandole::Layout;
@@ -28,7 +28,7 @@ pub struct Layout {
     pub pp: usize,
     /// Copies of the model.
     pub dp: usize,
-    /// Ranks that each keep a part of every parameter (FSDP).
+    /// Ranks that each keep a shard of every parameter (FSDP).
     pub shard: usize,
     /// Reserved for context parallelism; 1.
     pub cp: usize,
@@ -44,30 +44,31 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Copies on so many ranks.
+    /// Returns a layout of `ranks` copies.
     pub fn copies(ranks: usize) -> Self {
         Self { dp: ranks, ..Self::default() }
     }
 
-    /// Names and sizes, the outermost first.
+    /// Returns the names and sizes of the axes, the outermost first.
     pub fn axes(&self) -> [(&'static str, usize); 5] {
         [("pp", self.pp), ("dp", self.dp), ("shard", self.shard), ("cp", self.cp), ("tp", self.tp)]
     }
 
-    /// Ranks in all.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.axes().iter().fold(1, |product: usize, (_, size)| product.saturating_mul(*size))
     }
 
-    /// Ranks that are given different rows of a batch.
+    /// Returns the number of ranks that process different rows of a batch.
     pub fn data_ranks(&self) -> usize {
         self.dp.saturating_mul(self.shard)
     }
 
-    /// Whether this is a layout of so many ranks.
+    /// Checks that this is a layout for `ranks` ranks.
     ///
     /// # Errors
-    /// An axis of size 0, `cp` above 1; a product that is not the number of ranks, with layouts that would be.
+    /// An axis of size 0; `cp` above 1; a product that is not the number of ranks. The error then suggests layouts that
+    /// fit.
     pub fn check(&self, ranks: usize) -> Result<()> {
         let refuse = |help: String| Err(Error::invalid("the layout", self, help));
         if let Some((name, _)) = self.axes().into_iter().find(|(_, size)| *size == 0) {
@@ -88,7 +89,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Layouts of so many ranks that are like this one: one axis is changed.
+    /// Returns similar layouts for `ranks` ranks, with one axis changed.
     fn fitting(&self, ranks: usize) -> Vec<Self> {
         let fit = |axis: &str| {
             let mut fitted = *self;
@@ -118,7 +119,7 @@ impl Layout {
         })
     }
 
-    /// The ranks of `comm` in this layout. To be called on every rank.
+    /// Creates the mesh of the ranks of `comm`. Call on every rank.
     ///
     /// # Errors
     /// Those of [`check`](Self::check); failures of communication.

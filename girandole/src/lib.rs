@@ -1,7 +1,8 @@
 //! Distributed training for candle: one model in any layout.
 //!
-//! A model is written once, as a chain of units ([`training::build`]), and a [`Layout`] says how it is spread over ranks: copies (`dp`),
-//! shards (`shard`, FSDP), divided layers (`tp`), pipeline stages (`pp`), in any product. [`Parallel`] is the model in its layout.
+//! A model is written once, as a chain of units ([`training::build`]), and a [`Layout`] determines how it is
+//! distributed over ranks: copies (`dp`), shards (`shard`, FSDP), divided layers (`tp`), pipeline stages (`pp`), in any
+//! combination. [`Parallel`] is the model in its layout.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -55,7 +56,7 @@
 //! # Ok::<(), girandole::Error>(())
 //! ```
 //!
-//! All crates of Girandole are here under their names, so that a program needs one dependency.
+//! All crates of Girandole are re-exported under their names, so that a program needs only one dependency.
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;

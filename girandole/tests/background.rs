@@ -1,4 +1,4 @@
-//! Checkpoints that are written while training goes on: the same files as those for which it stands still.
+//! Background checkpoints: the files are the same as those of checkpoints for which training stops.
 #![allow(clippy::unwrap_used)]
 
 #[path = "background/run.rs"]
@@ -15,7 +15,7 @@ use girandole::training::{CheckpointConfig, Checkpoints, FileHash};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 use run::{Rows, Times, train};
 
-/// By step, the files of all checkpoints.
+/// Returns the files of all checkpoints, with their steps.
 fn files(dir: &Path) -> Vec<(u64, BTreeMap<String, FileHash>)> {
     let checkpoints = Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 9 }).unwrap();
     let of = |folder: PathBuf| checkpoints.contents(&folder).map(|contents| (contents.step, contents.files));
@@ -38,7 +38,8 @@ fn files_are_those_of_the_step() {
     }
 }
 
-/// A model that is copied far more slowly than it computes a step: what a step changes has the last name, and so is copied last.
+/// A model whose copy takes far longer than a step. The variables that a step changes have the last name, and so are
+/// copied last.
 struct Mostly {
     unit: Unit<Layer>,
 }

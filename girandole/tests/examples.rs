@@ -1,10 +1,10 @@
-//! The examples run, and print what they promise.
+//! Runs the examples, and checks their output.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The programs are built with the tests, unless `--test` leaves them out.
+/// The examples are built with the tests, unless `--test` leaves them out.
 fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
@@ -16,7 +16,7 @@ fn example(name: &str) -> PathBuf {
     program
 }
 
-/// What an example prints, line by line, the ranks' in any order.
+/// Returns the output of an example; the order of lines of different ranks varies.
 fn run(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(example(name)).args(arguments).env("RAYON_NUM_THREADS", "1").output().unwrap();
     let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -24,7 +24,7 @@ fn run(name: &str, arguments: &[&str]) -> String {
     format!("{out}{errors}")
 }
 
-/// The numbers that follow the word, in order.
+/// Returns the numbers that follow the word, in order.
 fn numbers(output: &str, word: &str) -> Vec<f64> {
     let after = |line: &str| line.split(word).nth(1)?.split([',', ' ']).next()?.trim().parse().ok();
     output.lines().filter_map(after).collect()
@@ -134,7 +134,7 @@ fn adapters_are_trained_and_saved() {
     assert!(out.join("adapter_model.safetensors").exists() && out.join("adapter_config.json").exists());
 }
 
-/// A folder with a model and the tokenizer that has a token for each byte.
+/// Writes a folder with a model, and a tokenizer with one token for each byte.
 fn model_of_bytes(folder: &Path) {
     let config = r#"{"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
@@ -161,7 +161,7 @@ fn text_is_made_and_evaluated() {
     let output = run("generate", &[model.to_str().unwrap(), "To be"]);
     assert!(output.starts_with("To be") && output.len() > "To be\n".len(), "{output}");
     let output = run("evaluate", &[model.to_str().unwrap(), text.to_str().unwrap()]);
-    // A random model knows nothing of 257 tokens.
+    // A random model predicts all 257 tokens equally.
     assert!((numbers(&output, "loss ")[0] - 257f64.ln()).abs() < 0.5, "{output}");
 }
 

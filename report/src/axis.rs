@@ -1,4 +1,4 @@
-//! An axis with ticks at round numbers, linear or logarithmic, or one place for each of some names.
+//! Plot axes with ticks at round numbers, linear or logarithmic, or with one position for each of several names.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 
 use crate::number::{significant, trimmed};
 
-/// Ticks aimed at.
+/// Approximate number of ticks.
 const TICKS: f64 = 6.;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -18,7 +18,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// From `low` to `high`, widened where they are (nearly) the same.
+    /// Linear axis from `low` to `high`, widened if they are (nearly) the same.
     pub(super) fn linear(low: f64, high: f64) -> Self {
         let least = (low.abs().max(high.abs()) * 1e-6).max(f64::MIN_POSITIVE * 1e10);
         let (low, high) = if high - low < least {
@@ -30,19 +30,20 @@ impl Axis {
         Self { low, high, log: false, ticks: linear_ticks(low, high) }
     }
 
-    /// From 0 to a little above the largest of some values, for bars.
+    /// Linear axis from 0 to a little above the largest value, for bars.
     pub(super) fn from_zero(largest: f64) -> Self {
         let high = if largest > 0. { largest * 1.15 } else { 1. };
         Self { low: 0., high, log: false, ticks: linear_ticks(0., high) }
     }
 
-    /// From `low` to `high`, both above 0, each factor of ten as wide as the other.
+    /// Logarithmic axis from `low` to `high`, both above 0.
     pub(super) fn log(low: f64, high: f64) -> Self {
         let (low, high) = if high / low < 1.001 { (low / 1.1, high * 1.1) } else { (low, high) };
         Self { low, high, log: true, ticks: log_ticks(low, high) }
     }
 
-    /// As [`log`](Self::log), with a tick at each of these values, which are in order and above 0; where they are many, at some.
+    /// Logarithmic axis with a tick at each of these values, which are ascending and above 0; if there are many, at
+    /// some of them.
     pub(super) fn at(values: &[f64]) -> Self {
         let (low, high) = (values.first().copied().unwrap_or(1.), values.last().copied().unwrap_or(1.));
         let every = values.len().div_ceil(12).max(1);
@@ -50,7 +51,8 @@ impl Axis {
         Self { ticks: ticks.collect(), ..Self::log(low / 1.1, high * 1.1) }
     }
 
-    /// A place for each name, the first at 0, the second at 1; where they are many, not all are written.
+    /// Axis with a position for each name, the first at 0, the second at 1; if there are many, not all names are
+    /// written.
     pub(super) fn names(names: impl ExactSizeIterator<Item = String>) -> Self {
         let count = names.len();
         let every = count.div_ceil(16).max(1);
@@ -92,7 +94,7 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten.
+/// Returns ticks at multiples of 1, 2 or 5 times a power of ten.
 fn linear_ticks(low: f64, high: f64) -> Vec<(f64, String)> {
     let rough = (high - low) / TICKS;
     let power = 10f64.powf(rough.log10().floor());
@@ -110,7 +112,8 @@ fn linear_ticks(low: f64, high: f64) -> Vec<(f64, String)> {
         .collect()
 }
 
-/// Powers of ten, all or some; where the range has few, 2 and 5 times them as well, or the ticks of a linear axis.
+/// Returns ticks at powers of ten, all or some; if the range has few, also at 2 and 5 times a power of ten, or the
+/// ticks of a linear axis.
 fn log_ticks(low: f64, high: f64) -> Vec<(f64, String)> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let every = ((f64::from(last - first)) / TICKS).ceil().max(1.) as i32;

@@ -1,4 +1,4 @@
-//! Plots with bars: time and memory by rank, and the speed-up.
+//! Bar plots: time and memory by rank, and the speed-up.
 
 use plotters::element::{Rectangle, Text};
 use plotters::prelude::{BLACK, Color};
@@ -11,10 +11,10 @@ use crate::number::{Unit, seconds, significant};
 use crate::{RankTimes, Result, Speedup};
 
 const SIZE: (u32, u32) = (450, 300);
-/// Bars beyond this many carry no number.
+/// With more bars than this, no values are written above them.
 const MOST_NUMBERS: usize = 10;
 
-/// A bar of one or two parts, one on the other, each with the number of its colour.
+/// A bar of stacked parts, each with its colour number and its height.
 pub(super) struct Bar {
     pub(super) parts: Vec<(usize, f64)>,
 }
@@ -25,7 +25,7 @@ impl Bar {
     }
 }
 
-/// Time of a step by rank, computing and communicating.
+/// Plot of the time of a step by rank, computing and communicating.
 pub(super) fn times(ranks: &[RankTimes]) -> Result<Option<Chart>> {
     let largest =
         ranks.iter().map(|rank| clean(rank.compute_s) + clean(rank.communication_s)).fold(0., f64::max);
@@ -55,7 +55,7 @@ pub(super) fn times(ranks: &[RankTimes]) -> Result<Option<Chart>> {
     }))
 }
 
-/// The most memory that each rank held.
+/// Plot of the peak memory of each rank.
 pub(super) fn memory(ranks: &[RankTimes]) -> Result<Option<Chart>> {
     let bytes = |rank: &RankTimes| rank.peak_rss_bytes.unwrap_or(0) as f64;
     let largest = ranks.iter().map(bytes).fold(0., f64::max);
@@ -80,7 +80,7 @@ pub(super) fn memory(ranks: &[RankTimes]) -> Result<Option<Chart>> {
     }))
 }
 
-/// How many times as fast as one process the ranks were, beside how many they are.
+/// Plot of the measured speed-up over one process, beside the ideal one.
 pub(super) fn speedup(speedup: &Speedup) -> Result<Option<Chart>> {
     let factor = speedup.single_s / speedup.ddp_s;
     if !(factor.is_finite() && factor > 0.) || speedup.ranks == 0 {
@@ -123,7 +123,7 @@ fn by_rank(title: &str, ranks: &[RankTimes], y_name: &str, bars: &[Bar]) -> Resu
 }
 
 pub(super) fn paint(frame: &mut Frame<'_, '_>, bars: &[Bar]) -> Drawn {
-    // Not wider than 56 pixels of the page, however few there are.
+    // At most 56 pixels of the page wide, however few bars there are.
     let place = frame.plotting_area().dim_in_pixel().0 as f64 / bars.len().max(1) as f64;
     let half = (f64::from(px(56)) / place).min(0.7) / 2.;
     let above = Pos::new(HPos::Center, VPos::Bottom);
@@ -149,7 +149,7 @@ fn total(ranks: &[RankTimes], time: impl Fn(&RankTimes) -> f64) -> f64 {
     ranks.iter().map(|rank| clean(time(rank))).sum()
 }
 
-/// A time that can be drawn.
+/// Makes a time drawable: 0 if it is negative or not finite.
 pub(super) fn clean(time: f64) -> f64 {
     if time.is_finite() { time.max(0.) } else { 0. }
 }

@@ -1,4 +1,4 @@
-//! What all plots have in common: size, frame, colours.
+//! Shared parts of all plots: size, frame, colours.
 
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::drawing::DrawingAreaErrorKind;
@@ -7,10 +7,11 @@ use plotters::prelude::{Cartesian2d, Color, IntoDrawingArea, RGBColor, SVGBacken
 use crate::axis::Axis;
 use crate::{Error, Result};
 
-/// The plotting library places things on whole pixels; drawn this much larger and shown smaller, they are finer.
+/// Scale of the drawing. The plotting library rounds positions to whole pixels, so plots are drawn this much larger and
+/// displayed smaller.
 const FINENESS: u32 = 4;
 
-/// The series' colours: on a light page, as the plots are drawn, and what the page makes of them on a dark one.
+/// The series' colours: as drawn, for a light page, and their replacements on a dark page.
 pub(super) const COLOURS: [(RGBColor, &str); 6] = [
     (RGBColor(0x1D, 0x63, 0xD8), "#6EA8FF"),
     (RGBColor(0xC4, 0x5A, 0x0A), "#FF9F55"),
@@ -28,13 +29,13 @@ pub(super) type Drawn = std::result::Result<(), DrawingAreaErrorKind<std::io::Er
 /// A plot for the page.
 #[derive(Debug, Clone)]
 pub(super) struct Chart {
-    /// What it shows.
+    /// Title.
     pub(super) title: String,
-    /// What to say to who cannot see it.
+    /// Text for readers who cannot see the plot.
     pub(super) summary: String,
-    /// What each colour means, where there are several: its number and name.
+    /// Colour number and name of each series, if there are several.
     pub(super) legend: Vec<(usize, String)>,
-    /// What else to know.
+    /// Text below the plot.
     pub(super) note: String,
     pub(super) svg: String,
 }
@@ -47,16 +48,16 @@ pub(super) struct Layout<'a> {
     pub(super) y: Axis,
     pub(super) x_name: &'a str,
     pub(super) y_name: &'a str,
-    /// Lines across the plot at the ticks of x.
+    /// Whether there are grid lines at the ticks of x.
     pub(super) x_grid: bool,
 }
 
-/// Pixels of the page in breadth, for a plot that takes all of it.
+/// Width in pixels of the page of a plot that takes the full width.
 const BROAD: u32 = 920;
-/// The size of such a plot on a narrow page, on which a broad one could not be read.
+/// Size of the same plot on a narrow page, on which the wide one would be illegible.
 const NARROW: (u32, u32) = (450, 300);
 
-/// A plot of so many pixels in height as broad as the page, and the same for a narrow page: the page shows one of them.
+/// Draws a plot of full page width and `height` pixels, and the same for a narrow page; the page displays one of them.
 pub(super) fn draw_broad<'a>(
     title: &str,
     height: u32,
@@ -68,7 +69,7 @@ pub(super) fn draw_broad<'a>(
     Ok(format!("<div class=\"broad\">{broad}</div><div class=\"narrow\">{narrow}</div>"))
 }
 
-/// The SVG of a plot: frame, ticks, names, and what `paint` puts in.
+/// Draws a plot as SVG: frame, ticks, axis names, and what `paint` adds.
 pub(super) fn draw(
     title: &str,
     layout: Layout<'_>,
@@ -106,17 +107,17 @@ fn draw_into(svg: &mut String, layout: Layout<'_>, paint: impl FnOnce(&mut Frame
     area.present()
 }
 
-/// Pixels of the page in those of the plot.
+/// Converts pixels of the page to pixels of the drawing.
 pub(super) fn px(length: i32) -> i32 {
     length * FINENESS as i32
 }
 
-/// The colour of a series.
+/// Returns the colour of a series.
 pub(super) fn colour(series: usize) -> RGBColor {
     COLOURS[series % COLOURS.len()].0
 }
 
-/// Size of text; the library takes 1.24 times what it shows.
+/// Converts a text size to the library's, which is 1.24 times what it displays.
 pub(super) fn text(size: u32) -> f64 {
     f64::from(size * FINENESS) * 1.24
 }

@@ -1,8 +1,8 @@
-//! The time of day, as reports write it.
+//! Current date and time for reports.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Now, in UTC, as RFC 3339 writes it: `2025-01-31T08:05:00Z`.
+/// Returns the current time in UTC in the format of RFC 3339: `2025-01-31T08:05:00Z`.
 pub fn now_rfc3339() -> String {
     rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }

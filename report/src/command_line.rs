@@ -1,6 +1,7 @@
-//! How the program was called.
+//! The command line of this process.
 
-/// As it could be typed again: the program without its folder, quotes where they are needed.
+/// Returns the command line so that it can be typed again: the program without its folder, with quotes where they are
+/// needed.
 pub fn command_line() -> String {
     let mut words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     let program = words.next().unwrap_or_default();

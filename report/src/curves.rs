@@ -1,4 +1,4 @@
-//! Loss by step, all runs in one plot.
+//! Loss curves: the losses of all runs by step in one plot.
 
 use plotters::element::{Circle, Polygon};
 use plotters::prelude::Color;
@@ -12,14 +12,14 @@ use crate::thin::{Bin, thin};
 use crate::{Result, RunSeries};
 
 const TITLE: &str = "Loss";
-/// Enough for the width of the page; more would only draw the noise.
+/// Enough for the width of the page; more would only draw noise.
 const MOST_POINTS: usize = 400;
 
 /// One run's curve, ready to draw.
 struct Curve<'a> {
     run: &'a RunSeries,
     pieces: Vec<Vec<Bin>>,
-    /// Losses in a unit of the x axis.
+    /// Number of losses in one unit of the x axis.
     per_unit: f64,
 }
 
@@ -28,21 +28,21 @@ impl Curve<'_> {
         self.pieces.iter().flatten()
     }
 
-    /// Steps count from 1, as where they are printed, so that a step and an evaluation after it are at one place. A loss of several
-    /// steps is in the middle of them.
+    /// Returns the x coordinate of a bin. Steps count from 1, as in printed output, so that a step and an evaluation
+    /// after it have the same x coordinate. A mean over several steps is drawn in the middle of them.
     fn x(&self, bin: &Bin) -> f64 {
         let middle = (1. + self.run.losses_per(1)) / 2.;
         (self.run.before() + bin.step + middle) / self.per_unit
     }
 
-    /// Where it begins and ends.
+    /// Returns the x coordinates of its beginning and end.
     fn ends(&self) -> (f64, f64) {
         let (before, len) = (self.run.before(), self.run.losses.len() as f64);
         (before / self.per_unit, (before + len) / self.per_unit)
     }
 }
 
-/// Evaluations of a run, ready to draw.
+/// The evaluations of a run, ready to draw.
 struct Dots {
     name: String,
     colour: usize,
@@ -56,7 +56,7 @@ fn dots(evaluated: &Evaluated<'_>, by_epoch: bool) -> Dots {
     Dots { name, colour, points: points.collect() }
 }
 
-/// The plot, unless there is no loss at all that is finite.
+/// Draws the plot; `None` if no loss is finite.
 pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
     let runs: Vec<_> = runs.iter().filter(|run| !run.losses.is_empty()).collect();
     let by_epoch = runs.iter().all(|run| run.steps_per_epoch > 0);
@@ -122,7 +122,7 @@ fn paint(frame: &mut Frame<'_, '_>, curves: &[Curve<'_>], dots: &[Dots]) -> Draw
                 frame
                     .draw_series(points().map(|point| Circle::new(point, px(3), colour(number).filled())))?;
             } else {
-                // Narrower above wider, so that of two equal curves both are seen.
+                // The first line is wider than the others, so that two equal curves both remain visible.
                 let width = if number == 0 { px(3) } else { px(3) / 2 };
                 frame.draw_series(LineSeries::new(points(), colour(number).stroke_width(width as u32)))?;
             }

@@ -1,8 +1,8 @@
-//! The crate's one error type.
+//! The error type of this crate.
 
 use std::path::{Path, PathBuf};
 
-/// Why there is no report, trace or file of metrics.
+/// An error from writing a report, trace or metrics file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,13 +11,13 @@ pub enum Error {
     Plot {
         /// The plot's title.
         chart: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// A page could not be put together.
+    /// A page could not be rendered.
     #[error("report: {reason}")]
     Page {
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// A file cannot be written.
@@ -28,17 +28,17 @@ pub enum Error {
         /// The operating system's reason.
         reason: String,
     },
-    /// Logging can be set up once in a process.
+    /// Logging can only be set up once in a process.
     #[error("logging has been set up before in this process; set it up once, before anything is logged")]
     AlreadyInstalled,
-    /// What a rank recorded is no trace.
+    /// The data that a rank recorded is not a trace.
     #[error("the trace of rank {rank} ({host}) cannot be read: {reason}")]
     Malformed {
         /// The rank.
         rank: usize,
         /// Its host.
         host: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
 }
@@ -52,7 +52,8 @@ impl Error {
     }
 }
 
-/// Writes a page whole, or leaves an older one as it was; a device or pipe gets the bytes as they are.
+/// Writes a page to a file, which then has either the whole page or its old content; a device or pipe gets the bytes
+/// directly.
 pub(crate) fn write_page(path: &Path, html: &str) -> Result<()> {
     training::write_output(path, html.as_bytes()).map_err(|error| Error::write(path, error))
 }

@@ -1,28 +1,28 @@
-//! What evaluations of runs came to: points beside the curves of their losses, and rows of a table.
+//! Evaluation results of runs: points in the plot of losses, and rows of a table.
 
 use crate::number::significant;
 use crate::{Evaluation, RunSeries};
 
-/// Rows of the table at most for each run: the first one, and the latest ones.
+/// Maximum number of table rows for each run: the first one, and the latest ones.
 const MOST_ROWS: usize = 12;
 
 /// A run's evaluations, as they are drawn.
 pub(super) struct Evaluated<'a> {
     pub(super) run: &'a RunSeries,
     pub(super) name: String,
-    /// The number of its colour.
+    /// Colour number.
     pub(super) colour: usize,
 }
 
 impl Evaluated<'_> {
-    /// Those that can be drawn: steps and losses.
+    /// Returns the steps and losses that can be drawn.
     pub(super) fn points(&self) -> impl Iterator<Item = (usize, f64)> {
         let all = self.run.evaluations.iter().map(|evaluation| (evaluation.step, evaluation.loss));
         all.filter(|(_, loss)| loss.is_finite())
     }
 }
 
-/// Of runs that have some, in colours after those of the runs themselves.
+/// Returns the runs that have evaluations, with colours after those of the runs themselves.
 pub(super) fn of<'a>(runs: &[&'a RunSeries]) -> Vec<Evaluated<'a>> {
     let with = runs.iter().filter(|run| run.evaluations.iter().any(|evaluation| evaluation.loss.is_finite()));
     let name = |run: &RunSeries| match runs.len() {
@@ -43,7 +43,7 @@ pub(super) struct Row<'a> {
     pub(super) sample: String,
 }
 
-/// Rows of all runs.
+/// Returns the table rows of all runs.
 pub(super) fn rows(runs: &[RunSeries]) -> Vec<Row<'_>> {
     runs.iter().flat_map(|run| shown(&run.evaluations).map(|evaluation| row(run, evaluation))).collect()
 }
@@ -66,7 +66,7 @@ fn row<'a>(run: &'a RunSeries, evaluation: &'a Evaluation) -> Row<'a> {
     }
 }
 
-/// A text without control characters, which a model of bytes may write and a page must not hold.
+/// Replaces control characters, which a byte-level model may generate and which are not allowed in HTML.
 fn printable(text: &str) -> String {
     let is_shown = |c: char| !c.is_control() || c == '\n' || c == '\t';
     text.chars().map(|c| if is_shown(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()

@@ -1,13 +1,13 @@
-//! What a run of training did, to look at, and to read by program.
+//! Reports on training runs: pages for people, and files for programs.
 //!
 //! Read it in this order:
 //!
-//! - [`metrics`]: one JSON object a line for each step, and one for the whole run.
-//! - [`Report`]: a run as plots and tables, in one HTML file that loads nothing: losses, times and memory by rank, speed-up, the
-//!   timeline of a pipeline. [`sheet`] has the same plots and tables of any numbers.
+//! - [`metrics`]: one JSON object per line for each step, and one for the whole run.
+//! - [`Report`]: a run as plots and tables, in one self-contained HTML file: losses, times and memory by rank,
+//!   speed-up, the timeline of a pipeline. [`sheet`] makes the same plots and tables from any numbers.
 //! - [`trace`]: what each rank did when, as one Chrome trace of all ranks.
 //!
-//! Nothing here talks to other ranks: a program brings together what its ranks have measured.
+//! Nothing here communicates with other ranks: a program collects the measurements of its ranks itself.
 //!
 //! ```
 //! use report::metrics::{MetricsWriter, Summary};

@@ -1,4 +1,4 @@
-//! One JSON object a line for each step, and one for the whole run: `--metrics FILE.jsonl`.
+//! Metrics files: one JSON object per line for each step, and one for the whole run: `--metrics FILE.jsonl`.
 
 mod earlier;
 mod held;
@@ -21,37 +21,37 @@ pub use speed::{CheckpointTimes, StepSpeed};
 /// The last line of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Summary<'a> {
-    /// Which run of the experiment, where it has several (`single`, `ddp`).
+    /// Name of the run within the experiment, if that has several (`single`, `ddp`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<&'a str>,
-    /// Time of the training loop alone, in seconds; of all its parts, where the run went on from a checkpoint.
+    /// Time of the training loop alone, in seconds; of all its parts, if the run was resumed from a checkpoint.
     pub seconds: f64,
-    /// Ranks that took part.
+    /// Number of ranks.
     pub world_size: usize,
-    /// The most memory that each rank held, in bytes, by rank; left out where nothing is known.
+    /// Peak memory of each rank, in bytes, by rank; left out if unknown.
     #[serde(skip_serializing_if = "<[u64]>::is_empty")]
     pub peak_rss_bytes: &'a [u64],
-    /// What each rank held of the model, by kind, and sent in a step, by rank; left out where it was not measured.
+    /// Memory of the model by kind, and bytes sent in a step, by rank; left out if not measured.
     #[serde(skip_serializing_if = "<[Held]>::is_empty")]
     pub held: &'a [Held],
-    /// What checkpoints took, where some were written and that was measured.
+    /// Times of checkpoints, if some were written and measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<CheckpointTimes>,
 }
 
-/// What a training step tells beside its loss.
+/// What a step line contains in addition to the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StepDetails {
     /// The learning rate.
     pub learning_rate: f64,
-    /// The gradients' norm before clipping; `null` where it is not finite.
+    /// Norm of the gradients before clipping; `null` if it is not finite.
     pub grad_norm: f64,
-    /// Targets of all ranks, over the time since the step before.
+    /// Targets of all ranks, divided by the time since the previous step.
     pub tokens_per_second: f64,
-    /// What the loss was multiplied with for backward, where it is scaled.
+    /// Factor of the loss in backward, if losses are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// How fast it was, where that is measured.
+    /// Speed of the step, if measured.
     #[serde(flatten)]
     pub speed: Option<StepSpeed>,
 }
@@ -64,7 +64,7 @@ enum Line<'a> {
         run: Option<&'a str>,
         epoch: usize,
         batch: usize,
-        /// As short as it can be and still give the same f32; `null` where it is not finite.
+        /// The shortest decimal that reads back as the same f32; `null` if it is not finite.
         loss: f32,
         #[serde(flatten)]
         details: Option<&'a StepDetails>,
@@ -78,7 +78,7 @@ enum Line<'a> {
     Summary(&'a Summary<'a>),
 }
 
-/// What tells where a line belongs.
+/// The fields that identify a line.
 #[derive(Deserialize)]
 struct Cut {
     event: String,
@@ -91,20 +91,20 @@ struct Cut {
     step: usize,
 }
 
-/// Lines are written once there are this many bytes of them. Small, because the kernel may cut a write of several pages
-/// when it kills the writer.
+/// Buffered lines are written once they have this many bytes. Small, because the kernel may cut a write of several
+/// pages when it kills the writer.
 const ENOUGH: usize = 4096;
-/// And after this time at the latest, if there are more, so that they can be watched as they come.
+/// Buffered lines are also written with the first line after this time, so that the file can be followed.
 const SOON: Duration = Duration::from_millis(250);
 
 /// Writes the lines of `--metrics`.
 ///
-/// Lines are gathered for a quarter of a second or 4 KiB (a step costs far less than a microsecond), and are written
-/// whole: whatever ends the process, the file ends with a line. The rest reaches it with [`MetricsWriter::summary`], or
-/// where the writer is dropped. A line that a full disk cuts off is taken out again.
+/// Lines are buffered for a quarter of a second or 4 KiB (a step costs far less than a microsecond), and whole lines
+/// are written: whatever ends the process, the file ends with a line. The rest is written by
+/// [`MetricsWriter::summary`], or when the writer is dropped. A line that is cut off by a full disk is removed again.
 ///
-/// A run writes to the file itself, where its lines can be followed as they come and stay if it is killed. What an earlier run
-/// had there is kept until [`MetricsWriter::finish`]: see [`MetricsWriter::create`].
+/// A run writes directly to the file, so its lines can be followed, and remain if it is killed. Lines of an earlier run
+/// in the file are kept until [`MetricsWriter::finish`]: see [`MetricsWriter::create`].
 ///
 /// ```
 /// use report::metrics::{MetricsWriter, Summary};
@@ -128,13 +128,14 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Creates the file, or empties it. Called before any work is done, so that a wrong path costs nothing.
+    /// Creates or empties the file. Call it before any work is done, so that a wrong path is noticed early.
     ///
-    /// Lines of an earlier run are kept in `NAME.earlier` until [`finish`](Self::finish). If this writer is dropped without it,
-    /// because the run has failed, they are put back where it has written none. So neither a full disk nor a kill destroys them.
+    /// Lines of an earlier run are kept in `NAME.earlier` until [`finish`](Self::finish). If this writer is dropped
+    /// without it, because the run has failed, they are restored if this run has written none. So neither a full disk
+    /// nor a kill destroys them.
     ///
     /// # Errors
-    /// [`Error::Write`] with the path and the system's reason; the file is then as it was.
+    /// [`Error::Write`] with the path and the system's reason; the file is then unchanged.
     pub fn create(path: &Path) -> Result<Self> {
         let refuse = |error| Error::write(path, error);
         let earlier = Earlier::keep(path).map_err(refuse)?;
@@ -148,14 +149,14 @@ impl MetricsWriter {
         Self { path: path.to_path_buf(), file, lines, written: Instant::now(), earlier }
     }
 
-    /// The run has ended well: nobody needs the lines of an earlier one any more.
+    /// Marks the run as successful: deletes the lines of an earlier run.
     pub fn finish(mut self) {
         if let Some(earlier) = self.earlier.take() {
             earlier.forget();
         }
     }
 
-    /// Goes on in a file that another process has begun.
+    /// Appends to a file that another process has begun.
     ///
     /// # Errors
     /// [`Error::Write`] with the path and the system's reason.
@@ -165,14 +166,14 @@ impl MetricsWriter {
         Ok(Self::new(path, file, None))
     }
 
-    /// Writes what is buffered.
+    /// Writes all buffered lines.
     ///
     /// # Errors
-    /// [`Error::Write`], for instance where the disk is full.
+    /// [`Error::Write`], for instance if the disk is full.
     pub fn flush(&mut self) -> Result<()> {
         self.written = Instant::now();
         let result = self.write_lines();
-        // Also where it failed: what may have been written in part is not written again.
+        // Also after an error: lines that may have been written in part must not be written again.
         self.lines.clear();
         result.map_err(|error| Error::write(&self.path, error))
     }
@@ -189,7 +190,7 @@ impl MetricsWriter {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => error,
             };
-            // The file ends with a whole line.
+            // Removes the incomplete line, so that the file ends with a whole one.
             let whole = self.lines[..done].iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
             let found = self.file.metadata()?;
             if found.is_file() {
@@ -200,15 +201,15 @@ impl MetricsWriter {
         Ok(())
     }
 
-    /// One step; `run` says which run of the experiment it is of, where it has several.
+    /// Appends a step; `run` names the run within the experiment, if that has several.
     ///
     /// # Errors
-    /// [`Error::Write`], for instance where the disk is full.
+    /// [`Error::Write`], for instance if the disk is full.
     pub fn step(&mut self, run: Option<&str>, epoch: usize, batch: usize, loss: f32) -> Result<()> {
         self.line(&Line::Step { run, epoch, batch, loss, details: None })
     }
 
-    /// The same with more to tell.
+    /// Appends a step with further details.
     ///
     /// # Errors
     /// Those of [`step`](Self::step).
@@ -222,18 +223,18 @@ impl MetricsWriter {
         self.line(&Line::Step { run, epoch, batch, loss, details: Some(details) })
     }
 
-    /// An evaluation of a run whose batches are counted over all epochs.
+    /// Appends an evaluation of a run whose batches are counted over all epochs.
     ///
     /// # Errors
-    /// [`Error::Write`], for instance where the disk is full.
+    /// [`Error::Write`], for instance if the disk is full.
     pub fn evaluation(&mut self, run: Option<&str>, evaluation: &Evaluation) -> Result<()> {
         self.line(&Line::Evaluation { run, evaluation })
     }
 
-    /// The end of a run. All lines so far are in the file after it.
+    /// Appends the summary of a run, and writes all buffered lines.
     ///
     /// # Errors
-    /// [`Error::Write`], for instance where the disk is full.
+    /// [`Error::Write`], for instance if the disk is full.
     pub fn summary(&mut self, summary: &Summary<'_>) -> Result<()> {
         self.line(&Line::Summary(summary))?;
         self.flush()
@@ -247,7 +248,7 @@ impl MetricsWriter {
         self.any(run, |line| line.event == "step" && (line.epoch, line.batch) == (epoch, batch))
     }
 
-    /// Whether the file has the evaluation of a run after so many steps.
+    /// Whether the file has the evaluation of a run after `step` steps.
     ///
     /// # Errors
     /// [`Error::Write`] with the path and the system's reason.
@@ -268,8 +269,8 @@ impl MetricsWriter {
         Ok(text.split(|&byte| byte == b'\n').rev().any(is_it))
     }
 
-    /// Removes this run's steps from the given one on, evaluations after it, its summary, and what comes after: the run goes on from there. A device
-    /// or pipe keeps what it has.
+    /// Removes this run's steps from the given one on, later evaluations, its summary, and everything after the first
+    /// line removed: for a run that resumes at that step. A device or pipe is left unchanged.
     ///
     /// # Errors
     /// [`Error::Write`] with the path and the system's reason.
@@ -284,17 +285,17 @@ impl MetricsWriter {
             let Ok(line) = serde_json::from_slice::<Cut>(line) else { return false };
             let comes_before = match line.event.as_str() {
                 "step" => (line.epoch, line.batch) < (epoch, batch),
-                // After the steps that stay.
+                // Evaluations after a step that stays.
                 "evaluation" => line.step <= batch,
                 _ => false,
             };
             line.run.as_deref() != run || comes_before
         };
-        // A last line that is not whole has no newline, and is no JSON either.
+        // An incomplete last line has no newline, and is not valid JSON.
         let kept =
             text.split_inclusive(|&byte| byte == b'\n').take_while(|line| stays(line)).map(<[u8]>::len);
         self.file.set_len(kept.sum::<usize>() as u64).map_err(refuse)?;
-        // Also where the file was not opened to append.
+        // Needed if the file was not opened for appending.
         self.file.seek(SeekFrom::End(0)).map(drop).map_err(refuse)
     }
 
@@ -311,7 +312,7 @@ impl MetricsWriter {
 
 impl Drop for MetricsWriter {
     fn drop(&mut self) {
-        // Whoever wants to know has called `flush`.
+        // Errors are ignored; call `flush` to get them.
         let _ = self.flush();
     }
 }

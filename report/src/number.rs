@@ -1,13 +1,13 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
-/// At most `digits` digits after the point, no zeros at the end: `2`, `0.25`.
+/// Formats a number with at most `digits` digits after the point, and no zeros at the end: `2`, `0.25`.
 pub(super) fn trimmed(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     if text == "-0" { "0".to_string() } else { text.to_string() }
 }
 
-/// About `digits` digits that count: `0.00123`, `4.67`, `1234`, `1.2e-9`.
+/// Formats a number with about `digits` significant digits: `0.00123`, `4.67`, `1234`, `1.2e-9`.
 pub(super) fn significant(value: f64, digits: usize) -> String {
     if value == 0. || !value.is_finite() {
         return value.to_string();
@@ -26,7 +26,7 @@ pub(super) fn significant(value: f64, digits: usize) -> String {
     trimmed(value, (digits as i32 - 1 - exponent).max(0) as usize)
 }
 
-/// A unit that suits the largest of some values, and what to divide by.
+/// A unit that suits the largest of some values, and its size, by which values are divided.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Unit {
     pub(super) name: &'static str,
@@ -43,13 +43,13 @@ impl Unit {
     }
 }
 
-/// The first unit, from large to small, that the value reaches; else the smallest.
+/// Returns the first unit, from large to small, that the value reaches; otherwise the smallest.
 fn pick(largest: f64, units: &[(&'static str, f64)]) -> Unit {
     let fits = units.iter().find(|(_, size)| largest >= *size).or(units.last());
     fits.map_or(Unit { name: "", size: 1. }, |&(name, size)| Unit { name, size })
 }
 
-/// `1.25 s`, `31.4 µs`.
+/// Formats a time: `1.25 s`, `31.4 µs`.
 pub(super) fn seconds(value: f64) -> String {
     let unit = Unit::of_seconds(value);
     format!("{} {}", significant(value / unit.size, 3), unit.name)

@@ -1,4 +1,4 @@
-//! The page around the plots.
+//! Renders the HTML page of a report.
 
 use askama::Template;
 
@@ -17,13 +17,13 @@ struct Page<'a> {
     narrow: Vec<Chart>,
 }
 
-/// A series' colour as the plots have it, on a light and on a dark page.
+/// A series' colour in the plots, and its replacement on a dark page.
 pub(super) struct Colour {
     pub(super) drawn: String,
     pub(super) dark: &'static str,
 }
 
-/// All of them.
+/// Returns all colours.
 pub(super) fn colours() -> Vec<Colour> {
     COLOURS.iter().map(|&(drawn, dark)| Colour { drawn: hex(drawn), dark }).collect()
 }

@@ -1,4 +1,4 @@
-//! What a run did, as plots in one self-contained file: `--report FILE.html`.
+//! Training report: plots and tables in one self-contained file: `--report FILE.html`.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -8,62 +8,62 @@ use serde::{Deserialize, Serialize};
 use crate::error::write_page;
 use crate::{Result, Timeline, page};
 
-/// What a report shows. A part without data is left out of it.
+/// The content of a report. Parts without data are left out.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
     /// What ran: the command's name.
     pub title: String,
-    /// How it was called.
+    /// The command line.
     pub command_line: String,
-    /// When, as RFC 3339; see [`now_rfc3339`](crate::now_rfc3339).
+    /// Date and time in RFC 3339 format; see [`now_rfc3339`](crate::now_rfc3339).
     pub date: String,
-    /// Where.
+    /// Host name.
     pub host: String,
-    /// What else is worth to know: name and value, in this order.
+    /// Further facts: name and value, in this order.
     pub facts: Vec<(String, String)>,
     /// The runs whose losses are drawn together.
     pub runs: Vec<RunSeries>,
-    /// How the ranks spent their time, and their memory.
+    /// Time and memory of each rank.
     pub ranks: Vec<RankTimes>,
-    /// One process against several ranks.
+    /// One process compared to several ranks.
     pub speedup: Option<Speedup>,
-    /// What the ranks of a pipeline do in a step.
+    /// Timelines of pipeline steps.
     pub timelines: Vec<Timeline>,
 }
 
-/// One run of training.
+/// One training run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSeries {
-    /// What to call it.
+    /// Its name.
     pub name: String,
-    /// The loss of each step, in order; or the means of [`steps_per_loss`](Self::steps_per_loss) steps each.
+    /// The loss of each step, in order; or means over [`steps_per_loss`](Self::steps_per_loss) steps each.
     pub losses: Vec<f32>,
-    /// Steps that each of the losses stands for; 0 counts as 1.
+    /// Number of steps over which each loss is a mean; 0 counts as 1.
     pub steps_per_loss: usize,
-    /// Steps before the first of the losses, in an earlier part of the run of which nothing is known. Default 0.
+    /// Number of steps before the first loss, from an earlier part of the run whose losses are unknown. Default 0.
     #[serde(default)]
     pub first_step: usize,
-    /// Steps in all; 0 where as many as the losses stand for.
+    /// Total number of steps; 0 if the losses cover all of them.
     pub steps: usize,
     /// Time of the training loop, in seconds.
     pub seconds: f64,
-    /// Ranks that took part.
+    /// Number of ranks.
     pub world_size: usize,
-    /// Steps of one epoch; 0 where there are none, which puts steps on the axis in place of epochs.
+    /// Steps per epoch; 0 if there are no epochs, which makes steps the unit of the x axis.
     pub steps_per_epoch: usize,
-    /// Evaluations meanwhile, in order of their steps.
+    /// Evaluations during the run, in order of their steps.
     #[serde(default)]
     pub evaluations: Vec<Evaluation>,
 }
 
-/// What a run came to on data that it was not trained on.
+/// Result of a run on data that it was not trained on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Steps that were done.
+    /// Number of steps done before it.
     pub step: usize,
     /// The mean loss.
     pub loss: f64,
-    /// A text that the model wrote then.
+    /// A text that the model generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<String>,
 }
@@ -73,18 +73,18 @@ impl RunSeries {
         if self.steps > 0 { self.steps } else { self.losses.len() * self.steps_per_loss.max(1) }
     }
 
-    /// Losses that would be those of the steps before the first.
+    /// Number of losses that the steps before the first one would have had.
     pub(crate) fn before(&self) -> f64 {
         self.losses_per(self.first_step)
     }
 
-    /// Losses in a unit of the x axis.
+    /// Converts a number of steps to a number of losses.
     pub(crate) fn losses_per(&self, steps: usize) -> f64 {
         steps as f64 / self.steps_per_loss.max(1) as f64
     }
 }
 
-/// One rank's mean step.
+/// Mean times of one rank's step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RankTimes {
     /// The rank.
@@ -93,31 +93,31 @@ pub struct RankTimes {
     pub compute_s: f64,
     /// Time of one step spent waiting for communication, in seconds.
     pub communication_s: f64,
-    /// The most memory that it held, in bytes, where known.
+    /// Peak memory in bytes, if known.
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// One process against several ranks on the same work.
+/// One process compared to several ranks on the same work.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Speedup {
     /// Time of the training loop on one process, in seconds.
     pub single_s: f64,
     /// Time of the training loop on all ranks, in seconds.
     pub ddp_s: f64,
-    /// How many ranks.
+    /// Number of ranks.
     pub ranks: usize,
 }
 
-/// A line of [`Report::facts`] or [`Sheet::facts`](crate::sheet::Sheet::facts).
+/// Makes an entry of [`Report::facts`] or [`Sheet::facts`](crate::sheet::Sheet::facts).
 pub fn fact(name: &str, value: impl Display) -> (String, String) {
     (name.to_string(), value.to_string())
 }
 
 impl Report {
-    /// The page: HTML with its style and plots inside, and no link to anywhere. All text is escaped.
+    /// Renders the page: HTML with style and plots included, and no links. All text is escaped.
     ///
     /// # Errors
-    /// None that is known; those of the libraries that draw are passed on.
+    /// None that is known; errors of the drawing libraries are passed on.
     ///
     /// ```
     /// use report::{Report, RunSeries};

@@ -1,4 +1,4 @@
-//! A page of sections: text, tables and plots of any numbers.
+//! A page of sections with text, tables and plots of any numbers.
 
 mod plot;
 mod stacks;
@@ -15,7 +15,7 @@ use crate::error::write_page;
 use crate::page::{Colour, colours};
 use crate::{Error, Result};
 
-/// A page, one section below the other.
+/// A page of sections, one below the other.
 ///
 /// ```
 /// use report::sheet::{Curve, Figure, Line, Plot, Section, Sheet};
@@ -29,19 +29,19 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sheet {
-    /// What it is about.
+    /// Title.
     pub title: String,
-    /// How it was made.
+    /// The command line that made it.
     pub command_line: String,
-    /// Where it is explained how to read the page.
+    /// Documentation on how to read the page.
     pub help: Option<Help>,
-    /// When, as RFC 3339; see [`crate::now_rfc3339`].
+    /// Date and time in RFC 3339 format; see [`crate::now_rfc3339`].
     pub date: String,
-    /// Where.
+    /// Host name.
     pub host: String,
-    /// What else is worth to know: name and value, in this order.
+    /// Further facts: name and value, in this order.
     pub facts: Vec<(String, String)>,
-    /// Its contents.
+    /// The sections.
     pub sections: Vec<Section>,
 }
 
@@ -50,48 +50,49 @@ pub struct Sheet {
 pub struct Help {
     /// Its name, for readers who cannot follow the link.
     pub name: String,
-    /// Where it is, as a link has it. None: the name alone is shown.
+    /// Address for the link. `None`: only the name is displayed.
     pub address: Option<String>,
 }
 
-/// A part of a [`Sheet`].
+/// A section of a [`Sheet`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Section {
     /// Its heading.
     pub heading: String,
     /// Paragraphs.
     pub text: Vec<String>,
-    /// What is drawn, two beside each other where there is room. One without data is left out.
+    /// Figures, in two columns if the page is wide enough. Figures without data are left out.
     pub figures: Vec<Figure>,
-    /// Numbers, below the figures.
+    /// Tables, below the figures.
     pub tables: Vec<Table>,
 }
 
-/// Something drawn.
+/// A figure.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Figure {
     /// Curves.
     Plot(Plot),
-    /// Bars of several parts.
+    /// Stacked bars.
     Stacks(Stacks),
 }
 
-/// Rows of text; the first cell of each names it.
+/// A table of text; the first cell of each row names it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Table {
-    /// What it shows; none is written where it is empty.
+    /// Caption; left out if empty.
     pub caption: String,
-    /// Over the columns.
+    /// Column headings.
     pub heads: Vec<String>,
-    /// As many cells in each as there are heads.
+    /// Rows, with as many cells as there are headings.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Sheet {
-    /// The page: HTML with its style and plots inside. It loads nothing, and [`Sheet::help`] is its only link. All text is escaped.
+    /// Renders the page: HTML with style and plots included. It loads nothing, and [`Sheet::help`] is its only link.
+    /// All text is escaped.
     ///
     /// # Errors
-    /// None that is known; those of the libraries that draw are passed on.
+    /// None that is known; errors of the drawing libraries are passed on.
     pub fn render(&self) -> Result<String> {
         let part = |section: &'_ Section| {
             let charts = section.figures.iter().map(Figure::chart).collect::<Result<Vec<_>>>();

@@ -1,9 +1,9 @@
-//! Many steps as few points.
+//! Reduces the losses of many steps to few points.
 
-/// Some steps in a row.
+/// Losses of some consecutive steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Bin {
-    /// The middle of them, in steps from 0.
+    /// Middle of the steps, counted from 0.
     pub(super) step: f64,
     /// The smallest loss.
     pub(super) low: f64,
@@ -13,8 +13,8 @@ pub(super) struct Bin {
     pub(super) high: f64,
 }
 
-/// Cuts the steps into at most `most` bins of equal size, and these into pieces where losses that are not finite leave
-/// a gap. Within a bin such losses are passed over.
+/// Groups the steps into at most `most` bins of equal size, and splits these where a bin has no finite loss, which
+/// leaves a gap in the curve. Other losses that are not finite are ignored.
 pub(super) fn thin(losses: &[f32], most: usize) -> Vec<Vec<Bin>> {
     let size = losses.len().div_ceil(most.max(1)).max(1);
     let mut pieces = vec![Vec::new()];

@@ -1,4 +1,4 @@
-//! When each rank of a pipeline computes what: planned, or measured.
+//! Timeline of a pipeline step: when each rank computes what, planned or measured.
 
 use pipeline::{ActionKind, Plan};
 use plotters::element::Rectangle;
@@ -9,12 +9,12 @@ use crate::axis::Axis;
 use crate::chart::{Chart, Drawn, Frame, Layout, colour, draw};
 use crate::number::{Unit, seconds, significant};
 
-/// What ranks do in one step.
+/// What each rank does in one step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Timeline {
-    /// What to call it.
+    /// Its title.
     pub title: String,
-    /// Who computes what when: in seconds where it was measured, else in forward passes.
+    /// Start and end of each action: in seconds if it was measured, otherwise in forward passes.
     pub plan: Plan,
     /// Whether it was measured.
     pub measured: bool,
@@ -27,7 +27,7 @@ const KINDS: [(ActionKind, usize, &str); 4] = [
     (ActionKind::BackwardWeight, 2, "backward for the weights"),
 ];
 
-/// A row for each rank, the first on top.
+/// Draws a row for each rank, the first on top.
 pub(super) fn chart(timeline: &Timeline) -> Result<Option<Chart>> {
     let Timeline { title, plan, measured } = timeline;
     let (makespan, ranks) = (plan.makespan(), plan.ranks.len());

@@ -1,7 +1,7 @@
-//! Checkpoints that any layout reads, whichever layout wrote them.
+//! Sharded checkpoints that can be read in any layout, whichever layout wrote them.
 //!
-//! Each rank writes the parts that it has, in a file of its own; the manifest says which elements of which tensor each part is. A rank of
-//! another layout, or a single process, reads the elements that it needs from whatever files have them.
+//! Each rank writes its parts to its own file; the manifest records which elements of which tensor each part holds. A
+//! rank of another layout, or a single process, reads the elements that it needs from the files that hold them.
 
 mod read;
 mod region;

@@ -1,4 +1,4 @@
-//! Reading: whatever elements are needed, from whatever files have them.
+//! Sharded checkpoint reader: reads the elements that are needed from the files that hold them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -16,10 +16,11 @@ use super::save::{Manifest, Remembered, agreed, model_key, optimizer_key};
 use super::{Region, while_others_wait};
 use crate::{Error, Parallel, Result};
 
-/// So many elements that nobody wants are sooner read than skipped.
+/// Largest gap between two runs, in elements, up to which both are read at once: reading the gap is faster than a
+/// second read.
 const GAP: usize = 2048;
 
-/// A checkpoint of which parts are read.
+/// An open checkpoint, of which single parameters or parts of them can be read.
 #[derive(Debug)]
 pub struct Saved {
     contents: Contents,
@@ -28,10 +29,10 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Reads the headers of its files. Their hashes are not compared: see [`Contents::check`].
+    /// Opens a checkpoint: reads the headers of its files. Hashes are not compared, see [`Contents::check`].
     ///
     /// # Errors
-    /// A checkpoint that something else wrote; files that are missing or damaged.
+    /// A checkpoint of another format; files that are missing or damaged.
     pub fn open(contents: &Contents) -> Result<Self> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
         let manifest: Manifest = serde_json::from_value(contents.extra.clone())
@@ -50,20 +51,20 @@ impl Saved {
         Ok(Self { contents: contents.clone(), manifest, files })
     }
 
-    /// Names and shapes of its parameters.
+    /// Returns the names and shapes of the parameters.
     pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.manifest.parameters.iter().map(|(name, described)| (name.as_str(), described.dims.as_slice()))
     }
 
-    /// What the program kept.
+    /// Returns the program's own data in the checkpoint.
     pub fn extra(&self) -> &Value {
         &self.manifest.extra
     }
 
-    /// A parameter, whole.
+    /// Reads a whole parameter.
     ///
     /// # Errors
-    /// One that it has not; a file that cannot be read.
+    /// A parameter that the checkpoint does not have; a file that cannot be read.
     pub fn whole(&mut self, name: &str) -> Result<Tensor> {
         let root = self.manifest.ties.get(name).cloned();
         let name = root.as_deref().unwrap_or(name);
@@ -74,10 +75,10 @@ impl Saved {
         Ok(self.read(name, &Region::whole(&dims))?.reshape(dims)?)
     }
 
-    /// Some elements of a parameter, one after the other, on the CPU.
+    /// Reads some elements of a parameter as a flat tensor on the CPU.
     ///
     /// # Errors
-    /// A parameter that it has not, or in another shape; a file that cannot be read.
+    /// A parameter that the checkpoint does not have, or has in another shape; a file that cannot be read.
     pub fn read(&mut self, name: &str, wanted: &Region) -> Result<Tensor> {
         let root = self.manifest.ties.get(name).cloned();
         let name = root.as_deref().unwrap_or(name);
@@ -89,7 +90,7 @@ impl Saved {
         Error::file(&self.contents.folder, format!("it has no parameter {name}: {help}"))
     }
 
-    /// Elements of what is kept under this key, of which the parts are those of a parameter.
+    /// Reads elements of the tensor under this key, which is divided into parts like the parameter `name`.
     fn read_as(&mut self, key: &str, name: &str, wanted: &Region) -> Result<Tensor> {
         let Some(described) = self.manifest.parameters.get(name) else { return Err(self.missing(name)) };
         let refuse = || {
@@ -112,7 +113,7 @@ impl Saved {
                 let problem = format!("it has no file {}", part.file);
                 return Err(Error::file(&self.contents.folder, problem));
             };
-            // Neighbours in one go, with the little that lies between.
+            // Neighbouring runs are read at once, with the small gaps between them.
             for runs in common.chunk_by(|run, next| next.second - (run.second + run.len) <= GAP) {
                 let (start, end) = runs.iter().fold((usize::MAX, 0), |(start, end), run| {
                     (start.min(run.second), end.max(run.second + run.len))
@@ -138,7 +139,7 @@ impl Saved {
         }
     }
 
-    /// No element, of the right dtype.
+    /// Returns an empty tensor of the right dtype.
     fn none_of(&mut self, key: &str, name: &str) -> Result<Tensor> {
         let described = self.manifest.parameters.get(name);
         let part = described.and_then(|described| described.parts.first());
@@ -146,14 +147,14 @@ impl Saved {
             Some(file) => Ok(file.read(key, 0..0)?),
             None => {
                 let dtype = described.and_then(|described| described.dtype.parse().ok());
-                // An optimizer remembers half precision in f32.
+                // Optimizer state of half-precision parameters is f32.
                 let wide = |dtype: &DType| key == model_key(name) || *dtype == DType::F64;
                 Ok(Tensor::zeros(0, dtype.filter(wide).unwrap_or(DType::F32), &Device::Cpu)?)
             }
         }
     }
 
-    /// What an optimizer remembered under this key.
+    /// Reads the optimizer state under this key.
     fn remembered(
         &mut self,
         key: &str,
@@ -174,14 +175,14 @@ impl Saved {
 }
 
 impl<M: Model> Parallel<M> {
-    /// Reads a checkpoint that any layout wrote: parameters that are trained, and what the optimizer remembers if it is given one. To be called
-    /// on every rank, with the same checkpoint. Gives what its writer had as [`training::Checkpoint::extra`].
+    /// Loads a checkpoint that any layout wrote: the trained parameters, and the optimizer state if an optimizer is
+    /// given. Call on every rank, with the same checkpoint. Returns the writer's [`training::Checkpoint::extra`].
     ///
     /// # Cost
-    /// Each rank reads its parts; all together read all files once more for their hashes.
+    /// Each rank reads its parts; all ranks together read all files once more to check the hashes.
     ///
     /// # Errors
-    /// On every rank: a checkpoint of another model; one that is not as it was written, with the name of the file.
+    /// On every rank: a checkpoint of another model; a file that has changed since it was written, by name.
     pub fn load(&mut self, contents: &Contents, optimizer: Option<&mut dyn OptimizerState>) -> Result<Value> {
         let world = self.mesh().world().clone();
         let (rank, ranks) = (world.rank(), world.world_size());
@@ -192,7 +193,7 @@ impl<M: Model> Parallel<M> {
             let problem = format!("rank {other} is given another checkpoint: all ranks must see one folder");
             return Err(Error::file(&contents.folder, problem));
         }
-        // Before anybody reads what is damaged, and takes it for something else.
+        // Hashes are checked before damaged files can be read and misunderstood.
         while_others_wait(&*world, || {
             let own = contents.files.keys().skip(rank).step_by(ranks);
             Ok(own.into_iter().try_for_each(|name| contents.check(name))?)
@@ -250,7 +251,7 @@ impl<M: Model> Parallel<M> {
     }
 }
 
-/// A checkpoint as the first values of a model's parameters.
+/// A checkpoint as the source of a model's initial weights.
 #[derive(Debug)]
 struct SavedWeights(Mutex<Saved>);
 

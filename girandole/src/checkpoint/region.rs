@@ -1,22 +1,22 @@
-//! Which elements of a tensor something has: index arithmetic alone.
+//! Regions: which elements of a tensor a part holds. Index arithmetic only.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use training::Runs;
 
-/// Some elements of a tensor that is thought of as flat: of those in `runs`, one after the other, the ones in `window`.
+/// Some elements of a flattened tensor: the elements of `runs`, concatenated, of which `window` selects a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
-    /// The shape of the whole.
+    /// Shape of the whole tensor.
     pub dims: Vec<usize>,
     /// The elements that a tensor-parallel rank has.
     pub runs: Runs,
-    /// Which of those, by their places among them.
+    /// Range of indices into the elements of `runs`.
     pub window: Range<usize>,
 }
 
-/// Elements that two regions have in common: where they begin in each, and how many.
+/// A range of elements that two regions have in common: its start in each region, and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Common {
     pub(super) first: usize,
@@ -25,24 +25,24 @@ pub(super) struct Common {
 }
 
 impl Region {
-    /// All elements of a tensor of this shape.
+    /// Returns the region of all elements of a tensor of this shape.
     pub fn whole(dims: &[usize]) -> Self {
         let len = dims.iter().product();
         let runs = Runs { start: 0, len, stride: len, count: 1 };
         Self { dims: dims.to_vec(), runs, window: 0..len }
     }
 
-    /// How many elements it has.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.window.len()
     }
 
-    /// Whether it has none.
+    /// Whether the region has no elements.
     pub fn is_empty(&self) -> bool {
         self.window.is_empty()
     }
 
-    /// Its elements by their places in the whole, and where in the region they begin; in order of both.
+    /// Returns the ranges of the flattened tensor, each with its offset in the region; both ascending.
     fn ranges(&self) -> impl Iterator<Item = (Range<usize>, usize)> {
         self.runs.within(self.window.clone()).scan(0, |end, range| {
             let begin = *end;
@@ -51,7 +51,7 @@ impl Region {
         })
     }
 
-    /// The elements that two regions of one tensor have in common, in order.
+    /// Returns the elements that two regions of one tensor have in common, in order.
     pub(super) fn common(&self, other: &Self) -> Vec<Common> {
         let (mut own, mut others) = (self.ranges().peekable(), other.ranges().peekable());
         let mut found = Vec::new();
@@ -61,7 +61,7 @@ impl Region {
                 let (first, second) = (first + start - a.start, second + start - b.start);
                 found.push(Common { first, second, len: end - start });
             }
-            // The one that ends first has nothing more in common.
+            // The range that ends first has nothing more in common with the other region.
             if a.end <= b.end {
                 own.next()
             } else {
@@ -71,7 +71,7 @@ impl Region {
         found
     }
 
-    /// Whether it can be of a tensor: nothing lies beyond its end, and runs do not overlap.
+    /// Whether the region fits its tensor: nothing lies beyond the end, and the runs do not overlap.
     pub(super) fn is_valid(&self) -> bool {
         let elements = self.dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));
         let Runs { start, len, stride, count } = self.runs;
@@ -86,10 +86,10 @@ impl Region {
     }
 }
 
-/// A region without the shape, as manifests have it.
+/// A region without the shape, as stored in manifests.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Part {
-    /// The file, by the name of its set of tensors.
+    /// Name of the file's tensor set.
     pub(super) file: String,
     /// Start, length, stride and count.
     runs: [usize; 4],
@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// A part of an array of 12 rows and 10 columns, as a rank of `tp` has it, and of that a part as a rank of `shard` has it.
+    /// A part of an array of 12 rows and 10 columns, divided along `tp`, and of that a part divided along `shard`.
     fn region() -> impl Strategy<Value = Region> {
         let runs = prop_oneof![
             Just(Runs { start: 0, len: 120, stride: 120, count: 1 }),

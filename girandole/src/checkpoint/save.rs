@@ -1,4 +1,4 @@
-//! Writing: each rank its parts, and one of them the manifest.
+//! Writes checkpoints: each rank writes its parts, and rank 0 the manifest.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -14,21 +14,21 @@ use super::region::Part;
 use super::while_others_wait;
 use crate::{Error, Parallel, Result};
 
-/// What the manifest keeps, beside what the program wants to keep.
+/// Content of the manifest: describes all parts, and holds the program's own data.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) parameters: BTreeMap<String, Described>,
-    /// What the optimizer remembers: as a parameter, all of the same shape.
+    /// State of the optimizer, by key; each is a tensor divided like its parameter, or one value.
     pub(super) optimizer: BTreeMap<String, Remembered>,
-    /// Names of parameters that are others, too.
+    /// For each tied parameter the name of the parameter that it is tied to.
     pub(super) ties: HashMap<String, String>,
-    /// Where losses are scaled.
+    /// State of the loss scaler, if losses are scaled.
     #[serde(default)]
     pub(super) loss_scale: Option<LossScalerState>,
     pub(super) extra: Value,
 }
 
-/// A tensor, and where its parts are.
+/// Shape, dtype and parts of a tensor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Described {
     pub(super) dims: Vec<usize>,
@@ -36,12 +36,12 @@ pub(super) struct Described {
     pub(super) parts: Vec<Part>,
 }
 
-/// What an optimizer remembers of a parameter.
+/// One piece of optimizer state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Remembered {
-    /// The parameter.
+    /// Name of the parameter to which it belongs.
     pub(super) of: String,
-    /// Whether it has a number for each element.
+    /// Whether it has one value for each element of the parameter.
     pub(super) by_element: bool,
 }
 
@@ -53,14 +53,14 @@ pub(super) fn optimizer_key(key: &str) -> String {
     format!("optimizer/{key}")
 }
 
-/// What a rank adds to a checkpoint: copies, which later steps do not change.
+/// One rank's contribution to a checkpoint: copies, which later steps do not change.
 #[derive(Debug)]
 pub struct Snapshot {
     pub(super) tensors: HashMap<String, Tensor>,
     pub(super) described: SnapshotParts,
 }
 
-/// What the manifest says of a rank's tensors.
+/// The manifest entries of one rank's tensors.
 #[derive(Debug)]
 pub(super) struct SnapshotParts {
     pub(super) file: String,
@@ -72,18 +72,19 @@ pub(super) struct SnapshotParts {
 }
 
 impl<M: Model> Parallel<M> {
-    /// Writes a checkpoint of what is trained: each rank its parts of the parameters and of what the optimizer remembers, and how losses are
-    /// scaled. To be called on every rank, with the same folder, which all must see. Rank 0's `checkpoint` has whatever else is kept; its sets of tensors are written
-    /// as well.
+    /// Writes a checkpoint of the trained state: each rank writes its parts of the parameters and of the optimizer
+    /// state; the manifest holds the loss scale. Call on every rank, with the same folder, which all ranks must see.
+    /// Rank 0's `checkpoint` holds everything else that is stored, including additional tensor sets.
     ///
-    /// A crash at any moment leaves the last checkpoint as it was, or the new one whole.
+    ///
+    /// A crash at any moment leaves either the last checkpoint intact or the new one complete.
     ///
     /// # Memory
-    /// A copy of this rank's parts, and of the optimizer's state.
+    /// A copy of this rank's parts and of the optimizer state.
     ///
     /// # Errors
-    /// On every rank, with the latest checkpoint as it was: a file that cannot be written; an optimizer that was not made from
-    /// [`named_vars`](Parallel::named_vars); failures of communication.
+    /// On every rank, with the latest checkpoint unchanged: a file that cannot be written; an optimizer that was not
+    /// made from [`named_vars`](Parallel::named_vars); failures of communication.
     pub fn save(
         &self,
         checkpoints: &Checkpoints,
@@ -97,13 +98,14 @@ impl<M: Model> Parallel<M> {
 }
 
 impl Snapshot {
-    /// Bytes of the copies.
+    /// Size of the copies in bytes.
     pub fn bytes(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
         self.tensors.values().map(bytes).sum()
     }
 
-    /// Writes it; to be called on every rank of `world`, which may be a group of its own, so that training goes on beside it.
+    /// Writes the snapshot. Call on every rank of `world`, which may be a separate group, so that training continues at
+    /// the same time.
     ///
     /// # Errors
     /// Those of [`Parallel::save`].
@@ -152,7 +154,7 @@ impl Snapshot {
     }
 }
 
-/// What fails on one rank fails on all.
+/// Returns an error on all ranks if one rank failed.
 pub(crate) fn agreed<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
     all_agree([world], own, |rank, reason| Error::PeerFailed { rank, reason })
 }

@@ -1,4 +1,4 @@
-//! What a rank adds to a checkpoint: copied at once, or while the next step is computed.
+//! Copies a rank's contribution to a checkpoint, at once or while the next step is computed.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,8 +11,8 @@ use super::save::{Remembered, Snapshot, SnapshotParts, model_key, optimizer_key}
 use crate::parallel::Piece;
 use crate::{Error, Parallel, Result};
 
-/// What a rank adds to a checkpoint, to be copied on any thread before its parameters change: forward and backward may run meanwhile, and
-/// the optimizer must wait.
+/// A rank's contribution to a checkpoint, to be copied on any thread before the parameters change: forward and backward
+/// may run at the same time, and the optimizer must wait.
 #[derive(Debug)]
 pub struct SnapshotLater {
     tensors: Vec<(String, CopyLater)>,
@@ -20,10 +20,10 @@ pub struct SnapshotLater {
 }
 
 impl SnapshotLater {
-    /// Copies it.
+    /// Copies the tensors.
     ///
     /// # Errors
-    /// candle's, where there is no memory.
+    /// Errors of candle, such as a lack of memory.
     pub fn copy(self) -> Result<Snapshot> {
         let copied = self.tensors.into_iter().map(|(key, later)| Ok((key, later.copy()?)));
         Ok(Snapshot { tensors: copied.collect::<Result<_>>()?, described: self.described })
@@ -31,7 +31,7 @@ impl SnapshotLater {
 }
 
 impl<M: Model> Parallel<M> {
-    /// A copy of what this rank adds to a checkpoint, for [`Snapshot::write`] while training goes on.
+    /// Copies this rank's contribution to a checkpoint, for [`Snapshot::write`] while training continues.
     ///
     /// # Errors
     /// An optimizer that was not made from [`named_vars`](Parallel::named_vars).
@@ -39,9 +39,9 @@ impl<M: Model> Parallel<M> {
         self.snapshot_later(optimizer)?.copy()
     }
 
-    /// The same to be copied while the next step's forward and backward run: parameters change with the optimizer's step alone, which must
-    /// wait for [`SnapshotLater::copy`]. What forward changes, such as running statistics, is copied at once; so is what is on another
-    /// device than the CPU.
+    /// Prepares a copy that can be made while forward and backward of the next step run: parameters only change in the
+    /// optimizer's step, which must wait for [`SnapshotLater::copy`]. Variables that forward changes, such as running
+    /// statistics, are copied at once, and so are variables that are not on the CPU.
     ///
     /// # Errors
     /// Those of [`snapshot`](Self::snapshot).
@@ -61,7 +61,7 @@ impl<M: Model> Parallel<M> {
         }
         for (key, value) in optimizer.map_or_else(|| Ok(Vec::new()), OptimizerState::state_later)? {
             let piece = piece_of(&pieces, &key)?;
-            // Not the count of its steps, where the parameter is one number as well.
+            // The step count of a parameter with one element has the same shape, but an integer dtype.
             let by_element = value.dims() == piece.var.dims() && value.dtype().is_float();
             if !piece.writes || (by_element && !piece.is_described()) {
                 continue;
@@ -79,7 +79,7 @@ impl<M: Model> Parallel<M> {
     }
 }
 
-/// The first elements of a tensor, in memory of their own: of the host, where another thread reads it.
+/// Copies the first `len` elements of a tensor to new host memory, because another thread reads it.
 fn own(tensor: &Tensor, len: usize) -> candle_core::Result<Tensor> {
     let own = tensor.flatten_all()?.narrow(0, 0, len)?;
     if own.device().is_cpu() { own.force_contiguous() } else { own.to_device(&Device::Cpu) }
@@ -93,7 +93,7 @@ fn copy_of(piece: &Piece, at_once: bool) -> Result<CopyLater> {
     Ok(CopyLater::new(&len.into(), tensor.dtype(), move || own(&tensor, len)))
 }
 
-/// The piece that an optimizer's key is of.
+/// Returns the piece to which an optimizer's key belongs.
 fn piece_of<'a>(pieces: &'a [Piece], key: &str) -> Result<&'a Piece> {
     let is_of = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
     let of = pieces.iter().filter(|piece| is_of(&piece.var_name));
@@ -103,13 +103,13 @@ fn piece_of<'a>(pieces: &'a [Piece], key: &str) -> Result<&'a Piece> {
     })
 }
 
-/// What is remembered, as a checkpoint has it: as many elements as the part has, without padding, or one number.
+/// Returns optimizer state as stored in a checkpoint: as many elements as the part has, without padding, or one value.
 fn cut(value: CopyLater, elements: Option<usize>) -> CopyLater {
     let (count, dtype) = (value.dims().iter().product::<usize>(), value.dtype());
     match elements {
         Some(len) => CopyLater::new(&len.into(), dtype, move || {
             let value = value.copy()?;
-            // It is a copy already.
+            // `copy` has already made a copy.
             if count == len { value.flatten_all() } else { own(&value, len) }
         }),
         None => CopyLater::new(&().into(), dtype, move || value.copy()?.flatten_all()?.reshape(())),

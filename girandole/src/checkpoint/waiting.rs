@@ -1,4 +1,4 @@
-//! Work that takes some ranks longer than others may wait without a word.
+//! Keeps collectives alive during work that takes some ranks longer than the timeout of the others.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -10,11 +10,11 @@ use comm::{Communicator, Operation, ReduceOp};
 use super::agreed;
 use crate::{Error, Result};
 
-/// The longest time between two words.
+/// The longest time between two all-reduces.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Does this rank's part of some work, while ranks tell each other that they are still at it: however long it takes, nobody's time-out ends.
-/// To be called on every rank. What fails on one rank fails on all.
+/// Does this rank's part of some work, while all ranks repeat a small all-reduce until all are done: however long the
+/// work takes, no rank runs into its timeout. Call on every rank. If it fails on one rank, it fails on all.
 pub(crate) fn while_others_wait<T: Send>(
     world: &dyn Communicator,
     work: impl FnOnce() -> Result<T> + Send,

@@ -1,4 +1,4 @@
-//! How a model gets into its layout.
+//! Builds a model in its layout.
 
 use std::sync::Arc;
 
@@ -19,17 +19,18 @@ use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
 
 impl<M: Model + Send + 'static> Parallel<M> {
-    /// Spreads a model over the ranks of `comm`. To be called on every rank, with equal arguments.
+    /// Distributes a model over the ranks of `comm`. Call on every rank, with equal arguments.
     ///
-    /// `weights` are the first values of the parameters: [`InitialWeights::seed`](crate::InitialWeights) draws PyTorch's, and
-    /// `models::Weights::parts` gives those of a folder, of which each rank reads what it has: its part of divided layers, its shard, its
-    /// stages. `build` makes the model; with `pp` it is called once for each unit.
+    /// `weights` are the initial values of the parameters. [`InitialWeights::seed`](crate::InitialWeights) draws the
+    /// same values as PyTorch. `models::Weights::parts` reads them from a model folder; each rank reads only what it
+    /// keeps: its part of divided layers, its shard, its stages. `build` creates the model; with `pp` it is called once
+    /// for each unit.
     ///
     /// # Cost
-    /// A group for each axis, and one for the ranks of `dp` and `shard` together; those of the strategy.
+    /// One group for each axis, and one for the ranks of `dp` and `shard` together; the cost of the strategy.
     ///
     /// # Errors
-    /// A layout of another number of ranks; what `build` and the strategy fail with; failures of communication.
+    /// A layout for another number of ranks; errors of `build` and of the strategy; failures of communication.
     pub fn new(
         comm: Arc<dyn Communicator>,
         layout: &Layout,
@@ -64,7 +65,7 @@ impl<M: Model + Send + 'static> Parallel<M> {
         let ties = build(&Builder::of_units(Arc::new(Nowhere)))?.ties();
         let mut config = config.clone();
         if let Some(is_trained) = config.is_trained.take() {
-            // A stage's copy is what it is tied to.
+            // A tied parameter is trained if the parameter that it is tied to is trained.
             let roots = roots(&ties);
             config.is_trained =
                 Some(Arc::new(move |name| is_trained(roots.get(name).map_or(name, String::as_str))));
@@ -100,21 +101,21 @@ fn make<M: Model + Send + 'static>(
     let build = move |builder: Builder| build(&builder.with_layers(layers.clone()).recomputing(recompute));
     if layout.pp > 1 {
         let modules = Modules::of_units(move |builder| build(builder.clone()))?;
-        // Others have equal values, and keep them.
+        // Tied parameters that are not trained start with equal values and keep them, so they need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
         return Ok(Kind::Stages(Box::new(Stages::new::<M>((mesh, data), shards, config, &ties, &modules)?)));
     }
     if layout.shard > 1 {
         let vb = shards.tensor_builder();
         let build = |units: UnitBuilder<'static>| {
-            // Of what can be read in parts, each rank reads what it keeps.
+            // If the weights can be read in parts, each rank reads only what it keeps.
             let units = shards.parts().map_or(units.clone(), |parts| units.reading(parts));
             let units = TrainedUnits { units, config: config.clone() };
             build(Builder::of_units(Arc::new(units)))
         };
         let mut fsdp = config.fsdp.clone();
         if config.is_trained.is_some() {
-            // What is not trained lacks a gradient on purpose.
+            // Parameters that are not trained lack a gradient on purpose.
             fsdp.audit.on_missing = OnMissingGradient::Ignore;
         }
         return Ok(Kind::Sharded(Fsdp::hybrid(mesh, ("shard", "dp"), vb, &fsdp, build)?));
@@ -128,7 +129,7 @@ fn make<M: Model + Send + 'static>(
     Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars })
 }
 
-/// Sharded units: what is not trained is sharded as well.
+/// Unit source for FSDP. Parameters that are not trained are sharded as well.
 struct TrainedUnits {
     units: UnitBuilder<'static>,
     config: ParallelConfig,
@@ -144,7 +145,7 @@ impl UnitSource for TrainedUnits {
     }
 }
 
-/// Where no unit is: for what a model says of itself.
+/// A unit source with no unit on this rank: used to get the ties of a model without building it.
 struct Nowhere;
 
 impl UnitSource for Nowhere {

@@ -1,4 +1,4 @@
-//! What a model in a layout can be told.
+//! Configuration of a model in a layout.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,42 +10,44 @@ use pipeline::{ScheduleKind, Split};
 use training::LossScalerConfig;
 use training::build::Recompute;
 
-/// Says by its name whether a parameter is trained.
+/// Decides by its name whether a parameter is trained.
 pub type IsTrained = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// How a [`Parallel`](crate::Parallel) is built. The same on every rank.
+/// Configuration of a [`Parallel`](crate::Parallel). Must be the same on every rank.
 #[derive(Clone)]
 pub struct ParallelConfig {
-    /// Of parameters. Default: f32.
+    /// Data type of the parameters. Default: f32.
     pub dtype: DType,
-    /// Where parameters are. Default: the CPU.
+    /// Device of the parameters. Default: the CPU.
     pub device: Device,
-    /// Equal parts of a rank's rows, one after the other, of which the gradients are added: a pipeline's micro-batches, accumulation
-    /// elsewhere. Default: 1.
+    /// Number of equal parts into which a rank's rows are divided. They are computed one after the other, and their
+    /// gradients are added: the micro-batches of a pipeline, gradient accumulation elsewhere. Default: 1.
     pub micro_batches: usize,
     /// With `pp`: an input of one micro-batch, for its shape and dtype. Default: none.
     pub example: Option<Tensor>,
-    /// With `pp`: the order of work. Default: 1F1B.
+    /// With `pp`: the pipeline schedule. Default: 1F1B.
     pub schedule: ScheduleKind,
-    /// With `pp`: where the model is cut. Default: so that the stage with most parameters has as few as possible.
+    /// With `pp`: how units are assigned to stages. Default: so that the largest stage has as few parameters as
+    /// possible.
     pub split: Split,
-    /// With `dp`: how gradients are grouped and averaged. Its [`buffers`](DdpConfig::buffers), and those of `fsdp`, are what is state and not
-    /// a parameter in all layouts.
+    /// With `dp`: how gradients are grouped and averaged. In all layouts, its [`buffers`](DdpConfig::buffers) and those
+    /// of `fsdp` name the variables that are state and not parameters.
     pub ddp: DdpConfig,
     /// With `shard` and without `pp`: what is sharded, and in which precision.
     pub fsdp: FsdpConfig,
-    /// Which units keep nothing for backward but their input, and are computed again there. Losses and gradients are the same, to the
-    /// bit. Default: none.
+    /// Which units are recomputed in backward and keep only their input (activation checkpointing). Losses and
+    /// gradients are the same, to the bit. Default: none.
     pub recompute: Recompute,
-    /// With `tp`: whether each rank has a part of every sequence only between divided layers, so that norms and what they keep are divided,
-    /// too. As many bytes travel. The length of sequences must be a multiple of `tp`. Default: false.
+    /// With `tp`: sequence parallelism. Between divided layers each rank has a part of every sequence, so that norms
+    /// and their activations are divided, too. The communication volume is the same. The length of sequences must be a
+    /// multiple of `tp`. Default: false.
     pub sequence_parallel: bool,
-    /// Whether losses are scaled, so that small gradients of f16 do not vanish: a step in which a gradient of any rank is not finite is
-    /// skipped by all. Default: none.
+    /// Loss scaling, so that small gradients of f16 do not underflow. A step in which a gradient of any rank is not
+    /// finite is skipped on all ranks. Default: none.
     pub loss_scale: Option<LossScalerConfig>,
-    /// Of the random numbers of rows, such as dropout's. Default: 0.
+    /// Seed of the random numbers of rows, such as dropout's. Default: 0.
     pub seed: u64,
-    /// Which parameters are trained, by name; the others get no optimizer. Default: all.
+    /// Decides which parameters are trained; the others are not given to the optimizer. Default: all are trained.
     pub is_trained: Option<IsTrained>,
 }
 

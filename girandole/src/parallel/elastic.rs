@@ -1,4 +1,4 @@
-//! Copies that go on in another group.
+//! Elastic data parallelism: copies of a model continue in another group.
 
 use std::sync::Arc;
 
@@ -9,12 +9,13 @@ use super::{Kind, Parallel};
 use crate::{Error, Layout, Result};
 
 impl<M: Model> Parallel<M> {
-    /// Whether it can go on when ranks are lost: every rank has all of it, and there are others.
+    /// Whether training can continue when ranks are lost: every rank has a whole copy, and there are several.
     pub fn is_elastic(&self) -> bool {
         matches!(self.model, Kind::Copies(_)) && self.layout.dp == self.layout.ranks()
     }
 
-    /// Refuses a layout in which a rank has a part of the model, or all that there is: both are lost with it.
+    /// Refuses a layout in which a rank holds the only copy of a part of the model, or of all of it: it would be lost
+    /// with the rank.
     pub(crate) fn check_elastic(&self) -> Result<()> {
         if self.is_elastic() {
             return Ok(());
@@ -23,14 +24,15 @@ impl<M: Model> Parallel<M> {
         Err(Error::invalid("the layout of a model that goes on", self.layout, help))
     }
 
-    /// Goes on with the ranks of another group, as one of [`shrink`](comm::ElasticGroup::shrink)'s, after a failure as well: as many
-    /// copies as it has ranks. Parameters stay as they are, and must be equal on all ranks. To be called on every rank of the group.
+    /// Continues with the ranks of another group, such as the result of [`shrink`](comm::ElasticGroup::shrink), also
+    /// after a failure. The new layout is one copy for each rank. Parameters are not changed, and must be equal on all
+    /// ranks. Call on every rank of the group.
     ///
     /// # Cost
-    /// That of [`ddp::Ddp::regroup`], and a group for each axis.
+    /// The cost of [`ddp::Ddp::regroup`], and one group for each axis.
     ///
     /// # Errors
-    /// A layout in which a rank has a part of the model; failures of communication.
+    /// A layout in which a rank has only a part of the model; failures of communication.
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
         self.check_elastic()?;
         let layout = Layout::copies(comm.world_size());

@@ -1,4 +1,5 @@
-//! Variables that several ranks have whole, of which each rank's optimizer changes a part: what a pipeline's stages are sharded by.
+//! Flat shards: all ranks have the whole variables, and each rank's optimizer changes a part of them. Used to shard the
+//! optimizer of pipeline stages.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use comm::{Communicator, Operation, Stats};
 
 use crate::Result;
 
-/// The variables of a rank's stages, and its part of each.
+/// The variables of a rank's stages, and its shard of each.
 pub(super) struct FlatShards {
     comm: Arc<dyn Communicator>,
     vars: Vec<Divided>,
@@ -18,7 +19,7 @@ pub(super) struct FlatShards {
 struct Divided {
     name: String,
     whole: Var,
-    /// Of the flat whole. May be empty, while the variable has one element at least.
+    /// Range of the shard in the flattened variable. May be empty; the shard variable then still has one element.
     range: Range<usize>,
     shard: Var,
 }
@@ -44,30 +45,30 @@ impl FlatShards {
         self.comm.stats()
     }
 
-    /// Which elements of the flat whole each variable of [`named_vars`](Self::named_vars) is.
+    /// Returns the range of the flattened variable for each variable of [`named_vars`](Self::named_vars).
     pub(super) fn ranges(&self) -> Vec<Range<usize>> {
         self.vars.iter().map(|var| var.range.clone()).collect()
     }
 
-    /// This rank's part of gradients that all ranks have.
+    /// Returns this rank's shard of gradients that all ranks have.
     pub(super) fn of_gradients(&self, grads: &GradStore) -> Result<GradStore> {
         let mut store = tape::empty()?;
         for var in &self.vars {
             let Some(gradient) = grads.get(&var.whole) else { continue };
             let own = part(&gradient.contiguous()?.flatten_all()?, &var.range)?;
-            // A copy, so that the whole gradient can go.
+            // A copy, so that the whole gradient can be freed.
             let own = own.force_contiguous()?;
             store.insert(&var.shard, if var.range.is_empty() { own.zeros_like()? } else { own });
         }
         Ok(store)
     }
 
-    /// Makes all variables whole again, from the parts of all ranks.
+    /// Gathers all variables from the shards of all ranks.
     pub(super) fn gather(&self) -> Result<()> {
         let ranks = self.comm.world_size();
         let mut works = Vec::with_capacity(self.vars.len());
         for var in &self.vars {
-            // A view: what is gathered is in the variable.
+            // A view, so the all-gather writes into the variable.
             let output = var.whole.as_detached_tensor().flatten_all()?;
             let counts = (0..ranks).map(|rank| range(output.elem_count(), rank, ranks).len()).collect();
             let input = var.shard.as_detached_tensor().narrow(0, 0, var.range.len())?;
@@ -77,13 +78,13 @@ impl FlatShards {
     }
 }
 
-/// Which of so many elements a rank has.
+/// Returns the range of `len` elements that a rank has.
 fn range(len: usize, rank: usize, ranks: usize) -> Range<usize> {
     let each = len.div_ceil(ranks);
     (rank * each).min(len)..((rank + 1) * each).min(len)
 }
 
-/// A part of a flat tensor, of one element where there would be none.
+/// Returns a part of a flat tensor. An empty range yields one element, as variables cannot be empty.
 fn part(flat: &Tensor, range: &Range<usize>) -> Result<Tensor> {
     let start = range.start.min(flat.elem_count().saturating_sub(1));
     Ok(flat.narrow(0, start, range.len().max(1))?)

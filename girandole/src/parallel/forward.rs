@@ -1,4 +1,4 @@
-//! Stages that compute one input after the other, of any length.
+//! Forward pass through pipeline stages for single inputs of any length.
 
 use candle_core::Tensor;
 use training::build::Model;
@@ -7,15 +7,15 @@ use super::stages::Stages;
 use super::{Kind, Parallel};
 use crate::Result;
 
-/// The stages of a pipeline, as they are until the next step: see [`Parallel::stages`].
+/// The stages of a pipeline with their current parameters, until the next step: see [`Parallel::stages`].
 pub struct StagesForward<'a>(&'a mut Stages);
 
 impl<M: Model> Parallel<M> {
-    /// The stages of a pipeline, to compute with as on one rank, where [`model`](Parallel::model) has none; none without `pp`. To be called on
-    /// every rank.
+    /// Returns the stages of a pipeline, for forward passes on all ranks together, in place of
+    /// [`model`](Parallel::model); `None` without `pp`. Call on every rank.
     ///
     /// # Cost
-    /// With `shard`, what an optimizer has changed is gathered.
+    /// With `shard`, the parameters that an optimizer has changed are gathered.
     ///
     /// # Errors
     /// The cause, if an earlier call failed; failures of communication.
@@ -32,14 +32,15 @@ impl<M: Model> Parallel<M> {
 }
 
 impl StagesForward<'_> {
-    /// What the model gives for an input, forward alone: the same on every rank. To be called on every rank with the same input. `last` is done
-    /// with the output where the last stage is, before all get it: it may take the part that is needed.
+    /// Computes the model's output for an input, without backward. Returns the same on every rank. Call on every rank
+    /// with the same input. `last` is applied to the output on the last stage before it is sent to all ranks: it may
+    /// select the part that is needed.
     ///
     /// # Cost
-    /// Stages compute one after the other; what each gives is broadcast along `pp`.
+    /// Stages compute one after the other; the output of each is broadcast along `pp`.
     ///
     /// # Errors
-    /// What a stage fails with, on every rank; failures of communication. No step can follow then.
+    /// Errors of a stage, on every rank; failures of communication. No step is possible afterwards.
     pub fn forward(
         &mut self,
         input: &Tensor,

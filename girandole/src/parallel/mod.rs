@@ -32,24 +32,24 @@ pub use pieces::Piece;
 
 use stages::Stages;
 
-/// A model in a [`Layout`]: this rank's part of it, and what this rank exchanges with others.
+/// A model in a [`Layout`]: this rank's part of it, and its communication with other ranks.
 ///
-/// | axes | what it is made of |
+/// | axes | implementation |
 /// | --- | --- |
-/// | none, `tp` | the model as it is, with this rank's part of its layers |
+/// | none, `tp` | the plain model, with this rank's part of its layers |
 /// | `dp`, also with `tp` | [`Ddp`] |
 /// | `shard`, also with `dp` (hybrid) and `tp` | [`Fsdp`] |
 /// | `pp`, also with all others | [`pipeline::Pipeline`]; gradients are averaged over `dp` and `shard` |
 ///
-/// With `pp`, `shard` divides what the optimizer keeps and changes: each rank's stages are gathered at the beginning of a step and stay whole
-/// until its end, since every micro-batch needs them (ZeRO's first stage).
+/// With `pp`, `shard` divides the optimizer state and the update: each rank's stages are gathered at the beginning of a
+/// step and stay whole until its end, since every micro-batch needs them (ZeRO stage 1).
 ///
 /// # Failure
-/// As the strategies: after a failure ranks are out of step, and every later call fails with the first cause.
+/// As with the strategies: after a failure ranks are out of step, and every later call fails with the first cause.
 pub struct Parallel<M> {
     layout: Layout,
     mesh: Mesh,
-    /// Ranks with other rows.
+    /// The group of ranks with different rows (`dp` and `shard`).
     data: Arc<dyn Communicator>,
     shards: Shards,
     model: Kind<M>,
@@ -57,15 +57,15 @@ pub struct Parallel<M> {
     ties: Vec<(String, String)>,
     /// The same on every rank.
     scaler: Option<LossScaler>,
-    /// Of which the norm of all gradients counts this rank's.
+    /// Variables whose gradients this rank contributes to the norm of all gradients.
     counted: HashSet<TensorId>,
-    /// The next step's number.
+    /// Number of the next step.
     steps: u64,
     /// The first failure, after which ranks are out of step.
     failed: Option<String>,
 }
 
-/// What a model is made of.
+/// The implementation of the layout.
 enum Kind<M> {
     Whole { model: M, vars: VarMap },
     Copies(Ddp<M>),
@@ -73,50 +73,51 @@ enum Kind<M> {
     Stages(Box<Stages>),
 }
 
-/// What a step gives a rank.
+/// The result of a training step on one rank.
 #[derive(Debug)]
 pub struct Step {
-    /// The mean loss over all targets of all ranks: the same on each.
+    /// Mean loss over all targets of all ranks; the same on each.
     pub loss: f64,
-    /// How many targets that are.
+    /// Number of targets that counted, on all ranks.
     pub targets: usize,
-    /// The gradients of this rank's variables, as of the whole batch: for the optimizer. None where the step is skipped.
+    /// Gradients of this rank's variables for the whole batch, for the optimizer. Empty if the step is skipped.
     pub grads: GradStore,
-    /// Whether a gradient was not finite on some rank, with [`ParallelConfig::loss_scale`]: an optimizer changes nothing then.
+    /// Whether a gradient was not finite on some rank, with [`ParallelConfig::loss_scale`]: the optimizer must not step
+    /// then.
     pub skipped: bool,
 }
 
-/// What an evaluation gives every rank.
+/// The result of an evaluation, the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
-    /// The mean loss over all targets of all ranks.
+    /// Mean loss over all targets of all ranks.
     pub loss: f64,
-    /// How many targets that are.
+    /// Number of targets that counted, on all ranks.
     pub targets: usize,
 }
 
 impl<M: Model> Parallel<M> {
-    /// How ranks are laid out.
+    /// Returns the layout.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The ranks along each axis.
+    /// Returns the mesh, with the group along each axis.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// The ranks that are given different rows: this rank's number in the group is that of its share of a batch.
+    /// Returns the group of ranks with different rows; this rank's number in it is the index of its share of a batch.
     pub fn data_ranks(&self) -> &Arc<dyn Communicator> {
         &self.data
     }
 
-    /// How it was built.
+    /// Returns the configuration.
     pub fn config(&self) -> &ParallelConfig {
         &self.config
     }
 
-    /// What finds the factor of losses, where they are scaled.
+    /// Returns the loss scaler, if losses are scaled.
     pub fn loss_scaler(&self) -> Option<&LossScaler> {
         self.scaler.as_ref()
     }
@@ -125,14 +126,15 @@ impl<M: Model> Parallel<M> {
         self.scaler.as_mut()
     }
 
-    /// Numbers the next step: rows have the random numbers of this step ([`RowKeys`](training::RowKeys)), dropout's for one. Steps count from 0 by
-    /// themselves; a run that goes on from a checkpoint, or takes a step again, says which it is. The same on every rank.
+    /// Sets the number of the next step, which determines the random numbers of rows ([`RowKeys`](training::RowKeys)),
+    /// such as dropout's. By default steps count from 0; a run that resumes from a checkpoint, or repeats a step, must
+    /// set it. The same on every rank.
     pub fn set_next_step(&mut self, step: u64) {
         self.steps = step;
     }
 
-    /// The model, to compute with as on one rank: on all ranks with the same input where layers are divided or sharded. None with `pp`, where no
-    /// rank has all of it.
+    /// Returns the model, for computing with it directly: with the same input on all ranks if layers are divided or
+    /// sharded. `None` with `pp`, where no rank has all of it.
     ///
     /// # Errors
     /// The cause, if an earlier call failed.
@@ -146,17 +148,18 @@ impl<M: Model> Parallel<M> {
         })
     }
 
-    /// The variables that are trained, with their names, for an optimizer: parameters, or this rank's parts of them. What is not trained has no
-    /// gradient, and is in no checkpoint.
+    /// Returns the trained variables with their names, for an optimizer: parameters, or this rank's parts of them.
+    /// Variables that are not trained have no gradient, and are in no checkpoint.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         let mut vars = self.model_vars();
         vars.retain(|(name, _)| self.config.is_trained(name));
         vars
     }
 
-    /// Variables that are state and not parameters, such as running statistics, with their names: whole on every rank, and this rank's own.
-    /// Checkpoints keep the first rank's. With copies they are the first one's after each step (`DdpConfig::broadcast_buffers`); with `shard` and
-    /// with `pp` each rank goes on with its own, as `Fsdp` does.
+    /// Returns variables that are state and not parameters, such as running statistics, with their names: whole on
+    /// every rank, and local to it. Checkpoints hold those of the first rank. With copies the first rank's are copied
+    /// to all ranks after each step (`DdpConfig::broadcast_buffers`); with `shard` and with `pp` each rank keeps its
+    /// own, as `Fsdp` does.
     pub fn buffers(&self) -> Vec<(String, Var)> {
         match &self.model {
             Kind::Whole { vars, .. } => {
@@ -168,7 +171,7 @@ impl<M: Model> Parallel<M> {
         }
     }
 
-    /// Variables of parameters; where the model is sharded, of what is not trained as well.
+    /// Returns the variables of parameters; if the model is sharded, also those that are not trained.
     fn model_vars(&self) -> Vec<(String, Var)> {
         match &self.model {
             Kind::Whole { vars, .. } => {
@@ -180,17 +183,18 @@ impl<M: Model> Parallel<M> {
         }
     }
 
-    /// The first failure, if there was one.
+    /// Fails with the first failure, if there was one.
     fn check(&self) -> crate::Result<()> {
         self.failed.as_ref().map_or(Ok(()), |first| Err(crate::Error::Failed { first: first.clone() }))
     }
 
-    /// Whether a parameter has several dimensions: weights of layers and embeddings, which usually decay, where biases and norms do not.
+    /// Whether a parameter has several dimensions: weights of layers and embeddings, which usually get weight decay,
+    /// unlike biases and norms.
     pub fn is_matrix(&self, name: &str) -> bool {
         self.shards.held(name).is_some_and(|(dims, _)| dims.len() > 1)
     }
 
-    /// What this rank has sent and received for the model.
+    /// Returns what this rank has sent and received for the model.
     pub fn stats(&self) -> Stats {
         let of = |comm: &Arc<dyn Communicator>| comm.stats();
         let tp = self.mesh.axis("tp").map(of).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The norm of all gradients, each parameter counted once over all axes.
+//! Norm of all gradients, each parameter counted once over all axes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,8 @@ use super::{Kind, Parallel};
 use crate::{Error, Result};
 
 impl<M: Model> Parallel<M> {
-    /// The 2-norm of the gradients of all parameters together, over all ranks: the same bits on each. To be called on every rank.
+    /// Returns the 2-norm of the gradients of all parameters together, over all ranks: the same bits on each. Call on
+    /// every rank.
     ///
     /// # Cost
     /// One pass over this rank's gradients; an all-gather of 8 bytes along each axis on which ranks have different parameters.
@@ -25,12 +26,12 @@ impl<M: Model> Parallel<M> {
         Ok(global_norm(self.parts()?, grad_norm(grads, &counted)?)?)
     }
 
-    /// Scales all gradients so that their norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`; gives
-    /// the norm that they had. To be called on every rank.
+    /// Scales all gradients so that their norm is at most `max_norm`, like PyTorch's `clip_grad_norm_` with
+    /// `error_if_nonfinite=True`. Returns the norm before scaling. Call on every rank.
     ///
     /// # Errors
-    /// On every rank: [`Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank; a `max_norm` that is negative or
-    /// NaN; failures of communication. Nothing is changed then.
+    /// On every rank: [`Error::NotFinite`] if a gradient holds a NaN or an infinity on any rank; a `max_norm` that is
+    /// negative or NaN; failures of communication. Nothing is changed then.
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         let norm = self.grad_norm(grads)?;
         self.check_finite(grads, norm, 0)?;
@@ -39,7 +40,7 @@ impl<M: Model> Parallel<M> {
         Ok(norm)
     }
 
-    /// Where a norm is not finite, an error on every rank that names a parameter. To be called on every rank.
+    /// Fails on every rank if the norm is not finite, and names a parameter. Call on every rank.
     ///
     /// # Errors
     /// [`Error::NotFinite`] with this step; failures of communication.
@@ -49,20 +50,20 @@ impl<M: Model> Parallel<M> {
         }
         let (names, vars): (Vec<String>, Vec<Var>) = self.named_vars().into_iter().unzip();
         let own = first_not_finite(grads, &vars)?.map(|place| names[place].clone());
-        // None where only the sum of all squares is too large.
+        // `None` if only the sum of all squares overflows.
         let first = first_of(self.parts()?, own)?;
         let parameter = first.map_or_else(|| "all parameters together".into(), |(_, name)| name);
         Err(Error::NotFinite { step, parameter, norm })
     }
 
-    /// The groups along the axes on which ranks have different parameters.
+    /// Returns the groups along the axes on which ranks have different parameters.
     fn parts(&self) -> Result<Vec<&dyn Communicator>> {
         let axes = ["shard", "tp", "pp"].into_iter();
         Ok(axes.map(|axis| Ok(&**self.mesh.axis(axis)?)).collect::<comm::Result<_>>()?)
     }
 
-    /// The variables of which this rank's gradients count: of what is tied over stages the first, and of what the ranks of `tp` all have the
-    /// first rank's.
+    /// Returns the variables whose gradients this rank contributes to the norm: of parameters tied across stages only
+    /// the first one, and of parameters that all ranks of `tp` have only the first rank's.
     pub(super) fn find_counted(&self) -> Result<HashSet<TensorId>> {
         let is_first = self.mesh.axis("tp")?.rank() == 0;
         let tied = self.ties_of();
@@ -74,7 +75,7 @@ impl<M: Model> Parallel<M> {
         Ok(vars.map(|(_, var)| var.id()).collect())
     }
 
-    /// For each parameter that is tied to one that was named before it, that one.
+    /// Returns, for each parameter that is tied to an earlier one, the name of the first one.
     pub(crate) fn ties_of(&self) -> HashMap<String, String> {
         roots(&self.ties)
     }
@@ -92,7 +93,7 @@ impl<M: Model> ScaledModel for Parallel<M> {
     }
 }
 
-/// The first of each set of tied names, for each of the others.
+/// Maps each tied name to the first name of its set.
 pub(super) fn roots(ties: &[(String, String)]) -> HashMap<String, String> {
     let mut roots: HashMap<String, String> = HashMap::new();
     for (first, second) in ties {

@@ -1,4 +1,4 @@
-//! Which part of which parameter a rank has: what checkpoints are written and read by.
+//! Which part of which parameter a rank holds; used to write and read checkpoints.
 
 use std::ops::Range;
 
@@ -9,30 +9,30 @@ use training::build::Model;
 use super::{Kind, Parallel};
 use crate::checkpoint::Region;
 
-/// A variable of a rank's, and which elements of a parameter it is.
+/// A variable of this rank, and the elements of a parameter that it holds.
 #[derive(Debug, Clone)]
 pub struct Piece {
-    /// The parameter; of tied ones, the first.
+    /// Name of the parameter; for tied ones, of the first.
     pub name: String,
-    /// The variable's own name.
+    /// Name of the variable.
     pub var_name: String,
-    /// Where its elements are in the whole.
+    /// Which elements of the whole parameter it holds.
     pub region: Region,
-    /// The elements; it may have more, which are padding.
+    /// The variable; it may have more elements, which are padding.
     pub var: Var,
-    /// Whether it is this rank that writes it.
+    /// Whether this rank writes it to a checkpoint.
     pub writes: bool,
 }
 
 impl Piece {
-    /// Whether this rank says in a checkpoint what it has: elements, or that the parameter has none.
+    /// Whether this rank has a manifest entry for it: it writes elements, or the parameter has none at all.
     pub(crate) fn is_described(&self) -> bool {
         self.writes && (!self.region.is_empty() || self.region.dims.contains(&0))
     }
 }
 
 impl<M: Model> Parallel<M> {
-    /// This rank's part of what is trained, and of what is state ([`buffers`](Self::buffers)).
+    /// Returns this rank's pieces of trained parameters and of state ([`buffers`](Self::buffers)).
     pub fn pieces(&self) -> Vec<Piece> {
         let vars = self.model_vars();
         let windows: Vec<Option<Range<usize>>> = match &self.model {

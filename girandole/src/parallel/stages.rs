@@ -1,4 +1,4 @@
-//! A model in pipeline stages, which may have copies, divided layers, and divided optimizers.
+//! A model in pipeline stages, optionally with copies, divided layers, and sharded optimizers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,22 +17,22 @@ use super::step::{nothing_of, number, weighted};
 use super::trained::trained;
 use crate::{Error, Result};
 
-/// This rank's stages.
+/// The stages of this rank.
 pub(super) struct Stages {
     pipeline: Pipeline,
-    /// What is trained, and what is state.
+    /// Trained parameters, and state.
     parameters: Vec<(String, Var)>,
     buffers: Vec<(String, Var)>,
-    /// Where optimizers are divided.
+    /// With `shard`: the shards of the optimizer.
     flat: Option<FlatShards>,
     sums: Arc<Mutex<Sums>>,
     micro_batches: usize,
 }
 
-/// What the last stage's losses are weighted with, and come to.
+/// Weight and sum of the losses of the last stage.
 #[derive(Default)]
 struct Sums {
-    /// What a sum of losses is multiplied with, so that the mean over micro-batches and ranks is that over all targets.
+    /// Factor of a sum of losses that makes the mean over micro-batches and ranks the mean over all targets.
     share: f64,
     sum: f64,
 }
@@ -104,7 +104,7 @@ impl Stages {
         self.pipeline.stats() + self.flat.as_ref().map(FlatShards::stats).unwrap_or_default()
     }
 
-    /// The sum of the losses of all targets, where this rank has the last stage, and the gradients.
+    /// Returns the sum of the losses of all targets, if this rank has the last stage (otherwise 0), and the gradients.
     pub(super) fn step(
         &mut self,
         (input, targets): (&Tensor, &Tensor),
@@ -129,7 +129,7 @@ impl Stages {
         Ok(self.sums().sum)
     }
 
-    /// Before [`forward`](Self::forward): gathers what an optimizer may have changed.
+    /// Gathers the parameters that an optimizer may have changed. Call before [`forward`](Self::forward).
     pub(super) fn gather(&self) -> Result<()> {
         self.flat.as_ref().map_or(Ok(()), FlatShards::gather)
     }

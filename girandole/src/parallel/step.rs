@@ -1,4 +1,4 @@
-//! Forward and backward of a batch, in every layout.
+//! Training and evaluation steps: forward and backward of a batch, in every layout.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
@@ -19,31 +19,33 @@ struct MicroBatch {
 }
 
 impl<M: Model> Parallel<M> {
-    /// One step on this rank's rows: forward, backward, and everything that ranks exchange. Ranks that differ in `pp` or `tp` alone are
-    /// given the same rows; those along `dp` and `shard` have others, as many each.
+    /// Computes one step on this rank's rows: forward, backward, and all communication. Ranks that differ only in `pp`
+    /// or `tp` get the same rows; ranks along `dp` and `shard` get different rows, the same number each.
     ///
-    /// Random numbers of rows, such as dropout's, are those of their places in the batch, where ranks have rows in turn: of two ranks the first has
-    /// rows 0, 2, 4 and so on.
+    /// The random numbers of rows, such as dropout's, depend on their index in the batch. Rows are assigned to ranks in
+    /// turn: of two ranks the first has rows 0, 2, 4 and so on.
     ///
-    /// The loss is the mean over all targets that count, of all ranks and micro-batches together, whatever their numbers on each.
+    /// The loss is the mean over all targets that count, of all ranks and micro-batches together, however they are
+    /// distributed.
     ///
-    /// With [`ParallelConfig::loss_scale`](super::ParallelConfig) it is scaled on the way, and gradients are those of the loss as it is: those
-    /// of f16 and bf16 as f32.
+    /// With [`ParallelConfig::loss_scale`](super::ParallelConfig) the loss is scaled for backward, and the returned
+    /// gradients are those of the unscaled loss; gradients of f16 and bf16 parameters are returned as f32.
     ///
     /// # Shapes
-    /// Both begin with the dimension of rows, of which there is one at least for each of
-    /// [`ParallelConfig::micro_batches`](super::ParallelConfig); with `pp` these divide it.
+    /// The first dimension of both is rows, at least one for each of
+    /// [`ParallelConfig::micro_batches`](super::ParallelConfig); with `pp` their number must be a multiple of it.
     ///
     /// # Cost
     /// That of the strategies; the number of targets and the loss are summed over the ranks, 8 bytes each.
     ///
     /// # Errors
-    /// Fewer rows than micro-batches, or with `pp` rows that these do not divide; no target that counts on any rank; what the model and the strategy fail with.
+    /// Fewer rows than micro-batches, or with `pp` not a multiple of them; no target that counts on any rank; errors of
+    /// the model and the strategy.
     pub fn step(&mut self, input: &Tensor, targets: &Tensor) -> Result<Step> {
         self.step_of(Ok((input.clone(), targets.clone())))
     }
 
-    /// The same with a batch that may have failed on this rank: the others are told why.
+    /// Like [`step`](Self::step), with a batch that this rank may have failed to make: the error is sent to the others.
     pub(crate) fn step_of(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
         self.check()?;
         let step = self.try_step(batch);
@@ -79,7 +81,7 @@ impl<M: Model> Parallel<M> {
                 |loss| Ok(fsdp.backward(loss)?),
             )?,
         };
-        // Stages have done so before they take their parts.
+        // Stages have summed them already, before taking their shards.
         if !matches!(self.model, Kind::Stages(_)) {
             self.shards.sum_gradients(&self.named_vars(), &mut grads)?;
         }
@@ -88,7 +90,8 @@ impl<M: Model> Parallel<M> {
         Ok(Step { loss, targets: total, grads, skipped })
     }
 
-    /// Divides scaled gradients by the factor; false where one was not finite on some rank, and there is nothing to step by.
+    /// Divides scaled gradients by the loss scale. Returns false, and empty gradients, if one was not finite on some
+    /// rank.
     fn unscale(&mut self, grads: &mut GradStore) -> Result<bool> {
         let Some(mut scaler) = self.scaler.take() else { return Ok(true) };
         let is_finite = scaler.unscale(self, grads);
@@ -100,7 +103,7 @@ impl<M: Model> Parallel<M> {
         Ok(is_finite)
     }
 
-    /// The mean loss of a batch, forward alone. To be called on every rank, with rows as for [`step`](Self::step).
+    /// Computes the mean loss of a batch, without backward. Call on every rank, with rows as for [`step`](Self::step).
     ///
     /// # Errors
     /// Those of [`step`](Self::step).
@@ -130,7 +133,7 @@ impl<M: Model> Parallel<M> {
         Ok(Evaluation { loss: self.sum_of_all(sum)? / total as f64, targets: total })
     }
 
-    /// Keeps the first failure, but for one after which nothing has changed on any rank.
+    /// Remembers the first failure, except for an error that leaves everything unchanged on all ranks.
     fn note<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result
             && !matches!(error, Error::NoTargets)
@@ -140,8 +143,9 @@ impl<M: Model> Parallel<M> {
         result
     }
 
-    /// A batch, its micro-batches, how many targets count on all ranks, and what the sum of a micro-batch's losses is multiplied with, so
-    /// that the mean over ranks of the sums over micro-batches is the mean over all targets.
+    /// Returns a batch, its micro-batches, the number of targets that count on all ranks, and the factor of the sum of
+    /// a micro-batch's losses with which the mean over ranks of the sums over micro-batches is the mean over all
+    /// targets.
     fn prepare(&self, batch: Result<(Tensor, Tensor)>) -> Result<([Tensor; 2], Vec<MicroBatch>, usize, f64)> {
         let parts = batch.and_then(|(input, targets)| {
             let parts = self.micro_batches(&input, &targets)?;
@@ -149,7 +153,7 @@ impl<M: Model> Parallel<M> {
         });
         let own = match &parts {
             Ok((_, parts)) => parts.iter().map(|part| part.count).sum::<usize>() as f64,
-            // So that the others hear of it.
+            // Signals the failure to the other ranks.
             Err(_) => f64::NAN,
         };
         let total = sum(&*self.data, own)?;
@@ -164,7 +168,7 @@ impl<M: Model> Parallel<M> {
         Ok((batch, parts, total as usize, self.data.world_size() as f64 / total))
     }
 
-    /// A rank's rows in equal parts.
+    /// Divides a rank's rows into micro-batches.
     fn micro_batches(&self, input: &Tensor, targets: &Tensor) -> Result<Vec<MicroBatch>> {
         let count = self.config.micro_batches;
         let rows = input.dims().first().copied().unwrap_or(0);
@@ -185,14 +189,14 @@ impl<M: Model> Parallel<M> {
             return Err(Error::invalid("the rows of a batch", rows, help));
         }
         let part = |place: usize| {
-            // As equal as they can be.
+            // As equal as possible.
             let (begin, end) = (place * rows / count, (place + 1) * rows / count);
             let of = |all: &Tensor| match count {
                 1 => Ok(all.clone()),
                 _ => all.narrow(0, begin, end - begin)?.contiguous(),
             };
             let targets = of(targets)?;
-            // By their places in the batch, of which the ranks have rows in turn.
+            // Indices in the batch, whose rows are assigned to the ranks in turn.
             let places = (begin..end).map(|row| row * self.data.world_size() + self.data.rank());
             let keys = RowKeys::new(self.config.seed, self.steps, places);
             Ok(MicroBatch { input: of(input)?, count: M::count(&targets)?, targets, keys })
@@ -200,7 +204,7 @@ impl<M: Model> Parallel<M> {
         (0..count).map(part).collect()
     }
 
-    /// The sum over ranks of the sums of their losses, of which a pipeline's last stage has each.
+    /// Sums the losses of all ranks; with a pipeline, those of its last stages.
     fn sum_of_all(&self, own: f64) -> Result<f64> {
         let own = sum(&*self.data, own)?;
         sum(&**self.mesh.axis("pp")?, own)
@@ -215,12 +219,12 @@ impl MicroBatch {
         nothing_of(&model.without_loss(&self.input)?)
     }
 
-    /// The loss in training, where rows have random numbers.
+    /// Computes the loss in training, where rows have random numbers.
     fn training_loss<M: Model>(&self, model: &M) -> Result<Tensor> {
         self.keys.scope(|| self.loss(model))
     }
 
-    /// What it adds to the sum of all losses.
+    /// Returns its contribution to the sum of all losses.
     fn add(&self, loss: &Tensor) -> Result<f64> {
         Ok(number(loss)? * self.count as f64)
     }
@@ -230,13 +234,13 @@ impl MicroBatch {
     }
 }
 
-/// A mean over `count` targets, as a part of the mean over all.
+/// Scales a mean over `count` targets to its contribution to the mean over all targets.
 pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor> {
     let factor = count as f64 * share;
     if factor == 1.0 {
         return Ok(loss.clone());
     }
-    // Which may be no number of 16 bits.
+    // The factor may not be representable in 16 bits.
     let loss = match loss.dtype() {
         DType::F16 | DType::BF16 => loss.to_dtype(DType::F32)?,
         _ => loss.clone(),
@@ -244,8 +248,9 @@ pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor
     Ok(tape::scale(&loss, factor)?)
 }
 
-/// The loss of a micro-batch of which no target counts, where a mean would be NaN: all gradients are zero, but ranks that share parameters
-/// go through the same units. (A product with 0 would not do: candle's backward goes no further there.)
+/// Returns a loss with zero gradients, for a micro-batch without targets that count, whose mean would be NaN. Backward
+/// still passes through all units, as on the ranks that share the parameters. (A product with 0 would not do: candle's
+/// backward stops there.)
 pub(super) fn nothing_of(output: &Tensor) -> Result<Tensor> {
     Ok(seeded(output, output.zeros_like()?)?)
 }
@@ -258,7 +263,7 @@ pub(super) fn number(loss: &Tensor) -> Result<f64> {
     Ok(loss.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.get(0)?.to_scalar()?)
 }
 
-/// The sum over the ranks of a group.
+/// Returns the sum over the ranks of a group.
 fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
     if comm.world_size() == 1 {
         return Ok(own);
@@ -268,7 +273,7 @@ fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
     Ok(tensor.to_vec1::<f64>()?[0])
 }
 
-/// Forward and backward where nothing is exchanged.
+/// Computes forward and backward without communication.
 fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) -> Result<(f64, GradStore)> {
     let (mut sum, mut sums) = (0.0, GradSums::new(vars));
     for part in parts {
@@ -283,7 +288,8 @@ fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) 
     Ok((sum, sums.finish()?))
 }
 
-/// Forward and backward of micro-batches, the gradients of the last one together with those before it.
+/// Computes forward and backward of micro-batches; the backward of the last one also returns the accumulated gradients
+/// of the others.
 fn in_parts<'a, M: Model + 'a>(
     parts: &[MicroBatch],
     share: f64,

@@ -1,4 +1,4 @@
-//! A builder that hooks only what is trained.
+//! A parameter source that registers gradient hooks only for trained parameters.
 
 use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;

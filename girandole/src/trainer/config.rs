@@ -1,4 +1,4 @@
-//! What a run can be told.
+//! Configuration of a training run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,49 +8,51 @@ use training::AdamConfig;
 use super::LearningRate;
 use crate::{Error, Result};
 
-/// How a model is trained. The same on every rank.
+/// How a model is trained. Must be the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainConfig {
-    /// Steps in all, those before a resume counted. Default: 100.
+    /// Total number of steps, including those before a resume. Default: 100.
     pub steps: usize,
-    /// Rows of a step, over all ranks. Default: 8.
+    /// Rows per step, over all ranks. Default: 8.
     pub batch_size: usize,
-    /// The highest learning rate. Default: 3e-4.
+    /// The peak learning rate. Default: 3e-4.
     pub learning_rate: f64,
-    /// How it changes from step to step. Default: constant.
+    /// Schedule of the learning rate. Default: constant.
     pub schedule: LearningRate,
-    /// AdamW; its learning rate is the one above. Weight decay is of matrices alone. Default: betas of 0.9 and 0.95, weight decay of 0.1.
+    /// AdamW configuration; the learning rate in it is replaced by the one above. Weight decay applies to matrices
+    /// only. Default: betas of 0.9 and 0.95, weight decay of 0.1.
     pub adam: AdamConfig,
-    /// The largest norm of all gradients. Default: 1.
+    /// Maximum norm of all gradients, for clipping. Default: 1.
     pub clip: Option<f64>,
-    /// Whether each epoch has a random order of its own. Default: true.
+    /// Whether each epoch has its own random order. Default: true.
     pub shuffle: bool,
-    /// Of that order. Default: 0.
+    /// Seed of that order. Default: 0.
     pub seed: u64,
-    /// Steps between evaluations, where there is data for that. Default: none, there is one at the end.
+    /// Steps between evaluations, if there is evaluation data. Default: `None`, only one at the end.
     pub evaluate_every: Option<usize>,
-    /// Rows that an evaluation takes at most, the first ones; those of one batch at least. Default: 64.
+    /// Maximum number of rows in an evaluation, taken from the beginning; at least those of one batch. Default: 64.
     pub evaluation_rows: usize,
-    /// Where checkpoints are, if any are kept. Default: none.
+    /// Where and when checkpoints are written. Default: none are.
     pub checkpoints: Option<CheckpointPlan>,
-    /// How few ranks may be left for the run to go on without those that are lost; for copies (`dp`) in a group that can shrink
-    /// (`comm::TcpConfig::elastic`). Rows of a batch that the ranks do not divide are dealt out unevenly then. Default: none, a loss is the end.
+    /// Minimum number of ranks with which an elastic run continues after ranks are lost. Needs a layout of copies
+    /// (`dp`) in a group that can shrink (`comm::TcpConfig::elastic`). The rows of a batch are then distributed
+    /// unevenly if they are not a multiple of the ranks. Default: `None`, a loss ends the run.
     pub fewest_ranks: Option<usize>,
-    /// What the program calls its settings, with their values: checkpoints keep them, and
-    /// [`check_resume`](super::check_resume) tells which a run that goes on has otherwise. Default: none.
+    /// The program's settings by name: stored in checkpoints, so that [`check_resume`](super::check_resume) can list
+    /// the settings that differ in a resumed run. Default: none.
     pub settings: BTreeMap<String, String>,
 }
 
 /// Where checkpoints are, and when they are written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckpointPlan {
-    /// The folder, which all ranks see.
+    /// The folder, which all ranks must see.
     pub dir: PathBuf,
-    /// Steps from one to the next; there is one at the end as well.
+    /// Steps between checkpoints; there is one at the end as well.
     pub every: usize,
-    /// How many are kept.
+    /// How many checkpoints are kept.
     pub keep: usize,
-    /// Whether files are written while training goes on. It takes the memory of a copy.
+    /// Whether files are written while training continues. Takes the memory of a copy.
     pub in_background: bool,
 }
 
@@ -77,7 +79,7 @@ impl Default for TrainConfig {
 impl TrainConfig {
     pub(super) fn check(&self, data_ranks: usize, micro_batches: usize) -> Result<()> {
         let parts = data_ranks * micro_batches;
-        // Those that are left of more ranks may begin anew.
+        // In an elastic run the number of ranks may change, also before a restart, so divisibility is not required.
         let is_uneven = self.fewest_ranks.is_none() && !self.batch_size.is_multiple_of(parts);
         if self.batch_size < parts || is_uneven {
             let help = format!(

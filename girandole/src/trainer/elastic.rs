@@ -1,4 +1,4 @@
-//! A run that goes on when ranks are lost.
+//! Elastic training: a run continues when ranks are lost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use training::{LossScaler, LossScalerState, OptimizerState};
 use super::{Observer, Saver, StepReport, Trainer};
 use crate::{Error, Result};
 
-/// How far a rank has come. All are equal or one step apart.
+/// Progress of a rank. The steps of any two ranks are equal or differ by one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Progress {
     step: usize,
-    /// Some may have left out rows of which nothing is learnt.
+    /// Position in the data. May differ between ranks at the same step: some may have skipped rows without targets.
     order: SamplerState,
     evaluated: usize,
     written: usize,
     ended: usize,
 }
 
-/// What a rank that is one step behind gets from another one, beside tensors.
+/// What a rank that is one step behind receives from another one, in addition to tensors.
 #[derive(Serialize, Deserialize)]
 struct Behind {
     order: SamplerState,
@@ -33,7 +33,7 @@ struct Behind {
 }
 
 impl<M: Model> Trainer<'_, M> {
-    /// After the loss of a rank: goes on with the others, if they are enough. Any other error is the end.
+    /// Handles the loss of a rank: continues with the remaining ranks, if they are enough. Any other error is returned.
     pub(super) fn recover(&mut self, error: Error, observer: &mut dyn Observer<M>) -> Result<()> {
         let (mut error, mut world) = (error, self.model.mesh().world().clone());
         loop {
@@ -53,10 +53,10 @@ impl<M: Model> Trainer<'_, M> {
         }
     }
 
-    /// Goes on in another group, with the state of whoever is furthest.
+    /// Continues in another group, with the state of a rank that has done most steps.
     fn go_on(&mut self, world: &Arc<dyn Communicator>, observer: &mut dyn Observer<M>) -> Result<()> {
         if let Some(mut saver) = self.saver.take() {
-            // Part of a checkpoint that is still being written was lost with a rank: the one before is the latest.
+            // If a checkpoint is still being written, a part of it was lost with a rank: the one before is the latest.
             saver.copied();
             if saver.leave() {
                 self.written = self.checkpointed;
@@ -85,10 +85,10 @@ impl<M: Model> Trainer<'_, M> {
         if let Some((_, Progress { order, .. })) = order {
             self.put_back(order)?;
         }
-        // With equal parameters.
+        // Parameters are equal on all ranks by now.
         self.model.regroup(world.clone())?;
         self.check_batch()?;
-        // What some have not done to its end all do again.
+        // What some ranks have not completed, all ranks repeat.
         let least = |of: fn(&Progress) -> usize| all.iter().map(of).min().unwrap_or(0);
         self.evaluated = least(|progress| progress.evaluated);
         self.written = least(|progress| progress.written);
@@ -102,7 +102,7 @@ impl<M: Model> Trainer<'_, M> {
         Ok(())
     }
 
-    /// Ranks that have not taken the last step get what it came to from one that has.
+    /// Brings ranks that have not done the last step up to date, with the state of the rank `ahead`.
     fn catch_up(
         &mut self,
         world: &dyn Communicator,
@@ -139,7 +139,8 @@ impl<M: Model> Trainer<'_, M> {
         behind.report.map_or(Ok(()), |report| observer.stepped(&report))
     }
 
-    /// Running statistics as they are, where a step may be taken again: a forward moves them.
+    /// Copies the running statistics, because a step may be repeated and its forward changes them. Empty in runs that
+    /// are not elastic.
     pub(super) fn kept_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
         if self.config.fewest_ranks.is_none() {
             return Ok(Vec::new());
@@ -148,12 +149,12 @@ impl<M: Model> Trainer<'_, M> {
         self.model.buffers().into_iter().map(kept).collect()
     }
 
-    /// The order of rows as it was.
+    /// Restores an earlier position in the data.
     pub(super) fn put_back(&mut self, order: &SamplerState) -> Result<()> {
         self.order.resume(order).map_err(|error| Error::invalid("the data", "rows", error.to_string()))
     }
 
-    /// Refuses a group with more ranks than a batch has rows for.
+    /// Refuses a group with more ranks (times micro-batches) than a batch has rows.
     fn check_batch(&self) -> Result<()> {
         let parts = self.model.data_ranks().world_size() * self.model.config().micro_batches;
         if self.config.batch_size >= parts {

@@ -1,10 +1,10 @@
-//! Schedules of the learning rate.
+//! Learning rate schedules.
 
 use std::f64::consts::PI;
 
 use crate::{Error, Result};
 
-/// How the learning rate changes from step to step: it grows linearly over the first steps, and then follows one of these.
+/// Learning rate schedule: linear warm-up over the first steps, then one of the decays.
 ///
 /// ```
 /// use girandole::trainer::{Decay, LearningRate};
@@ -15,33 +15,34 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LearningRate {
-    /// Steps over which it grows: at step s, from 0, it is (s + 1) / warmup of the highest. Default: 0.
+    /// Warm-up steps: at step s, from 0, the learning rate is (s + 1) / warmup of the peak. Default: 0.
     pub warmup: usize,
-    /// What follows. Default: constant.
+    /// The decay after the warm-up. Default: constant.
     pub decay: Decay,
-    /// What it falls to, as a part of the highest. Default: 0.
+    /// Final learning rate, reached after the last step, as a fraction of the peak. Default: 0.
     pub lowest: f64,
 }
 
-/// How the learning rate falls after the warm-up. With p, the part of the steps after it that are done:
+/// How the learning rate decays after the warm-up. In the formulas p is the fraction of the steps after the warm-up
+/// that are done:
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Decay {
-    /// It stays.
+    /// No decay.
     #[default]
     Constant,
     /// (1 + cos(pi p)) / 2.
     Cosine,
     /// 1 - p.
     Linear,
-    /// It stays, and falls linearly over the last part of all steps (warm-up, stable, decay).
+    /// Constant, then linear over the last part of all steps (warm-up, stable, decay).
     Stable {
-        /// That part, usually 0.1 to 0.2.
+        /// Length of that part as a fraction of all steps, usually 0.1 to 0.2.
         last: f64,
     },
 }
 
 impl LearningRate {
-    /// The learning rate of a step, from 0, of so many, as a part of the highest.
+    /// Returns the learning rate of a step, counted from 0, out of `steps`, as a fraction of the peak.
     pub fn factor(&self, step: usize, steps: usize) -> f64 {
         if step < self.warmup {
             return (step + 1) as f64 / self.warmup as f64;

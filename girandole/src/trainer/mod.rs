@@ -1,5 +1,5 @@
-//! The one training loop: batches in the sampler's order, a learning rate by schedule, clipping, evaluation, checkpoints, and going on from
-//! one in any layout.
+//! The training loop: batches in the sampler's order, a learning rate schedule, gradient clipping, evaluation,
+//! checkpoints, and resuming from one in any layout.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -65,105 +65,112 @@ pub use run::{Ending, Summary, Trainer};
 pub use same::{ChangedSetting, check_resume, observer_state};
 pub use saver::Saver;
 
-/// What is trained on: rows, by their numbers.
+/// Training data: rows, accessed by index.
 pub trait Data: Send + Sync {
-    /// How many there are.
+    /// Returns the number of rows.
     fn rows(&self) -> usize;
 
-    /// Some of them as the model's input and targets.
+    /// Returns some rows as the model's input and targets.
     ///
     /// # Errors
     /// Rows that cannot be read.
     fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)>;
 
-    /// Tells this data from others: a run goes on only with the data that its checkpoint was made with. By default the number of rows.
+    /// Returns an identification of the data: a run resumes only with the data that its checkpoint was made with. By
+    /// default the number of rows.
     fn fingerprint(&self) -> String {
         format!("{} rows", self.rows())
     }
 }
 
-/// What a step came to.
+/// Report of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
-    /// From 1, those before a resume counted.
+    /// Number of the step, from 1, including those before a resume.
     pub step: usize,
     /// The epoch of the step's first row, from 0.
     pub epoch: u64,
-    /// The mean loss of all targets.
+    /// Mean loss over all targets.
     pub loss: f64,
-    /// The gradients' norm before clipping; infinite where the step was skipped.
+    /// Norm of the gradients before clipping; infinite if the step was skipped.
     pub grad_norm: f64,
-    /// What the loss was multiplied with for backward: 1 without [`ParallelConfig::loss_scale`](crate::ParallelConfig::loss_scale).
+    /// Factor of the loss in backward: 1 without [`ParallelConfig::loss_scale`](crate::ParallelConfig::loss_scale).
     pub loss_scale: f64,
-    /// Whether a gradient was not finite on some rank, and nothing was changed.
+    /// Whether a gradient was not finite on some rank, so that nothing was changed.
     pub skipped: bool,
     /// The learning rate of the step.
     pub learning_rate: f64,
-    /// Targets that counted.
+    /// Number of targets that counted.
     pub targets: usize,
-    /// Time since the step before.
+    /// Time since the previous step.
     pub seconds: f64,
-    /// Time that this rank's groups were inside collectives in this step, waiting for others included; it may overlap with computing.
+    /// Time that this rank's groups spent in collectives in this step, including waiting for other ranks; it may
+    /// overlap with computation.
     pub communication_seconds: f64,
-    /// The part of it in which another rank had not begun the same collective yet ([`Stats::waited_ns`](comm::Stats::waited_ns)).
+    /// The part of that time in which another rank had not started the same collective yet
+    /// ([`Stats::waited_ns`](comm::Stats::waited_ns)).
     pub waiting_seconds: f64,
 }
 
-/// What a checkpoint keeps of an [`Observer`].
+/// State of an [`Observer`] that is stored in checkpoints.
 #[derive(Debug, Clone, Default)]
 pub struct ObserverState {
-    /// What is no tensor. Default: null.
+    /// Everything except tensors. Default: null.
     pub values: serde_json::Value,
     /// Tensors on the CPU. Default: none.
     pub tensors: HashMap<String, Tensor>,
 }
 
-/// What a program wants to know while it trains. All ranks call it alike; a rank that prints nothing does nothing.
+/// Callbacks during training. All ranks call them in the same order; a rank that reports nothing may ignore them.
 pub trait Observer<M> {
-    /// After each step.
+    /// Called after each step.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// Any error; it ends the training.
     fn stepped(&mut self, _report: &StepReport) -> crate::Result<()> {
         Ok(())
     }
 
-    /// After an evaluation, with the loss of the rows that are evaluated; the model may be asked for more on all ranks.
+    /// Called after an evaluation, with the loss on the evaluation data. May use the model, in the same way on all
+    /// ranks.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// Any error; it ends the training.
     fn evaluated(&mut self, _step: usize, _loss: f64, _model: &mut Parallel<M>) -> crate::Result<()> {
         Ok(())
     }
 
-    /// What a checkpoint of now is to keep of it, for a run that goes on from there ([`observer_state`]). Rank 0 is asked.
+    /// Returns the state to store in a checkpoint, for a run that resumes from it ([`observer_state`]). Called on rank
+    /// 0 only.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// Any error; it ends the training.
     fn state(&self) -> crate::Result<ObserverState> {
         Ok(ObserverState::default())
     }
 
-    /// Before a checkpoint of this step is written: what belongs to it is to be safe.
+    /// Called before a checkpoint of this step is written: the observer should flush its own files, which a run that
+    /// resumes from it may need.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// Any error; it ends the training.
     fn saving(&mut self, _step: usize) -> crate::Result<()> {
         Ok(())
     }
 
-    /// After the loss of a rank, before anything else, in the group of those that are left ([`TrainConfig::fewest_ranks`]).
+    /// Called after the loss of a rank, before anything else, with the group of the remaining ranks
+    /// ([`TrainConfig::fewest_ranks`]).
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// Any error; it ends the training.
     fn lost(&mut self, _left: &Arc<dyn Communicator>) -> crate::Result<()> {
         Ok(())
     }
 
-    /// When those that are left of `before` ranks go on after a step; the rank may have another number.
+    /// Called when the remaining ranks, of `before` ones, continue after a step; this rank's number may have changed.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// Any error; it ends the training.
     fn regrouped(
         &mut self,
         _step: usize,
@@ -174,10 +181,10 @@ pub trait Observer<M> {
         Ok(())
     }
 
-    /// After a checkpoint is there.
+    /// Called after a checkpoint is written.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// Any error; it ends the training.
     fn saved(&mut self, _step: usize, _folder: &Path) -> crate::Result<()> {
         Ok(())
     }

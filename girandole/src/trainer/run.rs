@@ -1,4 +1,4 @@
-//! A run: from its beginning, or from where a checkpoint left it, to its last step.
+//! The trainer: a run from its beginning, or from a checkpoint, to its last step.
 
 mod step;
 
@@ -25,47 +25,49 @@ pub struct Trainer<'a, M> {
     pub(super) optimizer: Adam,
     pub(super) order: Order,
     pub(super) step: usize,
-    /// The last step that is evaluated, that of the last checkpoint that is begun, and that of the last one that is written.
+    /// Step of the last evaluation, of the last checkpoint that was begun, and of the last one that is completely
+    /// written.
     pub(super) evaluated: usize,
     pub(super) checkpointed: usize,
     pub(super) written: usize,
-    /// What is done of that which follows the last step.
+    /// Number of `endings`, the work after the last step, that are done.
     pub(super) ended: usize,
-    /// What the last step came to.
+    /// Report of the last step.
     pub(super) latest: Option<StepReport>,
     pub(super) checkpoints: Option<Checkpoints>,
     pub(super) saver: Option<Saver>,
-    /// For which this run's steps waited for copies of what they were about to change.
+    /// How long the steps of this run waited for copies of the variables that they were about to change.
     copying_seconds: f64,
 }
 
-/// What a run came to.
+/// Summary of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Summary {
-    /// Steps of this run.
+    /// Number of steps of this run.
     pub steps: usize,
-    /// The loss of the last one; NaN where there was none.
+    /// Loss of the last step; NaN if there was none.
     pub last_loss: f64,
-    /// Targets that counted.
+    /// Number of targets that counted.
     pub targets: usize,
-    /// Time of the training loop, without what follows the last step.
+    /// Time of the training loop in seconds, without the work after the last step.
     pub seconds: f64,
-    /// Checkpoints that were begun.
+    /// Number of checkpoints that were begun.
     pub checkpoints: usize,
-    /// Time for which it stood still for checkpoints, but for the wait at its end.
+    /// Time that training was blocked by checkpoints, except for the wait at the end.
     pub checkpoint_seconds: f64,
-    /// Time for which it waited at its end for a checkpoint that was still being written.
+    /// Time of the wait at the end for a checkpoint that was still being written.
     pub last_checkpoint_seconds: f64,
 }
 
-/// Work of all ranks after the last step. On some it may have been done already, and is done again.
+/// Work of all ranks after the last step. After the loss of a rank it may be repeated, also on ranks that had completed
+/// it.
 pub type Ending<'a, M> = &'a mut dyn FnMut(&mut Parallel<M>) -> Result<()>;
 
 impl<'a, M: Model> Trainer<'a, M> {
-    /// A run that begins. To be called on every rank.
+    /// Creates a trainer at step 0. Call on every rank.
     ///
     /// # Errors
-    /// A configuration that cannot be; a folder of checkpoints that cannot be made; failures of communication.
+    /// A configuration that is not valid; a checkpoint folder that cannot be created; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         if config.fewest_ranks.is_some() {
@@ -98,24 +100,24 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(trainer)
     }
 
-    /// Rows to evaluate on, every [`TrainConfig::evaluate_every`] steps and at the end.
+    /// Sets the evaluation data, used every [`TrainConfig::evaluate_every`] steps and at the end.
     #[must_use]
     pub fn evaluating(mut self, data: &'a dyn Data) -> Self {
         self.evaluation = Some(data);
         self
     }
 
-    /// Steps that are done.
+    /// Returns the number of completed steps.
     pub fn step(&self) -> usize {
         self.step
     }
 
-    /// The epoch of the next row.
+    /// Returns the epoch of the next row.
     pub fn epoch(&self) -> u64 {
         self.order.epoch()
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&mut self) -> &mut Parallel<M> {
         self.model
     }
@@ -130,14 +132,14 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(())
     }
 
-    /// Goes on from the latest checkpoint in the folder, where there is one; gives its step. To be called on every rank.
+    /// Resumes from the latest checkpoint in the folder, if there is one, and returns its step. Call on every rank.
     ///
     /// # Errors
     /// Those of [`resume`](Self::resume).
     pub fn resume_latest(&mut self) -> Result<Option<usize>> {
         let Some(checkpoints) = self.checkpoints.clone() else { return Ok(None) };
         let world = self.model.mesh().world().clone();
-        // The first rank says which it is.
+        // The first rank determines which checkpoint is the latest.
         let found = match world.rank() {
             0 => checkpoints.latest().map_err(Error::from),
             _ => Ok(None),
@@ -155,11 +157,12 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(Some(self.step))
     }
 
-    /// Goes on from a checkpoint. To be called on every rank, with the same one. The configuration may be another one; [`check_resume`]
-    /// gives what differs.
+    /// Resumes from a checkpoint. Call on every rank, with the same one. The configuration may differ; [`check_resume`]
+    /// returns the differences.
     ///
     /// # Errors
-    /// A checkpoint that is damaged, of another model, or of other data or another order of them; failures of communication.
+    /// A damaged checkpoint; one of another model, or of other data or another order of the data; failures of
+    /// communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
         agreed(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
@@ -177,20 +180,21 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(())
     }
 
-    /// Trains to the last step.
+    /// Trains until the last step.
     ///
     /// # Errors
-    /// A gradient that is not finite; what the model, the data and the observer fail with; a checkpoint that cannot be written; failures of
-    /// communication.
+    /// A gradient that is not finite; errors of the model, the data and the observer; a checkpoint that cannot be
+    /// written; failures of communication.
     pub fn run(&mut self, observer: &mut dyn Observer<M>) -> Result<Summary> {
         self.run_and(observer, &mut [])
     }
 
-    /// The same, and then some more work of all ranks together, such as saving the model. Where a rank is lost meanwhile, and the run can go
-    /// on without it ([`TrainConfig::fewest_ranks`]), the others do again what some of them have not done to its end.
+    /// Like [`run`](Self::run), with further work of all ranks after the last step, such as saving the model. If a rank
+    /// is lost during it, and the run can continue without it ([`TrainConfig::fewest_ranks`]), the others repeat the
+    /// work that some of them have not completed.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run); what the work fails with.
+    /// Those of [`run`](Self::run); errors of the work.
     pub fn run_and(
         &mut self,
         observer: &mut dyn Observer<M>,
@@ -199,7 +203,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.run_on(self.config.steps, observer, endings)
     }
 
-    /// Trains to a step before the last one, if there is one: the learning rate is that of all steps.
+    /// Trains until `last_step`, which may be before the configured last step; the learning rate schedule is still that
+    /// of all steps.
     ///
     /// # Errors
     /// Those of [`run`](Self::run).
@@ -231,8 +236,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(summary)
     }
 
-    /// Does what is next: an evaluation, a checkpoint, which is copied while the step is computed that follows, a step, and at last what
-    /// follows them. False where nothing is left.
+    /// Does the next thing that is due: an evaluation, a checkpoint (copied while the following step is computed), a
+    /// step, and finally the work after the last step. Returns false if nothing is left.
     fn advance(
         &mut self,
         (last_step, endings): (usize, &mut [Ending<'_, M>]),
@@ -241,7 +246,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         last: &mut Instant,
     ) -> Result<bool> {
         if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
-            // At the end in any case; before the checkpoint, which has what it came to.
+            // In any case at the end. Before the checkpoint, so that it includes the observer's result.
             self.evaluate(observer)?;
             self.evaluated = self.step;
         } else if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed) {
@@ -257,7 +262,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
             observer.stepped(&report)?;
         } else if let Some(ending) = endings.get_mut(self.ended) {
-            // Before a checkpoint that fails is heard of.
+            // Runs before the wait for the last checkpoint, whose error would prevent it.
             ending(self.model)?;
             self.ended += 1;
         } else {
@@ -278,7 +283,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         observer.saved(self.written, &folder)
     }
 
-    /// Whether this is the last step, or one of every so many, and it is not done yet.
+    /// Whether the current step is a multiple of `every` or the last one, and the work is not done yet.
     fn is_due(&self, every: Option<usize>, done: usize) -> bool {
         let due = |every| self.step.is_multiple_of(every) || self.step == self.config.steps;
         done < self.step && every.is_some_and(due)
@@ -290,10 +295,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         observer.evaluated(self.step, loss, self.model)
     }
 
-    /// The mean loss of the first [`TrainConfig::evaluation_rows`] rows, in batches as large as in training; of one batch at least.
+    /// Computes the mean loss of the first [`TrainConfig::evaluation_rows`] rows, in batches as large as in training;
+    /// at least one batch.
     ///
     /// # Errors
-    /// Fewer rows than a batch has; what the model and the data fail with.
+    /// Fewer rows than a batch has; errors of the model and the data.
     pub fn evaluate_on(&mut self, data: &dyn Data) -> Result<f64> {
         let (batch, group) = (self.config.batch_size, self.model.data_ranks().clone());
         let batches = data.rows().min(self.config.evaluation_rows.max(batch)) / batch;
@@ -344,11 +350,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
             None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
             Some(saver) => {
-                // Before there is another copy.
+                // Before another copy is made, so that there is only one in memory.
                 let folder = saver.wait()?;
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = agreed(&**self.model.mesh().world(), snapshot)?;
-                // The optimizer's next step waits until it is copied, which forward and backward do not.
+                // The optimizer's next step waits until the copy is made; forward and backward do not.
                 saver.begin_later(snapshot, checkpoint)?;
                 (self.checkpointed, folder)
             }

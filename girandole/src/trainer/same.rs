@@ -1,4 +1,4 @@
-//! What must be the same: data when a run goes on, and what all ranks are told.
+//! Consistency checks: a resumed run must have the same data, and all ranks the same configuration.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use training::build::Model;
 use super::{Data, ObserverState, TrainConfig};
 use crate::{Error, Parallel, Result};
 
-/// What a checkpoint keeps beside model and optimizer.
+/// What a checkpoint holds in addition to model and optimizer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
     pub(super) data: String,
@@ -23,7 +23,7 @@ pub(super) struct Kept {
     pub(super) observer: Value,
 }
 
-/// The set of an observer's tensors.
+/// Name of the tensor set of an observer.
 pub(super) const OBSERVER: &str = "observer";
 
 impl Kept {
@@ -36,7 +36,7 @@ impl Kept {
     }
 }
 
-/// A setting that a checkpoint's run had otherwise.
+/// A setting that had another value in the run of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangedSetting {
     /// Its name in [`TrainConfig::settings`].
@@ -47,11 +47,12 @@ pub struct ChangedSetting {
     pub now: String,
 }
 
-/// Whether a run can go on from a checkpoint: with the same data in the same order. Gives the settings that differ, which may. The size of
-/// batches is one of them: the next batch begins with the row that comes next, whatever its size.
+/// Checks that a run can resume from a checkpoint: with the same data in the same order. Returns the settings that
+/// differ, which is allowed. The batch size may differ: the next batch starts at the next row, whatever its size.
 ///
 /// # Errors
-/// A checkpoint that was made with other data, another seed or another shuffling, or that [`Trainer`](super::Trainer) has not written.
+/// A checkpoint that was made with other data, another seed or another shuffling, or that [`Trainer`](super::Trainer)
+/// has not written.
 pub fn check_resume(
     contents: &Contents,
     data: &dyn Data,
@@ -85,10 +86,11 @@ pub fn check_resume(
     Ok(changed.collect())
 }
 
-/// What a checkpoint has kept of the observer of its run.
+/// Reads the observer's state from a checkpoint.
 ///
 /// # Errors
-/// A checkpoint that [`Trainer`](super::Trainer) has not written; one that is not as it was written, with the name of the file.
+/// A checkpoint that [`Trainer`](super::Trainer) has not written; a file that has changed since it was written, by
+/// name.
 pub fn observer_state(contents: &Contents) -> Result<ObserverState> {
     let values = Kept::of(contents)?.observer;
     if !contents.files.contains_key(OBSERVER) {
@@ -105,7 +107,7 @@ pub(super) fn same_on_all_ranks<M: Model>(
     data: &dyn Data,
     config: &TrainConfig,
 ) -> Result<()> {
-    // Where checkpoints are may be said in several ways.
+    // Not compared: the path of the checkpoint folder may be written in several ways.
     let own = [format!("{:?}", TrainConfig { checkpoints: None, ..config.clone() }), data.fingerprint()];
     let Some(difference) = line_difference(&**model.mesh().world(), 0, &own)? else { return Ok(()) };
     let LineDifference { odd_rank, odd, rank, expected, .. } = difference;

@@ -1,4 +1,4 @@
-//! Checkpoints that are written while training goes on.
+//! Background checkpoint writer: files are written while training continues.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use training::{Checkpoint, Checkpoints};
 use crate::checkpoint::{Snapshot, SnapshotLater, agreed};
 use crate::{Error, Result};
 
-/// Writes checkpoints beside the training, at most one at a time, over a group of its own.
+/// Writes checkpoints during training, at most one at a time, over its own group.
 pub struct Saver {
     comm: Arc<dyn Communicator>,
     checkpoints: Checkpoints,
     at_work: Option<JoinHandle<Result<PathBuf>>>,
-    /// Hears when parameters and what the optimizer remembers are copied.
+    /// Disconnects when parameters and optimizer state are copied.
     copying: Option<Receiver<()>>,
 }
 
 impl Saver {
-    /// To be called on every rank of `world`.
+    /// Creates a saver. Call on every rank of `world`.
     ///
     /// # Cost
     /// A group of all ranks.
@@ -36,15 +36,17 @@ impl Saver {
         Ok(Self { comm, checkpoints, at_work: None, copying: None })
     }
 
-    /// Waits for the checkpoint before, and begins to write another. Gives the folder of the one before, where there was one.
+    /// Waits for the previous checkpoint, and starts to write another. Returns the folder of the previous one, if there
+    /// was one.
     ///
     /// # Errors
-    /// What the one before failed with, on every rank.
+    /// Errors of the previous checkpoint, on every rank.
     pub fn begin(&mut self, snapshot: Snapshot, checkpoint: Checkpoint) -> Result<Option<PathBuf>> {
         self.begin_with(move || Ok(snapshot), checkpoint)
     }
 
-    /// The same of what is still to be copied: [`copied`](Self::copied) must be called before parameters change.
+    /// Like [`begin`](Self::begin), with a copy that is made later: call [`copied`](Self::copied) before parameters
+    /// change.
     ///
     /// # Errors
     /// Those of [`begin`](Self::begin).
@@ -66,7 +68,7 @@ impl Saver {
         let (tell, told) = channel();
         let write = move || {
             let snapshot = copy();
-            // It is told as well by a panic, which drops this end.
+            // A panic also drops this end, so `copied` always returns.
             drop(tell);
             agreed(&*comm, snapshot)?.write(&*comm, &checkpoints, &checkpoint)
         };
@@ -76,27 +78,27 @@ impl Saver {
         Ok(before)
     }
 
-    /// Waits until parameters, and what the optimizer remembers, may change again.
+    /// Waits until parameters and optimizer state may change again.
     pub fn copied(&mut self) {
         if let Some(copying) = self.copying.take() {
-            // Nothing is ever sent: it ends when the other end is dropped.
+            // Nothing is ever sent: `recv` returns when the other end is dropped.
             let _ = copying.recv();
         }
     }
 
-    /// Gives up what cannot be finished; true where it is written already.
+    /// Abandons a checkpoint that cannot be completed. Returns true if it is already written.
     pub(super) fn leave(mut self) -> bool {
         match self.at_work.take_if(|thread| !thread.is_finished()) {
-            // It ends by itself, when it hears no more of the ranks that are lost.
+            // The thread ends by itself when its collectives fail because of the lost ranks.
             Some(_) => false,
             None => matches!(self.wait(), Ok(Some(_))),
         }
     }
 
-    /// Waits for the checkpoint that is being written, if there is one, and gives its folder.
+    /// Waits for the checkpoint that is being written, if there is one, and returns its folder.
     ///
     /// # Errors
-    /// What it failed with, on every rank: the latest checkpoint is the one before.
+    /// Its error, on every rank: the latest checkpoint is then the one before.
     pub fn wait(&mut self) -> Result<Option<PathBuf>> {
         let Some(thread) = self.at_work.take() else { return Ok(None) };
         match thread.join() {
@@ -107,7 +109,8 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// Waits, so that the process does not end in the middle; what fails then is the next start's to see.
+    /// Waits, so that the process does not end in the middle. An error is only logged; the next start resumes from an
+    /// earlier checkpoint.
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
             tracing::warn!("the last checkpoint was not written: {error}");

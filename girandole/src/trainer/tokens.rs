@@ -1,4 +1,4 @@
-//! Rows of token files as data.
+//! Training data from token files.
 
 use candle_core::{Device, Result, Tensor};
 use models::tokens::Rows;

@@ -1,4 +1,4 @@
-//! A run with checkpoints, for tests and for a bench.
+//! A training run with checkpoints, for tests and for a bench.
 
 use std::path::Path;
 
@@ -42,7 +42,7 @@ fn model((vocabulary, hidden, layers): (usize, usize, usize)) -> ModelConfig {
     ModelConfig::from_json(&json).unwrap()
 }
 
-/// The time of each step.
+/// Records the time of each step.
 #[derive(Default)]
 pub(crate) struct Times(pub(crate) Vec<f64>);
 
@@ -53,7 +53,7 @@ impl<M> Observer<M> for Times {
     }
 }
 
-/// Trains with checkpoints every so many steps; what rank 0 has seen.
+/// Trains with a checkpoint every `every` steps; returns what rank 0 has recorded.
 pub(crate) fn train(
     (layout, sizes): (&str, (usize, usize, usize)),
     rows: &Rows,

@@ -1,4 +1,4 @@
-//! A small model, its batches, and a step of training.
+//! A small model, its batches, and a training step.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use pipeline::ScheduleKind;
 pub(crate) const ROWS: usize = 8;
 pub(crate) const LEN: usize = 6;
 
-/// With a head of its own, or one that is the embedding; the second has norms of queries and keys, of which each rank has a part of the
-/// gradient.
+/// Llama with a separate head, or Qwen3, whose head is tied to the embedding. Qwen3 has norms of queries and keys, of
+/// whose gradient each rank of `tp` computes a part.
 pub(crate) fn config(tied: bool) -> ModelConfig {
     let family = if tied { "qwen3" } else { "llama" };
     let json = format!(
@@ -26,7 +26,7 @@ pub(crate) fn config(tied: bool) -> ModelConfig {
     ModelConfig::from_json(&json).unwrap()
 }
 
-/// GPT-2's kind: norms with biases, biases in all layers, learnt positions, an embedding that is the head.
+/// GPT-2: norms with biases, biases in all layers, learned positions, a head that is tied to the embedding.
 pub(crate) fn gpt2() -> ModelConfig {
     let json = r#"{"model_type": "gpt2", "vocab_size": 48, "n_embd": 32, "n_inner": 32, "n_layer": 6, "n_head": 8, "n_positions": 16,
          "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
@@ -34,12 +34,12 @@ pub(crate) fn gpt2() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
-/// The rows of a step; some targets do not count, and not as many in each row.
+/// The rows of a step; some targets do not count, a different number in each row.
 pub(crate) fn batch(step: usize) -> (Tensor, Tensor) {
     batch_of(step, LEN)
 }
 
-/// The same of rows of another length.
+/// Like `batch`, with rows of another length.
 pub(crate) fn batch_of(step: usize, len: usize) -> (Tensor, Tensor) {
     let token = |i: usize| ((i * 7 + step * 11 + i * i % 5) % 48) as u32;
     let tokens: Vec<u32> = (0..ROWS * len).map(token).collect();
@@ -54,13 +54,13 @@ pub(crate) fn batch_of(step: usize, len: usize) -> (Tensor, Tensor) {
     )
 }
 
-/// AdamW that decays matrices alone.
+/// AdamW with weight decay for matrices only.
 pub(crate) fn optimizer(parallel: &Parallel<CausalLm>) -> Result<Adam> {
     let config = AdamConfig { learning_rate: 0.01, weight_decay: 0.1, ..AdamConfig::adamw() };
     Ok(Adam::named(parallel.named_vars(), config)?.decaying(|name| parallel.is_matrix(name)))
 }
 
-/// What is trained, and how.
+/// The model and how it is trained.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) schedule: ScheduleKind,
@@ -69,9 +69,9 @@ pub(crate) struct Setup {
     pub(crate) recompute: Recompute,
     pub(crate) loss_scale: Option<LossScalerConfig>,
     pub(crate) sequence_parallel: bool,
-    /// In place of the other two kinds of models.
+    /// Use GPT-2 in place of the other two models.
     pub(crate) gpt2: bool,
-    /// Of rows.
+    /// Length of rows.
     pub(crate) len: usize,
     pub(crate) dropout: f64,
 }
@@ -93,7 +93,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// The model, from random weights unless others are given.
+    /// Builds the model, from random weights unless others are given.
     pub(crate) fn parallel(
         &self,
         comm: Arc<dyn girandole::comm::Communicator>,
@@ -119,19 +119,19 @@ impl Setup {
     }
 }
 
-/// This rank's rows of a step.
+/// Returns this rank's rows of a step.
 pub(crate) fn own_batch(parallel: &Parallel<CausalLm>, step: usize) -> Result<(Tensor, Tensor)> {
     own_batch_of(parallel, step, LEN)
 }
 
-/// The same of rows of another length.
+/// Like `own_batch`, with rows of another length.
 pub(crate) fn own_batch_of(
     parallel: &Parallel<CausalLm>,
     step: usize,
     len: usize,
 ) -> Result<(Tensor, Tensor)> {
     let (data, (tokens, targets)) = (parallel.data_ranks(), batch_of(step, len));
-    // In turn, as the trainer deals them.
+    // Rows are assigned to ranks in turn, as in the trainer.
     let own: Vec<u32> = (data.rank()..ROWS).step_by(data.world_size()).map(|row| row as u32).collect();
     let own = Tensor::new(&own[..], &Device::Cpu)?;
     let part = |all: &Tensor| all.index_select(&own, 0);
@@ -146,7 +146,7 @@ pub(crate) fn step(
     step_of(parallel, optimizer, number, LEN)
 }
 
-/// The same with rows of another length.
+/// Like `step`, with rows of another length.
 pub(crate) fn step_of(
     parallel: &mut Parallel<CausalLm>,
     optimizer: &mut Adam,
@@ -160,7 +160,7 @@ pub(crate) fn step_of(
     Ok(step.loss)
 }
 
-/// Units of one kind, one after the other, with the mean squared error.
+/// A chain of units of one kind, with the mean squared error.
 pub(crate) struct Chain<B: Module>(pub(crate) Vec<Unit<B>>);
 
 impl<B: Module + Send + Sync + 'static> Units for Chain<B> {

@@ -1,4 +1,5 @@
-//! What is not trained stays as it is in every layout, and is neither clipped by, nor averaged, nor saved.
+//! Parameters that are not trained: in every layout they are left unchanged, and are neither clipped, nor averaged, nor
+//! saved.
 
 use std::sync::Arc;
 
@@ -13,12 +14,12 @@ use girandole::{Layout, Parallel, ParallelConfig};
 struct Trained {
     losses: Vec<f64>,
     norms: Vec<f64>,
-    /// Logits of the saved folder.
+    /// Logits of the model in the saved folder.
     logits: Vec<f32>,
     bytes_sent: u64,
 }
 
-/// Trains adapters, or where there are none the blocks' norms and the last block.
+/// Trains the adapters, or without adapters the norms of the blocks and the last block.
 fn train(layout: &str, lora: Option<&Lora>, tied: bool) -> Trained {
     train_as(layout, lora, tied, false)
 }
@@ -94,7 +95,7 @@ fn adapters_in_every_layout() {
         for layout in LAYOUTS {
             assert_equal(layout, &train(layout, Some(&lora), tied), &expected);
         }
-        // Copies exchange the adapters' gradients alone: twice over for two ranks, in 8 bytes each.
+        // Copies only exchange the adapters' gradients: in 8 bytes each, twice over for two ranks.
         let adapters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
         let sent = train("dp=2", Some(&lora), tied).bytes_sent as usize;
         assert!(sent < 6 * adapters * 8 + 8 * adapters + 20_000, "{sent} bytes, {adapters} adapters");

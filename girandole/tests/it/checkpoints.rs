@@ -1,4 +1,4 @@
-//! Checkpoints of one layout go on in another.
+//! Checkpoints of one layout are resumed in another.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn open(dir: &Path) -> Checkpoints {
     Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 2 }).unwrap()
 }
 
-/// Goes on from the latest checkpoint for some steps, and writes one.
+/// Resumes from the latest checkpoint for some steps, and writes one.
 fn go_on(setup: Setup, layout: &str, dir: &Path, steps: usize) -> Vec<f64> {
     let layout: Layout = layout.parse().unwrap();
     let ranks = Local::run_shared(layout.ranks(), |comm| {

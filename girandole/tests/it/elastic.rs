@@ -1,4 +1,4 @@
-//! Copies go on when ranks are lost, with the losses of a run that lost none.
+//! Elastic training: copies continue when ranks are lost, with the losses of a run that lost none.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ enum Moment {
     Saving(usize),
 }
 
-/// Notes losses by step, and ends the run of one that leaves.
+/// Records losses by step, and ends the run of a rank that leaves.
 struct Leaving {
     at: Option<Moment>,
     losses: Vec<(usize, f64)>,
@@ -97,7 +97,7 @@ fn config(fewest_ranks: Option<usize>, dir: Option<&Path>, in_background: bool) 
     }
 }
 
-/// What a rank has seen; none of one that has left.
+/// What a rank has recorded; `None` for a rank that has left.
 type Seen = Option<(Vec<(usize, f64)>, Vec<usize>)>;
 
 fn train(
@@ -123,7 +123,7 @@ fn expected() -> Vec<f64> {
     seen.unwrap().0.into_iter().map(|(_, loss)| loss).collect()
 }
 
-/// Every step once, each with its loss.
+/// Asserts that every step was done once, with the expected loss.
 fn assert_undisturbed(losses: &[(usize, f64)], expected: &[f64], what: &str) {
     let steps: Vec<usize> = losses.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>(), "{what}");
@@ -154,7 +154,7 @@ fn the_others_go_on_as_if_nothing_had_happened() {
                 assert_undisturbed(&losses, &expected, &what);
                 assert_eq!(left, at, "{what}");
             }
-            // Its last checkpoint is whole: one process goes on from it, with nothing left to do.
+            // The last checkpoint is complete: one process resumes from it, with nothing left to do.
             let again = Local::run_shared(1, |comm| {
                 Ok(train(comm, "", config(None, Some(dir.path()), false), None)?)
             });

@@ -1,4 +1,4 @@
-//! A parameter without elements is in a checkpoint like any other.
+//! A parameter without elements is stored in a checkpoint like any other.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const ROWS: usize = 8;
 
 struct Block {
     layer: Linear,
-    /// More rows, of which there are none.
+    /// Further rows; there are none.
     more: Tensor,
 }
 
@@ -42,7 +42,7 @@ impl Net {
     }
 }
 
-/// Goes on from the latest checkpoint for a step, and writes one; the losses of all ranks.
+/// Resumes from the latest checkpoint for a step, and writes one; returns the losses of all ranks.
 fn go_on(layout: &str, dir: &Path) -> Vec<f64> {
     let layout: Layout = layout.parse().unwrap();
     let on_rank = |comm: Arc<dyn Communicator>| -> girandole::Result<f64> {

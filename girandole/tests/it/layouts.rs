@@ -1,4 +1,4 @@
-//! Every layout trains as one process does: the same losses and the same parameters.
+//! Every layout trains like one process: the same losses and the same parameters.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -65,7 +65,7 @@ fn assert_equal(layout: &str, got: &Trained, expected: &Trained, tolerance: f64)
         let got = &got.parameters[name];
         assert_eq!(got.len(), expected.len(), "{layout}: {name}");
         let gap = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        assert!(gap < tolerance, "{layout}: {name} is {gap} off"); // also where a place was not written
+        assert!(gap < tolerance, "{layout}: {name} is {gap} off"); // Also fails if an element was not written.
         assert!(got.iter().all(|value| !value.is_nan()), "{layout}: {name} has holes");
     }
 }
@@ -132,7 +132,7 @@ fn every_schedule_of_stages_with_shards() {
     }
 }
 
-/// Each of the three kinds of models, also where parts are computed again.
+/// Sequence parallelism with each of the three models, also with recomputation.
 #[test]
 fn sequences_are_divided_with_layers() {
     let qwen3 = Setup { sequence_parallel: true, ..Setup::default() };
@@ -144,7 +144,7 @@ fn sequences_are_divided_with_layers() {
             assert_equal(layout, &train_as(layout, setup), &expected, tolerance);
         }
     }
-    // The ranks do not divide 6 positions.
+    // Length 8, because 4 or 8 ranks do not divide 6 positions.
     for setup in [qwen3, gpt2].map(|setup| Setup { len: 8, ..setup }) {
         let expected = train_as("", Setup { sequence_parallel: false, ..setup });
         for (layout, recompute) in [
@@ -158,12 +158,13 @@ fn sequences_are_divided_with_layers() {
             assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
         }
     }
-    // Without tensor parallelism it has no meaning, and does no harm.
+    // Without tensor parallelism it has no effect.
     let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);
     assert_equal("dp=2", &train_as("dp=2", qwen3), &expected, 1e-10);
 }
 
-/// Each row loses the same numbers whichever rank has it, in whichever micro-batch, and however its layers are divided.
+/// Dropout drops the same elements of a row whichever rank has it, in whichever micro-batch, and however its layers are
+/// divided.
 #[test]
 fn dropout_in_every_layout() {
     let gpt2 = Setup { gpt2: true, dropout: 0.2, ..Setup::default() };
@@ -200,7 +201,7 @@ fn dropout_is_of_the_seed_and_the_step_and_not_in_evaluation() {
             Ok::<_, girandole::Error>(parallel.step(&tokens, &targets)?.loss)
         };
         let losses = [loss(0)?, loss(1)?, loss(0)?];
-        // Steps count by themselves.
+        // Steps are counted automatically.
         let next = parallel.step(&tokens, &targets)?.loss;
         let evaluated = parallel.evaluate(&tokens, &targets)?.loss;
         Ok((losses, next, evaluated))
@@ -242,7 +243,7 @@ fn sequences_that_the_ranks_do_not_divide_are_refused() {
         let said = said.unwrap_err();
         assert!(said.contains("with sequence parallelism, the length of a sequence: "), "{said}");
     }
-    // Text of any length is written all the same: each rank computes whole rows then.
+    // Generation still works with any length: each rank then computes whole rows.
     let text = |sequence_parallel| {
         let tokens = Local::run_shared(2, |comm| {
             let setup = Setup { sequence_parallel, ..Setup::default() };
@@ -257,7 +258,7 @@ fn sequences_that_the_ranks_do_not_divide_are_refused() {
     assert_eq!(text(true), text(false));
 }
 
-/// Mixes positions between layers.
+/// A model that mixes positions.
 struct Mixing(Unit<Linear>);
 
 impl Units for Mixing {
@@ -284,7 +285,7 @@ fn sequences_of_a_model_that_may_mix_them_are_not_divided() {
     assert!(said.unwrap().iter().all(|said| said.contains("Model::divides_sequences")));
 }
 
-/// Bytes that a rank's graph holds without the sequence divided, and with it.
+/// Compares the bytes that a rank's graph holds without and with divided sequences.
 #[test]
 fn divided_sequences_need_less() {
     let bytes = |sequence_parallel| {
@@ -310,7 +311,7 @@ fn a_micro_batch_without_targets_changes_nothing() {
             let mut optimizer = optimizer(&parallel)?;
             let losses = (0..3).map(|number| {
                 let (tokens, targets) = own_batch(&parallel, number)?;
-                // Of the first of two ranks, which has every second row, all of the second micro-batch.
+                // All targets of the second micro-batch of the first of two ranks, which has every second row.
                 let ignored = Tensor::full(-100i64, (1, LEN), &Device::Cpu)?;
                 let (rank, ranks) = (parallel.data_ranks().rank(), parallel.data_ranks().world_size());
                 for (own, _) in

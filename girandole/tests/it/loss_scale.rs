@@ -1,4 +1,4 @@
-//! Scaled losses: the same gradients, and a step that one rank cannot take is skipped by all.
+//! Loss scaling: the gradients are the same, and all ranks skip a step in which the gradients of one overflow.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn a_scaled_loss_trains_as_one_that_is_not() {
     };
     let expected = train("", None);
     for layout in std::iter::once("").chain(LAYOUTS) {
-        // Not a power of two, and another one every other step.
+        // Not a power of two, and growing every other step.
         let config = LossScalerConfig { scale: 3000.0, growth_interval: 2, ..LossScalerConfig::default() };
         let got = train(layout, Some(config));
         let gap = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
@@ -85,7 +85,7 @@ fn f16_trains_in_every_layout() {
     }
 }
 
-/// A divided pair of layers, between which one rank's gradient may be made too large.
+/// A divided pair of layers, between which one rank's gradient can be made to overflow.
 struct Pair {
     up: Linear,
     down: Linear,
@@ -96,7 +96,7 @@ impl Module for Pair {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let y = self.up.forward(x)?.tanh()?;
         let overflows = self.overflows.as_ref().is_some_and(|overflows| overflows.load(Ordering::Relaxed));
-        // Forward the same.
+        // The forward result is unchanged.
         let y = if overflows { (&y + ((&y - y.detach())? * 1e306)?)? } else { y };
         x + self.down.forward(&y)?
     }
@@ -123,14 +123,15 @@ impl Net {
     }
 }
 
-/// A model of which the last rank's gradients are too large while the flag is up.
+/// A model in which the last rank's gradients overflow while the flag is set.
 fn net(
     comm: Arc<dyn girandole::comm::Communicator>,
     layout: &Layout,
     config: LossScalerConfig,
 ) -> girandole::Result<(Parallel<Net>, Arc<AtomicBool>)> {
     let (flag, is_last) = (Arc::new(AtomicBool::new(false)), comm.rank() + 1 == comm.world_size());
-    // A stage may lack the first unit; where layers are divided, no other rank has the gradient of the first.
+    // A stage may not contain the first unit, so all units overflow with `pp`. With divided layers, no other rank has
+    // the gradient of the first layer.
     let (own, everywhere) = (if is_last { flag.clone() } else { Arc::default() }, layout.pp > 1);
     let settings = ParallelConfig {
         dtype: DType::F64,
@@ -142,7 +143,7 @@ fn net(
     Ok((Parallel::new(comm, layout, InitialWeights::seed(3), &settings, build)?, flag))
 }
 
-/// Goes on for some steps; what each came to, and the factor after it.
+/// Resumes for some steps; returns the loss of each, whether it was skipped, and the loss scale after it.
 fn go_on(layout: &str, dir: &Path, steps: usize, overflowing: usize) -> Vec<(f64, bool, f64)> {
     let layout: Layout = layout.parse().unwrap();
     let on_rank = |comm| -> girandole::Result<_> {
@@ -209,7 +210,7 @@ fn a_step_that_one_rank_cannot_take_is_skipped_by_all() {
     );
     for layout in LAYOUTS {
         let dir = tempfile::tempdir().unwrap();
-        // A resume in between, in another layout, before the factor grows again.
+        // Resumes in another layout in between, before the scale grows again.
         let mut got = go_on(layout, dir.path(), 4, 2);
         got.extend(go_on("dp=2", dir.path(), 2, 2));
         got.extend(go_on(layout, dir.path(), 2, 2));
@@ -240,13 +241,13 @@ fn gradients_that_no_scale_helps_end_the_training() {
         let config = LossScalerConfig { scale: 64.0, ..LossScalerConfig::default() };
         let (mut model, flag) = net(comm, &layout, config)?;
         let train = TrainConfig { steps: 20, batch_size: ROWS, ..TrainConfig::default() };
-        // As a division by zero does in backward; a scale of 1/65536 and less would help here.
+        // As with a division by zero in backward; a scale of 1/65536 or less would help here.
         flag.store(true, Ordering::Relaxed);
         let mut trainer = Trainer::new(&mut model, &Rows, train)?;
         Ok(trainer.run(&mut Silent).unwrap_err().to_string())
     });
     for said in said.unwrap() {
-        // From 64 to 1/256 it is 14 halvings.
+        // From 64 to 1/256 there are 14 halvings.
         assert!(said.starts_with("step 16: the gradients' norm is inf"), "{said}");
         assert!(said.contains("scaled by 0.001953125"), "{said}");
     }

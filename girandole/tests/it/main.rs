@@ -1,4 +1,4 @@
-//! The tests of `girandole` through its public items, in one program, which is quicker built than one for each file.
+//! The tests of `girandole` through its public items, in one program, which builds faster than one for each file.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]

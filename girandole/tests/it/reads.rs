@@ -1,4 +1,4 @@
-//! From a folder, each rank reads what it has of each parameter, and no more.
+//! Reading weights: from a model folder, each rank only reads the parts of parameters that it keeps.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn gpt2() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
-/// A folder with random numbers, in several files.
+/// Writes a folder with random weights, in several files.
 fn folder(config: &ModelConfig, dtype: DType) -> TempDir {
     let (dir, vars, weights) =
         (tempfile::tempdir().unwrap(), VarMap::new(), Weights::random(config, 3).unwrap());
@@ -42,7 +42,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
 }
 
-/// Bytes that this thread has read from files so far.
+/// Returns the bytes that this thread has read from files so far.
 #[cfg(target_os = "linux")]
 fn bytes_read() -> usize {
     let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
@@ -55,7 +55,7 @@ fn bytes_read() -> usize {
     0
 }
 
-/// What each rank reads while it builds a model, which is compared with the folder's numbers.
+/// Builds a model, compares it with the folder's weights, and returns how many bytes each rank reads.
 fn read(dir: &TempDir, layout: &str, dtype: DType, lora: bool) -> Vec<usize> {
     let layout: Layout = layout.parse().unwrap();
     let ranks = Local::run_shared(layout.ranks(), |comm| {
@@ -94,7 +94,7 @@ fn read(dir: &TempDir, layout: &str, dtype: DType, lora: bool) -> Vec<usize> {
     ranks.unwrap()
 }
 
-/// Bytes of numbers in a folder.
+/// Returns the size of a folder's weights in bytes.
 fn size(config: &ModelConfig, dtype: DType) -> usize {
     let shapes = Weights::random(config, 0).unwrap().shapes().clone();
     shapes.values().map(|dims| dims.iter().product::<usize>()).sum::<usize>() * dtype.size_in_bytes()
@@ -109,13 +109,13 @@ fn sharded_ranks_read_the_folder_once() {
         (gpt2(), DType::F32, DType::F64),
     ] {
         let (dir, all) = (folder(&config, saved), size(&config, saved));
-        // And how often the ranks together have the model.
+        // With the number of times that the ranks together hold the model.
         for (layout, times) in
             [("shard=2", 1), ("shard=3", 1), ("tp=2", 1), ("shard=2,tp=2", 1), ("dp=2,shard=2", 2)]
         {
             let ranks = read(&dir, layout, dtype, false);
             if cfg!(target_os = "linux") {
-                // Some numbers of each parameter are read by all.
+                // Some elements of each parameter are read by all ranks.
                 let (sum, most) = (ranks.iter().sum::<usize>(), all * times / ranks.len());
                 assert!(sum >= all * times && sum < all * times * 106 / 100, "{layout}: {ranks:?} of {all}");
                 assert!(ranks.iter().all(|read| *read < most * 110 / 100), "{layout}: {ranks:?} of {all}");
@@ -139,7 +139,7 @@ fn what_adapters_are_put_on_is_read_once_as_well() {
     }
 }
 
-/// A rank whose columns are far from each other reads these, and not what lies between.
+/// A rank whose columns are far apart reads only these, and not the data in between.
 #[test]
 fn a_checkpoint_is_read_by_ranges() {
     let json = r#"{"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 20000, "num_hidden_layers": 2,

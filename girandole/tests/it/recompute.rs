@@ -1,4 +1,4 @@
-//! Units that are computed again in backward: the same losses and parameters to the bit, in every layout, in less memory.
+//! Recomputation in backward: the same losses and parameters to the bit, in every layout, with less memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute};
 
 const STEPS: usize = 4;
 
-/// By rank: losses of steps, that of an evaluation, and all numbers of its parameters.
+/// By rank: losses of steps, the loss of an evaluation, and all values of its parameters, as bits.
 type Trained = Vec<(Vec<u64>, u64, Vec<Vec<u64>>)>;
 
 fn train(layout: &str, setup: Setup) -> Trained {
@@ -36,7 +36,7 @@ fn train(layout: &str, setup: Setup) -> Trained {
     Local::run_shared(layout.ranks(), run).unwrap()
 }
 
-/// Also where the ranks' units take turns on a mesh of two or three axes.
+/// Includes meshes of two and three axes.
 const LAYOUTS: [&str; 10] = [
     "",
     "dp=2",
@@ -80,7 +80,7 @@ fn the_same_bits_where_weights_are_deferred() {
     }
 }
 
-/// Of 24 equal blocks, in one process.
+/// Builds a model of 24 equal blocks in one process.
 fn deep(recompute: Recompute) -> Parallel<CausalLm> {
     let json = r#"{"model_type": "llama", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 24,
          "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 16,
@@ -104,7 +104,7 @@ fn activations_of_24_blocks_need_a_quarter_at_most() {
         activation_bytes(&model.loss(&tokens, &targets).unwrap(), [])
     };
     let [kept, every_other, units] = [Recompute::None, Recompute::Every(2), Recompute::Units].map(bytes);
-    // While backward is in a unit, all of that one is there as well.
+    // During backward in a unit, all activations of that one exist as well.
     let with_one_unit = units + kept / 24;
     assert!(with_one_unit <= kept / 4, "{with_one_unit} of {kept}");
     assert!(units < every_other && every_other < 2 * kept / 3, "{units}, {every_other}, {kept}");
@@ -120,13 +120,14 @@ fn cheap_parts_need_less_than_all_and_keep_products() {
     };
     let [kept, selective, units] = [Recompute::None, Recompute::Selective, Recompute::Units].map(bytes);
     assert!(units < selective && selective < kept * 2 / 3, "{units}, {selective}, {kept}");
-    // Of each block what came in, queries, keys, values, what attention gave and its sums, what came of it, two wide ones, what came of these.
+    // For each block: the input, queries, keys, values, the output of attention and its sums, the projected output, two
+    // wide activations, and the output of the MLP.
     let numbers = tokens.elem_count() * (32 * 7 + 64 * 2 + 4);
     let rest = units - 24 * 4 * tokens.elem_count() * 32;
     assert_eq!(selective, rest + 24 * 4 * numbers, "{units}");
 }
 
-/// Bytes that the ranks send for two steps.
+/// Returns the bytes that the ranks send in two steps.
 fn sent(recompute: Recompute) -> u64 {
     let run = |comm| {
         let mut parallel = Setup { recompute, ..Setup::default() }.parallel(comm, &"tp=2".parse()?, None)?;
@@ -180,7 +181,7 @@ impl Module for Counted {
     }
 }
 
-/// Of floats from the first unit on.
+/// Its input is floating-point, unlike a language model's.
 type Net = Chain<Counted>;
 
 const WIDTH: usize = 4;
@@ -199,7 +200,7 @@ impl Net {
     }
 }
 
-/// By rank: losses, how often units have run in steps, and the bytes that were sent.
+/// Returns by rank: losses, how often units have run in steps, and the bytes sent.
 fn train_net(layout: &Layout, recompute: Recompute) -> Vec<(Vec<u64>, usize, u64)> {
     let run = |comm| {
         let (runs, rows) = (Arc::new(AtomicUsize::new(0)), 4);
@@ -218,7 +219,7 @@ fn train_net(layout: &Layout, recompute: Recompute) -> Vec<(Vec<u64>, usize, u64
         let mut optimizer = adam.map_err(girandole::Error::from)?;
         let rank = model.data_ranks().rank() as f64;
         let (x, y) = ((all(rows)? / (10.0 + rank))?, (all(rows)? / 7.0)?.sin()?);
-        // Stages have run once to find out their shapes.
+        // Stages have run once to determine their shapes.
         let before = runs.load(Ordering::Relaxed);
         let mut losses = Vec::new();
         for _ in 0..STEPS {
@@ -245,7 +246,7 @@ fn units_run_twice_with_the_same_dropout_and_are_gathered_as_often_as_without() 
                 assert!(*runs > expected.1, "{what}");
             }
             let runs = |ranks: &[(Vec<u64>, usize, u64)]| ranks.iter().map(|rank| rank.1).sum::<usize>();
-            // All stages of a pipeline together are a model.
+            // All stages of a pipeline together are one model.
             let models = layout.ranks() / layout.axes().iter().find(|(name, _)| *name == "pp").unwrap().1;
             assert_eq!(runs(&kept), models * STEPS * micro_batches * UNITS);
             assert_eq!(runs(&got) - runs(&kept), models * STEPS * micro_batches * again, "{layout}");

@@ -1,4 +1,4 @@
-//! Stages compute rows of any length, as one rank does.
+//! Forward through pipeline stages: rows of any length, with the same result as on one rank.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use candle_nn::Optimizer;
 use girandole::Layout;
 use girandole::comm::{Communicator, Local};
 
-/// The logits of the last token of some rows after a step, on all ranks.
+/// Returns the logits of the last token of some rows after a step, on all ranks.
 fn logits(setup: Setup, layout: &str) -> Vec<Vec<f64>> {
     let layout: Layout = layout.parse().unwrap();
     let on_rank = |comm: Arc<dyn Communicator>| -> girandole::Result<Vec<f64>> {
@@ -27,7 +27,7 @@ fn logits(setup: Setup, layout: &str) -> Vec<Vec<f64>> {
             };
             all.extend(logits.to_vec1::<f64>()?);
         }
-        // Steps go on.
+        // Further steps are possible.
         parallel.step(&tokens, &targets)?;
         Ok(all)
     };

@@ -1,4 +1,4 @@
-//! Running statistics are neither trained nor divided, and are kept in checkpoints.
+//! Running statistics are neither trained nor divided, and are stored in checkpoints.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
-/// What a test tells a rank's blocks.
+/// Controls the blocks of a rank.
 struct Switch {
     trains: AtomicBool,
-    /// Until one fails.
+    /// Number of forward passes until one fails.
     forwards: AtomicUsize,
 }
 
@@ -75,10 +75,11 @@ fn data(parallel: &Parallel<Net>) -> candle_core::Result<(Tensor, Tensor)> {
     Ok(((&own * 0.7)?.sin()?, (own * 0.3)?.cos()?))
 }
 
-/// What a rank has of one state.
+/// Names and values of a rank's state.
 type Numbers = Vec<(String, Vec<f64>)>;
 
-/// Loads the latest checkpoint, where there is one; trains, where there is none, and writes one. By rank: the loss of an evaluation, and state.
+/// Loads the latest checkpoint, or trains and writes one if there is none. Returns by rank the loss of an evaluation,
+/// and the state.
 fn run(layout: &str, dir: &Path, frozen: bool) -> Vec<(f64, Numbers)> {
     let layout: Layout = layout.parse().unwrap();
     let on_rank = |comm: Arc<dyn Communicator>| -> girandole::Result<_> {
@@ -127,7 +128,7 @@ fn statistics_go_on_in_any_layout() {
             let first = run(from, dir.path(), frozen).remove(0).1;
             let expected = run("", dir.path(), frozen).remove(0);
             assert_eq!(expected.1.len(), 6);
-            // What the first rank came to.
+            // The state of the first rank.
             let of = |name: &str| expected.1.iter().find(|(known, _)| known == name).unwrap();
             assert!(first.iter().all(|kept| of(&kept.0) == kept), "{from}: {first:?}, {expected:?}");
             assert!(expected.1.iter().all(|(_, numbers)| numbers.iter().all(|x| *x != 0.0 && *x != 1.0)));
@@ -141,7 +142,7 @@ fn statistics_go_on_in_any_layout() {
     }
 }
 
-/// Rows that are all equal, so that their statistics are those of any number of them.
+/// Equal rows, so that their statistics do not depend on their number.
 struct Equal;
 
 impl Data for Equal {
@@ -155,7 +156,7 @@ impl Data for Equal {
     }
 }
 
-/// Five steps in which nothing is learnt; by rank the statistics, none of one that has left.
+/// Runs five steps with a negligible learning rate. Returns the statistics by rank; `None` for a rank that has left.
 fn count(ranks: usize, leaves_after: Option<usize>) -> Vec<Option<Numbers>> {
     let on_rank = |comm: Arc<dyn Communicator>| -> girandole::Result<Option<Numbers>> {
         let leaves = leaves_after.filter(|_| comm.rank() == 1);
@@ -185,7 +186,7 @@ fn count(ranks: usize, leaves_after: Option<usize>) -> Vec<Option<Numbers>> {
 #[test]
 fn a_step_that_is_taken_again_after_a_loss_counts_once() {
     let expected = count(1, None).remove(0).unwrap();
-    // A rank leaves before, between and behind the norms of its third step.
+    // A rank leaves before, between and after the norms of its third step.
     for leaves_after in [None, Some(6), Some(7), Some(8)] {
         let seen: Vec<_> = count(3, leaves_after).into_iter().flatten().collect();
         assert_eq!(seen.len(), 3 - usize::from(leaves_after.is_some()));

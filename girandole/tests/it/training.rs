@@ -1,4 +1,4 @@
-//! The training loop: it goes on from a checkpoint in another layout, each row once an epoch.
+//! The training loop: it resumes from a checkpoint in another layout, with each row once per epoch.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -13,7 +13,7 @@ use girandole::trainer::{
 use girandole::training::build::Builder;
 use girandole::{Layout, Parallel};
 
-/// Rows that note when they are asked for.
+/// Data that records which rows are requested.
 struct Noted {
     rows: usize,
     asked: Mutex<Vec<usize>>,
@@ -67,7 +67,7 @@ fn config(steps: usize, dir: Option<&Path>, in_background: bool) -> TrainConfig 
     }
 }
 
-/// Trains to a step that may not be the last one.
+/// Trains until a step that may not be the last one.
 fn train(layout: &str, data: &Noted, config: &TrainConfig, until: usize) -> Vec<f64> {
     let layout: Layout = layout.parse().unwrap();
     let ranks = Local::run_shared(layout.ranks(), |comm| {
@@ -75,7 +75,7 @@ fn train(layout: &str, data: &Noted, config: &TrainConfig, until: usize) -> Vec<
         let mut losses = Losses(Vec::new());
         let mut trainer = Trainer::new(&mut model, data, config.clone())?;
         trainer.resume_latest()?;
-        // As a run that is stopped there.
+        // Like a run that is stopped there.
         trainer.run_until(until, &mut losses)?;
         Ok(losses.0)
     });
@@ -90,7 +90,7 @@ fn a_run_goes_on_with_the_next_row_in_another_layout() {
         let config = config(18, Some(dir.path()), in_background);
         let mut got = Vec::new();
         for (until, layout) in [(4, "shard=2"), (8, "tp=2"), (12, "pp=2,dp=2"), (18, "")] {
-            // Ranks of one place in tp or pp ask for the same rows.
+            // Ranks that differ in tp or pp only request the same rows.
             let before = parts.asked.lock().unwrap().len();
             got.extend(train(layout, &parts, &config, until));
             let layout: Layout = layout.parse().unwrap();

@@ -1,4 +1,4 @@
-//! Every operation between two ranks, of every dtype, with numbers that are rounded.
+//! Every operation between two ranks, with every dtype, on numbers that are rounded.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -10,7 +10,7 @@ use super::Outcome;
 const DTYPES: [DType; 7] =
     [DType::F64, DType::F32, DType::F16, DType::BF16, DType::U8, DType::U32, DType::I64];
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
-/// One that fits into one message, and one that is cut.
+/// Two lengths that fit into one message, and one that is split.
 const LENGTHS: [usize; 3] = [1, 37, 70_001];
 
 pub(super) fn all(comm: &dyn Communicator) -> Result<Outcome> {
@@ -99,7 +99,7 @@ fn uneven(
     Ok(())
 }
 
-/// Numbers with many digits, which differ by rank and place; whole ones where the dtype has only these.
+/// Returns numbers with many digits, which differ by rank and index; integers for integer dtypes.
 fn input(rank: usize, len: usize, dtype: DType) -> Result<Tensor> {
     let number = |index: usize| ((index * 7919 + rank * 104_729 + 1) % 1009) as f64 / 1009.0;
     let scaled = |index| if dtype.is_float() { number(index) - 0.4 } else { (number(index) * 15.0).floor() };
@@ -111,14 +111,14 @@ fn zeros(len: usize, dtype: DType) -> Result<Tensor> {
     Ok(Tensor::zeros(len, dtype, &Device::Cpu)?)
 }
 
-/// Of the elements' bits: there are many of them.
+/// Returns a digest of the elements' bits, which are too many to store.
 fn digest(tensor: &Tensor) -> Vec<u8> {
     let mut hasher = DefaultHasher::new();
     hasher.write(&bytes(tensor));
     hasher.finish().to_le_bytes().to_vec()
 }
 
-/// The elements' bits.
+/// Returns the elements' bits.
 pub(super) fn bytes(tensor: &Tensor) -> Vec<u8> {
     let mut bytes = Vec::new();
     tensor.write_bytes(&mut bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Data parallelism: each rank computes its own steps from the gradients that all have.
+//! Data parallelism: each rank computes its own optimizer steps from the common gradients.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::collectives::bytes;
 
 pub(super) const OPTIMIZERS: [&str; 3] = ["sgd", "adam", "adamw"];
 const STEPS: usize = 200;
-/// Some steps are clipped by it, and some are not.
+/// Clips some steps, and not others.
 const MAX_NORM: f64 = 0.5;
 const TOKENS: usize = 29;
 

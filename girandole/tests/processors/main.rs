@@ -1,8 +1,8 @@
-//! Ranks on different processors: what is to be equal to the bit is, and what is not stays near.
+//! Ranks on different processors: what must be equal to the bit is, and all else is close.
 //!
-//! By itself both ranks run this program. `GIRANDOLE_MIXED` is the command that starts it on another processor, which is then that of
-//! rank 1: `qemu-aarch64-static PROGRAM` with this program built for ARM, or `qemu-x86_64-static -cpu max PROGRAM` with this very
-//! one, for a processor that has AVX2 and no AVX-512. `scripts/test-mixed.sh` gives both.
+//! By default both ranks run this program. `GIRANDOLE_MIXED` is a command that starts it on another processor, for rank
+//! 1: `qemu-aarch64-static PROGRAM` with this program built for ARM, or `qemu-x86_64-static -cpu max PROGRAM` with this
+//! very program, for a processor that has AVX2 and no AVX-512. `scripts/test-mixed.sh` uses both.
 #![allow(clippy::unwrap_used)]
 
 mod collectives;
@@ -19,7 +19,7 @@ use girandole::Result;
 use girandole::comm::{Communicator, Local, Transport};
 use pair::{PART, run_pair};
 
-/// What a rank has in the end: names and bytes.
+/// Results of a rank: names and bytes.
 type Outcome = BTreeMap<String, Vec<u8>>;
 
 fn run(comm: Arc<dyn Communicator>, job: &str) -> Result<Outcome> {
@@ -30,7 +30,7 @@ fn run(comm: Arc<dyn Communicator>, job: &str) -> Result<Outcome> {
     }
 }
 
-/// One rank of a job, where another test of this file started this program for that.
+/// One rank of a job, if another test of this file has started this program for that.
 #[test]
 fn one_rank() {
     if let Ok(part) = std::env::var(PART) {
@@ -38,7 +38,7 @@ fn one_rank() {
     }
 }
 
-/// The names of what differs, each with the number of bytes that do.
+/// Returns the names of results that differ, each with the number of differing bytes.
 fn differences(a: &Outcome, b: &Outcome) -> Vec<String> {
     assert!(a.keys().eq(b.keys()), "{:?} and {:?}", a.keys(), b.keys());
     let differing = |(a, b): (&Vec<u8>, &Vec<u8>)| a.iter().zip(b).filter(|(a, b)| a != b).count();

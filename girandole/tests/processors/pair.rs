@@ -1,4 +1,4 @@
-//! Two processes that are ranks of one job, the second maybe on another processor.
+//! Runs two processes as ranks of one job, the second possibly on another processor.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,15 +10,15 @@ use girandole::comm::{Communicator, InitMethod, Secret, Tcp, TcpConfig, Transpor
 
 use super::Outcome;
 
-/// What a process is to do as a rank: see [`Part`].
+/// Variable with the task of a process that is a rank: see [`Part`].
 pub(super) const PART: &str = "GIRANDOLE_MIXED_RANK";
-/// How rank 1 is started.
+/// Variable with the command that starts rank 1.
 const COMMAND: &str = "GIRANDOLE_MIXED";
 
-/// A rank, and the job's transport, name, and folder, in which ranks meet and leave what they have in the end.
+/// Rank, transport, job name, and the folder for the rendezvous and the results.
 type Part = (usize, String, String, PathBuf);
 
-/// What both ranks have in the end.
+/// Runs both ranks, and returns their results.
 pub(super) fn run_pair(job: &str, transport: Transport) -> [Outcome; 2] {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("secret"), Secret::random().unwrap().to_hex()).unwrap();
@@ -31,12 +31,12 @@ pub(super) fn run_pair(job: &str, transport: Transport) -> [Outcome; 2] {
     })
 }
 
-/// Ends with the test.
+/// A process that is killed when the test ends.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended cannot be killed any more.
+        // Fails only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -61,7 +61,7 @@ fn start(rank: usize, job: &str, transport: Transport, folder: &Path) -> Child {
     command.spawn().unwrap()
 }
 
-/// Does what the job says, and leaves the outcome where [`run_pair`] looks for it.
+/// Does the job as one rank, and writes the result to the file that [`run_pair`] reads.
 pub(super) fn be_a_rank(part: &str, body: impl Fn(Arc<dyn Communicator>, &str) -> Result<Outcome>) {
     let (rank, transport, job, folder): Part = serde_json::from_str(part).unwrap();
     let secret = Secret::from_hex(&std::fs::read_to_string(folder.join("secret")).unwrap()).unwrap();

@@ -1,27 +1,27 @@
-//! The lines of an earlier run, while another one writes to their file.
+//! Preserves the lines of an earlier run while another run writes to their file.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// What was in a file when a run began, in a file beside it, `NAME.earlier`, so that it is there whatever becomes of the run. Unless
-/// it is forgotten, it gets its place back where the run has written nothing.
+/// The earlier content of a file, moved to `NAME.earlier` when a run begins, so that it is not lost whatever happens to
+/// the run. Unless `forget` is called, it is moved back on drop if the run has written nothing.
 #[derive(Debug)]
 pub(super) struct Earlier {
     target: PathBuf,
-    /// None once it is forgotten.
+    /// Path of the moved file; `None` once it is forgotten.
     beside: Option<PathBuf>,
 }
 
 impl Earlier {
-    /// Makes room for new lines: moves what is in a file beside it, if there is anything.
+    /// Moves the content of a file to `NAME.earlier`, if there is any, and creates an empty file in its place.
     pub(super) fn keep(path: &Path) -> io::Result<Option<Self>> {
         let Ok(found) = fs::metadata(path) else { return Ok(None) };
         if !found.is_file() || found.len() == 0 {
             return Ok(None);
         }
         let target = path.canonicalize()?;
-        // Asked for first, so that a file that may not be written is where it was.
+        // Checked first, so that a file that cannot be written is not moved.
         fs::File::options().write(true).open(&target)?;
         let beside = free_name(&target);
         fs::rename(&target, &beside)?;
@@ -32,7 +32,7 @@ impl Earlier {
 
     pub(super) fn forget(mut self) {
         if let Some(beside) = self.beside.take() {
-            // It is in nobody's way.
+            // If it cannot be removed, it does no harm.
             let _ = fs::remove_file(beside);
         }
     }
@@ -45,7 +45,7 @@ impl Drop for Earlier {
         if is_empty && fs::rename(&beside, &self.target).is_ok() {
             return;
         }
-        // Where nobody reads the remark, none is needed.
+        // An error of writing the note is ignored.
         let _ = writeln!(
             io::stderr().lock(),
             "note: the lines of an earlier run are in {} now",
@@ -54,7 +54,7 @@ impl Drop for Earlier {
     }
 }
 
-/// `NAME.earlier`, or with a number where a run that was killed has left one.
+/// Returns `NAME.earlier`, or a numbered name if an earlier run that was killed has left that one.
 fn free_name(target: &Path) -> PathBuf {
     let mut name = target.file_name().unwrap_or_default().to_os_string();
     name.push(".earlier");

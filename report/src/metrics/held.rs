@@ -1,31 +1,31 @@
-//! What a rank holds and sends, measured: memory by kind, and bytes of a step.
+//! Measured memory of a rank by kind, and bytes that it sends in a step.
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of one rank, as `--metrics` has them and `plan` foretells them.
+/// Bytes of one rank, as written to `--metrics` and as predicted by `plan`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     /// Parameters, or this rank's part of them.
     pub weights: u64,
-    /// What there is of parameters beside that: copies that a model computes with, gathered ones.
+    /// Further memory for parameters: copies that a model computes with, and gathered parameters.
     pub copies: u64,
     /// Gradients.
     pub gradients: u64,
-    /// What the optimizer remembers.
+    /// Optimizer state.
     pub optimizer: u64,
-    /// What forward keeps for backward: what operations give to each other, and what they keep to themselves.
+    /// Activations that forward keeps for backward: results of operations, and what operations save internally.
     pub activations: u64,
-    /// What is sent in a step, on the average.
+    /// Bytes sent in a step, on average.
     pub sent: f64,
 }
 
 impl Held {
-    /// All that is for the model.
+    /// Returns the memory of the model's parameters, gradients and optimizer state.
     pub fn model(&self) -> u64 {
         self.weights + self.copies + self.gradients + self.optimizer
     }
 
-    /// The larger of each.
+    /// Returns the larger value of each field.
     pub fn largest(self, other: Self) -> Self {
         Self {
             weights: self.weights.max(other.weights),

@@ -1,34 +1,36 @@
-//! How fast a step was and what it held, and what checkpoints took.
+//! Speed of training steps, and times of checkpoints.
 
 use serde::Serialize;
 
-/// Of one step.
+/// Speed of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StepSpeed {
-    /// Operations a second of the model's products, of all ranks.
+    /// Floating-point operations per second in the matrix products of the model, of all ranks.
     pub model_flops_per_second: f64,
-    /// The same as a part of what all ranks together have reached in a product alone, before the first step.
+    /// The same as a fraction of what all ranks together reached in a matrix product alone, measured before the first
+    /// step.
     pub mfu: f64,
     /// Time of the step, in seconds.
     pub seconds: f64,
-    /// Of these, those that this rank was not in collectives.
+    /// Time in which this rank was not in collectives, in seconds.
     pub compute_seconds: f64,
-    /// Time that this rank was in collectives, waiting for others included; the two overlap where gradients leave during backward.
+    /// Time in which this rank was in collectives, including waiting for other ranks. It overlaps with computation if
+    /// gradients are sent during backward.
     pub communication_seconds: f64,
-    /// Of these, those in which a rank that this one was to receive from had not begun the same collective.
+    /// The part of it in which a rank from which this one was to receive had not started the same collective.
     pub waiting_seconds: f64,
-    /// The most memory that this rank has held so far, where known.
+    /// Peak memory of this rank so far, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// Of a run.
+/// Times of the checkpoints of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct CheckpointTimes {
-    /// Checkpoints that were begun.
+    /// Number of checkpoints that were begun.
     pub count: usize,
-    /// For which training stood still, all together.
+    /// Total time that training was blocked, in seconds.
     pub stood_still_seconds: f64,
-    /// For which the run waited at its end for the last one to be written.
+    /// Time that the run waited at its end for the last one to be written, in seconds.
     pub at_end_seconds: f64,
 }

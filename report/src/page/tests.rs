@@ -1,4 +1,4 @@
-//! The page is whole whatever goes in.
+//! Tests that the page is well-formed whatever the input.
 
 use super::*;
 use crate::{Evaluation, RankTimes, Speedup, Timeline};
@@ -43,7 +43,7 @@ fn full() -> Report {
     }
 }
 
-/// Every element is closed, in order; the page has nothing that a browser would have to guess.
+/// Checks that every element is closed, in order.
 fn assert_well_formed(html: &str) {
     let mut open = Vec::new();
     let mut rest = html;
@@ -111,9 +111,9 @@ fn a_full_report_has_every_part_and_no_link() {
     for link in ["http", "href", "src=", "url(", "@import", "<script", "<link"] {
         assert!(!links.contains(link), "{link}");
     }
-    // Few points, however many steps.
+    // Few points are drawn, however many steps there are.
     assert!(html.len() < 100_000, "{}", html.len());
-    // The page's style finds the plots' colours.
+    // The page's style sheet refers to the colours of the plots.
     let colour = hex(COLOURS[0].0);
     assert!(
         html.contains(&format!("stroke=\"{colour}\""))
@@ -218,7 +218,7 @@ fn a_pipeline_is_drawn_planned_and_measured() {
     for part in ["12 forward passes from the first action", "12 s from", "idle 25 %", ">backward</li>"] {
         assert!(html.contains(part), "{part}");
     }
-    // Nothing to draw, nothing drawn.
+    // Without data nothing is drawn.
     let empty = Report { timelines: vec![Timeline::default()], ..Report::default() };
     assert!(!empty.render().unwrap().contains("<svg"));
 }

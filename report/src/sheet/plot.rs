@@ -1,4 +1,4 @@
-//! Curves over one axis.
+//! Plots of curves.
 
 use plotters::element::Circle;
 use plotters::prelude::Color;
@@ -11,47 +11,47 @@ use crate::number::significant;
 
 const SIZE: (u32, u32) = (450, 300);
 
-/// Curves in one plot.
+/// A plot of several curves.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plot {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What lies on the axis across.
+    /// Name of the x axis.
     pub x_name: String,
-    /// What lies on the axis upward.
+    /// Name of the y axis.
     pub y_name: String,
-    /// Whether each factor of x is as wide as the other, with a tick for each x that a curve has.
+    /// Whether the x axis is logarithmic, with ticks at the x values of the curves.
     pub by_factor: bool,
-    /// Whether each factor of y is as high as the other; else the axis begins at 0.
+    /// Whether the y axis is logarithmic; otherwise it begins at 0.
     pub log: bool,
-    /// What to draw.
+    /// The curves.
     pub curves: Vec<Curve>,
-    /// What else to know.
+    /// Text below the plot.
     pub note: String,
 }
 
 /// One curve.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Curve {
-    /// What to call it.
+    /// Its name.
     pub name: String,
-    /// From left to right; what is not finite is left out.
+    /// Points from left to right; those that are not finite are left out.
     pub points: Vec<(f64, f64)>,
-    /// How it looks.
+    /// Line style.
     pub line: Line,
-    /// The number of its colour.
+    /// Colour number.
     pub colour: usize,
 }
 
-/// How a curve looks.
+/// Line style of a curve.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Line {
-    /// A line with a dot at each point: measured.
+    /// A line with a dot at each point, for measurements.
     #[default]
     Solid,
-    /// A line with gaps: predicted.
+    /// A dashed line, for predictions.
     Dashed,
-    /// A thin line: what to compare with.
+    /// A thin line, for comparison.
     Thin,
 }
 

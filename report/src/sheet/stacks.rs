@@ -1,4 +1,4 @@
-//! Bars made of parts.
+//! Stacked bar plots.
 
 use crate::Result;
 use crate::axis::Axis;
@@ -6,18 +6,18 @@ use crate::bars::{Bar, clean, paint};
 use crate::chart::{Chart, Layout, draw_broad};
 use crate::number::significant;
 
-/// Bars beside each other, each made of parts on top of each other.
+/// Bars beside each other, each made of stacked parts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stacks {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What the height is.
+    /// Name of the y axis.
     pub y_name: String,
-    /// What the parts are, from the bottom; each has a colour of its own.
+    /// Names of the parts, from the bottom; each has its own colour.
     pub parts: Vec<String>,
     /// The name below each bar, and the heights of its parts.
     pub bars: Vec<(String, Vec<f64>)>,
-    /// What else to know.
+    /// Text below the plot.
     pub note: String,
 }
 

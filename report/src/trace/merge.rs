@@ -1,4 +1,4 @@
-//! One trace file of many ranks' traces.
+//! Merges the traces of many ranks into one file.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use crate::Error;
 
 type Event = Map<String, Value>;
 
-/// One Chrome trace of all ranks: each is a process of its own (`rank 0 (host)`), with its threads under it, and all are on
-/// one time axis, which begins where the first of them began to record.
+/// Merges traces into one Chrome trace of all ranks. Each rank is a process (`rank 0 (host)`) with its threads, and all
+/// have one time axis, which begins when the first of them started to record.
 ///
 /// # Cost
-/// Events are taken one at a time; the memory is that of the text.
+/// Events are processed one at a time; the memory is that of the text.
 ///
 /// # Errors
-/// [`Error::Malformed`] names the rank whose part is no JSON array of events.
+/// [`Error::Malformed`] names the rank whose part is not a JSON array of events.
 pub fn merge(parts: &[RankTrace]) -> crate::Result<String> {
     let origin = parts.iter().map(|part| part.started_unix_us).min().unwrap_or_default();
     let mut out =
@@ -49,7 +49,7 @@ impl Merged {
         self.text.push_str(&event.to_string());
     }
 
-    /// The events that give a rank its name, and its place in the order of ranks.
+    /// Writes the events that set a rank's name and its position in the list.
     fn name(&mut self, part: &RankTrace) {
         let name = format!("rank {} ({})", part.rank, part.host);
         self.push(&json!({ "ph": "M", "pid": part.rank, "name": "process_name", "args": { "name": name } }));
@@ -59,7 +59,7 @@ impl Merged {
     }
 }
 
-/// Passes a rank's events on, one by one.
+/// Copies a rank's events to the output, one by one.
 struct Events<'a> {
     out: &'a mut Merged,
     rank: usize,
@@ -82,7 +82,7 @@ impl<'de> Visitor<'de> for Events<'_> {
                         + self.shift;
                 *time = shifted.into();
             }
-            // A name in a metadata event is text, even where it is made of digits.
+            // A name in a metadata event stays text, even if it consists of digits.
             let metadata = event.get("ph").is_some_and(|kind| kind == "M");
             if let Some(Value::Object(args)) = event.get_mut("args").filter(|_| !metadata) {
                 args.values_mut().for_each(tidy);
@@ -93,7 +93,7 @@ impl<'de> Visitor<'de> for Events<'_> {
     }
 }
 
-/// The recorder writes a field's debug form: `"4"`, `"\"ring\""`. Back to number and text.
+/// Converts a field back to a number or text: the recorder writes its debug form, such as `"4"` or `"\"ring\""`.
 fn tidy(value: &mut Value) {
     let Value::String(text) = value else { return };
     if let Ok(plain @ (Value::Number(_) | Value::String(_) | Value::Bool(_))) = serde_json::from_str(text) {

@@ -1,7 +1,7 @@
-//! What each rank did when, as a Chrome trace that opens in Perfetto: `--trace FILE.json`.
+//! Traces of all ranks as a Chrome trace, which Perfetto opens: `--trace FILE.json`.
 //!
 //! [`install`] sets up logging for a process; with `record` it also keeps all spans in memory. At the end each rank's
-//! [`TraceRecorder::finish`] gives its [`RankTrace`], and [`merge`] makes one file of all of them.
+//! [`TraceRecorder::finish`] returns its [`RankTrace`], and [`merge`] makes one file of all of them.
 
 mod merge;
 
@@ -22,11 +22,11 @@ pub use merge::merge;
 
 use crate::{Error, Result};
 
-/// Sets up logging for this process: warnings and errors go to stderr, one line each. With `record`, spans and events of
-/// every level are recorded too; without, a span costs no more than a look at a global variable.
+/// Sets up logging for this process: warnings and errors go to stderr, one line each. With `record`, spans and events
+/// of every level are recorded too; without it, a span only costs reading a global variable.
 ///
 /// # Errors
-/// [`Error::AlreadyInstalled`] where logging has been set up before.
+/// [`Error::AlreadyInstalled`] if logging was set up before.
 ///
 /// ```
 /// let recorder = report::trace::install(true)?;
@@ -53,14 +53,14 @@ pub fn install(record: bool) -> Result<Option<TraceRecorder>> {
         .include_locations(false)
         .trace_style(TraceStyle::Threaded)
         .build();
-    // The layer's clock starts where it is built.
+    // The layer's clock starts when it is built.
     let started_unix_us =
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
     subscriber.with(layer).try_init().map_err(|_| Error::AlreadyInstalled)?;
     Ok(Some(TraceRecorder { bytes, guard, started_unix_us }))
 }
 
-/// An event as any other line of this program: `warning: ...` or `error: ...`.
+/// Formats an event like the other messages of this program: `warning: ...` or `error: ...`.
 struct Line;
 
 impl<S, N> FormatEvent<S, N> for Line
@@ -81,7 +81,7 @@ where
     }
 }
 
-/// Records the spans of this process, each thread on a track of its own. Made by [`install`].
+/// Records the spans of this process, with a separate track for each thread. Created by [`install`].
 pub struct TraceRecorder {
     bytes: SharedBytes,
     guard: FlushGuard,
@@ -97,7 +97,7 @@ impl std::fmt::Debug for TraceRecorder {
 }
 
 impl TraceRecorder {
-    /// Ends the recording, and gives what was recorded. Spans that are still open have no end in it.
+    /// Ends the recording, and returns what was recorded. Spans that are still open have no end in it.
     pub fn finish(self, rank: usize, host: &str) -> RankTrace {
         // Waits for the thread that writes.
         drop(self.guard);
@@ -107,20 +107,20 @@ impl TraceRecorder {
     }
 }
 
-/// What one rank recorded.
+/// The trace that one rank recorded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankTrace {
     /// The rank.
     pub rank: usize,
-    /// Where it ran.
+    /// Host name.
     pub host: String,
-    /// When its clock showed 0: microseconds since 1970, by its host's clock.
+    /// Start of its clock: microseconds since 1970, by its host's clock.
     pub started_unix_us: u64,
     /// A Chrome trace: a JSON array of events.
     pub json: String,
 }
 
-/// Memory that the trace's thread writes to and its recorder reads.
+/// Buffer that the trace's thread writes and the recorder reads.
 #[derive(Clone, Default)]
 struct SharedBytes(Arc<Mutex<Vec<u8>>>);
 

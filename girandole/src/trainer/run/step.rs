@@ -1,4 +1,4 @@
-//! One step of a run.
+//! One training step.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::trainer::StepReport;
 use crate::{Error, Result};
 
 impl<M: Model> Trainer<'_, M> {
-    /// The next step; rows of which nothing is learnt are left out, unless there are no others.
+    /// Computes the next step. Batches without targets are skipped, unless there are no others.
     pub(super) fn train_step(&mut self) -> Result<StepReport> {
         let mut left_out = 0;
         loop {
@@ -22,7 +22,7 @@ impl<M: Model> Trainer<'_, M> {
                     left_out += self.config.batch_size;
                 }
                 Err(error) => {
-                    // Where the others are lost, the same rows are taken again.
+                    // When a rank is lost, the same rows are used again.
                     if error.loss().is_some() {
                         self.put_back(&before)?;
                         buffers.iter().try_for_each(|(var, value)| var.set(value))?;
@@ -67,7 +67,7 @@ impl<M: Model> Trainer<'_, M> {
         })
     }
 
-    /// One step of the optimizer; gives the norm of all gradients.
+    /// Makes one optimizer step, and returns the norm of all gradients.
     fn change(&mut self, grads: &GradStore, learning_rate: f64) -> Result<f64> {
         self.optimizer.set_learning_rate(learning_rate);
         let norm = self.model.grad_norm(grads)?;
@@ -78,7 +78,7 @@ impl<M: Model> Trainer<'_, M> {
         Ok(norm)
     }
 
-    /// What a checkpoint is copied of must not change before it is.
+    /// Waits until the checkpoint's copies are made, because the variables must not change before.
     pub(super) fn wait_for_copies(&mut self) {
         let Some(saver) = &mut self.saver else { return };
         let stood_still = Instant::now();
@@ -86,9 +86,10 @@ impl<M: Model> Trainer<'_, M> {
         self.copying_seconds += stood_still.elapsed().as_secs_f64();
     }
 
-    /// A step whose gradients were not finite, unless it is not the scale that they are too large for.
+    /// Accepts a step whose gradients were not finite, and returns the norm. Fails if the loss scale is so small that
+    /// it cannot be the reason.
     fn skip(&self, loss_scale: f64) -> Result<f64> {
-        /// What overflows f16 here would be 16 million and more without a scale.
+        /// With this scale, a value that overflows f16 is 16 million or more without the scale.
         const LEAST: f64 = 1.0 / 256.0;
         if loss_scale < LEAST {
             let parameter = format!("the gradients of a loss that is scaled by {loss_scale}");
