@@ -1,4 +1,4 @@
-//! When a rank's own thread does not compute, by a clock that all processes of a machine share.
+//! Recording when a rank's own thread is blocked in communication, with a clock that all processes of a machine share.
 
 use std::cell::RefCell;
 
@@ -9,16 +9,16 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Spans in which a thread communicates, or waits until that is done.
+/// Names of spans in which a thread communicates, or waits for communication.
 const BLOCKED: [&str; 4] = ["collective", "wait", "wait for input gradient", "message"];
 
-/// Nanoseconds since some moment, the same for all processes.
+/// Returns the monotonic time in nanoseconds, comparable between processes of a machine.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// A time from one moment to another, in nanoseconds.
+/// Start and end, in nanoseconds of [`now`].
 pub(crate) type Interval = (u64, u64);
 
 #[derive(Default)]
@@ -29,24 +29,24 @@ struct Recording {
 }
 
 thread_local! {
-    /// There is one in a thread that asked for it.
+    /// `Some` in a thread that records.
     static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
 }
 
-/// Looks at spans from now on. Once in a process.
+/// Installs the subscriber that watches spans. Takes effect once per process.
 pub(crate) fn install() {
     let blocked = filter_fn(|metadata| metadata.is_span() && BLOCKED.contains(&metadata.name()));
     let layer = Watch.with_filter(blocked.and(LevelFilter::INFO));
-    // Where somebody else listens already, nothing is known of waiting.
+    // Fails if another subscriber is installed; then no blocked time is recorded.
     let _ = tracing_subscriber::registry().with(layer).try_init();
 }
 
-/// Begins to record what this thread does.
+/// Starts recording the blocked intervals of this thread.
 pub(crate) fn record() {
     RECORDING.set(Some(Recording::default()));
 }
 
-/// What was recorded: apart, and in order.
+/// Ends recording; returns the intervals, disjoint and in order.
 pub(crate) fn recorded() -> Vec<Interval> {
     RECORDING.take().map(|recording| recording.intervals).unwrap_or_default()
 }

@@ -1,6 +1,6 @@
-//! Which benches criterion's arguments ask for.
+//! Parsing of criterion's arguments: which benchmarks are selected.
 
-/// Criterion's options that have a value, which may be the next argument.
+/// Criterion's long options that take a value, which may be the next argument.
 const WITH_VALUE: [&str; 17] = [
     "--color",
     "--colour",
@@ -20,12 +20,12 @@ const WITH_VALUE: [&str; 17] = [
     "--confidence-level",
     "--significance-level",
 ];
-/// Of those that are one letter.
+/// Criterion's short options that take a value.
 const LETTERS_WITH_VALUE: &str = "csb";
-/// With these no bench runs, whatever the filter.
+/// Options with which no benchmark runs, whatever the filter.
 const NOTHING_RUNS: [&str; 3] = ["--list", "--ignored", "--load-baseline"];
 
-/// The filter in the arguments of a criterion program, where benches are to run and a filter says which.
+/// Returns the filter in the arguments of a criterion program; `None` if there is none, or if no benchmarks are to run.
 ///
 /// ```
 /// let arguments = ["--bench", "--save-baseline", "before", "ddp/2 ranks"].map(String::from);
@@ -52,12 +52,12 @@ pub fn filter(arguments: &[String]) -> Option<&str> {
     filter
 }
 
-/// Whether the argument after this one is its value.
+/// Whether the next argument is this option's value.
 fn value_follows(argument: &str) -> bool {
     if argument.starts_with("--") {
         return WITH_VALUE.contains(&argument);
     }
-    // Letters may stand together, and the first one with a value has all that follows it.
+    // Short options may be combined; the first one with a value takes the rest of the argument.
     let letters = argument.strip_prefix('-').unwrap_or_default();
     letters.find(|letter| LETTERS_WITH_VALUE.contains(letter)).is_some_and(|place| place + 1 == letters.len())
 }

@@ -1,4 +1,4 @@
-//! What ranks are started for, and how: this program starts itself again.
+//! Jobs that ranks run for the benchmarks: this program starts itself as the ranks.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -17,50 +17,50 @@ use crate::clock;
 use crate::workload::{self, Figures, Training};
 
 const JOB: &str = "GIRANDOLE_BENCH_JOB";
-/// Calls before those that are measured.
+/// Maximum number of warm-up calls.
 const WARM_UP: u64 = 5;
 
-/// What ranks do. Rank 0 hands over what came of it.
+/// What the ranks do. Rank 0 hands over the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Job {
-    /// One operation, so many times one after the other: seconds of all of them.
+    /// One operation, called `rounds` times in a row; result: total seconds.
     Operation {
-        /// As `comm-bench --ops` calls it.
+        /// Name, as in `comm-bench --ops`.
         name: String,
-        /// Size of the buffer, of all parts together.
+        /// Size of the whole buffer, in bytes: for operations with parts, of the parts of all ranks.
         bytes: usize,
-        /// How often.
+        /// Number of calls.
         rounds: u64,
     },
-    /// Operations as `comm-bench` measures them, with a barrier before each call: a [`Row`] for each.
+    /// Operations measured as `comm-bench` does, with a barrier before each call; result: a [`Row`] for each.
     Table {
         /// Operations and sizes.
         cases: Vec<(String, usize)>,
-        /// For about how long each is measured.
+        /// Approximate measuring time of each, in seconds.
         seconds: f64,
     },
-    /// Steps of training: [`workload::Figures`] of each rank.
+    /// Training steps; result: [`workload::Figures`], with those of each rank.
     Train(Training),
 }
 
-/// Which processes do a job.
+/// The processes that run a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranks {
-    /// How many.
+    /// Number of ranks.
     pub world_size: usize,
-    /// What carries their data.
+    /// Transport between them.
     pub transport: Transport,
-    /// Threads of each.
+    /// Threads per rank.
     pub threads: usize,
 }
 
 impl Ranks {
-    /// So many ranks of one thread each, through shared memory where there is any.
+    /// Returns a configuration of ranks with one thread each, with shared memory where possible.
     pub fn new(world_size: usize) -> Self {
         Self { world_size, transport: Transport::Auto, threads: 1 }
     }
 
-    /// Starts them for a job; what rank 0 handed over.
+    /// Starts the ranks for a job; returns what rank 0 handed over.
     ///
     /// # Errors
     /// Ranks that cannot be started, or fail.
@@ -75,28 +75,28 @@ impl Ranks {
         handed_over(launch::spawn(&SpawnConfig { world_size, args, env, ..SpawnConfig::default() })?)
     }
 
-    /// Steps of training.
+    /// Runs training steps.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// Those of [`run`](Self::run).
     pub fn train(&self, training: &Training) -> Result<Figures> {
         self.run(&Job::Train(training.clone()))
     }
 
-    /// The time from the call to the end of rank 0's first step of training.
+    /// Returns the time from the call to the end of rank 0's first training step.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// Those of [`run`](Self::run).
     pub fn to_first_step(&self, training: &Training) -> Result<Duration> {
         let began = clock::now();
         let first = self.train(training)?.first_step_at;
         Ok(Duration::from_nanos(first.saturating_sub(began)))
     }
 
-    /// The time of `rounds` calls, one after the other.
+    /// Returns the time of `rounds` consecutive calls.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// Those of [`run`](Self::run).
     pub fn time(&self, operation: &str, bytes: usize, rounds: u64) -> Result<Duration> {
         let seconds: f64 = self.run(&Job::Operation { name: operation.into(), bytes, rounds })?;
         Ok(Duration::from_secs_f64(seconds))
@@ -107,7 +107,7 @@ fn unreadable(error: serde_json::Error) -> Error {
     Error::NoResult { reason: error.to_string() }
 }
 
-/// Does a rank's part, where this process is a rank of [`Ranks::run`].
+/// Runs the job if this process is a rank of [`Ranks::run`]; returns its exit code, or `None` in any other process.
 pub fn serve() -> Option<ExitCode> {
     let text = std::env::var(JOB).ok()?;
     let done = launch::worker_guard().map_err(Error::from).and_then(|()| run(&text));

@@ -1,6 +1,7 @@
-//! What the benches and the scaling report share: ranks as real processes, and the training that they do.
+//! Code shared by the benchmarks and the scaling report: starting ranks as processes, and the training workloads they
+//! run.
 //!
-//! A program that measures starts itself again: as a rank, which [`serve`] runs, or as the command line of Girandole.
+//! A measuring program starts itself again: as a rank, which [`serve`] runs, or as Girandole's command line.
 #![forbid(unsafe_code)]
 
 mod clock;

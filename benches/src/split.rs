@@ -1,23 +1,24 @@
-//! Where the time goes: into computing, communicating, and waiting for other ranks.
+//! Breakdown of a rank's time into computing, communicating, and waiting for other ranks.
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Interval;
 
-/// Seconds of a rank, by what it does.
+/// Seconds of a rank, by activity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Split {
-    /// It computes, whether or not something is sent meanwhile.
+    /// The rank computes, whether or not data is sent meanwhile.
     pub compute_s: f64,
-    /// It does not compute, and no other rank does.
+    /// The rank is blocked, and all other ranks are, too.
     pub communication_s: f64,
-    /// It does not compute, and some other rank does.
+    /// The rank is blocked, and some other rank computes.
     pub waiting_s: f64,
 }
 
-/// The split of each rank from `began` to `ended`, from the times in which it does not compute: apart, and in order.
+/// Returns the split of each rank from `began` to `ended`; `ranks` has each rank's blocked intervals, disjoint and in
+/// order.
 pub(crate) fn split(ranks: &[Vec<Interval>], (began, ended): Interval) -> Vec<Split> {
-    // Where a rank stops computing or begins again: the moment, the rank, and whether it stops.
+    // Changes of state: the moment, the rank, and whether it stops computing (true) or starts again (false).
     let mut turns: Vec<(u64, usize, bool)> = Vec::new();
     for (rank, intervals) in ranks.iter().enumerate() {
         let within =
@@ -27,7 +28,7 @@ pub(crate) fn split(ranks: &[Vec<Interval>], (began, ended): Interval) -> Vec<Sp
             turns.push((end, rank, false));
         }
     }
-    // Beginning again comes before stopping at the same moment.
+    // At the same moment, starting again sorts before stopping.
     turns.sort_unstable();
     let mut splits = vec![Split::default(); ranks.len()];
     let (mut blocked, mut last) = (vec![false; ranks.len()], began);

@@ -1,4 +1,4 @@
-//! The scaling report, made small, and looked at in a real browser where there is one.
+//! Tests of the scaling report with a small model; the page is rendered in a real browser if one is installed.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../../bin/tests/common/browser.rs"]
@@ -33,7 +33,7 @@ fn report(out: &Path, more: &[&str]) -> Output {
     Command::new(program).arg("--out").arg(out).args(SMALL).args(more).output().unwrap()
 }
 
-/// The number at a place in a JSON.
+/// Returns the number at a JSON pointer.
 fn number(value: &Value, place: &str) -> f64 {
     value.pointer(place).and_then(Value::as_f64).unwrap_or_else(|| panic!("{place} of {value}"))
 }
@@ -48,7 +48,7 @@ fn every_strategy_is_measured_and_drawn() {
     let text = std::fs::read_to_string(out.join("scaling.json")).unwrap();
     let scaling: Value = serde_json::from_str(&text).unwrap();
     let runs = scaling["runs"].as_array().unwrap();
-    // Weak and strong scaling have their run on 2 ranks in common.
+    // The run on 2 ranks is shared by weak and strong scaling.
     assert_eq!(runs.len(), 4 * 3);
     for run in runs {
         let (ranks, step) = (number(run, "/ranks") as usize, number(run, "/step_s"));
@@ -90,7 +90,7 @@ fn looked_at(page: &Path) {
     let html = std::fs::read_to_string(page).unwrap();
     assert!(html.matches("<svg").count() >= 11, "{}", html.matches("<svg").count());
     let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
-    // The one link is the guide's, and nothing is loaded.
+    // The only link is that to the guide, and nothing is loaded.
     assert_eq!(links.matches("href").count(), 1);
     assert!(links.contains("#reading-the-scaling-report\">"));
     for link in ["http", "src=", "url(", "@import", "<script", "<link"] {
@@ -102,7 +102,7 @@ fn looked_at(page: &Path) {
     };
     let picture = page.with_extension("png");
     browser::picture(&browser, &html, &picture, false);
-    // A colour of each of the four strategies.
+    // One colour for each of the four strategies.
     let colours = [[0x1D, 0x63, 0xD8], [0xC4, 0x5A, 0x0A], [0x1A, 0x7F, 0x4B], [0x80, 0x3F, 0xC4]];
     let found = browser::dots(&picture, colours);
     assert!(found.into_iter().all(|dots| dots > 200), "{found:?}");
@@ -134,7 +134,7 @@ fn what_is_given_wrongly_is_named() {
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && stderr.contains(part), "{more:?}: {stderr}");
     }
-    // Found before anything is measured, so that not even the page is there.
+    // Reported before anything is measured, so that not even the page is written.
     let taken = folder.path().join("taken");
     std::fs::create_dir_all(taken.join("scaling.json")).unwrap();
     let output = report(&taken, &["--ranks", "1"]);

@@ -1,4 +1,4 @@
-//! The back ends that ranks may talk through: which this build has, which this machine can run, and what is missing.
+//! Communication backends (NCCL, TCP, MPI): whether each is compiled in, usable on this machine, and what is missing.
 
 mod choice;
 
@@ -10,7 +10,7 @@ pub(crate) use choice::{check, config, connect};
 
 use crate::machine::{gpu_count, in_path};
 
-/// Where Linux systems keep libraries, beside `LD_LIBRARY_PATH`.
+/// Folders searched for shared libraries, in addition to those of `LD_LIBRARY_PATH`.
 const LIBRARY_FOLDERS: [&str; 8] = [
     "/usr/local/cuda/lib64",
     "/usr/local/lib",
@@ -22,14 +22,14 @@ const LIBRARY_FOLDERS: [&str; 8] = [
     "/usr/lib/aarch64-linux-gnu",
 ];
 
-/// What is known of a back end.
+/// Availability of one backend in this build and on this machine.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Backend {
     pub(crate) name: &'static str,
-    /// This build has it.
+    /// Whether this build includes it.
     pub(crate) compiled: bool,
     pub(crate) version: Option<String>,
-    /// Why it cannot be used here; nothing where it can.
+    /// What prevents its use here; empty if it can be used.
     pub(crate) missing: Vec<&'static str>,
 }
 
@@ -39,7 +39,7 @@ impl Backend {
     }
 }
 
-/// `NCCL available: False (not compiled in; missing: ..)`, with Python's words, as the tutorial prints them.
+/// `NCCL available: False (not compiled in; missing: ..)`, with Python's booleans, as the tutorial prints them.
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let available = if self.available() { "True" } else { "False" };
@@ -56,7 +56,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// All of them, on this machine.
+/// Returns all three backends, examined on this machine.
 pub(crate) fn all() -> [Backend; 3] {
     [nccl(), tcp(), mpi()]
 }
@@ -71,7 +71,7 @@ fn nccl() -> Backend {
     Backend { name: "NCCL", compiled, version: choice::nccl_version().or(library), missing }
 }
 
-/// In the place of Gloo.
+/// TCP, the counterpart of Gloo in the tutorial.
 fn tcp() -> Backend {
     Backend {
         name: "TCP",
@@ -94,7 +94,8 @@ fn mpi() -> Backend {
     Backend { name: "MPI", compiled, version: choice::mpi_version().or(library), missing }
 }
 
-/// The version in the name of a shared library: `2.27.3` of `libnccl.so.2.27.3`; the longest, where there are several.
+/// Returns the version in a shared library's file name (`2.27.3` for `libnccl.so.2.27.3`); the longest, if several
+/// are found.
 fn library(prefix: &str) -> Option<String> {
     let own = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let own: Vec<_> = std::env::split_paths(&own).filter(|path| path.is_absolute()).collect();

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: subcommands, parsing, error output and exit code.
 
 mod help;
 mod setup;
@@ -32,7 +32,8 @@ use crate::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 
 use self::setup::{CompletionsOptions, ManOptions};
 
-// The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
+// Not called here: the dependency enables the gemm feature named in Cargo.toml, which gives candle AVX-512 matrix
+// products.
 use gemm as _;
 
 /// Distributed training for candle, on one machine or many.
@@ -117,18 +118,19 @@ impl Command {
     }
 }
 
-/// All commands: with underscores in options' names, too, as PyTorch's programs have them, and with `--recipe`.
+/// Returns the clap command with all subcommands: option names also accept underscores, as in PyTorch's programs, and
+/// `--recipe` is added.
 fn commands() -> clap::Command {
     let alias = |option: Arg| match option.get_long().map(|long| long.replace('-', "_")) {
         Some(name) if Some(&*name) != option.get_long() => {
             let is_known = option.get_all_aliases().is_some_and(|known| known.contains(&&*name));
-            // A few names, once in a process.
+            // Leaked: a few names, once per process.
             if is_known { option } else { option.alias(&*name.leak()) }
         }
         _ => option,
     };
     Cli::command().mut_subcommands(|command| {
-        // What `launch` takes after a program's name is that program's, and the last two have no options.
+        // Arguments after `launch`'s program name belong to that program; `completions` and `man` take no recipe.
         let command = match command.get_name() {
             "launch" | "completions" | "man" => command,
             _ => recipe::with_option(command),
@@ -137,10 +139,10 @@ fn commands() -> clap::Command {
     })
 }
 
-/// The command line as it was typed, with the options of `--recipe`.
+/// Parses this process's arguments, with the options of `--recipe` merged in.
 ///
 /// # Errors
-/// A recipe that cannot be used. Where the command line cannot, this ends the process.
+/// A recipe that cannot be used. On an error in the command line itself, the process exits here.
 fn parse() -> Result<Cli> {
     let commands = commands();
     let arguments = recipe::expand(&commands, std::env::args_os().collect())?;
@@ -150,9 +152,9 @@ fn parse() -> Result<Cli> {
     parsed.map_err(|error| recipe::own(&error).unwrap_or_else(|| told(error)))
 }
 
-/// What the parser has to say is said, help included; the process ends, unless it cannot be said.
+/// Prints the parser's message (an error or the help) and exits the process; returns an error only if printing fails.
 fn told(mut error: clap::Error) -> Error {
-    // The parser knows an option by both of its names; the one with hyphens is documented.
+    // clap knows an option under both spellings; only the one with hyphens is documented.
     if let Some(ContextValue::String(name)) = error.get(ContextKind::SuggestedArg) {
         let name = ContextValue::String(name.replace('_', "-"));
         error.insert(ContextKind::SuggestedArg, name);
@@ -163,18 +165,18 @@ fn told(mut error: clap::Error) -> Error {
     }
 }
 
-/// What comes before anything else in every process.
+/// Setup that every process needs before parsing: the worker guard and signal handlers.
 fn begin() -> Result<()> {
     worker_guard()?;
     interrupt::tell()
 }
 
-/// Runs the program: parses, runs the command, and says in one line what went wrong.
+/// Runs the program: parses the arguments, runs the command, and prints a failure to standard error in one line.
 pub fn main() -> ExitCode {
     let result = begin().and_then(|()| parse()?.command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
-        // Where nobody reads it, the exit code has to do.
+        // If standard error is closed, the exit code is all that is left.
         let _ = writeln!(std::io::stderr().lock(), "{message}");
     }
     ExitCode::from(error.exit_code())

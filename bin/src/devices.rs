@@ -1,10 +1,10 @@
-//! The CUDA or Metal device of this process.
+//! Selecting the CUDA or Metal device of this process.
 
 use candle_core::Device;
 
 use crate::error::Error;
 
-/// One device a rank; ranks beyond the number of devices share them.
+/// Returns this rank's CUDA device, chosen by local rank; ranks beyond the number of devices share them.
 ///
 /// # Errors
 /// A build without CUDA, a machine without a GPU or NVIDIA's libraries, a GPU that cannot be used.
@@ -16,10 +16,10 @@ pub(crate) fn cuda() -> Result<Device, Error> {
     device.map_err(unavailable)
 }
 
-/// Looks for a device and for what it needs, and uses none yet.
+/// Checks that a CUDA device and the libraries it needs are present, without opening the device.
 ///
 /// # Errors
-/// As of [`cuda`], but for a GPU that cannot be used.
+/// Those of [`cuda`], except for a GPU that cannot be opened.
 pub(crate) fn check_cuda() -> Result<(), Error> {
     #[cfg(feature = "cuda")]
     let found = with_cuda::find().map(drop);
@@ -36,10 +36,11 @@ fn unavailable(help: impl ToString) -> Error {
     Error::Unavailable { wanted: "--device cuda".into(), help: help.to_string() }
 }
 
-/// Apple's GPU, which all ranks of a machine share. Always the same one: tensors of two devices do not mix.
+/// Returns Apple's GPU, which all ranks of a machine share. The same `Device` on each call: tensors of two `Device`s
+/// cannot be mixed.
 ///
 /// # Errors
-/// A build without Metal, a machine without such a GPU.
+/// A build without Metal, or a machine without such a GPU.
 pub(crate) fn metal() -> Result<Device, Error> {
     #[cfg(feature = "metal")]
     let device = with_metal::device();
@@ -49,7 +50,7 @@ pub(crate) fn metal() -> Result<Device, Error> {
     device.map_err(|help| Error::Unavailable { wanted: "--device metal".into(), help: help.to_string() })
 }
 
-/// CUDA where this build and this machine have it, else the CPU.
+/// Returns a CUDA device if this build and this machine have one, else the CPU.
 pub(crate) fn any() -> Device {
     #[cfg(feature = "cuda")]
     let device = with_cuda::if_there().unwrap_or(Device::Cpu);
@@ -58,7 +59,7 @@ pub(crate) fn any() -> Device {
     device
 }
 
-/// As `--device` takes it.
+/// Returns the device's name as `--device` spells it.
 pub(crate) fn name(device: &Device) -> &'static str {
     match device {
         Device::Cpu => "cpu",
@@ -84,13 +85,14 @@ mod with_cuda {
 
     const ALTERNATIVE: &str = "use --device cpu";
 
-    /// Always the same one: tensors of two devices do not mix, not even where both are one GPU.
+    /// Returns the same `Device` on each call: tensors of two `Device`s cannot be mixed, even if both are the same GPU.
     pub(super) fn device() -> Result<Device, String> {
         static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
         DEVICE.get_or_init(open).clone()
     }
 
-    /// Nothing on a machine without a GPU. One that has a GPU and cannot use it is told why.
+    /// Returns the CUDA device if it can be used. If the machine has a GPU that cannot be used, prints the reason,
+    /// once.
     pub(super) fn if_there() -> Option<Device> {
         static TOLD: Once = Once::new();
         match device() {
@@ -103,7 +105,7 @@ mod with_cuda {
         }
     }
 
-    /// How many devices there are; at least one, with the libraries that it needs.
+    /// Returns the number of devices (at least 1), after checking that the libraries they need can be loaded.
     pub(super) fn find() -> Result<usize, String> {
         let gpus = count(ALTERNATIVE)?;
         for library in [CudaLibrary::Cublas, CudaLibrary::Curand] {
@@ -121,10 +123,10 @@ mod with_cuda {
         })
     }
 
-    /// How many GPUs the driver lets this process use; at least one.
+    /// Returns how many GPUs the driver makes available to this process; at least 1.
     ///
     /// # Errors
-    /// The first thing that is missing, and that there is the `alternative`.
+    /// The first thing that is missing, with `alternative` as the suggested way out.
     pub(crate) fn count(alternative: &str) -> Result<usize, String> {
         CudaLibrary::Driver.load().map_err(|error| match gpu_count() {
             0 => format!("no NVIDIA GPU was found here, and {error}, or {alternative}"),
@@ -148,7 +150,7 @@ mod with_cuda {
         }
     }
 
-    /// In the driver's own words.
+    /// Returns the driver's own description of an error.
     fn told(error: DriverError) -> String {
         let words = error.error_string().map(|text| text.to_string_lossy().into_owned());
         words.unwrap_or_else(|_| format!("{:?}", error.0))
@@ -168,7 +170,7 @@ mod with_metal {
         DEVICE.get_or_init(open).clone()
     }
 
-    /// candle panics where the system has no such device, as in some virtual machines.
+    /// candle panics if the system has no Metal device, as in some virtual machines.
     fn open() -> Result<Device, String> {
         let opened = std::panic::catch_unwind(|| Device::new_metal(0));
         let reason = match opened {

@@ -1,4 +1,4 @@
-//! Everything that can end a command, in one line each.
+//! The error type of all commands, with exit codes and one-line messages.
 
 mod from;
 
@@ -11,9 +11,9 @@ use training::Fallback;
 use crate::file_error::FileError;
 use crate::origin::origin;
 
-/// Lines of a rank's standard error that are repeated; they have been forwarded before.
+/// How many of a failed rank's last lines on standard error are repeated; the launcher has already forwarded them.
 const LINES_SHOWN: usize = 5;
-/// Between a rank and what it has to say.
+/// Separates a rank's name from its message.
 const SAYS: &str = ": error: ";
 
 /// Why a command failed.
@@ -30,17 +30,17 @@ pub enum Error {
         /// What would be accepted.
         help: String,
     },
-    /// An option has another value than the run has that is to go on.
+    /// An option differs from the run that is to be resumed.
     #[error("{option}: got {got}; {help}")]
     Contradiction {
         /// The option, as it is typed.
         option: String,
         /// Its value now.
         got: String,
-        /// Its value then, and what to do.
+        /// Its value in the earlier run, and what to do.
         help: String,
     },
-    /// The file of `--recipe` says something that cannot be used.
+    /// The file of `--recipe` has content that cannot be used.
     #[error("{place}: {problem}")]
     Recipe {
         /// The file and its line.
@@ -48,41 +48,41 @@ pub enum Error {
         /// What is wrong there.
         problem: String,
     },
-    /// A checkpoint that is whole, but of something else.
+    /// An undamaged checkpoint of a different run or model.
     #[error("the checkpoint does not fit: {problem}")]
     Checkpoint {
-        /// What does not.
+        /// What does not fit.
         problem: String,
     },
-    /// A checkpoint that is damaged, where there is another one.
+    /// A damaged checkpoint, where an undamaged one exists.
     #[error("{source}: {help}")]
     Damaged {
-        /// What is wrong with it, and which is whole.
+        /// What is wrong with it, and which one is undamaged.
         source: Box<Error>,
-        /// How to take that one.
+        /// How to use the undamaged one.
         help: String,
     },
-    /// The environment of a rank, but not all of it.
+    /// An environment with only some of the variables of a rank.
     #[error("{set} is set, but {missing} is not; a launcher sets both, {help}")]
     Environment {
-        /// The variable that is there, with its value.
+        /// The variable that is set, with its value.
         set: String,
-        /// The one that is not.
+        /// The one that is missing.
         missing: String,
         /// What to do.
         help: String,
     },
-    /// One file under two names.
+    /// Two options name the same file.
     #[error("{option}: {} is also the file of {other}; give each its own", path.display())]
     SameFile {
         /// The option, as it is typed.
         option: &'static str,
-        /// The other one.
+        /// The other option.
         other: String,
         /// The file.
         path: std::path::PathBuf,
     },
-    /// What went wrong in a process that is a rank.
+    /// An error in a process that is a rank.
     #[error("rank {rank}{SAYS}{source}")]
     InRank {
         /// The rank.
@@ -90,7 +90,7 @@ pub enum Error {
         /// What went wrong.
         source: Box<Error>,
     },
-    /// Something was asked for that this build or machine does not have.
+    /// A device, backend or feature that this build or machine does not have.
     #[error("{wanted} is not available: {help}")]
     Unavailable {
         /// What was asked for.
@@ -98,20 +98,21 @@ pub enum Error {
         /// Why not, and what to do.
         help: String,
     },
-    /// More ranks were lost than the run can do without.
+    /// More ranks were lost than the run tolerates.
     #[error("{left} of at least {min} ranks are left: {lost}")]
     TooFewRanks {
         /// How many are left.
         left: usize,
-        /// With how many it goes on.
+        /// How many the run needs at least.
         min: usize,
-        /// What happened to the last one.
+        /// The failure of the last lost rank.
         lost: comm::Error,
     },
-    /// A rank was lost before the first step: all that are left begin anew. Never told to anybody.
+    /// A rank was lost before the first step: the remaining ranks start training from the beginning. Internal; never
+    /// shown to the user.
     #[error("the ranks start again")]
     BeginAnew,
-    /// What a worker reported cannot be read.
+    /// The result that rank 0 handed to the launcher is missing or cannot be decoded.
     #[error("rank 0 ended without a result that can be read: {reason}")]
     NoResult {
         /// What is wrong with it.
@@ -120,7 +121,7 @@ pub enum Error {
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] std::io::Error),
-    /// A file that an option names.
+    /// A file named by an option.
     #[error(transparent)]
     File(#[from] FileError),
     /// The report, the trace or the metrics.
@@ -129,10 +130,10 @@ pub enum Error {
     /// The sampler or loader.
     #[error(transparent)]
     Sampler(#[from] sampler::SamplerError),
-    /// The other ranks, or starting them.
+    /// Communication with other ranks, or starting them.
     #[error(transparent)]
     Comm(comm::Error),
-    /// A rank of a program that was launched failed.
+    /// A rank of a program started by `launch` failed.
     #[error(transparent)]
     Launched(Box<WorkerFailure>),
     /// Data parallelism.
@@ -147,16 +148,16 @@ pub enum Error {
     /// Pipeline parallelism.
     #[error(transparent)]
     Pipeline(pipeline::Error),
-    /// The missing pieces of training.
+    /// Errors of the `training` crate (layers, optimizers, checkpoints).
     #[error(transparent)]
     Training(#[from] training::Error),
-    /// A model in its layout, and its training.
+    /// Building or training a model in a parallel layout (the `girandole` crate).
     #[error(transparent)]
     Parallel(Box<girandole::Error>),
-    /// A plan.
+    /// Computing a plan.
     #[error(transparent)]
     Plan(plan::Error),
-    /// A model's folder.
+    /// Reading a Hugging Face model folder.
     #[error(transparent)]
     Model(#[from] models::Error),
     /// Tensor arithmetic.
@@ -172,9 +173,9 @@ impl Error {
         Error::InRank { rank, source: Box::new(source) }
     }
 
-    /// What the process exits with: 2 for a wrong option, or a checkpoint that cannot be gone on from,
-    /// [`launch::EXIT_PEER_FAILED`] where another rank is at fault, 128 and the signal's number where a signal ended it,
-    /// 141 where nobody reads its output any more, what a launched rank exited with, else 1.
+    /// Returns the process's exit code: 2 for a wrong option or a checkpoint that cannot be resumed from,
+    /// [`launch::EXIT_PEER_FAILED`] if another rank is at fault, 128 + signal number if a signal ended it, 141
+    /// (SIGPIPE) if the reader of its output has closed the pipe, a launched rank's own exit code, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::InRank { source, .. } => source.exit_code(),
@@ -189,13 +190,13 @@ impl Error {
             _ if self.is_damage() => 2,
             Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
             Error::Launched(failure) => match failure.status {
-                // To an outer launcher this one's job has failed, whoever of its ranks did.
+                // For an outer launcher, this launcher's job has failed, whichever of its ranks caused it.
                 ExitKind::Code(EXIT_PEER_FAILED) => 1,
                 ExitKind::Code(code) => code.clamp(1, 255) as u8,
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::TooFewRanks { .. } => EXIT_PEER_FAILED as u8,
-            // What a rank of this command found that cannot be used.
+            // A rank of this command found an option or file that cannot be used.
             Error::Comm(comm::Error::Worker(failure)) if failure.status == ExitKind::Code(2) => 2,
             Error::Comm(error) => error.exit_code(),
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
@@ -211,7 +212,7 @@ impl Error {
         }
     }
 
-    /// The loss of a rank that the others can go on without, where it is that.
+    /// Returns the underlying error if it is the loss of a rank that the remaining ranks can continue without.
     pub(crate) fn loss(&self) -> Option<&comm::Error> {
         match self {
             Error::Comm(error) | Error::Ddp(ddp::Error::Comm(error)) => {
@@ -221,12 +222,12 @@ impl Error {
         }
     }
 
-    /// A checkpoint that is not as it was written: it will be no better the next time.
+    /// True for a damaged checkpoint: a retry would find the same damage.
     fn is_damage(&self) -> bool {
         self.instead().is_some() || matches!(self, Error::Pipeline(pipeline::Error::Checkpoint { .. }))
     }
 
-    /// Where this is a damaged checkpoint, whoever found it: what there is in its place.
+    /// Returns, for a damaged checkpoint found by any crate, the undamaged one to fall back on.
     pub(crate) fn instead(&self) -> Option<&Fallback> {
         let error = match self {
             Error::Training(error) => error,
@@ -241,7 +242,7 @@ impl Error {
         }
     }
 
-    /// Nobody reads this process's own output any more.
+    /// True if the reader of this process's own output has closed the pipe.
     fn is_unread_output(&self) -> bool {
         match self {
             Error::InRank { source, .. } => source.is_unread_output(),
@@ -255,16 +256,16 @@ impl Error {
         matches!(self, Error::Comm(comm::Error::Rendezvous { .. } | comm::Error::Refused { .. }))
     }
 
-    /// What to tell the user, without a newline at its end. `None` where nobody wants to know, as when the reader of
-    /// the output has read enough.
+    /// Returns the message for the user, without a final newline. `None` if nothing is to be printed, as when the
+    /// reader of the output has closed the pipe.
     pub fn message(&self) -> Option<String> {
         match self {
             _ if self.is_unread_output() => None,
-            // These name the rank themselves.
+            // These messages name the rank themselves.
             Error::InRank { source, .. } if source.is_meeting_failure() => source.message(),
             Error::InRank { .. } => Some(self.to_string()),
             Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => Some(told(failure)),
-            // What was not typed is not looked for on the command line.
+            // An option from a recipe is reported with the recipe's file and line, since it was not typed.
             Error::Option { option, .. } | Error::SameFile { option, .. } if origin(option).is_some() => {
                 origin(option).map(|place| format!("error: {place}: {self}"))
             }
@@ -273,8 +274,8 @@ impl Error {
     }
 }
 
-/// The first cause: in the last line, below what else is told of it. A rank's own last words go into that line; they are not
-/// printed a third time.
+/// Formats a rank's failure, with the first cause in the last line. If the rank's own last line on standard error is
+/// an error message, it is merged into that line instead of being repeated separately.
 fn told(failure: &WorkerFailure) -> String {
     let WorkerFailure { rank, status, ref stderr_tail, ref log, .. } = *failure;
     let prefix = format!("rank {rank}{SAYS}");
@@ -292,7 +293,7 @@ fn told(failure: &WorkerFailure) -> String {
     let missing = format!("rank {rank}: the group of ");
     let aside = others.as_ref().map(|others| format!(" ({others})")).unwrap_or_default();
     lines.push(match words {
-        // Where that rank blames another one, or misses others at the meeting, these are the cause.
+        // If that rank blames another one, or reports ranks missing at the rendezvous, its message is the cause.
         Some(words) if status == ExitKind::Code(EXIT_PEER_FAILED) || words.starts_with(&missing) => {
             let others = others.map(|others| format!("; {others}")).unwrap_or_default();
             format!("error: {words} (so says rank {rank}{others})")

@@ -1,4 +1,4 @@
-//! What every experiment has in common: the order of its parts, in a launcher and in a rank.
+//! The `Experiment` trait and its runner: the steps common to all experiments, in the launcher and in the ranks.
 
 mod usual;
 
@@ -22,72 +22,75 @@ use crate::trainer::{RunConfig, RunEnd, RunIdentity, begin_anew, find};
 
 pub(crate) use usual::options_of;
 
-/// One tutorial's experiment. [`run`] calls the parts in the order in which they stand here.
+/// One tutorial's experiment. [`run`] calls the methods in the order in which they are declared.
 pub trait Experiment: Sized {
     /// The command's name.
     const NAME: &'static str;
-    /// Ranks on the CPU, unless told otherwise.
+    /// Default number of ranks on the CPU.
     const WORLD_SIZE: usize;
-    /// Whether [`alone`](Self::alone) works with tensors on the device. Where it does not, the launcher leaves GPUs to its ranks.
+    /// Whether [`alone`](Self::alone) computes on the device. If not, the launcher runs it on the CPU and leaves GPUs
+    /// to its ranks.
     const ALONE_ON_DEVICE: bool = false;
-    /// What a process begins with, the same in each: data and initial weights.
+    /// What each process creates at the start, identical in all of them: data and initial weights.
     type Setup;
-    /// What one process finds out before there are ranks; `()` where the tutorial does nothing then.
+    /// Result of [`alone`](Self::alone), the part that one process runs before the ranks; `()` if the tutorial has
+    /// none.
     type Alone;
-    /// What a rank has learnt; rank 0's is kept.
+    /// Result of training on a rank; rank 0's is kept.
     type Trained: Serialize + DeserializeOwned;
 
-    /// The options that all experiments take.
+    /// Returns the options common to all experiments.
     fn common(&self) -> &CommonOptions;
 
-    /// The same with other ones.
+    /// Returns a copy of the experiment with other common options.
     fn with_common(&self, common: CommonOptions) -> Self;
 
-    /// Its options of checkpoints, where it keeps any.
+    /// Returns its checkpoint options; `None` if it has no checkpoints.
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         None
     }
 
-    /// How many ranks it may have, where their number may change while it runs.
+    /// Returns the allowed numbers of ranks, if the number may change during the run.
     fn elastic(&self) -> Option<ElasticRanks> {
         self.elastic_options().and_then(|options| options.ranks())
     }
 
-    /// Its options of that, where it has any.
+    /// Returns its elasticity options, if it has any.
     fn elastic_options(&self) -> Option<ElasticOptions> {
         None
     }
 
-    /// What the rank has of [`alone`](Self::alone) that takes the first one's place when that is lost. `None` where the number of
-    /// ranks does not change.
+    /// Returns the [`alone`](Self::alone) result used by the rank that replaces a lost rank 0. `None` if the number
+    /// of ranks does not change.
     fn stand_in(&self) -> Option<Self::Alone> {
         None
     }
 
-    /// Options of its own, with their values, that must be equal for a run to go on from a checkpoint.
+    /// Returns the experiment's own options, with their values, that must be unchanged when a run is resumed from a
+    /// checkpoint.
     fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
         let _ = world_size;
         Vec::new()
     }
 
-    /// Where its training ends, if it trains.
+    /// Returns when its training ends, if it trains.
     fn end(&self) -> Option<RunEnd> {
         None
     }
 
-    /// How many of these ranks have different data.
+    /// Returns how many of the ranks have different data (the number of data-parallel replicas).
     fn copies(&self, world_size: usize) -> usize {
         world_size
     }
 
-    /// What must be equal for a run to go on from a checkpoint.
+    /// Returns everything that must be unchanged when a run is resumed from a checkpoint.
     fn identity(&self, world_size: usize) -> RunIdentity {
         let settings =
             self.common().settings(self.checkpoints()).into_iter().chain(self.settings(world_size));
         RunIdentity { end: self.end(), ..RunIdentity::new(Self::NAME, self.copies(world_size), settings) }
     }
 
-    /// How it trains, as one of its ranks.
+    /// Returns the trainer's configuration for this rank.
     fn run_config(&self, rank: &Rank) -> RunConfig<'_> {
         let world_size = rank.comm.world_size();
         let checkpoints = self.checkpoints().cloned().unwrap_or_default();
@@ -103,17 +106,17 @@ pub trait Experiment: Sized {
         }
     }
 
-    /// The checkpoint that this run is to go on from, if that is asked for and there is one.
+    /// Returns the checkpoint to resume from, if resuming is requested and one exists.
     ///
     /// # Errors
-    /// One whose manifest is damaged, or of another run.
+    /// A checkpoint with a damaged manifest, or of another run.
     fn find_checkpoint(&self, run: &RunIdentity, world_size: usize) -> Result<Option<Contents>> {
         let found = self.checkpoints().map_or(Ok(None), |checkpoints| find(checkpoints, run))?;
         found.iter().try_for_each(|contents| self.check_left(contents, world_size))?;
         Ok(found)
     }
 
-    /// Looks whether a run can go on from there with so many ranks, in what is left of the data.
+    /// Checks whether a run can resume from a checkpoint with this number of ranks, given the remaining data.
     ///
     /// # Errors
     /// It cannot.
@@ -122,10 +125,11 @@ pub trait Experiment: Sized {
         Ok(())
     }
 
-    /// Looks whether there is a checkpoint to go on from, if that is asked for, and whether it is whole and of this run.
+    /// Checks the checkpoint to resume from, if resuming is requested and one exists: that it is undamaged and of
+    /// this run.
     ///
     /// # Errors
-    /// One that is damaged, or of another run.
+    /// A damaged checkpoint, or one of another run.
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
         let Some(contents) = self.find_checkpoint(&self.identity(world_size), world_size)? else {
             return Ok(());
@@ -133,24 +137,24 @@ pub trait Experiment: Sized {
         contents.files.keys().try_for_each(|name| contents.check(name).map_err(offer))
     }
 
-    /// The rank that prints, and writes `--metrics`.
+    /// Returns the rank that prints and writes `--metrics`.
     fn reporter(&self, _world_size: usize) -> usize {
         0
     }
 
-    /// Checks the experiment's own options, as far as that takes no work.
+    /// Checks the experiment's own options, as far as possible without doing any work.
     ///
     /// # Errors
     /// The first option that cannot be used.
     fn check(&self, world_size: usize) -> Result<()>;
 
-    /// Makes or reads data and weights. Nothing has been printed before, and nothing is written.
+    /// Creates or reads data and weights. Called before anything is printed or written.
     ///
     /// # Errors
     /// A file that cannot be used.
     fn setup(&self) -> Result<Self::Setup>;
 
-    /// What one process does before the ranks begin.
+    /// Runs the part that one process does before the ranks train.
     ///
     /// # Errors
     /// Whatever goes wrong.
@@ -161,19 +165,19 @@ pub trait Experiment: Sized {
         metrics: Option<&mut MetricsWriter>,
     ) -> Result<Self::Alone>;
 
-    /// What ranks are told through their environment that this process starts on this machine.
+    /// Returns environment variables for the ranks that this process starts on this machine.
     fn for_ranks(&self, alone: &Self::Alone) -> Vec<(OsString, OsString)> {
         let _ = alone;
         Vec::new()
     }
 
-    /// What each rank does.
+    /// Trains, on each rank.
     ///
     /// # Errors
     /// Whatever goes wrong.
     fn train(&self, setup: Self::Setup, rank: &mut Rank) -> Result<Self::Trained>;
 
-    /// Prints the end of the story.
+    /// Prints the final lines.
     ///
     /// # Errors
     /// Standard output that cannot be written.
@@ -182,11 +186,11 @@ pub trait Experiment: Sized {
         Ok(())
     }
 
-    /// What `--report` shows of it: runs, speed-up, and facts beyond those of every experiment.
+    /// Returns the experiment's part of `--report`: runs, speed-up, and facts beyond those common to all experiments.
     fn report(&self, alone: Self::Alone, outcome: Outcome<Self::Trained>) -> Report;
 }
 
-/// Runs an experiment: all of it, or this rank's part. Everything that can be checked is checked before any training.
+/// Runs an experiment: in the launcher all of it, in a rank that rank's part. All checks come before any training.
 ///
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
@@ -211,14 +215,14 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             let setup = here.setup()?;
             if let Some(checkpoints) = experiment.checkpoints() {
                 checkpoints.check()?;
-                // Rank 0 finds the same, but here it is told in one line.
+                // Rank 0 would find the same problem, but here it is reported in one line.
                 if checkpoints.resumes() {
                     experiment.check_checkpoint(world_size)?;
                 }
             }
             let mut metrics = begin_metrics(experiment)?;
             let alone = here.alone(setup, world_size, metrics.as_mut())?;
-            // The ranks go on in the same file.
+            // The ranks append to the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
             let told = here.for_ranks(&alone);
             finish(experiment, alone, start::spawn_told(E::NAME, world_size, elastic.job(), told)?)?;
@@ -232,16 +236,16 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             spawned(experiment, &config).map_err(in_rank)
         }
         Start::Rank { mut config, spawned: false } => {
-            // Another launcher started this rank, so nobody has checked anything yet.
+            // Another launcher started this rank, so nothing has been checked yet.
             match experiment.elastic_options() {
                 Some(elastic) => elastic.join(&mut config, &common.ranks)?,
-                // Without a rank the others cannot go on, whatever the launcher says.
+                // This experiment cannot continue without a rank, even if the launcher is elastic.
                 None => config.elastic = None,
             }
             experiment.check(config.world_size)?;
             common.check()?;
             let is_newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
-            // In the folder of a run that it joins are that run's checkpoints.
+            // For a newcomer, the folder already holds the checkpoints of the run that it joins.
             let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
             experiment.checkpoints().map_or(Ok(()), check)?;
             let in_rank = |source| Error::in_rank(config.rank, source);
@@ -250,20 +254,21 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
     }
 }
 
-/// What the process does that starts the ranks: without a device that it does not need, of which it would keep some memory.
+/// Returns the experiment for the launcher process: on the CPU if it needs no device, since an opened device keeps
+/// some of the GPU's memory.
 fn launcher<E: Experiment>(experiment: &E) -> E {
     let device = if E::ALONE_ON_DEVICE { experiment.common().device } else { DeviceKind::Cpu };
     experiment.with_common(CommonOptions { device, ..experiment.common().clone() })
 }
 
-/// A rank that this program has started.
+/// Runs a rank that this program started.
 fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
     let common = experiment.common();
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     let trained = train(experiment, setup, &mut rank, |rank| {
-        // Where the rank that writes them may be lost, any other one may take its place.
+        // If the rank that writes the metrics may be lost, any other one may replace it.
         if rank.comm.rank() == experiment.reporter(config.world_size) || experiment.elastic().is_some() {
             rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
         }
@@ -273,19 +278,20 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
     if rank.is_first() { start::hand_over(&rank.outcome(trained)) } else { Ok(()) }
 }
 
-/// A rank that another launcher has started: rank 0 does the launcher's part as well.
+/// Runs a rank that another launcher started: rank 0 also does the launcher's part.
 fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
     let common = experiment.common();
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
-    // Before anything is printed, so that ranks that do not fit together find out early.
+    // Before anything is printed, so that incompatible ranks are reported early.
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     let mut alone = None;
     let trained = train(experiment, setup, &mut rank, |rank| {
-        // Where the job begins anew: what the first try has begun gives the lines of an earlier run their place back.
+        // On a restart, the first attempt's writer is dropped first: if unused, it puts the lines of an earlier run
+        // back.
         rank.metrics = None;
         let mut metrics = None;
-        // A rank that comes later goes on where the others are, in the file that they have begun.
+        // A newcomer continues in the file that the other ranks have begun.
         if !rank.newcomer && rank.comm.rank() == experiment.reporter(config.world_size) {
             metrics = begin_metrics(experiment)?;
         }
@@ -300,7 +306,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
             rank.stage = Stage::Told;
         }
         if experiment.elastic().is_some() && metrics.is_none() {
-            // The first rank has begun them, and another one may take its place.
+            // Rank 0 has begun the file, and another rank may replace it.
             metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
         }
         rank.metrics = metrics;
@@ -316,7 +322,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     }
 }
 
-/// Prepares and trains; again where ranks are lost before the first step and the others begin anew.
+/// Prepares and trains; does so again if ranks are lost before the first step and the others start from the beginning.
 fn train<E: Experiment>(
     experiment: &E,
     mut setup: E::Setup,
@@ -333,7 +339,7 @@ fn train<E: Experiment>(
     }
 }
 
-/// The file of `--metrics`: empty, unless a run goes on in it.
+/// Opens the file of `--metrics`: empty, unless a run is resumed.
 fn begin_metrics<E: Experiment>(experiment: &E) -> Result<Option<MetricsWriter>> {
     let resumes = experiment.checkpoints().is_some_and(CheckpointOptions::resumes);
     let begin = if resumes { MetricsWriter::append } else { MetricsWriter::create };

@@ -1,4 +1,4 @@
-//! Files that an option names and that cannot be used: one line each, with the path first.
+//! Errors about files named by options: one line each, starting with the path.
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,12 @@ pub enum FileError {
         /// The operating system's reason.
         reason: String,
     },
-    /// It is no safetensors file, or not all of one.
+    /// It is not a complete safetensors file.
     #[error("{} is not a whole safetensors file: {reason}", path.display())]
     NotSafetensors {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// What is wrong with it.
         reason: String,
     },
     /// A tensor is not in the file.
@@ -35,38 +35,38 @@ pub enum FileError {
     MissingTensor {
         /// The file.
         path: PathBuf,
-        /// The tensor that is looked for.
+        /// The missing tensor.
         name: String,
         /// Its dtype and shape.
         expected: String,
-        /// The names that the file has.
+        /// The names of the tensors in the file.
         held: String,
     },
-    /// The file has a tensor that is not wanted.
+    /// The file has an unexpected tensor.
     #[error("{} has an unexpected tensor `{name}` ({got}); expected are only {wanted}", path.display())]
     ExtraTensor {
         /// The file.
         path: PathBuf,
-        /// The tensor that is too many.
+        /// The unexpected tensor.
         name: String,
         /// Its dtype and shape.
         got: String,
-        /// The names that are.
+        /// The names that are expected.
         wanted: String,
     },
-    /// A tensor is of another dtype or shape.
+    /// A tensor has the wrong dtype or shape.
     #[error("{}: tensor `{name}` is {got}, expected {expected}", path.display())]
     TensorMismatch {
         /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// The dtype and shape that are needed.
+        /// The expected dtype and shape.
         expected: String,
-        /// The dtype and shape that the file has.
+        /// The dtype and shape in the file.
         got: String,
     },
-    /// A tensor could not be brought into memory or onto its device.
+    /// A tensor could not be loaded into memory or onto its device.
     #[error("{}: tensor `{name}`: {reason}", path.display())]
     Tensor {
         /// The file.
@@ -83,7 +83,7 @@ impl FileError {
         Self::Read { path: path.to_path_buf(), reason: first_line(reason) }
     }
 
-    /// A file that cannot be written.
+    /// Returns the error for a file that cannot be written.
     pub fn write(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Write { path: path.to_path_buf(), reason: first_line(reason) }
     }
@@ -93,7 +93,7 @@ impl FileError {
     }
 }
 
-/// Candle's errors print a backtrace below their message where RUST_BACKTRACE is set.
+/// Returns the first line of an error: candle's errors print a backtrace below the message if RUST_BACKTRACE is set.
 pub(crate) fn first_line(reason: impl std::fmt::Display) -> String {
     reason.to_string().lines().next().unwrap_or_default().to_string()
 }

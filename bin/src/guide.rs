@@ -1,4 +1,4 @@
-//! The Rust code of README and guide, as doc tests: one struct for each file.
+//! The Rust code blocks of the README and the guide, compiled as doc tests: one struct per file.
 
 macro_rules! chapters {
     ($($name:ident: $file:literal,)*) => {

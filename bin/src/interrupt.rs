@@ -1,4 +1,4 @@
-//! Signals that come while a command has no ranks: its first moments, and what it does alone.
+//! Signal handling while a command has no ranks: at startup, and during single-process work.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use signal_hook::low_level;
 use crate::error::Result;
 use crate::progress;
 
-/// From now on a signal to this process is told in one line, and the exit code tells which it was. Not so in a rank, of whose end
-/// whoever started it tells.
+/// Installs signal handlers: from now on, a signal to this process prints one line and sets the exit code. In a rank,
+/// the handler only removes files, since the launcher reports how the rank ended.
 ///
 /// # Errors
-/// A system that refuses.
+/// A system call that fails.
 pub(crate) fn tell() -> Result<()> {
     let launches = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
-    // What is wrong with the environment is told by whoever joins.
+    // An invalid environment is reported later, when the process joins the group.
     let is_rank = is_worker() || matches!(Place::from_env(), Ok(Some(_)));
     if is_rank && !launches {
         return Ok(on_signal(end_rank)?);
@@ -27,13 +27,13 @@ pub(crate) fn tell() -> Result<()> {
     Ok(on_signal(end)?)
 }
 
-/// How long the terminal may take to show the line.
+/// How long printing the message may take before the process exits without it.
 const SHOWN: Duration = Duration::from_secs(1);
 
-/// Files of this process that its end by a signal removes.
+/// Files that are removed if a signal ends this process.
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Removes this file, too, when a signal ends this process.
+/// Registers a file to be removed if a signal ends this process.
 pub(crate) fn removes(file: &Path) {
     FILES.lock().unwrap_or_else(PoisonError::into_inner).push(file.into());
 }
@@ -45,7 +45,7 @@ fn remove_files() {
     }
 }
 
-/// A rank ends of the signal itself, and leaves no file that it has begun.
+/// Removes unfinished files, then ends the rank by the signal's default action.
 fn end_rank(signal: i32) {
     remove_files();
     let _ = low_level::emulate_default_handler(signal);
@@ -54,16 +54,16 @@ fn end_rank(signal: i32) {
 fn end(signal: i32) {
     remove_files();
     let code = i32::from(Error::Interrupted { signal }.exit_code());
-    // What this process prints may be stuck in a pipe that nobody reads, with the bar and the terminal in its hands.
+    // Printing may block on a pipe that nobody reads, with the locks on the progress bar and standard error held.
     std::thread::spawn(move || {
         std::thread::sleep(SHOWN);
         low_level::exit(code);
     });
     progress::aside(|| {
         let name = low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string);
-        // Where nobody reads it, the exit code has to do.
+        // If standard error is closed, the exit code is all that is left.
         let _ = writeln!(std::io::stderr().lock(), "error: stopped by {name}");
-        // At once: other threads are at work, with what would be taken down otherwise.
+        // Exit immediately, without destructors: other threads are still using what would be destroyed.
         low_level::exit(code)
     })
 }

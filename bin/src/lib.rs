@@ -1,6 +1,6 @@
-//! Girandole's command line, as a library: the experiments, their models, and what they write.
+//! Girandole's command line, as a library: the experiments, their models, and their output files.
 //!
-//! The program is `girandole`; benches train the same models through this library.
+//! The program is `girandole`; the benchmarks train the same models through this library.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 

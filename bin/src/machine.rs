@@ -1,15 +1,15 @@
-//! What this machine has: GPUs, and programs.
+//! Detection of GPUs and of programs in `PATH` on this machine.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// NVIDIA's GPUs that programs may use here.
+/// Returns the number of NVIDIA GPUs that this process may use.
 pub(crate) fn gpu_count() -> usize {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let present = match entries(Path::new("/proc/driver/nvidia/gpus"), |_| true) {
-        // Some containers show the devices alone.
+        // Some containers expose only the device files.
         0 => entries(Path::new("/dev"), is_gpu),
         gpus => gpus,
     };
@@ -21,16 +21,16 @@ fn entries(folder: &Path, counts: impl Fn(&str) -> bool) -> usize {
     entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(&counts)).count()
 }
 
-/// `nvidia0`, and not `nvidiactl`.
+/// True for `nvidia0`, false for `nvidiactl`.
 fn is_gpu(device: &str) -> bool {
     let number = device.strip_prefix("nvidia").unwrap_or_default();
     !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// GPUs that a program may use: those that are there, of which the variable names some.
+/// Returns how many of the `present` GPUs are usable, given the value of `CUDA_VISIBLE_DEVICES`.
 fn gpus(present: usize, visible: Option<&str>) -> usize {
     let Some(visible) = visible else { return present };
-    // As CUDA reads it: up to the first one that does not exist.
+    // As CUDA reads it: the list ends at the first entry that does not exist.
     let exists = |name: &&str| match name.trim().parse::<i64>() {
         Ok(number) => usize::try_from(number).is_ok_and(|number| number < present),
         Err(_) => name.trim().starts_with("GPU-") || name.trim().starts_with("MIG-"),
@@ -38,7 +38,7 @@ fn gpus(present: usize, visible: Option<&str>) -> usize {
     visible.split(',').take_while(exists).count().min(present)
 }
 
-/// The program of a name that these folders have first, and that may be run.
+/// Returns the first executable file of that name in the folders of `search`.
 pub(crate) fn in_path(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
     let runs = |path: &PathBuf| {
         fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)

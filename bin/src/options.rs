@@ -1,4 +1,4 @@
-//! The options that every experiment takes.
+//! Options shared by all experiments: ranks, backend, device, precision, files.
 
 mod asked;
 mod checkpoints;
@@ -26,7 +26,7 @@ pub use loader::LoaderOptions;
 pub(crate) use loader::workers;
 pub use transport::TransportOption;
 
-/// What `--init` stands for where no file is given.
+/// How `--init` is described in a run's settings if no file is given.
 pub(crate) const NO_INIT: &str = "random weights";
 
 /// How ranks talk.
@@ -96,7 +96,7 @@ pub struct RankOptions {
     pub timeout: Option<Duration>,
 }
 
-/// Reads a [`Backend`], and knows what PyTorch's are called here.
+/// Parses a [`Backend`]; PyTorch's `gloo` is rejected with a hint to use `tcp`.
 #[derive(Debug, Clone)]
 struct BackendParser;
 
@@ -122,15 +122,15 @@ impl TypedValueParser for BackendParser {
 }
 
 impl RankOptions {
-    /// Whether ranks talk over TCP, as far as the options say.
+    /// Whether the options allow ranks to communicate over TCP.
     pub(crate) fn is_tcp(&self) -> bool {
         matches!(self.backend, Backend::Auto | Backend::Tcp)
     }
 
-    /// Checks that there is such a device, without a touch: what uses one keeps some of its memory.
+    /// Checks that the device exists, without opening it (except for Metal): an opened device keeps some memory.
     ///
     /// # Errors
-    /// CUDA where there is none.
+    /// A device that does not exist here.
     pub fn check_device(&self, kind: DeviceKind) -> Result<(), Error> {
         match kind {
             DeviceKind::Cuda => devices::check_cuda(),
@@ -140,10 +140,10 @@ impl RankOptions {
         }
     }
 
-    /// The device of this process's tensors. NCCL knows those of CUDA only, and MPI here those of the CPU.
+    /// Returns the device of this process's tensors. NCCL requires CUDA, and MPI is used here with the CPU only.
     ///
     /// # Errors
-    /// CUDA where there is none.
+    /// A device that does not exist here.
     pub fn device(&self, kind: DeviceKind) -> Result<Device, Error> {
         match kind {
             DeviceKind::Cpu => Ok(Device::Cpu),
@@ -191,36 +191,36 @@ pub struct CommonOptions {
     pub report: Option<PathBuf>,
 }
 
-/// A count of at least 1.
+/// Parses a count of at least 1.
 pub(crate) fn count(text: &str) -> Result<usize, &'static str> {
     text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number, 1 or more")
 }
 
-/// A seed.
+/// Parses a seed.
 pub(crate) fn seed(text: &str) -> Result<u64, &'static str> {
     text.parse().map_err(|_| "give a whole number from 0 to 18446744073709551615")
 }
 
-/// A learning rate that steps can be taken with.
+/// Parses a learning rate: finite, at least 0.
 pub(crate) fn learning_rate(text: &str) -> Result<f64, &'static str> {
     let lr = text.parse().ok().filter(|lr: &f64| lr.is_finite() && *lr >= 0.0);
     lr.ok_or("give a finite number, 0 or more")
 }
 
-/// A probability, such as dropout's.
+/// Parses a probability, such as dropout's.
 pub(crate) fn probability(text: &str) -> Result<f64, &'static str> {
     let p = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
     p.ok_or("give a number from 0 to 1")
 }
 
-/// A time greater than 0.
+/// Parses a duration in seconds, greater than 0.
 pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| !time.is_zero()).ok_or("give a number of seconds greater than 0")
 }
 
 impl CommonOptions {
-    /// Checks what can be checked before any work: that there is such a device, and that results can be written.
+    /// Checks what can be checked before any work: that the device exists, and that output files can be written.
     ///
     /// # Errors
     /// The first option that cannot be used.
@@ -229,16 +229,17 @@ impl CommonOptions {
         self.check_files()
     }
 
-    /// The device of this process's tensors.
+    /// Returns the device of this process's tensors.
     ///
     /// # Errors
-    /// CUDA where there is none.
+    /// A device that does not exist here.
     pub fn device(&self) -> Result<Device, Error> {
         self.ranks.device(self.device)
     }
 
-    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it. Data and initial weights are
-    /// told by what is in the file, wherever it is; it is read for that where `checkpoints` are kept.
+    /// Returns the settings that must be unchanged when a run is resumed, for [`RunIdentity`]. Data and initial
+    /// weights are identified by the hash of the file's content, wherever the file is; it is only read for that if
+    /// `checkpoints` are kept.
     ///
     /// [`RunIdentity`]: crate::trainer::RunIdentity
     pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 4] {
@@ -255,7 +256,7 @@ impl CommonOptions {
     }
 }
 
-/// What is in some files, for people and programs: their SHA-256.
+/// Describes the content of files for messages and comparison: `what`, then their SHA-256.
 pub(crate) fn contents_of(what: &str, files: impl IntoIterator<Item = impl AsRef<Path>>) -> String {
     let one = |file: &Path| FileHash::of(file).map_or_else(|error| error.to_string(), |hash| hash.sha256);
     let all: Vec<String> = files.into_iter().map(|file| one(file.as_ref())).collect();

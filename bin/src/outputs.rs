@@ -1,4 +1,4 @@
-//! Files to be written: whether they can be is found out before any work is done.
+//! Output files: checking before any work that they can be written, and writing them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,34 +6,36 @@ use std::path::{Path, PathBuf};
 use crate::file_error::FileError;
 use crate::weights;
 
-/// Whether [`write()`] can write a file. One that exists is not changed, and one that does not is not made: several ranks look at
-/// the same time.
+/// Checks whether [`write()`] can write a file. An existing file is not changed, and a missing one not created, since
+/// several ranks check at the same time.
 ///
 /// # Errors
-/// Why it cannot be written.
+/// The reason why it cannot be written.
 pub fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
     match fs::metadata(path) {
-        // A device or a pipe: opening it may have an effect of its own.
+        // A device or a pipe: opening it may have side effects.
         Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
         _ => weights::check_writable(path),
     }
 }
 
-/// Writes a file whole, or leaves an older one as it was; a device or pipe gets the bytes as they are.
+/// Writes a file atomically: on failure an older file is unchanged. A device or pipe is written to directly.
 ///
 /// # Errors
-/// Why it cannot be written.
+/// The reason why it cannot be written.
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> std::result::Result<(), FileError> {
     training::write_output(path, bytes.as_ref()).map_err(|error| FileError::write(path, error))
 }
 
-/// Whether files can be made in a folder, by one without a name: no other process sees it, and nothing stays behind.
+/// Checks whether files can be created in a folder, with an unnamed temporary file: invisible to other processes, and
+/// never left behind.
 pub(crate) fn check_folder(folder: &Path) -> std::io::Result<()> {
     fs::metadata(folder)?;
     tempfile::tempfile_in(folder).map(drop)
 }
 
-/// The same for two paths that name one regular file; `None` for devices and pipes, which several may share.
+/// Returns a path that is equal for two names of the same regular file; `None` for devices and pipes, which several
+/// options may share.
 pub(crate) fn place(path: &Path) -> Option<PathBuf> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => None,

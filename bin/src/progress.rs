@@ -1,7 +1,7 @@
-//! A bar that shows how far training is, where somebody may look at it.
+//! Training progress bar on a terminal.
 //!
-//! A process whose standard error is a terminal draws it there. A rank tells its launcher how far it is, which draws the
-//! bar if its own standard error is a terminal.
+//! A process whose standard error is a terminal draws the bar there. A rank sends its progress to its launcher, which
+//! draws the bar if its own standard error is a terminal.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,16 +12,16 @@ use console::Term;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use launch::{Notes, send_note, wants_notes};
 
-/// Nothing is shown of a run that is over before this: a flash would tell nobody anything.
+/// Delay before the bar first appears; a run that ends sooner shows none, since a flash would be unreadable.
 const QUIET: Duration = Duration::from_millis(300);
-/// Between two looks of the bar.
+/// Minimum interval between updates of the bar.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The longest and the shortest bar, in columns.
+/// The maximum and the minimum length of the bar, in columns; with less space only text is shown.
 const BAR_WIDTHS: (usize, usize) = (30, 4);
-/// A rank's note that its run is over.
+/// The note that a rank sends when its run is over.
 const END: &str = "end";
 
-/// Progress of one run.
+/// Progress of one run, and where it is shown.
 #[derive(Debug)]
 pub(crate) struct Progress {
     shown: Shown,
@@ -29,11 +29,11 @@ pub(crate) struct Progress {
     total: usize,
     steps: usize,
     next: Instant,
-    /// Of what a step has, a second; a mean of which the latest steps are the most.
+    /// Tokens per second: exponential moving average over steps; `None` if never set.
     speed: Option<f64>,
 }
 
-/// A bar, and the tokens a second that it shows; 0 for none.
+/// A bar, and the tokens per second it shows; 0 for none.
 #[derive(Debug, Clone)]
 struct Bar {
     bar: ProgressBar,
@@ -41,7 +41,7 @@ struct Bar {
 }
 
 impl Bar {
-    /// At its place, from which the time is counted.
+    /// Creates a bar at position `done`; the remaining time is estimated from here on.
     fn new(unit: Unit, done: u64, total: u64) -> Self {
         let speed: Arc<AtomicU64> = Arc::default();
         let bar = new_bar(unit, total, speed.clone());
@@ -56,7 +56,7 @@ impl Bar {
     }
 }
 
-/// What is counted.
+/// The unit that progress is counted in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit {
     Steps,
@@ -76,7 +76,7 @@ impl Unit {
 enum Shown {
     Nowhere,
     Here(Option<Bar>),
-    /// True once the launcher was told something.
+    /// In the launcher's bar; true once a note has been sent to it.
     ByLauncher(bool),
 }
 
@@ -90,14 +90,14 @@ impl Progress {
         Self { shown, unit: Unit::Steps, total, steps: 0, next: Instant::now() + QUIET, speed: None }
     }
 
-    /// Of a process that reads so much.
+    /// Progress of a process that reads `total` megabytes.
     pub(crate) fn of_megabytes(total: usize) -> Self {
         let mut progress = Self::new(total);
         progress.unit = Unit::Megabytes;
         progress
     }
 
-    /// For a run that somebody else shows.
+    /// Progress of a run that another process shows.
     pub(crate) fn nowhere() -> Self {
         Self {
             shown: Shown::Nowhere,
@@ -109,23 +109,23 @@ impl Progress {
         }
     }
 
-    /// So many steps were taken before.
+    /// Sets the number of steps taken before this process started.
     pub(crate) fn resume(&mut self, steps: usize) {
         self.steps = steps;
     }
 
-    /// The latest step's tokens a second.
+    /// Updates the moving average with the latest step's tokens per second.
     pub(crate) fn speed(&mut self, tokens_per_second: f64) {
         let before = self.speed.unwrap_or(tokens_per_second);
         self.speed = Some(0.9 * before + 0.1 * tokens_per_second).filter(|speed| speed.is_finite());
     }
 
-    /// One step more. Where nothing is shown, that is an addition; else it is a look at the clock, most times.
+    /// Counts one more step. Cheap: an addition if nothing is shown, otherwise usually one reading of the clock.
     pub(crate) fn step(&mut self) {
         self.reach(self.steps + 1);
     }
 
-    /// So many steps are done.
+    /// Sets the number of completed steps.
     pub(crate) fn reach(&mut self, steps: usize) {
         self.steps = steps;
         if matches!(self.shown, Shown::Nowhere) {
@@ -155,7 +155,7 @@ impl Progress {
         }
     }
 
-    /// Does something that prints, with the bar out of its way.
+    /// Runs `print` while this run's bar is hidden.
     pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
         match &self.shown {
             Shown::Here(Some(bar)) => bar.bar.suspend(print),
@@ -164,10 +164,10 @@ impl Progress {
     }
 }
 
-/// The bar of this process, as long as there is one.
+/// The bar of this process, while it is shown.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Does something that prints, with this process's bar out of its way.
+/// Runs `print` while this process's bar, if any, is hidden.
 pub(crate) fn aside<T>(print: impl FnOnce() -> T) -> T {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
     match bar {
@@ -191,12 +191,12 @@ impl Drop for Progress {
 
 fn new_bar(unit: Unit, total: u64, speed: Arc<AtomicU64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
-    // The template is known to be good; a bar of another style would do as well.
+    // The template is constant and valid; on an error, a bar in the default style will do.
     let Ok(style) = ProgressStyle::with_template("{line}") else { return bar };
     bar.with_style(style.with_key("line", move |state: &ProgressState, to: &mut dyn std::fmt::Write| {
-        // Looked at each time: somebody may change the size of the terminal.
+        // Read on each redraw: the terminal may have been resized.
         let (_, columns) = Term::stderr().size();
-        // Nothing is known before the second step.
+        // No estimate exists before the second step.
         let left =
             Some(state.eta()).filter(|left| !left.is_zero() || state.pos() == state.len().unwrap_or(0));
         let left = left.map(|left| format!("{:#}", HumanDuration(left)));
@@ -204,12 +204,13 @@ fn new_bar(unit: Unit, total: u64, speed: Arc<AtomicU64>) -> ProgressBar {
         let speed = Some(speed.load(Ordering::Relaxed)).filter(|speed| *speed > 0);
         let at = (state.pos(), state.len().unwrap_or(0));
         let line = line(usize::from(columns), at, &words, (speed, left.as_deref()));
-        // It is written to memory.
+        // Writing to memory cannot fail.
         let _ = to.write_str(&line);
     }))
 }
 
-/// What is shown on a terminal of so many columns; never more, for a line that wraps could not be taken away again.
+/// Returns the bar's text for a terminal of `columns` columns; always shorter than that, since a wrapped line could
+/// not be erased.
 fn line(
     columns: usize,
     (done, total): (u64, u64),
@@ -221,7 +222,7 @@ fn line(
     let left = left.map_or_else(String::new, |left| format!(", {left} left"));
     let fast = speed.map(|speed| format!("{percent}  {words}, {speed} tokens/s{left}"));
     let texts = [format!("{percent}  {words}{left}"), format!("{percent}  {words}"), percent];
-    // Some terminals go on to the next line once the last column is written.
+    // Some terminals wrap as soon as the last column is written.
     let room = columns.saturating_sub(1);
     let text = fast.into_iter().chain(texts).find(|text| text.len() <= room).unwrap_or_default();
     let bar = room.saturating_sub(text.len() + 1).min(BAR_WIDTHS.0);
@@ -266,17 +267,17 @@ mod tests {
     }
 }
 
-/// The bar that a launcher draws of what its ranks tell.
+/// The bar that a launcher draws from its ranks' notes.
 #[derive(Debug, Default)]
 pub(crate) struct RanksBar(Mutex<Option<Bar>>);
 
 impl RanksBar {
-    /// One where standard error is a terminal.
+    /// Returns a bar if standard error is a terminal.
     pub(crate) fn on_terminal() -> Option<Arc<Self>> {
         stderr().is_terminal().then(Arc::default)
     }
 
-    /// Takes it away, once no rank is left.
+    /// Removes the bar, once no rank is left.
     pub(crate) fn clear(&self) {
         if let Some(bar) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
             bar.bar.finish_and_clear();
@@ -290,7 +291,7 @@ impl Notes for RanksBar {
             return self.clear();
         }
         let numbers: Vec<Option<u64>> = text.split(' ').map(|number| number.parse().ok()).collect();
-        // Whatever else a program tells is not for this bar.
+        // Other notes of a program are not for this bar.
         let (steps, total, speed) = match numbers[..] {
             [Some(steps), Some(total)] => (steps, total, None),
             [Some(steps), Some(total), Some(speed)] => (steps, total, Some(speed)),

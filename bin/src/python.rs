@@ -1,8 +1,8 @@
-//! Numbers and tensors as Python and PyTorch print them.
+//! Formatting of numbers and tensors as in Python and PyTorch.
 
 use std::fmt::{self, Display, Formatter};
 
-/// A float as Python prints it: `str(x)`. What `loss.item()` gives of an f32 is that number as f64.
+/// A float, printed as Python's `str(x)` does. For an f32, pass it as f64: that is what `loss.item()` returns.
 ///
 /// ```
 /// use bin::python::Float;
@@ -23,7 +23,7 @@ impl Display for Float {
         if number.is_infinite() {
             return f.write_str(if number > 0.0 { "inf" } else { "-inf" });
         }
-        // Both languages give the fewest digits that read back as the same number.
+        // Both languages print the fewest digits that read back as the same number.
         let scientific = format!("{number:e}");
         let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
         match exponent.parse::<i32>().unwrap_or(0) {
@@ -35,7 +35,7 @@ impl Display for Float {
     }
 }
 
-/// A float with so many digits after the point, as Python's `{x:.4f}` has four.
+/// A float with `DIGITS` digits after the point, like Python's `{x:.4f}`.
 ///
 /// ```
 /// use bin::python::Fixed;
@@ -55,7 +55,7 @@ impl<const DIGITS: usize> Display for Fixed<DIGITS> {
     }
 }
 
-/// Whole numbers as PyTorch prints a tensor of one dimension.
+/// Integers, printed as PyTorch prints a one-dimensional tensor.
 ///
 /// ```
 /// use bin::python::IntTensor;
@@ -65,7 +65,7 @@ impl<const DIGITS: usize> Display for Fixed<DIGITS> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct IntTensor<'a>(pub &'a [u32]);
 
-/// PyTorch's defaults: how long a line is, from how many elements on only the ends are printed, and how many of them.
+/// PyTorch's defaults: line width, the length above which only the ends are printed, and how many elements at each end.
 const LINE: usize = 80;
 const MOST: usize = 1000;
 const EDGE: usize = 3;
@@ -81,7 +81,7 @@ impl Display for IntTensor<'_> {
         let pad = |number: &u32| format!("{number:>width$}");
         let dots = cut.then(|| " ...".to_string());
         let words: Vec<String> = head.iter().map(pad).chain(dots).chain(tail.iter().map(pad)).collect();
-        // A word takes two places more, for comma and space.
+        // Each element takes two more columns, for comma and space.
         let per_line = ((LINE - (BEGIN.len() - 1)) / (width + 2)).max(1);
         let lines: Vec<String> = words.chunks(per_line).map(|line| line.join(", ")).collect();
         let indent = format!(",\n{:indent$}", "", indent = BEGIN.len());

@@ -1,4 +1,4 @@
-//! A rank at work: its group, its share of the files, and what it tells of itself.
+//! The state of one rank of a job: its communicator, metrics, time measurements and summary.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,39 +19,39 @@ use crate::outputs;
 use crate::start::host_name;
 use crate::{backends, devices};
 
-/// Longer than anybody waits.
+/// A limit longer than any real timeout, so that it can be added to an `Instant`.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What each rank tells of itself.
+/// Measurements of one rank, gathered on all ranks at the end.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RankSummary {
     /// Time of the training loop, in seconds.
     pub seconds: f64,
-    /// Of these, spent in collectives.
+    /// Part of `seconds` spent in collectives.
     pub communication_s: f64,
     /// Steps of the training loop.
     pub steps: usize,
-    /// The most memory that it held, in bytes, where known.
+    /// Peak resident memory, in bytes, where known.
     pub peak_rss_bytes: Option<u64>,
-    /// What it held of the model and sent, where that was measured.
+    /// Bytes of model state held and bytes sent, where measured.
     pub held: Option<Held>,
 }
 
-/// What rank 0 knows in the end.
+/// Result of a run, as rank 0 has it at the end.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome<T> {
-    /// What it has learnt.
+    /// Rank 0's result of training.
     pub trained: T,
-    /// By rank.
+    /// Indexed by rank.
     pub ranks: Vec<RankSummary>,
-    /// How the ranks talked.
+    /// Name of the communication backend.
     pub backend: String,
-    /// Where the tensors of rank 0 were, as `--device` takes it.
+    /// Device of rank 0's tensors, as `--device` spells it.
     pub device: String,
 }
 
 impl<T> Outcome<T> {
-    /// Each rank's mean step, for the report.
+    /// Returns each rank's mean time per step, for the report.
     pub fn rank_times(&self) -> Vec<RankTimes> {
         let times = |(rank, summary): (usize, &RankSummary)| {
             let steps = summary.steps.max(1) as f64;
@@ -66,25 +66,25 @@ impl<T> Outcome<T> {
     }
 }
 
-/// Runs while a rank trains.
+/// Measures a rank's training loop: elapsed time, and time spent in collectives.
 #[derive(Debug)]
 pub struct Stopwatch {
     comms: Vec<Arc<dyn Communicator>>,
     began: Instant,
     busy_ns: u64,
-    /// In groups that there were before.
+    /// Time in collectives of earlier groups, in nanoseconds.
     before_ns: u64,
 }
 
 impl Stopwatch {
-    /// The ranks go on in another group; what is measured of the one before stays.
+    /// Switches to a new group; the time measured in the old one is kept.
     pub(crate) fn regroup(&mut self, comm: &Arc<dyn Communicator>) {
         self.before_ns += busy_ns(&self.comms) - self.busy_ns;
         self.comms = vec![comm.clone()];
         self.busy_ns = busy_ns(&self.comms);
     }
 
-    /// Time since the start, and how much of it was spent in collectives.
+    /// Returns the time since the start, and how much of it was spent in collectives.
     pub fn measured(&self) -> Measured {
         let seconds = self.began.elapsed().as_secs_f64();
         let busy_ns = self.before_ns + busy_ns(&self.comms) - self.busy_ns;
@@ -92,12 +92,12 @@ impl Stopwatch {
     }
 }
 
-/// Time spent in collectives of these groups.
+/// Returns the nanoseconds spent in collectives of these groups.
 fn busy_ns(comms: &[Arc<dyn Communicator>]) -> u64 {
     comms.iter().map(|comm| comm.stats().busy_ns).sum()
 }
 
-/// What a [`Stopwatch`] showed.
+/// Times measured by a [`Stopwatch`].
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
     pub(crate) seconds: f64,
@@ -105,55 +105,55 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// The same, where this rank was in collectives for so many nanoseconds.
+    /// Returns the same with the time in collectives set to `busy_ns` nanoseconds.
     pub(crate) fn communicating(self, busy_ns: u64) -> Self {
         Self { communication_s: busy_ns as f64 * 1e-9, ..self }
     }
 
-    /// The same, where this rank computed for so many seconds and waited for others the rest of the time.
+    /// Returns the same with `seconds` of computation, and the rest of the time counted as communication.
     pub(crate) fn computing(self, seconds: f64) -> Self {
         Self { communication_s: (self.seconds - seconds).max(0.0), ..self }
     }
 }
 
-/// How far a rank has come.
+/// How far a rank has got, from joining to training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Stage {
-    /// It has come when the others were at work, and has not got their state yet.
+    /// A newcomer that joined a running job and has not received the training state yet.
     New,
-    /// It has met the others.
+    /// The rank has joined the group.
     Joined,
-    /// The first rank has done what it does alone.
+    /// The first rank has completed the part that it runs alone.
     Told,
-    /// It is about to take the first step, or has taken some.
+    /// The rank is about to take its first step, or has taken some.
     AtWork,
 }
 
 /// One process of a job.
 #[derive(Debug)]
 pub struct Rank {
-    /// The group of all ranks.
+    /// The communicator of all ranks.
     pub comm: Arc<dyn Communicator>,
-    /// Where `--metrics` go; the rank that prints alone has it.
+    /// The writer of `--metrics`; `Some` on the reporting rank only, or on all ranks of an elastic run.
     pub metrics: Option<MetricsWriter>,
-    /// What it holds of the model and sends, for the summary.
+    /// Bytes of model state held and bytes sent, for the summary.
     pub held: Option<Held>,
-    /// What checkpoints took, for the summary.
+    /// Times taken by checkpoints, for the summary.
     pub checkpoints: Option<CheckpointTimes>,
     device: &'static str,
     summaries: Vec<RankSummary>,
-    /// It came when the others were at work.
+    /// Whether it joined a running job.
     pub(crate) newcomer: bool,
-    /// Where others may come later: how long to wait for one.
+    /// How long to wait for a newcomer; `None` if none can join.
     pub(crate) newcomers_within: Option<Duration>,
     pub(crate) stage: Stage,
 }
 
 impl Rank {
-    /// Joins the group that the configuration names.
+    /// Joins the group described by the configuration.
     ///
     /// # Errors
-    /// Those of [`comm::Tcp::connect`], or of the back end that was asked for.
+    /// Those of [`comm::Tcp::connect`], or of the selected backend.
     pub fn join(backend: Backend, device: &Device, config: &TcpConfig) -> Result<Self> {
         let newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
         let may_come = config.elastic.as_ref().is_some_and(|elastic| elastic.file.is_some());
@@ -187,11 +187,11 @@ impl Rank {
         }
     }
 
-    /// Runs `work` on rank 0 while the others wait, for however long it takes: rank 0 tells them now and then that it is
-    /// still at it, well within the time-out. `None` on the others.
+    /// Runs `work` on rank 0 while the other ranks wait, for any length of time: rank 0 signals regularly, well
+    /// within the timeout, that it is still working. Returns `None` on the others.
     ///
     /// # Errors
-    /// What `work` fails with; a rank that failed meanwhile.
+    /// The error of `work`; a rank that failed meanwhile.
     pub fn first_alone<T>(&self, timeout: Duration, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         let period = (timeout / 4).min(Duration::from_secs(2));
         let tell = |busy: u8| -> Result<bool> {
@@ -203,7 +203,8 @@ impl Rank {
             while tell(0)? {}
             return Ok(None);
         }
-        // All are here before anything is printed: who is lost from now on was no rank that the others still waited for.
+        // A first exchange before anything is printed: all ranks are here, so a rank lost from here on cannot be taken
+        // for one that has not come yet.
         tell(1)?;
         let done = std::thread::scope(|scope| {
             let (end, ended) = mpsc::channel::<()>();
@@ -215,14 +216,14 @@ impl Rank {
             });
             let done = work()?;
             drop(end);
-            // It fails with what it fails with; a panic is none of its habits.
+            // The thread returns communication errors and does not panic.
             news.join().unwrap_or(Ok(())).map(|()| done)
         })?;
         tell(0)?;
         Ok(Some(done))
     }
 
-    /// This rank's part of a data set, in the order that PyTorch's sampler of the same name gives.
+    /// Returns the sampler for this rank's share of a data set, in the order of PyTorch's sampler of the same name.
     ///
     /// # Errors
     /// A data set too long to count.
@@ -236,23 +237,23 @@ impl Rank {
         })?)
     }
 
-    /// True for the rank that prints and saves.
+    /// True for rank 0, which prints and saves.
     pub fn is_first(&self) -> bool {
         self.comm.rank() == 0
     }
 
-    /// Begins to measure.
+    /// Starts a stopwatch over the group of all ranks.
     pub fn stopwatch(&self) -> Stopwatch {
         self.stopwatch_over(&[])
     }
 
-    /// Begins to measure, where collectives run in groups of some of the ranks, too.
+    /// Starts a stopwatch that also counts collectives in these other groups.
     pub fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
         let comms: Vec<_> = std::iter::once(&self.comm).chain(groups).cloned().collect();
         Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now(), before_ns: 0 }
     }
 
-    /// Tells the others what was measured, on every rank. The seconds of this rank's training loop.
+    /// Exchanges the measurements, on every rank. Returns the seconds of this rank's training loop.
     ///
     /// # Errors
     /// A rank that failed.
@@ -264,7 +265,7 @@ impl Rank {
         Ok(seconds)
     }
 
-    /// Writes what was gathered, on the rank that has the metrics.
+    /// Writes the gathered summary, on the rank that has the metrics.
     pub(crate) fn write_summary(
         &self,
         run: Option<&str>,
@@ -280,7 +281,7 @@ impl Rank {
         Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints })?)
     }
 
-    /// Brings the traces of all ranks together in one file, where they were recorded.
+    /// Gathers the traces of all ranks and writes them to one file, if they were recorded.
     pub(crate) fn write_trace(&self, recorder: Option<TraceRecorder>, path: Option<&Path>) -> Result<()> {
         let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
         let own = recorder.finish(self.comm.rank(), &host_name());

@@ -1,13 +1,13 @@
-//! A rank's result as a line of text, for the process that started it.
+//! Encoding of a rank's result as one line of text, for the launcher.
 //!
-//! It is no JSON: that knows neither NaN nor infinity, and a run whose loss has become one has a result all the same.
+//! Not JSON, which has no NaN or infinity: a run whose loss is NaN or infinite must still return a result.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 
-/// CBOR, two hexadecimal digits a byte.
+/// Encodes as CBOR, written as two hexadecimal digits per byte.
 pub(crate) fn write<T: Serialize>(result: &T) -> Result<String> {
     let mut bytes = Vec::new();
     ciborium::into_writer(result, &mut bytes).map_err(unreadable)?;

@@ -1,5 +1,5 @@
-//! Whether data and a model have room on this machine: looked at before anything is allocated, for then nothing would stop it but the
-//! system.
+//! Memory estimates: checks before anything is allocated that data and model fit in this machine's memory. Without
+//! the check, only the operating system would stop an oversized run.
 
 use comm::{Place, total_memory_bytes};
 
@@ -8,10 +8,11 @@ use crate::error::{Error, Result};
 use crate::options::{Backend, CommonOptions, DeviceKind, RankOptions};
 
 const GIB: f64 = (1u64 << 30) as f64;
-/// Bytes of a sample's place in a shuffled order, at least.
+/// Minimum bytes per sample for its index in a shuffled order.
 pub(crate) const PLACE: usize = size_of::<u32>();
 
-/// Ranks that this machine has: all that this process starts, or as many as its launcher tells.
+/// Returns the number of ranks on this machine: all that this process starts, or the number its launcher passes in
+/// the environment.
 pub(crate) fn ranks_here(options: &RankOptions, world_size: usize) -> usize {
     match Place::from_env() {
         Ok(Some(place)) => place.local_world_size.unwrap_or(1).min(world_size),
@@ -20,10 +21,10 @@ pub(crate) fn ranks_here(options: &RankOptions, world_size: usize) -> usize {
     }
 }
 
-/// The same where their tensors are in this machine's memory, and not in that of GPUs.
+/// Returns the number of ranks here if their tensors are in this machine's main memory; `None` if they are on GPUs.
 pub(crate) fn ranks_on_host(options: &RankOptions, device: DeviceKind, world_size: usize) -> Option<usize> {
     let on_host = match device {
-        // Apple's GPUs have no memory of their own.
+        // Apple's GPUs share the main memory.
         DeviceKind::Cpu | DeviceKind::Metal => true,
         DeviceKind::Cuda => false,
         DeviceKind::Auto => options.backend == Backend::Mpi || devices::check_cuda().is_err(),
@@ -31,10 +32,10 @@ pub(crate) fn ranks_on_host(options: &RankOptions, device: DeviceKind, world_siz
     on_host.then(|| ranks_here(options, world_size))
 }
 
-/// Refuses so many samples of so many bytes each, all of which each rank has.
+/// Checks that `samples` of `bytes` each fit in memory, given that each rank holds all of them.
 ///
 /// # Errors
-/// The option, where they have no room.
+/// The option, if they do not fit.
 pub(crate) fn check_samples(
     option: &'static str,
     (samples, bytes): (usize, usize),
@@ -43,10 +44,10 @@ pub(crate) fn check_samples(
     check_data(option, samples, samples as f64 * bytes as f64, ranks_here(&common.ranks, world_size))
 }
 
-/// Refuses a size that makes so many bytes of data on each of some ranks here.
+/// Checks that `bytes` of data on each of `ranks` ranks fit in this machine's memory.
 ///
 /// # Errors
-/// The option, where they have no room.
+/// The option, if they do not fit.
 pub(crate) fn check_data(option: &'static str, got: usize, bytes: f64, ranks: usize) -> Result<()> {
     let what = if ranks == 1 { "it takes".to_string() } else { format!("the {ranks} ranks here take") };
     match total_memory_bytes().and_then(|there_is| lacking(there_is, bytes * ranks as f64)) {
@@ -59,14 +60,15 @@ pub(crate) fn check_data(option: &'static str, got: usize, bytes: f64, ranks: us
     }
 }
 
-/// What is wrong with a model of so many parameters, or whatever they are called, of which each of some ranks here needs so many
-/// bytes at least. Floats do not overflow, whatever is typed.
+/// Returns the message for a model of `count` parameters (`what`) that does not fit, given that each of `ranks` ranks
+/// here needs at least `bytes`; `None` if it fits. Computed in floats, which do not overflow whatever sizes are
+/// typed.
 pub(crate) fn too_large(count: f64, what: &str, (bytes, ranks): (f64, usize)) -> Option<String> {
     total_memory_bytes().and_then(|there_is| too_large_for(there_is, (count, what), (bytes, ranks)))
 }
 
-/// The option to blame for the size of a model: the one that makes it smallest if it is 1, with what it is. `count` tells what a
-/// model of such sizes has.
+/// Returns the option to blame for a model's size, with its value: the one whose reduction to 1 makes the model
+/// smallest. `count` computes the number of parameters for given sizes.
 pub(crate) fn largest<const N: usize>(
     options: [(&'static str, usize); N],
     count: impl Fn([f64; N]) -> f64,
@@ -80,7 +82,7 @@ pub(crate) fn largest<const N: usize>(
     at.map_or(("the sizes", 0), |at| options[at])
 }
 
-/// The same on a machine of so many bytes.
+/// [`too_large`] on a machine with `there_is` bytes of memory.
 fn too_large_for(there_is: u64, (count, what): (f64, &str), (bytes, ranks): (f64, usize)) -> Option<String> {
     let (needed, there_is) = lacking(there_is, bytes * ranks as f64)?;
     let ranks = if ranks == 1 { String::new() } else { format!(" on the {ranks} ranks here") };
@@ -90,7 +92,7 @@ fn too_large_for(there_is: u64, (count, what): (f64, &str), (bytes, ranks): (f64
     ))
 }
 
-/// GiB that are needed and that there are, where they are fewer.
+/// Returns the GiB needed and the GiB present, formatted, if the machine has too few.
 fn lacking(there_is: u64, bytes: f64) -> Option<(String, String)> {
     let (needed, there_is) = (bytes / GIB, there_is as f64 / GIB);
     (needed > there_is).then(|| {
@@ -99,7 +101,7 @@ fn lacking(there_is: u64, bytes: f64) -> Option<(String, String)> {
     })
 }
 
-/// Bytes of a rank's part of the parameters, of which Adam remembers two numbers each; all are f32.
+/// Returns the bytes of one rank's f32 parameters with Adam's two moments each, if they are divided into `parts`.
 pub(crate) fn with_adam(parameters: f64, parts: usize) -> f64 {
     3.0 * 4.0 * parameters / parts.max(1) as f64
 }

@@ -1,4 +1,4 @@
-//! Where the losses of a run go: metrics, the report, the bar.
+//! Log of a run's losses: metrics file, report and progress bar.
 
 use std::time::Instant;
 
@@ -10,39 +10,39 @@ use crate::console::say;
 use crate::error::Result;
 use crate::progress::Progress;
 
-/// Points of a report's curve that are kept at most; then neighbours become their means.
+/// Maximum number of points kept for the report's curve; beyond it, neighbouring points are averaged.
 const MOST_POINTS: usize = 1 << 17;
 
-/// What to do with the losses of a run.
+/// Configuration of a [`RunLog`].
 #[derive(Debug, Default)]
 pub struct LogConfig {
-    /// Which run of the experiment it is, where it has several. Default: `None`.
+    /// Name of the run, if the experiment has several. Default: `None`.
     pub run: Option<&'static str>,
-    /// Keep losses for a report. Default: false.
+    /// Whether to keep losses for a report. Default: false.
     pub keep: bool,
-    /// Steps that the run will have. Default: 0.
+    /// Number of steps of the run. Default: 0.
     pub steps: usize,
-    /// Says and writes nothing, unless this rank takes the place of the one that does. Default: false.
+    /// Prints and writes nothing, until this rank replaces the one that does. Default: false.
     pub muted: bool,
-    /// Brings each step's metrics to their file at once, so that none is lost with this process. Default: false.
+    /// Flushes each step's metrics to the file, so that none is lost if the process dies. Default: false.
     pub at_once: bool,
 }
 
-/// What a checkpoint keeps of a [`RunLog`], but for the losses.
+/// The part of a [`RunLog`] that is stored in a checkpoint, without the losses themselves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LogState {
-    /// The bits of the seconds that training has taken.
+    /// Training time in seconds, as the bits of an f64.
     seconds: u64,
     steps_per_loss: usize,
-    /// The bits of the sum of losses that are no point yet.
+    /// Sum of the losses that do not form a point yet, as the bits of an f64.
     sum: u64,
     count: usize,
-    /// Steps before the first of the losses.
+    /// Number of steps before the first loss.
     #[serde(default)]
     first: usize,
 }
 
-/// The log of one run, on the rank that prints.
+/// The log of one run. Muted on the ranks that do not print.
 #[derive(Debug)]
 pub struct RunLog<'a> {
     run: Option<&'static str>,
@@ -56,13 +56,13 @@ pub struct RunLog<'a> {
     began: Instant,
     /// Seconds of training before a resume.
     before: f64,
-    /// Steps whose losses nobody has kept: those before the first.
+    /// Number of steps at the beginning whose losses were not kept.
     first: usize,
     evaluations: Vec<Evaluation>,
 }
 
 impl<'a> RunLog<'a> {
-    /// Begins a run.
+    /// Starts the log of a run.
     pub fn new(config: &LogConfig, metrics: Option<&'a mut MetricsWriter>) -> Self {
         let &LogConfig { run, keep, steps, muted, at_once } = config;
         let progress = if muted { Progress::nowhere() } else { Progress::new(steps) };
@@ -71,7 +71,7 @@ impl<'a> RunLog<'a> {
         Self { run, metrics, keep, muted, at_once, steps, curve, progress, began, before, first, evaluations }
     }
 
-    /// The loss of one step.
+    /// Logs the loss of one step.
     ///
     /// # Errors
     /// Metrics that cannot be written.
@@ -79,7 +79,7 @@ impl<'a> RunLog<'a> {
         self.log_step((epoch, batch), loss, None)
     }
 
-    /// The same with more to tell.
+    /// Logs the loss of one step with further details.
     ///
     /// # Errors
     /// Metrics that cannot be written.
@@ -110,7 +110,8 @@ impl<'a> RunLog<'a> {
         Ok(())
     }
 
-    /// What an evaluation came to; ranks that have lost another one may do one again.
+    /// Logs an evaluation. It replaces those of the same and later steps: after the loss of a rank, an evaluation may
+    /// be repeated.
     ///
     /// # Errors
     /// Metrics that cannot be read or written.
@@ -129,23 +130,23 @@ impl<'a> RunLog<'a> {
         if self.at_once { Ok(metrics.flush()?) } else { Ok(()) }
     }
 
-    /// All evaluations so far.
+    /// Returns all evaluations so far.
     pub fn evaluations(&self) -> &[Evaluation] {
         &self.evaluations
     }
 
-    /// Goes on with these.
+    /// Restores the evaluations of a resumed run.
     pub fn resume_evaluations(&mut self, evaluations: Vec<Evaluation>) {
         self.evaluations = evaluations;
     }
 
-    /// The run goes on after so many steps, of whose losses nothing is kept.
+    /// Starts after `steps` steps whose losses were not kept.
     pub(crate) fn begin_at(&mut self, steps: usize) {
         self.first = steps;
         self.progress.resume(steps);
     }
 
-    /// This rank takes the place of the one that has written until now, with so many steps done and this one the next.
+    /// Makes this rank the reporter in place of a lost one; `done` steps are complete, and the given one is next.
     ///
     /// # Errors
     /// Metrics that cannot be read or written.
@@ -154,14 +155,14 @@ impl<'a> RunLog<'a> {
         self.progress = Progress::new(self.steps);
         self.progress.resume(done);
         self.cut(epoch, batch)?;
-        // Perhaps the other one had not told of it.
+        // The lost rank may not have written the last evaluation.
         match self.evaluations.last().cloned() {
             Some(last) => self.write_evaluation(&last),
             None => Ok(()),
         }
     }
 
-    /// Whether the metrics have this step; none where there are none.
+    /// Checks whether the metrics file has this step; `None` if there is no metrics file.
     ///
     /// # Errors
     /// Metrics that cannot be read.
@@ -169,7 +170,7 @@ impl<'a> RunLog<'a> {
         Ok(self.metrics.as_mut().map(|metrics| metrics.has(self.run, epoch, batch)).transpose()?)
     }
 
-    /// Writes the metrics of a step that this rank has counted before.
+    /// Writes the metrics of a step that this rank has already counted.
     ///
     /// # Errors
     /// Metrics that cannot be written.
@@ -187,12 +188,12 @@ impl<'a> RunLog<'a> {
         Ok(())
     }
 
-    /// Seconds that the run had taken when it went on from a checkpoint.
+    /// Returns the seconds of training before the run was resumed from a checkpoint.
     pub(crate) fn before(&self) -> f64 {
         self.before
     }
 
-    /// Where the metrics go, on the rank that prints.
+    /// Returns the metrics writer, on the rank that prints.
     pub(crate) fn metrics(&mut self) -> Option<&mut MetricsWriter> {
         self.metrics.as_deref_mut().filter(|_| !self.muted)
     }
@@ -202,7 +203,7 @@ impl<'a> RunLog<'a> {
         self.muted
     }
 
-    /// Prints a line of the tutorial.
+    /// Prints a line of the tutorial's output, unless muted.
     ///
     /// # Errors
     /// Standard output that cannot be written.
@@ -213,7 +214,7 @@ impl<'a> RunLog<'a> {
         self.progress.aside(|| say(line))
     }
 
-    /// Brings all metrics so far to their file.
+    /// Flushes all metrics so far to the file.
     ///
     /// # Errors
     /// Metrics that cannot be written.
@@ -221,7 +222,7 @@ impl<'a> RunLog<'a> {
         Ok(self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.flush())?)
     }
 
-    /// What a checkpoint is to keep: numbers, and the losses.
+    /// Returns what a checkpoint stores: the state, and the losses.
     pub fn state(&self) -> (LogState, &[f32]) {
         let Curve { losses, steps_per_loss, sum, count, .. } = &self.curve;
         let seconds = self.before + self.began.elapsed().as_secs_f64();
@@ -230,7 +231,7 @@ impl<'a> RunLog<'a> {
         (LogState { seconds, steps_per_loss, sum, count, first }, losses)
     }
 
-    /// Goes on from what [`state`](Self::state) gave, after so many steps.
+    /// Restores what [`state`](Self::state) returned, after `steps` steps.
     pub fn resume(&mut self, steps: usize, state: LogState, losses: Vec<f32>) {
         let LogState { seconds, steps_per_loss, sum, count, first } = state;
         (self.before, self.first) = (f64::from_bits(seconds), first);
@@ -240,14 +241,14 @@ impl<'a> RunLog<'a> {
         }
         let (steps_per_loss, sum) = (steps_per_loss.max(1), f64::from_bits(sum));
         if first + losses.len() * steps_per_loss + count < steps {
-            // Kept without losses: what is shown begins here, and so does its time.
+            // The earlier part kept no losses: the curve and its time begin here.
             (self.before, self.first) = (0.0, steps);
             return;
         }
         self.curve = Curve { losses, steps_per_loss, sum, count, ..Curve::new(MOST_POINTS) };
     }
 
-    /// Forgets the metrics of steps from this one on: they will be taken again.
+    /// Removes the metrics of this step and all later ones, since these steps will be repeated.
     ///
     /// # Errors
     /// Metrics that cannot be read or written.
@@ -256,7 +257,7 @@ impl<'a> RunLog<'a> {
         Ok(metrics.map_or(Ok(()), |metrics| metrics.cut(self.run, epoch, batch))?)
     }
 
-    /// Ends the run; its losses, where they were kept, and the seconds before a resume.
+    /// Ends the run and returns its losses, if kept, its evaluations, and the seconds before a resume.
     pub fn finish(self) -> RunSeries {
         let Curve { losses, steps_per_loss, .. } = self.curve;
         let (seconds, first_step) = (self.before, self.first);
@@ -265,7 +266,7 @@ impl<'a> RunLog<'a> {
     }
 }
 
-/// Losses, or where they are many, means of as many neighbours each.
+/// Losses, or for a long run the means of `steps_per_loss` consecutive losses.
 #[derive(Debug)]
 struct Curve {
     losses: Vec<f32>,
@@ -290,7 +291,7 @@ impl Curve {
             self.losses =
                 self.losses.chunks(2).map(|pair| pair.iter().sum::<f32>() / pair.len() as f32).collect();
             self.steps_per_loss *= 2;
-            // What has been counted is half a point now.
+            // The point just completed counts as half a point at the new resolution.
             if self.count < self.steps_per_loss {
                 return;
             }

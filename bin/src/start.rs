@@ -1,4 +1,4 @@
-//! How a command becomes ranks: it starts them itself, or finds that it is one.
+//! Starting a command: as the launcher of its ranks, or as one of the ranks.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -16,33 +16,33 @@ use crate::progress::RanksBar;
 use crate::result_line;
 use crate::threads;
 
-/// Names the experiment whose launcher started a rank. Other launchers do not set it.
+/// Environment variable with the name of the experiment whose launcher started a rank. Other launchers do not set it.
 pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
-/// Every rank holds a connection to every other; the communicator takes no more either.
+/// Maximum number of ranks: every rank holds a connection to every other, and the communicator has the same limit.
 pub(crate) const MOST_RANKS: usize = 4096;
 
-/// What this process is.
+/// Role of this process.
 #[derive(Debug)]
 pub enum Start {
-    /// The one the user started: it is to start this many ranks.
+    /// The process that the user started: it starts the ranks.
     Launcher {
-        /// Ranks to start.
+        /// Number of ranks to start.
         world_size: usize,
     },
-    /// A rank, by its environment.
+    /// A rank, according to its environment.
     Rank {
         /// How to join the others.
         config: Box<TcpConfig>,
-        /// True where this program started it, which then tells the end of the story; false under another launcher.
+        /// True if this program started it, and so prints the final lines; false under another launcher.
         spawned: bool,
     },
 }
 
 impl Start {
-    /// Looks at the options and the environment.
+    /// Determines the role of this process from the options and the environment.
     ///
     /// # Errors
-    /// An environment that makes no sense, or that the options contradict.
+    /// An environment that is inconsistent, or that contradicts the options.
     pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
         backends::check(options)?;
         if let Some(config) = backends::config(options)? {
@@ -75,20 +75,20 @@ impl Start {
 
     fn launcher(options: &RankOptions, world_size: usize) -> Result<Self> {
         check_world_size(world_size)?;
-        // What the system has no room for is said before any work is done.
+        // A number of ranks that exceeds the system's limits is reported before any work is done.
         SpawnConfig { world_size, ..SpawnConfig::default() }.check().map_err(|error| match error {
             comm::Error::InvalidArgument { got, help, .. } => {
                 Error::Option { option: "--world-size", got, help }
             }
             other => other.into(),
         })?;
-        // So is what the ranks would find wrong with their environment.
+        // So are errors that the ranks would find in their environment.
         TcpConfig::check_for_ranks(world_size, options.init_method.clone(), options.timeout)?;
         Ok(Start::Launcher { world_size })
     }
 }
 
-/// Refuses more ranks than there can be.
+/// Rejects more than [`MOST_RANKS`] ranks.
 pub(crate) fn check_world_size(world_size: usize) -> Result<()> {
     if world_size > MOST_RANKS {
         let help = format!("give 1 to {MOST_RANKS} ranks");
@@ -105,11 +105,11 @@ fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Err
     }
 }
 
-/// Starts ranks with this process's own arguments; what rank 0 gave to [`hand_over`], or whoever took its place. With
-/// `elastic` the others go on when ranks are lost.
+/// Starts ranks with this process's own arguments, waits for them, and returns what rank 0, or the rank that replaced
+/// it, passed to [`hand_over`]. With `elastic`, the others continue when ranks are lost.
 ///
 /// # Errors
-/// The first cause, where a rank fails.
+/// The first cause, if a rank fails.
 pub fn spawn<T: DeserializeOwned>(
     command: &str,
     world_size: usize,
@@ -118,7 +118,7 @@ pub fn spawn<T: DeserializeOwned>(
     spawn_told(command, world_size, elastic, Vec::new())
 }
 
-/// The same with variables in the ranks' environment.
+/// Like [`spawn`], with additional variables in the ranks' environment.
 ///
 /// # Errors
 /// Those of [`spawn`].
@@ -129,22 +129,22 @@ pub fn spawn_told<T: DeserializeOwned>(
     told: Vec<(OsString, OsString)>,
 ) -> Result<T> {
     let env = std::iter::once((SPAWNED_FOR.into(), command.into())).chain(told).collect();
-    // The ranks do not read a recipe again, which may have changed meanwhile.
+    // The ranks do not read the recipe file again: it may have changed meanwhile.
     let args = origin::arguments();
     handed_over(spawn_with_bar(SpawnConfig { world_size, args, env, elastic, ..SpawnConfig::default() })?)
 }
 
-/// What rank 0 gave to [`hand_over`], from the results of [`launch::spawn`].
+/// Decodes what rank 0 passed to [`hand_over`], from the results of [`launch::spawn`].
 ///
 /// # Errors
-/// It gave none, or something else.
+/// It passed nothing, or something that cannot be decoded.
 pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<T> {
-    // Rank 0's, or that of whoever took its place.
+    // Rank 0's, or that of the rank that replaced it.
     let line = results.into_iter().flatten().next();
     result_line::read(&line.ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?)
 }
 
-/// Starts ranks, and shows how far they are where standard error is a terminal.
+/// Starts ranks, and shows their progress if standard error is a terminal.
 pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
     if let Some(threads) = threads::for_ranks(config.local_world_size()) {
         config.env.push((threads::VARIABLE.into(), threads.into()));
@@ -152,14 +152,14 @@ pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option
     let bar = RanksBar::on_terminal();
     config.notes = bar.clone().map(|bar| bar as Arc<dyn Notes>);
     let results = launch::spawn(&config);
-    // Before anything is said of a failure.
+    // Before a failure is reported.
     if let Some(bar) = bar {
         bar.clear();
     }
     results
 }
 
-/// Gives a rank's result to the process that started it.
+/// Passes a rank's result to the process that started it.
 ///
 /// # Errors
 /// Standard output that cannot be written.
@@ -167,7 +167,7 @@ pub fn hand_over<T: Serialize>(result: &T) -> Result<()> {
     Ok(launch::report_result(&result_line::write(result)?)?)
 }
 
-/// This machine's name.
+/// Returns this machine's host name.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

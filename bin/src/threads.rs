@@ -1,31 +1,33 @@
-//! How many threads candle may use in a process.
+//! Number of threads for candle in a process.
 //!
-//! Where `RAYON_NUM_THREADS` is not set, candle counts the processor's cores anew for every matrix product, by reading
-//! `/proc/cpuinfo`: for small models that takes several times as long as the products. So the program sets it.
+//! If `RAYON_NUM_THREADS` is not set, candle counts the processor's cores for every matrix product, by reading
+//! `/proc/cpuinfo`: for small models that takes several times as long as the products. So the program sets the
+//! variable.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
 
-/// The variable.
+/// The environment variable.
 pub const VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// True once this process has a number that nobody gave it.
+/// True if this process chose its number of threads itself.
 static CHOSEN_HERE: AtomicBool = AtomicBool::new(false);
 
-/// What the variable is to be set to, first thing in `main`: the cores, shared among the ranks of this machine. `None` where
-/// somebody has set it.
+/// Returns the value to set the variable to, at the start of `main`: the cores, divided by the number of ranks on
+/// this machine. `None` if the variable is already set.
 pub fn choose() -> Option<String> {
     let number = |name: &str| std::env::var(name).ok()?.parse().ok().filter(|&number: &usize| number > 0);
     if number(VARIABLE).is_some() {
         return None;
     }
     CHOSEN_HERE.store(true, Ordering::Relaxed);
-    // What is wrong with the environment is told by whoever joins.
+    // An invalid environment is reported later, when the process joins the group.
     let neighbours = comm::Place::from_env().ok().flatten().and_then(|place| place.local_world_size);
     Some(share(neighbours.unwrap_or(1)))
 }
 
-/// What the ranks that this process starts are to be told in place of its own number; `None` where that is theirs, too.
+/// Returns the value for each of the ranks that this process starts; `None` if they inherit the variable that the
+/// user set.
 pub(crate) fn for_ranks(world_size: usize) -> Option<String> {
     CHOSEN_HERE.load(Ordering::Relaxed).then(|| share(world_size))
 }

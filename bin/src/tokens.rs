@@ -1,4 +1,4 @@
-//! The data set of the DDP and the pipeline tutorial: row i is token i, repeated.
+//! Token data set of the DDP and pipeline tutorials: row i is token i, repeated.
 
 use std::borrow::Borrow;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::weights::TensorFile;
 /// A row of tokens.
 pub type Row = Vec<u32>;
 
-/// Tokens and the tokens after them, both (rows, length - 1).
+/// Inputs and targets (the tokens that follow them), both of shape (rows, length - 1).
 pub type Batch = (Tensor, Tensor);
 
-/// The rows, made or read from the file of `--data`.
+/// Returns the rows, generated or read from the file of `--data`.
 ///
 /// # Errors
 /// More rows than there is memory for; a file that does not fit.
@@ -42,10 +42,10 @@ pub fn rows(options: &TransformerOptions, data: Option<&Path>) -> Result<Vec<Row
     }
 }
 
-/// What is wrong with rows of this length, for a model that sees up to `max_len` tokens.
+/// Checks the length of rows for a model that takes up to `max_len` tokens.
 ///
 /// # Errors
-/// What to do.
+/// What is wrong and what to do.
 pub fn check_length(length: usize, max_len: usize) -> std::result::Result<(), String> {
     match length {
         0 | 1 => Err("the next token is predicted from those before it: a row needs 2 or more".into()),
@@ -57,13 +57,13 @@ pub fn check_length(length: usize, max_len: usize) -> std::result::Result<(), St
     }
 }
 
-/// Refuses so many rows of so many tokens, where the ranks here have no room for them.
+/// Checks that so many rows fit in the memory of the ranks here.
 pub(crate) fn check_room((rows, length): (usize, usize), of: (&CommonOptions, usize)) -> Result<()> {
     let bytes = length.saturating_mul(size_of::<u32>()).saturating_add(size_of::<Row>());
     room::check_samples("--samples", (rows, bytes), of)
 }
 
-/// Rows from a file: i64 tokens (rows, length), below the size of the vocabulary, of a length that is allowed.
+/// Reads rows from a file: i64 tokens of shape (rows, length), below the vocabulary size, of an allowed length.
 ///
 /// # Errors
 /// A file that cannot be read or does not fit.
@@ -93,10 +93,10 @@ pub fn read(path: &Path, vocab_size: usize, max_len: usize) -> Result<Vec<Row>> 
     Ok(all)
 }
 
-/// Rows as a batch, on a device. There is at least one, and all are of one length.
+/// Returns rows as a batch on a device. There must be at least one row, and all must have the same length.
 ///
 /// # Errors
-/// None that is known.
+/// None known.
 pub fn batch<R: Borrow<Row>>(rows: &[R], device: &Device) -> candle_core::Result<Batch> {
     let length = rows[0].borrow().len() - 1;
     let part = |start: usize| {

@@ -1,4 +1,4 @@
-//! Validation over ranks: loss and accuracy of a classifier over a whole set, each sample counted once.
+//! Distributed validation: loss and accuracy of a classifier over a whole data set, each sample counted once.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
-/// What is validated, the same on every rank.
+/// Configuration of a validation, the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValidationConfig {
     /// Samples in the set. Default 0.
     pub samples: usize,
-    /// Samples that are put through the model at once; whatever the number of ranks. Default 1.
+    /// Samples per forward pass, independent of the number of ranks. Default 1.
     pub batch_size: usize,
-    /// Classes to tell apart. Default 2.
+    /// Number of classes. Default 2.
     pub classes: usize,
 }
 
@@ -26,33 +26,33 @@ impl Default for ValidationConfig {
     }
 }
 
-/// How a model did on all samples of a set.
+/// Result of a validation over all samples of a set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
     /// Sum of the samples' cross-entropies.
     pub loss_sum: f64,
-    /// By class.
+    /// Indexed by class.
     pub classes: Vec<ClassCount>,
 }
 
-/// The samples of one class, or of all.
+/// Counts for the samples of one class, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassCount {
-    /// Samples whose class was found.
+    /// Samples whose class was predicted correctly.
     pub correct: u64,
-    /// All of them.
+    /// All samples.
     pub samples: u64,
 }
 
 impl ClassCount {
-    /// The part that was found, from 0 to 1; NaN where there is no sample.
+    /// Returns the fraction predicted correctly, from 0 to 1; NaN if there is no sample.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.samples as f64
     }
 }
 
 impl Validation {
-    /// Samples of all classes.
+    /// Returns the sum over all classes.
     pub fn total(&self) -> ClassCount {
         let add = |sum: ClassCount, class: &ClassCount| ClassCount {
             correct: sum.correct + class.correct,
@@ -61,24 +61,24 @@ impl Validation {
         self.classes.iter().fold(ClassCount::default(), add)
     }
 
-    /// The mean over samples of their cross-entropies; NaN where there is no sample.
+    /// Returns the mean cross-entropy over samples; NaN if there is no sample.
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.total().samples as f64
     }
 }
 
-/// Puts the samples of a set through a model, shared out over the ranks; every rank gets the sums over all of them.
+/// Evaluates a model on a data set divided over the ranks; every rank gets the sums over all samples.
 ///
-/// The set is cut into batches, and these are dealt out. So each batch is computed as one process computes it, and the
-/// result is equal to one process's to the bit, whatever the number of ranks. `forward` gives the logits
-/// `(samples, classes)` and the targets `(samples)` of a range of samples. The class with the highest logit counts as
-/// found; among equals the first.
+/// Whole batches are distributed over the ranks. So each batch is computed as in a single process, and the result is
+/// bitwise equal to that of one process, whatever the number of ranks. `forward` returns the logits `(samples,
+/// classes)` and the targets `(samples)` of a range of samples. The class with the highest logit is the prediction;
+/// the first of equal ones.
 ///
 /// # Cost
 /// Two all-reduces: of 8 bytes for each batch, and of 16 for each class.
 ///
 /// # Errors
-/// Those of `forward`; logits or targets of another shape; a target that is no class; a rank that failed.
+/// Those of `forward`; logits or targets of another shape; a target out of range; a rank that failed.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -119,7 +119,7 @@ pub fn validate(
         let (logits, targets) = forward(first..(first + batch_size).min(config.samples))?;
         losses[batch] = count(&logits, &targets, &mut counts)?;
     }
-    // A batch is 0 on all ranks but one, and adding zeros changes nothing.
+    // Each batch's loss is nonzero on one rank only, and adding zeros changes nothing.
     let losses = sum(comm, Tensor::new(losses, &Device::Cpu)?)?.to_vec1::<f64>()?;
     let counts = sum(comm, Tensor::new(counts, &Device::Cpu)?)?.to_vec1::<i64>()?;
     let class = |pair: &[i64]| ClassCount { correct: pair[0] as u64, samples: pair[1] as u64 };
@@ -131,7 +131,7 @@ fn sum(comm: &dyn Communicator, tensor: Tensor) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Adds a batch to the counts, which hold correct and all samples of each class in turn; the sum of its losses.
+/// Adds a batch to `counts` (correct and total samples of each class, alternating) and returns the sum of its losses.
 fn count(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> Result<f64> {
     let classes = counts.len() / 2;
     let samples = targets.dims1()?;
@@ -157,7 +157,8 @@ fn count(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> Result<f64> {
     Ok(loss)
 }
 
-/// The place of the highest value, the first of equal ones; what is not a number counts as higher, as in PyTorch.
+/// Returns the index of the highest value, the first of equal ones; NaN counts as higher than any number, as in
+/// PyTorch.
 pub(crate) fn highest(values: &[f64]) -> usize {
     let mut best = 0;
     for (place, value) in values.iter().enumerate() {
@@ -174,7 +175,7 @@ mod tests {
 
     const CLASSES: usize = 7;
 
-    /// A layer on samples that are made from their numbers, so that batches go through a matrix product.
+    /// A linear layer on samples generated from their indices, so that batches go through a matrix product.
     fn forward(range: Range<usize>) -> Result<(Tensor, Tensor)> {
         let mut generator = sampler::Generator::new(5);
         let weight = Tensor::from_vec(generator.randn(40 * CLASSES)?, (40, CLASSES), &Device::Cpu)?;

@@ -1,4 +1,4 @@
-//! A model's variables, from the seed or from `--init`.
+//! A model's variables, initialized from the seed or from `--init`.
 
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
@@ -10,10 +10,10 @@ use crate::options::CommonOptions;
 use crate::rank::Rank;
 use crate::weights::{load_weights, save_weights};
 
-/// A model's variables and the generator that they are drawn from: the same in every process of a run.
+/// A model's variables and the random generator that initializes them: the same in every process of a run.
 ///
-/// What else a tutorial draws from its seed (data, most times) is drawn from the same generator, in the tutorial's order:
-/// before [`make`](Self::make) if that makes the model later.
+/// Whatever else a tutorial draws from its seed (usually data) comes from the same generator, in the tutorial's
+/// order: before [`make`](Self::make) if the model is created later.
 ///
 /// ```no_run
 /// use candle_nn::linear;
@@ -33,24 +33,25 @@ pub struct Variables {
     pub generator: SharedGenerator,
     /// The variables, by PyTorch's names.
     pub map: VarMap,
-    /// Where they are.
+    /// The device of the variables.
     pub device: Device,
 }
 
 impl Variables {
-    /// None yet.
+    /// Creates an empty set of variables, and the generator.
     ///
     /// # Errors
-    /// A device that is not there.
+    /// A device that is not available.
     pub fn new(options: &CommonOptions) -> Result<Self> {
         let generator = SharedGenerator::from(Generator::new(options.seed));
         Ok(Self { generator, map: VarMap::new(), device: options.device()? })
     }
 
-    /// Makes the variables by building the model once, and reads those of `--init`. Whoever trains builds it again.
+    /// Creates the variables by building the model once, then loads those of `--init`. The training code builds the
+    /// model again.
     ///
     /// # Errors
-    /// What the model fails with; a file that does not fit.
+    /// Errors of the model; a file that does not fit.
     pub fn make<M>(
         &self,
         options: &CommonOptions,
@@ -63,7 +64,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Writes them to `--save`, where that is asked for; rank 0 alone does.
+    /// Writes the variables to `--save`, if requested; on rank 0 only.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -74,7 +75,7 @@ impl Variables {
         }
     }
 
-    /// Gives a model these variables.
+    /// Returns a builder from which a model gets these variables.
     pub fn builder(&self) -> VarBuilder<'static> {
         TorchInit::var_builder(&self.generator, &self.map, DType::F32, &self.device)
     }

@@ -1,6 +1,6 @@
 //! Tensors in safetensors files: `--init`, `--data` and `--save`.
 //!
-//! Files are read whole, never mapped, so that a file that changes meanwhile cannot do harm.
+//! Files are read into memory, never mapped, so that a file that is changed meanwhile does no harm.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -33,7 +33,7 @@ impl TensorFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// Where it cannot be read, is no safetensors file, or has been cut short.
+    /// A file that cannot be read, is no safetensors file, or is truncated.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |reason| FileError::NotSafetensors { path: path.to_path_buf(), reason };
         let bytes = training::read_tensor_file(path).map_err(|error| match error.kind() {
@@ -44,15 +44,15 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), tensors })
     }
 
-    /// Where it was.
+    /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Refuses tensors of other names.
+    /// Checks that the file has no tensors of other names.
     ///
     /// # Errors
-    /// The first tensor that is too many.
+    /// The first unexpected tensor.
     pub fn only(&self, names: &[&str]) -> Result<()> {
         match self.names().into_iter().find(|name| !names.contains(&name.as_str())) {
             Some(name) => Err(self.extra(name, names.join(", "))),
@@ -67,10 +67,10 @@ impl TensorFile {
         names
     }
 
-    /// One tensor, of this dtype and this shape; a dimension given as `None` may be of any size.
+    /// Returns one tensor, of this dtype and shape; a dimension given as `None` may have any size.
     ///
     /// # Errors
-    /// Where there is no such tensor, or it is of another dtype or shape.
+    /// No such tensor, or one of another dtype or shape.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -106,7 +106,7 @@ impl TensorFile {
         view.load(device).map_err(|error| FileError::tensor(&self.path, name, error))
     }
 
-    /// Samples of so many f32 each, of which there is at least one.
+    /// Returns a tensor of samples, f32 of shape (samples, features), with at least one sample.
     pub(crate) fn samples(&self, name: &str, features: usize, device: &Device) -> Result<Tensor> {
         let samples = self.tensor(name, &[None, Some(features)], DType::F32, device)?;
         match samples.elem_count() {
@@ -115,7 +115,7 @@ impl TensorFile {
         }
     }
 
-    /// The classes of so many samples, i64, of which there are this many.
+    /// Returns the class of each of `samples` samples, stored as i64; each must be below `count`.
     pub(crate) fn classes(&self, name: &str, samples: usize, count: usize) -> Result<Vec<u32>> {
         let classes = self.tensor(name, &[Some(samples)], DType::I64, &Device::Cpu)?;
         let classes = classes.to_vec1::<i64>().map_err(|error| FileError::tensor(&self.path, name, error))?;
@@ -141,8 +141,8 @@ impl TensorFile {
     }
 }
 
-/// Sets every variable of `vars` to the tensor of the same name in a file. All must fit, the file may hold no others, and
-/// nothing is changed unless that is so.
+/// Sets every variable of `vars` to the tensor of the same name in a file. All must fit, and the file may hold no
+/// others; otherwise nothing is changed.
 ///
 /// # Errors
 /// One line that names the file, the first tensor that does not fit, what was expected and what was found.
@@ -166,12 +166,12 @@ pub fn load_weights(path: &Path, vars: &VarMap) -> Result<()> {
     Ok(())
 }
 
-/// Writes all variables to a safetensors file under their names, which are PyTorch's where the model's are.
+/// Writes all variables to a safetensors file under their names (PyTorch's, if the model uses them).
 ///
-/// The file appears whole or not at all: see [`AtomicFile`].
+/// The file appears complete or not at all: see [`AtomicFile`].
 ///
 /// # Errors
-/// [`FileError::Write`] with the path and the reason; an older file is then as it was.
+/// [`FileError::Write`] with the path and the reason; an older file is then unchanged.
 pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
     let mut tensors = HashMap::new();
     for (name, var) in vars.data().lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -185,7 +185,7 @@ pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
     written().map_err(|error| FileError::write(path, error))
 }
 
-/// Whether [`save_weights`] will be able to write there, found out without a change to a file that exists.
+/// Checks whether [`save_weights`] will be able to write there, without changing an existing file.
 ///
 /// # Errors
 /// [`FileError::Write`] with the path and the reason.
@@ -203,7 +203,7 @@ fn describe_view(view: &TensorView<'_>) -> String {
     format!("{:?} {:?}", view.dtype(), view.shape())
 }
 
-/// The names, or the first few of many.
+/// Returns the names, or the first few of many, as a list.
 fn listing(names: &[String]) -> String {
     const SHOWN: usize = 8;
     match names.len() {

@@ -1,4 +1,5 @@
-//! All that forward keeps for backward, what operations keep to themselves as well: counted by the allocator, and as `plan` has it.
+//! Memory that a forward pass keeps for backward, including what operations keep internally: as counted by the
+//! allocator, and as planned by `plan`.
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,12 +16,12 @@ use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 use training::{AttentionMask, activation_bytes, cross_entropy};
 
-/// The system's allocator, with a count of what is in use.
+/// The system's allocator, counting the bytes in use.
 struct Counting;
 
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         USED.fetch_add(layout.size(), Ordering::Relaxed);
@@ -38,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that are in use because of a loss, and those that its graph tells of.
+/// Returns the bytes allocated and kept by a forward pass, and those that `activation_bytes` reports for its graph.
 fn kept(forward: impl Fn() -> Tensor) -> [f64; 2] {
     let measured = || {
         let before = USED.load(Ordering::Relaxed);
@@ -46,11 +47,13 @@ fn kept(forward: impl Fn() -> Tensor) -> [f64; 2] {
         let after = USED.load(Ordering::Relaxed);
         [(after - before) as f64, activation_bytes(&loss, []) as f64]
     };
-    // A thread's first matrix product makes a buffer that stays, and which threads take part is not known.
+    // A thread's first matrix product allocates a buffer that is kept, and which threads take part varies; hence the
+    // minimum.
     (0..8).map(|_| measured()).min_by(|a, b| a[0].total_cmp(&b[0])).unwrap()
 }
 
-/// What is kept is what is planned: to the byte as the graph tells it, and but for the graph's own nodes as the allocator does.
+/// Checks that the plan equals the graph's report to the byte, and the allocator's count except for the graph's own
+/// nodes.
 fn check(model: &Model, batch_size: usize, [allocated, told]: [f64; 2]) {
     let setting = Setting { ranks: 1, batch_size, micro_batches: 1, element: 4, gathered: 4, optimizer: 0 };
     let alone = Strategy::Tensor { tp: 1, sequence_parallel: false };
@@ -60,7 +63,7 @@ fn check(model: &Model, batch_size: usize, [allocated, told]: [f64; 2]) {
     assert!(planned <= allocated && allocated <= 1.06 * planned, "{what}");
 }
 
-/// One test, as the count is of the whole process.
+/// A single test, as the count covers the whole process.
 #[test]
 fn forward_keeps_what_is_planned() {
     for sizes in [(8, 64, 32, 8, 64, 96), (4, 24, 128, 2, 512, 1000), (16, 40, 16, 4, 48, 300)] {

@@ -1,4 +1,4 @@
-//! Every parameter of every model gets a gradient: some of candle's fused operations have none, and say nothing.
+//! Every parameter of every model gets a gradient: some of candle's fused operations have none, without any error.
 #![allow(clippy::unwrap_used)]
 
 use bin::models::convnet::ConvNet;
@@ -10,7 +10,7 @@ use candle_nn::{Module, ModuleT, VarBuilder, VarMap, linear, loss};
 use sampler::{Generator, SharedGenerator};
 use training::{AttentionMask, TorchInit, cross_entropy};
 
-/// The names of the parameters that get none, or nothing but zeros, on the way from `loss`.
+/// Returns the names of the parameters that get no gradient from `loss`, or only zeros.
 fn without_gradient(
     loss: impl FnOnce(VarBuilder<'static>, &SharedGenerator) -> Result<Tensor>,
 ) -> Vec<String> {
@@ -81,7 +81,7 @@ fn of_the_transformer_with_each_mask() {
                 let tokens = Tensor::new(&[[1u32, 2, 3, 4, 5], [6, 7, 8, 9, 10]], &Device::Cpu)?;
                 cross_entropy(&model.forward_t(&tokens, true)?, &tokens, None)
             });
-            // The table of positions is no parameter.
+            // The table of positions is not a parameter.
             assert_eq!(without, ["pos_encoding.pe"], "{visible:?}, dropout {dropout}");
         }
     }
@@ -91,7 +91,7 @@ fn of_the_transformer_with_each_mask() {
 fn a_parameter_without_one_is_found() {
     let without = without_gradient(|builder, generator| {
         let (used, _unused) = (linear(3, 2, builder.pp("used"))?, linear(3, 2, builder.pp("unused"))?);
-        // As candle's fused softmax: the values go on, the gradient does not.
+        // Like candle's fused softmax: values are passed on, gradients are not.
         let cut = linear(3, 3, builder.pp("cut"))?.forward(&random(generator, &[4, 3])?)?.detach();
         used.forward(&cut)?.sqr()?.sum_all()
     });

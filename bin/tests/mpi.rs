@@ -1,5 +1,5 @@
-//! Every experiment over MPI: what it learns is what it learns over TCP. `GIRANDOLE_MPIRUN` names another launcher than
-//! `mpirun`.
+//! Tests of every experiment over MPI: results must equal those over TCP. `GIRANDOLE_MPIRUN` names another launcher
+//! than `mpirun`.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use candle_core::{DType, Device, safetensors};
 use common::{Folder, clean, girandole, metrics, refuse_with, succeed, text};
 use serde_json::Value;
 
-/// Each experiment, small; what to add on 4 ranks.
+/// Each experiment with small sizes, and options to add on 4 ranks.
 const EXPERIMENTS: [(&str, &[&str], &[&str]); 9] = [
     ("ddp-linear", &["--epochs", "2", "--samples", "640"], &[]),
     ("ddp-trainer", &["--epochs", "2", "--samples", "320"], &[]),
@@ -24,18 +24,19 @@ const EXPERIMENTS: [(&str, &[&str], &[&str]); 9] = [
     ("pipeline-transformer", &["--epochs", "2", "--dropout", "0", "--samples", "16"], &["--dp", "2"]),
 ];
 
-/// A job of so many ranks. Several `mpirun` at once need folders of their own: one removes what another is about to use.
+/// Returns a command that runs under `mpirun`. Concurrent `mpirun`s need separate folders, since one removes files
+/// that another uses.
 fn under_mpirun(ranks: usize, folder: &Folder) -> Command {
     let mpirun = std::env::var_os("GIRANDOLE_MPIRUN").unwrap_or_else(|| "mpirun".into());
     let mut command = Command::new(mpirun);
     clean(&mut command).args(["-n", &ranks.to_string()]).arg(env!("CARGO_BIN_EXE_girandole"));
-    // Open MPI: more ranks than cores, and root in containers.
+    // For Open MPI: allow more ranks than cores, and root in containers.
     let names = ["ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe"];
     command.envs(names.map(|name| (format!("OMPI_{name}"), "1"))).env("TMPDIR", folder.path(""));
     command
 }
 
-/// The losses and the weights of a run.
+/// Returns the losses and the weights of a run.
 fn learned(mut command: Command, experiment: &str, options: &[&str]) -> (Vec<f64>, Vec<(String, Vec<f32>)>) {
     let folder = Folder::new();
     command.arg(experiment).args(options).env("RAYON_NUM_THREADS", "1");
@@ -53,7 +54,7 @@ fn learned(mut command: Command, experiment: &str, options: &[&str]) -> (Vec<f64
     (losses, weights)
 }
 
-/// Sums of two numbers have one order only, so nothing differs.
+/// A sum of two numbers does not depend on their order, so the results are equal.
 #[test]
 fn two_ranks_learn_over_mpi_what_they_learn_over_tcp() {
     for (experiment, options, _) in EXPERIMENTS {
@@ -64,7 +65,7 @@ fn two_ranks_learn_over_mpi_what_they_learn_over_tcp() {
     }
 }
 
-/// MPI adds the numbers of more ranks in an order of its own.
+/// MPI adds the numbers of more than two ranks in another order, so the results are only close.
 #[test]
 fn four_ranks_learn_over_mpi_what_they_learn_over_tcp() {
     for (experiment, options, more) in EXPERIMENTS {
@@ -78,14 +79,14 @@ fn four_ranks_learn_over_mpi_what_they_learn_over_tcp() {
         assert_eq!((mpi.0.len(), mpi.1.len()), (tcp.0.len(), tcp.1.len()), "{experiment}");
         assert!(mpi.0.iter().zip(&tcp.0).all(|(l, r)| close(*l, *r)), "{experiment}: {mpi:?} {tcp:?}");
         for ((name, mpi), (_, tcp)) in mpi.1.iter().zip(&tcp.1) {
-            // Adam makes a step of full length of any gradient, however small.
+            // Adam takes a step of full size for any gradient, however small, so a few weights may differ more.
             let far = mpi.iter().zip(tcp).filter(|(l, r)| !close(f64::from(**l), f64::from(**r))).count();
             assert!(far * 1000 <= mpi.len(), "{experiment}, {name}: {far} of {}", mpi.len());
         }
     }
 }
 
-/// Messages are larger than those that MPI sends before they are asked for.
+/// Uses messages larger than those that MPI sends eagerly, before the receiver asks for them.
 #[test]
 fn every_schedule_learns_over_mpi_what_it_learns_over_tcp() {
     let all = ["naive", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v"];

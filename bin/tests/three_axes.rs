@@ -1,5 +1,5 @@
-//! `Mesh { pp, dp, tp }`: a language model cut into stages, of which there are copies, and whose layers are divided, learns what one
-//! process learns.
+//! `Mesh { pp, dp, tp }`: a language model with pipeline, data and tensor parallelism combined gives the results of
+//! one process.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -18,13 +18,13 @@ use training::{Sgd, SgdConfig, clip_grad_norm};
 
 const STEPS: usize = 4;
 const LENGTH: usize = 6;
-/// Rows of a micro-batch.
+/// Rows per micro-batch.
 const ROWS: usize = 2;
 const MICRO_BATCHES: usize = 4;
-/// Below the norms of all steps' gradients.
+/// Less than the gradient norms of all steps, so that every step is clipped.
 const MAX_NORM: f64 = 0.2;
 
-/// With a vocabulary that the ranks divide, or not.
+/// Returns the model's sizes; the ranks may or may not divide the vocabulary.
 fn sizes(vocab_size: usize) -> LanguageModelConfig {
     LanguageModelConfig {
         vocab_size,
@@ -45,7 +45,7 @@ fn sgd(vars: Vec<(String, Var)>) -> Sgd {
     Sgd::named(vars, config).unwrap()
 }
 
-/// The tokens of a step, and those after them.
+/// Returns the tokens of a step, and the tokens that follow them.
 fn batch(step: usize, rows: usize, vocab_size: usize) -> Result<(Tensor, Tensor)> {
     let mut generator = Generator::new(100 + step as u64);
     let tokens = generator.randint(rows * (LENGTH + 1), 0, vocab_size as i64).unwrap();
@@ -53,7 +53,7 @@ fn batch(step: usize, rows: usize, vocab_size: usize) -> Result<(Tensor, Tensor)
     Ok((tokens.narrow(1, 0, LENGTH)?.contiguous()?, tokens.narrow(1, 1, LENGTH)?.contiguous()?))
 }
 
-/// One process on whole batches: its losses, and norms of gradients; its weights are in the file.
+/// Trains one process on whole batches; returns its losses and gradient norms, and saves its weights to the file.
 fn alone(vocab_size: usize, copies: usize, path: &Path) -> Vec<(f64, f64)> {
     let losses = Local::run_shared(1, |comm| {
         let mesh = Mesh::new(comm, &[("tp", 1)])?;
@@ -75,7 +75,7 @@ fn alone(vocab_size: usize, copies: usize, path: &Path) -> Vec<(f64, f64)> {
     losses.unwrap().remove(0)
 }
 
-/// The parts of those weights that a rank of a group of `tp` has, by name.
+/// Returns each rank's parts of those weights in a group of `tp` ranks, by name.
 fn parts(vocab_size: usize, path: &Path, tp: usize) -> Vec<Vec<(String, Vec<f64>)>> {
     let parts = Local::run_shared(tp, |comm| {
         let mesh = Mesh::new(comm, &[("tp", tp)])?;
@@ -93,7 +93,7 @@ fn values(vars: &[(String, Var)]) -> Vec<(String, Vec<f64>)> {
     all
 }
 
-/// The same model as modules.
+/// Returns the same model as modules.
 fn modules(shards: &Shards, sizes: LanguageModelConfig) -> Modules {
     let LanguageModelConfig { vocab_size, d_model, num_heads, num_layers, max_len, visible, dropout, .. } =
         sizes;
@@ -120,7 +120,7 @@ fn modules(shards: &Shards, sizes: LanguageModelConfig) -> Modules {
     })
 }
 
-/// What a rank has in the end.
+/// Result of a rank.
 struct Learnt {
     copy: usize,
     place: usize,
@@ -177,7 +177,7 @@ fn on_mesh(
     learnt.unwrap()
 }
 
-/// Of variables that every rank has whole, each would count.
+/// Otherwise each replicated variable would be counted once per rank.
 #[test]
 fn what_is_divided_must_be_said_before_anything_is_clipped() {
     let lines = Local::run_shared(2, |comm| {
@@ -200,7 +200,7 @@ fn what_is_divided_must_be_said_before_anything_is_clipped() {
         ];
         pipeline.set_divided(|name| shards.is_divided(name));
         pipeline.clip_grad_norm(&mut grads, 1.0)?;
-        // What a rank's own norm does to the parameters that all have is found.
+        // Clipping by each rank's own norm makes replicated parameters differ, which is detected.
         let mut sgd = sgd(pipeline.named_vars());
         clip_grad_norm(&mut grads, &pipeline.vars(), 0.01).unwrap();
         sgd.step(&grads)?;
@@ -228,7 +228,7 @@ fn stages_copies_and_divided_layers_learn_what_one_process_learns() {
         let what = format!(
             "{pp} stages, {dp} copies, {tp} parts, {schedule}, sequence parallel: {sequence_parallel}"
         );
-        // f64 all the way, so that only the order of sums differs.
+        // f64 throughout, so that only the order of sums differs.
         let expected_losses = alone(vocab_size, dp, &path);
         let expected = parts(vocab_size, &path, tp);
         let learnt =

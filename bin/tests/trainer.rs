@@ -1,4 +1,5 @@
-//! A trainer in a program of one's own, on ranks that are threads: it goes on from every step as if nothing had happened.
+//! A `Trainer` in a user's own program, on ranks that are threads: resuming after any step gives the results of an
+//! undisturbed run.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use training::{Adam, AdamConfig, CheckpointConfig, Checkpoints, Dropout, TorchIn
 
 const EPOCHS: usize = 3;
 
-/// Sums losses, as a program does that prints means, and counts epochs.
+/// Sums losses, like a program that prints means, and records epochs.
 #[derive(Default)]
 struct Sum {
     sum: f64,
@@ -49,7 +50,7 @@ impl Observer for Sum {
     }
 }
 
-/// What is compared in the end.
+/// The results that are compared.
 #[derive(Debug, PartialEq)]
 struct End {
     weights: Vec<u32>,
@@ -60,7 +61,7 @@ struct End {
 
 struct Model(Linear, Dropout);
 
-/// Trains on one rank, keeping checkpoints in a folder of its own or going on from one.
+/// Trains on one rank, writing checkpoints to its own folder or resuming from one.
 fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Result<End> {
     let (rank, num_replicas) = (comm.rank(), comm.world_size());
     let (vars, random) = (VarMap::new(), SharedGenerator::from(Generator::new(0)));
@@ -95,7 +96,8 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
         let checkpoint = open(folder.parent().unwrap())?.load(folder, &Device::Cpu)?;
         trainer.restore(&Saved::Whole(checkpoint), Some(&mut log), &mut observer)?;
     }
-    // Each rank keeps its own here, since their sums differ. What goes on keeps none: thousands of them reach the disk slowly.
+    // Each rank writes its own checkpoints here, since their sums differ. A resumed run writes none: thousands would
+    // take too long.
     if from.is_none() {
         trainer.keep_checkpoints(Keeper::new(open(keep)?, Some(1), RunIdentity::default()));
     }
@@ -107,7 +109,7 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     Ok(End { weights, sum: observer.sum.to_bits(), losses: log.finish().losses, begun: observer.begun })
 }
 
-/// One end for each rank.
+/// Returns the result of each rank.
 fn on_ranks(ranks: usize, reshuffle: bool, keep: &Path, from: Option<&str>) -> Vec<End> {
     let group = Local::group(ranks, &LocalConfig::default()).unwrap();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Writing a checkpoint, to the disk itself, and reading it.
+//! Benchmarks of checkpoints: writing to disk (synced), and reading.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
 use crate::group::Group;
 
-/// Of a tensor.
+/// Bytes of each tensor.
 const BYTES: usize = 1 << 20;
 
 pub(crate) fn bench(group: &mut Group<'_>) {
@@ -25,7 +25,7 @@ pub(crate) fn bench(group: &mut Group<'_>) {
                 checkpoints.save(&checkpoint).expect("it can be written")
             });
         });
-        // Where a filter has left out writing, there is none yet.
+        // Written once more, as a filter may have excluded the write benchmark.
         checkpoint.step += 1;
         checkpoints.save(&checkpoint).expect("it can be written");
         group.bench_function(BenchmarkId::new("read", bytes), |bencher| {

@@ -1,4 +1,4 @@
-//! Operations by transport, ranks and size; each rank is a process.
+//! Benchmarks of collectives by transport, number of ranks and size; each rank is a process.
 
 use benches::Ranks;
 use bin::comm_bench::Measured;
@@ -7,7 +7,7 @@ use criterion::{BenchmarkId, Throughput};
 
 use crate::group::Group;
 
-/// Measured among more ranks than two as well.
+/// Operations that are also measured with more than two ranks.
 const MOST_USED: [Measured; 3] = [Measured::AllReduce, Measured::AllGather, Measured::ReduceScatter];
 const SIZES: [usize; 3] = [4 << 10, 1 << 20, 16 << 20];
 

@@ -1,4 +1,4 @@
-//! `ddp-linear`: the whole command, and its training loops as its own metrics give them.
+//! Benchmarks of `ddp-linear`: the whole command, and its training loops as timed in its metrics.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,10 +8,11 @@ use criterion::BenchmarkId;
 use crate::group::Group;
 
 pub(crate) const COMMAND: &str = "ddp-linear";
-/// Set where this program is the command. The arguments do not tell: the group's filter is called the same.
+/// Environment variable set in processes that run the command. Arguments cannot tell, as the benchmark group has the
+/// same name.
 const MEASURED: &str = "GIRANDOLE_BENCH_COMMAND";
 
-/// Whether this process is one that [`bench`] measures.
+/// Whether this process runs the command for [`bench`].
 pub(crate) fn is_measured() -> bool {
     std::env::var_os(MEASURED).is_some()
 }
@@ -45,7 +46,7 @@ fn run(ranks: usize, more: &[&str]) -> Duration {
     began.elapsed()
 }
 
-/// The seconds of one training loop, from the summary in the metrics.
+/// Returns the time of one training loop, from the summary in the metrics.
 fn loop_time(run_name: &str, ranks: usize) -> Duration {
     let path = std::env::temp_dir().join(format!("girandole-bench-{}.jsonl", std::process::id()));
     run(ranks, &["--metrics", path.to_str().expect("a plain path")]);

@@ -1,4 +1,4 @@
-//! A group of benches that knows whether one of them ran.
+//! A criterion benchmark group that records whether any of its benchmarks ran.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// A group whose benches are measured for about so long each, beside what starting ranks takes.
+    /// Creates a group whose benchmarks are measured for about this long each, not counting the time to start ranks.
     pub(crate) fn new(criterion: &'a mut Criterion, name: &str, milliseconds: u64) -> Group<'a> {
         let mut benches = criterion.benchmark_group(name);
         let time = Duration::from_millis(milliseconds);
@@ -30,7 +30,7 @@ impl<'a> Group<'a> {
         });
     }
 
-    /// Ends it; whether a bench of it ran.
+    /// Ends the group; returns whether a benchmark in it ran.
     pub(crate) fn finish(self) -> bool {
         self.benches.finish();
         self.ran

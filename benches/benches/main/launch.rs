@@ -1,4 +1,4 @@
-//! From starting ranks to the end of their first step of training.
+//! Benchmark of launching: from starting ranks to the end of their first training step.
 
 use benches::Ranks;
 use benches::workload::{Steps, Strategy};

@@ -1,4 +1,4 @@
-//! All benches. `cargo bench -- GROUP` runs one group.
+//! All benchmarks. `cargo bench -- GROUP` runs one group.
 #![allow(missing_docs, clippy::expect_used, reason = "a bench that cannot run has nothing to report")]
 
 mod checkpoint;
@@ -16,13 +16,13 @@ use criterion::Criterion;
 use group::Group;
 use regex::Regex;
 
-/// As in the program that users run.
+/// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 type Benches = fn(&mut Group<'_>);
 
-/// The groups: the name, for about how many milliseconds a bench is measured, and the benches.
+/// The groups: name, approximate milliseconds of measurement per benchmark, and the function that runs them.
 const GROUPS: [(&str, u64, Benches); 10] = [
     ("sampling", 1000, sampling::bench),
     ("collectives", 300, collectives::bench),
@@ -37,7 +37,7 @@ const GROUPS: [(&str, u64, Benches); 10] = [
 ];
 
 fn main() -> ExitCode {
-    // This program starts itself again: as a rank, or as the command that is measured.
+    // This program starts itself as a rank, or as the measured command.
     if let Some(code) = benches::serve() {
         return code;
     }

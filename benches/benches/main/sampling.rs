@@ -1,4 +1,4 @@
-//! Orders and random numbers, against the size of the data set.
+//! Benchmarks of random numbers and sampler orders, by size of the data set.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! A step of training, by strategy; each rank is a process with one thread.
+//! Benchmarks of a training step, by strategy; each rank is a process with one thread.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use pipeline::ScheduleKind;
 
 use crate::group::Group;
 
-/// Rows of tokens in a step.
+/// Rows of tokens per step.
 const BATCH_SIZE: usize = 16;
 
 pub(crate) fn data_parallel(group: &mut Group<'_>) {

@@ -1,4 +1,4 @@
-//! One length of attention, forward and backward: `benches/pytorch/attention.py` sets it beside PyTorch's.
+//! Timing of attention at one length, forward and backward; `benches/pytorch/attention.py` compares it with PyTorch.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor, Var};
 use clap::Parser;
 use training::{AttentionConfig, AttentionMask, attention};
 
-/// As in the program that users run.
+/// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         (attention(q, k, v, &config)? * &weights)?.sum_all()?.backward().map(drop)
     };
     let before = peak_mib()?;
-    // The first pass, in which memory is new, does not count.
+    // Warm-up pass, which touches new memory; not counted.
     pass()?;
     let (end, mut times) = (Instant::now() + Duration::from_secs_f64(seconds), Vec::new());
     while Instant::now() < end || times.len() < 3 {

@@ -1,9 +1,10 @@
-//! How training scales over ranks on this machine, as a page and a JSON.
+//! The scaling report: measures how training scales over ranks on this machine, and writes an HTML page and a JSON
+//! file.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
-/// As in the program that users run.
+/// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

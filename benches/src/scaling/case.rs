@@ -1,4 +1,4 @@
-//! What is measured: a strategy on so many ranks, with so many rows.
+//! Cases of the scaling report: a strategy, a number of ranks and a batch size.
 
 use clap::ValueEnum;
 use pipeline::ScheduleKind;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Options;
 use crate::workload::{Steps, Strategy, Training};
 
-/// Rows of a pipeline's micro-batch.
+/// Rows per micro-batch of a pipeline.
 const MICRO_BATCH: usize = 2;
 
 /// A strategy by its name.
@@ -25,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As `--strategies` takes it.
+    /// Returns the name as `--strategies` spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ddp => "ddp",
@@ -57,14 +57,14 @@ fn micro_batches(batch_size: usize) -> usize {
 pub struct Case {
     /// The strategy.
     pub strategy: Kind,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Rows of tokens in a step, of all ranks together.
+    /// Rows of tokens per step, over all ranks.
     pub batch_size: usize,
 }
 
 impl Case {
-    /// All of both kinds of scaling, each once.
+    /// Returns all cases of weak and strong scaling, without duplicates.
     pub fn all(options: &Options) -> Vec<Self> {
         let ranks = options.ranks();
         let most = ranks.last().copied().unwrap_or(1);
@@ -82,7 +82,7 @@ impl Case {
         all
     }
 
-    /// Parts of its batch, where it is a pipeline.
+    /// Returns the number of micro-batches, for a pipeline.
     pub(super) fn micro_batches(&self) -> usize {
         micro_batches(self.batch_size)
     }

@@ -1,4 +1,4 @@
-//! What it was measured on.
+//! Description of the machine that a report was measured on.
 
 use std::process::Command;
 use std::thread::available_parallelism;
@@ -7,25 +7,25 @@ use bin::start::host_name;
 use comm::total_memory_bytes;
 use serde::{Deserialize, Serialize};
 
-/// A machine, and the commit that ran on it.
+/// A machine, and the commit of the measured program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Its name.
+    /// Host name.
     pub host: String,
-    /// Its processor, where known.
+    /// Processor model, where known.
     pub processor: Option<String>,
-    /// The cores that this program may use.
+    /// Number of cores that this program may use.
     pub cores: usize,
-    /// Its memory, where known.
+    /// Total memory, where known.
     pub memory_bytes: Option<u64>,
-    /// The commit, with `-dirty` where files differ from it; where `git` knows.
+    /// Git commit, with `-dirty` if files differ from it; `None` if `git` cannot tell.
     pub commit: Option<String>,
-    /// Whether the program was built for speed.
+    /// Whether the program was built with optimisation.
     pub optimised: bool,
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     pub fn this() -> Self {
         Self {
             host: host_name(),

@@ -1,4 +1,4 @@
-//! All runs, in turn.
+//! Measuring all cases, in rounds.
 
 use bin::console::note;
 use bin::error::Result;
@@ -8,19 +8,19 @@ use super::{Case, Options};
 use crate::Ranks;
 use crate::workload::{Figures, RankFigures};
 
-/// What was measured of a [`Case`].
+/// Measurements of a [`Case`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// What ran.
+    /// The case.
     #[serde(flatten)]
     pub case: Case,
-    /// Seconds of a step, of each round.
+    /// Seconds per step, in each round.
     pub rounds_s: Vec<f64>,
-    /// Seconds of a step, of the median round.
+    /// Seconds per step, in the median round.
     pub step_s: f64,
-    /// Rows of tokens a second.
+    /// Rows of tokens per second.
     pub rows_per_s: f64,
-    /// By rank, of the median round.
+    /// Figures of each rank, in the median round.
     pub by_rank: Vec<RankFigures>,
 }
 
@@ -33,18 +33,18 @@ impl Run {
         Self { case, rounds_s, step_s: median.step_s, rows_per_s, by_rank: median.ranks }
     }
 
-    /// The mean over ranks.
+    /// Returns the mean of a figure over ranks.
     pub fn mean(&self, of: impl Fn(&RankFigures) -> f64) -> f64 {
         self.by_rank.iter().map(of).sum::<f64>() / self.by_rank.len().max(1) as f64
     }
 
-    /// The most of any rank.
+    /// Returns the maximum of a figure over ranks.
     pub fn most(&self, of: impl Fn(&RankFigures) -> f64) -> f64 {
         self.by_rank.iter().map(of).fold(0.0, f64::max)
     }
 }
 
-/// Whatever else the machine does, it does to all of them.
+/// Measures all cases. Each round runs all of them in turn, so that other load on the machine affects all alike.
 pub(super) fn all(options: &Options) -> Result<Vec<Run>> {
     let cases = Case::all(options);
     let mut rounds: Vec<Vec<Figures>> = vec![Vec::new(); cases.len()];

@@ -1,4 +1,4 @@
-//! The scaling report: every strategy over ranks, measured, as one page and one JSON.
+//! The scaling report: every strategy measured over numbers of ranks, as an HTML page and a JSON file.
 
 mod case;
 mod machine;
@@ -26,38 +26,38 @@ pub use options::{Options, Preset};
 pub use predict::{Compared, Forecast, Predicted};
 pub use scale::{Point, Scale, points};
 
-/// All that a report shows; `scaling.json` is this.
+/// Everything that a report shows; serialized as `scaling.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scaling {
-    /// How it was called.
+    /// The command line.
     pub command_line: String,
-    /// When, as RFC 3339.
+    /// Date and time, as RFC 3339.
     pub date: String,
-    /// Where, and of what.
+    /// The machine and the commit.
     pub machine: Machine,
-    /// What was asked for.
+    /// The options.
     pub options: Options,
-    /// What was measured.
+    /// The measured runs.
     pub runs: Vec<Run>,
-    /// Operations between ranks, and the network that they were found to have.
+    /// Measured collectives, and the network parameters fitted to them.
     pub network: Option<Fit>,
-    /// What was measured, beside what was predicted of it.
+    /// Measured and predicted times of each run on several ranks.
     pub compared: Vec<Compared>,
-    /// What nobody has measured.
+    /// Predictions for networks and numbers of ranks that this machine does not have.
     pub forecasts: Vec<Forecast>,
 }
 
 /// Measures, and writes `scaling.html` and `scaling.json`.
 ///
 /// # Errors
-/// Options that do not go together, a folder that cannot be written to, ranks that fail.
+/// Incompatible options, a folder that cannot be written to, ranks that fail.
 pub fn main() -> Result<()> {
     let options = Options::parse();
     options.check()?;
     let out = options.out.clone();
     let writable = |error| FileError::write(&out, error);
     std::fs::create_dir_all(&out).map_err(writable)?;
-    // Measuring takes minutes.
+    // Checked first, as measuring takes minutes.
     files(&out).iter().try_for_each(|file| check_in_place(file))?;
     let machine = Machine::this();
     let rows = predict::table(&options)?;
@@ -75,7 +75,7 @@ pub fn main() -> Result<()> {
     write(&scaling, &out)
 }
 
-/// The page, and the JSON.
+/// Returns the paths of the page and of the JSON file.
 fn files(out: &Path) -> [PathBuf; 2] {
     ["scaling.html", "scaling.json"].map(|name| out.join(name))
 }

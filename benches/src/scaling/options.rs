@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::Kind;
 use crate::workload::Sizes;
 
-/// Most ranks on one machine: each has a thread, and they share its cores.
+/// Maximum number of ranks on one machine: each has a thread, and they share its cores.
 const MOST_RANKS: usize = 64;
 
 /// Measures how training scales over ranks on this machine, and writes scaling.html and scaling.json
@@ -88,13 +88,13 @@ impl Preset {
     }
 }
 
-/// A path that is not UTF-8 must not keep what was measured from being written.
+/// Serializes a path lossily, so that one that is not UTF-8 does not prevent writing the results.
 fn as_shown<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
 }
 
 impl Options {
-    /// The numbers of ranks, in order.
+    /// Returns the numbers of ranks, in ascending order.
     pub fn ranks(&self) -> Vec<usize> {
         let mut ranks = self.ranks.clone();
         if ranks.is_empty() {
@@ -109,7 +109,7 @@ impl Options {
         ranks
     }
 
-    /// The model.
+    /// Returns the sizes of the model.
     pub fn sizes(&self) -> Sizes {
         let &Self { vocab_size, d_model, num_heads, num_layers, length, .. } = self;
         Sizes { vocab_size, d_model, num_heads, d_ff: 4 * d_model, num_layers, length }
@@ -173,7 +173,7 @@ impl Options {
                 }
             }
         }
-        // The embedding, the positions and the last layer are modules, too.
+        // The embedding, the positional encoding and the last layer are modules, too.
         let modules = self.num_layers + 3;
         if self.strategies.contains(&Kind::Pipeline) && most > modules {
             return refuse(

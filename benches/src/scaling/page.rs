@@ -1,4 +1,4 @@
-//! What was measured, as a page.
+//! The HTML page of the scaling report.
 
 mod guide;
 mod predicted;
@@ -176,7 +176,7 @@ fn costs(runs: &[Run], kinds: &[Kind]) -> Section {
     Section { heading: "Bytes and memory".into(), figures, ..Section::default() }
 }
 
-/// A count of things: `1 block`, `2 blocks`.
+/// Formats a count with its noun: `1 block`, `2 blocks`.
 fn counted(count: usize, thing: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{ending}")

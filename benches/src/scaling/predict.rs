@@ -1,4 +1,4 @@
-//! What was measured beside what is predicted from runs on one rank, and ranks that are not there.
+//! Predictions: for the measured runs, from runs on one rank; and for large numbers of ranks on known networks.
 
 use bin::comm_bench::Row;
 use bin::console::note;
@@ -12,7 +12,7 @@ use super::{Case, Kind, Machine, Options, Run};
 use crate::workload::RankFigures;
 use crate::{Job, Ranks};
 
-/// Operations and sizes that the network is fitted to.
+/// Operations that the network is fitted to; below, their sizes and seconds of measurement.
 const OPERATIONS: [&str; 4] = ["all_reduce", "all_gather", "reduce_scatter", "send_recv"];
 const SIZES: [usize; 4] = [4 << 10, 256 << 10, 4 << 20, 16 << 20];
 const SECONDS: f64 = 0.1;
@@ -20,46 +20,46 @@ const SECONDS: f64 = 0.1;
 /// The model whose scaling is predicted.
 const MODEL: Transformer =
     Transformer { vocab_size: 50_304, d_model: 2048, d_ff: 8192, num_layers: 24, length: 2048 };
-/// Its rows for each rank.
+/// Rows of tokens for each rank.
 const ROWS: usize = 4;
 const FEWEST_RANKS: usize = 8;
 
-/// A run, and what was predicted of it.
+/// A run with its measured and predicted time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Compared {
-    /// What ran.
+    /// The case.
     #[serde(flatten)]
     pub case: Case,
-    /// Seconds of a step, measured.
+    /// Measured seconds per step.
     pub measured_s: f64,
-    /// Seconds of a step, predicted from runs on one rank and from the network.
+    /// Seconds per step, predicted from runs on one rank and from the fitted network.
     pub predicted_s: f64,
 }
 
-/// What is predicted of a network.
+/// Predictions for a network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
     /// The network.
     pub network: Network,
-    /// By layout and ranks.
+    /// Predictions by layout and number of ranks.
     pub points: Vec<Predicted>,
 }
 
-/// A step that nobody has run.
+/// The prediction for one layout and number of ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Predicted {
-    /// How the model is spread.
+    /// Name of the layout.
     pub layout: String,
-    /// Over how many ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Part of the time of one rank alone with as many rows a rank, which has no network to wait for.
+    /// Step time of a single rank with as many rows per rank, and no communication, divided by the predicted step time.
     pub efficiency: f64,
-    /// What it takes.
+    /// The predicted step.
     #[serde(flatten)]
     pub prediction: Prediction,
 }
 
-/// The time of operations between processes of this machine, for each of several numbers of ranks: of the median round.
+/// Measures collectives between processes of this machine for each number of ranks; returns the median round of each.
 pub(super) fn table(options: &Options) -> Result<Vec<Row>> {
     let mut rounds = (0..options.rounds).map(|_| round(options)).collect::<Result<Vec<_>>>()?;
     let count = rounds.first().map_or(0, Vec::len);
@@ -81,12 +81,12 @@ fn round(options: &Options) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The network that fits rows of `comm-bench` best.
+/// Fits a network to rows of `comm-bench`.
 pub(super) fn fitted(rows: &[Row]) -> Option<Fit> {
     fit(&rows.iter().map(Measurement::from).collect::<Vec<_>>())
 }
 
-/// Each run on several ranks beside what is predicted of it.
+/// Returns each run on several ranks with its prediction.
 pub(super) fn compared(
     options: &Options,
     runs: &[Run],
@@ -110,7 +110,7 @@ pub(super) fn compared(
     compared.collect()
 }
 
-/// What a run computes, from runs of the same strategy on one rank; none where there are none.
+/// Returns the work of a run, calibrated with runs of the same strategy on one rank; `None` if there are none.
 fn calibrated(options: &Options, runs: &[Run], run: &Run) -> Option<(Work, Layout)> {
     let Case { strategy, ranks, batch_size } = run.case;
     let alone: Vec<&Run> =
@@ -118,7 +118,7 @@ fn calibrated(options: &Options, runs: &[Run], run: &Run) -> Option<(Work, Layou
     let sizes = options.sizes();
     let (vocab_size, d_model, d_ff) = (sizes.vocab_size, sizes.d_model, sizes.d_ff);
     let model = Transformer { vocab_size, d_model, d_ff, num_layers: sizes.num_layers, length: sizes.length };
-    // Rows that one rank works on, and in how many parts.
+    // Rows that one rank processes, and into how many micro-batches they are cut.
     let (rows, parts, layout) = match strategy {
         Kind::Ddp => (batch_size / ranks, 1, Layout::ddp(ranks)),
         Kind::Fsdp => (batch_size / ranks, 1, Layout::fsdp(ranks)),
@@ -141,7 +141,7 @@ fn calibrated(options: &Options, runs: &[Run], run: &Run) -> Option<(Work, Layou
     Some((Work::measured(&model, rows / parts, times), layout))
 }
 
-/// The value at `x` on the line through the first and the last point.
+/// Returns the value at `x`: that of an exact point, or else on the line through the first and the last point.
 fn interpolated(points: &[(f64, f64)], x: f64) -> Option<f64> {
     let exact = points.iter().find(|point| point.0 == x).map(|point| point.1);
     exact.or_else(|| match points {
@@ -151,7 +151,7 @@ fn interpolated(points: &[(f64, f64)], x: f64) -> Option<f64> {
     })
 }
 
-/// Ways to spread the model over so many ranks, and what a rank computes then.
+/// Returns layouts of the model over `ranks` ranks, with the work of a rank in each.
 fn layouts(ranks: usize, flops: f64) -> Vec<(&'static str, Layout, Work)> {
     let work = |rows: usize| Work::transformer(&MODEL, rows, flops);
     let mut all = vec![
@@ -159,7 +159,7 @@ fn layouts(ranks: usize, flops: f64) -> Vec<(&'static str, Layout, Work)> {
         ("fsdp", Layout::fsdp(ranks), work(ROWS)),
         ("fsdp over 8, ddp", Layout::hybrid(8, ranks / 8), work(ROWS)),
         ("tensor parallel over 8, ddp", Layout::tensor(8, ranks / 8), work(8 * ROWS)),
-        // As many rows a rank, one at a time.
+        // As many rows per rank, in micro-batches of one row.
         ("pipeline over 8, ddp", Layout::pipeline(8, ranks / 8, 1, 8 * ROWS), work(1)),
     ];
     if ranks >= 32 {
@@ -169,7 +169,7 @@ fn layouts(ranks: usize, flops: f64) -> Vec<(&'static str, Layout, Work)> {
     all
 }
 
-/// A large model on many ranks.
+/// Predicts the scaling of a large model on each network.
 pub(super) fn forecasts(options: &Options) -> Result<Vec<Forecast>> {
     options.networks.iter().map(|network| forecast(network.network(), options)).collect()
 }
@@ -190,7 +190,7 @@ fn forecast(network: Network, options: &Options) -> Result<Forecast> {
     Ok(Forecast { network, points })
 }
 
-/// The model of which [`forecasts`] are.
+/// Describes the model and hardware of [`forecasts`].
 pub(super) fn described(flops: f64) -> String {
     let parameters: usize = MODEL.parts().iter().map(|part| part.0).sum();
     format!(
@@ -224,7 +224,7 @@ mod tests {
             let one = flops(&Work::transformer(&MODEL, ROWS, 1e12));
             for (name, layout, work) in layouts(ranks, 1e12) {
                 assert_eq!(layout.ranks(), ranks, "{name}");
-                // The work of all ranks together is that of as many alone.
+                // The work of all ranks together equals that of as many single ranks.
                 let all = flops(&work) * (layout.micro_batches * layout.dp) as f64;
                 assert!((all / (one * ranks as f64) - 1.0).abs() < 1e-9, "{name} on {ranks}");
             }

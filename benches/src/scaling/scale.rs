@@ -1,8 +1,8 @@
-//! Speed-up and efficiency, from runs.
+//! Speed-up and efficiency, computed from measured runs.
 
 use super::{Kind, Run};
 
-/// What stays the same as ranks are added.
+/// Kind of scaling: what stays constant as ranks are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
     /// The rows of each rank.
@@ -11,18 +11,18 @@ pub enum Scale {
     Strong,
 }
 
-/// A point of a curve.
+/// A point of a scaling curve.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point<'a> {
-    /// What it is of.
+    /// The run.
     pub run: &'a Run,
-    /// How many times as many rows a second as one rank.
+    /// Rows per second, relative to one rank.
     pub speedup: f64,
-    /// The same for each rank.
+    /// Speed-up divided by the number of ranks.
     pub efficiency: f64,
 }
 
-/// A strategy's runs, from few ranks to many, against its run on one rank.
+/// Returns a strategy's runs by ascending number of ranks, relative to its run on one rank.
 pub fn points(runs: &[Run], strategy: Kind, scale: Scale) -> Vec<Point<'_>> {
     let own = || runs.iter().filter(|run| run.case.strategy == strategy);
     let rows = |batch_size: fn(&Run) -> usize, least: bool| {

@@ -1,4 +1,4 @@
-//! A copy of the model on every rank.
+//! Data-parallel workload: a copy of the model on every rank.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Job {
         let mut config = DdpConfig { buffers: vec!["pe".into()], ..DdpConfig::default() };
         if let Strategy::Ddp { bucket_bytes } = training.strategy {
             config.bucket_bytes = bucket_bytes;
-            // One that is larger than the whole model leaves nothing to overlap.
+            // If a bucket is larger than the whole model, this makes the first one large enough that nothing overlaps.
             config.first_bucket_bytes = config.first_bucket_bytes.max(bucket_bytes / 25);
         }
         let sizes = training.sizes.transformer();

@@ -1,4 +1,4 @@
-//! Training as the benches measure it: one Transformer, spread over ranks in every way that there is.
+//! Training workloads of the benchmarks: one Transformer, distributed by each strategy.
 
 mod data_parallel;
 mod model;
@@ -15,10 +15,10 @@ pub use model::Sizes;
 pub(crate) use run::run;
 pub use run::{Figures, RankFigures};
 
-/// How a model is spread over ranks.
+/// How the model is distributed over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Strategy {
-    /// A copy on every rank; gradients travel in buckets of so many bytes.
+    /// A copy on every rank; gradients are reduced in buckets.
     Ddp {
         /// See [`ddp::DdpConfig::bucket_bytes`].
         bucket_bytes: usize,
@@ -27,22 +27,22 @@ pub enum Strategy {
     Fsdp,
     /// Every layer divided over the ranks.
     TensorParallel,
-    /// Blocks of layers one after the other on the ranks.
+    /// Consecutive blocks of layers on consecutive ranks.
     Pipeline {
-        /// The order of work.
+        /// The schedule.
         schedule: ScheduleKind,
-        /// Parts of a batch.
+        /// Number of micro-batches per step.
         micro_batches: usize,
     },
 }
 
 impl Strategy {
-    /// Data parallelism as a user has it who changes nothing.
+    /// Returns data parallelism with default settings.
     pub fn ddp() -> Self {
         Self::Ddp { bucket_bytes: ddp::DdpConfig::default().bucket_bytes }
     }
 
-    /// Its short name.
+    /// Returns the short name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ddp { .. } => "ddp",
@@ -53,26 +53,26 @@ impl Strategy {
     }
 }
 
-/// Steps of training, on tokens that are drawn.
+/// Training steps on random tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Training {
-    /// How it is spread.
+    /// How the model is distributed.
     pub strategy: Strategy,
-    /// The model.
+    /// Sizes of the model.
     pub sizes: Sizes,
-    /// Rows of tokens in a step, of all ranks together.
+    /// Rows of tokens per step, over all ranks.
     pub batch_size: usize,
     /// Steps that are not measured.
     pub warm_up: usize,
-    /// Steps that are.
+    /// Steps that are measured.
     pub steps: Steps,
 }
 
 /// How many steps are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Steps {
-    /// So many.
+    /// This number of steps.
     Count(usize),
-    /// As many as take about so long, and 3 at least.
+    /// As many as take about this many seconds; at least 3.
     Seconds(f64),
 }

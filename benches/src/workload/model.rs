@@ -1,4 +1,4 @@
-//! The model's sizes, and the tokens that it is shown.
+//! Model sizes, token batches and loss of the workloads.
 
 use bin::models::transformer::TransformerConfig;
 use candle_core::{Device, Result, Tensor};
@@ -6,7 +6,7 @@ use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::AttentionMask;
 
-/// Where all random numbers come from.
+/// Seed of all random numbers.
 const SEED: u64 = 42;
 
 /// The sizes of a Transformer.
@@ -14,9 +14,9 @@ const SEED: u64 = 42;
 pub struct Sizes {
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Numbers that a token becomes.
+    /// Features of a token.
     pub d_model: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub num_heads: usize,
     /// Width of the feed-forward layers.
     pub d_ff: usize,
@@ -27,10 +27,10 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// A step of a few milliseconds.
+    /// A step takes a few milliseconds.
     pub const SMALL: Self =
         Self { vocab_size: 256, d_model: 64, num_heads: 4, d_ff: 256, num_layers: 4, length: 32 };
-    /// A step of which nearly all is matrix products.
+    /// Matrix products take nearly all of a step.
     pub const LARGE: Self =
         Self { vocab_size: 1024, d_model: 384, num_heads: 8, d_ff: 1536, num_layers: 4, length: 128 };
 
@@ -40,7 +40,7 @@ impl Sizes {
         TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
     }
 
-    /// Rows of tokens, and the tokens to be predicted: the same on every rank, of which each takes its part.
+    /// Returns rows of tokens and their targets, the same on every rank; each takes its [`share`].
     pub(super) fn batch(&self, rows: usize) -> Result<(Tensor, Tensor)> {
         let mut generator = Generator::new(SEED);
         let mut tokens = || -> Result<Tensor> {
@@ -51,17 +51,17 @@ impl Sizes {
     }
 }
 
-/// What the weights are drawn from.
+/// Returns the generator that weights are drawn from.
 pub(super) fn generator() -> SharedGenerator {
     Generator::new(SEED).into()
 }
 
-/// The mean cross-entropy of each token's logits.
+/// Returns the mean cross-entropy over tokens.
 pub(super) fn loss(logits: &Tensor, next: &Tensor) -> Result<Tensor> {
     training::cross_entropy(&logits.flatten(0, 1)?, &next.flatten_all()?, None)
 }
 
-/// A rank's part of a batch.
+/// Returns a rank's share of a batch.
 pub(super) fn share(batch: &Tensor, rank: usize, ranks: usize) -> Result<Tensor> {
     let rows = batch.dim(0)? / ranks;
     batch.narrow(0, rank * rows, rows)?.contiguous()

@@ -1,4 +1,4 @@
-//! Blocks of layers one after the other on the ranks.
+//! Pipeline workload: consecutive blocks of layers on consecutive ranks.
 
 use std::sync::Arc;
 use std::time::Instant;

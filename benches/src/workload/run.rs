@@ -1,4 +1,4 @@
-//! The measured loop.
+//! The measured training loop.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,42 +14,42 @@ use crate::Split;
 use crate::clock::{self, Interval};
 use crate::split::split;
 
-/// Steps that are measured, at least and at most, where time is given.
+/// Minimum and maximum number of measured steps, if a time is given.
 const STEPS: (f64, f64) = (3.0, 1000.0);
 
-/// What was measured.
+/// Measurements of a training workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Seconds of a step, as rank 0 sees it: the mean.
+    /// Mean seconds per step: from when the first rank starts until the last one ends, divided by the number of steps.
     pub step_s: f64,
-    /// Steps that were measured.
+    /// Number of measured steps.
     pub steps: usize,
-    /// When rank 0 was done with its first step, by the clock of [`Ranks::to_first_step`](crate::Ranks::to_first_step).
+    /// When rank 0 completed its first step, on the clock of [`Ranks::to_first_step`](crate::Ranks::to_first_step).
     pub(crate) first_step_at: u64,
-    /// By rank.
+    /// Indexed by rank.
     pub ranks: Vec<RankFigures>,
 }
 
-/// Of one rank, for a step.
+/// Measurements of one rank, per step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankFigures {
-    /// What the time goes into.
+    /// Breakdown of the time.
     pub split: Split,
-    /// Seconds of forward.
+    /// Seconds of the forward pass.
     pub forward_s: f64,
-    /// Seconds of backward, with all communication.
+    /// Seconds of the backward pass, including all communication.
     pub backward_s: f64,
-    /// Seconds of the optimizer.
+    /// Seconds of the optimizer step.
     pub optimizer_s: f64,
     /// Bytes sent to other ranks.
     pub bytes_sent: f64,
-    /// The most memory that the process held, where known.
+    /// Peak resident memory of the process, in bytes, where known.
     pub peak_rss_bytes: Option<u64>,
-    /// Elements of this rank's parameters.
+    /// Number of elements of this rank's parameters.
     pub parameters: usize,
 }
 
-/// Every rank calls it.
+/// Runs the workload. Every rank must call it.
 pub(crate) fn run(training: &Training, comm: Tcp) -> Result<Figures> {
     clock::install();
     let comm: Arc<dyn Communicator> = Arc::new(comm);
@@ -107,7 +107,7 @@ fn measured(
     };
     let all: Vec<(RankFigures, Interval, Vec<Interval>)> =
         all_gather_object(comm, &(own, (began, ended), intervals))?;
-    // Until the last has done all steps: whoever is done before waits.
+    // The period lasts until the last rank has done all steps: ranks that finish earlier count as waiting.
     let last = all.iter().map(|(_, (_, ended), _)| *ended).max().unwrap_or(ended);
     let first = all.iter().map(|(_, (began, _), _)| *began).min().unwrap_or(began);
     let (mut ranks, mut blocked) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Every parameter divided over the ranks; each block is a unit.
+//! FSDP workload: every parameter divided over the ranks; each block is a unit.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::Training;
 use super::model::{generator, loss, share};
 use super::train::{Train, timed};
 
-/// Embedding and positions.
+/// Embedding and positional encoding.
 struct Front(Embedding, PositionalEncoding);
 
 impl Module for Front {

@@ -1,4 +1,4 @@
-//! Every layer divided over the ranks.
+//! Tensor-parallel workload: every layer divided over the ranks.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is measured: one step of a strategy.
+//! The interface of a workload to the measured loop: one training step.
 
 use std::time::Instant;
 
@@ -8,19 +8,19 @@ use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
 use training::Adam;
 
-/// Something that is trained.
+/// A training workload on one rank.
 pub(super) trait Train {
-    /// One step; the seconds of forward, of backward with all communication, and of the optimizer.
+    /// Takes one step; returns the seconds of forward, of backward with all communication, and of the optimizer.
     fn step(&mut self) -> Result<[f64; 3]>;
 
-    /// Bytes that this rank has sent so far.
+    /// Returns the bytes that this rank has sent so far.
     fn bytes_sent(&self) -> u64;
 
-    /// Elements of this rank's parameters.
+    /// Returns the number of elements of this rank's parameters.
     fn parameters(&self) -> usize;
 }
 
-/// One step, as [`Train::step`] gives it.
+/// Takes and times one step, for [`Train::step`].
 pub(super) fn timed(
     optimizer: &mut Adam,
     forward: impl FnOnce() -> Result<Tensor>,

@@ -1,4 +1,4 @@
-//! From `--backend` to a group of ranks.
+//! Selecting a backend by `--backend`: availability checks, configuration and connecting.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use comm::{Communicator, Tcp, TcpConfig};
 use crate::error::{Error, Result};
 use crate::options::{Backend, RankOptions};
 
-/// Whether this build, on this machine, can do what the options ask for.
+/// Checks that the selected backend can be used in this build on this machine.
 ///
 /// # Errors
-/// The feature or the launcher that is missing.
+/// A missing feature, library or launcher.
 pub(crate) fn check(options: &RankOptions) -> Result<()> {
     match options.backend {
         Backend::Auto | Backend::Tcp => Ok(()),
@@ -20,10 +20,10 @@ pub(crate) fn check(options: &RankOptions) -> Result<()> {
     }
 }
 
-/// How a rank joins the others, where that is the back end's own affair.
+/// Returns the configuration of this rank if the backend provides it (MPI); `None` if it comes from the environment.
 ///
 /// # Errors
-/// What the back end's library says; options that contradict it.
+/// Errors of the backend's library; options that contradict it.
 pub(crate) fn config(options: &RankOptions) -> Result<Option<TcpConfig>> {
     match options.backend {
         Backend::Mpi => mpi::config(options).map(Some),
@@ -34,7 +34,7 @@ pub(crate) fn config(options: &RankOptions) -> Result<Option<TcpConfig>> {
 /// Joins the group of all ranks, with tensors on `device`.
 ///
 /// # Errors
-/// Those of the back end.
+/// Those of the backend.
 pub(crate) fn connect(
     backend: Backend,
     device: &Device,
@@ -43,23 +43,23 @@ pub(crate) fn connect(
     match backend {
         Backend::Mpi => mpi::connect(config),
         Backend::Nccl => nccl::connect(device, config),
-        // NCCL's groups keep their ranks.
+        // NCCL groups cannot lose ranks and continue.
         Backend::Auto if config.elastic.is_none() => nccl::connect_or_tcp(device, config),
         _ => Ok(Arc::new(Tcp::connect(config)?)),
     }
 }
 
-/// The version of the MPI library in this build.
+/// Returns the version of the MPI library that this build uses.
 pub(crate) fn mpi_version() -> Option<String> {
     mpi::version()
 }
 
-/// The version of the NCCL library in this build.
+/// Returns the version of the NCCL library that this build uses.
 pub(crate) fn nccl_version() -> Option<String> {
     nccl::version()
 }
 
-/// NVIDIA's libraries that NCCL needs and that are not here.
+/// Returns the NVIDIA libraries that NCCL needs and that are missing here.
 pub(crate) fn nccl_missing_libraries() -> Vec<&'static str> {
     nccl::missing_libraries()
 }
@@ -167,7 +167,7 @@ mod nccl {
         Nccl::version()
     }
 
-    /// Those that this build looks for only when it needs them, and does not find.
+    /// Only those that this build loads at run time, on first use.
     pub(super) fn missing_libraries() -> Vec<&'static str> {
         let all = [(CudaLibrary::Driver, "libcuda.so.1"), (CudaLibrary::Nccl, "libnccl.so.2")];
         all.into_iter().filter(|(library, _)| library.load().is_err()).map(|(_, name)| name).collect()

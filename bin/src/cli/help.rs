@@ -1,17 +1,18 @@
-//! `-h` is one page: a command's own options, and the names of those that many commands share. `--help` has everything.
+//! The two help pages of a command: `-h` fits one page (the command's own options, and only the names of shared
+//! ones); `--help` describes everything.
 
 use std::fmt::Write;
 
 use clap::{Arg, Command};
 
-/// Columns of all help. The parser wraps nothing: it would need a crate that asks the terminal for its size.
+/// Line width of all help. clap does not wrap: that would need another crate, which asks the terminal for its size.
 const WIDTH: usize = 100;
-/// Columns of a narrow terminal, which breaks longer lines of `-h` in two.
+/// Line width of a narrow terminal, which wraps longer lines of `-h`.
 const NARROW: usize = 80;
-/// What the parser puts before the text of an option in `--help`.
+/// Indentation that clap puts before the text of an option in `--help`.
 const INDENT: usize = 10;
 
-/// Options that many commands share, by their heading. `-h` has one line for each group that a command takes.
+/// Options shared by many commands, by help heading. `-h` has one line for each group that a command has.
 const SHARED: [(&str, &[&str]); 5] = [
     (
         "Ranks",
@@ -33,8 +34,8 @@ const SHARED: [(&str, &[&str]); 5] = [
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume"]),
 ];
 
-/// A command with both kinds of help. What follows the options in `-h` are the shared options and the examples; in `--help` it is all
-/// of the command's text.
+/// Prepares both help pages of a command. In `-h`, the options are followed by the shared options' names and the
+/// examples; in `--help`, by the command's whole text.
 pub(super) fn with_pages(command: Command) -> Command {
     let groups = SHARED.map(|(heading, _)| (heading, shared(&command, heading)));
     let styles = command.get_styles().clone();
@@ -68,7 +69,8 @@ pub(super) fn with_pages(command: Command) -> Command {
     if text.is_empty() { command } else { command.after_long_help(wrap(&text, WIDTH)) }
 }
 
-/// A command for `-h`: an option's possible values are left out where its line would be too long. `--help` has them.
+/// Prepares a command for `-h`: an option's possible values are omitted if its line would be too long. `--help` lists
+/// them.
 pub(super) fn short(command: Command) -> Command {
     let listed =
         command.get_arguments().filter(|option| !option.is_hide_set() && !option.is_hide_short_help_set());
@@ -78,7 +80,7 @@ pub(super) fn short(command: Command) -> Command {
         if values.is_empty() || !option.get_action().takes_values() {
             return option;
         }
-        // Options that are beside each other begin their texts in one column.
+        // Options under one heading start their texts in the same column.
         let is_beside = |other: &&Arg| {
             (other.get_help_heading(), other.is_positional())
                 == (option.get_help_heading(), option.is_positional())
@@ -95,18 +97,18 @@ pub(super) fn short(command: Command) -> Command {
     })
 }
 
-/// Columns before the text of an option in `-h`, if no other one needs more.
+/// Returns the number of columns before the text of an option in `-h`, if no other option under its heading needs more.
 fn name_width(option: &Arg) -> usize {
     let value = option.get_value_names().and_then(|names| names.first()).map_or(0, |name| name.len() + 2);
     let value = if option.get_action().takes_values() { value } else { 0 };
     match option.get_long() {
         None => 4 + value,
-        // Behind room for a letter, `-h, `.
+        // After the space for a short option, `-h, `.
         Some(long) => 10 + long.len() + if value > 0 { 1 + value } else { 0 },
     }
 }
 
-/// The options of a group that a command takes, as they are typed.
+/// Returns the options of a shared group that a command has, with `--`.
 fn shared(command: &Command, heading: &str) -> Vec<String> {
     let options = command.get_arguments().filter(|option| option.get_help_heading() == Some(heading));
     let names = options.filter(|option| is_shared(option) && !option.is_hide_set()).filter_map(Arg::get_long);
@@ -118,7 +120,7 @@ fn is_shared(option: &Arg) -> bool {
     group.is_some_and(|(_, names)| option.get_long().is_some_and(|name| names.contains(&name)))
 }
 
-/// A text with its paragraphs broken into lines of so many columns. Lines that begin with a space stay as they are.
+/// Wraps the paragraphs of a text at `width` columns. Lines that begin with a space are kept unchanged.
 fn wrap(text: &str, width: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut joins = false;
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
     use crate::cli::commands;
 
-    /// Every command but clap's own, and the program itself.
+    /// Every command except clap's own `help`, and the program itself.
     fn all() -> Vec<Command> {
         built(commands())
     }
@@ -161,12 +163,12 @@ mod tests {
         all
     }
 
-    /// Lines that a terminal of this width breaks.
+    /// Returns the lines that are longer than the help's width.
     fn too_long(page: &str) -> Vec<&str> {
         page.lines().filter(|line| line.chars().count() > WIDTH).collect()
     }
 
-    /// Lines of a page on a terminal of so many columns.
+    /// Returns the number of lines that a page takes on a terminal of `width` columns.
     fn lines(page: &str, width: usize) -> usize {
         page.lines().map(|line| line.chars().count().div_ceil(width).max(1)).sum()
     }

@@ -1,4 +1,4 @@
-//! What a user's shell and `man` need to know of the commands: `completions` and `man`.
+//! Shell completions and man pages: the commands `completions` and `man`.
 
 use std::fs::create_dir_all;
 use std::io::{Write, stdout};

@@ -1,4 +1,4 @@
-//! How long a call takes: the median over many, with a barrier before each.
+//! Timing of a collective: the median over many calls, with a barrier before each.
 
 use std::time::{Duration, Instant};
 
@@ -11,27 +11,27 @@ use crate::error::Result;
 
 use super::operation::Measured;
 
-/// Calls whose time does not count: connections are made and memory is touched in them.
+/// Warm-up calls, not counted: they open connections and touch memory pages.
 const WARM_UP: usize = 3;
-/// Calls that are measured at least, and at most.
+/// Minimum and maximum number of measured calls.
 const CALLS: (usize, usize) = (5, 2000);
 
-/// One measured operation and size; a line of `--json`.
+/// The result for one operation and size; a line of `--json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The operation.
+    /// Name of the operation.
     pub op: String,
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Size of the buffer: of all parts together where there are parts.
+    /// Size of the whole buffer in bytes: for operations with parts, of the parts of all ranks.
     pub bytes: usize,
-    /// Seconds of a call on rank 0: the median.
+    /// Median time of a call on rank 0, in seconds.
     pub s: f64,
-    /// Calls that were measured.
+    /// Number of measured calls.
     pub calls: usize,
-    /// Bytes of the buffer per second, in 10^9.
+    /// `bytes` per second, in 10^9.
     pub gb_s: f64,
-    /// The same times [`Measured::bus_factor`].
+    /// `gb_s` times [`Measured::bus_factor`].
     pub bus_gb_s: f64,
 }
 
@@ -41,12 +41,12 @@ impl From<&Row> for Measurement {
     }
 }
 
-/// Measures one operation and size; every rank calls it, and what it returns is rank 0's on rank 0 only.
+/// Measures one operation and size. Every rank must call it; each returns its own times, so rank 0's is the result.
 ///
-/// `budget` is about how long it may take; with `calls`, so many are measured however long that takes.
+/// `budget` is the approximate time it may take; if `calls` is given, that many calls are measured regardless of time.
 ///
 /// # Errors
-/// A rank that failed; memory that is not there.
+/// A rank that failed; out of memory.
 pub fn measure(
     comm: &dyn Communicator,
     measured: Measured,
@@ -69,9 +69,9 @@ pub fn measure(
     Ok(Row { op: measured.name().into(), world, bytes, s, calls, gb_s, bus_gb_s: gb_s * bus })
 }
 
-/// Seconds of each call.
+/// Returns the seconds of each call.
 fn timed(comm: &dyn Communicator, operation: &Operation, calls: usize) -> Result<Vec<f64>> {
-    // Whoever asks for more calls than there is memory for will not see the last of them.
+    // Capped, so that a huge number of calls does not fail to allocate before the first one.
     let mut times = Vec::with_capacity(calls.min(CALLS.1));
     for _ in 0..calls {
         comm.run(Operation::Barrier)?;
@@ -82,20 +82,20 @@ fn timed(comm: &dyn Communicator, operation: &Operation, calls: usize) -> Result
     Ok(times)
 }
 
-/// Calls that fit into the budget.
+/// Returns the number of calls that fit into the budget, within [`CALLS`].
 fn affordable(warm: &mut [f64], budget: Duration) -> usize {
     let calls = budget.as_secs_f64() / median(warm).max(1e-9);
     (calls as usize).clamp(CALLS.0, CALLS.1)
 }
 
-/// Rank 0's number, on all ranks.
+/// Broadcasts rank 0's number to all ranks.
 fn agreed(comm: &dyn Communicator, calls: usize) -> Result<usize> {
     let tensor = Tensor::new(&[calls as i64], &Device::Cpu)?;
     comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
     Ok(tensor.to_vec1::<i64>()?[0] as usize)
 }
 
-/// 0 where there are none.
+/// Returns the median; 0 for no values.
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     let (low, high) = ((times.len().max(1) - 1) / 2, times.len() / 2);

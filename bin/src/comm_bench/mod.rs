@@ -1,4 +1,4 @@
-//! `comm-bench`: how long collectives take, by size (the PyTorch handbook).
+//! `comm-bench`: measures the time of collectives by size (from the PyTorch handbook).
 
 mod measure;
 mod operation;

@@ -1,4 +1,4 @@
-//! The operations that can be measured: on which tensors, and how much a bus carries for them.
+//! The operations that `comm-bench` measures: their tensors, bus factors and memory.
 
 use candle_core::{DType, Device, Tensor};
 use clap::ValueEnum;
@@ -33,7 +33,7 @@ pub enum Measured {
 }
 
 impl Measured {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 10] = [
         Self::AllReduce,
         Self::AllGather,
@@ -47,7 +47,7 @@ impl Measured {
         Self::Barrier,
     ];
 
-    /// As `--ops` takes it.
+    /// Returns the name as `--ops` spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -63,8 +63,8 @@ impl Measured {
         }
     }
 
-    /// Bytes that a bus carries for each byte of the buffer, as nccl-tests count them: what the slowest link would have
-    /// to carry if the operation were done in the best way.
+    /// Returns the bytes a bus carries per byte of the buffer, as in nccl-tests: what the slowest link carries in an
+    /// optimal implementation of the operation.
     pub fn bus_factor(self, world_size: usize) -> f64 {
         let ranks = world_size as f64;
         match self {
@@ -77,7 +77,7 @@ impl Measured {
         }
     }
 
-    /// Buffers of the whole size that all ranks together have, parts counted as what they are.
+    /// Returns how many whole buffers all ranks together allocate, with each rank's part counted as its fraction.
     pub fn buffers(self, world_size: usize) -> f64 {
         let ranks = world_size as f64;
         match self {
@@ -89,8 +89,8 @@ impl Measured {
         }
     }
 
-    /// The call, with this rank's tensors. `bytes` is the size of the whole buffer: of all parts together where there are
-    /// parts. All bytes have been written to, so that no page is still to come.
+    /// Creates the operation with this rank's tensors. `bytes` is the size of the whole buffer: for operations with
+    /// parts, of the parts of all ranks. All tensors are filled, so that no page fault occurs during the measurement.
     ///
     /// # Errors
     /// Tensors that do not fit into memory.
@@ -133,7 +133,7 @@ impl Measured {
         })
     }
 
-    /// Every rank sends to rank r what rank r sends to it.
+    /// Creates an all-to-all in which each pair of ranks exchanges equal amounts.
     fn all_to_all(
         rank: usize,
         world_size: usize,
@@ -141,7 +141,7 @@ impl Measured {
         filled: impl Fn() -> candle_core::Result<Tensor>,
     ) -> Result<Operation> {
         let even = len.is_multiple_of(world_size);
-        // The same for both ranks of a pair.
+        // Symmetric: the same for both ranks of a pair.
         let counts: Vec<usize> = (0..world_size)
             .map(|peer| len / world_size + usize::from((rank + peer) % world_size < len % world_size))
             .collect();
@@ -154,7 +154,7 @@ impl Measured {
     }
 }
 
-/// The elements of each rank's part, and whether all have as many.
+/// Returns the number of elements of each rank's part, and whether all parts are equal.
 fn parts(len: usize, world_size: usize) -> (Vec<usize>, bool) {
     let (each, rest) = (len / world_size, len % world_size);
     ((0..world_size).map(|rank| each + usize::from(rank < rest)).collect(), rest == 0)
@@ -171,7 +171,7 @@ mod tests {
         for world_size in [1, 2, 3, 5] {
             for len in [0, 1, 7, 30] {
                 for measured in Measured::value_variants() {
-                    // A message to oneself is none.
+                    // A rank cannot send to itself.
                     if world_size == 1 && *measured == Measured::SendRecv {
                         continue;
                     }

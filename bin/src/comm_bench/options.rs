@@ -71,7 +71,7 @@ fn dtype(text: &str) -> std::result::Result<DType, &'static str> {
 }
 
 impl CommBenchOptions {
-    /// Refuses sizes that are no whole number of elements, and such that so many ranks have no room for.
+    /// Checks that sizes are whole numbers of elements and that the buffers of all ranks here fit in memory.
     pub(super) fn check(&self, world_size: usize) -> Result<()> {
         let size = self.dtype.size_in_bytes();
         if let Some(bytes) = self.sizes.iter().find(|bytes| !bytes.is_multiple_of(size)) {
@@ -86,7 +86,7 @@ impl CommBenchOptions {
         })
     }
 
-    /// What is to be measured, in the order in which it is printed. Sizes mean nothing to a barrier.
+    /// Returns the operations and sizes to measure, in the order of output. A barrier has one case, of size 0.
     pub(super) fn cases(&self, world_size: usize) -> Vec<(Measured, usize)> {
         let sizes = |op: Measured| if op == Measured::Barrier { &[0][..] } else { &self.sizes[..] };
         let possible = |op: &Measured| world_size > 1 || *op != Measured::SendRecv;

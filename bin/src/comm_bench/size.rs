@@ -1,9 +1,9 @@
-//! Sizes as people write them.
+//! Parsing and formatting of sizes in bytes.
 
-/// Reads a size in bytes: `4096`, `4K`, `64KiB`, `1M`, `2G`; units are powers of 1024.
+/// Parses a size in bytes: `4096`, `4K`, `64KiB`, `1M`, `2G`; units are powers of 1024.
 ///
 /// # Errors
-/// What to give, where it cannot be read.
+/// A message that says what is accepted.
 pub(super) fn parse(text: &str) -> Result<usize, String> {
     let help =
         || "give bytes, or a number with K, M or G (powers of 1024), such as 4096, 64K or 1M".to_string();
@@ -19,7 +19,7 @@ pub(super) fn parse(text: &str) -> Result<usize, String> {
     number.checked_mul(unit).filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(help)
 }
 
-/// Writes a size with the unit that leaves a whole number: `4 KiB`, `1000 B`.
+/// Formats a size with the largest unit that leaves a whole number: `4 KiB`, `1000 B`.
 pub(super) fn format(bytes: usize) -> String {
     let units = ["B", "KiB", "MiB", "GiB"];
     let mut unit = 0;

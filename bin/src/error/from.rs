@@ -1,4 +1,4 @@
-//! What errors of other crates become, where that is not a variant for each.
+//! Conversions from other crates' errors that need more than `#[from]`.
 
 use super::Error;
 
@@ -56,7 +56,7 @@ impl From<girandole::Error> for Error {
 
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        // An error of the communicator that came through candle is one of the communicator.
+        // Unwraps a communicator error that was carried through candle.
         match comm::Error::from(error) {
             comm::Error::Tensor { source, .. } => match std::sync::Arc::try_unwrap(source) {
                 Ok(source) => Error::Tensor(source),

@@ -1,6 +1,7 @@
-//! Options of an experiment by their usual names.
+//! Macro for the common option methods of an experiment.
 
-/// Methods of an [`Experiment`](super::Experiment) that give options by their usual names: `common`, `checkpoints`, `elastic`, and `epochs` or `steps` as its end.
+/// Implements methods of [`Experiment`](super::Experiment) by returning the fields of the same names: `common`,
+/// `checkpoints`, `elastic`, and `epochs` or `steps` as its end.
 macro_rules! options_of {
     (@common) => {
         fn common(&self) -> &$crate::options::CommonOptions {

@@ -1,4 +1,4 @@
-//! One folder or file an experiment.
+//! The experiments, one module each.
 
 pub mod cifar10;
 pub mod ddp_linear;

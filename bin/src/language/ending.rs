@@ -1,4 +1,4 @@
-//! What comes before the first step and after the last one.
+//! Beginning and end of a training job: resuming from a checkpoint, logging, final output and saving.
 
 use girandole::Parallel;
 use girandole::trainer::{self, Summary, Trainer};
@@ -20,7 +20,8 @@ use super::kept;
 use super::speed::Speed;
 use super::trained;
 
-/// How a job begins and goes on from a checkpoint, and what it does at its end; beside the trait, so that nobody else calls it.
+/// How a job resumes from a checkpoint and what it does at its end; separate from [`Job`], so that no other module
+/// calls it.
 pub(super) trait Ending: Experiment + Job {
     fn check_steps(&self, done: usize) -> Result<()> {
         let steps = self.options().steps();
@@ -32,13 +33,13 @@ pub(super) trait Ending: Experiment + Job {
         Err(Error::Option { option: "--steps", got: steps.to_string(), help })
     }
 
-    /// Operations of a step, over all ranks.
+    /// Returns the floating-point operations of a step, over all ranks.
     fn step_flops(&self, subject: &Subject, rows: &Rows) -> Result<f64> {
         let planned = plan::language::Subject::new(subject.weights.config().clone(), subject.lora.clone());
         Ok(planned.training_flops(rows.row_len())? * self.options().batch_size as f64)
     }
 
-    /// Where a rank's losses go: where the first one may be lost, each of the others can take its place.
+    /// Creates a rank's log: on rank 0, and on all ranks of an elastic run, since each may have to replace rank 0.
     fn log<'a>(
         &self,
         is_first: bool,
@@ -55,7 +56,7 @@ pub(super) trait Ending: Experiment + Job {
         (is_first || is_elastic).then(|| RunLog::new(&config, metrics))
     }
 
-    /// Says how it was.
+    /// Prints a summary of the run.
     fn tell_end(&self, summary: &Summary, speed: &Speed) -> Result<()> {
         if summary.steps > 0 {
             say(format_args!("{}", trained::line(summary, speed)))?;
@@ -63,7 +64,7 @@ pub(super) trait Ending: Experiment + Job {
         say(format_args!("saved in {}", self.options().out.display()))
     }
 
-    /// Goes on from a checkpoint, where that is asked for and there is one.
+    /// Resumes from a checkpoint, if that is requested and one exists.
     fn resume(
         &self,
         trainer: &mut Trainer<'_, CausalLm>,
@@ -83,10 +84,10 @@ pub(super) trait Ending: Experiment + Job {
         Ok(())
     }
 
-    /// Writes the model. To be called on every rank.
+    /// Writes the trained model. Every rank must call it.
     fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> girandole::Result<()> {
         let out = &self.options().out;
-        // One that was made for the text, where no folder has one: before the configuration, which comes last.
+        // A newly made tokenizer is saved first, since the model's configuration must be the last file written.
         if let (Some(tokenizer), None, 0) = (&subject.tokenizer, self.folder(), model.mesh().world().rank()) {
             tokenizer.save(out)?;
         }
@@ -100,12 +101,12 @@ pub(super) trait Ending: Experiment + Job {
 
 impl<J: Job> Ending for J {}
 
-/// The checkpoint to go on from, if that is asked for and there is one.
+/// Returns the checkpoint to resume from, if that is requested and one exists.
 pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
     options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))
 }
 
-/// The same as rank 0 chooses it, on every rank.
+/// Returns rank 0's choice of checkpoint, on every rank.
 fn found(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
     let found = first_choice(options, rank, || choose(options))?;
     if found.is_none() && options.resumes() && rank.is_first() {

@@ -1,4 +1,4 @@
-//! What TensorBoard shows of a run.
+//! TensorBoard scalars of a training run.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use report::metrics::{StepDetails, StepSpeed};
 use crate::error::Result;
 use crate::tensorboard::EventWriter;
 
-/// The event file of the rank that writes, begun with its first step: another rank's where that is lost.
+/// The event file of the reporting rank, created at its first step; a rank that replaces a lost reporter starts
+/// another file.
 pub(super) struct Events<'a> {
     dir: Option<&'a Path>,
     writer: Option<EventWriter>,
@@ -19,12 +20,12 @@ impl<'a> Events<'a> {
         Self { dir, writer: None }
     }
 
-    /// What a step came to.
+    /// Writes the scalars of a step.
     pub(super) fn stepped(&mut self, report: &StepReport, details: &StepDetails) -> Result<()> {
         self.scalars(report.step, &scalars(report, details))
     }
 
-    /// What an evaluation came to.
+    /// Writes the loss of an evaluation.
     pub(super) fn evaluated(&mut self, step: usize, loss: f64) -> Result<()> {
         self.scalars(step, &[("evaluation/loss", loss)])
     }

@@ -1,4 +1,4 @@
-//! `finetune`: a model of a Hugging Face folder goes on learning, whole or by adapters.
+//! `finetune`: trains the model of a Hugging Face folder further, whole or with adapters.
 
 use std::path::{Path, PathBuf};
 
@@ -108,7 +108,7 @@ impl Job for FinetuneOptions {
         }
         let tokenizer = match self.model.join("tokenizer.json").exists() {
             true => Some(Tokenizer::from_folder(&self.model)?),
-            // Files of tokens need none.
+            // Token files need no tokenizer.
             false => None,
         };
         if let Some(tokenizer) = &tokenizer {

@@ -1,4 +1,4 @@
-//! What `pretrain` and `finetune` differ in.
+//! The interface of `pretrain` and `finetune` to their shared training code.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use super::options::TrainOptions;
 
 /// A command that trains a language model.
 pub trait Job: Clone {
-    /// Its name.
+    /// The command's name.
     const NAME: &'static str;
 
-    /// The options that both commands have.
+    /// Returns the options common to both commands.
     fn options(&self) -> &TrainOptions;
 
-    /// The same with others of these.
+    /// Returns a copy of the command with other common options.
     fn with_options(&self, options: TrainOptions) -> Self;
 
-    /// Model, first values, adapters and tokenizer.
+    /// Returns the model with its initial weights, adapters and tokenizer.
     ///
     /// # Errors
     /// Files that cannot be used; options that do not fit.
@@ -30,11 +30,11 @@ pub trait Job: Clone {
         false
     }
 
-    /// A folder whose tokenizer goes with the saved model.
+    /// Returns the folder whose tokenizer files are copied to the saved model, if any.
     fn folder(&self) -> Option<&Path>;
 }
 
-/// What is trained.
+/// The model to train.
 pub struct Subject {
     pub(super) weights: Weights,
     pub(super) lora: Option<Lora>,

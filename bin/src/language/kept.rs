@@ -1,4 +1,4 @@
-//! What checkpoints keep of a run's log, so that the page of a run that goes on shows all of it.
+//! A run's log in checkpoints, so that the report of a resumed run covers all of it.
 
 use std::collections::HashMap;
 
@@ -12,17 +12,17 @@ use crate::run_log::{LogState, RunLog};
 
 const LOSSES: &str = "losses";
 
-/// What is no tensor.
+/// The part of the state that is not stored as tensors.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     log: LogState,
     evaluations: Vec<Evaluation>,
 }
 
-/// Of now.
+/// Returns the current state of the log.
 pub(super) fn of(log: &RunLog<'_>) -> girandole::Result<ObserverState> {
     let (state, losses) = log.state();
-    // JSON has no others.
+    // JSON cannot represent non-finite numbers.
     let evaluations = log.evaluations().iter().filter(|evaluation| evaluation.loss.is_finite());
     let kept = Kept { log: state, evaluations: evaluations.cloned().collect() };
     let values = serde_json::to_value(kept).map_err(comm::carry)?;
@@ -33,7 +33,7 @@ pub(super) fn of(log: &RunLog<'_>) -> girandole::Result<ObserverState> {
     Ok(ObserverState { values, tensors })
 }
 
-/// Goes on after so many steps.
+/// Restores the log after `steps` steps.
 pub(super) fn resume(log: &mut RunLog<'_>, steps: usize, state: ObserverState) -> Result<()> {
     let ObserverState { values, tensors } = state;
     if values.is_null() {

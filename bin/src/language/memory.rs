@@ -1,4 +1,4 @@
-//! Whether a run has room on this machine: looked at before ranks start, when nothing is allocated yet.
+//! Memory check of a language-model run, before ranks start and anything is allocated.
 
 use comm::available_memory_bytes;
 use girandole::Layout;
@@ -11,30 +11,30 @@ use crate::room;
 
 use super::options::TrainOptions;
 
-/// Settings that are named which would fit.
+/// Maximum number of fitting settings that the error message suggests.
 const MOST_NAMED: usize = 3;
 
-/// Bytes of a process beside what is planned: its program, threads and connections.
+/// Bytes of a process beyond what the plan counts: program, threads and connections.
 const PROCESS: f64 = 100e6;
 
-/// What is planned may be that much too little.
+/// Safety factor: the plan may underestimate by this much.
 const MARGIN: f64 = 1.05;
 
-/// This machine, as far as it matters.
+/// What the check needs to know of this machine.
 #[derive(Debug, Clone, Copy)]
 struct Host {
-    /// Ranks that are here.
+    /// Number of ranks on it.
     ranks: usize,
-    /// Bytes that it has to give.
+    /// Available memory, in bytes.
     available: f64,
-    /// Whether ranks copy what they save, to write it while training goes on.
+    /// Whether checkpoints are kept: ranks then copy what they save, to write it in the background.
     saves: bool,
 }
 
-/// Refuses a run whose ranks on this machine need more memory than it has to give, by the plan.
+/// Checks by the plan that the ranks on this machine do not need more memory than is available.
 ///
 /// # Errors
-/// The layout with what is needed and what would fit.
+/// The layout, with what it needs and what would fit.
 pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, length: usize) -> Result<()> {
     let common = options.common();
     let ranks = room::ranks_on_host(&common.ranks, common.device, layout.ranks());
@@ -45,7 +45,7 @@ pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, 
     let host =
         Host { ranks, available: available as f64, saves: options.checkpoints.checkpoint_dir.is_some() };
     let training = options.planned(length);
-    // What cannot be planned is refused by those that do it, in their own words.
+    // A plan that fails is ignored here: the training code reports the problem itself.
     let Ok(cost) = subject.estimate(&training, layout) else { return Ok(()) };
     match host.refusal(subject, &training, &cost) {
         None => Ok(()),
@@ -54,7 +54,7 @@ pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, 
 }
 
 impl Host {
-    /// What is wrong, if a layout does not fit.
+    /// Returns the error message if a layout does not fit.
     fn refusal(self, subject: &Subject, training: &Training, cost: &LayoutCost) -> Option<String> {
         let needed = self.needed(cost);
         if needed <= self.available {
@@ -79,11 +79,11 @@ impl Host {
         ))
     }
 
-    /// Bytes of the ranks here: of those that need most, where they are not all.
+    /// Returns the bytes that the ranks here need; if not all ranks are here, those that need most are assumed to be.
     fn needed(self, cost: &LayoutCost) -> f64 {
         let Layout { pp, dp, .. } = cost.layout;
         let each = (cost.layout.ranks() / pp) as f64;
-        // The first copy of a model is saved.
+        // Only the first copy of the model is saved.
         let saved = |memory: &Memory| if self.saves { memory.parameters + memory.optimizer } else { 0.0 };
         let all = cost.stages.iter().map(|stage| &stage.memory);
         let most = all.clone().map(|memory| memory.total() + saved(memory)).fold(0.0, f64::max);
@@ -91,7 +91,7 @@ impl Host {
         MARGIN * sum.min(most * self.ranks as f64) + PROCESS * self.ranks as f64
     }
 
-    /// Options with which it would fit, the nearest first.
+    /// Returns the options of layouts that would fit, the requested layout first.
     fn fitting(self, subject: &Subject, training: &Training, layout: &Layout) -> Vec<String> {
         let others = layouts(layout.ranks()).into_iter().filter(|other| other != layout);
         let all = std::iter::once(*layout).chain(others);
@@ -127,7 +127,7 @@ mod tests {
         Subject::new(ModelConfig::from_json(config).unwrap(), None)
     }
 
-    /// Of a machine that has so much for what is planned.
+    /// Returns the message on a machine with this many bytes for what is planned.
     fn line(mesh: &str, planned: f64) -> Option<String> {
         let training = Training { length: 128, ..Training::default() };
         let layout: Layout = mesh.parse().unwrap();

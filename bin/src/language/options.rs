@@ -1,4 +1,4 @@
-//! Options that `pretrain` and `finetune` have in common.
+//! Options shared by `pretrain` and `finetune`.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -57,7 +57,7 @@ impl ParametersDtype {
 
 /// Options of both commands.
 #[derive(Debug, Clone, Args)]
-// It is refused: see `check_elastic`.
+// --replace is rejected by `check_elastic`, so it is hidden here.
 #[command(mut_arg("replace", |option| option.hide(true)))]
 pub struct TrainOptions {
     /// Text, JSON lines or tokens; FILE=2.0 counts twice
@@ -215,7 +215,7 @@ fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
     both.ok_or("give two numbers from 0 to below 1, such as 0.9,0.95")
 }
 
-/// The ranks' options, with as many ranks as a layout has unless something else is said.
+/// Returns the ranks' options, with the layout's number of ranks unless the options or the environment give another.
 pub(crate) fn ranks_of(ranks: &RankOptions, mesh: Option<&Layout>) -> RankOptions {
     let mut ranks = ranks.clone();
     let is_bare = std::env::var_os("WORLD_SIZE").is_none_or(|value| value.is_empty());
@@ -225,7 +225,7 @@ pub(crate) fn ranks_of(ranks: &RankOptions, mesh: Option<&Layout>) -> RankOption
     ranks
 }
 
-/// The layout of `--mesh`, or copies, of so many ranks.
+/// Returns the layout of `--mesh`, or else pure data parallelism, for `world_size` ranks.
 pub(crate) fn layout_of(mesh: Option<Layout>, world_size: usize) -> Result<Layout> {
     let layout = mesh.unwrap_or_else(|| Layout::copies(world_size));
     layout.check(world_size).map_err(|error| match error {
@@ -236,7 +236,7 @@ pub(crate) fn layout_of(mesh: Option<Layout>, world_size: usize) -> Result<Layou
 }
 
 impl TrainOptions {
-    /// The options that every experiment has.
+    /// Returns the options common to all experiments.
     pub(super) fn common(&self) -> &CommonOptions {
         self.common.get_or_init(|| CommonOptions {
             ranks: ranks_of(&self.ranks, self.mesh.as_ref()),
@@ -260,16 +260,17 @@ impl TrainOptions {
         layout_of(self.mesh, world_size)
     }
 
-    /// The options where every rank has all of the model, so that the others have it still when one is lost.
+    /// Returns the elastic options if every rank holds the whole model, so that the others still have it when one is
+    /// lost.
     pub(super) fn elastic(&self) -> Option<ElasticOptions> {
         let is_copied = self.mesh.is_none_or(|layout| layout.dp == layout.ranks());
         (is_copied || self.elastic.elastic.is_some()).then_some(self.elastic)
     }
 
-    /// Refuses what cannot go on without a rank.
+    /// Checks that `--elastic` is used only if the run can continue without a rank.
     ///
     /// # Errors
-    /// Another layout than copies; newcomers.
+    /// Another layout than pure data parallelism; replacement of lost ranks.
     pub(super) fn check_elastic(&self, layout: &Layout) -> Result<()> {
         let Some(elastic) = self.elastic.elastic else { return Ok(()) };
         let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
@@ -300,7 +301,7 @@ impl TrainOptions {
         self.recompute.unwrap_or_default()
     }
 
-    /// The same for [`plan`], with rows of so many tokens.
+    /// Returns the same as [`plan`] takes it, for rows of `length` tokens.
     pub(super) fn planned(&self, length: usize) -> Training {
         Training {
             batch_size: self.batch_size,
@@ -352,7 +353,7 @@ impl TrainOptions {
         }
     }
 
-    /// Steps from one evaluation or sample to the next.
+    /// Returns the number of steps between evaluations and samples.
     pub(super) fn evaluate_every(&self) -> usize {
         self.evaluate_every.unwrap_or((self.steps / 10).max(1))
     }

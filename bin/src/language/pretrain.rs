@@ -1,4 +1,4 @@
-//! `pretrain`: a language model from random weights.
+//! `pretrain`: trains a language model from random weights.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +54,7 @@ pub struct PretrainOptions {
     heads: usize,
 }
 
-/// Tokens of a row, and positions, of a model that no folder describes.
+/// Tokens per row, and positions, of a model that is not described by a folder.
 const LENGTH: usize = 256;
 
 impl PretrainOptions {
@@ -89,7 +89,7 @@ impl PretrainOptions {
             "model_type": "llama",
             "vocab_size": tokenizer.map_or(257, Tokenizer::len),
             "hidden_size": hidden,
-            // Two thirds of four times as many, for the gate has as many again.
+            // Two thirds of 4 * hidden, since the gate adds a third matrix.
             "intermediate_size": (8 * hidden).div_ceil(3).next_multiple_of(32),
             "num_hidden_layers": layers,
             "num_attention_heads": heads,

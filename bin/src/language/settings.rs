@@ -1,4 +1,4 @@
-//! What a run is told that changes what it learns: kept in its checkpoints, and compared when it goes on from one.
+//! Settings that affect what a run learns: stored in its checkpoints, and compared when it is resumed.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::console::note;
 
 use super::options::TrainOptions;
 
-/// How the model is trained, with the options that were given by their names.
+/// Returns the training configuration, with the settings by option name.
 pub(super) fn train_config(command: &str, options: &TrainOptions, lora: Option<&Lora>) -> TrainConfig {
     let config = options.train_config();
     let mut settings: BTreeMap<String, String> =
@@ -23,7 +23,8 @@ pub(super) fn train_config(command: &str, options: &TrainOptions, lora: Option<&
     TrainConfig { settings, ..config }
 }
 
-/// Neither what another layout computes alike, nor the rows, which must be the same.
+/// Excludes options that do not affect results (the layout), and the rows, which are compared separately and must be
+/// the same.
 fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 13] {
     let adam = &config.adam;
     [
@@ -47,7 +48,7 @@ fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
 }
 
-/// Names what a run that goes on has otherwise than its checkpoint, in one line.
+/// Prints the settings that differ from the checkpoint's, in one line.
 pub(super) fn tell_changes(changes: &[ChangedSetting]) {
     if changes.is_empty() {
         return;

@@ -1,15 +1,15 @@
-//! Token files that the process that starts the ranks has made of text, for the ranks of this machine: each opens them, and none makes
-//! its own.
+//! Sharing of token files: the launcher tokenizes the text once, and the ranks on this machine open its files.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use models::tokens::{DataFile, Rows};
 
-/// Names the token files, one for each file of `--data` and one for that of `--evaluate`.
+/// Environment variable with the paths of the token files, one for each file of `--data` and one for that of
+/// `--evaluate`.
 const VARIABLE: &str = "GIRANDOLE_TOKENS";
 
-/// Rows that stay open as long as there are ranks.
+/// Rows that the launcher keeps open as long as there are ranks, so that the token files exist.
 pub(super) struct SharedRows {
     rows: Rows,
     evaluation: Option<Rows>,
@@ -20,7 +20,7 @@ impl SharedRows {
         Self { rows, evaluation }
     }
 
-    /// For the ranks' environment.
+    /// Returns the variable for the ranks' environment; `None` if there are no shared files.
     pub(super) fn variable(&self) -> Option<(OsString, OsString)> {
         let files = |rows: &Rows| rows.files().map(|(file, _)| file.shared()).collect::<Vec<_>>();
         let all: Vec<Option<PathBuf>> =
@@ -34,7 +34,7 @@ impl SharedRows {
     }
 }
 
-/// The files of `--data` and that of `--evaluate`, with what has been made of them.
+/// Returns the files of `--data` and that of `--evaluate`, with the token files that the launcher made of them.
 pub(super) fn told(data: &[DataFile], evaluate: Option<&DataFile>) -> (Vec<DataFile>, Option<DataFile>) {
     let (mut data, mut evaluate) = (data.to_vec(), evaluate.cloned());
     let variable = std::env::var(VARIABLE).ok().filter(|_| launch::is_worker());

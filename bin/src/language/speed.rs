@@ -1,4 +1,4 @@
-//! How fast a model is trained, against what the machine can do.
+//! Training speed in FLOP/s, and relative to the machine's measured peak (MFU).
 
 use std::time::{Duration, Instant};
 
@@ -11,38 +11,38 @@ use training::Linear;
 use crate::error::Result;
 use crate::rank::Rank;
 
-/// How long each rank looks for its peak, at most, but for one product.
+/// How long each rank measures its peak; one product may take longer.
 const TIME: Duration = Duration::from_millis(100);
 
-/// What a step needs, and what the machine has.
+/// Operations of a step, and the peak of all ranks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speed {
-    /// Operations of a step of all ranks.
+    /// Floating-point operations of a step, over all ranks.
     step: f64,
-    /// Operations a second that all ranks reach in a product.
+    /// FLOP/s that all ranks together reach in a matrix product.
     pub(super) peak: f64,
 }
 
 impl Speed {
-    /// Measures the peak on all ranks at the same time, which share this machine; to be called on each of them.
+    /// Measures the peak on all ranks simultaneously, since they share the machine. Every rank must call it.
     pub(super) fn measured(rank: &Rank, (dtype, device): (DType, &Device), step: f64) -> Result<Self> {
         rank.comm.barrier()?.wait()?;
         let peaks = all_gather_object(&*rank.comm, &peak(dtype, device)?)?;
         Ok(Self { step, peak: peaks.into_iter().sum() })
     }
 
-    /// Operations a second, where so many steps take so long, and their part of the peak.
+    /// Returns the FLOP/s of `steps` steps in `seconds`, and that as a fraction of the peak.
     pub(super) fn of(&self, steps: usize, seconds: f64) -> (f64, f64) {
         let flops = self.step * steps as f64 / seconds;
         (flops, flops / self.peak)
     }
 
-    /// So many ranks of those that there were are left.
+    /// Scales the peak after the loss of ranks.
     pub(super) fn shrink(&mut self, left: usize, before: usize) {
         self.peak *= left as f64 / before as f64;
     }
 
-    /// What metrics tell of a step.
+    /// Returns the details of a step for the metrics.
     pub(super) fn details(&self, report: &StepReport) -> StepDetails {
         StepDetails {
             learning_rate: report.learning_rate,
@@ -53,7 +53,7 @@ impl Speed {
         }
     }
 
-    /// Of a step that took so long, of which this rank was in collectives for some time, and of that waited for others.
+    /// Returns the speed of one step, with the seconds in collectives and, as part of those, waiting for other ranks.
     pub(super) fn of_step(
         &self,
         seconds: f64,
@@ -72,7 +72,7 @@ impl Speed {
     }
 }
 
-/// The best of some products of a layer, in the precision of this thread.
+/// Returns the best FLOP/s over repeated products of a linear layer, in this thread's precision.
 fn peak(dtype: DType, device: &Device) -> candle_core::Result<f64> {
     let (rows, features) = (512, 1024);
     let x = Tensor::ones((rows, features), dtype, device)?;

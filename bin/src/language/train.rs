@@ -1,4 +1,4 @@
-//! What both commands do: read data, spread the model, train, save.
+//! Training shared by `pretrain` and `finetune`: read data, build the model in its layout, train, save.
 
 use std::ffi::OsString;
 
@@ -32,7 +32,7 @@ use super::speed::Speed;
 use super::trained::{self, Trained};
 use super::watch::{Watch, told};
 
-/// What a process begins with.
+/// What each process creates at the start.
 pub struct Setup {
     subject: Subject,
     rows: Rows,
@@ -40,14 +40,14 @@ pub struct Setup {
     sample: Option<Sample>,
 }
 
-/// What one process has found out before there are ranks.
+/// What the launcher determines before the ranks start.
 pub struct Begun {
     facts: Vec<(String, String)>,
-    /// Open as long as there are ranks.
+    /// Kept open as long as there are ranks.
     data: SharedRows,
 }
 
-/// Runs one of the commands.
+/// Runs `pretrain` or `finetune`.
 ///
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
@@ -78,7 +78,7 @@ impl<J: Job> Experiment for J {
         self.options().elastic()
     }
 
-    /// What it was trained on and how far is compared where the data are: in `alone`.
+    /// Only finds the checkpoint: data and steps are compared in `alone`, where the data are open.
     fn check_checkpoint(&self, _: usize) -> Result<()> {
         choose(&self.options().checkpoints).map(drop)
     }
@@ -193,7 +193,7 @@ impl<J: Job> Experiment for J {
         let Setup { subject, rows, evaluation, sample } = setup;
         let elastic = self.elastic();
         let layout = match elastic {
-            // As many as are left where others were lost before the first step.
+            // The current number of ranks: some may have been lost before the first step.
             Some(_) => Layout::copies(rank.comm.world_size()),
             None => options.layout(rank.comm.world_size())?,
         };
@@ -257,7 +257,7 @@ impl<J: Job> Experiment for J {
     }
 }
 
-/// Refuses a folder with a model, unless that is to be replaced, or is that of the run that goes on.
+/// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed.
 fn check_free(options: &TrainOptions) -> Result<()> {
     let out = &options.out;
     let Some(file) = models::weights_in(out).filter(|_| !options.overwrite) else { return Ok(()) };
@@ -270,7 +270,7 @@ fn check_free(options: &TrainOptions) -> Result<()> {
     Err(Error::Option { option: "--out", got: out.display().to_string(), help })
 }
 
-/// Refuses a layout that the model's sizes do not allow.
+/// Checks that the model's sizes can be divided by the layout.
 pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
     let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
     let sizes = [
@@ -291,7 +291,7 @@ pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()
     Ok(())
 }
 
-/// The model in its layout.
+/// Builds the model in its layout.
 fn spread(
     options: &TrainOptions,
     subject: &Subject,

@@ -1,4 +1,4 @@
-//! What a run came to.
+//! Results of a training run, for output and report.
 
 use girandole::trainer::Summary;
 use plan::units::show_flops;
@@ -9,15 +9,15 @@ use report::metrics::CheckpointTimes;
 
 use super::speed::Speed;
 
-/// What rank 0 has learnt, for the report.
+/// Result of training on rank 0, for the report.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Trained {
     pub(super) series: RunSeries,
-    /// Beside the curve: name and value.
+    /// Facts for the report: name and value.
     pub(super) facts: Vec<(String, String)>,
 }
 
-/// What checkpoints took, where there were any.
+/// Returns the times taken by checkpoints, if there were any.
 pub(super) fn checkpoint_times(summary: &Summary) -> Option<CheckpointTimes> {
     let &Summary { checkpoints: count, checkpoint_seconds, last_checkpoint_seconds, .. } = summary;
     let times = CheckpointTimes {
@@ -28,7 +28,7 @@ pub(super) fn checkpoint_times(summary: &Summary) -> Option<CheckpointTimes> {
     (count > 0).then_some(times)
 }
 
-/// Steps, tokens and speed in one line.
+/// Formats steps, tokens and speed in one line.
 pub(super) fn line(summary: &Summary, speed: &Speed) -> String {
     let (flops, mfu) = speed.of(summary.steps, summary.seconds);
     format!(
@@ -42,7 +42,7 @@ pub(super) fn line(summary: &Summary, speed: &Speed) -> String {
     )
 }
 
-/// The same for the report.
+/// Returns the same as facts for the report.
 pub(super) fn facts(summary: &Summary, speed: &Speed) -> Vec<(String, String)> {
     if summary.steps == 0 {
         return Vec::new();

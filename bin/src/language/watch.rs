@@ -1,4 +1,4 @@
-//! What is printed and written while a model is trained.
+//! Training observer: prints and logs steps, evaluations and samples.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ use super::options::TrainOptions;
 use super::sample::Sample;
 use super::speed::Speed;
 
-/// Prints, on rank 0; computes samples, on all.
+/// Prints on rank 0, computes samples on all ranks, and lets a remaining rank replace a lost rank 0.
 pub(super) struct Watch<'a> {
     options: &'a TrainOptions,
     log: Option<RunLog<'a>>,
     events: Events<'a>,
     sample: Option<(&'a Tokenizer, &'a Sample)>,
     speed: Speed,
-    /// Since the last line.
+    /// Counters since the last printed line.
     targets: usize,
     steps: usize,
     seconds: f64,
-    /// When the run began, after so many steps.
+    /// When the run began, and the number of steps done before it.
     began: (Instant, usize),
-    /// The group of those that are left, where ranks were lost.
+    /// The group of the remaining ranks, if ranks were lost.
     left: Option<Arc<dyn Communicator>>,
     last: Option<StepReport>,
-    /// That of the first one.
+    /// Epoch of the first step.
     epoch: usize,
-    /// Others have not begun: all begin anew.
+    /// Whether the ranks must start from the beginning, since a rank had not begun training when another was lost.
     begins_anew: bool,
 }
 
@@ -68,17 +68,17 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Where the losses went, and what was measured of the machine that is left.
+    /// Returns the log, and the speed scaled to the remaining ranks.
     pub(super) fn finish(self) -> (Option<RunLog<'a>>, Speed) {
         (self.log, self.speed)
     }
 
-    /// The group of those that are left, where ranks were lost.
+    /// Returns the group of the remaining ranks, if ranks were lost.
     pub(super) fn group(&self) -> Option<&Arc<dyn Communicator>> {
         self.left.as_ref()
     }
 
-    /// What ended the training.
+    /// Converts the error that ended the training.
     pub(super) fn cause(&self, error: girandole::Error) -> Error {
         if self.begins_anew { Error::BeginAnew } else { error.into() }
     }
@@ -87,7 +87,7 @@ impl<'a> Watch<'a> {
         self.log.as_ref().map_or(Ok(()), |log| log.say(line)).map_err(told)
     }
 
-    /// How long the steps that are left will take, if they take as long as those of this run, with all that was done between them.
+    /// Formats the remaining time, at the mean speed of this run so far, including everything done between steps.
     fn left(&self, step: usize) -> String {
         let (began, begun) = self.began;
         let left = self.options.steps().saturating_sub(step);
@@ -100,7 +100,7 @@ impl<'a> Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Metrics and events of a step, on the rank that writes them.
+    /// Writes metrics and TensorBoard events of a step, on the rank that writes them.
     fn write(&mut self, report: &StepReport) -> girandole::Result<()> {
         let Some(log) = &mut self.log else { return Ok(()) };
         let details = self.speed.details(report);
@@ -162,14 +162,14 @@ impl Observer<CausalLm> for Watch<'_> {
     }
 
     fn saving(&mut self, _: usize) -> girandole::Result<()> {
-        // A run that goes on from it has the metrics of all steps before.
+        // A run that is resumed from this checkpoint needs the metrics of all earlier steps.
         self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(told)
     }
 
     fn lost(&mut self, left: &Arc<dyn Communicator>) -> girandole::Result<()> {
         self.left = Some(left.clone());
         let stages: Vec<Stage> = all_gather_object(&**left, &Stage::AtWork)?;
-        // Without those that are not at work no step can have been taken.
+        // If any rank has not begun training, no step can have been completed.
         self.begins_anew = stages.iter().any(|stage| *stage < Stage::AtWork);
         if self.begins_anew { Err(told(Error::BeginAnew)) } else { Ok(()) }
     }
@@ -188,7 +188,7 @@ impl Observer<CausalLm> for Watch<'_> {
         if let Some(log) = self.log.as_mut().filter(|log| log.is_muted()) {
             let epoch = self.last.map_or(self.epoch, |last| last.epoch as usize);
             log.take_over(step, (epoch, step)).map_err(told)?;
-            // Perhaps the one that is lost had not told of the last step.
+            // The lost rank may not have logged the last step.
             if let Some(last) = &self.last
                 && log.has(epoch, step - 1).map_err(told)? == Some(false)
             {
@@ -209,7 +209,7 @@ impl Observer<CausalLm> for Watch<'_> {
     }
 }
 
-/// An error of this program's through the training loop.
+/// Wraps an error of this program so that it passes through the training loop.
 pub(super) fn told(error: Error) -> girandole::Error {
     match error {
         Error::Comm(error) => error.into(),

@@ -1,5 +1,4 @@
-//! `girandole launch`: starts any program as the ranks of a job on this machine, or on this one and others, in `torchrun`'s
-//! place.
+//! `girandole launch`: starts any program as the ranks of a job on one machine or several, like `torchrun`.
 
 mod nproc;
 mod options;
@@ -24,12 +23,12 @@ use program::Program;
 
 pub use options::LaunchOptions;
 
-/// What a command of this program exits with where it was called wrongly: it would be the next time, too.
+/// Exit code of this program's commands for wrong options: not worth a restart, since it would occur again.
 const WRONG_OPTION: i32 = 2;
-/// Where the launchers of several nodes meet, `torchrun`'s.
+/// Default port where the launchers of several nodes meet, as with `torchrun`.
 const MEETING_PORT: u16 = 29500;
 
-/// Runs the program as ranks, until all have ended.
+/// Runs the program as ranks, and waits until all have ended.
 ///
 /// # Errors
 /// Options that cannot be used, a program that cannot be run, the first rank that failed.
@@ -52,8 +51,8 @@ pub fn run(options: &LaunchOptions) -> Result<()> {
     ended
 }
 
-/// True where somebody has written to this process's standard input, or it is a file. What is typed into a terminal is left to
-/// whoever reads that next.
+/// True if standard input has unread data from a pipe or a file. Input typed at a terminal is ignored: the next
+/// program reads it.
 fn is_input_left() -> bool {
     let input = std::io::stdin();
     !input.is_terminal() && rustix::io::ioctl_fionread(&input).is_ok_and(|bytes| bytes > 0)
@@ -100,16 +99,17 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
     })
 }
 
-/// What the ranks are told beside their place.
+/// Returns the ranks' environment variables other than rank and world size.
 fn environment(options: &LaunchOptions, local_world_size: usize) -> Vec<(OsString, OsString)> {
     let unset = |name: &str| std::env::var_os(name).is_none();
-    // Nobody tells the end of the story for these ranks, whoever has started this process.
+    // Overrides an inherited value: no launcher prints the final lines for these ranks.
     let mut variables = vec![(SPAWNED_FOR, String::new())];
     if local_world_size > 1 && unset("OMP_NUM_THREADS") {
         variables.push(("OMP_NUM_THREADS", "1".into()));
     }
     if unset("PYTHONUNBUFFERED") {
-        // Into a pipe Python would write whole blocks, late; and a rank that is killed would lose its last one.
+        // Python buffers output to a pipe in blocks: lines would appear late, and a killed rank's last block would be
+        // lost.
         variables.push(("PYTHONUNBUFFERED", "1".into()));
     }
     if let Some(transport) = options.transport.transport {
@@ -121,7 +121,7 @@ fn environment(options: &LaunchOptions, local_world_size: usize) -> Vec<(OsStrin
     variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
-/// The same error, of the option that held the value.
+/// Converts an error about an argument to one that names the option it came from.
 fn named(error: comm::Error) -> Error {
     match error {
         comm::Error::InvalidArgument { what, got, help } => {

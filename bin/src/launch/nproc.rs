@@ -1,4 +1,4 @@
-//! How many ranks a machine gets.
+//! Number of ranks per machine (`--nproc-per-node`).
 
 use std::str::FromStr;
 use std::thread::available_parallelism;
@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 use crate::error::{Error, Result};
 use crate::machine::gpu_count;
 
-/// What `--nproc-per-node` takes.
+/// A value of `--nproc-per-node`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProcessCount {
     Number(usize),
@@ -32,7 +32,7 @@ impl FromStr for ProcessCount {
 }
 
 impl ProcessCount {
-    /// The number on this machine.
+    /// Returns the number of ranks on this machine.
     pub(super) fn count(self) -> Result<usize> {
         let cores = || available_parallelism().map_or(1, usize::from);
         match self {

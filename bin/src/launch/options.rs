@@ -1,4 +1,4 @@
-//! The options of `launch`, and what stands in for those that are not given.
+//! The options of `launch`, and their defaults from the environment.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -118,7 +118,7 @@ pub struct LaunchOptions {
     pub(super) command: Vec<OsString>,
 }
 
-/// A number of nodes; `torchrun` takes a range, too.
+/// Parses a number of nodes; a `torchrun` range MIN:MAX is accepted if both are equal.
 fn nodes(text: &str) -> std::result::Result<usize, String> {
     let number = |text: &str| text.parse().ok().filter(|&nodes: &usize| nodes > 0);
     let count = match text.split_once(':') {
@@ -138,7 +138,7 @@ impl LaunchOptions {
         Ok(given.unwrap_or(ProcessCount::Number(1)))
     }
 
-    /// How many nodes there are, and which one this is.
+    /// Returns the number of nodes, and the index of this one.
     pub(super) fn nodes(&self, pet: &Pet) -> Result<(usize, usize)> {
         let count =
             self.nnodes.map_or_else(|| pet.parse_with("PET_NNODES", nodes), |given| Ok(Some(given)))?;
@@ -164,7 +164,7 @@ impl LaunchOptions {
         Ok(given?.unwrap_or(0))
     }
 
-    /// How a job of so many ranks goes on without some of them.
+    /// Returns the elastic settings of a job with `world_size` ranks.
     pub(super) fn elastic(&self, world_size: usize) -> Result<Option<ElasticJob>> {
         let Some(elastic) = self.elastic else { return Ok(None) };
         elastic.check(world_size)?;
@@ -172,7 +172,7 @@ impl LaunchOptions {
     }
 
     pub(super) fn master_addr(&self, pet: &Pet, nodes: usize) -> Result<Option<String>> {
-        // On one node there is nobody else to find.
+        // With a single node, the address of another launcher is not needed.
         match &self.master_addr {
             None if nodes > 1 => pet.text("PET_MASTER_ADDR"),
             given => Ok(given.clone()),
@@ -188,7 +188,7 @@ impl LaunchOptions {
 }
 
 impl LaunchOptions {
-    /// `--tls`, else what the environment says, as it is with ranks.
+    /// Returns `--tls`, or else the environment's setting, as for ranks.
     pub(super) fn tls(&self) -> Result<Tls> {
         let value = std::env::var("GIRANDOLE_TLS").ok().filter(|value| !value.is_empty());
         let wrong = |got: &String| Error::Option {

@@ -1,12 +1,12 @@
-//! Options that are not given, from the environment: `torchrun` reads `PET_NNODES` for `--nnodes` and so on, and Kubeflow's
-//! training operator sets them in each pod.
+//! `PET_*` environment variables as defaults of options: `torchrun` reads `PET_NNODES` for `--nnodes` and so on, and
+//! Kubeflow's training operator sets them in each pod.
 
 use std::ffi::OsString;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// The variables that begin with `PET_`.
+/// The non-empty variables whose names begin with `PET_`.
 #[derive(Debug, Default)]
 pub(super) struct Pet(Vec<(String, OsString)>);
 

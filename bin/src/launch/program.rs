@@ -1,4 +1,4 @@
-//! Which program a name means.
+//! Finding the program to launch.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,20 +10,20 @@ use crate::machine::in_path;
 
 use super::no_program;
 
-/// The name under which this program is installed.
+/// The name under which this executable is installed.
 const OWN_NAME: &str = "girandole";
 
 /// A program to start.
 #[derive(Debug, PartialEq)]
 pub(super) struct Program {
     pub(super) path: PathBuf,
-    /// Its ranks know how to take over the port that the launcher holds.
+    /// Whether it is this executable, whose ranks can take over the port that the launcher holds.
     pub(super) is_this_one: bool,
 }
 
 impl Program {
-    /// The program of this name: a path, or a name that is looked for in `PATH`. Where `girandole` is not installed, its
-    /// name means the program that runs.
+    /// Finds a program: a path, or a name that is searched in `PATH`. If `girandole` is not installed, its name
+    /// stands for the running executable.
     pub(super) fn find(name: &OsStr) -> Result<Self> {
         let own = std::env::current_exe().ok();
         let search = std::env::var_os("PATH").unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Options that `launch` does not have, `torchrun`'s among them.
+//! Unknown options given in place of the program, with hints for those of `torchrun`.
 
 use std::ffi::OsStr;
 
 use crate::error::{Error, Result};
 
-/// What stands in for an option of `torchrun`.
+/// Hints for options of `torchrun`.
 const TORCHRUN: [(&[&str], &str); 6] = [
     (&["--rdzv-endpoint"], "the launchers meet at --master-addr HOST and --master-port PORT"),
     (
@@ -17,7 +17,7 @@ const TORCHRUN: [(&[&str], &str); 6] = [
     (&["--redirects", "-r"], "--log-dir DIR keeps both streams of each rank"),
 ];
 
-/// Refuses an option in the place of the program.
+/// Rejects an option in the position of the program.
 pub(super) fn check(name: &OsStr) -> Result<()> {
     let got = name.to_string_lossy();
     if !got.starts_with('-') {

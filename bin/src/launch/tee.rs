@@ -1,8 +1,8 @@
-//! Which streams `--tee` shows.
+//! The value of `--tee`: which output streams are shown.
 
 use std::str::FromStr;
 
-/// What `--tee` takes, `torchrun`'s numbers: 1 standard output, 2 standard error, 3 both.
+/// A value of `--tee`, with `torchrun`'s numbers: 1 standard output, 2 standard error, 3 both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tee {
     pub(super) stdout: bool,

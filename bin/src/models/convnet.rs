@@ -15,10 +15,10 @@ pub struct ConvNet {
 }
 
 impl ConvNet {
-    /// Classes that it tells apart.
+    /// Number of classes.
     pub const CLASSES: usize = 10;
 
-    /// Makes the layers.
+    /// Creates the layers.
     ///
     /// # Errors
     /// Those of the builder.

@@ -4,13 +4,13 @@ use candle_core::{Module, Result, Tensor};
 use fsdp::{Unit, UnitBuilder};
 use training::{Linear, linear};
 
-/// Classes to tell apart.
+/// Number of classes.
 pub const CLASSES: usize = 10;
 
 /// Sizes of a [`LargeModel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LargeConfig {
-    /// Numbers of a sample. Default: 1024.
+    /// Features of a sample. Default: 1024.
     pub features: usize,
     /// Width of the second and the third layer. Default: 4096.
     pub hidden: usize,
@@ -23,13 +23,13 @@ impl Default for LargeConfig {
 }
 
 impl LargeConfig {
-    /// Inputs and outputs of each layer.
+    /// Returns the numbers of inputs and outputs of each layer.
     pub fn layers(&self) -> [(usize, usize); 4] {
         let &Self { features, hidden } = self;
         [(features, hidden), (hidden, hidden), (hidden, features), (features, CLASSES)]
     }
 
-    /// Elements of each layer's weight and bias; `None` where they cannot be counted.
+    /// Returns the number of elements of each layer's weight and bias; `None` on overflow.
     pub fn elements(&self) -> Option<[usize; 4]> {
         let mut elements = [0; 4];
         for (elements, (inputs, outputs)) in elements.iter_mut().zip(self.layers()) {
@@ -48,7 +48,7 @@ impl LargeConfig {
 pub struct LargeModel([Unit<Linear>; 4]);
 
 impl LargeModel {
-    /// Makes the layers.
+    /// Creates the layers.
     ///
     /// # Errors
     /// Those of the builder.

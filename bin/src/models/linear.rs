@@ -10,7 +10,7 @@ pub struct SimpleModel {
 }
 
 impl SimpleModel {
-    /// Makes the layer.
+    /// Creates the layer.
     ///
     /// # Errors
     /// Those of the builder.

@@ -4,9 +4,9 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use training::{Linear, linear};
 
-/// Numbers of a sample.
+/// Features of a sample.
 pub const FEATURES: usize = 10;
-/// Classes to tell apart.
+/// Number of classes.
 pub const CLASSES: usize = 2;
 const HIDDEN: usize = 20;
 
@@ -18,7 +18,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Makes the layers.
+    /// Creates the layers.
     ///
     /// # Errors
     /// Those of the builder.

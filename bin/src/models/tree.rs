@@ -1,8 +1,8 @@
-//! A model as PyTorch prints it: a tree of modules.
+//! Module trees, printed as PyTorch's `print(model)` does.
 
 use std::fmt::{self, Display};
 
-/// A module and what it is made of; displayed as PyTorch's `print(model)` does.
+/// A module and its submodules; displayed as PyTorch's `print(model)` does.
 ///
 /// ```
 /// use bin::models::tree::ModuleTree;
@@ -19,18 +19,18 @@ pub struct ModuleTree {
 }
 
 impl ModuleTree {
-    /// A module without parts, as it is printed.
+    /// Returns a module without submodules, with its printed text.
     pub fn leaf(text: impl Into<String>) -> Self {
         Self { text: text.into(), children: Vec::new() }
     }
 
-    /// A module with named parts.
+    /// Returns a module with named submodules.
     pub fn new<'a>(kind: &str, children: impl IntoIterator<Item = (&'a str, ModuleTree)>) -> Self {
         let children = children.into_iter().map(|(name, child)| (name.to_string(), child)).collect();
         Self { text: kind.to_string(), children }
     }
 
-    /// A `ModuleList`: equal parts that follow each other are printed once.
+    /// Returns a `ModuleList`: consecutive equal items are printed once.
     pub fn list(items: impl IntoIterator<Item = ModuleTree>) -> Self {
         let mut groups: Vec<(usize, usize, ModuleTree)> = Vec::new();
         for (place, item) in items.into_iter().enumerate() {
@@ -49,13 +49,13 @@ impl ModuleTree {
         Self { text: "ModuleList".into(), children: groups.into_iter().map(child).collect() }
     }
 
-    /// `nn.Linear`.
+    /// Returns an `nn.Linear`.
     pub fn linear(inputs: usize, outputs: usize) -> Self {
         Self::leaf(format!("Linear(in_features={inputs}, out_features={outputs}, bias=True)"))
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
-        // A leaf brings its brackets along, unless it has nothing to say.
+        // A leaf's text includes its parentheses, unless it has no arguments.
         if self.children.is_empty() {
             let brackets = if self.text.ends_with(')') { "" } else { "()" };
             return write!(f, "{}{brackets}", self.text);

@@ -1,4 +1,5 @@
-//! The checkpoint that a job was asked to begin with: whether its launcher, which starts it again, has it begin there once more.
+//! Record of the checkpoint given to `--resume`: decides whether a restarted job begins with it again, or with a
+//! later one of its own.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,17 +11,17 @@ use training::Checkpoints;
 use crate::error::Result;
 use crate::file_error::FileError;
 
-/// The note's name, in the folder of the checkpoints.
+/// File name of the note, in the checkpoint folder.
 const NOTE: &str = "asked-for";
 
-/// Written by rank 0 before the first step: each start of a job is a new process, and may be on another host.
+/// Written by rank 0 before the first step: each start of a job is a new process, possibly on another host.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Note {
-    /// The launcher's name for the job, the same in all its starts. `torchrun` calls every job `none` unless told otherwise.
+    /// The launcher's name for the job, the same in all its starts. `torchrun` names every job `none` by default.
     job: String,
-    /// As it was typed.
+    /// The value of `--resume`, as typed.
     asked: String,
-    /// The latest checkpoint in the folder then, of an earlier run.
+    /// The latest checkpoint in the folder at that time, from an earlier run.
     latest: Option<String>,
 }
 
@@ -31,22 +32,22 @@ impl Note {
     }
 }
 
-/// Whether this job was started before, and has then come as far as to a checkpoint of its own.
+/// Whether this job was started before and has since written a checkpoint of its own.
 pub(super) fn is_behind(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<bool> {
     let Some(job) = job().filter(|_| restarts() > 0) else { return Ok(false) };
     let own = Note::new(checkpoints, asked, job)?;
-    // Without a note of this job it was ended before its first step.
+    // Without a note, the job ended before its first step.
     let Some(then) = read(dir)? else { return Ok(false) };
     Ok(then.job == own.job && then.asked == own.asked && then.latest != own.latest)
 }
 
-/// Notes that this job begins with the checkpoint it was asked to, where it may be started again.
+/// Records that this job begins with the requested checkpoint, if the job may be restarted.
 pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<()> {
     let Some(job) = job() else { return Ok(()) };
     let note = Note::new(checkpoints, asked, job)?;
     let path = dir.join(NOTE);
     let write = || -> std::io::Result<()> {
-        // A save removes it, should this process end before the note has its name.
+        // With this prefix the next save removes the file, if this process ends before renaming it.
         let mut file = tempfile::Builder::new().prefix(Checkpoints::UNFINISHED).tempfile_in(dir)?;
         file.write_all(serde_json::to_string(&note)?.as_bytes())?;
         file.persist(&path).map(drop).map_err(|error| error.error)
@@ -57,14 +58,14 @@ pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Resul
 fn read(dir: &Path) -> Result<Option<Note>> {
     let path = dir.join(NOTE);
     match training::read_input(&path) {
-        // What is no note was not written by this job.
+        // Content that is no valid note was not written by this job.
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(FileError::read(&path, error).into()),
     }
 }
 
-/// The launcher's name for this job, where it starts ranks again that have failed.
+/// Returns the launcher's name for this job, if the launcher restarts failed ranks.
 fn job() -> Option<String> {
     let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     value("TORCHELASTIC_MAX_RESTARTS").filter(|most| most != "0")?;

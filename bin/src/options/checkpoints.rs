@@ -1,4 +1,4 @@
-//! The options of checkpoints, which all training experiments share.
+//! Checkpoint options, shared by all training experiments.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::outputs::check_folder;
 
 use super::asked;
 
-/// What `--resume` without a value stands for.
+/// The value of `--resume` if none is given.
 const LATEST: &str = "latest";
 
 /// Where a run keeps its checkpoints, and whether it goes on from one.
@@ -45,20 +45,21 @@ pub struct CheckpointOptions {
     pub resume: Option<PathBuf>,
 }
 
-/// A checkpoint that all ranks can find. Not its path, which need not be UTF-8 and so cannot be sent as it is.
+/// Identifies a checkpoint for all ranks. Not by path, which need not be UTF-8 and so cannot be serialized.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum CheckpointRef {
-    /// In the folder, by its name.
+    /// By its name in the checkpoint folder.
     Named(String),
-    /// The one that was asked for, somewhere else.
+    /// The one given to `--resume`, outside that folder.
     Asked,
 }
 
 impl CheckpointOptions {
-    /// Checks the folder, before any work: that checkpoints can be written to it, and that no earlier run's would be lost.
+    /// Checks the folder before any work: that checkpoints can be written to it, and that it holds none of an earlier
+    /// run.
     ///
     /// # Errors
-    /// A folder that cannot be made or written; checkpoints in it, without `--resume`.
+    /// A folder that cannot be created or written; checkpoints in it, without `--resume`.
     pub fn check(&self) -> Result<()> {
         self.check_folder()?;
         let Some(checkpoints) = self.open()? else { return Ok(()) };
@@ -74,7 +75,7 @@ impl CheckpointOptions {
     /// Checks only that checkpoints can be written to the folder.
     ///
     /// # Errors
-    /// A folder that cannot be made or written.
+    /// A folder that cannot be created or written.
     pub(crate) fn check_folder(&self) -> Result<()> {
         if self.open()?.is_none() {
             return Ok(());
@@ -83,12 +84,12 @@ impl CheckpointOptions {
         Ok(check_folder(dir).map_err(|error| FileError::write(dir, error))?)
     }
 
-    /// Whether checkpoints are kept at all.
+    /// Whether checkpoints are written at all.
     pub fn keeps(&self) -> bool {
         self.checkpoint_dir.is_some()
     }
 
-    /// The folder's checkpoints, where one is given.
+    /// Opens the checkpoint folder, if one is given.
     pub(crate) fn open(&self) -> Result<Option<Checkpoints>> {
         let open = |dir: &PathBuf| {
             Checkpoints::open(CheckpointConfig { dir: dir.clone(), ..CheckpointConfig::default() })
@@ -96,13 +97,14 @@ impl CheckpointOptions {
         Ok(self.checkpoint_dir.as_ref().map(open).transpose()?)
     }
 
-    /// True where the run goes on from a checkpoint, if there is one: it was asked to, or its launcher has started it again.
+    /// Whether the run resumes from a checkpoint, if there is one: by `--resume`, or because its launcher has
+    /// restarted it.
     pub(crate) fn resumes(&self) -> bool {
         self.resume.is_some() || self.starts_again()
     }
 
-    /// True where there is a checkpoint to go on from; it is not read, and may be damaged. Also where the launcher has started the run
-    /// again, which may have come to its end.
+    /// Whether there is a checkpoint to resume from; it is not read, and may be damaged. Also true if the launcher
+    /// has restarted the run, which may already be complete.
     ///
     /// # Errors
     /// A folder that cannot be read.
@@ -114,21 +116,22 @@ impl CheckpointOptions {
         Ok(checkpoints.map(|checkpoints| checkpoints.list()).transpose()?.is_some_and(|all| !all.is_empty()))
     }
 
-    /// The checkpoint that is asked for and is not the latest.
+    /// Returns the checkpoint given to `--resume`; `None` for the latest.
     fn asked(&self) -> Option<&Path> {
         self.resume.as_deref().filter(|resume| *resume != Path::new(LATEST))
     }
 
-    /// Started again after a failure, with a folder to go on from.
+    /// Whether the run was restarted after a failure, and has a checkpoint folder.
     fn starts_again(&self) -> bool {
         self.checkpoint_dir.is_some() && restarts() > 0
     }
 
-    /// The checkpoint to go on from, if that is asked for and there is one: `latest` reads the latest one, `one` that in a
-    /// folder. A run that is started again goes on from the one that it was asked for until it has written one itself.
+    /// Returns the checkpoint to resume from, if resuming is requested and one exists: `latest` reads the latest one,
+    /// `one` that in a folder. A restarted run resumes from the one given to `--resume` until it has written one
+    /// itself.
     ///
     /// # Errors
-    /// One that is damaged.
+    /// A damaged checkpoint.
     pub(crate) fn choose<T>(
         &self,
         latest: impl FnOnce(&Checkpoints) -> training::Result<Option<T>>,
@@ -147,9 +150,9 @@ impl CheckpointOptions {
         Ok(Some(found))
     }
 
-    /// Refuses a folder that is not there, and says what is.
+    /// Rejects a folder that does not exist, and lists the existing checkpoints.
     fn refuse_missing(&self, asked: &Path, folder: &Path, checkpoints: &Checkpoints) -> Result<()> {
-        // What cannot be looked at is told by who reads it.
+        // If existence cannot be determined, reading the checkpoint reports the error.
         if folder.try_exists().unwrap_or(true) {
             return Ok(());
         }
@@ -164,7 +167,7 @@ impl CheckpointOptions {
         Err(Error::Option { option: "--resume", got: asked.display().to_string(), help })
     }
 
-    /// Where a checkpoint is that was chosen, for ranks with the same options.
+    /// Returns a reference to a chosen checkpoint, for ranks with the same options.
     pub(crate) fn place(&self, chosen: &Path) -> CheckpointRef {
         let name = chosen.file_name().and_then(|name| name.to_str());
         match name.filter(|_| chosen.parent() == Some(self.dir())) {
@@ -173,7 +176,7 @@ impl CheckpointOptions {
         }
     }
 
-    /// The folder of that checkpoint.
+    /// Returns the folder of a referenced checkpoint.
     pub(crate) fn at(&self, place: &CheckpointRef) -> PathBuf {
         match place {
             CheckpointRef::Named(name) => self.dir().join(name),
@@ -181,7 +184,7 @@ impl CheckpointOptions {
         }
     }
 
-    /// The option that names what is gone on from, and its value.
+    /// Returns the option that names the checkpoint to resume from, and its value.
     pub(crate) fn source(&self) -> (&'static str, &Path) {
         match self.asked() {
             Some(resume) => ("--resume", resume),
@@ -189,7 +192,7 @@ impl CheckpointOptions {
         }
     }
 
-    /// A checkpoint by its path, or by its name in the folder.
+    /// Returns a checkpoint's folder, given by path, or by name in the checkpoint folder.
     fn folder(&self, asked: &Path) -> PathBuf {
         let (here, there) = (asked.to_path_buf(), self.dir().join(asked));
         if !here.exists() && there.exists() { there } else { here }
@@ -200,7 +203,7 @@ impl CheckpointOptions {
     }
 }
 
-/// Refuses a folder that holds checkpoints where one of them is meant.
+/// Rejects a folder of checkpoints where a single checkpoint is expected.
 fn refuse_parent(asked: &Path, folder: &Path) -> Result<()> {
     if !folder.is_dir() {
         return Ok(());
@@ -214,7 +217,7 @@ fn refuse_parent(asked: &Path, folder: &Path) -> Result<()> {
     Err(Error::Option { option: "--resume", got: asked.display().to_string(), help })
 }
 
-/// Says how the checkpoint before a damaged one is taken.
+/// Adds to the error of a damaged checkpoint how to resume from the one before it.
 pub(crate) fn offer(error: impl Into<Error>) -> Error {
     let error = error.into();
     let Some(Fallback(Some(folder))) = error.instead() else { return error };
@@ -222,7 +225,7 @@ pub(crate) fn offer(error: impl Into<Error>) -> Error {
     Error::Damaged { source: Box::new(error), help }
 }
 
-/// Whether a run keeps its losses: for its own report, or for that of a run that goes on from its checkpoints.
+/// Whether a run keeps its losses: for its own report, or for the report of a run resumed from its checkpoints.
 pub(crate) fn keeps_losses(common: &CommonOptions, checkpoints: &CheckpointOptions) -> bool {
     common.report.is_some() || checkpoints.keeps()
 }

@@ -1,4 +1,4 @@
-//! `--elastic MIN:MAX` and `--replace K`.
+//! Elasticity options: `--elastic MIN:MAX` and `--replace K`.
 
 use std::str::FromStr;
 
@@ -9,13 +9,13 @@ use launch::{ElasticJob, SpawnConfig};
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 
-/// How many ranks a run may have: it begins with the most, goes on as long as there are `min`, and lets new ones in up to
-/// `max`.
+/// Allowed numbers of ranks: a run starts with `max` by default, continues as long as `min` are left, and accepts
+/// newcomers up to `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElasticRanks {
-    /// The fewest.
+    /// Minimum number of ranks.
     pub min: usize,
-    /// The most.
+    /// Maximum number of ranks.
     pub max: usize,
 }
 
@@ -31,21 +31,21 @@ pub struct ElasticOptions {
 }
 
 impl ElasticOptions {
-    /// Ranks to start, unless the environment or `--world-size` says otherwise.
+    /// Returns the default number of ranks to start, which the environment and `--world-size` override.
     pub(crate) fn world_size(&self, default: usize) -> usize {
         self.elastic.map_or(default, |elastic| elastic.max)
     }
 
-    /// What the option says, else what the launcher does that has started this rank.
+    /// Returns the range of `--elastic`, or else the minimum that the launcher of this rank passes on.
     pub(crate) fn ranks(&self) -> Option<ElasticRanks> {
         let told = || launch::elastic_min().map(|min| ElasticRanks { min, max: usize::MAX });
         self.elastic.or_else(told)
     }
 
-    /// Refuses what a run that starts its ranks itself cannot do.
+    /// Checks that a run that starts its ranks itself can satisfy these options.
     ///
     /// # Errors
-    /// What contradicts the options; more replacements than there can be.
+    /// Contradictory options; more replacements than possible.
     pub(crate) fn check(&self, world_size: usize, ranks: &RankOptions) -> Result<()> {
         self.check_ranks(world_size, ranks)?;
         let config = SpawnConfig { world_size, elastic: self.job(), ..SpawnConfig::default() };
@@ -57,7 +57,7 @@ impl ElasticOptions {
         })
     }
 
-    /// Refuses another number of ranks than may be.
+    /// Checks the number of ranks and the backend.
     fn check_ranks(&self, world_size: usize, ranks: &RankOptions) -> Result<()> {
         if let Some(elastic) = self.elastic {
             elastic.check(world_size)?;
@@ -70,10 +70,10 @@ impl ElasticOptions {
         Ok(())
     }
 
-    /// Prepares a rank that something else has started.
+    /// Applies the options to a rank that another launcher started.
     ///
     /// # Errors
-    /// The option is given, and whoever has started this rank ends them all when one fails, or the option contradicts it.
+    /// `--elastic` with a launcher that ends all ranks when one fails; contradictory options.
     pub(crate) fn join(&self, config: &mut TcpConfig, ranks: &RankOptions) -> Result<()> {
         self.check_ranks(config.world_size, ranks)?;
         if self.replace > 0 {
@@ -89,19 +89,19 @@ impl ElasticOptions {
         Ok(())
     }
 
-    /// What is said to the launcher.
+    /// Returns the settings for the launcher.
     pub(crate) fn job(&self) -> Option<ElasticJob> {
         self.elastic.map(|elastic| ElasticJob { replace: self.replace, ..elastic.job() })
     }
 }
 
 impl ElasticRanks {
-    /// A launcher's part of it.
+    /// Returns the settings for a launcher.
     pub(crate) fn job(self) -> ElasticJob {
         ElasticJob { min: self.min, ..ElasticJob::default() }
     }
 
-    /// Refuses a run that begins with another number of ranks.
+    /// Checks that the number of ranks that a run starts with is in the range.
     ///
     /// # Errors
     /// It is not in the range.
@@ -114,7 +114,7 @@ impl ElasticRanks {
     }
 }
 
-/// Who has started this rank, where that one ends all ranks when one fails.
+/// Describes the launcher of this rank if it ends all ranks when one fails; else `None`.
 fn launcher_that_ends_all() -> Option<&'static str> {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let by_rank = is_set("RANK");
@@ -128,7 +128,7 @@ fn launcher_that_ends_all() -> Option<&'static str> {
         () if !by_rank && (is_set("OMPI_COMM_WORLD_RANK") || is_set("PMI_RANK")) => {
             Some("an MPI launcher ends all ranks when one fails")
         }
-        // Slurm does not, unless srun was given -K; and where ranks were started one by one nobody does.
+        // Slurm does not, unless srun was given -K, and neither does anything if ranks were started one by one.
         () => None,
     }
 }

@@ -1,4 +1,4 @@
-//! The files that options name: whether results can be written is found out before any work is done.
+//! Checks of input and output files named by options, before any work is done.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::outputs::{check_in_place, place};
 use crate::weights;
 
 impl CommonOptions {
-    /// Checks that all results can be written, and that none would destroy another or an input.
+    /// Checks that all output files can be written, and that none overwrites another one or an input.
     pub(crate) fn check_files(&self) -> Result<()> {
         let (inputs, outputs) = (self.inputs(), self.outputs());
         let mut seen: Vec<(&str, PathBuf)> = Vec::new();
@@ -16,7 +16,7 @@ impl CommonOptions {
             let Some(place) = path.as_deref().and_then(place) else { continue };
             let is_input = inputs.iter().any(|(input, _)| *input == option);
             if let Some((other, _)) = seen.iter().find(|(_, taken)| *taken == place).filter(|_| !is_input) {
-                // Weights that are saved where they came from are a run that goes on.
+                // Saving weights to the file they came from is allowed.
                 if (*other, option) != ("--init", "--save") {
                     return Err(Error::SameFile { option, other: other.to_string(), path: place });
                 }
@@ -29,7 +29,7 @@ impl CommonOptions {
         Ok(self.save.as_deref().map_or(Ok(()), weights::check_writable)?)
     }
 
-    /// The same of one more file that an experiment writes.
+    /// Does the same check for one more output file of an experiment.
     pub(crate) fn check_output(&self, option: &'static str, path: &Path) -> Result<()> {
         let found = place(path);
         for (other, path) in self.inputs().into_iter().chain(self.outputs()) {

@@ -1,4 +1,4 @@
-//! How batches are loaded.
+//! Options of the data loader.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use sampler::{BoxError, DataLoader, DataLoaderConfig, Dataset, Sampler};
 
 use crate::error::Result;
 
-/// More threads have nothing to do.
+/// Maximum number of worker threads; more would be idle.
 const MOST_WORKERS: usize = 256;
 
 /// Options of the data loader of each rank. They change no number.
@@ -25,7 +25,7 @@ pub struct LoaderOptions {
 }
 
 impl LoaderOptions {
-    /// A loader of a data set's samples: `make` puts those of a batch into tensors on the device that it is given.
+    /// Creates a loader of a data set; `make` converts the samples of a batch to tensors on the given device.
     pub(crate) fn loader<D: Dataset + 'static, S: Sampler>(
         self,
         dataset: Arc<D>,
@@ -47,7 +47,7 @@ impl LoaderOptions {
     }
 }
 
-/// A number of threads that load batches.
+/// Parses a number of worker threads.
 pub(crate) fn workers(text: &str) -> std::result::Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number <= MOST_WORKERS);
     number.ok_or_else(|| format!("give a whole number, 0 to {MOST_WORKERS}"))

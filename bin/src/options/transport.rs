@@ -1,4 +1,4 @@
-//! What carries data between ranks: an option of experiments and benches alike.
+//! Options for the transport between ranks and its encryption, shared by experiments and benchmarks.
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -33,7 +33,7 @@ pub struct TransportOption {
 }
 
 impl TransportOption {
-    /// Writes the options, where they were given, over what the environment says.
+    /// Overrides the environment's settings with the options that were given.
     pub fn apply(&self, config: &mut TcpConfig) {
         config.transport = self.transport.unwrap_or(config.transport);
         config.tls = self.tls.unwrap_or(config.tls);

@@ -1,11 +1,11 @@
-//! Ranks that look at one place at the same time.
+//! Tests of ranks that check one output path at the same time.
 
 use std::sync::Barrier;
 use std::thread;
 
 use super::*;
 
-/// Many threads at once, as the ranks of a launcher that starts them itself.
+/// Runs `look` on many threads simultaneously, like ranks that another launcher started.
 fn at_once(look: impl Fn() -> std::result::Result<(), FileError> + Sync) {
     const RANKS: usize = 8;
     let barrier = Barrier::new(RANKS);

@@ -1,4 +1,4 @@
-//! `plan --model`: a language model in any layout, as `pretrain` and `finetune` train it.
+//! `plan --model`: the plan of a language model in each layout, as `pretrain` and `finetune` train it.
 
 use std::path::Path;
 
@@ -14,10 +14,10 @@ use crate::outputs;
 use super::hardware;
 use super::options::PlanOptions;
 
-/// Ranks of which all layouts are looked at.
+/// Maximum number of ranks, since all their layouts are examined.
 const MOST_RANKS: usize = 1 << 16;
 
-/// Prints what each layout needs.
+/// Prints the plan of each layout.
 pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let own = &options.language;
     let config = config(folder)?;
@@ -55,7 +55,7 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     table.lines(&compared)?.iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
-/// Tokens of a row, as of `pretrain` and `finetune`.
+/// Default tokens per row, as in `pretrain` and `finetune`.
 const LENGTH: usize = 1024;
 
 fn config(path: &Path) -> Result<ModelConfig> {

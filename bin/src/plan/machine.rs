@@ -1,4 +1,4 @@
-//! What this machine can do, measured between two processes.
+//! Measurement of this machine's network, compute and memory speed, with two processes.
 
 use std::time::{Duration, Instant};
 
@@ -18,26 +18,26 @@ const FEW: usize = 4 << 10;
 const MANY: usize = 16 << 20;
 const TIME: Duration = Duration::from_millis(200);
 
-/// What two ranks have measured.
+/// Speeds measured with two ranks.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Machine {
-    /// Bytes a second that a rank sends.
+    /// Bytes per second that a rank sends.
     pub(super) bandwidth: f64,
-    /// Seconds of a step.
+    /// Latency of one communication step, in seconds.
     pub(super) latency: f64,
-    /// Operations a second of a rank, of matrix products in f32.
+    /// FLOP/s of a rank in f32 matrix products.
     pub(super) flops: f64,
-    /// Bytes a second that a rank's Adam reads and writes.
+    /// Bytes per second that a rank's Adam reads and writes.
     pub(super) memory_bandwidth: f64,
 }
 
 impl Machine {
-    /// Starts two ranks that measure.
+    /// Starts two ranks that measure, and returns their result.
     pub(super) fn measured() -> Result<Self> {
         start::spawn(NAME, 2, None)
     }
 
-    /// Measures, as one of them.
+    /// Measures, as one of the two ranks.
     pub(super) fn rank() -> Result<()> {
         let config = TcpConfig::from_env()?;
         let in_rank = |source| Error::in_rank(config.rank, source);
@@ -45,7 +45,8 @@ impl Machine {
             let comm = Tcp::connect(&config)?;
             let time =
                 |bytes| measure(&comm, Measured::AllReduce, bytes, (DType::F32, &Device::Cpu), None, TIME);
-            // One step of few bytes; two of many, half of the buffer each.
+            // An all-reduce of two ranks: one step for a small buffer; two steps, with half of the buffer each, for a
+            // large one.
             let latency = time(FEW)?.s;
             let many = time(MANY)?.s;
             let bandwidth = MANY as f64 / (many - 2.0 * latency).max(many / 2.0);
@@ -62,7 +63,7 @@ impl Machine {
     }
 }
 
-/// Of products as a layer computes them.
+/// Measures FLOP/s of a product with the shape of a linear layer.
 fn flops() -> Result<f64> {
     let (rows, inputs, outputs) = (256, 1024, 1024);
     let x = Tensor::ones((rows, inputs), DType::F32, &Device::Cpu)?;
@@ -71,7 +72,7 @@ fn flops() -> Result<f64> {
     Ok((2 * rows * inputs * outputs) as f64 / seconds)
 }
 
-/// Of Adam on more than a cache holds.
+/// Measures the memory bandwidth of an Adam step on more data than fits in a cache.
 fn memory_bandwidth() -> Result<f64> {
     let parameters = 4 << 20;
     let var = Var::zeros(parameters, DType::F32, &Device::Cpu)?;
@@ -79,11 +80,11 @@ fn memory_bandwidth() -> Result<f64> {
     grads.insert(&var, Tensor::ones(parameters, DType::F32, &Device::Cpu)?);
     let mut adam = Adam::new(vec![var], AdamConfig::default())?;
     let seconds = of_one(|| adam.step(&grads))?;
-    // Parameter and both means are read and written, the gradient is read.
+    // Parameter and both moments are read and written, the gradient is read.
     Ok((7 * parameters * size_of::<f32>()) as f64 / seconds)
 }
 
-/// Seconds of one call, after a first one.
+/// Returns the mean seconds of a call, after one warm-up call.
 fn of_one(mut call: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
     call()?;
     let (began, mut count) = (Instant::now(), 0);

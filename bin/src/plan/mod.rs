@@ -1,4 +1,4 @@
-//! `plan`: which way to spread a model over ranks fits, what it costs, and which to take.
+//! `plan`: compares the layouts of a model over ranks by memory and time, and recommends one.
 
 mod language;
 mod machine;
@@ -23,7 +23,7 @@ pub const NAME: &str = "plan";
 /// Runs the command.
 ///
 /// # Errors
-/// A wrong option; ranks that could not measure.
+/// A wrong option; ranks that fail while measuring.
 pub fn run(options: &PlanOptions) -> Result<()> {
     trace::install(false)?;
     if launch::is_worker() && std::env::var_os(SPAWNED_FOR).is_some_and(|name| name == NAME) {
@@ -54,14 +54,14 @@ pub fn run(options: &PlanOptions) -> Result<()> {
     table.lines(&all)?.iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
-/// What is given, and what else is measured; whether anything was.
+/// Returns the hardware as given by options, with missing values measured, and whether anything was measured.
 fn hardware(options: &PlanOptions, ranks: usize) -> Result<(Hardware, bool)> {
     let preset = options.network.map(NetworkName::network);
     let (mut bandwidth, mut latency, mut flops) = (options.bandwidth, options.latency, options.flops);
     let mut memory_bandwidth = options.memory_bandwidth;
     let between_is_known = preset.is_some() || (bandwidth.is_some() && latency.is_some());
     let measured = !(between_is_known && flops.is_some());
-    // Here the processor itself moves the bytes.
+    // On a CPU, the same processor computes and moves the bytes.
     let mut overlaps = true;
     if measured {
         let found = Machine::measured()?;

@@ -1,4 +1,4 @@
-//! What a recipe says: keys and values, as arguments.
+//! Entries of a recipe: keys and values, converted to command-line arguments.
 
 use std::any::TypeId;
 use std::ffi::OsString;
@@ -10,20 +10,20 @@ use toml::de::{DeTable, DeValue};
 
 use super::{NAME, option_of};
 
-/// A line of the file, and what is wrong there.
+/// Line number, and what is wrong there.
 type Problem = (usize, String);
 
 /// An option of the recipe.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Its long name.
+    /// The option's long name.
     pub(super) option: String,
     pub(super) line: usize,
     pub(super) arguments: Vec<OsString>,
 }
 
 impl Entry {
-    /// All of a file, in its order.
+    /// Reads all entries of a file, in its order.
     pub(super) fn read(command: &Command, text: &str) -> Result<Vec<Self>, Problem> {
         let line_of = |byte: usize| text.as_bytes()[..byte.min(text.len())].split(|b| *b == b'\n').count();
         let table = DeTable::parse(text).map_err(|error| {
@@ -48,7 +48,7 @@ impl Entry {
     }
 }
 
-/// The option of a key.
+/// Finds the option for a key.
 fn option<'a>(command: &'a Command, key: &str) -> Result<&'a Arg, String> {
     if key == NAME {
         return Err("a recipe cannot name another one".into());
@@ -64,19 +64,19 @@ fn option<'a>(command: &'a Command, key: &str) -> Result<&'a Arg, String> {
     Err(format!("{} has no option {key:?}; the nearest is {nearest}", command.get_name()))
 }
 
-/// An option that is there or not.
+/// Whether an option is a switch without a value.
 pub(super) fn is_flag(option: &Arg) -> bool {
     matches!(option.get_action(), clap::ArgAction::SetTrue)
 }
 
-/// An option and its value as they could be typed.
+/// Converts an option and its value to arguments as they could be typed.
 fn arguments(option: &Arg, long: &str, value: &DeValue<'_>) -> Result<Vec<OsString>, String> {
     let may_be_bare = option.get_num_args().is_some_and(|count| count.min_values() == 0);
     let refuse =
         |expected: &str| Err(format!("{long} is {}; expected {expected}", with_article(value.type_str())));
     let typed = |text: String| OsString::from(format!("--{long}={text}"));
     let is_list = matches!(option.get_action(), clap::ArgAction::Append);
-    // Such as `A,B`.
+    // A single argument with commas, such as `A,B`.
     let has_parts = option.get_value_names().is_some_and(|names| names.iter().any(|name| name.contains(',')));
     match value {
         DeValue::Boolean(is_on) if is_flag(option) || may_be_bare => {
@@ -105,7 +105,7 @@ fn with_article(what: &str) -> String {
     format!("{article} {what}")
 }
 
-/// What the type of an option's value is called in a recipe.
+/// Returns the name, for error messages, of the TOML type that an option expects.
 fn expected(option: &Arg) -> &'static str {
     let kind = option.get_value_parser().type_id();
     let is_any = |kinds: &[TypeId]| kinds.iter().any(|known| kind == *known);
@@ -120,7 +120,7 @@ fn expected(option: &Arg) -> &'static str {
     }
 }
 
-/// A single value as it is typed, if it is of the option's type.
+/// Converts a single value to the text that could be typed, if it has the option's type.
 fn text(option: &Arg, value: &DeValue<'_>) -> Option<String> {
     let expected = expected(option);
     match value {

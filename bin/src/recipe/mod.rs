@@ -1,4 +1,4 @@
-//! `--recipe`: options from a TOML file, which become arguments before those of the command line are parsed.
+//! `--recipe`: options from a TOML file, inserted as arguments before the command line is parsed.
 
 mod entries;
 
@@ -19,18 +19,19 @@ use entries::{Entry, is_flag};
 /// The option's name.
 const NAME: &str = "recipe";
 
-/// A command with the option.
+/// Adds the `--recipe` option to a command.
 pub(crate) fn with_option(command: Command) -> Command {
     let help = "TOML file of options; the command line overrides it";
     let value = value_parser!(PathBuf);
     command.arg(Arg::new(NAME).long(NAME).value_name("FILE.toml").value_parser(value).help(help))
 }
 
-/// The arguments to parse, the program's name first: where the command line names a recipe, with its options in front of those that
-/// were typed.
+/// Returns the arguments to parse, with the program's name first. If the command line names a recipe, its options are
+/// placed before those that were typed.
 ///
 /// # Errors
-/// A file that cannot be read or is no TOML; a key that is no option of the command, or is there twice; a value of another type.
+/// A file that cannot be read or is no TOML; a key that is no option of the command, or occurs twice; a value of
+/// another type.
 pub(crate) fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsString>> {
     let command = typed.get(1).and_then(|name| commands.find_subcommand(name));
     let Some((command, named)) = command.and_then(|command| Some((command, Typed::find(command, &typed)?)))
@@ -52,7 +53,7 @@ pub(crate) fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsS
     Ok(all)
 }
 
-/// The parser's error, where it is of an option that the recipe gives: in one line, with the file.
+/// Converts clap's error about an option that comes from the recipe to one line that names the file.
 pub(crate) fn own(error: &clap::Error) -> Option<Error> {
     let mut names: Vec<&String> = Vec::new();
     for (_, value) in error.context() {
@@ -76,7 +77,7 @@ fn at(path: &Path, line: usize, problem: String) -> Error {
     Error::Recipe { place: format!("{}: line {line}", path.display()), problem }
 }
 
-/// The option of a command that has this long name, or this alias.
+/// Finds the option of a command with this long name or alias.
 fn option_of<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|option| {
         let is_alias = || option.get_all_aliases().is_some_and(|all| all.contains(&name));
@@ -87,14 +88,14 @@ fn option_of<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
 /// A command line that names a recipe.
 struct Typed {
     path: PathBuf,
-    /// Long names of all options.
+    /// Long names of the options that were typed.
     options: HashSet<String>,
-    /// What comes after the command, but for the recipe.
+    /// The arguments after the command, without the recipe.
     others: Vec<OsString>,
 }
 
 impl Typed {
-    /// None where no recipe is named, or help is asked for, or in a way that the parser refuses.
+    /// Returns `None` if no recipe is named, if help is requested, or if `--recipe` is used in a way that clap rejects.
     fn find(command: &Command, typed: &[OsString]) -> Option<Self> {
         let (mut path, mut options, mut others) = (None, HashSet::new(), Vec::new());
         let mut words = typed[2..].iter();
@@ -110,7 +111,7 @@ impl Typed {
             let long = option.and_then(Arg::get_long);
             if long != Some(NAME) {
                 options.extend(long.map(str::to_string));
-                // What the recipe turns on can be turned off.
+                // `--FLAG=false` turns off a flag that the recipe turns on.
                 match option.is_some_and(is_flag) && word.as_bytes().ends_with(b"=false") {
                     true => others.retain(|other| long_name(other).as_deref() != long),
                     false => others.push(word.clone()),
@@ -131,7 +132,7 @@ impl Typed {
     }
 }
 
-/// The name of a long option, without its value.
+/// Returns the name of a long option, without its value.
 fn long_name(word: &OsStr) -> Option<String> {
     let word = word.to_string_lossy();
     let name = word.strip_prefix("--")?;

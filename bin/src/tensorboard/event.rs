@@ -1,21 +1,21 @@
-//! The protocol buffers `Event`, `Summary` and `SessionLog`, of which these fields are used.
+//! Encoding of the protocol buffers `Event`, `Summary` and `SessionLog`, with only the fields used here.
 
-/// Fields of `Event`.
+/// Field numbers of `Event`.
 const WALL_TIME: u32 = 1;
 const STEP: u32 = 2;
 const FILE_VERSION: u32 = 3;
 const SUMMARY: u32 = 5;
 const SESSION_LOG: u32 = 7;
-/// Of `Summary`.
+/// Field number of `Summary`.
 const VALUE: u32 = 1;
-/// Of `Summary.Value`.
+/// Field numbers of `Summary.Value`.
 const TAG: u32 = 1;
 const SIMPLE_VALUE: u32 = 2;
-/// Of `SessionLog`, and its value `START`.
+/// Field number of `SessionLog`, and its value `START`.
 const STATUS: u32 = 1;
 const START: u64 = 1;
 
-/// How a field's bytes are to be read.
+/// Wire type of a field.
 #[derive(Debug, Clone, Copy)]
 enum Wire {
     Varint = 0,
@@ -24,14 +24,14 @@ enum Wire {
     Fixed32 = 5,
 }
 
-/// The first event of a file.
+/// Encodes the first event of a file: the format version.
 pub(super) fn version(time: f64) -> Vec<u8> {
     let mut event = at(time, 0);
     bytes(&mut event, FILE_VERSION, b"brain.Event:2");
     event
 }
 
-/// A run begins with this step: what earlier files have of it and of later ones is not shown.
+/// Encodes the start of a run at this step: TensorBoard discards values of earlier files from this step on.
 pub(super) fn begin(time: f64, first_step: u64) -> Vec<u8> {
     let (mut event, mut log) = (at(time, first_step), Vec::new());
     key(&mut log, STATUS, Wire::Varint);
@@ -40,7 +40,7 @@ pub(super) fn begin(time: f64, first_step: u64) -> Vec<u8> {
     event
 }
 
-/// Values of a step.
+/// Encodes the scalar values of a step.
 pub(super) fn scalars(time: f64, step: u64, scalars: &[(&str, f64)]) -> Vec<u8> {
     let mut summary = Vec::new();
     for (tag, number) in scalars {
@@ -74,7 +74,7 @@ fn bytes(to: &mut Vec<u8>, field: u32, bytes: &[u8]) {
     to.extend(bytes);
 }
 
-/// Seven bits a byte, the lowest first.
+/// Appends a varint: seven bits per byte, lowest first.
 fn varint(to: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         to.push(number as u8 | 0x80);

@@ -1,6 +1,6 @@
-//! `--tensorboard DIR`: event files that TensorBoard reads.
+//! `--tensorboard DIR`: writer of TensorBoard event files.
 //!
-//! A file is a row of records (TFRecord): length, its checksum, bytes, their checksum. Each record is an `Event` of
+//! A file is a sequence of records (TFRecord): length, its checksum, data, their checksum. Each record is an `Event` of
 //! `tensorboard/compat/proto/event.proto`, of which a few fields are written here.
 
 mod event;
@@ -15,10 +15,10 @@ use crate::file_error::FileError;
 use crate::outputs;
 use crate::start::host_name;
 
-/// What names of event files begin with; the number that follows puts them in order.
+/// Prefix of event file names; the number that follows determines their order.
 const PREFIX: &str = "events.out.tfevents.";
 
-/// Checks that event files can be written to a folder, and makes it.
+/// Checks that event files can be written to a folder, which is created if it does not exist.
 ///
 /// # Errors
 /// [`FileError::Write`] with the reason.
@@ -30,8 +30,8 @@ pub fn check(dir: &Path) -> Result<(), FileError> {
     made.map_err(|error| FileError::write(dir, error))
 }
 
-/// An event file. Each record is written at once and whole: a run that is killed leaves at most a part of its last one, which TensorBoard
-/// leaves out.
+/// An event file. Each record is written immediately in one call: a run that is killed leaves at most one incomplete
+/// record at the end, which TensorBoard ignores.
 #[derive(Debug)]
 pub struct EventWriter {
     path: PathBuf,
@@ -39,7 +39,8 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Begins a file of a run whose first step is this one. Of earlier files in the folder, TensorBoard shows only the steps before it.
+    /// Creates a file for a run that starts at `first_step`. Of earlier files in the folder, TensorBoard then shows
+    /// only the steps before it.
     ///
     /// # Errors
     /// [`FileError::Write`] with the path and the system's reason.
@@ -55,7 +56,7 @@ impl EventWriter {
     pub fn create(dir: &Path, first_step: usize) -> Result<Self, FileError> {
         let refuse = |error| FileError::write(dir, error);
         fs::create_dir_all(dir).map_err(refuse)?;
-        // After all that are there, also where two runs begin in one second.
+        // Higher than all existing numbers, even if two runs start within one second.
         let mut number = seconds() as u64;
         for entry in fs::read_dir(dir).map_err(refuse)? {
             let name = entry.map_err(refuse)?.file_name();
@@ -72,10 +73,10 @@ impl EventWriter {
         Ok(events)
     }
 
-    /// What some quantities are after a step.
+    /// Writes the values of some quantities after a step.
     ///
     /// # Errors
-    /// [`FileError::Write`], for instance where the disk is full.
+    /// [`FileError::Write`], for instance if the disk is full.
     pub fn scalars(&mut self, step: usize, scalars: &[(&str, f64)]) -> Result<(), FileError> {
         self.write(&event::scalars(seconds(), step as u64, scalars))
     }
@@ -86,7 +87,7 @@ impl EventWriter {
     }
 }
 
-/// Since 1970.
+/// Returns the time in seconds since 1970.
 fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

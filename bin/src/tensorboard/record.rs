@@ -1,6 +1,6 @@
-//! TFRecord: how records follow each other in a file.
+//! TFRecord format: framing of records in a file.
 
-/// A record of these bytes.
+/// Encodes a record with these bytes as its data.
 pub(super) fn of(bytes: &[u8]) -> Vec<u8> {
     let length = (bytes.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(bytes.len() + 16);
@@ -11,7 +11,7 @@ pub(super) fn of(bytes: &[u8]) -> Vec<u8> {
     record
 }
 
-/// CRC-32C, turned and moved, so that the checksum of bytes that hold checksums is none of a simple kind.
+/// Returns the masked CRC-32C: rotated and offset, since a plain CRC of data that contains CRCs is unreliable.
 fn masked(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,4 +1,4 @@
-//! `evaluate`: how well a model predicts a text.
+//! `evaluate`: loss and perplexity of a model on a text.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,13 +44,13 @@ pub struct EvaluateOptions {
     spread: SpreadOptions,
 }
 
-/// What is computed, and how it is divided.
+/// The model and the tokens to evaluate, and how they are divided.
 struct Text {
     opened: Opened,
     layout: Layout,
     tokens: Vec<u32>,
     length: usize,
-    /// Rows that each of the ranks has at once that have different ones.
+    /// Rows per batch of each rank (or group of ranks) that has different rows.
     rows_each: usize,
 }
 
@@ -84,7 +84,7 @@ impl EvaluateOptions {
         }
     }
 
-    /// What the first rank has found.
+    /// Evaluates as one of several ranks; returns the result on rank 0.
     fn in_rank(&self, config: &TcpConfig) -> Result<Option<(f64, usize)>> {
         let text = self.text(config.world_size)?;
         let rank = self.spread.join(config)?;
@@ -113,7 +113,7 @@ impl EvaluateOptions {
         Ok(Text { opened, layout, tokens, length, rows_each })
     }
 
-    /// The mean loss, and of how many tokens: the same on every rank.
+    /// Returns the mean loss and the number of predicted tokens, the same on every rank.
     fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<(f64, usize)> {
         let device = &self.spread.device()?;
         let Text { opened, layout, tokens, length, rows_each } = text;
@@ -141,7 +141,7 @@ impl EvaluateOptions {
     }
 }
 
-/// Rows of a text, and what is to be predicted. Where the text has no more tokens, nothing is.
+/// Returns input rows and targets; positions beyond the end of the text are not counted.
 fn batch(tokens: &[u32], length: usize, rows: std::ops::Range<usize>) -> (Vec<u32>, Vec<i64>) {
     let places = rows.start * length..rows.end * length;
     let input = |place: usize| tokens.get(place).copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `generate`: text that a model writes.
+//! `generate`: text generation.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -77,11 +77,11 @@ pub struct GenerateOptions {
     spread: SpreadOptions,
 }
 
-/// A prompt, and the folder whose model goes on from it.
+/// A prompt, and the model that continues it.
 struct Prompt {
     opened: Opened,
     layout: Layout,
-    /// As it is printed; nothing of a conversation.
+    /// The prompt as printed; empty for a conversation.
     shown: String,
     tokens: Vec<u32>,
 }
@@ -160,7 +160,7 @@ impl GenerateOptions {
         Ok(Prompt { opened, layout, shown, tokens })
     }
 
-    /// What is to be answered, where that is asked for.
+    /// Returns the conversation to answer and its template, if `--chat` or `--messages` is given.
     fn conversation(&self, prompt: &str) -> Result<Option<(ChatTemplate, Chat)>> {
         let chat = match &self.messages {
             Some(path) => Chat::to_answer(&read_text("--messages", path)?).map_err(|error| {
@@ -184,7 +184,8 @@ impl GenerateOptions {
         Ok(Some((template, chat)))
     }
 
-    /// The tokens that end a text: that of the tokenizer, and those of the configurations, of which there may be several.
+    /// Returns the tokens that end a text: the tokenizer's, and those of the model's configuration files, of which
+    /// there may be several.
     fn stop(&self, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         let path = self.model.model.join("generation_config.json");
         let of_generation: serde_json::Value = match path.exists() {
@@ -203,7 +204,7 @@ impl GenerateOptions {
         Ok(tokenizer.end_of_text().into_iter().chain(numbers).collect())
     }
 
-    /// On every rank; the first one prints.
+    /// Generates the text, on every rank; rank 0 prints it.
     fn write(&self, prompt: Prompt, comm: &Arc<dyn Communicator>) -> Result<()> {
         let Prompt { opened, layout, shown, tokens } = prompt;
         let opened = Arc::new(opened);
@@ -223,7 +224,7 @@ impl GenerateOptions {
             stop: self.stop(model.config(), tokenizer)?,
         };
         let (mut text, mut problem) = (tokenizer.stream(), None);
-        // Some tokenizers write a token at the beginning of a text otherwise than after others.
+        // The prompt is decoded too, since some tokenizers decode the first token of a text differently.
         for &token in &tokens {
             text.push(token)?;
         }

@@ -1,5 +1,5 @@
-//! `generate`, `evaluate` and `tokenize`: what a language model of a Hugging Face folder writes, how well it predicts a text, and text
-//! to tokens.
+//! `generate`, `evaluate` and `tokenize`: using a language model of a Hugging Face folder, and converting text to
+//! tokens.
 
 mod evaluate;
 mod generate;
@@ -50,7 +50,7 @@ pub struct ModelOptions {
     precision: PrecisionOption,
 }
 
-/// A folder that was opened.
+/// An opened model folder.
 struct Opened {
     tokenizer: Tokenizer,
     weights: Weights,
@@ -87,7 +87,7 @@ impl Opened {
     }
 }
 
-/// A tokenizer with a token for each character that these files have.
+/// Returns a tokenizer with one token for each character that occurs in these files.
 pub(crate) fn characters<'a>(
     files: impl Iterator<Item = &'a Path>,
     field: Option<&str>,
@@ -104,7 +104,7 @@ pub(crate) fn characters<'a>(
     Ok(Tokenizer::characters(&all.into_iter().collect::<String>())?)
 }
 
-/// The text of a file.
+/// Reads a UTF-8 text file; an error names the option.
 pub(crate) fn read_text(option: &'static str, path: &Path) -> Result<String> {
     let refuse = |help: String| Error::Option { option, got: path.display().to_string(), help };
     let bytes = training::read_input(path).map_err(|error| refuse(format!("it cannot be read: {error}")))?;

@@ -1,4 +1,4 @@
-//! Options of commands that run a model of a folder on one rank, or on several.
+//! Layout options of commands that run a trained model on one rank or several.
 
 use std::sync::Arc;
 
@@ -34,38 +34,38 @@ impl SpreadOptions {
         ranks_of(&self.ranks, self.mesh.as_ref())
     }
 
-    /// What this process is.
+    /// Determines the role of this process.
     ///
     /// # Errors
-    /// Those of [`Start::find`]; a device that is not there.
+    /// Those of [`Start::find`]; a device that does not exist.
     pub(super) fn find(&self, command: &str) -> Result<Start> {
         let ranks = self.ranks();
         ranks.check_device(self.device)?;
         Start::find(&ranks, command, 1)
     }
 
-    /// The layout of so many ranks.
+    /// Returns the layout for `world_size` ranks.
     pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
         layout_of(self.mesh, world_size)
     }
 
-    /// Where this process's tensors are.
+    /// Returns the device of this process's tensors.
     pub(super) fn device(&self) -> Result<Device> {
         self.ranks().device(self.device)
     }
 
-    /// This process as a rank.
+    /// Joins the group as a rank.
     pub(super) fn join(&self, config: &TcpConfig) -> Result<Rank> {
         Rank::join(self.ranks.backend, &self.device()?, config)
     }
 }
 
-/// A group of this process alone.
+/// Returns a group that consists of this process only.
 pub(super) fn alone() -> Result<Arc<dyn Communicator>> {
     Ok(Arc::new(Local::group(1, &LocalConfig::default())?.remove(0)))
 }
 
-/// How a model is built that only computes: nothing is trained, so that nothing is kept for backward.
+/// Returns a configuration for inference: no parameter is trained, so nothing is kept for backward.
 pub(super) fn config(dtype: DType, device: Device) -> ParallelConfig {
     ParallelConfig { dtype, device, is_trained: Some(Arc::new(|_: &str| false)), ..ParallelConfig::default() }
 }

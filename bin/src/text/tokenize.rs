@@ -1,4 +1,4 @@
-//! `tokenize`: text to a token file.
+//! `tokenize`: converts text to a token file.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::outputs;
 use crate::progress::Progress;
 use crate::weights;
 
-/// Bytes that the bar counts as one.
+/// The unit of the progress bar, in bytes.
 const MEGABYTE: u64 = 1_000_000;
 
 /// Tokenizers that need no folder.
@@ -69,7 +69,7 @@ impl TokenizeOptions {
         let is_there = self.save_tokenizer.as_ref().is_some_and(|folder| folder.exists());
         let written = self.check_files().and_then(|()| self.write_all());
         if let (Err(_), Some(folder), false) = (&written, &self.save_tokenizer, is_there) {
-            // Only where it is empty.
+            // Removes the folder only if it is empty.
             let _ = std::fs::remove_dir(folder);
         }
         written
@@ -91,7 +91,7 @@ impl TokenizeOptions {
         ))
     }
 
-    /// What would be found only after the work, or destroy what is read.
+    /// Checks for problems that would otherwise appear only after the work, or that would overwrite an input.
     fn check_files(&self) -> Result<()> {
         for path in &self.files {
             let found = outputs::place(path);
@@ -126,7 +126,7 @@ impl TokenizeOptions {
         }
     }
 
-    /// Writes the token file; and how many bytes of text were read.
+    /// Writes the token file; returns it and the number of bytes of text read.
     fn write(&self, tokenizer: &Tokenizer) -> Result<(TokenFile, u64)> {
         let template = self.model.as_deref().map(ChatTemplate::from_folder).transpose()?.flatten();
         let encoder = TextEncoder::new(tokenizer, template)?;
@@ -146,7 +146,7 @@ impl TokenizeOptions {
     }
 }
 
-/// A file with text. What is tokens already is no text.
+/// Opens a text file; a token file is rejected.
 fn open(path: &Path, field: Option<&str>) -> std::result::Result<TextSource, models::Error> {
     match TokenFile::open(path) {
         Ok(_) => {

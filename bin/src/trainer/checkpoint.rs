@@ -1,4 +1,4 @@
-//! What a checkpoint keeps of a trainer, and how a trainer goes on from it.
+//! Saving a trainer to a checkpoint and restoring it.
 
 use candle_core::{Device, Tensor};
 use comm::broadcast_object;
@@ -17,10 +17,10 @@ use super::{Keeper, Kept, Observer, Position, RunConfig, RunIdentity, Source, St
 const LOG: &str = "log";
 const LOSSES: &str = "losses";
 
-/// What is no tensor.
+/// The part of a checkpoint's state that is not stored as tensors.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Extra {
-    /// The run that wrote it.
+    /// Identity of the run that wrote it.
     pub(super) run: RunIdentity,
     #[serde(default)]
     batch: usize,
@@ -30,18 +30,18 @@ pub(super) struct Extra {
 }
 
 impl Extra {
-    /// Reads it back. Where each rank writes a part, it is below what the parts are.
+    /// Deserializes it. In a checkpoint written in parts by several ranks, it is nested one level deeper.
     fn of(extra: &Value) -> Result<Self> {
         serde_json::from_value(extra.get("extra").unwrap_or(extra).clone())
             .map_err(|reason| misfit(format!("it was not written by this program: {reason}")))
     }
 }
 
-/// A checkpoint to go on from.
+/// A checkpoint to resume from.
 pub enum Saved {
-    /// All of it, on every rank.
+    /// The whole checkpoint, on every rank.
     Whole(Checkpoint),
-    /// Each rank reads its part.
+    /// The contents list; each rank reads its part.
     Parts(Contents),
 }
 
@@ -59,7 +59,8 @@ impl Saved {
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
-    /// Writes a checkpoint, this rank having taken so many samples since the epoch began or was resumed.
+    /// Writes a checkpoint; `taken` is the number of samples that this rank has taken since the epoch began or was
+    /// resumed.
     pub(super) fn save(
         &mut self,
         taken: usize,
@@ -77,7 +78,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(())
     }
 
-    /// What a checkpoint keeps, of now; the tensors are the variables themselves, not copies.
+    /// Returns the current state for a checkpoint; its tensors share storage with the variables.
     pub(super) fn snapshot(
         &mut self,
         run: &RunIdentity,
@@ -91,7 +92,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         };
         let mut state = LogState::default();
         if let Some(log) = log {
-            // The metrics must not lack a step that will not be done again.
+            // The metrics must include all steps that will not be repeated.
             log.flush()?;
             let (of_log, losses) = log.state();
             state = of_log;
@@ -106,11 +107,11 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(Checkpoint { epoch: epoch as u64, step: step as u64, sampler, extra, tensors })
     }
 
-    /// Goes on from a checkpoint: model, optimizer, place in the data, observer and log become what they were. To be called on every
-    /// rank, before training. Gives the number of ranks with data of their own that there were.
+    /// Restores model, optimizer, position in the data, observer and log from a checkpoint. Every rank must call it
+    /// before training. Returns the number of data-parallel ranks of the run that wrote the checkpoint.
     ///
     /// # Errors
-    /// A checkpoint of another model, optimizer or data set; with the model's variables unchanged where these do not fit.
+    /// A checkpoint of another model, optimizer or data set; if the model does not fit, its variables are unchanged.
     pub fn restore(
         &mut self,
         saved: &Saved,
@@ -137,15 +138,15 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(run.world_size)
     }
 
-    /// The checkpoint that the run is to go on from, if it is to and there is one: the first rank's choice, so that all take the same.
-    /// To be called on every rank.
+    /// Returns the checkpoint to resume from, if resuming is requested and one exists. Rank 0 chooses, so that all
+    /// ranks take the same one. Every rank must call it.
     pub(super) fn found(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Result<Option<Saved>> {
         let options = &config.checkpoints;
         let own = || if rank.is_first() { (config.find)(&config.run) } else { Ok(None) };
         match self.strategy.kept() {
             Kept::Not => Ok(None),
             Kept::Whole(_) => {
-                // The folder need not be on every host.
+                // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
                 let read = |contents: Contents| match options.open()? {
                     Some(checkpoints) => {
                         checkpoints.load(&contents.folder, &Device::Cpu).map_err(offer).map(Some)
@@ -160,10 +161,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 }
 
-/// The checkpoint that a run is to go on from, if it is to and there is one: without its tensors.
+/// Returns the checkpoint to resume from, without its tensors, if resuming is requested and one exists.
 ///
 /// # Errors
-/// One whose manifest is damaged, or of another run.
+/// A checkpoint with a damaged manifest, or of another run.
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
     let found = options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))?;
     if let Some(contents) = &found {
@@ -175,10 +176,10 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
     Ok(found)
 }
 
-/// What the first rank finds to go on from, on every rank: for each to read a part of it.
+/// Opens the checkpoint that rank 0 chose, on every rank, for each to read a part of it.
 ///
 /// # Errors
-/// Those of `find`; a checkpoint that not all ranks see.
+/// Those of `find`; a checkpoint that some rank cannot see.
 pub(crate) fn first_choice(
     options: &CheckpointOptions,
     rank: &Rank,
@@ -191,10 +192,10 @@ pub(crate) fn first_choice(
     place.map(|place| checkpoints.contents(&options.at(&place)).map_err(offer)).transpose()
 }
 
-/// Refuses a checkpoint of another of this program's commands, whatever else that keeps.
+/// Rejects a checkpoint of another command of this program, whatever its other contents.
 pub(crate) fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -> Result<()> {
-    // Where each rank writes a part, what the run keeps is below what the parts are.
-    // Language models keep it among their settings.
+    // In a checkpoint written in parts, the run's state is nested under `extra`. Language models store the command
+    // among their settings.
     let places = ["/run/command", "/extra/run/command", "/extra/settings/command"];
     let command = places.iter().find_map(|at| extra.pointer(at)?.as_str());
     let Some(command) = command.filter(|command| *command != own) else { return Ok(()) };
@@ -203,7 +204,7 @@ pub(crate) fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOpt
     Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
 }
 
-/// Refuses a checkpoint of another run, and one that is further than this run is to go.
+/// Rejects a checkpoint of another run, and one beyond the end of this run.
 fn agree(
     own: &RunIdentity,
     (saved, at): (&RunIdentity, Position),

@@ -1,4 +1,4 @@
-//! Copies of a model on all ranks, whose gradients are averaged; and the model of one process.
+//! Training strategies: data parallelism (DDP), and a single process.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -26,13 +26,13 @@ pub struct DataParallel<M, B, O, L> {
     optimizer: O,
     loss: L,
     batch: PhantomData<fn(&B)>,
-    /// All of the model, buffers too.
+    /// All variables of the model, including buffers.
     vars: VarMap,
-    /// What steps draw from, and this rank.
+    /// Random generator of the steps, and this rank's number.
     random: Option<(StepRandom, usize)>,
-    /// Of the first step: its activations, and its gradients.
+    /// Bytes of activations and of gradients, measured in the first step.
     first: Option<(u64, u64)>,
-    /// Bytes sent in steps.
+    /// Bytes sent in steps so far.
     sent: u64,
     latest: Option<(Position, Tensor)>,
 }
@@ -42,19 +42,20 @@ where
     O: Optimizer + OptimizerState,
     L: Fn(&M, &B) -> candle_core::Result<Tensor>,
 {
-    /// `loss` computes the loss of the model (`&M`) on a batch (`&B`); `vars` are all of the model, buffers too.
+    /// `loss` computes the loss of the model (`&M`) on a batch (`&B`); `vars` has all variables of the model,
+    /// including buffers.
     pub fn new(ddp: Ddp<M>, optimizer: O, loss: L, vars: &VarMap) -> Self {
         let (vars, batch) = (vars.clone(), PhantomData);
         Self { ddp, optimizer, loss, batch, vars, random: None, first: None, sent: 0, latest: None }
     }
 
-    /// Steps draw random numbers, dropout's for one, as this rank.
+    /// Sets the generator that steps draw from (for dropout, for example), and the rank number that seeds it.
     #[must_use]
     pub fn drawing(self, random: Option<StepRandom>, rank: usize) -> Self {
         Self { random: random.map(|random| (random, rank)), ..self }
     }
 
-    /// The model on all ranks.
+    /// Returns the data-parallel model.
     pub fn ddp(&self) -> &Ddp<M> {
         &self.ddp
     }
@@ -153,7 +154,7 @@ where
     }
 }
 
-/// Gives every variable its saved value, if all fit.
+/// Sets every variable to its saved value, if all fit; otherwise changes nothing.
 fn set_all(vars: &VarMap, saved: &HashMap<String, Tensor>) -> Result<()> {
     let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
     let mut names: Vec<&String> = vars.keys().chain(saved.keys()).collect();
@@ -181,14 +182,14 @@ fn describe(tensor: &Tensor) -> String {
     format!("{:?} {:?}", tensor.dtype(), tensor.dims())
 }
 
-/// What one process trains without others: a step on a batch, which gives the loss.
+/// Single-process training; `step` takes a batch, updates the model and returns the loss.
 pub struct Alone<B, F> {
     step: F,
     batch: PhantomData<fn(&B)>,
 }
 
 impl<B, F: FnMut(&B) -> Result<Tensor>> Alone<B, F> {
-    /// With this step.
+    /// Creates the strategy with this step.
     pub fn new(step: F) -> Self {
         Self { step, batch: PhantomData }
     }

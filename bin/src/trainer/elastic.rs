@@ -1,4 +1,4 @@
-//! A run that goes on when ranks are lost, and takes in new ones.
+//! Elastic training: continuing when ranks are lost, and admitting newcomers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,29 +18,29 @@ use super::{
     share,
 };
 
-/// How often a group that is too small looks whether a newcomer has come.
+/// Polling interval while a group that is too small waits for newcomers.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Where newcomers are seen, between two steps.
+/// Checks for newcomers between steps.
 pub(super) struct Door {
     comm: Arc<dyn Communicator>,
     max: usize,
-    /// Somebody waits: all ranks stop before the next step.
+    /// Whether a newcomer is waiting: all ranks pause before the next step.
     open: bool,
 }
 
-/// Does what comes after training: what the first rank does alone, and what all do. Where a rank is lost meanwhile, those that are
-/// left do it again.
+/// Runs the work after training, on rank 0 and on all ranks. If a rank is lost meanwhile, the remaining ranks run it
+/// again.
 ///
 /// # Errors
-/// What `work` fails with; the loss of a rank, where the number of ranks does not change.
+/// The error of `work`; the loss of a rank, if the number of ranks cannot change.
 pub fn conclude<T>(
     rank: &mut Rank,
     elastic: Option<ElasticRanks>,
     work: impl Fn(&Rank) -> Result<T>,
 ) -> Result<T> {
     loop {
-        // Who is done stays until all are.
+        // A rank that is done waits until all are.
         let done = work(rank).and_then(|done| match elastic {
             None => Ok(done),
             Some(_) => Ok(rank.comm.run(Operation::Barrier).map(|_| done)?),
@@ -54,7 +54,7 @@ pub fn conclude<T>(
     }
 }
 
-/// What a run has beside its trainer.
+/// The state of a run outside its trainer.
 pub(super) struct Run<'a, 'l> {
     pub(super) config: &'a RunConfig<'a>,
     pub(super) log: Option<RunLog<'l>>,
@@ -63,13 +63,13 @@ pub(super) struct Run<'a, 'l> {
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
-    /// From now on newcomers are seen, if the group can have any.
+    /// Starts checking for newcomers, if the run is elastic.
     pub(super) fn watch_door(&mut self, rank: &Rank, elastic: Option<ElasticRanks>) {
         self.door =
             elastic.map(|ElasticRanks { max, .. }| Door { comm: rank.comm.clone(), max, open: false });
     }
 
-    /// The model as each rank has it; what has parts is not elastic.
+    /// Returns the model if each rank holds all of it; a divided model cannot be elastic.
     fn whole(&mut self) -> Result<&mut dyn Whole> {
         match self.strategy.kept() {
             Kept::Whole(model) => Ok(model),
@@ -80,7 +80,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         }
     }
 
-    /// Whether somebody waits to be let in; the same on every rank.
+    /// Returns whether a newcomer is waiting; the same on every rank.
     pub(super) fn somebody_waits(&mut self) -> Result<bool> {
         let Some(door) = &mut self.door else { return Ok(false) };
         let waits = Tensor::new(
@@ -89,17 +89,17 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         )?;
         door.comm.run(Operation::AllReduce { tensor: waits.clone(), op: ReduceOp::Max })?;
         door.open = waits.to_vec1::<u8>()?[0] > 0;
-        // The rank that tells of steps comes here when it has told of the last one.
+        // All ranks have passed the all-reduce, so the reporter has logged every step up to here.
         self.told = self.at.step;
         Ok(door.open)
     }
 
-    /// Whether training has stopped to let somebody in.
+    /// Whether training is paused to admit newcomers.
     pub(super) fn is_paused(&self) -> bool {
         self.door.as_ref().is_some_and(|door| door.open)
     }
 
-    /// Trains to the end, with whatever ranks there are.
+    /// Trains to the end while ranks are lost and admitted.
     pub(super) fn train_elastic(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
         loop {
             let outcome = match self.is_paused() {
@@ -114,7 +114,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         }
     }
 
-    /// After the loss of a rank: goes on with the others, if they are enough. Any other error ends the run.
+    /// Continues with the remaining ranks after the loss of a rank, if they are enough. Any other error is returned.
     pub(super) fn recover(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>, error: Error) -> Result<()> {
         let (began, mut error) = (Instant::now(), error);
         loop {
@@ -147,7 +147,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         }
     }
 
-    /// Where too few are left, waits for newcomers that are on their way, and lets them in.
+    /// If too few ranks are left, waits for replacements that are starting, and admits them.
     fn fill_up(
         &mut self,
         rank: &mut Rank,
@@ -172,7 +172,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(())
     }
 
-    /// Lets those in who wait.
+    /// Admits the waiting newcomers.
     fn let_in(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let max = run.config.elastic.map_or(0, |elastic| elastic.max);
         let comm = rank.comm.elastic()?.grow(max)?;
@@ -180,26 +180,27 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.go_on(&*before, rank, run)
     }
 
-    /// Goes on in the rank's new group, with the state of whoever is furthest.
+    /// Continues in the rank's new group, with the state of a rank that has completed the most steps.
     fn go_on(&mut self, before: &dyn Communicator, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let comm = &rank.comm;
         if self.at.batch > 0 && self.at.batch == self.steps {
-            // Some may have learnt at the very end of an epoch that nobody waits, and others not: all begin the next one.
+            // Some ranks may have ended the epoch already, after the last check for newcomers, and others not: all
+            // move to the next epoch.
             self.end_epoch(run.log.as_mut(), run.observer)?;
         }
         run.watch.regroup(comm);
         self.watch_door(rank, run.config.elastic);
         let is_new = |number: &&usize| !before.world_ranks().contains(number);
         let mut new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
-        // Those who come late have no state yet. They are let in between two steps, when all others have the same.
+        // Newcomers have no state yet. They are admitted between two steps, when all other ranks have the same state.
         if new.is_empty() {
             let stages: Vec<Stage> = all_gather_object(&**comm, &rank.stage)?;
             if stages.iter().any(|stage| Stage::New < *stage && *stage < Stage::AtWork) {
-                // Without these no step can have been taken.
+                // If any rank has not begun training, no step can have been completed.
                 return Err(Error::BeginAnew);
             }
             self.catch_up(&**comm, run)?;
-            // Some came late, and a rank was lost before they had it.
+            // Newcomers that did not receive the state, because a rank was lost first.
             let of_new = comm.world_ranks().iter().zip(stages).filter(|(_, stage)| *stage == Stage::New);
             new = of_new.map(|(number, _)| *number).collect();
         }
@@ -210,7 +211,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if new.is_empty() { Ok(()) } else { self.hand_over(rank, &new, run) }
     }
 
-    /// Gives those who have come late everything: they do what one does that reads a checkpoint.
+    /// Sends newcomers the whole state; they receive it as if reading a checkpoint.
     fn hand_over(&mut self, rank: &Rank, new: &[usize], run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
         let own = match rank.is_first() {
@@ -232,7 +233,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(())
     }
 
-    /// Some may have taken a step that others have not: these get it from the first of those.
+    /// Synchronizes the ranks if some have completed a step that others have not: these get the state of the first
+    /// rank that has.
     fn catch_up(&mut self, comm: &dyn Communicator, run: &mut Run<'_, '_>) -> Result<()> {
         let steps: Vec<Option<usize>> = all_gather_object(comm, &Some(self.position().step))?;
         let Some(ahead) = ahead(&steps) else { return Ok(()) };
@@ -243,7 +245,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let shared = share::share(comm, own, ahead)?;
         match shared.filter(|_| steps[comm.rank()] < steps[ahead]) {
             Some(checkpoint) => {
-                // This rank was in that step, and knows its loss; only the others' part of it did not come.
+                // This rank computed the step's loss before the exchange of gradients failed, so it can still be
+                // logged.
                 if let Some((_, loss)) = self.whole()?.latest().cloned().filter(|(at, _)| *at == self.at) {
                     self.tell(Some(&loss), run.log.as_mut(), run.observer)?;
                 }
@@ -255,7 +258,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         }
     }
 
-    /// The first of those that are left prints, writes the metrics, and keeps checkpoints.
+    /// Makes the first remaining rank the one that prints, writes the metrics, and writes checkpoints.
     fn take_charge(&mut self, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
         if let Some(keeper) = &mut self.keeper {
@@ -271,7 +274,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.keep(run.config, identity)
     }
 
-    /// Goes on telling where another rank was lost, perhaps before it had told of the last step.
+    /// Makes this rank the reporter in place of a lost one, and logs the last step if the lost rank had not.
     fn take_over(&mut self, run: &mut Run<'_, '_>) -> Result<()> {
         let Some(log) = &mut run.log else { return Ok(()) };
         let Position { epoch, batch, step } = self.at;

@@ -1,4 +1,4 @@
-//! When and where checkpoints are written, and what must agree for a run to go on from one.
+//! When a trainer writes checkpoints, and the identity that a run must share with the checkpoint it resumes from.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,21 @@ use crate::options::NO_INIT;
 
 use super::Position;
 
-/// What determines the numbers of a run: it goes on only from a checkpoint of the same.
+/// Everything that determines a run's results: a run is resumed only from a checkpoint with the same identity.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunIdentity {
     /// The command.
     pub command: String,
-    /// Ranks that took part. Another number is no contradiction: what is left of the epoch is distributed again.
+    /// Number of ranks with different data. It may differ on a resume: the rest of the epoch is then redistributed.
     pub world_size: usize,
-    /// Options, as they are typed, with their values: seed, learning rate, sizes. Not the epochs: a run may be made longer.
+    /// Options as typed, with their values: seed, learning rate, sizes. Without `--epochs`: a run may be extended.
     pub settings: BTreeMap<String, String>,
-    /// Where it ends: a checkpoint that is further is refused. Not part of what a checkpoint keeps. Default: none.
+    /// End of this run: a checkpoint beyond it is rejected. Not stored in checkpoints. Default: none.
     #[serde(skip)]
     pub end: Option<RunEnd>,
 }
 
-/// Where a run ends, by the option that says so.
+/// End of a run, by the option that sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd {
     /// After so many epochs: `--epochs`.
@@ -33,7 +33,7 @@ pub enum RunEnd {
 }
 
 impl RunEnd {
-    /// Whether a run that stands there is over.
+    /// Whether a run at this position is complete.
     pub(super) fn is_reached(self, at: Position) -> bool {
         match self {
             Self::Epochs(epochs) => at.epoch >= epochs,
@@ -41,7 +41,7 @@ impl RunEnd {
         }
     }
 
-    /// The option and its value, where a run that stands there is beyond its end.
+    /// Returns the option and its value if this position is beyond the end.
     pub(super) fn passed(self, at: Position) -> Option<(&'static str, usize)> {
         match self {
             Self::Epochs(epochs) => ((at.epoch, at.batch) > (epochs, 0)).then_some(("--epochs", epochs)),
@@ -50,13 +50,13 @@ impl RunEnd {
     }
 }
 
-/// The option whose file a run that goes on does not read.
+/// The option whose file is not read when a run is resumed.
 pub(super) const INIT: &str = "--init";
-/// The value of an option that a checkpoint, or a run, knows nothing of.
+/// Stands for the value of an option that is missing in a checkpoint or a run.
 const UNKNOWN: &str = "nothing";
 
 impl RunIdentity {
-    /// An identity of these options and values.
+    /// Creates the identity of a run with these options and values.
     pub fn new<'a>(
         command: &str,
         world_size: usize,
@@ -66,7 +66,7 @@ impl RunIdentity {
         Self { command: command.into(), world_size, settings, end: None }
     }
 
-    /// The first option in which `self`, this run, differs from the one that was saved: its name, its value, the saved one.
+    /// Returns the first option in which this run differs from the saved one: its name, its value, the saved value.
     pub(super) fn difference<'a>(&'a self, saved: &'a Self) -> Option<(&'a str, &'a str, &'a str)> {
         let value = |settings: &'a BTreeMap<String, String>, option: &str| {
             settings.get(option).map_or(UNKNOWN, String::as_str)
@@ -80,39 +80,40 @@ impl RunIdentity {
     }
 }
 
-/// Whether the saved value says of data no more than that there were some, as checkpoints did at first.
+/// Whether the saved value only says that there was a file or folder, without a hash, as early checkpoints did.
 fn is_less_known(own: &str, saved: &str) -> bool {
     ["a file", "a folder"].contains(&saved) && own.starts_with(saved)
 }
 
-/// Whether `--init` is not given, as it need not be again, or the checkpoint is of before it was noted.
+/// Whether a difference in `--init` is allowed: it is not given now, as it need not be, or the checkpoint predates
+/// recording it.
 fn is_unsaid(own: &str, saved: &str) -> bool {
     own == NO_INIT || saved == UNKNOWN
 }
 
-/// Steps from one checkpoint to the next where there are no epochs, unless told otherwise: the help of `--checkpoint-every` says so, too.
+/// Default number of steps between checkpoints without epochs; the help of `--checkpoint-every` states the same number.
 pub(super) const EVERY: usize = 20;
 
-/// When a trainer's checkpoints are written. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
+/// When and where a trainer writes checkpoints. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
 #[derive(Clone)]
 pub struct Keeper {
-    /// The folder.
+    /// The checkpoint folder.
     pub checkpoints: Checkpoints,
-    /// Steps from one checkpoint to the next; none: one at the end of each epoch.
+    /// Steps between checkpoints; `None`: one at the end of each epoch.
     pub every: Option<usize>,
-    /// What the run is.
+    /// Identity of the run.
     pub run: RunIdentity,
-    /// The step of the last checkpoint.
+    /// Step of the last checkpoint.
     pub(super) kept: Option<usize>,
 }
 
 impl Keeper {
-    /// A keeper that has written nothing yet.
+    /// Creates a keeper that has written no checkpoint yet.
     pub fn new(checkpoints: Checkpoints, every: Option<usize>, run: RunIdentity) -> Self {
         Self { checkpoints, every, run, kept: None }
     }
 
-    /// Whether one is due after so many steps, the last of which may end an epoch.
+    /// Whether a checkpoint is due after this step; `epoch_ends` tells whether the step ends an epoch.
     pub(super) fn is_due(&self, step: usize, epoch_ends: bool) -> bool {
         self.every.map_or(epoch_ends, |every| step.is_multiple_of(every))
     }

@@ -1,4 +1,4 @@
-//! The training loop of all experiments, which can be taken over: the Trainer tutorial's `Trainer`.
+//! The training loop of all experiments, with observers: the `Trainer` of the Trainer tutorial.
 
 mod checkpoint;
 mod data_parallel;
@@ -32,23 +32,24 @@ pub(crate) use source::sampler_state;
 pub use source::{Epochs, Loader};
 pub use strategy::{Batches, Kept, Parts, Sets, Source, Strategy, Whole};
 
-/// Where a run stands: what comes next.
+/// Position of a run: the next batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Position {
     /// The epoch, from 0.
     pub epoch: usize,
     /// The batch of that epoch, from 0.
     pub batch: usize,
-    /// Steps done since the beginning.
+    /// Completed steps since the beginning.
     pub step: usize,
 }
 
-/// Trains a model, epoch after epoch: model, optimizer and loss in a [`Strategy`], batches in a [`Source`], as in the Trainer tutorial.
+/// Trains a model over epochs: model, optimizer and loss are in a [`Strategy`], batches in a [`Source`], as in the
+/// Trainer tutorial.
 ///
-/// Every rank makes the same trainer and calls the same methods.
+/// Every rank creates the same trainer and calls the same methods.
 ///
 /// # Cost
-/// A step costs forward, backward and the optimizer's step, and about a microsecond; more where a checkpoint is due.
+/// A step costs forward, backward and the optimizer's step, plus about a microsecond; more if a checkpoint is due.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -83,48 +84,48 @@ pub struct Trainer<S, D> {
     strategy: S,
     source: D,
     at: Position,
-    /// Where this run is to stop.
+    /// Where this run ends.
     end: RunEnd,
     keeper: Option<Keeper>,
-    /// Samples that this rank has taken since the epoch began or was resumed, in steps that were done.
+    /// Samples that this rank has taken in completed steps, since the epoch began or was resumed.
     taken: usize,
-    /// Batches of the epoch in all, as this rank counts them.
+    /// Total number of batches of the epoch on this rank.
     steps: usize,
-    /// Steps that have been told of for certain, whoever told.
+    /// Number of steps that have certainly been logged, by this rank or an earlier reporter.
     told: usize,
-    /// Where those come that want to take part, where they may.
+    /// Checks for newcomers; `None` if none can join.
     door: Option<Door>,
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
-    /// A trainer at the beginning of its run.
+    /// Creates a trainer at the beginning of its run.
     pub fn new(strategy: S, source: D) -> Self {
         let (at, end) = (Position::default(), RunEnd::Steps(0));
         Self { strategy, source, at, end, keeper: None, taken: 0, steps: 0, told: 0, door: None }
     }
 
-    /// The model on all ranks.
+    /// Returns the strategy, which holds the model.
     pub fn model(&self) -> &S {
         &self.strategy
     }
 
-    /// The same, when training is over.
+    /// Consumes the trainer and returns the strategy.
     pub fn into_model(self) -> S {
         self.strategy
     }
 
-    /// What is to come next.
+    /// Returns the position of the next batch.
     pub fn position(&self) -> Position {
         self.at
     }
 
-    /// Writes checkpoints from now on: on every rank if each has a part, on one alone if all have the same to write. Buffers that
-    /// differ by rank (running statistics) become that rank's after a resume.
+    /// Enables checkpoints: call it on every rank if each saves a part, else on one rank only. In that case, buffers
+    /// that differ between ranks (running statistics) all become those of the writing rank after a resume.
     pub fn keep_checkpoints(&mut self, keeper: Keeper) {
         self.keeper = Some(keeper);
     }
 
-    /// The batches that are left of the epoch.
+    /// Trains on the remaining batches of the epoch.
     fn run_epoch(&mut self, mut log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
         let mut batches = self.source.batches(self.at)?;
         self.taken = 0;
@@ -137,7 +138,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             self.at.batch += 1;
             self.at.step += 1;
             self.taken = taken;
-            // What is due at the end of the epoch waits for the end.
+            // A checkpoint due after the epoch's last step is written by `end_epoch`.
             if self.at.batch < self.steps && self.is_due(false) {
                 self.save(taken, log.as_deref_mut(), observer)?;
             }
@@ -145,7 +146,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if self.is_paused() { Ok(()) } else { self.end_epoch(log, observer) }
     }
 
-    /// All batches of this epoch were taken: the next one is to come.
+    /// Ends the epoch after its last batch, and moves to the next one.
     fn end_epoch(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
         self.at.batch = self.steps;
         observer.epoch_ends(&self.epoch(&saying(log.as_deref())))?;
@@ -156,10 +157,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if self.is_due(true) { self.save(0, log, observer) } else { Ok(()) }
     }
 
-    /// All that is left of the run, and a last checkpoint.
+    /// Trains to the end of the run, and writes a last checkpoint.
     ///
     /// # Errors
-    /// A batch that cannot be loaded; those of the model, the observer, the log and checkpoints.
+    /// A batch that cannot be loaded; errors of the model, the observer, the log and checkpoints.
     pub fn train(
         &mut self,
         end: RunEnd,
@@ -186,7 +187,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Epoch { epoch, batch, batch_size: self.source.batch_size(), steps: self.steps, say }
     }
 
-    /// On a rank that knows the loss.
+    /// Logs a step and calls the observer, on a rank that has the loss.
     fn tell(
         &self,
         loss: Option<&Tensor>,
@@ -204,7 +205,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 }
 
-/// How lines are printed: with the bar out of the way, where there is one.
+/// Returns the function that prints lines: through the log, which hides the progress bar meanwhile, if there is one.
 fn saying<'a>(log: Option<&'a RunLog<'_>>) -> impl Fn(std::fmt::Arguments<'_>) -> Result<()> + 'a {
     move |line| match log {
         Some(log) => log.say(line),

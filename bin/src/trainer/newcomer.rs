@@ -1,4 +1,4 @@
-//! Ranks that are lost before a rank has the run's state: before the first step, or when it was let in and has not got it yet.
+//! Loss of ranks before a rank has the run's state: before the first step, or before a newcomer has received the state.
 
 use comm::{Communicator, all_gather_object};
 
@@ -9,23 +9,23 @@ use crate::rank::{Rank, Stage};
 
 use super::share;
 
-/// Of ranks that are so many steps far, of which those that have no state are none: one that is ahead of others, if there is
-/// any.
+/// Returns the first rank with the most completed steps, if the ranks differ. `None` in `steps` marks a rank without
+/// state, which is ignored.
 pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
     let most = steps.iter().flatten().max()?;
     let differ = steps.iter().flatten().any(|step| step != most);
     steps.iter().position(|step| step.as_ref() == Some(most)).filter(|_| differ)
 }
 
-/// After the loss of a rank before the first step: the others, if they are enough, are one group again and begin anew. Any
-/// other error is the end.
+/// Handles the loss of a rank before the first step: the remaining ranks, if enough, form a group again and start
+/// from the beginning. Any other error is returned.
 pub(crate) fn begin_anew(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
     if rank.stage == Stage::New {
         return join_again(rank, elastic, error);
     }
     loop {
         if matches!(error, Error::BeginAnew) {
-            // The others are not as far, and know that from the same group.
+            // Some rank had not begun training; all ranks learned that in the same all-gather.
             rank.stage = Stage::Told;
             return Ok(());
         }
@@ -51,21 +51,21 @@ pub(crate) fn begin_anew(rank: &mut Rank, elastic: Option<ElasticRanks>, mut err
     }
 }
 
-/// Goes on with the others after the loss of a rank, as one that has no state and is given it then.
+/// Joins the remaining ranks after the loss of a rank, as a newcomer that still has to receive the state.
 fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
     loop {
         let (Some(_), Some(lost)) = (elastic, error.loss().cloned()) else { return Err(error) };
         rank.comm = rank.comm.elastic()?.shrink()?;
         error = match follow(&*rank.comm) {
             Ok(true) => return Ok(()),
-            // Those who had the state are lost.
+            // All ranks that had the state are lost.
             Ok(false) => return Err(lost.into()),
             Err(error) => error,
         };
     }
 }
 
-/// Takes part in what the others do before they give newcomers the state; whether any of them has it.
+/// Takes part in the collectives that precede sending the state to newcomers; returns whether any rank has the state.
 fn follow(comm: &dyn Communicator) -> Result<bool> {
     let stages: Vec<Stage> = all_gather_object(comm, &Stage::New)?;
     if stages.iter().all(|stage| *stage == Stage::New) {
@@ -87,7 +87,7 @@ mod tests {
 
     const RANGE: ElasticRanks = ElasticRanks { min: 1, max: 4 };
 
-    /// What a rank does that has the state, after so many steps.
+    /// Does what a rank with the state does, after `step` steps.
     fn hand_over(comm: &dyn Communicator, step: usize) -> Result<()> {
         all_gather_object(comm, &Stage::AtWork)?;
         let steps = all_gather_object(comm, &Some(step))?;
@@ -101,12 +101,12 @@ mod tests {
     #[test]
     fn a_newcomer_that_has_no_state_goes_on_with_those_that_have_it() {
         for with_state in [2, 0] {
-            // The last one is lost when the others have begun to work together.
+            // The last rank is lost after the first barrier.
             let outcomes = Local::run_shared(4, |mut comm| {
                 if comm.rank() == 3 {
                     return comm.run(Operation::Barrier).map(|()| None);
                 }
-                // Even the first may fail here, where another rank has found the loss in its second.
+                // Even the first barrier may fail here, if another rank has already found the loss in its second one.
                 let lost = loop {
                     if let Err(error) = comm.run(Operation::Barrier) {
                         break error;
@@ -122,7 +122,7 @@ mod tests {
                     }
                     comm = rank.comm;
                 }
-                // All have made the same calls.
+                // All ranks have made the same calls, so a collective works.
                 comm.run(Operation::Barrier)?;
                 Ok(Some(Ok(comm.world_ranks().to_vec())))
             });

@@ -1,4 +1,4 @@
-//! What a program does besides training: printing, averaging losses, looking at epochs.
+//! Observers of a training run: printing, averaging losses, and reacting to epochs.
 
 use std::fmt::Arguments;
 
@@ -10,7 +10,7 @@ use crate::error::Result;
 /// Prints a line on standard output.
 pub(super) type Say<'a> = &'a dyn Fn(Arguments<'_>) -> Result<()>;
 
-/// Hears of every epoch and step, on each rank; `()` does nothing with it.
+/// Called at every epoch and step, on each rank; `()` ignores all calls.
 ///
 /// ```
 /// use bin::error::Result;
@@ -30,7 +30,7 @@ pub(super) type Say<'a> = &'a dyn Fn(Arguments<'_>) -> Result<()>;
 /// }
 /// ```
 pub trait Observer {
-    /// An epoch begins, or goes on after a resume: then its `batch` is not 0.
+    /// Called when an epoch begins, or continues after a resume: then its `batch` is not 0.
     ///
     /// # Errors
     /// Whatever ends the run.
@@ -39,7 +39,7 @@ pub trait Observer {
         Ok(())
     }
 
-    /// A step was taken.
+    /// Called after a step.
     ///
     /// # Errors
     /// Whatever ends the run.
@@ -48,7 +48,7 @@ pub trait Observer {
         Ok(())
     }
 
-    /// An epoch is over.
+    /// Called when an epoch has ended.
     ///
     /// # Errors
     /// Whatever ends the run.
@@ -57,13 +57,13 @@ pub trait Observer {
         Ok(())
     }
 
-    /// What a checkpoint is to keep of this observer: a running loss, for one. Numbers that must come back to the bit as their
-    /// bits ([`f64::to_bits`]). Asked on rank 0.
+    /// Returns this observer's state for a checkpoint, such as a running loss. Floats that must be restored exactly
+    /// are best stored as their bits ([`f64::to_bits`]). Called on rank 0.
     fn state(&self) -> Value {
         Value::Null
     }
 
-    /// Goes on from what [`state`](Self::state) gave, on every rank.
+    /// Restores what [`state`](Self::state) returned, on every rank.
     fn load_state(&mut self, state: &Value) {
         let _ = state;
     }
@@ -71,7 +71,7 @@ pub trait Observer {
 
 impl Observer for () {}
 
-/// Does this after each step, with its loss, on the rank that prints.
+/// Calls the function after each step, with its loss, on the rank that prints.
 pub struct Losses<F>(pub F);
 
 impl<F: FnMut(&Step<'_>, f32) -> Result<()>> Observer for Losses<F> {
@@ -88,7 +88,7 @@ pub struct Means<F> {
 }
 
 impl<F: Fn(usize, usize, f64) -> String> Means<F> {
-    /// Prints a line of epoch and batch, from 1, and mean.
+    /// `line` formats epoch and batch, counted from 1, and the mean loss.
     pub fn new(every: usize, line: F) -> Self {
         Self { every, sum: 0.0, line }
     }
@@ -124,9 +124,9 @@ impl<F: Fn(usize, usize, f64) -> String> Observer for Means<F> {
 
 /// An epoch that begins or ends.
 pub struct Epoch<'a> {
-    /// Which, from 0.
+    /// Index of the epoch, from 0.
     pub epoch: usize,
-    /// The batch that comes next; not 0 where the epoch goes on after a resume.
+    /// The next batch; not 0 if the epoch continues after a resume.
     pub batch: usize,
     /// Samples in the next batch, on this rank.
     pub batch_size: usize,
@@ -136,7 +136,7 @@ pub struct Epoch<'a> {
 }
 
 impl Epoch<'_> {
-    /// Prints a line on standard output, with the progress bar out of its way.
+    /// Prints a line on standard output, with the progress bar hidden meanwhile.
     ///
     /// # Errors
     /// Standard output that cannot be written.
@@ -145,7 +145,7 @@ impl Epoch<'_> {
     }
 }
 
-/// A step that was taken.
+/// A step that has been taken.
 pub struct Step<'a> {
     /// The epoch, from 0.
     pub epoch: usize,
@@ -153,26 +153,26 @@ pub struct Step<'a> {
     pub batch: usize,
     /// The loss of this rank's batch.
     pub tensor: &'a Tensor,
-    /// The same, where it has been read: on a rank with a log.
+    /// The value of the loss, if it has been read from the device: on a rank with a log.
     pub(super) value: Option<f32>,
     pub(super) say: Say<'a>,
 }
 
 impl Step<'_> {
-    /// The loss, on a rank with a log: the one that prints.
+    /// Returns the loss on a rank with a log; `None` on the others.
     pub fn value(&self) -> Option<f32> {
         self.value
     }
 
-    /// The loss of this rank's batch. On an accelerator this waits for it.
+    /// Returns the loss of this rank's batch. On an accelerator this waits for its computation.
     ///
     /// # Errors
-    /// candle's, where the loss is not one f32.
+    /// candle's error, if the loss is not a single f32.
     pub fn loss(&self) -> Result<f32> {
         Ok(self.value.map_or_else(|| self.tensor.to_scalar(), Ok)?)
     }
 
-    /// Prints a line on standard output, with the progress bar out of its way.
+    /// Prints a line on standard output, with the progress bar hidden meanwhile.
     ///
     /// # Errors
     /// Standard output that cannot be written.

@@ -1,26 +1,26 @@
-//! Random numbers of a step: dropout's.
+//! Seeding of the random numbers of a step (dropout).
 
 use sampler::{SharedGenerator, split_mix};
 
-/// A generator that starts anew at each step, from a seed made of the run's seed, the rank and the step: ranks differ, runs
-/// repeat, and a run that goes on from a checkpoint draws what it would have drawn.
+/// A generator that is reseeded at each step from the run's seed, the rank and the step: ranks differ, runs are
+/// reproducible, and a resumed run draws the same numbers as an uninterrupted one.
 #[derive(Debug, Clone)]
 pub struct StepRandom {
-    /// What layers draw from ([`training::Dropout`]).
+    /// The generator that layers draw from ([`training::Dropout`]).
     pub generator: SharedGenerator,
     /// The run's seed.
     pub seed: u64,
 }
 
 impl StepRandom {
-    /// Puts the generator where this rank's draws of this step begin. A few microseconds.
+    /// Seeds the generator for this rank and step. Takes a few microseconds.
     pub(crate) fn begin(&self, rank: usize, step: usize) {
         let seed = step_seed(self.seed, rank as u64, step as u64);
         self.generator.with(|generator| generator.manual_seed(seed));
     }
 }
 
-/// Neighbouring seeds, ranks and steps give unrelated numbers.
+/// Mixes the numbers, so that consecutive seeds, ranks and steps give unrelated sequences.
 fn step_seed(seed: u64, rank: u64, step: u64) -> u64 {
     let mix = |number| split_mix(number, 1);
     mix(mix(mix(seed).wrapping_add(rank)).wrapping_add(step))

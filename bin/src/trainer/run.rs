@@ -1,4 +1,4 @@
-//! A trainer at work as a rank of an experiment: resumed, logged, measured.
+//! Running a trainer as a rank of an experiment: resume, checkpoints, log and measurements.
 
 use comm::Stats;
 use report::RunSeries;
@@ -15,44 +15,44 @@ use super::elastic::Run;
 use super::keeper::EVERY;
 use super::{Keeper, Kept, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy, Trainer};
 
-/// Finds the checkpoint of a run that it is to go on from.
+/// Returns the checkpoint that a run resumes from, if any.
 pub type Find<'a> = Box<dyn Fn(&RunIdentity) -> Result<Option<Contents>> + 'a>;
 
-/// A run of an experiment.
+/// Configuration of a run of an experiment.
 pub struct RunConfig<'a> {
-    /// Which one it is, where the experiment has several.
+    /// Name of the run, if the experiment has several.
     pub name: Option<&'static str>,
-    /// Where it ends.
+    /// When it ends.
     pub end: RunEnd,
-    /// Whether losses are kept for a report: of this run, or of one that goes on from its checkpoints.
+    /// Whether losses are kept for a report: of this run, or of one resumed from its checkpoints.
     pub report: bool,
-    /// Where checkpoints are, and whether to go on from one.
+    /// Checkpoint options.
     pub checkpoints: CheckpointOptions,
-    /// What must be equal for that.
+    /// Identity that a checkpoint must match.
     pub run: RunIdentity,
-    /// The one to go on from, if that is asked for and there is one.
+    /// Finds the checkpoint to resume from, if resuming is requested and one exists.
     pub find: Find<'a>,
-    /// How many ranks there may be, where their number may change. Default: `None`.
+    /// Allowed numbers of ranks, if the number may change. Default: `None`.
     pub elastic: Option<ElasticRanks>,
-    /// The rank that prints, and writes metrics.
+    /// The rank that prints and writes metrics.
     pub reporter: usize,
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Ran {
-    /// Its losses, where this rank has kept them for the report.
+    /// The losses, if this rank keeps them for the report.
     pub series: RunSeries,
-    /// Time of this rank's training loop, without what was before a resume.
+    /// Time of this rank's training loop, in seconds, without the time before a resume.
     pub seconds: f64,
     /// Steps in that time.
     pub steps: usize,
-    /// What this rank held, and sent in a step.
+    /// Bytes of model state that this rank held, and bytes sent per step.
     pub held: Held,
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
-    /// Trains as one rank, to the end: goes on from a checkpoint if that is asked for, keeps checkpoints, writes metrics, and
+    /// Trains as one rank to the end: resumes from a checkpoint if requested, writes checkpoints and metrics, and
     /// measures.
     ///
     /// # Errors
@@ -72,12 +72,12 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let (keep, at_once) = (config.report, config.elastic.is_some());
         let log = LogConfig { run: config.name, keep, steps, muted: !prints, at_once };
         let mut metrics = rank.metrics.take();
-        // Where the first rank may be lost, each of the others can take its place.
+        // If the first rank may be lost, any other one may have to replace it.
         let log = (prints || at_once).then(|| RunLog::new(&log, metrics.as_mut()));
         let mut run = Run { config, log, observer, watch: rank.stopwatch() };
         self.begin(saved.as_ref(), rank, &mut run)?;
         if let (true, Kept::Whole(model)) = (rank.newcomer, self.strategy.kept()) {
-            // The others do so, too.
+            // Collective: the other ranks call it when they send the state.
             model.check()?;
         }
         self.watch_door(rank, config.elastic);
@@ -93,7 +93,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(Ran { series: RunSeries { name, seconds, world_size, steps_per_epoch, ..series }, ..ran })
     }
 
-    /// Goes on from a checkpoint, if there is one, and begins to keep others.
+    /// Resumes from a checkpoint, if there is one, and enables new checkpoints.
     fn begin(&mut self, saved: Option<&Saved>, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let Run { config, log, observer, .. } = run;
         let then = saved.map(|saved| self.restore(saved, log.as_mut(), *observer)).transpose()?;
@@ -111,7 +111,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(())
     }
 
-    /// Keeps checkpoints from now on, if that is asked for.
+    /// Enables checkpoints, if requested.
     pub(super) fn keep(&mut self, config: &RunConfig<'_>, run: RunIdentity) -> Result<()> {
         let Some(checkpoints) = config.checkpoints.open()? else { return Ok(()) };
         let every = match config.end {
@@ -122,7 +122,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(())
     }
 
-    /// Tells what was measured, with the seconds before this rank went on from a checkpoint.
+    /// Gathers and writes the measurements; the reported time includes the seconds before a resume.
     fn measure(
         &mut self,
         rank: &mut Rank,
@@ -150,7 +150,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         }
     }
 
-    /// What is to be said of a run that was asked to go on; from what, and from how many ranks' run.
+    /// Formats the note about a resume; `then` is the number of ranks of the run that wrote the checkpoint, `None`
+    /// without one.
     fn told(&self, config: &RunConfig<'_>, then: Option<usize>) -> String {
         let dir = config.checkpoints.dir().display();
         let Some(then) = then else {

@@ -1,4 +1,4 @@
-//! One rank has a checkpoint, read or made, and all ranks get it: the folder need not be on every host.
+//! Broadcast of a checkpoint from one rank to all, since the folder need not exist on every host.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use training::Checkpoint;
 
 use crate::error::Result;
 
-/// All of a checkpoint but its numbers.
+/// A checkpoint without the values of its tensors.
 #[derive(Default, Serialize, Deserialize)]
 struct Outline {
     epoch: u64,
     step: u64,
     sampler: Value,
     extra: Value,
-    /// Sets of tensors, by name.
+    /// Names of the sets of tensors.
     sets: Vec<String>,
 }
 
@@ -29,10 +29,10 @@ impl Outline {
     }
 }
 
-/// Gives every rank what rank `root` has. Nobody's tensors are changed.
+/// Broadcasts the checkpoint of rank `root`. No rank's existing tensors are changed.
 ///
 /// # Cost
-/// A broadcast for each tensor, two for each set, and two more.
+/// One broadcast for each tensor, two for each set, and two more.
 pub(super) fn share(
     comm: &dyn Communicator,
     own: Option<Checkpoint>,

@@ -1,4 +1,4 @@
-//! Batches of a data set, in the order of a sampler.
+//! Sources of training batches: data loaders in the order of a sampler.
 
 use comm::Communicator;
 use sampler::{
@@ -10,21 +10,21 @@ use crate::error::{Error, Result};
 
 use super::{Batches, Position, Source};
 
-/// Batches of a rank's part of a data set.
+/// Loader of this rank's share of a data set.
 pub type Loader<D, B> = DataLoader<D, B, DistributedSampler>;
 
-/// A rank's part of a data set, epoch after epoch.
+/// Epochs over this rank's share of a data set.
 pub struct Epochs<D: Dataset, B> {
-    /// Loads its batches.
+    /// Loads the batches.
     pub loader: Loader<D, B>,
-    /// Whether each epoch has an order of its own (`set_epoch`). Without, all are in the order of the first.
+    /// Whether each epoch has its own order (`set_epoch`). If false, all epochs have the order of the first.
     pub reshuffle: bool,
-    /// What is counted by [`Source::changed`].
+    /// What [`Source::changed`] calls the ranks; `{}` stands for their number.
     pub ranks: &'static str,
 }
 
 impl<D: Dataset + 'static, B: Send + 'static> Epochs<D, B> {
-    /// Each in an order of its own, over all ranks.
+    /// Creates epochs that each have their own order.
     pub fn new(loader: Loader<D, B>) -> Self {
         Self { loader, reshuffle: true, ranks: "world size {}" }
     }
@@ -52,7 +52,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for Epochs<D, B> {
         self.loader.config().batch_size.min(self.loader.sampler().len())
     }
 
-    /// Puts the sampler at the epoch's start, unless it stands in its middle.
+    /// Moves the sampler to the start of the epoch, unless it is in the middle of one.
     fn batches(&mut self, at: Position) -> Result<Batches<B>> {
         if at.batch == 0 {
             let state = self.stands(at, 0);
@@ -89,14 +89,14 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for Epochs<D, B> {
     }
 }
 
-/// How far a checkpoint is in the data.
+/// Deserializes the position of a checkpoint in the data.
 pub(crate) fn sampler_state(state: &Value) -> Result<SamplerState> {
     serde_json::from_value(state.clone()).map_err(|reason| Error::Checkpoint {
         problem: format!("its sampler's state cannot be read: {reason}"),
     })
 }
 
-/// All of a data set, in random order: for one process.
+/// A whole data set in random order, for a single process.
 impl<D: Dataset + 'static, B: Send + 'static> Source for DataLoader<D, B, RandomSampler> {
     type Batch = B;
 

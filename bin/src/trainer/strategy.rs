@@ -1,4 +1,5 @@
-//! What differs from one way of training to another: a step, where its batches come from, and how a checkpoint keeps the model.
+//! Interfaces that differ between kinds of training: the step, the source of batches, and how checkpoints store the
+//! model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,25 +15,25 @@ use crate::rank::Measured;
 
 use super::Position;
 
-/// A model on all ranks, with what trains it. A [`Trainer`](super::Trainer) does the rest.
+/// A model on all ranks with its optimizer. A [`Trainer`](super::Trainer) does the rest.
 pub trait Strategy {
-    /// What a step learns from.
+    /// The input of a step.
     type Batch;
 
-    /// What a report calls a run on so many ranks.
+    /// Returns the name of a run on this many ranks, for the report.
     fn name(&self, world_size: usize) -> String {
         let _ = world_size;
         String::new()
     }
 
-    /// One step: forward, backward with all that ranks exchange, and the optimizer's step. Gives the loss of this rank's batch, on
-    /// a rank that knows it.
+    /// Takes one step: forward, backward with all communication, and the optimizer's step. Returns the loss of this
+    /// rank's batch, or `None` on a rank that does not know it.
     ///
     /// # Errors
-    /// What the model fails with; a rank that failed.
+    /// Errors of the model; a rank that failed.
     fn step(&mut self, at: Position, batch: &Self::Batch) -> Result<Option<Tensor>>;
 
-    /// What this rank holds; the bytes that it sends come from [`stats`](Self::stats).
+    /// Returns the bytes of model state that this rank holds; bytes sent come from [`stats`](Self::stats).
     ///
     /// # Errors
     /// An optimizer whose state cannot be read.
@@ -40,118 +41,121 @@ pub trait Strategy {
         Ok(Held::default())
     }
 
-    /// What this rank has sent so far.
+    /// Returns the communication statistics of this rank so far.
     fn stats(&self) -> Stats {
         Stats::default()
     }
 
-    /// Groups in which collectives run, beside that of all ranks.
+    /// Returns the groups in which collectives run, other than the group of all ranks.
     fn groups(&self) -> Vec<Arc<dyn Communicator>> {
         Vec::new()
     }
 
-    /// What was measured since [`stats`](Self::stats) were these, where the time in [`groups`](Self::groups) is not what counts.
+    /// Adjusts the measured times if the time in [`groups`](Self::groups) is not the communication time; `begun` are
+    /// the [`stats`](Self::stats) at the start of the measurement.
     fn measured(&self, measured: Measured, begun: &Stats) -> Measured {
         let _ = begun;
         measured
     }
 
-    /// How a checkpoint keeps it.
+    /// Returns how checkpoints store the model.
     fn kept(&mut self) -> Kept<'_> {
         Kept::Not
     }
 }
 
-/// How a checkpoint keeps a model.
+/// How checkpoints store a model.
 pub enum Kept<'a> {
     /// Not at all.
     Not,
-    /// As a whole: each rank has all of it, the first one writes it, and all get what that one reads.
+    /// As a whole: each rank has all of it, rank 0 writes it, and rank 0 reads it and broadcasts it.
     Whole(&'a mut dyn Whole),
-    /// In parts: each rank writes and reads its own, in a folder that all see.
+    /// In parts: each rank writes and reads its own, in a folder that all ranks can access.
     Parts(&'a mut dyn Parts),
 }
 
 /// Tensors by set and name.
 pub type Sets = BTreeMap<String, HashMap<String, Tensor>>;
 
-/// A model that each rank has all of, so that ranks can come and go.
+/// A model that each rank holds completely, so that ranks can be lost and admitted.
 pub trait Whole {
-    /// All that a checkpoint keeps: not copies.
+    /// Returns all tensors for a checkpoint, not copied.
     ///
     /// # Errors
     /// An optimizer whose state cannot be read.
     fn tensors(&self) -> Result<Sets>;
 
-    /// Takes them back.
+    /// Restores the tensors.
     ///
     /// # Errors
-    /// Those of another model, with nothing changed; of another optimizer.
+    /// Tensors of another model, with nothing changed; or of another optimizer.
     fn set(&mut self, sets: &Sets) -> Result<()>;
 
-    /// Goes on in another group.
+    /// Continues in another group.
     ///
     /// # Errors
     /// A rank that failed.
     fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()>;
 
-    /// Makes sure that all ranks have the same. To be called on every rank.
+    /// Checks that all ranks have the same parameters. Every rank must call it.
     ///
     /// # Errors
-    /// They have not; a rank that failed.
+    /// They differ; a rank that failed.
     fn check(&self) -> Result<()>;
 
-    /// The loss of the last step that was begun, and where that was: it may have failed in the middle.
+    /// Returns the position and loss of the last step that was begun; the step may have failed after the loss was
+    /// computed.
     fn latest(&self) -> Option<&(Position, Tensor)>;
 }
 
-/// A model of which each rank has a part.
+/// A model divided over the ranks.
 pub trait Parts {
-    /// Writes a checkpoint, with whatever else it keeps. To be called on every rank.
+    /// Writes a checkpoint. Every rank must call it.
     ///
     /// # Errors
     /// Files that cannot be written; a rank that failed.
     fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()>;
 
-    /// Reads one. To be called on every rank.
+    /// Reads a checkpoint. Every rank must call it.
     ///
     /// # Errors
     /// A checkpoint that is damaged, or of another model; a rank that failed.
     fn load(&mut self, from: &Contents) -> Result<()>;
 }
 
-/// Batches of an epoch, with the samples of this rank in them and those before.
+/// The batches of an epoch, each with the number of samples that this rank has taken so far, including that batch.
 pub type Batches<B> = Box<dyn Iterator<Item = Result<(B, usize)>>>;
 
-/// Where a rank's batches come from.
+/// The source of a rank's batches.
 pub trait Source {
-    /// One of them.
+    /// A batch.
     type Batch;
 
-    /// Batches that are left of the epoch.
+    /// Returns the number of remaining batches of the epoch.
     fn remaining(&self, at: Position) -> usize;
 
-    /// Samples in the next batch of this rank, for those who tell of it.
+    /// Returns the number of samples in this rank's next batch, for printing; 0 if unknown.
     fn batch_size(&self) -> usize {
         0
     }
 
-    /// The batches that are left of the epoch.
+    /// Returns the remaining batches of the epoch.
     ///
     /// # Errors
-    /// An order that cannot be made.
+    /// An order that cannot be computed.
     fn batches(&mut self, at: Position) -> Result<Batches<Self::Batch>>;
 
-    /// Where the data stand, this rank having taken so many samples since the epoch began or was resumed.
+    /// Returns the position in the data; `taken` is the number of samples that this rank has taken since the epoch
+    /// began or was resumed.
     ///
     /// # Errors
-    /// What cannot be written.
+    /// A state that cannot be serialized.
     fn state(&self, at: Position, taken: usize) -> Result<Value> {
         let _ = (at, taken);
         Ok(Value::Null)
     }
 
-    /// Goes on from there.
+    /// Resumes from a position that [`state`](Self::state) returned.
     ///
     /// # Errors
     /// A state of other data.
@@ -160,16 +164,16 @@ pub trait Source {
         Ok(())
     }
 
-    /// Deals out what is left of the epoch in another group.
+    /// Redistributes the rest of the epoch over another group.
     ///
     /// # Errors
-    /// Data that cannot be dealt out.
+    /// Data that cannot be redistributed.
     fn regroup(&mut self, comm: &dyn Communicator, at: Position, taken: usize) -> Result<()> {
         let _ = (comm, at, taken);
         Ok(())
     }
 
-    /// What is to be said of a run that goes on with another number of ranks with data of their own than it had then.
+    /// Returns what to add to the note about a resume if the number of data-parallel ranks has changed from `then`.
     fn changed(&self, then: usize) -> String {
         let _ = then;
         String::new()

@@ -1,4 +1,4 @@
-//! Saving and loading, and each way in which a file does not fit.
+//! Tests of saving and loading, and of files that do not fit.
 
 use std::fs::{self, File, Permissions};
 
@@ -46,7 +46,7 @@ fn what_is_saved_is_loaded() {
     assert_eq!(view.flatten_all().unwrap().to_vec1::<f32>().unwrap(), values(&other).0);
 }
 
-/// What a file holds, and words that the error must say.
+/// The tensors of a file, and words that the error message must contain.
 type Misfit = (Vec<(&'static str, Tensor)>, Vec<&'static str>);
 
 #[test]
@@ -95,7 +95,7 @@ fn broken_files_are_named() {
     save_weights(&path, &vars(0.)).unwrap();
     let whole = fs::read(&path).unwrap();
     let huge = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
-    // Made so that sums and products of what their headers say overflow.
+    // Crafted so that sums and products of numbers in their headers overflow.
     let endless = include_bytes!("../../../fuzz/seeds/tensor-file/beyond-64-bits");
     let wide = include_bytes!("../../../fuzz/seeds/tensor-file/no-strides");
     let cut = [&whole[..whole.len() - 1], &whole[..20], &whole[..4]];

@@ -1,9 +1,9 @@
-//! Headless Chromium, and what it shows.
+//! Rendering pages with headless Chromium, and examining the result.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The browser, where there is one.
+/// Returns the path of Chromium, if it is installed.
 pub(crate) fn chromium() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let names = ["chromium", "chromium-browser", "google-chrome"];
@@ -12,7 +12,8 @@ pub(crate) fn chromium() -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// How many of some parts of a page, which a selector names, are cut off or have to be scrolled in a window so many pixels wide.
+/// Returns how many of the elements that a selector matches are cut off or need scrolling in a window `width` pixels
+/// wide.
 pub(crate) fn cut(browser: &Path, html: &str, parts: &str, folder: &Path, width: usize) -> usize {
     let count = format!(
         "<script>document.title = [...document.querySelectorAll('{parts}')].filter(part => part.scrollWidth > \
@@ -40,7 +41,7 @@ pub(crate) fn cut(browser: &Path, html: &str, parts: &str, folder: &Path, width:
     title.0.parse().unwrap()
 }
 
-/// Takes a picture of a page; gives its size in bytes.
+/// Saves a screenshot of a page; returns its file size in bytes.
 pub(crate) fn picture(browser: &Path, html: &str, file: &Path, dark: bool) -> u64 {
     let page = file.with_extension("html");
     std::fs::write(&page, html).unwrap();
@@ -72,7 +73,7 @@ pub(crate) fn picture(browser: &Path, html: &str, file: &Path, dark: bool) -> u6
     std::fs::metadata(file).unwrap().len()
 }
 
-/// Dots of a picture in each of some colours.
+/// Returns the number of pixels of an image in each of some colours.
 pub(crate) fn dots<const COLOURS: usize>(picture: &Path, colours: [[u8; 3]; COLOURS]) -> [usize; COLOURS] {
     let file = std::io::BufReader::new(std::fs::File::open(picture).unwrap());
     let mut reader = png::Decoder::new(file).read_info().unwrap();

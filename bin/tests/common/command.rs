@@ -1,11 +1,11 @@
-//! Running a command.
+//! Running the program's commands and examining their output.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// What a launcher or a user may have set, by how it begins.
+/// Prefixes of environment variables that a launcher or a user may have set.
 const ENVIRONMENT: [&str; 18] = [
     "RANK",
     "PET_",
@@ -27,7 +27,7 @@ const ENVIRONMENT: [&str; 18] = [
     "PYTHONUNBUFFERED",
 ];
 
-/// Takes out of a command's environment what this process's says of ranks.
+/// Removes this process's rank-related environment variables from a command.
 pub(crate) fn clean(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         if ENVIRONMENT.iter().any(|begin| name.to_string_lossy().starts_with(begin)) {
@@ -37,21 +37,21 @@ pub(crate) fn clean(command: &mut Command) -> &mut Command {
     command
 }
 
-/// The program, before it is told which command.
+/// Returns the program, without a subcommand.
 pub(crate) fn girandole() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
     clean(&mut command).stdin(Stdio::null());
     command
 }
 
-/// Runs a command to its good end.
+/// Runs a command, which must succeed.
 pub(crate) fn succeed(command: &mut Command) -> Output {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text(&output.stderr));
     output
 }
 
-/// Runs a command to an error that was found before anything was done: its one line, and its exit code.
+/// Runs a command, which must fail before it does anything; returns its one-line error and its exit code.
 pub(crate) fn refuse_with(command: &mut Command, arguments: &[&str]) -> (String, i32) {
     let output = command.args(arguments).output().unwrap();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -59,42 +59,42 @@ pub(crate) fn refuse_with(command: &mut Command, arguments: &[&str]) -> (String,
     assert!(code == 1 || code == 2, "{arguments:?}: exit code {code}\n{err}");
     assert_eq!(out, "", "{arguments:?} printed something, then failed: {err}");
     assert!(err.starts_with("error: "), "{arguments:?}: {err}");
-    // The parser's own errors come with a hint below.
+    // Errors of clap itself are followed by a hint.
     let by_parser = err.contains("For more information, try '--help'.");
     assert!(by_parser || err.lines().count() == 1, "{arguments:?}: {err}");
     (err, code)
 }
 
-/// One of the program's commands.
+/// One of the program's subcommands.
 pub(crate) struct Girandole(pub(crate) &'static str);
 
 impl Girandole {
-    /// The command, without what this process's environment says of ranks.
+    /// Returns the command, without this process's rank-related environment variables.
     pub(crate) fn command(&self) -> Command {
         let mut command = girandole();
         command.arg(self.0);
         command
     }
 
-    /// Runs it to its good end.
+    /// Runs it; it must succeed.
     pub(crate) fn succeed(&self, arguments: &[&str]) -> Output {
         succeed(self.command().args(arguments))
     }
 
-    /// The same with options and their values.
+    /// Runs it with options and their values; it must succeed.
     pub(crate) fn succeed_with(&self, options: &[(&str, String)]) -> Output {
         let arguments: Vec<&str> =
             options.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
         self.succeed(&arguments)
     }
 
-    /// Runs it to an error that was found before anything was done: its one line.
+    /// Runs it; it must fail before it does anything. Returns its one-line error.
     pub(crate) fn refuse(&self, arguments: &[&str]) -> String {
         refuse_with(&mut self.command(), arguments).0
     }
 }
 
-/// What is printed, without the numbers of lines that tell times.
+/// Returns the printed lines, with times replaced by `...`.
 pub(crate) fn without_times(output: &Output) -> Vec<String> {
     let timed = |line: &str| line.contains(" time") || line.starts_with("speed-up");
     let strip = |line: &str| match line.split_once(": ") {
@@ -104,7 +104,7 @@ pub(crate) fn without_times(output: &Output) -> Vec<String> {
     text(&output.stdout).lines().map(strip).collect()
 }
 
-/// Lines of output, in an order that does not depend on who was first.
+/// Returns the lines of output in sorted order, independent of which rank printed first.
 pub(crate) fn sorted(output: &Output) -> Vec<String> {
     let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_string).collect();
     lines.sort();
@@ -115,7 +115,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A folder for the files of one run.
+/// A temporary folder for the files of a run.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -132,18 +132,18 @@ impl Folder {
     }
 }
 
-/// The lines of a metrics file.
+/// Reads the lines of a metrics file.
 pub(crate) fn metrics(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The losses of a metrics file, in order; epochs and batches must count up without a gap.
+/// Returns the losses of a metrics file, in order; epochs and batches must count up without a gap.
 pub(crate) fn losses(path: &Path) -> Vec<f32> {
     losses_of(&metrics(path), None)
 }
 
-/// The same of one of several runs in it.
+/// Returns the losses of one of several runs in a metrics file.
 pub(crate) fn losses_of(lines: &[Value], run: Option<&str>) -> Vec<f32> {
     let steps: Vec<&Value> =
         lines.iter().filter(|line| line["event"] == "step" && line["run"].as_str() == run).collect();
@@ -158,7 +158,7 @@ pub(crate) fn losses_of(lines: &[Value], run: Option<&str>) -> Vec<f32> {
     steps.iter().map(|step| step["loss"].as_f64().unwrap() as f32).collect()
 }
 
-/// Who starts this test may have it ignore a signal, and then the command does, too.
+/// Whether this test's parent process made it ignore a signal; the command then inherits that.
 pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

@@ -1,15 +1,15 @@
-//! One rank of a run is killed or stopped: who is named by the others, and by the launcher.
+//! Tests that kill or stop one rank of a run: the other ranks and the launcher must name it.
 
 use rustix::process::{Signal, kill_process};
 use sampler::Generator;
 
 use super::{Folder, Girandole, Session, text};
 
-/// How many rounds; a few unless this variable says otherwise.
+/// Environment variable that overrides the number of rounds.
 const ROUNDS: &str = "GIRANDOLE_FAULT_ROUNDS";
 
-/// Round after round, a rank of four is killed or stopped at a random moment of training: all others name it, and the launcher does
-/// in its last line. `seed` tells which, and when.
+/// In each round, kills or stops one of four ranks at a random moment of training: all other ranks must name it, and
+/// the launcher must in its last line. `seed` determines the rank and the moment.
 pub(crate) fn all_name_the_culprit(command: &Girandole, arguments: &[&str], seed: u64, rounds: usize) {
     let rounds = std::env::var(ROUNDS).map_or(rounds, |rounds| rounds.parse().unwrap());
     let mut generator = Generator::new(seed);

@@ -1,4 +1,4 @@
-//! What the tests of several commands share.
+//! Helpers shared by the tests of several commands.
 #![allow(dead_code, unused_imports, reason = "not every test uses all of it")]
 
 mod command;
@@ -24,7 +24,7 @@ pub(crate) use culprit::all_name_the_culprit;
 #[cfg(target_os = "linux")]
 pub(crate) use session::{Session, kill_and_resume};
 
-/// Every value within 1e-4, relative.
+/// Checks that every value is within a relative error of 1e-4.
 pub(crate) fn assert_close(got: &[f32], expected: &[f32], what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}: how many");
     for (place, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -36,7 +36,8 @@ pub(crate) fn assert_close(got: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// The weights of a file are those of which PyTorch's have these sums and roots of the sums of squares; but for some.
+/// Checks the weights in a file against PyTorch's: the sum, and the root of the sum of squares, of each tensor except
+/// those that `but` excludes.
 pub(crate) fn assert_norms(
     file: &Path,
     norms: &BTreeMap<String, [f64; 2]>,
@@ -49,7 +50,7 @@ pub(crate) fn assert_norms(
         let wide = weights[name].to_dtype(DType::F64).unwrap();
         let sum = wide.sum_all().unwrap().to_scalar::<f64>().unwrap();
         let norm = wide.sqr().unwrap().sum_all().unwrap().to_scalar::<f64>().unwrap().sqrt();
-        // A sum of numbers of both signs is small beside them.
+        // A sum of numbers of both signs is small, so its error is taken relative to the norm.
         let [gap, error] =
             [sum - expected[0], norm - expected[1]].map(|gap| gap.abs() / expected[1].max(1e-3));
         assert!(gap < 1e-3 && error < 1e-4, "{what}, {name}: {sum} and {norm}, PyTorch has {expected:?}");

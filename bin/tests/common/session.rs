@@ -1,4 +1,4 @@
-//! A run that is killed, and one that goes on after it.
+//! Runs that are killed and resumed.
 
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
@@ -9,10 +9,10 @@ use sampler::Generator;
 
 use super::{Folder, Girandole, losses, text};
 
-/// Nothing that is waited for takes this long, not even on a busy machine.
+/// Longer than anything that is waited for, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A command that runs. It and its ranks are ended where it is dropped.
+/// A running command. It and its ranks are killed on drop.
 pub(crate) struct Session {
     child: Child,
 }
@@ -24,7 +24,7 @@ impl Session {
         Self { child: command.spawn().unwrap() }
     }
 
-    /// Its ranks, as far as they have been started.
+    /// Returns its ranks that have been started so far.
     pub(crate) fn ranks(&self) -> Vec<Pid> {
         let pid = self.child.id();
         let children =
@@ -32,7 +32,7 @@ impl Session {
         children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
     }
 
-    /// Waits until something is so, or the command has ended.
+    /// Waits until a condition holds or the command has ended.
     pub(crate) fn until(&mut self, what: &str, done: impl Fn() -> bool) {
         let began = Instant::now();
         while !done() && self.child.try_wait().unwrap().is_none() {
@@ -41,7 +41,7 @@ impl Session {
         }
     }
 
-    /// Waits until something is so of its ranks; false where the command has ended before.
+    /// Waits until a condition on its ranks holds; returns false if the command ends first.
     pub(crate) fn until_ranks(&mut self, what: &str, done: impl Fn(&[Pid]) -> bool) -> bool {
         let began = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
@@ -53,7 +53,7 @@ impl Session {
         false
     }
 
-    /// Kills one of its processes, 0 being the launcher, and waits until all are gone.
+    /// Kills one of its processes, 0 being the launcher, and waits until all have ended.
     pub(crate) fn kill(mut self, which: usize) {
         let ranks = self.ranks();
         let mut all = vec![Pid::from_child(&self.child)];
@@ -68,7 +68,7 @@ impl Session {
         }
     }
 
-    /// Sends the launcher a signal, and waits until all are gone.
+    /// Sends the launcher a signal, and waits until all processes have ended.
     pub(crate) fn stop(mut self, signal: Signal) {
         let ranks = self.ranks();
         // It may have just ended by itself.
@@ -97,14 +97,14 @@ impl Drop for Session {
     }
 }
 
-/// Not one that waits to be reaped by whoever has inherited it.
+/// Whether a process runs; a zombie that waits to be reaped by its new parent does not count.
 fn runs(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// Kills a run at random moments, so many times, lets it go on each time, and in the end compares it with one that nobody
-/// disturbed: weights to the bit, and the losses of all steps.
+/// Kills a run at random moments, `kills` times, resumes it each time, and finally compares it with an undisturbed
+/// run: weights bitwise, and the losses of all steps.
 pub(crate) fn kill_and_resume(command: &Girandole, arguments: &[&str], kills: usize) {
     let folder = Folder::new();
     let (dir, lines) = (folder.argument("checkpoints"), folder.argument("metrics.jsonl"));
@@ -114,11 +114,11 @@ pub(crate) fn kill_and_resume(command: &Girandole, arguments: &[&str], kills: us
     let mut generator = Generator::new(kills as u64);
     let mut random = |below: u32| generator.next_u32() % below;
     for _ in 0..kills {
-        // Long enough that it cannot end by itself.
+        // So many epochs that it cannot end by itself.
         let mut session = Session::start(command, &[&resuming[..], &["--epochs", "1000000"]].concat());
         let before = std::fs::read(folder.path("checkpoints/latest")).ok();
         if random(4) > 0 {
-            // Otherwise it is killed wherever it has come to: before it has joined, or read the checkpoint.
+            // Otherwise it is killed at any point: perhaps before it has joined or read the checkpoint.
             session.until("a checkpoint more", || {
                 std::fs::read(folder.path("checkpoints/latest")).ok() != before
             });

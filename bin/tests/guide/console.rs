@@ -1,5 +1,5 @@
-//! Commands: those of blocks `console,run` are run, and what a block `text,part` below says is in their output, in that order. All
-//! others have options that there are.
+//! Commands in the guide: those in `console,run` blocks are run, and their output must contain the lines of the
+//! `text,part` block below, in order. All other commands must only use options that exist.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn commands_print_what_the_pages_say() {
     assert!(runs >= 7, "{runs} blocks");
 }
 
-/// Standard output of a shell's commands, in a folder of their own.
+/// Runs shell commands in a folder of their own; returns standard output.
 fn run(commands: &str) -> String {
     let folder = Folder::new();
     let program = Path::new(env!("CARGO_BIN_EXE_girandole")).parent().unwrap();
@@ -74,7 +74,7 @@ fn commands_have_the_options_that_the_pages_give_them() {
     assert!(options > 20, "{options} options");
 }
 
-/// What follows `girandole` in the code of a page.
+/// Returns what follows `girandole` in the code of a page.
 fn commands(page: &Page) -> Vec<String> {
     let blocks = page.blocks();
     let consoles = blocks.iter().filter(|block| block.info.starts_with("console"));

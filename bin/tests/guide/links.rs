@@ -1,4 +1,4 @@
-//! Links within the repository lead to files and headings that there are.
+//! Links within the repository: the target files and headings must exist.
 
 use crate::pages::{Page, all, guide, page};
 
@@ -8,7 +8,7 @@ fn targets(page: &Page) -> Vec<String> {
     after.map(|rest| rest.split(')').next().unwrap().to_owned()).collect()
 }
 
-/// A heading as GitHub and mdBook name it.
+/// Converts a heading to its anchor, as GitHub and mdBook do.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     let kept = kept.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
@@ -41,7 +41,7 @@ fn links_lead_somewhere() {
     assert!(seen > 60, "{seen} links");
 }
 
-/// What is outside of `book/src` is not in the built book.
+/// Files outside of `book/src` are not part of the built book.
 #[test]
 fn the_guides_links_stay_in_the_guide() {
     for page in guide() {

@@ -1,5 +1,5 @@
-//! README and guide are true: their commands run and have the options that they are given, their links lead somewhere, and their
-//! messages and variables are those of the code. The doc tests run their Rust code.
+//! Tests that README and guide match the program: commands run and use existing options, links have targets, and
+//! messages and environment variables are those of the code. The Rust code is run by the doc tests.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]

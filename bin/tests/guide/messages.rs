@@ -1,4 +1,5 @@
-//! The chapter on troubleshooting has a row for every error, and no row for what no code says.
+//! Tests that the chapter on troubleshooting has a row for every error message, and no row for a message that no code
+//! contains.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,7 @@ use crate::pages::{page, root};
 use crate::sources::code;
 use crate::texts::{first_text, rust_files};
 
-/// The sources of all crates.
+/// Source folders of all crates.
 pub(crate) const SOURCES: [&str; 13] = [
     "sampler/src",
     "comm/src",
@@ -35,7 +36,7 @@ const WITHOUT_ROW: [(&str, &str); 8] = [
     ("the ranks start again", "told to no user"),
 ];
 
-/// What `#[error("...")]` has, of all crates.
+/// Returns the texts of `#[error("...")]` in all crates.
 fn templates() -> BTreeSet<String> {
     let files = SOURCES.iter().flat_map(|folder| rust_files(&root().join(folder)));
     let mut all = BTreeSet::new();
@@ -47,13 +48,13 @@ fn templates() -> BTreeSet<String> {
     all
 }
 
-/// Words without punctuation around them.
+/// Returns the words of a text, without surrounding punctuation.
 fn words(text: &str) -> Vec<&str> {
     let words = text.split_whitespace().map(|word| word.trim_matches(|c: char| !c.is_alphanumeric()));
     words.filter(|word| !word.is_empty()).collect()
 }
 
-/// What is between the values of a template.
+/// Returns the parts of a template between its placeholders.
 fn fixed(template: &str) -> Vec<String> {
     let template = template.replace('`', "");
     let mut parts = vec![];
@@ -66,7 +67,7 @@ fn fixed(template: &str) -> Vec<String> {
     parts
 }
 
-/// Whether a template, with some values, gives a message.
+/// Whether a template can produce a message.
 fn gives(fixed: &[String], message: &str) -> bool {
     let [first, middle @ .., last] = fixed else { return message == fixed[0] };
     let inside = message.strip_prefix(&**first).and_then(|rest| rest.strip_suffix(&**last));
@@ -80,7 +81,8 @@ fn gives(fixed: &[String], message: &str) -> bool {
     inside.is_some()
 }
 
-/// Whether a message of the chapter, where `...` stands for any text, is one of a template: word by word, or by five words in a row.
+/// Whether a message of the chapter, where `...` stands for any text, matches a template: entirely, or in five
+/// consecutive words.
 fn is_of(message: &str, template: &str) -> bool {
     let fixed = fixed(template);
     let most = fixed.iter().map(|part| words(part).len()).max().unwrap_or(0);
@@ -97,7 +99,7 @@ fn is_of(message: &str, template: &str) -> bool {
     most > 0 && (gives(&fixed, message) || fixed.iter().any(in_a_row))
 }
 
-/// The messages of the chapter, by row.
+/// Returns the messages of the chapter, by row.
 fn rows() -> Vec<Vec<String>> {
     let text = page("book/src/troubleshooting.md").text;
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -128,7 +130,7 @@ fn messages_are_those_of_the_code() {
     let templates = templates();
     for message in rows().into_iter().flatten() {
         let words: Vec<&str> = message.split_whitespace().collect();
-        // Three words in a row that hold no value.
+        // Three consecutive words that contain no value.
         let plain = |word: &&str| word.chars().all(|c| c.is_alphabetic() || ",:;'-()".contains(c));
         let found = words.windows(3).any(|three| three.iter().all(plain) && code.contains(&three.join(" ")));
         let found = found || templates.iter().any(|template| is_of(&message, template));

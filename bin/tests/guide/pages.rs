@@ -1,15 +1,15 @@
-//! The pages, and what is in them.
+//! Reading the Markdown pages of the guide, and tests of their form.
 
 use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
 
-/// A file of Markdown.
+/// A Markdown file.
 pub(crate) struct Page {
     pub(crate) path: PathBuf,
     pub(crate) text: String,
 }
 
-/// Code between fences.
+/// A fenced code block.
 pub(crate) struct Block {
     /// What follows the opening fence, such as `rust,no_run`.
     pub(crate) info: String,
@@ -26,7 +26,7 @@ pub(crate) fn page(path: &str) -> Page {
     Page { path, text }
 }
 
-/// The chapters of the guide, and its table of contents.
+/// Returns the chapters of the guide, and its table of contents.
 pub(crate) fn guide() -> Vec<Page> {
     let entries = read_dir(root().join("book/src")).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -35,7 +35,7 @@ pub(crate) fn guide() -> Vec<Page> {
     names.iter().map(|name| page(&format!("book/src/{name}"))).collect()
 }
 
-/// What a new user reads.
+/// Returns all pages for new users: the guide and the README.
 pub(crate) fn all() -> Vec<Page> {
     let mut all = guide();
     all.push(page("README.md"));
@@ -43,7 +43,7 @@ pub(crate) fn all() -> Vec<Page> {
 }
 
 impl Page {
-    /// Its file, from the root.
+    /// Returns its path relative to the repository root.
     pub(crate) fn name(&self) -> String {
         self.path.strip_prefix(root()).unwrap().display().to_string()
     }
@@ -63,7 +63,7 @@ impl Page {
         blocks
     }
 
-    /// Its lines outside of blocks.
+    /// Returns the lines outside of code blocks.
     pub(crate) fn prose(&self) -> String {
         let mut inside = false;
         let outside = self.text.lines().filter(|line| {
@@ -74,7 +74,7 @@ impl Page {
         outside.map(|line| format!("{line}\n")).collect()
     }
 
-    /// Code within its lines.
+    /// Returns the code spans in those lines.
     pub(crate) fn code_spans(&self) -> Vec<String> {
         let prose = self.prose().replace('\n', " ");
         prose.split('`').skip(1).step_by(2).map(str::to_owned).collect()
@@ -100,8 +100,8 @@ fn every_chapter_is_in_the_contents_and_its_code_is_tested() {
     }
 }
 
-/// What mdBook would refuse or read in another way than it is meant, since it is not run with the tests: `mdbook build book` passes where this
-/// does.
+/// Checks the table of contents for what mdBook would reject or misread, since mdBook is not run with the tests: if
+/// this passes, `mdbook build book` does, too.
 #[test]
 fn mdbook_can_read_the_contents() {
     let contents = page("book/src/SUMMARY.md").text;
@@ -123,7 +123,7 @@ fn mdbook_can_read_the_contents() {
     for file in files {
         let page = page(&format!("book/src/{file}"));
         assert!(page.text.starts_with("# "), "{file} does not begin with its title");
-        // Directives, such as `include`, that mdBook replaces.
+        // Directives that mdBook would replace, such as `include`.
         assert!(!page.text.contains("{{#"), "{file} has a directive of mdBook");
     }
 }

@@ -1,4 +1,4 @@
-//! What the guide says of the code is in the code: environment variables.
+//! Tests that environment variables in the guide exist in the code.
 
 use std::collections::BTreeSet;
 use std::fs::{read_dir, read_to_string};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::pages::{page, root};
 
-/// All code in these folders, without line breaks within texts.
+/// Returns all code in these folders, with line continuations in string literals joined.
 pub(crate) fn code(folders: &[&str]) -> String {
     let mut all = String::new();
     for folder in folders {

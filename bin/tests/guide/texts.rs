@@ -1,9 +1,9 @@
-//! Texts in Rust code.
+//! Extracting string literals from Rust code.
 
 use std::fs::{read_dir, read_to_string};
 use std::path::Path;
 
-/// The Rust files of a folder and those below it.
+/// Returns the content of all Rust files of a folder and its subfolders.
 pub(crate) fn rust_files(folder: &Path) -> Vec<String> {
     let mut all = vec![];
     for entry in read_dir(folder).unwrap() {
@@ -17,7 +17,7 @@ pub(crate) fn rust_files(folder: &Path) -> Vec<String> {
     all
 }
 
-/// The texts between quotes, without those in comments.
+/// Returns all string literals, ignoring comments.
 pub(crate) fn texts(code: &str) -> Vec<String> {
     let (mut all, mut rest) = (vec![], code);
     while let Some((text, after)) = first_text(rest) {
@@ -27,7 +27,7 @@ pub(crate) fn texts(code: &str) -> Vec<String> {
     all
 }
 
-/// The first text between quotes, and the code after it.
+/// Returns the first string literal, and the code after it.
 pub(crate) fn first_text(code: &str) -> Option<(String, &str)> {
     let mut from = 0;
     loop {
@@ -39,7 +39,7 @@ pub(crate) fn first_text(code: &str) -> Option<(String, &str)> {
                 [b'/', b'*', ..] => rest.find("*/")? + 2,
                 [b'\'', b'\\', _, ..] => 3 + rest[3..].find('\'')? + 1,
                 [b'\'', ..] => {
-                    // A character, or else a lifetime.
+                    // A character literal, or else a lifetime.
                     let mut of = rest.char_indices().skip(2);
                     of.next().filter(|(_, c)| *c == '\'').map_or(1, |(end, _)| end + 1)
                 }
@@ -61,7 +61,7 @@ fn raw(rest: &str, hashes: usize) -> Option<(String, &str)> {
     rest.split_once(&*end).map(|(text, after)| (text.to_owned(), after))
 }
 
-/// With line breaks and spaces left out where `\` ends a line.
+/// Reads a plain string literal, dropping line breaks and indentation after a `\` at the end of a line.
 fn plain(rest: &str) -> Option<(String, &str)> {
     let mut text = String::new();
     let mut chars = rest.char_indices().peekable();

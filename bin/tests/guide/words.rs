@@ -1,11 +1,11 @@
-//! Sentences that have to be read twice.
+//! Tests that texts contain none of a list of hard-to-read phrases.
 
 use crate::common::{girandole, succeed, text};
 use crate::messages::SOURCES;
 use crate::pages::{all, page, root};
 use crate::texts::{rust_files, texts};
 
-/// Each with what says it at once.
+/// Phrases, each with a clearer replacement.
 const RIDDLES: [(&str, &str); 36] = [
     ("times are yours", "timings vary by machine"),
     ("what is missing is one line", "a missing library is reported in one line"),
@@ -45,7 +45,7 @@ const RIDDLES: [(&str, &str); 36] = [
     ("whoever has", "the rank, or process, that has"),
 ];
 
-/// Refuses a text that has one.
+/// Fails if a text contains one of them.
 fn check(name: &str, text: &str) {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     for (riddle, plain) in RIDDLES {
@@ -74,13 +74,13 @@ fn there_are_none_in_the_help() {
     assert!(seen > 20, "{seen} commands: {program}");
 }
 
-/// In what programs and libraries say: errors, warnings and notes, and whatever else is text in their code.
+/// Checks the string literals of programs and libraries: errors, warnings, notes and all others.
 #[test]
 fn there_are_none_in_messages() {
     let mut seen = 0;
     for folder in SOURCES {
         for code in rust_files(&root().join(folder)) {
-            // Tests speak to nobody.
+            // Unit tests print nothing to users.
             let code = code.split("#[cfg(test)]").next().unwrap_or_default();
             for text in texts(code) {
                 check(folder, &text);

@@ -1,4 +1,4 @@
-//! `comm-bench` as a user runs it.
+//! Tests of the command `comm-bench`.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -71,7 +71,7 @@ fn one_rank_measures_what_it_can() {
     assert_eq!(text(&output.stderr), "note: send_recv is not measured: it takes 2 ranks or more\n");
 }
 
-/// Ranks of `plan` measure in the same way.
+/// The ranks of `plan` measure with the same code.
 #[test]
 fn ranks_say_what_they_warn_of() {
     let bench = ["comm-bench", "--sizes", "4K", "--ops", "all_reduce", "--calls", "1"];
@@ -81,7 +81,7 @@ fn ranks_say_what_they_warn_of() {
             let mut command = girandole();
             command.env("RANK", rank).env("WORLD_SIZE", world_size);
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-            // As one that the command has started.
+            // Like a rank that the command has started.
             command.env("GIRANDOLE_SPAWNED_FOR", arguments[0]);
             command.env("GIRANDOLE_SPAWNER_PID", std::process::id().to_string());
             command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());

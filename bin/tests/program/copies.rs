@@ -1,17 +1,17 @@
-//! Experiments that train copies of a model go on when ranks are lost.
+//! Elastic runs of data-parallel experiments when ranks are lost.
 
 use std::fs;
 
 use crate::common::{Folder, losses, text};
 use crate::watched::{Job, Watched, places, replayed};
 
-/// Steps that take long enough to be interrupted.
+/// With steps long enough to be interrupted.
 const TRAINER: Job =
     Job { command: "ddp-trainer", options: &["--samples", "100000", "--batch-size", "2000"] };
 const PICTURES: Job = Job { command: "cifar10", options: &["--samples", "300", "--test-samples", "20"] };
 const CLASSIFIER: Job = Job { command: "ddp-mlp", options: &["--batch-size", "20000"] };
 
-/// A run that loses one of three ranks; where the others went on, and what is left of it.
+/// Runs a job that loses one of three ranks; returns where the others continued, and the folder.
 fn lose(job: &Job, lost: usize, epochs: &str) -> ((usize, usize), Folder) {
     let run = Watched::start(job, "2:3", &["--epochs", epochs]);
     run.kill(lost);
@@ -20,7 +20,7 @@ fn lose(job: &Job, lost: usize, epochs: &str) -> ((usize, usize), Folder) {
     assert!(remarks.contains("2 ranks of 3 go on at epoch"), "{}: {remarks}", job.command);
     let places = places(&output);
     assert_eq!(places.len(), 1, "{}: {remarks}", job.command);
-    // Each step is there once.
+    // The metrics have each step once.
     losses(&folder.path("m.jsonl"));
     (places[0], folder)
 }
@@ -36,7 +36,7 @@ fn the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
     }
 }
 
-/// Each rank has a batch of its own, which goes with it.
+/// Each rank has its own batch, which is lost with it.
 #[test]
 fn the_others_go_on_with_batches_of_their_own() {
     for lost in [0, 2] {

@@ -1,4 +1,4 @@
-//! Runs whose loss becomes infinite or not a number: they end as others do, and everything they write can be read.
+//! Runs whose loss becomes infinite or NaN: they end normally, and their output files can be read.
 
 use crate::common::{Folder, Girandole, metrics, text};
 
@@ -20,7 +20,7 @@ fn a_run_that_diverges_has_a_result_and_a_report() {
         let keep = if ["ddp-linear", "pipeline-transformer"].contains(&command) { &[][..] } else { &keep };
         let output = Girandole(command).succeed(&[short, &files, keep].concat());
         let printed = text(&output.stdout);
-        // As Python prints it. The tutorial's trainer prints no loss.
+        // As Python prints it. The Trainer tutorial prints no loss.
         assert!(command == "ddp-trainer" || printed.contains("nan"), "{command}: {printed}");
         assert!(!printed.contains("NaN"), "{command}: {printed}");
         let steps = metrics(lines.as_ref());

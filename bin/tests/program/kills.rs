@@ -1,5 +1,5 @@
-//! A language model's run that is killed again and again, and goes on in another layout each time; and one that is killed while it writes
-//! checkpoints.
+//! A language-model run that is killed repeatedly and resumed in another layout each time; and one that is killed
+//! while it writes checkpoints.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use training::{CheckpointConfig, Checkpoints};
 use crate::common::{Folder, Girandole, Session, metrics};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
-/// How often, where this variable does not say otherwise.
+/// Environment variable for the number of kills, and its default.
 const KILLS: (&str, usize) = ("GIRANDOLE_FAULT_ROUNDS", 4);
 const LAYOUTS: [&str; 8] =
     ["shard=2", "tp=4", "dp=1", "pp=2,dp=2", "tp=2", "pp=2,shard=2", "dp=2", "shard=2,tp=2"];
-/// Rows of the text, which are no multiple of a step's.
+/// Rows of the text; not a multiple of the rows per step.
 const ROWS: usize = 36;
-/// Of f32: each layout adds in another order, by which the parameters of later steps differ. Ten times what was found in 200 steps, and less
-/// than what steps with other rows differ by.
+/// Relative difference of f32 losses: each layout adds in another order, so parameters drift apart. Ten times the
+/// largest difference found in 200 steps, and less than the difference between steps with different rows.
 const TOLERANCE: f64 = 1e-5;
 
-/// Rows that all differ, so that the loss of a step tells which it had.
+/// Returns text whose rows all differ, so that the loss of a step identifies its rows.
 fn rows() -> String {
     let word = |i: usize| ["ash ", "birch ", "cedar ", "elm ", "fir ", "oak\n", "pine "][i * i * i % 31 % 7];
     let text: String = (0..).map(word).take(400).collect();
@@ -61,7 +61,7 @@ fn borrowed(all: &[String]) -> Vec<&str> {
     all.iter().map(String::as_str).collect()
 }
 
-/// By step: its number, its epoch, its loss.
+/// Returns step, epoch and loss of each step.
 fn curve(path: &Path) -> Vec<(u64, u64, f64)> {
     let of = |line: &Value| {
         let number = |name: &str| line[name].as_u64().unwrap();
@@ -70,7 +70,7 @@ fn curve(path: &Path) -> Vec<(u64, u64, f64)> {
     metrics(path).iter().filter(|line| line["event"] == "step").map(of).collect()
 }
 
-/// How many rows the checkpoint that is gone on from says are read, if there is a whole one.
+/// Returns step and epoch of the checkpoint that a resume would use, if there is one.
 fn saved(folder: &Folder) -> Option<(u64, u64)> {
     let latest = fs::read_to_string(folder.path("checkpoints/latest")).ok()?;
     let json =
@@ -79,13 +79,13 @@ fn saved(folder: &Folder) -> Option<(u64, u64)> {
     Some((json["step"].as_u64()?, json["epoch"].as_u64()?))
 }
 
-/// What is killed goes on with the rows that come next: were one read twice or left out, the losses would not be those of the run that
-/// nobody disturbed, for each step has rows of its own. A kill falls into computing, into writing a checkpoint (there is one after each
-/// step, in the background) or into the start; whenever it is, a checkpoint that loads is there.
+/// A killed run must resume with the next rows: if one were repeated or skipped, the losses would differ from those
+/// of an undisturbed run, as each step has different rows. A kill may hit computation, the writing of a checkpoint
+/// (after each step, in the background) or startup; a checkpoint that can be loaded must exist at any time.
 #[test]
 fn a_run_that_is_killed_goes_on_in_other_layouts() {
     let kills = std::env::var(KILLS.0).map_or(KILLS.1, |kills| kills.parse().unwrap());
-    // An attempt comes a few steps further; it may as well be killed before the first.
+    // An attempt completes a few steps, or is killed before the first one.
     let steps = 4 * kills + 6;
     let folder = Folder::new();
     fs::write(folder.path("text.txt"), rows()).unwrap();
@@ -108,7 +108,7 @@ fn a_run_that_is_killed_goes_on_in_other_layouts() {
         let (own, layout) = (arguments(&lines), LAYOUTS[attempt % LAYOUTS.len()]);
         let mut session =
             Session::start(&PRETRAIN, &[&borrowed(&own)[..], &keep, &["--mesh", layout]].concat());
-        // Mostly after a checkpoint, somewhere on the way to the next ones; now and then before.
+        // Usually after another checkpoint, on the way to the next ones; sometimes earlier.
         let early = generator.next_u32().is_multiple_of(8);
         session.until("a checkpoint", || early || saved(&folder) != before);
         std::thread::sleep(Duration::from_micros(u64::from(generator.next_u32() % 30_000)));
@@ -133,14 +133,14 @@ fn a_run_that_is_killed_goes_on_in_other_layouts() {
     assert_eq!(saved(&folder).unwrap(), (steps as u64, epochs as u64));
 }
 
-/// What a new checkpoint's folder is called before it counts.
+/// Returns the folder of a checkpoint that is still being written.
 fn unfinished(dir: &Path) -> Option<PathBuf> {
     let names = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
     let is_it = |path: &PathBuf| path.to_string_lossy().contains("/.unfinished-checkpoint-");
     names.into_iter().find(is_it)
 }
 
-/// Whether a new checkpoint's folder has a file, of some bytes.
+/// Whether the folder of an unfinished checkpoint has a non-empty file with this ending.
 fn has(dir: &Path, ending: &str) -> bool {
     let entries =
         unfinished(dir).and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
@@ -150,7 +150,7 @@ fn has(dir: &Path, ending: &str) -> bool {
     })
 }
 
-/// The newest checkpoint's number, whatever `latest` says.
+/// Returns the folder of the newest checkpoint, whatever `latest` names.
 fn newest(dir: &Path) -> Option<PathBuf> {
     Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 2 }).ok()?.list().ok()?.pop()
 }
@@ -174,7 +174,7 @@ fn a_kill_while_a_checkpoint_is_written_leaves_one_that_loads() {
     let mut before = None;
     for (place, (what, is_there)) in moments.iter().cycle().take(8).enumerate() {
         let mut session = Session::start(&PRETRAIN, &run);
-        // One checkpoint more at least, and then the moment.
+        // After at least one more checkpoint, at the chosen moment.
         session.until("a checkpoint more", || newest(&dir) > before);
         session.until(what, || is_there(&dir));
         session.kill(1 + place % 2);

@@ -1,4 +1,5 @@
-//! `pretrain` and `finetune`: every layout learns the same, a run that was killed goes on in another one, and what cannot be is said.
+//! `pretrain` and `finetune`: all layouts give the same results, a killed run resumes in another layout, and errors
+//! are reported.
 
 use std::fs;
 
@@ -11,7 +12,7 @@ use crate::common::{Folder, Girandole, losses, metrics, refuse_with, text};
 const PRETRAIN: Girandole = Girandole("pretrain");
 const FINETUNE: Girandole = Girandole("finetune");
 
-/// A small model, and rows that each layout can divide.
+/// A small model, with rows that every layout can divide.
 const SMALL: [&str; 12] = [
     "--layers",
     "2",
@@ -38,7 +39,7 @@ fn folder() -> (Folder, String) {
     (folder, data)
 }
 
-/// The losses of a run, and the logits of what it saved.
+/// Returns the losses of a run, and the logits of the model that it saved.
 fn pretrain(folder: &Folder, data: &str, options: &[&str]) -> (Vec<f32>, Vec<f32>) {
     let (out, metrics) = (folder.argument("out"), folder.argument("metrics.jsonl"));
     let common = ["--data", data, "--out", &out, "--overwrite", "--metrics", &metrics, "--steps", "6"];
@@ -116,11 +117,11 @@ fn f16_learns_with_a_scaled_loss() {
     let lines = metrics(&folder.path("metrics.jsonl"));
     let scales: Vec<f64> = lines.iter().filter_map(|line| line["loss_scale"].as_f64()).collect();
     assert_eq!((scales[0], scales.len()), (65536.0, got.0.len()));
-    // Steps that are skipped change nothing.
+    // Skipped steps change nothing.
     assert!(got.0[5] < got.0[0] - 0.1, "{:?}, {:?}", got.0, expected.0);
 }
 
-/// A run of some steps with checkpoints.
+/// Returns the arguments of a run with checkpoints.
 fn resumable(folder: &Folder, data: &str, steps: &str, checkpoints: &str, options: &[&str]) -> Vec<String> {
     let out = folder.argument("out");
     let common =
@@ -142,7 +143,7 @@ fn a_run_goes_on_in_another_layout() {
     let options = ["--checkpoint-every", "2", "--resume", "--mesh", "shard=2", "--metrics", &all];
     let said = run("6", &checkpoints, &options);
     assert!(said.contains("no checkpoint in"), "{said}");
-    // The last one is of step 6, the one before it of step 4.
+    // The last checkpoint is of step 6, the one before it of step 4.
     let latest = fs::read_to_string(folder.path("checkpoints/latest")).unwrap();
     assert!(latest.starts_with("checkpoint-00000003"), "{latest}");
     let (file, fourth) =
@@ -157,7 +158,7 @@ fn a_run_goes_on_in_another_layout() {
         let got: Vec<f32> = steps.map(|line| line["loss"].as_f64().unwrap() as f32).collect();
         assert_near(&got[got.len() - 2..], &expected.0[4..], layout);
     }
-    // Steps that are taken again are in the metrics once.
+    // Repeated steps are in the metrics once.
     run("6", &folder.argument("again"), &["--resume", &fourth, "--metrics", &all]);
     let lines = metrics(&folder.path("all.jsonl"));
     let steps = lines.iter().filter(|line| line["event"] == "step");
@@ -205,14 +206,14 @@ fn adapters_are_trained_and_merged() {
     FINETUNE.succeed(&[&common[..], &lora, &["--out", &merged, "--merge"]].concat());
     assert_near(&logits(&merged), &expected, "merged");
     assert!(logits(&base).iter().zip(&expected).any(|(a, b)| (a - b).abs() > 1e-3));
-    // They are evaluated beside the weights as in them.
+    // Evaluating with separate adapters gives the same result as with merged ones.
     let evaluate = |options: &[&str]| {
         text(&Girandole("evaluate").succeed(&[&["--data", &data, "--length", "16"], options].concat()).stdout)
     };
     let with = evaluate(&["--model", &base, "--adapters", &adapters, "--mesh", "tp=2"]);
     assert_eq!(with, evaluate(&["--model", &merged]));
     assert_ne!(with, evaluate(&["--model", &base]));
-    // And on from these, the weights themselves.
+    // Training can continue from them, and on all weights.
     FINETUNE
         .succeed(&[&common[..], &["--adapters", &adapters, "--out", &folder.argument("further")]].concat());
     FINETUNE.succeed(&[&common[..], &["--mesh", "tp=2", "--out", &folder.argument("all")]].concat());
@@ -284,7 +285,7 @@ fn a_folder_that_cannot_be_used_is_told_in_one_line() {
     fs::write(model.join("config.json"), "{").unwrap();
     refuse(&FINETUNE, "config.json: ");
     fs::write(model.join("config.json"), &config).unwrap();
-    // A file that was not wholly copied, one that is something else, one that an index names and that is missing.
+    // An incompletely copied file, a file of another kind, and a file that is named by an index but missing.
     let weights = model.join("model.safetensors");
     let whole = fs::read(&weights).unwrap();
     for damaged in [&whole[..whole.len() - 4], &whole[..100], &whole[..3], b"<html>not found</html>"] {
@@ -322,10 +323,10 @@ fn a_sample_is_written_at_each_evaluation() {
     for layout in ["dp=2", "shard=2", "tp=2", "shard=2,tp=2", "pp=2", "pp=2,shard=2", "pp=2,tp=2"] {
         assert_eq!(samples(&[&prompt[..], &["--mesh", layout]].concat()), expected, "{layout}");
     }
-    // As far as there are positions, with rows that are divided as well.
+    // Up to the model's number of positions, also with sequence parallelism.
     let all = samples(&["--sample", "99"]);
     assert_eq!(samples(&["--sample", "99", "--mesh", "pp=2,tp=2", "--sequence-parallel"]), all);
-    // Of the first row, and as far as the model has positions.
+    // By default the prompt is from the first row.
     assert!(samples(&[])[0].starts_with(&format!("\"{}", &words()[..8])));
     let refuse = |options: &[&str]| {
         let own = ["--data", &data, "--out", &folder.argument("out"), "--overwrite"];
@@ -339,7 +340,7 @@ fn a_sample_is_written_at_each_evaluation() {
     assert!(refuse(&["--sample-prompt", "one"]).contains("--evaluate"));
 }
 
-/// Until the ranks are there, what they need of a text is in a file without a name that they are told of.
+/// Until the ranks have started, the tokens of the text are in an unnamed temporary file, which the ranks open.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_text_is_made_tokens_of_once() {
@@ -374,7 +375,7 @@ fn a_text_is_made_tokens_of_once() {
     let mut lines = BufReader::new(launcher.stdout.take().unwrap());
     let mut line = String::new();
     lines.read_line(&mut line).unwrap();
-    // It is said before there are ranks, which find no text any more.
+    // Printed before the ranks start, so the ranks can no longer read the text.
     assert!(line.starts_with("model: "), "{line}");
     fs::remove_file(&data).unwrap();
     fs::remove_file(folder.path("other.txt")).unwrap();
@@ -397,6 +398,6 @@ fn a_model_without_room_is_refused_before_ranks_start() {
     let said = PRETRAIN.refuse(&[&common[..], &sizes].concat());
     assert!(said.starts_with("error: --mesh: got shard=2; the 2 ranks here need about 3"), "{said}");
     assert!(said.contains(" TB, and this machine has ") && said.contains("--no-memory-check"), "{said}");
-    // Where it has room, nothing is said.
+    // With enough memory, nothing is printed.
     pretrain(&folder, &data, &["--no-memory-check"]);
 }

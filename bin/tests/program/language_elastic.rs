@@ -1,4 +1,4 @@
-//! `pretrain --elastic`: copies go on without ranks that are lost, as if nothing had happened.
+//! `pretrain --elastic`: data-parallel ranks continue when others are lost, with unchanged losses.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ const PRETRAIN: Girandole = Girandole("pretrain");
 
 const STEPS: usize = 120;
 
-/// A small model: 12 rows, which 4, 3, 2 and 1 ranks divide.
+/// A small model and 12 rows per step, which 4, 3, 2 and 1 ranks divide.
 const SMALL: [&str; 14] = [
     "--layers",
     "2",
@@ -29,7 +29,7 @@ const SMALL: [&str; 14] = [
     "7",
 ];
 
-/// A folder with a text, and the losses of one process that trains on it.
+/// Returns a folder with a text, and the losses of one process that trains on it.
 fn expected() -> (Folder, String, Vec<f32>) {
     let (folder, words) = (Folder::new(), ["one ", "two ", "three ", "four\n"]);
     let written: String = (0..6000).map(|i| words[i * i % 7 % 4]).collect();
@@ -63,7 +63,7 @@ fn whoever_is_lost_the_losses_are_those_of_a_run_that_lost_none() {
             if ranks.is_empty() {
                 ranks = session.ranks();
             }
-            // The first one, too.
+            // Any rank, including the first.
             let lost = ranks.swap_remove(random.next_u32() as usize % ranks.len());
             kill_process(lost, Signal::KILL).unwrap();
         }

@@ -1,4 +1,4 @@
-//! What `pretrain` says when it goes on from a checkpoint, and when it would write over something.
+//! Output of `pretrain` when it resumes from a checkpoint, and when it would overwrite a model.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use crate::common::{Folder, Girandole, losses, metrics, refuse_with, text};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 
-/// A small model and 8 rows of 16 tokens a step.
+/// A small model; 8 rows of 16 tokens per step.
 const SMALL: [&str; 10] =
     ["--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--metrics", "m.jsonl"];
 
@@ -25,7 +25,7 @@ impl Runs {
         [&["--data", "text.txt", "--out", "out"], &SMALL[..], options].concat()
     }
 
-    /// What a run that ends well says on standard error.
+    /// Runs it, which must succeed; returns standard error.
     fn run(&self, options: &[&str]) -> String {
         let mut command = PRETRAIN.command();
         command.current_dir(self.0.path("")).args(Self::arguments(options));
@@ -71,7 +71,7 @@ fn options_that_a_resumed_run_has_otherwise_are_named() {
     let expected = "note: other options than those of the checkpoint: --betas 0.9,0.95, now 0.9,0.99; --lr 0.0003, now 0.01; \
                     --schedule cosine, now wsd; --steps 4, now 6; --warmup 0, now 2; --weight-decay 0.1, now 0\n";
     assert!(said.starts_with(expected), "{said}");
-    // What it had at last is what is compared the next time.
+    // The next resume compares with the settings of the last run.
     let said = runs.run(&with(&["--steps", "7", "--resume"]));
     assert!(said.contains("--lr 0.01, now 0.0003") && said.contains("--steps 6, now 7"), "{said}");
 }
@@ -85,7 +85,7 @@ fn another_order_of_rows_is_refused_and_another_batch_size_is_not() {
     assert!(line.contains("it was made with seed 42, and now it is 7; an epoch's rows"), "{line}");
     let line = refuse(&["--no-shuffle"]);
     assert!(line.contains("its rows were shuffled, and now they are not shuffled"), "{line}");
-    // 32 rows are read; the next 4 follow, and what is told is told.
+    // 32 rows are read; the next step reads 4 more, and the change is reported.
     let said = runs.run(&with(&["--batch-size", "4", "--steps", "5", "--resume"]));
     assert!(said.contains("--batch-size 8, now 4"), "{said}");
     let json = fs::read(runs.0.path("kept/checkpoint-00000003/checkpoint.json")).unwrap();
@@ -102,16 +102,16 @@ fn a_model_is_replaced_where_that_is_asked_for() {
     let expected = "error: --out: got out; it holds a model already (model.safetensors): give another folder, \
                     or --overwrite to replace the model\n";
     assert_eq!(runs.refuse(&["--steps", "3"]), expected);
-    // No checkpoint to go on from: it would begin anew.
+    // There is no checkpoint to resume from: the run would start from the beginning.
     assert_eq!(runs.refuse(&with(&["--steps", "3", "--resume"])), expected);
     assert!(model() == before);
     runs.run(&with(&["--steps", "3", "--overwrite"]));
     assert!(model() != before);
     assert_eq!(runs.refuse(&with(&["--steps", "3"])), expected);
-    // That of the same run is no other model.
+    // A resumed run may replace its own model.
     runs.run(&with(&["--steps", "4", "--resume"]));
     assert_eq!(losses(&runs.0.path("m.jsonl")).len(), 4);
-    // A configuration alone, as `--model` takes it, is none.
+    // A configuration alone, as for `--model`, does not count as a model.
     fs::remove_file(runs.0.path("out/model.safetensors")).unwrap();
     runs.run(&["--steps", "2"]);
 }
@@ -158,7 +158,7 @@ fn the_page_of_a_run_that_went_on_shows_all_of_it() {
         of.map(|line| line[field].as_u64().unwrap()).collect()
     };
     assert_eq!(steps("evaluation", "step"), [2, 4]);
-    // From the third step on once more, in stages.
+    // Repeats the run from the third step on, as a pipeline.
     let from = ["--resume", "checkpoint-00000001", "--mesh", "pp=2", "--report", "page.html"];
     runs.run(&[&evaluated[..], &["--steps", "6"], &from].concat());
     assert_eq!(steps("step", "batch"), [0, 1, 2, 3, 4, 5]);

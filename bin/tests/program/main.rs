@@ -1,5 +1,5 @@
-//! The program, as those who use it do: every command is run as a process. One binary for all of them, which is quicker linked, and whose
-//! tests wait beside each other.
+//! Tests of the program: every command is run as a process. One binary for all of them, which links faster, and whose
+//! tests wait concurrently.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]

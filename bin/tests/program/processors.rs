@@ -1,7 +1,8 @@
-//! What two programs make of the same command: the losses and the weights of the documents' experiments.
+//! Two builds of the program give the same losses and weights in the documents' experiments.
 //!
-//! By itself the second program is the first one again, and all must be equal to the bit. `GIRANDOLE_OTHER` is the path of one for another
-//! processor, which the kernel starts under qemu; then losses may differ by 1e-6. `scripts/test-aarch64.sh --documents` does so.
+//! By default the second program is the first one again, and all results must be bitwise equal. `GIRANDOLE_OTHER` is
+//! the path of a build for another processor, which the kernel runs under qemu; then losses may differ by 1e-6. Used
+//! by `scripts/test-aarch64.sh --documents`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use candle_core::{DType, Device, Tensor, safetensors};
 
 use crate::common::{Folder, clean, losses_of, metrics, sorted, succeed};
 
-/// The commands that train, with sizes that an emulated processor gets through.
+/// Training commands, with sizes that an emulated processor can handle.
 const TRAINING: [(&str, &[&str]); 9] = [
     ("ddp-linear", &[]),
     ("ddp-trainer", &[]),
@@ -30,7 +31,7 @@ const TRAINING: [(&str, &[&str]); 9] = [
     ),
 ];
 
-/// Those that only print.
+/// Commands that only print.
 const PRINTING: [(&str, &[&str]); 2] = [("sampler", &[]), ("process-groups", &[])];
 
 fn other() -> Option<PathBuf> {
@@ -46,14 +47,14 @@ fn programs() -> [Command; 2] {
     })
 }
 
-/// The losses of all runs of a command.
+/// Returns the losses of all runs of a command.
 fn all_losses(path: &str) -> Vec<f32> {
     let lines = metrics(path.as_ref());
     let runs: BTreeSet<Option<&str>> = lines.iter().map(|line| line["run"].as_str()).collect();
     runs.into_iter().flat_map(|run| losses_of(&lines, run)).collect()
 }
 
-/// The largest gap between two tensors of one name, and how many places differ.
+/// Returns the largest difference between two tensors, and the number of elements that differ.
 fn difference(a: &Tensor, b: &Tensor) -> (f64, usize) {
     let values = |tensor: &Tensor| {
         tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap()

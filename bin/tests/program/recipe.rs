@@ -1,4 +1,4 @@
-//! `--recipe`: options from a file, over which the command line wins, on every rank; and what is said of one that cannot be used.
+//! `--recipe`: options from a file, overridden by the command line, on every rank; and errors in recipes.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use crate::common::{Folder, Girandole, losses, text};
 const PRETRAIN: Girandole = Girandole("pretrain");
 const FINETUNE: Girandole = Girandole("finetune");
 
-/// A folder with a text, and the options of a small run as a recipe.
+/// Returns a folder with texts, and the options of a small run as a recipe.
 fn folder() -> (Folder, String) {
     let folder = Folder::new();
     fs::write(folder.path("a.txt"), "one two three four\n".repeat(200)).unwrap();
@@ -66,7 +66,7 @@ fn a_recipe_is_as_if_it_were_typed_and_the_command_line_wins() {
     assert_eq!(losses_of(&["--recipe", &path]), typed("4", &[]));
     let path = write(&folder, &format!("{recipe}no_shuffle = true\nworld-size = 2\n"));
     let recipe = format!("--recipe={path}");
-    // Underscores as everywhere; ranks have the same options.
+    // Underscores are accepted as everywhere; ranks get the same options.
     assert_eq!(losses_of(&["--batch_size", "4", &recipe, "--steps", "3", "--world-size=1"]).len(), 3);
     assert_eq!(losses_of(&[&recipe, "--no-shuffle=false", "--world-size=1"]), typed("4", &[]));
 }
@@ -77,7 +77,7 @@ fn ranks_have_the_recipe_as_it_was_when_they_were_started() {
     let path = write(&folder, &format!("{recipe}mesh = 'shard=2'\n"));
     let output = PRETRAIN.succeed(&["--recipe", &path, "--report", &folder.argument("page.html")]);
     assert!(text(&output.stdout).contains("layout: shard=2"), "{}", text(&output.stdout));
-    // The page has the command as it was typed.
+    // The report shows the command as it was typed.
     let page = fs::read_to_string(folder.path("page.html")).unwrap();
     assert!(page.contains("pretrain --recipe "), "{page}");
     let evaluated = Girandole("evaluate").succeed(&[
@@ -116,7 +116,7 @@ fn what_is_wrong_in_a_recipe_names_it() {
     let missing = PRETRAIN.refuse(&["--recipe", &folder.argument("none.toml")]);
     assert!(missing.contains("none.toml; it cannot be read: "), "{missing}");
     assert!(PRETRAIN.refuse(&["--recipe", &folder.argument(".")]).contains("it is a folder"));
-    // What the command line says is not the recipe's.
+    // Errors in options that were typed do not name the recipe.
     let path = write(&folder, &recipe);
     let line = PRETRAIN.refuse(&["--recipe", &path, "--steps", "0"]);
     assert!(line.starts_with("error: invalid value '0' for '--steps <N>'"), "{line}");

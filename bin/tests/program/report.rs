@@ -1,4 +1,4 @@
-//! A report in a real browser: headless Chromium takes a picture of it. Without Chromium the test says so and passes.
+//! The report in a real browser: headless Chromium renders it. Without Chromium the test says so and passes.
 
 #[path = "../common/browser.rs"]
 mod browser;
@@ -11,7 +11,7 @@ use browser::{chromium, cut, dots, picture};
 use ::report::{RankTimes, Report, RunSeries, Speedup, now_rfc3339};
 
 fn run(name: &str, steps: usize, world_size: usize, seconds: f64) -> RunSeries {
-    // Noisy losses without a random number in sight.
+    // Noisy losses without a random number generator.
     let noise = |step: usize| 1.0 + 0.5 * ((step * 7919 % 101) as f32 / 101.0 - 0.5);
     let decay = |step: usize| 16.0 * (-9.0 * step as f32 / steps as f32).exp() + 0.01;
     let losses = (0..steps).map(|step| decay(step) * noise(step)).collect();
@@ -104,7 +104,7 @@ fn the_report_of_each_command_shows_its_plots() {
         Girandole(command).succeed(&[short, &["--report", &report]].concat());
         let file = folder.path("picture.png");
         picture(&browser, &std::fs::read_to_string(&report).unwrap(), &file, false);
-        // A curve and the time computing; the time communicating; memory.
+        // Colours of a loss curve and compute time, of communication time, and of memory.
         let found = dots(&file, [[0x1D, 0x63, 0xD8], [0xC4, 0x5A, 0x0A], [0x80, 0x3F, 0xC4]]);
         assert!(found.into_iter().all(|dots| dots > 500), "{command}: {found:?}");
     }

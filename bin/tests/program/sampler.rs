@@ -1,4 +1,4 @@
-//! `sampler` as a user runs it, compared with PyTorch.
+//! Tests of the command `sampler`, compared with PyTorch.
 
 use std::process::Stdio;
 

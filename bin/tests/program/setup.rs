@@ -1,4 +1,4 @@
-//! `completions` and `man`.
+//! Tests of `completions` and `man`.
 
 use std::collections::BTreeSet;
 use std::fs::{read_dir, read_to_string, write};
@@ -10,7 +10,7 @@ fn script(shell: &str) -> String {
     text(&succeed(girandole().args(["completions", shell])).stdout)
 }
 
-/// All commands, as `girandole -h` lists them.
+/// Returns all commands, as `girandole -h` lists them.
 fn names() -> BTreeSet<String> {
     let help = text(&succeed(girandole().arg("-h")).stdout);
     let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
@@ -29,7 +29,7 @@ fn there_is_a_script_for_each_shell() {
     }
 }
 
-/// What bash offers for the last of these words.
+/// Returns bash's completions of the last of these words.
 fn complete(script: &str, words: &[&str]) -> Vec<String> {
     let folder = Folder::new();
     let file = folder.path("girandole.bash");
@@ -99,7 +99,7 @@ fn each_command_has_a_man_page() {
     }
     let page = read_to_string(format!("{dir}/girandole-pretrain.1")).unwrap();
     assert!(page.contains("checkpoint\\-every") && page.contains("girandole pretrain \\-\\-data"), "{page}");
-    // A second time it replaces them.
+    // Existing pages are replaced.
     succeed(girandole().args(["man", &dir]));
 }
 

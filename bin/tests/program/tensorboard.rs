@@ -1,4 +1,4 @@
-//! `--tensorboard`: event files, read back by a reader of their own.
+//! `--tensorboard`: event files, checked with an independent reader.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ const SMALL: [&str; 12] = [
     "0.01",
 ];
 
-/// CRC-32C bit by bit, and TFRecord's mask.
+/// Computes CRC-32C bit by bit, with TFRecord's mask.
 fn masked_crc(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -36,7 +36,7 @@ fn masked_crc(bytes: &[u8]) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// The records of a file, to its end.
+/// Reads all records of a file.
 fn records(path: &Path) -> Vec<Vec<u8>> {
     let bytes = fs::read(path).unwrap();
     let (mut rest, mut records) = (&bytes[..], Vec::new());
@@ -52,7 +52,7 @@ fn records(path: &Path) -> Vec<Vec<u8>> {
     records
 }
 
-/// A field's number, and what it has: a number, or bytes.
+/// A field's number, and its value: a number, or bytes.
 type Field = (u64, u64, Vec<u8>);
 
 fn fields(mut bytes: &[u8]) -> Vec<Field> {
@@ -82,7 +82,7 @@ fn fields(mut bytes: &[u8]) -> Vec<Field> {
     fields
 }
 
-/// What a file has: where its run begins, and by tag the values of its steps.
+/// Content of a file: the first step of its run, and the values of its steps by tag.
 struct Events {
     begin: u64,
     values: BTreeMap<String, Vec<(u64, f32)>>,
@@ -126,7 +126,7 @@ fn steps(lines: &[Value]) -> Vec<&Value> {
     lines.iter().filter(|line| line["event"] == "step").collect()
 }
 
-/// What events and metrics call the same.
+/// Names of the same quantity in events and in metrics.
 const PAIRS: [(&str, &str); 10] = [
     ("train/loss", "loss"),
     ("train/learning_rate", "learning_rate"),
@@ -140,7 +140,7 @@ const PAIRS: [(&str, &str); 10] = [
     ("memory/peak_rss_bytes", "peak_rss_bytes"),
 ];
 
-/// Each step's times add up.
+/// Checks that each step's times add up.
 fn assert_times(lines: &[Value]) {
     for line in steps(lines) {
         let number = |name: &str| line[name].as_f64().unwrap();
@@ -198,7 +198,7 @@ fn event_files_have_what_the_metrics_have_and_a_resumed_run_appends() {
         checkpoints["stood_still_seconds"].as_f64().is_some()
             && checkpoints["at_end_seconds"].as_f64().is_some()
     );
-    // On from the fourth step: the fifth is in both files, and the second one says that the first one's does not count.
+    // Resumes after the fourth step: both files have the fifth, and the second one invalidates that of the first.
     let fourth = folder.argument("kept/checkpoint-00000002");
     run(&["--steps", "7", "--mesh", "tp=2", "--resume", &fourth]);
     let both = files(&folder.path("events"));

@@ -1,4 +1,4 @@
-//! `generate` and `evaluate`, on a small model with random weights and a token for each byte.
+//! Tests of `generate` and `evaluate`, on a small model with random weights and one token per byte.
 
 use candle_core::{DType, Device, Tensor};
 use models::{CausalLm, FolderConfig, ModelConfig, Tokenizer, Weights, save_folder};
@@ -13,7 +13,7 @@ const EVALUATE: Girandole = Girandole("evaluate");
 const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 260, "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}"#;
 
-/// A folder with a model and its tokenizer.
+/// Returns a folder with a model and its tokenizer.
 fn model() -> (Folder, String) {
     let folder = Folder::new();
     let (path, vars) = (folder.path("model"), candle_nn::VarMap::new());
@@ -57,7 +57,7 @@ fn each_token_of_a_text_is_predicted_once() {
     let model =
         CausalLm::new(weights.config(), &Builder::new(weights.tensors(DType::F32, &Device::Cpu))).unwrap();
     for length in [64, 10, 1] {
-        // By the definition, from the logits of each row.
+        // Computed by the definition, from the logits of each row.
         let tokens: Vec<u32> = words.bytes().map(u32::from).collect();
         let mut total = 0.0;
         for first in (0..tokens.len() - 1).step_by(length) {
@@ -111,7 +111,7 @@ fn a_text_is_evaluated_in_any_layout() {
     assert!(refuse(&["--mesh", "tp=2", "--world-size", "3"]).contains("--mesh"));
 }
 
-/// The stand-in for a chat template, and for one that is not there.
+/// With a simple chat template, and without one.
 #[test]
 fn a_message_is_answered() {
     let (folder, path) = model();
@@ -119,14 +119,14 @@ fn a_message_is_answered() {
     assert!(line.contains("--chat: ") && line.contains("it has no chat template"), "{line}");
     let template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
     std::fs::write(folder.path("model").join("chat_template.jinja"), template).unwrap();
-    // The answer alone, to the text that the template makes.
+    // Only the answer is printed, to the text that the template makes.
     let whole = generate(&path, &["--prompt", "s:be\nu:hi\na:"]);
     let answer = whole.strip_prefix("s:be\nu:hi\na:").unwrap();
     assert_eq!(generate(&path, &["--chat", "--system", "be", "--prompt", "hi"]), answer);
     let messages = r#"[{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]"#;
     std::fs::write(folder.path("m.json"), messages).unwrap();
     assert_eq!(generate(&path, &["--messages", &folder.argument("m.json")]), answer);
-    // It ends with what either configuration says.
+    // It ends at the end-of-text token of either configuration file.
     let first = answer.as_bytes()[0];
     if answer.is_char_boundary(1) {
         let config = format!("{{\"eos_token_id\": [300, {first}]}}");

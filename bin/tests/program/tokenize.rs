@@ -10,7 +10,7 @@ use crate::common::{Folder, Girandole, text};
 
 const TOKENIZE: Girandole = Girandole("tokenize");
 
-/// What it prints but for the time it took.
+/// Returns what it prints, without times.
 fn run(arguments: &[&str]) -> String {
     let output = TOKENIZE.succeed(arguments);
     assert_eq!(text(&output.stderr), "");
@@ -42,7 +42,7 @@ fn texts_become_tokens_of_bytes_and_of_characters() {
     assert_eq!(tokens(&folder, "out"), [1, 2, 3, 0, 1, 3, 2, 3]);
     let read = Tokenizer::from_folder(&folder.path("saved")).unwrap();
     assert_eq!(read.decode(&[1, 2, 0]).unwrap(), "néa");
-    // The folder is one for --model.
+    // The saved folder can be passed to --model.
     assert_eq!(run(&["--model", &saved, &a, "--out", &out]), "documents: 1, tokens: 3, bytes: 3");
     assert_eq!(fs::read_dir(folder.path(".")).unwrap().count(), 4);
 }

@@ -1,4 +1,4 @@
-//! A run that is watched while it loses ranks, and the runs that it must equal.
+//! Runs that are observed while they lose ranks, and undisturbed runs with equal results.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -7,13 +7,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{Folder, Girandole, Session, text};
 
-/// What is run.
+/// The command to run.
 pub(crate) struct Job {
     pub(crate) command: &'static str,
     pub(crate) options: &'static [&'static str],
 }
 
-/// A run of some ranks that is being watched.
+/// A running job under observation.
 pub(crate) struct Watched {
     pub(crate) session: Session,
     folder: Folder,
@@ -36,7 +36,7 @@ impl Watched {
         kill_process(self.ranks[rank], Signal::KILL).unwrap();
     }
 
-    /// Waits until it has done so many more steps than it has now.
+    /// Waits until it has done `more` further steps.
     pub(crate) fn more(&mut self, more: usize) {
         let path = self.folder.path("m.jsonl");
         let now = steps(&path);
@@ -54,7 +54,7 @@ fn steps(path: &Path) -> usize {
     std::fs::read(path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
 }
 
-/// Where the ranks went on, as they say: step, epoch.
+/// Returns where the ranks continued, from their notes: step and epoch.
 pub(crate) fn places(output: &Output) -> Vec<(usize, usize)> {
     let number = |line: &str, before: &str| -> Option<usize> {
         line.split(before).nth(1)?.split([',', ')']).next()?.parse().ok()
@@ -64,8 +64,8 @@ pub(crate) fn places(output: &Output) -> Vec<(usize, usize)> {
     remarks.lines().filter(|line| line.contains("go on at epoch")).filter_map(place).collect()
 }
 
-/// Weights of a run that had so many ranks up to this place, and others from there on, in as many runs, each of which goes on
-/// from the checkpoint of the one before.
+/// Returns the weights of a run whose number of ranks changes at these positions, as a sequence of runs, each of
+/// which resumes from the checkpoint of the one before.
 pub(crate) fn replayed(
     job: &Job,
     stages: &[(usize, (usize, usize))],
@@ -78,7 +78,7 @@ pub(crate) fn replayed(
     let mut reached = 0;
     for (world_size, (step, epoch)) in stages {
         if std::mem::replace(&mut reached, *step) == *step {
-            // No step was taken by these ranks.
+            // These ranks took no step.
             continue;
         }
         let (every, until) = (step.to_string(), (epoch + 1).to_string());
@@ -104,7 +104,7 @@ pub(crate) fn replayed(
     std::fs::read(saved).unwrap()
 }
 
-/// The checkpoint after so many steps.
+/// Returns the checkpoint after this step.
 fn checkpoint_of(dir: &Path, step: usize) -> PathBuf {
     let folders =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());

@@ -1,14 +1,14 @@
-//! The guide's section on reading the report.
+//! Link to the guide's section on reading the report.
 
 use std::path::{Component, Path};
 
 use report::sheet::Help;
 
-/// The chapter, from this crate's folder: as mdBook has built it, or else its source.
+/// Paths of the chapter, relative to this crate's folder: as built by mdBook, else its source.
 const CHAPTERS: [&str; 2] = ["../book/book/performance.html", "../book/src/performance.md"];
 const SECTION: &str = "reading-the-scaling-report";
 
-/// The section, linked from a page in the folder `out`. A program that has lost its clone names it only.
+/// Returns the help link for a page in the folder `out`. If the chapter's file is not found, it only names the section.
 pub(super) fn help(out: &Path) -> Help {
     let chapters = CHAPTERS.iter().map(|chapter| Path::new(env!("CARGO_MANIFEST_DIR")).join(chapter));
     let address =
@@ -20,7 +20,8 @@ pub(super) fn help(out: &Path) -> Help {
     }
 }
 
-/// The way from a folder to a file, both absolute, as a link has it: a page that is moved together with the clone keeps it.
+/// Returns the relative URL from a folder to a file, both absolute; it stays valid if page and repository move
+/// together.
 fn relative(folder: &Path, file: &Path) -> Option<String> {
     let common = folder.components().zip(file.components()).take_while(|(a, b)| a == b).count();
     let up = folder.components().skip(common).map(|_| Some("..".to_string()));
@@ -31,7 +32,7 @@ fn relative(folder: &Path, file: &Path) -> Option<String> {
     Some(up.chain(down).collect::<Option<Vec<_>>>()?.join("/"))
 }
 
-/// A file's name in a link: with `%` before what has a meaning of its own there.
+/// Percent-encodes a file name for a URL.
 fn escaped(name: &str) -> String {
     let byte = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'-' | b'_' => char::from(byte).to_string(),

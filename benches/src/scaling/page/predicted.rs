@@ -1,4 +1,4 @@
-//! Predictions, apart from what was measured.
+//! Sections of the page with predictions, separate from the measurements.
 
 use plan::forecast::Network;
 use report::sheet::{Curve, Figure, Line, Plot, Section, Table};
@@ -8,7 +8,7 @@ use super::super::{Compared, Forecast, Kind, Predicted, Scaling};
 
 const GB: f64 = 1e-9;
 
-/// How well predictions fit what was measured.
+/// Returns the section that compares predictions with measurements.
 pub(super) fn fit(scaling: &Scaling) -> Section {
     let kinds = &scaling.options.strategies;
     let curves = kinds.iter().enumerate().map(|(colour, kind)| {
@@ -39,7 +39,7 @@ pub(super) fn fit(scaling: &Scaling) -> Section {
     }
 }
 
-/// The collectives that the network was fitted to.
+/// Returns the plot of the collectives that the network was fitted to.
 fn collectives(scaling: &Scaling) -> Plot {
     let rows = scaling.network.iter().flat_map(|fit| &fit.rows);
     let mut curves: Vec<Curve> = Vec::new();
@@ -96,7 +96,7 @@ fn table(compared: &[Compared]) -> Table {
     Table { heads: heads.map(String::from).to_vec(), rows, ..Table::default() }
 }
 
-/// Ranks that are not there.
+/// Returns the section with predictions for more ranks than this machine has.
 pub(super) fn beyond(scaling: &Scaling) -> Section {
     let plots = scaling.forecasts.iter().map(|forecast| Figure::Plot(plot(forecast)));
     Section {
@@ -129,7 +129,7 @@ fn plot(forecast: &Forecast) -> Plot {
     }
 }
 
-/// The largest number of ranks.
+/// Returns the table for the largest number of ranks.
 fn most(forecast: &Forecast) -> Table {
     let most = forecast.points.iter().map(|point| point.ranks).max().unwrap_or(0);
     let row = |point: &Predicted| {

@@ -1,4 +1,4 @@
-//! Where the pictures come from, and the batches that they go to the model in.
+//! Loading the training and test pictures, from a folder, a file or the seed, and batching them.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::pictures::{Batch, PICTURE, Pictures, SIDE};
 use super::records;
 use super::synthetic::Patterns;
 
-/// What a process begins with.
+/// What each process creates at the start.
 pub struct Setup {
     pub(super) train: Arc<Pictures>,
     pub(super) test: Arc<Pictures>,
@@ -63,7 +63,7 @@ fn tensors(file: &TensorFile, pictures: &str, labels: &str) -> Result<Pictures> 
     Ok(Pictures { bytes: x.flatten_all()?.to_vec1()?, labels: y })
 }
 
-/// Batches of a rank's part of the pictures.
+/// Returns a loader for this rank's share of the pictures.
 pub(super) fn loader(
     pictures: &Arc<Pictures>,
     sampler: DistributedSampler,

@@ -1,4 +1,4 @@
-//! A grid of pictures with what they show and what the model takes them for, as PNG.
+//! A PNG grid of pictures with their true and predicted classes.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use crate::outputs;
 
 use super::pictures::{Pictures, SIDE};
 
-/// Each dot of a picture becomes so many, squared.
+/// Side of the square that each pixel of a picture is drawn as.
 const SCALE: usize = 3;
 const GAP: usize = 8;
-/// A line of text, with the space below it.
+/// Height of a line of text, with the space below it.
 const LINE: usize = 10;
 const CELL: (usize, usize) = (SCALE * SIDE + GAP, SCALE * SIDE + 2 * LINE + 2 + GAP);
 const MOST_COLUMNS: usize = 8;
@@ -24,7 +24,7 @@ const INK: Colour = [0; 3];
 const RIGHT: Colour = [0, 128, 0];
 const WRONG: Colour = [192, 0, 0];
 
-/// Draws the first pictures of a set, as many as there are names of what the model takes them for.
+/// Draws the first pictures of a set, one for each predicted class name.
 pub(super) fn write(path: &Path, pictures: &Pictures, predicted: &[&str]) -> Result<(), FileError> {
     let (canvas, width, height) = draw(pictures, predicted);
     let mut file = Vec::new();
@@ -35,7 +35,7 @@ pub(super) fn write(path: &Path, pictures: &Pictures, predicted: &[&str]) -> Res
     outputs::write(path, file)
 }
 
-/// The grid, its width and its height.
+/// Returns the grid, its width and its height.
 fn draw(pictures: &Pictures, predicted: &[&str]) -> (Canvas, usize, usize) {
     let columns = predicted.len().clamp(1, MOST_COLUMNS);
     let rows = predicted.len().div_ceil(columns).max(1);
@@ -54,13 +54,13 @@ fn draw(pictures: &Pictures, predicted: &[&str]) -> (Canvas, usize, usize) {
 }
 
 struct Canvas {
-    /// Three bytes for each dot, row by row.
+    /// Three bytes (RGB) per pixel, row by row.
     dots: Vec<u8>,
     width: usize,
 }
 
 impl Canvas {
-    /// Sets a dot, if there is such a one.
+    /// Sets a pixel, if it is inside the canvas.
     fn set(&mut self, x: usize, y: usize, colour: Colour) {
         let at = 3 * (y * self.width + x);
         if let Some(dot) = self.dots.get_mut(at..at + 3).filter(|_| x < self.width) {
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!((info.width as usize, info.height as usize), (width, height));
         let (canvas, ..) = draw(&pictures(9), &names);
         assert_eq!(dots, canvas.dots);
-        // The ninth picture is below the first, and its first dot is where it belongs.
+        // The ninth picture is in the second row; check its first pixel.
         let at = 3 * ((GAP + CELL.1) * width + GAP);
         let ninth = pictures(9).picture(8).to_vec();
         assert_eq!(dots[at..at + 3], [ninth[0], ninth[SIDE * SIDE], ninth[2 * SIDE * SIDE]]);

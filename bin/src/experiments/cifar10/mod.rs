@@ -1,4 +1,4 @@
-//! `cifar10`, the PyTorch handbook: a convolutional net that tells pictures apart, trained, saved, loaded and tested.
+//! `cifar10`, from the PyTorch handbook: a convolutional picture classifier, trained, saved, loaded and tested.
 
 mod data;
 mod grid;
@@ -31,7 +31,7 @@ use crate::validation::Validation;
 
 use pictures::Batch;
 
-/// What a rank has learnt.
+/// Result of training and testing on a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Trained {
     series: RunSeries,

@@ -10,9 +10,9 @@ use crate::room;
 
 use super::pictures::PICTURE;
 
-/// Batches from one printed loss to the next, in the handbook.
+/// The handbook's number of batches between printed losses.
 const PRINT_EVERY: usize = 2000;
-/// The same where an epoch has a few hundred.
+/// The same for random pictures, where an epoch has a few hundred batches.
 const PRINT_EVERY_DRAWN: usize = 50;
 
 /// Options of `cifar10`.
@@ -93,12 +93,12 @@ pub struct Cifar10Options {
 }
 
 impl Cifar10Options {
-    /// Whether the pictures are drawn from the seed.
+    /// Whether the pictures are generated from the seed.
     pub(super) fn draws(&self) -> bool {
         self.data_dir.is_none() && self.common.data.is_none()
     }
 
-    /// Refuses more pictures than there is room for.
+    /// Checks that the generated pictures fit in memory.
     pub(super) fn check_samples(&self, world_size: usize) -> Result<()> {
         let check =
             |option, samples| room::check_samples(option, (samples, PICTURE), (&self.common, world_size));

@@ -1,25 +1,25 @@
-//! Pictures of 32 x 32 with a class each, as bytes.
+//! Sets of 32 x 32 pictures with class labels, stored as bytes.
 
 use candle_core::{Device, Tensor};
 use sampler::{BoxError, Dataset};
 
 use crate::models::convnet::ConvNet;
 
-/// Height and width.
+/// Height and width, in pixels.
 pub(super) const SIDE: usize = 32;
-/// Red, green and blue, one after the other.
+/// Bytes of a picture: all red values, then green, then blue.
 pub(super) const PICTURE: usize = 3 * SIDE * SIDE;
 
-/// The classes, by label, as the PyTorch handbook calls them.
+/// Class names by label, as in the PyTorch handbook.
 pub(super) const CLASSES: [&str; ConvNet::CLASSES] =
     ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 
 /// A set of pictures.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Pictures {
-    /// [`PICTURE`] for each: first all of its red, row by row.
+    /// Pixel data: each picture takes [`PICTURE`] bytes, one colour plane after the other, row by row.
     pub(super) bytes: Vec<u8>,
-    /// Each below the number of classes.
+    /// Class of each picture, below [`ConvNet::CLASSES`].
     pub(super) labels: Vec<u8>,
 }
 
@@ -35,7 +35,7 @@ impl Pictures {
         CLASSES[usize::from(self.labels[index])]
     }
 
-    /// Some of them as the model takes them: `ToTensor` and `Normalize` to -1..1, rounded as PyTorch does.
+    /// Returns some pictures as model input: `ToTensor` and `Normalize` to -1..1, rounded as PyTorch does.
     pub(super) fn batch(
         &self,
         indices: impl ExactSizeIterator<Item = usize>,
@@ -53,7 +53,7 @@ impl Pictures {
     }
 }
 
-/// Samples are numbers of pictures; a batch is made of the bytes, which are many.
+/// Samples are indices, so that the large pixel data is copied only once, when a batch is made.
 impl Dataset for Pictures {
     type Item = usize;
 

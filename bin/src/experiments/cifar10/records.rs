@@ -1,7 +1,7 @@
-//! CIFAR-10 as its authors give it out: the "binary version".
+//! Reader for the "binary version" of CIFAR-10.
 //!
-//! A file is records of 3073 bytes: a label, then 1024 bytes each of red, green and blue. Source: A. Krizhevsky, "Learning
-//! Multiple Layers of Features from Tiny Images" (2009).
+//! A file consists of records of 3073 bytes: a label, then 1024 bytes each of red, green and blue. Source: A.
+//! Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,20 +11,21 @@ use crate::models::convnet::ConvNet;
 
 use super::pictures::{PICTURE, Pictures};
 
-/// Pictures of the whole training set and test set.
+/// Numbers of pictures in the complete training set and test set.
 pub(super) const WHOLE: [usize; 2] = [50_000, 10_000];
 const RECORD: usize = 1 + PICTURE;
 const TRAIN: [&str; 5] =
     ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];
 const TEST: &str = "test_batch.bin";
-/// The folder in the archive.
+/// The folder inside the archive.
 const FOLDER: &str = "cifar-10-batches-bin";
-/// The folder of the version for Python, which torchvision unpacks: its files are pickles, which run code when they are read.
+/// The folder of the Python version, which torchvision unpacks: its files are pickles, which can run code when they
+/// are read.
 const PICKLES: &str = "cifar-10-batches-py";
-/// A file of that.
+/// One of its files.
 const PICKLED: &str = "data_batch_1";
 
-/// The training set and the test set of a folder, or of the archive's folder in it.
+/// Reads the training set and the test set from a folder, or from the archive's folder inside it.
 pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
     let dir = locate(dir)?;
     let mut train = Pictures::default();
@@ -36,13 +37,13 @@ pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
     Ok((train, test))
 }
 
-/// The files of a folder.
+/// Returns the paths of all data files of a folder.
 pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
     let dir = locate(dir).unwrap_or_else(|_| dir.to_path_buf());
     TRAIN.into_iter().chain([TEST]).map(|name| dir.join(name)).collect()
 }
 
-/// Where the files are; all of them are there.
+/// Finds the folder with the files, and checks that all of them exist.
 fn locate(dir: &Path) -> Result<PathBuf, FileError> {
     let found = fs::metadata(dir).map_err(|error| {
         FileError::read(dir, format!("{error}; without --data-dir, pictures are drawn in place of CIFAR-10"))
@@ -100,7 +101,7 @@ mod tests {
         [&[label][..], &[byte; PICTURE]].concat()
     }
 
-    /// A folder of files with a record or two each.
+    /// Creates a folder of files with one or two records each.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (number, name) in (0..).zip(TRAIN) {

@@ -1,4 +1,4 @@
-//! Pictures for where there is no CIFAR-10: of its shape, random, and yet to be told apart.
+//! Generated pictures, used without CIFAR-10: random, of the same shape, with classes that can be learned.
 
 use sampler::{Generator, SamplerError};
 
@@ -7,16 +7,16 @@ use crate::models::convnet::ConvNet;
 
 use super::pictures::{PICTURE, Pictures, SIDE};
 
-/// Fields of one colour in a row, and in a column.
+/// Number of single-coloured fields along each side of a picture.
 const FIELDS: usize = 4;
-/// The least share of its own class in a picture, of 256.
+/// Minimum weight of a picture's own class pattern, out of 256.
 const LEAST_SHARE: i64 = 112;
-/// How far noise goes up and down.
+/// Amplitude of the noise.
 const NOISE: i64 = 64;
 
-/// The patterns of the classes: random fields of colour.
+/// One pattern of random coloured fields per class.
 pub(super) struct Patterns {
-    /// For each class, colour, row and column of fields.
+    /// Colour values, indexed by class, colour, row and column of the field.
     fields: Vec<i64>,
 }
 
@@ -25,7 +25,8 @@ impl Patterns {
         Ok(Self { fields: generator.randint(ConvNet::CLASSES * 3 * FIELDS * FIELDS, 0, 256)? })
     }
 
-    /// Each picture is the pattern of its class and of another, laid over each other, with noise. It may be more of the other.
+    /// Generates pictures. Each mixes the pattern of its class with another class's pattern, and adds noise; the
+    /// other pattern may have the larger weight.
     pub(super) fn pictures(&self, generator: &mut Generator, len: usize) -> Result<Pictures> {
         let classes = ConvNet::CLASSES as i64;
         let labels = generator.randint(len, 0, classes)?;
@@ -43,7 +44,7 @@ impl Patterns {
         Ok(Pictures { bytes, labels: labels.into_iter().map(|label| label as u8).collect() })
     }
 
-    /// A class's colour at a byte of a picture.
+    /// Returns the value of a class's pattern at a byte of a picture.
     fn at(&self, class: i64, byte: usize) -> i64 {
         const FIELD: usize = SIDE / FIELDS;
         let (colour, row, column) = (byte / (SIDE * SIDE), byte / SIDE % SIDE, byte % SIDE);
@@ -81,7 +82,7 @@ mod tests {
             let patterns = Patterns::draw(&mut generator).unwrap();
             for (set, len) in [sets.samples, sets.test_samples].into_iter().enumerate() {
                 let pictures = patterns.pictures(&mut generator, len).unwrap();
-                // Weighed as the script does.
+                // Weighted as in the fixture's script.
                 let weights = (0..8191).map(|weight| weight + 1).cycle();
                 let sum: u64 = pictures.bytes.iter().zip(weights).map(|(b, w)| u64::from(*b) * w).sum();
                 assert_eq!(

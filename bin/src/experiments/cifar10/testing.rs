@@ -1,4 +1,4 @@
-//! The test of the trained net, on all ranks together.
+//! Testing the trained net, distributed over all ranks.
 
 use std::path::Path;
 
@@ -21,17 +21,17 @@ use super::Cifar10Options;
 use super::grid;
 use super::pictures::{CLASSES, Pictures};
 
-/// Pictures that go through the net at once.
+/// Pictures per forward pass.
 const BATCH_SIZE: usize = 50;
-/// Pictures whose names the handbook prints: its batch.
+/// Number of class names printed: the handbook's batch size.
 const NAMED: usize = 4;
 
-/// The net of saved weights, on every rank.
+/// Builds the net with saved weights, on every rank.
 pub(super) fn load(path: &Path, rank: &Rank, device: &Device) -> Result<Ddp<ConvNet>> {
     let (vars, generator) = (VarMap::new(), SharedGenerator::from(Generator::new(0)));
-    // Whatever is drawn is replaced; candle's own builder would have the device draw it.
+    // The generated initial values are all replaced; candle's own builder would generate them on the device.
     let builder = || TorchInit::var_builder(&generator, &vars, DType::F32, device);
-    // The others, who may be on machines without the file, get rank 0's.
+    // Only rank 0 reads the file, as other machines may not have it; `Ddp::new` broadcasts its weights.
     if rank.is_first() {
         ConvNet::new(builder())?;
         load_weights(path, &vars)?;
@@ -39,7 +39,7 @@ pub(super) fn load(path: &Path, rank: &Rank, device: &Device) -> Result<Ddp<Conv
     Ok(Ddp::new(rank.comm.clone(), builder(), &DdpConfig::default(), ConvNet::new)?)
 }
 
-/// Tests the net; rank 0 prints what comes of it, and draws the grid.
+/// Tests the net; rank 0 prints the results and draws the grid.
 pub(super) fn test(
     options: &Cifar10Options,
     rank: &Rank,
@@ -78,7 +78,7 @@ fn tested(
     })
 }
 
-/// What the first pictures are taken for.
+/// Returns the predicted class names of the first `count` pictures.
 fn predict(net: &ConvNet, pictures: &Pictures, count: usize, device: &Device) -> Result<Vec<&'static str>> {
     let mut names = Vec::with_capacity(count);
     for first in (0..count).step_by(BATCH_SIZE) {
@@ -122,7 +122,7 @@ mod tests {
     use super::super::synthetic::Patterns;
     use super::*;
 
-    /// Sizes that no number of ranks divides; the loss to the last bit.
+    /// Uses set sizes that no number of ranks divides; the loss must be bitwise equal.
     #[test]
     fn any_number_of_ranks_tests_as_one_does() {
         let mut generator = Generator::new(1);

@@ -1,4 +1,4 @@
-//! The first half of the from-scratch tutorial: one process.
+//! Single-process training, the first half of the from-scratch tutorial.
 
 use std::time::Instant;
 

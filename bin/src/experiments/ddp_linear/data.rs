@@ -17,18 +17,18 @@ use crate::weights::{TensorFile, load_weights};
 
 use super::options::DdpLinearOptions;
 
-/// One x with its y.
+/// One x and its y.
 pub(super) type Sample = (f32, f32);
 
-/// Bytes that a process has of each.
+/// Bytes per sample in each process.
 pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + PLACE;
 
-/// What a process begins with: the same on every rank.
+/// What each process creates at the start, identical on every rank.
 pub struct Setup {
     samples: Arc<Vec<Sample>>,
-    /// Drawn from by the data, then the weights, then the order of one process.
+    /// Random generator, used in this order: data, weights, the sample order of the single process.
     pub(super) generator: SharedGenerator,
-    /// The model's variables, filled with initial weights.
+    /// The model's variables, initialized.
     pub(super) vars: VarMap,
     device: Device,
 }
@@ -46,7 +46,7 @@ impl Setup {
         };
         let vars = VarMap::new();
         let setup = Self { samples: Arc::new(samples), generator, vars, device };
-        // Makes the variables; the model itself is built again by whoever trains it.
+        // Creates the variables; the training code builds the model again.
         SimpleModel::new(setup.builder())?;
         if let Some(path) = &options.common.init {
             load_weights(path, &setup.vars)?;
@@ -54,7 +54,7 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Gives a model this setup's variables.
+    /// Returns a builder from which a model gets this setup's variables.
     pub(super) fn builder(&self) -> VarBuilder<'static> {
         TorchInit::var_builder(&self.generator, &self.vars, DType::F32, &self.device)
     }
@@ -63,7 +63,7 @@ impl Setup {
         self.samples.len()
     }
 
-    /// Batches in the order of a sampler.
+    /// Returns a loader in the order of a sampler.
     pub(super) fn loader<S: Sampler>(
         &self,
         sampler: S,
@@ -77,7 +77,7 @@ impl Setup {
         })
     }
 
-    /// Prints the weight and the bias as they are now.
+    /// Prints the current weight and bias.
     pub(super) fn say_parameters(&self) -> Result<()> {
         let builder = self.builder().pp("linear");
         let weight = builder.get((1, 1), "weight")?.flatten_all()?.to_vec1::<f32>()?[0];
@@ -87,7 +87,7 @@ impl Setup {
     }
 }
 
-/// y = 2 x + 3 + 0.1 noise, rounded after each operation as PyTorch does.
+/// Generates y = 2 x + 3 + 0.1 noise, rounded after each operation as PyTorch does.
 fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
     let x = generator.randn(len)?;
     let noise = generator.randn(len)?;

@@ -1,4 +1,4 @@
-//! The second half of the from-scratch tutorial: data-parallel ranks.
+//! Data-parallel training, the second half of the from-scratch tutorial.
 
 use candle_nn::{Module, loss};
 use ddp::{Ddp, DdpConfig};

@@ -1,4 +1,4 @@
-//! `ddp-linear`, the from-scratch tutorial: one process against data-parallel ranks, and the true speed-up.
+//! `ddp-linear`, the from-scratch tutorial: one process compared with data-parallel ranks, with the measured speed-up.
 
 mod alone;
 mod data;
@@ -18,10 +18,10 @@ use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::room;
 
-/// The tutorial prints the mean loss of this many batches.
+/// The tutorial prints the mean loss of every so many batches.
 const PRINT_EVERY: usize = 100;
 
-/// What it prints of them.
+/// Formats the line printed for them.
 fn line(epoch: usize, batch: usize, mean: f64) -> String {
     format!("[{epoch}, {batch}] loss: {}", Fixed::<5>(mean))
 }

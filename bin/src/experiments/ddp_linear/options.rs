@@ -50,7 +50,7 @@ pub struct DdpLinearOptions {
 }
 
 impl DdpLinearOptions {
-    /// Refuses a batch that does not go round.
+    /// Checks that the total batch, if kept, has a sample for each rank.
     pub(super) fn check_batch(&self, world_size: usize) -> Result<()> {
         if self.keep_total_batch && self.batch_size < world_size {
             let help = format!(
@@ -61,7 +61,7 @@ impl DdpLinearOptions {
         Ok(())
     }
 
-    /// Samples that each of `world_size` ranks takes in a step.
+    /// Returns the samples per step of each of `world_size` ranks.
     pub(super) fn rank_batch_size(&self, world_size: usize) -> usize {
         if self.keep_total_batch { self.batch_size / world_size } else { self.batch_size }
     }

@@ -1,4 +1,4 @@
-//! The data of the PyTorch handbook's example: a random batch for each rank; and a set to validate on.
+//! Data of the PyTorch handbook's DDP example: one random batch per rank, and a validation set.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use crate::weights::TensorFile;
 
 use super::options::DdpMlpOptions;
 
-/// Numbers and class.
+/// Features and class.
 pub(super) type Sample = ([f32; FEATURES], u32);
 
-/// Inputs (batch, 10) and classes (batch).
+/// Features (batch, 10) and classes (batch).
 pub(super) type Batch = (Tensor, Tensor);
 
-/// Samples as they are dealt out to ranks.
+/// Training samples, as the distributed sampler indexes them.
 #[derive(Debug, Clone)]
 pub(super) struct Samples {
     samples: Vec<Sample>,
-    /// Ranks that each have as many of their own: dealt out in turn, each rank's share is what it has drawn.
+    /// Number of ranks that hold `samples.len()` samples of their own. The data set then has `owners` times as many
+    /// indices, and the sampler's round-robin order gives each rank all of its own samples.
     owners: usize,
 }
 
@@ -40,10 +41,10 @@ impl Dataset for Samples {
     }
 }
 
-/// What is trained and validated on, as far as it is the same on every rank.
+/// The training and validation data that are the same on every rank.
 #[derive(Debug, Clone)]
 pub(super) struct Sets {
-    /// From a file; otherwise each rank draws its own.
+    /// From a file; `None` if each rank generates its own.
     train: Option<Vec<Sample>>,
     validation: Vec<Sample>,
 }
@@ -69,7 +70,7 @@ impl Sets {
         Ok(batch(&self.validation[range], device)?)
     }
 
-    /// This rank's batches.
+    /// Returns the loader of this rank's batches.
     pub(super) fn loader(
         &self,
         options: &DdpMlpOptions,
@@ -96,7 +97,7 @@ fn batch(samples: &[Sample], device: &Device) -> candle_core::Result<Batch> {
     Ok((Tensor::from_vec(x.into_flattened(), (len, FEATURES), device)?, Tensor::from_vec(y, len, device)?))
 }
 
-/// All inputs, then all classes.
+/// Draws all features, then all classes.
 fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
     let x = generator.randn(len.saturating_mul(FEATURES))?;
     let y = generator.randint(len, 0, CLASSES as i64)?;

@@ -1,4 +1,4 @@
-//! `ddp-mlp`, the data-parallel example of the PyTorch handbook: a small classifier, and its validation over ranks.
+//! `ddp-mlp`, the data-parallel example of the PyTorch handbook: a small classifier with distributed validation.
 
 mod data;
 mod options;
@@ -26,16 +26,16 @@ use crate::weights::TensorFile;
 
 use data::{Batch, Sample, Sets};
 
-/// Samples that are validated at once; of no consequence for the result.
+/// Samples per forward pass of the validation; does not affect the result.
 const VALIDATION_BATCH: usize = 64;
 
-/// What a process begins with.
+/// What each process creates at the start.
 pub struct Setup {
     variables: Variables,
     sets: Sets,
 }
 
-/// What rank 0 has in the end.
+/// Result of training and validation.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Trained {
     series: RunSeries,
@@ -54,7 +54,7 @@ impl Experiment for DdpMlpOptions {
     fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
         let mut settings = vec![("--lr", self.lr.to_string()), ("--batch-size", self.batch_size.to_string())];
         if self.common.data.is_none() {
-            // Each rank draws its own batch, so another number of ranks has other data.
+            // Each rank generates its own batch, so another number of ranks means other data.
             settings.push(("--world-size", world_size.to_string()));
         }
         settings
@@ -71,7 +71,7 @@ impl Experiment for DdpMlpOptions {
 
     fn setup(&self) -> Result<Setup> {
         let variables = Variables::new(&self.common)?;
-        // The PyTorch handbook makes the model first.
+        // As in the PyTorch handbook, the model is created before the data.
         variables.make(&self.common, Mlp::new)?;
         let sets = match &self.common.data {
             Some(path) => Sets::read(&TensorFile::open(path)?)?,
@@ -141,7 +141,7 @@ impl Experiment for DdpMlpOptions {
     }
 }
 
-/// Prints the last loss of every epoch, on rank 0.
+/// Prints the last loss of each epoch, on rank 0.
 struct LastLoss(Option<f32>);
 
 impl Observer for LastLoss {

@@ -1,4 +1,4 @@
-//! The data set of the Trainer tutorial: 2048 samples of 20 features and a label, all random.
+//! Data set of the Trainer tutorial: 2048 random samples of 20 features and a label.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) type Sample = ([f32; FEATURES], f32);
 /// Features (batch, 20) and labels (batch, 1).
 pub(super) type Batch = (Tensor, Tensor);
 
-/// The samples, each drawn by itself: features, uniform, then the label, normal.
+/// Generates the samples one by one: features (uniform), then the label (normal).
 pub(super) fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     samples.try_reserve_exact(len).map_err(|_| SamplerError::OutOfMemory { what: "samples", len })?;

@@ -1,4 +1,4 @@
-//! `ddp-trainer`, the Trainer tutorial: a `Trainer` on every rank, which says how much it has to do.
+//! `ddp-trainer`, the Trainer tutorial: a `Trainer` on every rank, each printing its number of steps per epoch.
 
 mod data;
 mod options;
@@ -25,7 +25,7 @@ use crate::weights::TensorFile;
 
 use data::{Batch, FEATURES, Sample};
 
-/// What a process begins with.
+/// What each process creates at the start.
 pub struct Setup {
     samples: Arc<Vec<Sample>>,
     variables: Variables,
@@ -122,22 +122,22 @@ fn squared_error(model: &Linear, (x, y): &Batch) -> candle_core::Result<Tensor> 
     loss::mse(&model.forward(x)?, y)
 }
 
-/// `F.cross_entropy(output, y)` with y of the output's shape: y are the shares of the classes, of which there is one.
+/// `F.cross_entropy(output, y)` with y of the output's shape: y holds class probabilities, here of a single class.
 fn cross_entropy_with_shares(model: &Linear, (x, y): &Batch) -> candle_core::Result<Tensor> {
     let rows = (log_softmax(&model.forward(x)?)? * y)?.sum(1)?;
     rows.mean(0)?.neg()
 }
 
-/// The line that every rank prints at the beginning of an epoch.
+/// Prints a line on every rank at the beginning of an epoch.
 struct Workload {
-    /// Its number at the start: it keeps it in what it prints when others are lost.
+    /// The rank number at the start: it stays in the printed lines when ranks are lost and numbers change.
     rank: usize,
 }
 
 impl Observer for Workload {
     fn epoch_begins(&mut self, epoch: &Epoch<'_>) -> Result<()> {
         let Epoch { epoch: number, batch, batch_size, steps, .. } = epoch;
-        // An epoch that goes on has been announced before.
+        // A resumed epoch has been announced already.
         if *batch > 0 {
             return Ok(());
         }

@@ -24,11 +24,11 @@ use crate::tokens::{self, Batch, Row};
 use crate::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer, conclude};
 use crate::variables::Variables;
 
-/// What a process begins with.
+/// What each process creates at the start.
 pub struct Setup {
     rows: Arc<Vec<Row>>,
     variables: Variables,
-    /// What dropout draws from.
+    /// Generator of dropout masks.
     random: SharedGenerator,
 }
 
@@ -117,7 +117,7 @@ impl Experiment for DdpTransformerOptions {
 }
 
 impl DdpTransformerOptions {
-    /// Says where the tutorial errs, if this run does so, too.
+    /// Prints a note about the tutorial's mistakes that this run repeats.
     fn remark(&self) {
         let mask =
             "shows each token only those after it, so that the answer is in sight (--mask causal hides them)";
@@ -132,7 +132,7 @@ impl DdpTransformerOptions {
     }
 }
 
-/// Cross-entropy of each token's prediction of the one after it.
+/// Returns the cross-entropy of the next-token predictions.
 fn next_token_loss(model: &Transformer, (tokens, next): &Batch) -> candle_core::Result<Tensor> {
     cross_entropy(&model.forward_t(tokens, true)?, next, None)
 }

@@ -1,4 +1,4 @@
-//! Batches: drawn anew for each step, or read from a file.
+//! Batches of `fsdp-mlp`: generated for each step, or read from a file.
 
 use std::collections::VecDeque;
 
@@ -30,7 +30,7 @@ impl Samples {
     }
 }
 
-/// Where a rank's batches come from: one after the other, without epochs.
+/// This rank's stream of batches, without epochs.
 #[derive(Clone)]
 pub(super) struct Batches {
     origin: Origin,
@@ -57,7 +57,7 @@ impl Source for Batches {
         Ok(Box::new((at.step..self.steps).map(move |_| Ok((all.next()?, 0)))))
     }
 
-    /// The batches that have been learnt from are drawn once more, and passed over.
+    /// Skips the batches of completed steps by generating them again.
     fn resume(&mut self, _: &Value, at: Position) -> Result<()> {
         (0..at.step).try_for_each(|_| self.next().map(drop))
     }
@@ -83,7 +83,7 @@ impl Batches {
         Ok(Self { origin, batch_size, steps, device: options.common.device()? })
     }
 
-    /// Inputs and classes.
+    /// Returns the next batch: features and classes.
     pub(super) fn next(&mut self) -> Result<(Tensor, Tensor)> {
         let (x, y) = self.on_host()?;
         Ok((x.to_device(&self.device)?, y.to_device(&self.device)?))

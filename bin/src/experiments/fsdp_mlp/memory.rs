@@ -1,29 +1,30 @@
-//! What each rank held at most, by kind: measured, and as formulas say.
+//! Peak memory of each rank by kind: measured, and computed by formulas.
 
 use serde::{Deserialize, Serialize};
 
 use super::options::{FsdpMlpOptions, Sharding};
 
-/// Bytes of each kind.
+/// Peak bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Held {
     pub(super) parameters: usize,
     pub(super) gradients: usize,
     pub(super) optimizer: usize,
-    /// None where there is no formula.
+    /// `None` in the rows that are computed by formula.
     pub(super) activations: Option<usize>,
-    /// Of the whole process, where known.
+    /// Peak of the whole process, where known.
     pub(super) process: Option<u64>,
 }
 
 const COLUMNS: [&str; 5] = ["parameters", "gradients", "optimizer", "activations", "process"];
 const FIRST: usize = 26;
 const WIDTH: usize = 12;
-/// Shards are f32, and so are the two means that Adam keeps.
+/// Bytes per parameter of an f32 shard; Adam keeps two moments of the same size.
 const MASTER: usize = size_of::<f32>();
 const ADAM: usize = 2 * MASTER;
 
-/// One rank with this sharding, in theory: its part of everything, and two units whole.
+/// Computes the memory of one rank with this sharding: its shard of everything, two whole units of gradients, and of
+/// parameters two whole units (full and hybrid sharding) or all.
 pub(super) fn sharded(options: &FsdpMlpOptions, world_size: usize) -> Held {
     let mut units = options.model().elements().unwrap_or_default();
     let all: usize = units.iter().sum();
@@ -44,13 +45,13 @@ pub(super) fn sharded(options: &FsdpMlpOptions, world_size: usize) -> Held {
     }
 }
 
-/// One rank that has everything, as in data parallelism.
+/// Computes the memory of one rank that holds everything, as in data parallelism.
 pub(super) fn replicated(options: &FsdpMlpOptions) -> Held {
     let all: usize = options.model().elements().unwrap_or_default().iter().sum();
     Held { parameters: all * MASTER, gradients: all * MASTER, optimizer: all * ADAM, ..Held::default() }
 }
 
-/// The table, line by line.
+/// Formats the table, line by line.
 pub(super) fn table(rows: &[(String, Held)]) -> Vec<String> {
     let mut head = format!("{:<FIRST$}", "peak memory, MB (10^6)");
     COLUMNS.iter().for_each(|column| head += &format!("{column:>WIDTH$}"));

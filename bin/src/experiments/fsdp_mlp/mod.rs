@@ -1,4 +1,4 @@
-//! `fsdp-mlp`, the sharded example of the PyTorch handbook: a model of which each rank keeps a part.
+//! `fsdp-mlp`, the sharded (FSDP) example of the PyTorch handbook.
 
 mod data;
 mod memory;
@@ -34,17 +34,17 @@ use step::Trainee;
 /// The handbook prints the loss of every so many steps.
 const PRINTED: usize = 10;
 
-/// What rank 0 has in the end.
+/// Result of training.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Trained {
     series: RunSeries,
-    /// By rank.
+    /// Peak memory, indexed by rank.
     held: Vec<Held>,
-    /// What became of the loss's factor.
+    /// Line about the final loss scale and skipped steps; `None` without loss scaling.
     scaling: Option<String>,
 }
 
-/// What a process begins with: nothing of the model, which no process has whole.
+/// What each process creates at the start: no model, since no process holds it whole.
 pub struct Setup {
     samples: Option<Samples>,
 }
@@ -144,7 +144,7 @@ impl FsdpMlpOptions {
         let (comm, world_size) = (rank.comm.clone(), rank.comm.world_size());
         if self.sharding == Sharding::HybridShard {
             let shards = self.shards(world_size);
-            // Neighbours, which are on one host most times, share a copy.
+            // Neighbouring ranks, usually on one host, form a shard group.
             let mesh = Mesh::new(comm, &[("replicate", world_size / shards), ("shard", shards)])?;
             let axes = ("shard", "replicate");
             return Ok(Fsdp::hybrid(&mesh, axes, builder, &config, |units| LargeModel::new(&model, &units))?);
@@ -152,7 +152,7 @@ impl FsdpMlpOptions {
         Ok(Fsdp::new(comm, builder, &config, |units| LargeModel::new(&model, &units))?)
     }
 
-    /// Names and shapes of the model's parameters.
+    /// Returns names and shapes of the model's parameters.
     fn parameters(&self) -> Vec<(String, Vec<usize>)> {
         let layer = |(index, (inputs, outputs)): (usize, (usize, usize))| {
             let name = format!("layer{}", index + 1);

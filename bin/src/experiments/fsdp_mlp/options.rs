@@ -145,7 +145,7 @@ impl FsdpMlpOptions {
             mixed_precision: MixedPrecision {
                 param_dtype: Some(self.param_dtype.dtype()),
                 reduce_dtype: Some(reduce_dtype.dtype()),
-                // The loss of logits of 16 bits would have few digits.
+                // Computing the loss from 16-bit logits would lose precision.
                 output_dtype: Some(DType::F32),
             },
             buffer_dtype: Some(self.buffer_dtype.dtype()),
@@ -153,7 +153,7 @@ impl FsdpMlpOptions {
         }
     }
 
-    /// Ranks that the model is cut for.
+    /// Returns the number of shards that the model is cut into.
     pub(super) fn shards(&self, world_size: usize) -> usize {
         match self.sharding {
             Sharding::FullShard | Sharding::ShardGradOp => world_size,
@@ -195,7 +195,7 @@ impl FsdpMlpOptions {
         if data.is_some() {
             return Ok(());
         }
-        // Numbers and a class, of 4 bytes each.
+        // Features and a class, of 4 bytes each.
         let bytes = self.features.saturating_add(1).saturating_mul(4);
         room::check_samples("--batch-size", (self.batch_size, bytes), (&self.common, world_size))
     }

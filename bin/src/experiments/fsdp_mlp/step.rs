@@ -1,4 +1,4 @@
-//! One step: forward, backward over shards, and the optimizer's; and what a checkpoint keeps.
+//! Training step of `fsdp-mlp` (forward, backward and optimizer), and its checkpoint contents.
 
 use candle_core::Tensor;
 use candle_nn::{Module, Optimizer};
@@ -16,15 +16,15 @@ use crate::trainer::{Kept, Parts, Position, Strategy, misfit};
 use super::memory::Held;
 use super::options::FsdpMlpOptions;
 
-/// Where a checkpoint keeps the loss's factor.
+/// Key of the loss scaler's state in a checkpoint.
 const SCALE: &str = "scale";
 
-/// A model with what trains it.
+/// A sharded model with its optimizer and loss scaler.
 pub(super) struct Trainee {
     pub(super) fsdp: Fsdp<LargeModel>,
     pub(super) optimizer: Adam,
     scaler: Option<LossScaler>,
-    /// Bytes that the layers have computed for backward, at most.
+    /// Maximum bytes of activations kept for backward.
     pub(super) activations: usize,
 }
 
@@ -40,7 +40,7 @@ impl Held {
         }
     }
 
-    /// The same as `--metrics` have it.
+    /// Returns the same in the form of `--metrics`.
     pub(super) fn split(&self, trainee: &Trainee) -> report::metrics::Held {
         let weights = bytes(trainee.fsdp.vars().iter().map(|var| var.as_tensor()));
         report::metrics::Held {
@@ -88,7 +88,7 @@ impl Strategy for Trainee {
         self.fsdp.stats()
     }
 
-    /// In all groups of the model, which are more than that of all ranks.
+    /// Counts communication in all groups of the model: hybrid sharding uses more than the group of all ranks.
     fn measured(&self, measured: Measured, begun: &Stats) -> Measured {
         measured.communicating(self.fsdp.stats().busy_ns - begun.busy_ns)
     }
@@ -128,7 +128,7 @@ impl Trainee {
         Ok(Self { fsdp, optimizer, scaler: options.loss_scale.map(scaler).transpose()?, activations: 0 })
     }
 
-    /// What there is to say of the loss's factor in the end, where it has one.
+    /// Returns the line about the final loss scale, if there is one.
     pub(super) fn scaling(&self) -> Option<String> {
         let scaler = self.scaler.as_ref()?;
         let steps = match scaler.skipped() {

@@ -10,12 +10,12 @@ use super::{FsdpMlpOptions, Setup};
 use crate::experiment::Experiment;
 use crate::rank::Rank;
 
-/// A group in which each operation takes a second, by its stats.
+/// A communicator whose stats report one second for each operation.
 #[derive(Debug)]
 struct Counted {
     group: Arc<dyn Communicator>,
     here: AtomicU64,
-    /// In all groups of a rank.
+    /// Operations in all groups of a rank.
     everywhere: Arc<AtomicU64>,
 }
 
@@ -72,7 +72,7 @@ struct Command {
     options: FsdpMlpOptions,
 }
 
-/// On each of 4 ranks, the seconds that are told and the operations that there were.
+/// Trains on 4 ranks and returns, for each, the communication seconds reported and the number of operations counted.
 fn train(sharding: &str, steps: usize) -> Vec<(f64, f64)> {
     let words = format!("x --features 8 --hidden 8 --batch-size 2 --steps {steps} --sharding {sharding}");
     let options = Command::parse_from(words.split(' ')).options;
@@ -90,7 +90,7 @@ fn train(sharding: &str, steps: usize) -> Vec<(f64, f64)> {
 fn communication_is_that_of_all_groups() {
     for sharding in ["full-shard", "no-shard", "hybrid-shard --shard-ranks 2", "hybrid-shard --shard-ranks 4"]
     {
-        // What comes before the steps and after them is the same in both.
+        // Operations before and after the steps are the same in both runs, so the difference is that of 3 steps.
         let (few, many) = (train(sharding, 2), train(sharding, 5));
         for (rank, (few, many)) in few.into_iter().zip(many).enumerate() {
             let (told, operations) = (many.0 - few.0, many.1 - few.1);

@@ -1,4 +1,4 @@
-//! How busy ranks are: one micro-batch at a time, and many.
+//! Utilization of ranks, measured with one micro-batch at a time and with many.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,23 +13,23 @@ use crate::error::Result;
 
 use super::Made;
 
-/// Steps that are not counted.
+/// Warm-up steps, not counted.
 const FIRST: usize = 3;
-/// Steps that are, at least and at most, and the seconds that they are to take.
+/// Minimum and maximum number of counted steps, and the seconds they should take.
 const COUNTED: (usize, usize, f64) = (3, 50, 2.0);
 
-/// What was measured of one way to work.
+/// Measurements of one schedule.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Use {
     schedule: ScheduleKind,
     micro_batches: usize,
-    /// Seconds of a step: the mean of the quicker half, as the machine may have other things to do.
+    /// Mean seconds of a step over the faster half, as the machine may be busy with other work.
     step_s: f64,
-    /// Seconds that each rank computes in a step.
+    /// Seconds per step that each rank computes.
     busy_s: Vec<f64>,
-    /// The part of the time that ranks are idle: planned with equal times for all stages, backward taking twice as long as forward.
+    /// Idle fraction predicted with equal times for all stages, and backward twice as long as forward.
     planned: f64,
-    /// The same with the mean times of forward and of both parts of backward as they were measured.
+    /// Idle fraction predicted with the measured mean times of forward and of both parts of backward.
     expected: f64,
 }
 
@@ -58,7 +58,8 @@ impl Use {
     }
 }
 
-/// Measures the schedule of `config`, and one micro-batch at a time. Nothing is learnt meanwhile. Every rank must call it.
+/// Measures the schedule of `config`, and one micro-batch at a time. Parameters are not updated. Every rank must call
+/// it.
 pub(super) fn measure(
     comm: &Arc<dyn Communicator>,
     config: &PipelineConfig,
@@ -73,17 +74,17 @@ pub(super) fn measure(
     };
     let naive = match config.stages_per_rank() {
         1 => naive,
-        // Other stages than one a rank need other cuts.
+        // With another number of stages than one per rank, the cuts of `config` do not fit.
         _ => PipelineConfig { split: Default::default(), ..naive },
     };
     [naive, config.clone()].iter().map(|config| one(comm, config, batch, made(config)?)).collect()
 }
 
-/// A step of a rank.
+/// Measurements of one step on a rank.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Sample {
     seconds: f64,
-    /// Of these, computing: forward, backward, and its two parts where it has them.
+    /// Seconds of computation: forward, backward, and input and weight backward where the schedule separates them.
     passes: [f64; 4],
 }
 
@@ -117,7 +118,7 @@ fn one(
         let mut began = Instant::now();
         let step = |_| {
             let step = made.pipeline.step(Some(input), Some(target))?;
-            // From one step to the next.
+            // From the end of one step to the end of the next.
             let before = std::mem::replace(&mut began, Instant::now());
             Ok(Sample::new((began - before).as_secs_f64(), &step.spans))
         };
@@ -144,7 +145,7 @@ fn one(
     Ok(Use { schedule, micro_batches, step_s, busy_s, planned, expected })
 }
 
-/// The mean of the steps that took least, by rank.
+/// Returns, by rank, the mean over the faster half of the steps.
 fn quicker_half(ranks: Vec<Vec<Sample>>) -> Vec<Sample> {
     let steps = ranks.iter().map(Vec::len).min().unwrap_or(0);
     let seconds = |step: &usize| ranks.iter().map(|samples| samples[*step].seconds).sum::<f64>();

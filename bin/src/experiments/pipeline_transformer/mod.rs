@@ -1,4 +1,4 @@
-//! `pipeline-transformer`, the pipeline tutorial: the Transformer cut into stages, micro-batches flowing through.
+//! `pipeline-transformer`, the pipeline tutorial: a Transformer cut into stages, trained with micro-batches.
 
 mod compare;
 mod options;
@@ -37,26 +37,26 @@ use crate::weights::save_weights;
 use staged::{Batches, Staged};
 use stages::Weights;
 
-/// Steps of which the quickest is shown in a report.
+/// Number of steps of which the fastest is shown in a report.
 const TRIES: usize = 5;
 
-/// What a process begins with.
+/// What each process creates at the start.
 pub struct Setup {
     rows: Vec<Row>,
     weights: Weights,
     device: Device,
 }
 
-/// What rank 0 knows in the end.
+/// Result of training.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Trained {
     series: RunSeries,
     uses: Vec<Use>,
-    /// What the ranks of the first copy did in one step.
+    /// Timeline of one step on the ranks of the first model copy.
     measured: Plan,
 }
 
-/// A rank's pipeline, and what seeds its dropout.
+/// A rank's pipeline, and the step number that seeds its dropout.
 struct Made {
     pipeline: Pipeline,
     step: Arc<AtomicUsize>,
@@ -72,7 +72,7 @@ impl Experiment for PipelineTransformerOptions {
     options_of!(common, checkpoints, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
-        // Not the stages and their ranks: on them no number depends.
+        // Without the stages and their ranks, which do not affect the results.
         let own = [
             ("--lr", self.lr.to_string()),
             ("--batch-size", self.batch_size.to_string()),
@@ -84,13 +84,13 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn reporter(&self, world_size: usize) -> usize {
-        // The last stage's, in the first copy of the model.
+        // The rank of the last stage, in the first copy of the model.
         let schedule = self.pipeline_schedule(world_size).ok();
         schedule.and_then(|schedule| schedule.table().owners.last().copied()).unwrap_or(0) * self.dp
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
-        // Before the modules are made: sizes that have no room do not come so far.
+        // First, since sizes that do not fit in memory must be rejected before the modules are built.
         self.check_sizes(world_size)?;
         let modules = Transformer::modules(&self.sizes.config(), &SharedGenerator::from(Generator::new(0)));
         self.check_stages(world_size, &modules.names())
@@ -157,7 +157,7 @@ impl Experiment for PipelineTransformerOptions {
             (true, Some(batch)) => compare::measure(&stages, &config, batch, &made)?,
             _ => Vec::new(),
         };
-        // Not as JSON, which has no infinite losses.
+        // Not JSON, which cannot represent infinite losses.
         let lines = all_gather_object(&*world, &result_line::write(&series)?)?;
         let series = result_line::read(&lines[reporter])?;
         Ok(Trained { series, uses, measured })
@@ -200,11 +200,11 @@ impl Experiment for PipelineTransformerOptions {
     }
 }
 
-/// When ranks compute what in the quickest of a few steps. Nothing is learnt from them.
+/// Returns the timeline of the fastest of a few steps. Parameters are not updated.
 fn quickest(stages: &dyn Communicator, pipeline: &mut Pipeline, (input, target): &Batch) -> Result<Plan> {
     let mut plans = Vec::with_capacity(TRIES);
     for _ in 0..TRIES {
-        // So that all clocks begin together.
+        // So that all ranks start their clocks together.
         stages.run(Operation::Barrier)?;
         let step = pipeline.step(Some(input), Some(target))?;
         plans.push(pipeline.measured(&step.spans)?);
@@ -228,7 +228,8 @@ impl PipelineTransformerOptions {
         grid.lines().try_for_each(|line| say(format_args!("{line}")))
     }
 
-    /// The ranks that have a copy of the model together, and those that have the same stages as this one.
+    /// Returns the group of ranks that hold one copy of the model, and the group of those with the same stages in all
+    /// copies.
     #[expect(clippy::type_complexity, reason = "two groups")]
     fn groups(
         &self,
@@ -241,7 +242,7 @@ impl PipelineTransformerOptions {
         Ok((mesh.axis("pp")?.clone(), Some(mesh.axis("dp")?.clone())))
     }
 
-    /// This copy's batches of an epoch.
+    /// Returns this copy's batches of an epoch.
     fn batches(&self, setup: &Setup, copy: usize) -> Result<Vec<Batch>> {
         let size = self.batch_size;
         let own = setup.rows.chunks(size * self.dp).map(|rows| &rows[copy * size..(copy + 1) * size]);
@@ -268,7 +269,7 @@ impl PipelineTransformerOptions {
             let random = StepRandom { generator: random, seed: self.common.seed };
             let table = pipeline.schedule().table();
             let (now, stages, parts) = (step.clone(), table.stages(), table.micro_batches);
-            // The same numbers whoever has which stage, in whatever order.
+            // Independent of the order of execution and of which rank has the stage.
             pipeline.before_forward(move |action| {
                 let step = now.load(Ordering::Relaxed);
                 random.begin(copy, (step * stages + action.stage) * parts + action.micro_batch);

@@ -70,9 +70,9 @@ pub struct PipelineTransformerOptions {
     pub(crate) sizes: TransformerOptions,
 }
 
-/// Stages, each of which has a module at least.
+/// Maximum number of stages; each needs at least one module.
 const MOST_STAGES: usize = 1 << 16;
-/// Micro-batches of all stages: a schedule is a table of who does what with each of them.
+/// Maximum of stages times micro-batches, as a schedule is a table with an entry for each.
 const MOST_ACTIONS: usize = 1 << 20;
 
 fn schedule(name: &str) -> std::result::Result<ScheduleKind, String> {
@@ -87,7 +87,7 @@ fn refuse<T>(option: &'static str, got: impl ToString, help: String) -> Result<T
 }
 
 impl PipelineTransformerOptions {
-    /// Ranks of one copy of the model.
+    /// Returns the number of ranks of one copy of the model.
     pub(super) fn ranks(&self, world_size: usize) -> usize {
         world_size / self.dp
     }
@@ -100,13 +100,13 @@ impl PipelineTransformerOptions {
         Schedule::of(self.schedule, self.ranks(world_size), self.stages_per_rank(), self.micro_batches)
     }
 
-    /// Where the model is cut.
+    /// Returns where the model is cut.
     pub(super) fn cuts(&self, stages: usize) -> Split {
         match self.split.as_deref() {
             Some("parameters") => Split::Balanced(Cost::Parameters),
             Some("time") => Split::Balanced(Cost::ForwardTime),
             Some(names) => Split::at(names.split(',').map(str::trim)),
-            // The tutorial's.
+            // As in the tutorial.
             None if stages == 2 && self.sizes.num_layers > 1 => {
                 Split::at([format!("layers.{}", self.sizes.num_layers / 2)])
             }
@@ -116,7 +116,7 @@ impl PipelineTransformerOptions {
 
     pub(super) fn config(&self, world_size: usize) -> PipelineConfig {
         let stages = self.ranks(world_size) * self.stages_per_rank();
-        // Where a stage is all of the model there is nothing to cut.
+        // A single stage is the whole model, so nothing is cut.
         let split = if stages == 1 && self.split.is_none() { Split::default() } else { self.cuts(stages) };
         PipelineConfig {
             schedule: self.schedule,
@@ -127,10 +127,10 @@ impl PipelineTransformerOptions {
         }
     }
 
-    /// Refuses sizes that do not go together, and such that there is no room for.
+    /// Checks that sizes are compatible, and that data and model fit in memory.
     pub(super) fn check_sizes(&self, world_size: usize) -> Result<()> {
         let &Self { batch_size, micro_batches, dp, .. } = self;
-        // A schedule that is only shown takes no room: nobody trains.
+        // Showing a schedule needs no memory for training.
         let trains = if self.show_schedule { 0 } else { world_size };
         self.sizes.check(&self.common, trains, self.ranks(world_size))?;
         if !world_size.is_multiple_of(dp) {
@@ -161,7 +161,7 @@ impl PipelineTransformerOptions {
         Ok(())
     }
 
-    /// Refuses stages that cannot be made of these modules.
+    /// Checks that stages can be made of these modules.
     pub(super) fn check_stages(&self, world_size: usize, names: &[&str]) -> Result<()> {
         if let Err(error) = self.pipeline_schedule(world_size) {
             return match error {
@@ -193,7 +193,7 @@ impl PipelineTransformerOptions {
         }
     }
 
-    /// What is wrong with so many rows.
+    /// Checks that the number of rows is a multiple of the rows per step; the error says what to give.
     pub(super) fn check_rows(&self, rows: usize) -> std::result::Result<(), String> {
         let all = self.batch_size as u128 * self.dp as u128;
         if (rows as u128).is_multiple_of(all) {

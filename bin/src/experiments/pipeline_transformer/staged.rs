@@ -1,4 +1,4 @@
-//! A rank's stages at work, and what a checkpoint keeps of them.
+//! Training strategy of a rank's pipeline stages, and its checkpoint contents.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,16 +18,16 @@ use crate::trainer::{self, Kept, Parts, Position, Source, Strategy};
 
 use super::Made;
 
-/// A pipeline with what trains it.
+/// A pipeline with its optimizer.
 pub(super) struct Staged {
     pub(super) made: Made,
     optimizer: Sgd,
     name: String,
-    /// All ranks, and the one of them that has the log.
+    /// The group of all ranks, and which of them has the log.
     world: (Arc<dyn Communicator>, usize),
-    /// Of the first step: gradients and activations.
+    /// Bytes of gradients and of activations, measured in the first step.
     first: Option<(u64, u64)>,
-    /// Seconds of computing.
+    /// Seconds of computation so far.
     busy: f64,
 }
 
@@ -92,7 +92,7 @@ impl Strategy for Staged {
 impl Parts for Staged {
     fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
         let (world, reporter) = &self.world;
-        // Rank 0 writes it, and another one has the log.
+        // Rank 0 writes it, but another rank has the log.
         checkpoint.extra = broadcast_object(&**world, &checkpoint.extra, *reporter)?;
         self.made.pipeline.save_checkpoint(to, Some(&self.optimizer), &checkpoint)?;
         Ok(())
@@ -104,7 +104,7 @@ impl Parts for Staged {
     }
 }
 
-/// The batches of an epoch: the same in each.
+/// The batches of an epoch, the same in every epoch.
 pub(super) struct Batches(pub(super) Vec<Batch>);
 
 impl Source for Batches {

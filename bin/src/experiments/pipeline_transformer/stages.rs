@@ -1,4 +1,4 @@
-//! A rank's part of the model: built from the seed or a file, and brought together again.
+//! Weights of pipeline stages: building a rank's stages from the seed or a file, and gathering the whole model.
 
 use std::sync::PoisonError;
 
@@ -11,16 +11,16 @@ use training::TorchInit;
 
 use crate::error::Result;
 
-/// Where first weights come from.
+/// Source of the initial weights.
 pub(super) enum Weights {
-    /// Drawn.
+    /// Generated from this seed.
     Seed(u64),
-    /// Those of `--init`, all of them.
+    /// Those of `--init`, for the whole model.
     Given(VarMap),
 }
 
 impl Weights {
-    /// Builders for stages, each into a map of its own.
+    /// Returns a function that makes a builder for a stage, with a variable map of its own.
     pub(super) fn builder(&self, device: &Device) -> Box<dyn Fn(&VarMap) -> VarBuilder<'static>> {
         let device = device.clone();
         match self {
@@ -39,7 +39,7 @@ impl Weights {
     }
 }
 
-/// Gives a stage the variables that it asks for.
+/// Copies the requested variables of the whole model to a stage.
 struct Given {
     all: VarMap,
     stage: VarMap,
@@ -74,8 +74,8 @@ impl SimpleBackend for Given {
     }
 }
 
-/// The whole model on rank 0, from the ranks that have parts of it on their devices; nothing on the others. Every rank must
-/// call it.
+/// Gathers the whole model on rank 0 from the ranks that hold parts of it on their devices; returns `None` on the
+/// others. Every rank must call it.
 pub(super) fn gather(
     comm: &dyn Communicator,
     vars: &[(String, Var)],
@@ -96,7 +96,8 @@ pub(super) fn gather(
             let var = match rank {
                 0 => vars[index].1.clone(),
                 from => {
-                    // On a device as it is sent from one, but all of the model need not fit there.
+                    // Received on the device, as it is sent from one; then moved to the CPU, as the whole model need
+                    // not fit on the device.
                     let tensor = Tensor::zeros(dims, DType::F32, device)?;
                     comm.run(Operation::Recv { tensor: tensor.clone(), from })?;
                     Var::from_tensor(&tensor.to_device(&Device::Cpu)?)?

@@ -1,4 +1,4 @@
-//! Groups of some of the ranks: who is in one, under which rank, and what closing one leaves.
+//! Subgroups: membership, rank numbers in the group, and that closing one leaves the others usable.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::stage::{Stage, numbers, word};
 
 pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
     let world_size = stage.comm.world_size();
-    // All but the last; the handbook's example is 0, 1, 2 of 4.
+    // All ranks but the last; the handbook's example is 0, 1, 2 of 4.
     let some: Vec<usize> = (0..world_size.max(2) - 1).collect();
     let reversed: Vec<usize> = (0..world_size).rev().collect();
     let custom = new_group(stage, &some)?;
@@ -44,7 +44,7 @@ fn new_group(stage: &Stage<'_>, ranks: &[usize]) -> Result<Option<Arc<dyn Commun
     Ok(group)
 }
 
-/// The sum over a group of the ranks in the world.
+/// Returns the sum, over a group, of the members' world ranks.
 fn sum(group: &dyn Communicator, device: &Device) -> Result<String> {
     let own = group.world_ranks()[group.rank()] as f32;
     let tensor = Tensor::new(&[own], device)?;

@@ -1,4 +1,4 @@
-//! How ranks meet: each way in turn, one rank that does not come, and what becomes of the meeting place.
+//! Rendezvous: each init method in turn, a rank that never joins, and what remains of the rendezvous address or file.
 
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::interrupt;
 
 use super::stage::{Stage, numbers};
 
-/// How long the group waits for a rank that will not come, where it may.
+/// Timeout of the group that waits for a rank that never joins; a shorter configured timeout is kept.
 const SHORT: Duration = Duration::from_secs(1);
 
 pub(super) fn show(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
@@ -39,13 +39,13 @@ fn kind(method: &InitMethod) -> &'static str {
 
 fn by_tcp(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
     let first = config.rank == 0;
-    // For rank 0 to listen on.
+    // A port for rank 0 to listen on.
     let reserved = first.then(|| ReservedPort::at(SocketAddr::new(config.bind, 0))).transpose()?;
     let own = reserved.as_ref().map(|reserved| reserved.address().to_string());
     let address = broadcast_object(stage.comm, &own.unwrap_or_default(), 0)?;
     let group = Tcp::connect(&at(config, format!("tcp://{address}").parse()?))?;
     stage.say(format_args!("tcp://: {0} of {0} ranks have met", config.world_size))?;
-    // Nobody else can have taken the port meanwhile: it is still reserved.
+    // Nothing else can have taken the port meanwhile: it is still reserved.
     let gone = address.parse::<SocketAddr>().is_ok_and(|address| TcpStream::connect(address).is_err());
     let state = if gone { "nobody listens there any more" } else { "somebody listens there" };
     not_needed(stage, &group, "tcp://", state)
@@ -58,7 +58,7 @@ fn by_file(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
     not_needed(stage, &group, "file://", if path.exists() { "the file is there" } else { "the file is gone" })
 }
 
-/// The ranks talk over the group, whose meeting place is gone.
+/// Runs a collective over the group, to show that it no longer needs its rendezvous address or file.
 fn not_needed(stage: &Stage<'_>, group: &Tcp, method: &str, state: &str) -> Result<()> {
     let tensor = Tensor::new(&[group.rank() as f32], &Device::Cpu)?;
     group.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
@@ -66,7 +66,7 @@ fn not_needed(stage: &Stage<'_>, group: &Tcp, method: &str, state: &str) -> Resu
     stage.say(format_args!("{method}: {state}, and all_reduce of the rank over that group gives {sum}"))
 }
 
-/// A group that waits for one rank more than there are.
+/// Connects a group with one rank more than exist, and shows the timeout.
 fn late(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
     let path = meeting_file(stage, config)?;
     let (come, world_size) = (config.world_size, config.world_size + 1);
@@ -78,19 +78,19 @@ fn late(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
             "time-out: a group of {world_size} to which {come} {ranks} gives up after {} s: {detail}",
             timeout.as_secs_f64()
         )),
-        // Rank 0 tells of it; how the others hear of the end does not matter.
+        // Rank 0 reports it; which error the other ranks see does not matter.
         Err(_) if config.rank > 0 => Ok(()),
         Err(other) => Err(other.into()),
         Ok(_) => stage.say(format_args!("time-out: rank {come} came from nowhere")),
     }
 }
 
-/// The same rank, in a group of its own.
+/// Returns the configuration of the same rank for another group.
 fn at(config: &TcpConfig, init_method: InitMethod) -> TcpConfig {
     TcpConfig { init_method, job_id: format!("{}/meeting", config.job_id), ..config.clone() }
 }
 
-/// A path that no other job uses. The ranks of the job share a host, or a folder for temporary files.
+/// Returns a path that no other job uses. The job's ranks share a host, or a folder for temporary files.
 fn meeting_file(stage: &Stage<'_>, config: &TcpConfig) -> Result<PathBuf> {
     let number = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! `process-groups`, the PyTorch handbook: back ends, ranks, meeting places, operations between ranks, groups of ranks.
+//! `process-groups`, from the PyTorch handbook: backends, ranks, rendezvous, collectives and subgroups.
 
 mod groups;
 mod meeting;
@@ -23,7 +23,7 @@ use stage::Stage;
 const NAME: &str = "process-groups";
 const WORLD_SIZE: usize = 2;
 
-/// Runs the command: starts the ranks, or shows what one of them does.
+/// Runs the command: starts the ranks, or runs the demonstration on one of them.
 ///
 /// # Errors
 /// A wrong option, a rank that failed.
@@ -65,7 +65,7 @@ fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
     operations::show(&stage)?;
     groups::show(&stage)?;
     stage.title("closing the world group")?;
-    // Nobody is to leave before all have shown what they had to show.
+    // No rank may leave before all have finished.
     world.barrier()?.wait()?;
     drop(world);
     if config.rank == 0 { say(format_args!("is_initialized False")) } else { Ok(()) }

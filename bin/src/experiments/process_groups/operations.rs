@@ -1,4 +1,4 @@
-//! The operations of the handbook, with what each rank had before and after.
+//! The handbook's operations, with the values of each rank before and after.
 
 use candle_core::{DType, Tensor};
 use comm::ReduceOp;
@@ -7,7 +7,7 @@ use crate::error::Result;
 
 use super::stage::{Stage, numbers};
 
-/// Rank r begins with `[r + 1, 10 (r + 1)]`.
+/// Returns the initial tensor: `[r + 1, 10 (r + 1)]` on rank r.
 fn own(stage: &Stage<'_>) -> Result<Tensor> {
     let number = stage.comm.rank() as f32 + 1.0;
     Ok(Tensor::new(&[number, 10.0 * number], stage.device)?)
@@ -27,7 +27,7 @@ pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
     all_gather(stage)
 }
 
-/// An operation that changes the tensor it is given.
+/// Shows an operation that changes its tensor in place.
 fn in_place(stage: &Stage<'_>, title: &str, operation: impl Fn(&Tensor) -> Result<()>) -> Result<()> {
     stage.title(title)?;
     let tensor = own(stage)?;
@@ -36,7 +36,7 @@ fn in_place(stage: &Stage<'_>, title: &str, operation: impl Fn(&Tensor) -> Resul
     stage.each(format_args!("before {before}, after {}", numbers(&tensor)?))
 }
 
-/// Each rank sends to the next one, the last to rank 0.
+/// Each rank sends to the next one, the last one to rank 0.
 fn send_and_recv(stage: &Stage<'_>) -> Result<()> {
     let comm = stage.comm;
     let (rank, world_size) = (comm.rank(), comm.world_size());
@@ -46,7 +46,7 @@ fn send_and_recv(stage: &Stage<'_>) -> Result<()> {
     }
     let (to, from) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let (sent, received) = (own(stage)?, Tensor::zeros(2, DType::F32, stage.device)?);
-    // Someone has to begin: if all sent first, each would wait for the next one to receive.
+    // Rank 0 sends first: if all ranks sent first, each would block until the next one receives.
     if rank == 0 {
         comm.send(&sent, to)?.wait()?;
         comm.recv(&received, from)?.wait()?;

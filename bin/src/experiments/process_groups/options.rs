@@ -31,11 +31,11 @@ pub struct ProcessGroupsOptions {
     pub(super) nproc_per_node: usize,
 }
 
-/// A longer table helps nobody.
+/// Maximum number of ranks in the table: a longer one is of no use.
 const MOST_LINES: usize = 4096;
 
 impl ProcessGroupsOptions {
-    /// The nodes and ranks of the table.
+    /// Returns the nodes and ranks of the table.
     pub(super) fn layout(&self) -> Result<Layout> {
         let layout = Layout::new(self.nodes, self.nproc_per_node).ok();
         layout.filter(|layout| layout.world_size() <= MOST_LINES).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Where each rank stands: in the world group, on its node, over several nodes.
+//! Positions of ranks: in the world group, on their nodes, and in a table of several nodes.
 
 use comm::Communicator;
 use launch::Layout;
@@ -19,7 +19,7 @@ pub(super) fn show(stage: &Stage<'_>, world: &dyn Communicator, table: Layout) -
         world.backend(),
         world.world_ranks(),
     ))?;
-    // Not so where nodes have different numbers of ranks, as under Slurm.
+    // The formula does not hold if nodes have different numbers of ranks, as under Slurm.
     let sum = match node * local_world_size + local_rank == rank {
         true => format!(": {node} x {local_world_size} + {local_rank} = {rank}"),
         false => String::new(),
@@ -40,7 +40,7 @@ pub(super) fn show(stage: &Stage<'_>, world: &dyn Communicator, table: Layout) -
     Ok(())
 }
 
-/// What carries the data to the other ranks.
+/// Describes the transports to the other ranks.
 fn carriers(world: &dyn Communicator) -> String {
     if world.backend() != "tcp" {
         return format!("through {}", world.backend().to_uppercase());
@@ -56,7 +56,7 @@ fn carriers(world: &dyn Communicator) -> String {
     }
 }
 
-/// A rank's place on its node.
+/// A rank's node and its position on it.
 #[derive(Debug, PartialEq)]
 struct NodePlace {
     node: usize,
@@ -65,7 +65,7 @@ struct NodePlace {
 }
 
 impl NodePlace {
-    /// Where nothing is told there is one node.
+    /// Takes the values of the launcher's environment (`told`); those that are missing are computed as for one node.
     fn of(rank: usize, world_size: usize, told: Option<comm::Place>) -> Self {
         let local_world_size =
             told.as_ref().and_then(|told| told.local_world_size).unwrap_or(world_size).max(1);

@@ -1,4 +1,4 @@
-//! Lines of all ranks, in the order of the ranks.
+//! Printing lines of all ranks in rank order.
 
 use std::fmt::{Arguments, Display};
 
@@ -8,11 +8,11 @@ use comm::{Communicator, gather_object};
 use crate::console::say;
 use crate::error::Result;
 
-/// Where the ranks show what they do: rank 0 prints for all of them, so that the order is always the same.
+/// Output of the demonstration: rank 0 prints for all ranks, so that the order is always the same.
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
     pub(super) comm: &'a dyn Communicator,
-    /// Where tensors are.
+    /// The device of tensors.
     pub(super) device: &'a Device,
 }
 
@@ -21,17 +21,17 @@ impl<'a> Stage<'a> {
         Self { comm, device }
     }
 
-    /// The heading of a part.
+    /// Prints the heading of a section.
     pub(super) fn title(&self, title: impl Display) -> Result<()> {
         self.say(format_args!("\n===== {title} ====="))
     }
 
-    /// One line, said by rank 0.
+    /// Prints one line, on rank 0.
     pub(super) fn say(&self, line: Arguments<'_>) -> Result<()> {
         if self.comm.rank() == 0 { say(line) } else { Ok(()) }
     }
 
-    /// One line of each rank. Every rank must call it.
+    /// Prints one line for each rank. Every rank must call it.
     pub(super) fn each(&self, line: impl Display) -> Result<()> {
         let lines = gather_object(self.comm, &line.to_string(), 0)?;
         for (rank, line) in lines.iter().flatten().enumerate() {
@@ -41,13 +41,13 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// The numbers of a tensor: `[1, 10]`.
+/// Formats the numbers of a tensor: `[1, 10]`.
 pub(super) fn numbers(tensor: &Tensor) -> Result<String> {
     let words: Vec<String> = tensor.flatten_all()?.to_vec1::<f32>()?.iter().map(f32::to_string).collect();
     Ok(format!("[{}]", words.join(", ")))
 }
 
-/// Python's word.
+/// Returns Python's spelling of a bool.
 pub(super) fn word(truth: bool) -> &'static str {
     if truth { "True" } else { "False" }
 }

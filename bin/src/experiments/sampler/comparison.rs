@@ -1,4 +1,4 @@
-//! The handbook's `compare_samplers`: the order of one process, and the share of each rank.
+//! The handbook's `compare_samplers`: the sample order of one process, and the share of each rank.
 
 use sampler::{Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
 
@@ -8,10 +8,10 @@ use crate::error::Result;
 use super::coverage::Coverage;
 use super::{SamplerOptions, look, ranks};
 
-/// Features of a sample of the handbook's data set. Only labels are looked at, but these are drawn before.
+/// Features per sample in the handbook's data set. Only labels are printed, but the features are drawn first.
 pub(super) const FEATURES: usize = 10;
 
-/// The handbook's data set, and the generator that has drawn it.
+/// The handbook's data set, and the generator after drawing it.
 pub(super) struct Data {
     labels: Vec<i64>,
     generator: Generator,

@@ -1,4 +1,4 @@
-//! Who got which sample, counted.
+//! Coverage of a data set: how many samples the ranks got, and how many more than one rank got.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use sampler::SamplerError;
 
 use crate::error::Result;
 
-/// No rank has so high a number.
+/// Marks a sample that several ranks got; no rank has so high a number.
 const SHARED: u32 = u32::MAX;
 
-/// What the ranks have of a data set.
+/// Which rank got each sample.
 #[derive(Debug)]
 pub(super) struct Coverage {
-    /// For each sample 0, or one more than the rank that got it, or [`SHARED`].
+    /// For each sample: 0 for none, the rank plus 1, or [`SHARED`].
     owners: Vec<u32>,
     indices: usize,
 }
@@ -26,7 +26,7 @@ impl Coverage {
         Ok(Self { owners, indices: 0 })
     }
 
-    /// Forgets what it has counted.
+    /// Resets all counts.
     pub(super) fn clear(&mut self) {
         self.owners.fill(0);
         self.indices = 0;

@@ -1,4 +1,4 @@
-//! The handbook's `train_with_sampler`, without the training: a loader on each rank, epoch after epoch.
+//! The handbook's `train_with_sampler` without the training: a loader for each rank, over several epochs.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,10 +12,10 @@ use crate::error::Result;
 use super::coverage::Coverage;
 use super::{SamplerOptions, look, ranks};
 
-/// The handbook says which batch it is at after so many.
+/// The handbook prints every so many batches.
 const SAY_EVERY: usize = 5;
 
-/// A data set whose samples are their own numbers.
+/// A data set whose samples are their own indices.
 struct Numbers(usize);
 
 impl Dataset for Numbers {
@@ -32,7 +32,7 @@ impl Dataset for Numbers {
 
 type Loader = DataLoader<Numbers, Vec<usize>, DistributedSampler>;
 
-/// What it takes: made before anything is printed, since it may not fit in memory.
+/// The loaders and counters; created before anything is printed, since they may not fit in memory.
 pub(super) struct Epochs {
     loaders: Vec<Loader>,
     coverage: Coverage,
@@ -51,7 +51,7 @@ impl Epochs {
         for (rank, loader) in loaders.iter().enumerate() {
             say(format_args!("Rank {rank}: Sampler has {} samples", loader.sampler().len()))?;
         }
-        // As hashes: the orders themselves are as large as the data, each of them.
+        // Stored as hashes: each order is as large as the data set.
         let mut orders = HashSet::new();
         for epoch in 0..options.epochs {
             coverage.clear();
@@ -85,7 +85,7 @@ fn loader(options: &SamplerOptions, rank: usize) -> Result<Loader> {
     Ok(DataLoader::new(Arc::new(Numbers(options.samples)), sampler, Ok, config)?)
 }
 
-/// One rank's epoch, as the handbook prints it.
+/// Runs one epoch of one rank and prints it as the handbook does.
 fn go_through(options: &SamplerOptions, rank: usize, epoch: usize, loader: &mut Loader) -> Result<()> {
     let mut processed = 0;
     for (batch, samples) in loader.batches()?.enumerate() {

@@ -1,4 +1,4 @@
-//! `sampler`, the PyTorch handbook: which rank gets which samples, with a plain and with a distributed sampler.
+//! `sampler`, from the PyTorch handbook: which rank gets which samples, with a plain and a distributed sampler.
 
 mod comparison;
 mod coverage;
@@ -11,7 +11,7 @@ use crate::console::note;
 use crate::error::Result;
 
 impl SamplerOptions {
-    /// Deals a data set out and prints what comes to whom. It takes no ranks: a sampler only computes.
+    /// Divides a data set and prints each rank's share. No ranks are started, as a sampler needs no communication.
     ///
     /// # Errors
     /// A wrong option; a data set that does not fit in memory; standard output that cannot be written.
@@ -28,7 +28,7 @@ impl SamplerOptions {
     }
 }
 
-/// Looks at each of many indices; how many there are, and the first few.
+/// Calls `each` for every index; returns their number, and the first `shown` of them.
 fn look(
     indices: impl Iterator<Item = usize>,
     shown: usize,

@@ -65,15 +65,15 @@ pub struct SamplerOptions {
 impl SamplerOptions {
     pub(super) fn check(&self) -> Result<()> {
         check_world_size(self.world_size)?;
-        // Which rank has a sample, and its place in a shuffled order.
+        // Per sample: its owner, and its index in a shuffled order.
         let each = size_of::<u32>() + if self.no_shuffle { 0 } else { PLACE };
         room::check_data("--samples", self.samples, self.samples as f64 * each as f64, 1)?;
-        // The comparison draws its data set.
+        // The comparison generates its data set.
         let each = super::comparison::FEATURES * size_of::<f32>();
         room::check_data("--compared", self.compared, self.compared as f64 * each as f64, 1)
     }
 
-    /// One rank's sampler of so many samples.
+    /// Returns one rank's sampler for a data set of `dataset_len` samples.
     pub(super) fn sampler(&self, dataset_len: usize, rank: usize) -> Result<DistributedSampler> {
         let tail = match self.tail {
             Tail::Pad => sampler::Tail::Pad,

@@ -1,4 +1,4 @@
-//! What a rank measures: memory by kind, bytes sent, time.
+//! Measurements of a rank: memory by kind, bytes sent, time.
 
 use comm::{Communicator, all_gather_object};
 use report::metrics::Held;
@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
-/// The figures of row 21, of the rank that has the most of each.
+/// Figures of the comparison table, each the largest over all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// What it holds of the model, and sends.
+    /// Bytes of model state held, and bytes sent.
     pub held: Held,
-    /// The most memory that its process has held, in bytes, where known.
+    /// Peak memory of the process, in bytes, where known.
     pub peak_rss: Option<u64>,
-    /// Seconds of a step.
+    /// Seconds per step.
     pub step_s: f64,
 }
 
 impl Figures {
-    /// The largest of each over all ranks, on every rank.
+    /// Returns the largest of each figure over all ranks, on every rank.
     pub(super) fn largest(self, comm: &dyn Communicator) -> Result<Self> {
         let all = all_gather_object(comm, &self)?;
         Ok(all.into_iter().fold(Figures::default(), |a, b| Figures {

@@ -1,4 +1,4 @@
-//! `--tp`, `--dp` and `--sequence-parallel`.
+//! Mesh options: `--tp`, `--dp` and `--sequence-parallel`.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct MeshOptions {
 }
 
 impl MeshOptions {
-    /// Ranks that the options ask for, if they do.
+    /// Returns the number of ranks that the options require; `None` if they leave it open.
     pub(super) fn ranks(&self) -> Option<usize> {
         match (self.tp, self.dp) {
             (Some(tp), dp) => Some(tp.saturating_mul(dp.unwrap_or(1))),
@@ -33,7 +33,7 @@ impl MeshOptions {
         }
     }
 
-    /// Data-parallel and tensor-parallel ranks.
+    /// Returns the numbers of data-parallel and of tensor-parallel ranks.
     ///
     /// # Errors
     /// Numbers whose product is not the world size.
@@ -54,13 +54,13 @@ impl MeshOptions {
         }
     }
 
-    /// Ranks as far as their number changes the run: any number of them that the layers are divided over gives the same numbers, but
-    /// for rounding.
+    /// Returns the number of data-parallel ranks. Only these affect a run's results: dividing the layers over another
+    /// number of ranks gives the same numbers, except for rounding.
     pub(super) fn copies(&self, world_size: usize) -> usize {
         self.sizes(world_size).map_or(world_size, |(dp, _)| dp)
     }
 
-    /// Refuses a size that the tensor-parallel ranks do not divide.
+    /// Checks that the tensor-parallel ranks divide a size.
     pub(super) fn divides(option: &'static str, size: usize, tp: usize) -> Result<()> {
         if size.is_multiple_of(tp) {
             return Ok(());
@@ -69,7 +69,7 @@ impl MeshOptions {
         Err(Error::Option { option, got: size.to_string(), help })
     }
 
-    /// What a report says of it.
+    /// Returns the facts about the mesh for a report.
     pub(super) fn facts(&self, world_size: usize) -> Vec<(String, String)> {
         let (dp, tp) = self.sizes(world_size).unwrap_or((1, world_size));
         vec![
@@ -80,7 +80,7 @@ impl MeshOptions {
     }
 }
 
-/// The mesh of these sizes.
+/// Creates the mesh of these sizes.
 pub(super) fn mesh(comm: &Arc<dyn Communicator>, (dp, tp): (usize, usize)) -> Result<Mesh> {
     Ok(Mesh::new(comm.clone(), &[("dp", dp), ("tp", tp)])?)
 }

@@ -1,4 +1,4 @@
-//! `tensor-parallel-mlp`: the handbook's feed-forward layers.
+//! `tensor-parallel-mlp`: the handbook's two feed-forward layers, divided over ranks.
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
@@ -59,7 +59,7 @@ pub struct TensorParallelMlpOptions {
     pub(crate) hidden_size: usize,
 }
 
-/// Samples and what is to come out, (samples, hidden size) both; and the generator that weights are drawn from.
+/// Samples and their targets, both (samples, hidden size), and the source of the weights.
 pub struct Setup {
     x: Tensor,
     y: Tensor,
@@ -116,7 +116,7 @@ impl Experiment for TensorParallelMlpOptions {
             return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
         }
         if self.common.data.is_none() {
-            // Numbers that go in and that are to come out.
+            // Inputs and targets, f32.
             let bytes = self.hidden_size.saturating_mul(2 * 4);
             room::check_samples("--samples", (self.samples, bytes), (&self.common, world_size))?;
         }
@@ -187,12 +187,12 @@ impl Experiment for TensorParallelMlpOptions {
 }
 
 impl TensorParallelMlpOptions {
-    /// Samples of the last batch of each of so many data-parallel ranks, where it is not a full one.
+    /// Returns the size of the last batch of each of `dp` data-parallel ranks, if it is not a full one; else 0.
     fn last_batch(&self, samples: usize, dp: usize) -> usize {
         samples.div_ceil(dp) % self.batch_size
     }
 
-    /// Refuses to go on in an epoch with so many samples left of it, where their last batch cannot be divided.
+    /// Checks that an epoch can be resumed with this many samples left: their last batch must be divisible over `tp`.
     fn check_rest(&self, (epoch, samples): (usize, usize), (dp, tp): (usize, usize)) -> Result<()> {
         let last = self.last_batch(samples, dp);
         if !self.mesh.sequence_parallel || epoch >= self.epochs || last.is_multiple_of(tp) {
@@ -208,7 +208,7 @@ impl TensorParallelMlpOptions {
         Err(Error::Option { option: "--dp", got: dp.to_string(), help })
     }
 
-    /// What is wrong with so many samples where batches are divided over the tensor-parallel ranks.
+    /// Describes the problem if the last batch cannot be divided over the tensor-parallel ranks.
     fn uneven(&self, samples: usize, (dp, tp): (usize, usize)) -> Option<String> {
         let last = self.last_batch(samples, dp);
         (!last.is_multiple_of(tp)).then(|| {
@@ -235,7 +235,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Makes `fc1` and `fc2`.
+    /// Creates `fc1` and `fc2`.
     ///
     /// # Errors
     /// Those of [`ParallelMlp::new`].
@@ -245,7 +245,8 @@ impl Mlp {
     }
 
     /// # Shapes
-    /// (batch, hidden size) to the same, on every rank. With sequence parallelism it is the batch that is divided in between.
+    /// (batch, hidden size) to the same, on every rank. With sequence parallelism, the batch is divided between the
+    /// two.
     ///
     /// # Errors
     /// Those of [`ParallelMlp::forward`].

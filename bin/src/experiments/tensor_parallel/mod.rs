@@ -1,6 +1,5 @@
-//! `tensor-parallel-mlp` and `tensor-parallel-transformer`, the PyTorch handbook: layers divided over ranks, and what that
-//! saves and
-//! costs beside copies of the whole model.
+//! `tensor-parallel-mlp` and `tensor-parallel-transformer`, from the PyTorch handbook: layers divided over ranks,
+//! with the memory and communication compared to data parallelism.
 
 mod figures;
 mod mesh;
@@ -25,7 +24,7 @@ use crate::experiment::{self, Experiment};
 use crate::options::{Backend, CommonOptions};
 use crate::room;
 
-/// An experiment whose ranks are a mesh.
+/// An experiment whose ranks form a mesh.
 pub trait OnMesh: Experiment {
     /// The options of the mesh.
     fn mesh(&self) -> &MeshOptions;
@@ -34,10 +33,10 @@ pub trait OnMesh: Experiment {
 /// Runs an experiment on as many ranks as its mesh has.
 ///
 /// # Errors
-/// As [`experiment::run`].
+/// Those of [`experiment::run`].
 pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
     let is_set = |name| std::env::var_os(name).is_some_and(|value: OsString| !value.is_empty());
-    // Whoever has started this process as a rank has said how many there are.
+    // A process started as a rank has its world size from the launcher.
     let launched = experiment.common().ranks.backend == Backend::Mpi
         || is_set("WORLD_SIZE")
         || Place::is_from_scheduler()?;
@@ -51,7 +50,7 @@ pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
     }
 }
 
-/// Where weights come from: from `--init`, or the generator that has drawn the data.
+/// Returns the source of the weights: `--init`, or the generator that has drawn the data.
 fn weights(common: &CommonOptions, generator: Generator) -> Weights {
     match &common.init {
         Some(path) => Weights::File(path.clone()),
@@ -59,8 +58,9 @@ fn weights(common: &CommonOptions, generator: Generator) -> Weights {
     }
 }
 
-/// Bytes that each rank needs at least, and the ranks of this machine, where a model that is cut into so many parts takes
-/// `bytes(parts)` on each. The comparison in the end takes a whole copy of it.
+/// Returns the minimum bytes per rank, and the ranks on this machine, for a model that takes `bytes(parts)` on each
+/// rank if cut into `parts`. On the CPU a whole copy is counted, since the comparison at the end uses data
+/// parallelism.
 fn needed(
     common: &CommonOptions,
     (world_size, tp): (usize, usize),

@@ -1,4 +1,4 @@
-//! Training on a mesh.
+//! Training on a mesh, and the comparison with data parallelism.
 
 use std::sync::Arc;
 
@@ -22,31 +22,31 @@ use super::OnMesh;
 use super::figures::Figures;
 use super::mesh::mesh;
 
-/// Steps that data parallelism is measured over, after one that is not.
+/// Measured steps of data parallelism, after one warm-up step.
 const COMPARED_STEPS: usize = 4;
 
-/// A model and its data.
+/// A model, its data and its loss.
 pub(super) trait Task {
     /// The model.
     type Model;
 
-    /// Makes the model.
+    /// Builds the model.
     fn model(&self, builder: ShardBuilder) -> LayerResult<Self::Model>;
 
-    /// The loss of the samples at these places, in training.
+    /// Computes the training loss of the samples with these indices.
     fn loss(&self, model: &TensorParallel<Self::Model>, samples: &[usize]) -> Result<Tensor>;
 
-    /// Samples that there are.
+    /// Returns the number of samples.
     fn samples(&self) -> usize;
 
-    /// The line that is printed after a step.
+    /// Formats the line that is printed after a step.
     fn line(&self, epoch: usize, batch: usize, loss: f32) -> String;
 }
 
-/// How to train.
+/// Configuration of the training.
 #[derive(Debug, Clone)]
 pub(super) struct DividedConfig {
-    /// Data-parallel and tensor-parallel ranks.
+    /// Numbers of data-parallel and of tensor-parallel ranks.
     pub(super) sizes: (usize, usize),
     pub(super) parallel: TensorParallelConfig,
     weights: Weights,
@@ -55,7 +55,7 @@ pub(super) struct DividedConfig {
 }
 
 impl DividedConfig {
-    /// What an experiment's options say, with its batch size and learning rate, as one of its ranks.
+    /// Creates the configuration of a rank from an experiment's options, batch size and learning rate.
     pub(super) fn of<E: OnMesh>(
         experiment: &E,
         weights: Weights,
@@ -73,17 +73,17 @@ impl DividedConfig {
     }
 }
 
-/// What rank 0 has in the end.
+/// Result of training and comparison.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Trained {
     pub(super) series: RunSeries,
-    /// Of the mesh that was asked for.
+    /// Figures of the requested mesh.
     pub(super) own: Figures,
-    /// Of data parallelism on as many ranks.
+    /// Figures of data parallelism on the same number of ranks.
     pub(super) data_parallel: Figures,
 }
 
-/// Trains on the mesh, then measures data parallelism on the same ranks, model and samples a step.
+/// Trains on the mesh, then measures data parallelism with the same ranks, model and samples per step.
 pub(super) fn train<E: OnMesh, T: Task>(
     experiment: &E,
     task: &T,
@@ -109,7 +109,7 @@ pub(super) fn train<E: OnMesh, T: Task>(
 fn data_parallel<T: Task>(task: &T, config: &DividedConfig, rank: &Rank) -> Result<Figures> {
     let world_size = rank.comm.world_size();
     let parallel = TensorParallelConfig { sequence_parallel: false, ..config.parallel.clone() };
-    // As many samples a step in all.
+    // The same total number of samples per step.
     let together = config.batch_size.saturating_mul(config.sizes.0.max(1));
     let batch_size = (together / world_size).max(1);
     let config = DividedConfig { sizes: (world_size, 1), parallel, batch_size, ..config.clone() };
@@ -135,7 +135,8 @@ fn data_parallel<T: Task>(task: &T, config: &DividedConfig, rank: &Rank) -> Resu
     Figures { held, peak_rss: peak_rss_bytes(), step_s }.largest(&*rank.comm)
 }
 
-/// The places of the samples that a rank's place along `dp` has, in the order of PyTorch's sampler of the same name.
+/// Returns the epochs of sample indices for a rank's position along `dp`, in the order of PyTorch's sampler of the
+/// same name.
 fn epochs<T: Task>(mesh: &Mesh, task: &T, config: &DividedConfig) -> Result<Epochs<Vec<usize>, Vec<usize>>> {
     let (dp, samples, batch_size) = (mesh.axis("dp")?, task.samples(), config.batch_size);
     let sampler = DistributedSampler::new(DistributedSamplerConfig {
@@ -149,20 +150,20 @@ fn epochs<T: Task>(mesh: &Mesh, task: &T, config: &DividedConfig) -> Result<Epoc
     Ok(Epochs { ranks: "{} data-parallel ranks", ..Epochs::new(loader) })
 }
 
-/// A model of which each rank has a part, with what trains it.
+/// A model divided over the ranks, with its optimizer.
 struct Divided<'a, T: Task> {
     task: &'a T,
     parallel: TensorParallel<T::Model>,
     optimizer: Adam,
-    /// Along `tp` and along `dp`.
+    /// The groups along `tp` and along `dp`.
     groups: Vec<Arc<dyn Communicator>>,
-    /// Of the first step: gradients and activations.
+    /// Bytes of gradients and of activations, measured in the first step.
     first: Option<(u64, u64)>,
 }
 
 impl<'a, T: Task> Divided<'a, T> {
     fn new(task: &'a T, config: &DividedConfig, mesh: &Mesh) -> Result<Self> {
-        // Each model draws from the same place.
+        // Each model draws from a copy of the generator, so all get the same weights.
         let weights = match &config.weights {
             Weights::Random(generator) => {
                 Weights::Random(generator.with(|generator| generator.clone()).into())
@@ -178,7 +179,7 @@ impl<'a, T: Task> Divided<'a, T> {
 }
 
 impl<T: Task> Strategy for Divided<'_, T> {
-    /// Places of samples.
+    /// Sample indices.
     type Batch = Vec<usize>;
 
     fn name(&self, _: usize) -> String {

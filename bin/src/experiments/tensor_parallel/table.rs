@@ -1,4 +1,4 @@
-//! Row 21's table: memory and communication, of tensor beside data parallelism.
+//! Comparison table: memory and communication of tensor parallelism and of data parallelism.
 
 use crate::console::say;
 use crate::error::Result;
@@ -41,7 +41,7 @@ fn row(name: &str, own: &str, other: &str, ratio: &str) -> String {
     format!("{name:<20}{own:>14}{other:>14}{ratio:>9}")
 }
 
-/// Megabytes of a million bytes.
+/// Formats bytes as megabytes (10^6).
 pub(crate) fn megabytes(bytes: f64) -> String {
     format!("{:.3} MB", bytes / 1e6)
 }

@@ -1,4 +1,4 @@
-//! `tensor-parallel-transformer`: a language model of the handbook's layers.
+//! `tensor-parallel-transformer`: a language model of the handbook's layers, divided over ranks.
 
 mod data;
 mod options;
@@ -23,7 +23,7 @@ use super::mesh::MeshOptions;
 use super::run::{self, DividedConfig, Task, Trained};
 use super::{OnMesh, table, weights};
 
-/// Rows of tokens, one longer than what the model is shown; where weights come from.
+/// Rows of tokens, one token longer than the model's input, and the source of the weights.
 pub struct Setup {
     rows: Vec<Vec<u32>>,
     weights: Weights,

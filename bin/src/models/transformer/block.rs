@@ -9,7 +9,7 @@ use training::{
 
 use super::TransformerConfig;
 
-/// PyTorch's.
+/// PyTorch's default epsilon of LayerNorm.
 pub(super) const EPS: f64 = 1e-5;
 
 /// A block of a [`Transformer`](super::Transformer).
@@ -23,10 +23,10 @@ pub struct TransformerBlock {
 }
 
 impl TransformerBlock {
-    /// Makes the block. Its dropout draws from `random`.
+    /// Creates the block. Its dropout draws from `random`.
     ///
     /// # Errors
-    /// Those of the builder, and sizes that do not go together.
+    /// Those of the builder, and incompatible sizes.
     pub fn new(
         builder: VarBuilder<'_>,
         config: &TransformerConfig,

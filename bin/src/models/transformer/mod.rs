@@ -1,4 +1,4 @@
-//! The Transformer of the DDP and the pipeline tutorial, whole or in its parts.
+//! The Transformer of the DDP and pipeline tutorials.
 
 mod block;
 mod modules;
@@ -20,9 +20,9 @@ pub use positions::PositionalEncoding;
 pub struct TransformerConfig {
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Numbers that a token becomes; even, and a multiple of the heads. Default 512.
+    /// Features of a token; even, and a multiple of the number of heads. Default 512.
     pub d_model: usize,
-    /// Heads of attention. Default 8.
+    /// Attention heads. Default 8.
     pub num_heads: usize,
     /// Width of the feed-forward layers. Default 2048.
     pub d_ff: usize,
@@ -51,10 +51,10 @@ impl Default for TransformerConfig {
     }
 }
 
-/// Embedding, sinusoidal positions, blocks of attention and feed-forward, and a layer that gives each token's logits.
+/// Embedding, sinusoidal positions, blocks of attention and feed-forward, and a linear layer to logits.
 ///
-/// Its variables have PyTorch's names and are made in PyTorch's order. `pos_encoding.pe` is no parameter: give its last part to
-/// [`ddp::DdpConfig::buffers`].
+/// Its variables have PyTorch's names and are created in PyTorch's order. `pos_encoding.pe` is a buffer, not a
+/// parameter: pass the last part of its name to [`ddp::DdpConfig::buffers`].
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -79,10 +79,10 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// Makes the model. Its dropout draws from `random`.
+    /// Creates the model. Its dropout draws from `random`.
     ///
     /// # Errors
-    /// Those of the builder, and sizes that do not go together.
+    /// Those of the builder, and incompatible sizes.
     pub fn new(
         builder: VarBuilder<'_>,
         config: &TransformerConfig,

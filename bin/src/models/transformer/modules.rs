@@ -1,4 +1,4 @@
-//! The model as a list of modules, to be cut into stages.
+//! The Transformer as a list of modules, to be cut into pipeline stages.
 
 use candle_nn::embedding;
 use pipeline::Modules;
@@ -8,7 +8,8 @@ use training::linear;
 use super::{PositionalEncoding, Transformer, TransformerBlock, TransformerConfig};
 
 impl Transformer {
-    /// The same model as modules: `embedding`, `pos_encoding`, `layers.0` and so on, `out_linear`. Dropout draws from `random`.
+    /// Returns the model as modules: `embedding`, `pos_encoding`, `layers.0` and so on, `out_linear`. Dropout draws
+    /// from `random`.
     ///
     /// ```
     /// use bin::models::transformer::{Transformer, TransformerConfig};

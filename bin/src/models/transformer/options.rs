@@ -66,19 +66,19 @@ const TRAINED: TransformerConfig = TransformerConfig {
     dropout: 0.1,
     visible: AttentionMask::Full,
 };
-/// The model that they print.
+/// The model whose tree the tutorials print, which differs from the one they train.
 const PRINTED: TransformerConfig =
     TransformerConfig { vocab_size: 1000, d_model: 32, num_heads: 8, d_ff: 64, max_len: 5000, ..TRAINED };
 
 impl TransformerOptions {
-    /// The model whose tree is printed: the tutorials print another one than they train, and so does a run with their sizes; a run
-    /// with sizes of its own prints what it trains.
+    /// Returns the model whose module tree is printed. With the tutorials' sizes it is the tutorials' larger printed
+    /// model; with other sizes it is the trained model.
     pub fn printed(&self) -> TransformerConfig {
         let trained = self.config();
         if trained == TRAINED { PRINTED } else { trained }
     }
 
-    /// The model; each token sees all.
+    /// Returns the model's configuration; each token attends to all.
     pub fn config(&self) -> TransformerConfig {
         let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, .. } = self;
         TransformerConfig {
@@ -93,8 +93,8 @@ impl TransformerOptions {
         }
     }
 
-    /// Refuses sizes that do not go together, and such that so many ranks have no room for, each copy of the model being cut
-    /// into `parts` for as many of them. A file of `--data` has its own rows.
+    /// Checks that sizes are compatible and fit in the memory of `world_size` ranks, with each copy of the model cut
+    /// into `parts`. The sizes of the data set are not checked with `--data`, whose rows come from the file.
     ///
     /// # Errors
     /// The first option that cannot be used.
@@ -130,7 +130,7 @@ impl TransformerOptions {
         check_room((self.samples, self.length), (common, world_size))
     }
 
-    /// What is wrong with the model on this machine: a size, and what it leads to.
+    /// Returns the option to blame, its value and the message if the model does not fit in memory.
     fn too_large(&self, (ranks, parts): (usize, usize)) -> Option<(&'static str, usize, String)> {
         let sizes = [
             ("--d-model", self.d_model),
@@ -143,7 +143,7 @@ impl TransformerOptions {
             words * model + blocks * block + words * (model + 1.0)
         };
         let parameters = count(sizes.map(|(_, size)| size as f64));
-        // The table of positions is computed, and no parameter.
+        // The table of positions is computed, not trained.
         let table = self.max_len as f64 * self.d_model as f64;
         let bytes = (4.0 * (parameters + table) / parts.max(1) as f64, ranks);
         if table > parameters {
@@ -154,7 +154,7 @@ impl TransformerOptions {
         room::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
     }
 
-    /// What a checkpoint must agree in.
+    /// Returns the settings that must be unchanged when a run is resumed.
     pub fn settings(&self) -> [(&'static str, String); 9] {
         [
             ("--samples", self.samples.to_string()),

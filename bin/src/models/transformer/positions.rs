@@ -1,17 +1,17 @@
-//! Where a token stands, as sines and cosines.
+//! Sinusoidal positional encoding.
 
 use candle_core::{Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 
-/// Adds to each token's numbers sines and cosines of its position, the slower the further back.
+/// Adds sines and cosines of a token's position to its features; the frequency falls with the feature index.
 #[derive(Debug)]
 pub struct PositionalEncoding {
     pe: Tensor,
 }
 
 impl PositionalEncoding {
-    /// For rows of up to `max_len` tokens of `d_model` numbers. The table is the variable `pe`, which PyTorch saves, too; one that
-    /// the builder already holds stays as it is.
+    /// Creates the encoding for rows of up to `max_len` tokens of `d_model` features. The table is the variable `pe`,
+    /// which PyTorch also saves; if the builder already holds it, it is not recomputed.
     ///
     /// # Errors
     /// Those of the builder.
@@ -35,7 +35,7 @@ impl Module for PositionalEncoding {
     }
 }
 
-/// Sines in even places, cosines in odd ones; computed in f32, step by step as PyTorch does.
+/// Computes the table: sines at even indices, cosines at odd ones; in f32, step by step as PyTorch does.
 fn table(max_len: usize, d_model: usize) -> Result<Tensor> {
     let slower = (-(1e4f64.ln()) / d_model as f64) as f32;
     let speeds: Vec<f32> = (0..d_model).step_by(2).map(|place| (place as f32 * slower).exp()).collect();

@@ -1,4 +1,4 @@
-//! The model as PyTorch prints it.
+//! The Transformer's module tree as PyTorch prints it.
 
 use crate::models::tree::ModuleTree;
 use crate::python::Float;
@@ -7,7 +7,7 @@ use super::block::EPS;
 use super::{Transformer, TransformerConfig};
 
 impl Transformer {
-    /// What PyTorch prints of a model of these sizes; the model itself is not made.
+    /// Returns what PyTorch prints for a model of these sizes, without creating the model.
     pub fn tree(config: &TransformerConfig) -> ModuleTree {
         let &TransformerConfig { vocab_size, d_model, num_layers, .. } = config;
         ModuleTree::new(

@@ -63,7 +63,7 @@ pub(crate) struct LanguagePlanOptions {
 }
 
 impl LanguagePlanOptions {
-    /// What is trained how.
+    /// Returns the training configuration to plan for.
     pub(crate) fn training(
         &self,
         batch_size: usize,

@@ -217,28 +217,28 @@ pub struct PlanOptions {
     pub(crate) dropout: Option<f64>,
 }
 
-/// Larger sizes have no meaning. Products of several may yet be more than can be counted: see [`Extent`].
+/// Maximum of a size. Products of several may still overflow: see [`Extent`].
 const LARGEST: usize = 1 << 24;
-/// Each layer is a part of the model of its own.
+/// Maximum number of layers, since each is a separate part of the plan's model.
 const MOST_LAYERS: usize = 1 << 12;
-/// Each goes through each stage in the table of who does what when.
+/// Maximum number of micro-batches, since a schedule has an entry for each on each stage.
 const MOST_MICRO_BATCHES: usize = 1 << 12;
 
 impl PlanOptions {
-    /// The model's sizes.
+    /// Returns the model with its sizes.
     ///
     /// # Errors
-    /// Sizes of another kind of model, too large ones, or such that do not go together.
+    /// Sizes of another kind of model, too large ones, or incompatible ones.
     pub fn model(&self) -> Result<Model> {
         let name = self.model.to_possible_value().map_or(String::new(), |value| value.get_name().to_string());
-        // Sizes, whether there is a function between layers, and the loss.
+        // Layer sizes, whether there is an activation function between layers, and the loss.
         let (mlp, has_function, loss): (&[u64], bool, MlpLoss) = match self.model {
             ModelName::DdpLinear => (&[1, 1], false, MlpLoss::Squares),
             ModelName::DdpTrainer => (&[20, 1], false, MlpLoss::Squares),
             ModelName::DdpMlp => (&[10, 20, 2], true, MlpLoss::Classes),
             ModelName::FsdpMlp => (&[1024, 4096, 4096, 1024, 10], false, MlpLoss::Classes),
             ModelName::TensorParallelMlp => (&[1024, 4096, 1024], true, MlpLoss::Squares),
-            // vocabulary, features, heads, width, layers, longest row, row
+            // vocabulary, features, heads, feed-forward width, layers, longest row, row length
             ModelName::DdpTransformer => return self.transformer(&name, [100, 12, 4, 24, 2, 100, 10], false),
             ModelName::TensorParallelTransformer => {
                 return self.transformer(&name, [256, 128, 8, 512, 2, 64, 33], true);
@@ -314,7 +314,7 @@ impl PlanOptions {
         Ok(Model::transformer(name, &sizes))
     }
 
-    /// Refuses what no machine has; an option with its value stands for all sizes.
+    /// Rejects a model or batch too large for any machine; `option` is the one to blame for the model's size.
     fn check_extent(&self, extent: Extent, (option, got): (&'static str, usize)) -> Result<()> {
         extent.check(self.batch_size()).or_else(|error| match error {
             plan::Error::TooManySamples { .. } => {
@@ -324,17 +324,17 @@ impl PlanOptions {
         })
     }
 
-    /// Bytes of a rank: what is given, or its part of this machine's.
+    /// Returns a rank's memory in bytes: as given, or its share of this machine's.
     pub(in crate::plan) fn memory(&self, ranks: usize) -> f64 {
         self.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / ranks as f64)
     }
 
-    /// What is given, or else that of the experiments, or of `pretrain` and `finetune`.
+    /// Returns the batch size: as given, or the default of the experiments, or that of `pretrain` and `finetune`.
     pub(in crate::plan) fn batch_size(&self) -> usize {
         self.batch_size.unwrap_or(if self.language.folder.is_some() { 8 } else { 16 })
     }
 
-    /// What is given, or what the command has.
+    /// Returns the optimizer: as given, or the command's.
     pub(in crate::plan) fn optimizer(&self) -> Optimizer {
         let own = match self.model {
             ModelName::FsdpMlp | ModelName::TensorParallelMlp | ModelName::TensorParallelTransformer => {
@@ -359,7 +359,7 @@ impl PlanOptions {
         ]
     }
 
-    /// Refuses numbers that no machine has.
+    /// Checks the ranges of numbers.
     pub(in crate::plan) fn check(&self) -> Result<()> {
         let most = |option, got: usize, most: usize| match got > most {
             true => refuse(option, got, format!("give at most {most}")),

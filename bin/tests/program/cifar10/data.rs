@@ -1,4 +1,4 @@
-//! The binary version of CIFAR-10, with few pictures in each file.
+//! Tests with the binary version of CIFAR-10, with few pictures in each file.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ pub(crate) const TEST: &str = "test_batch.bin";
 /// A folder with all six files.
 pub(crate) struct Files {
     dir: PathBuf,
-    /// Records of the training set, then of the test set.
+    /// Records of the training set and of the test set.
     sets: [Vec<u8>; 2],
 }
 
 impl Files {
-    /// Files of so many pictures each, bright ones of class 1 and dark ones of class 8.
+    /// Writes files of `pictures` pictures each: bright ones of class 1 and dark ones of class 8.
     pub(crate) fn write(dir: PathBuf, pictures: usize) -> Self {
         std::fs::create_dir_all(&dir).unwrap();
         let mut files = Self { dir, sets: [Vec::new(), Vec::new()] };
@@ -44,7 +44,7 @@ impl Files {
         self.dir.join(name)
     }
 
-    /// The same as a file for `--data`.
+    /// Saves the same pictures as a file for `--data`.
     fn save(&self, path: PathBuf) {
         let mut tensors = HashMap::new();
         for (set, name) in self.sets.iter().zip(["", "test_"]) {
@@ -85,7 +85,7 @@ fn a_folder_is_learnt_and_the_same_tensors_give_the_same() {
         runs.push((text(&output.stdout), losses(metrics.as_ref())));
     }
     let (printed, losses) = &runs[0];
-    // 150 pictures on two ranks, 4 a step.
+    // 150 pictures on two ranks, 4 per step on each.
     assert_eq!(losses.len(), 4 * 19);
     assert!(printed.contains("Accuracy on the 30 test pictures: 100.0 %"), "{printed}");
     assert!(runs.iter().all(|run| run == &runs[0]));
@@ -95,7 +95,7 @@ fn a_folder_is_learnt_and_the_same_tensors_give_the_same() {
 fn without_a_word_losses_are_printed_as_often_as_the_document_does() {
     let folder = Folder::new();
     Files::write(folder.path("cifar"), 2);
-    // Ten pictures are ten steps.
+    // Ten pictures make ten steps per epoch.
     let printed = CIFAR10.succeed(&[
         "--data-dir",
         &folder.argument("cifar"),

@@ -1,4 +1,4 @@
-//! Wrong options and files: an error, and nothing has been done.
+//! Wrong options and files: rejected before anything is done.
 
 use candle_core::{DType, Device, Tensor, safetensors};
 
@@ -54,7 +54,7 @@ fn folders_without_the_pictures() {
     assert!(line.contains("it lacks data_batch_4.bin; unpack cifar-10-binary.tar.gz"), "{line}");
     let line = CIFAR10.refuse(&["--data-dir", &folder.argument("cifar/test_batch.bin")]);
     assert!(line.contains("it is no folder"), "{line}");
-    // What torchvision unpacks.
+    // The version that torchvision unpacks.
     std::fs::create_dir(folder.path("cifar-10-batches-py")).unwrap();
     let line = CIFAR10.refuse(&["--data-dir", &folder.argument("")]);
     assert!(line.contains("it has cifar-10-batches-py, the version of CIFAR-10 for Python"), "{line}");

@@ -1,4 +1,4 @@
-//! `cifar10` as a user runs it: real processes, compared with PyTorch and with itself.
+//! Tests of the command `cifar10`: real processes, compared with PyTorch and with repeated runs.
 
 mod data;
 mod input;

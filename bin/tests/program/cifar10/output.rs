@@ -1,11 +1,11 @@
-//! What is printed and written, and that it is the same each time.
+//! Output, and that it is reproducible.
 
 use std::io::BufReader;
 
 use crate::cifar10::{CIFAR10, SHORT};
 use crate::common::{Folder, text};
 
-/// What is printed from the end of training on.
+/// Returns what is printed after the end of training.
 fn tested(arguments: &[&str]) -> String {
     let printed = text(&CIFAR10.succeed(arguments).stdout);
     let (_, rest) = printed.split_once("finish\n").unwrap_or_else(|| panic!("{printed}"));
@@ -39,7 +39,7 @@ fn the_test_is_one_processs_on_any_number_of_ranks() {
     let folder = Folder::new();
     let weights = folder.argument("weights");
     CIFAR10.succeed(&["--samples", "600", "--test-samples", "9", "--momentum", "0.9", "--save", &weights]);
-    // With a learning rate of 0 the weights stay as they are.
+    // With a learning rate of 0 the weights do not change.
     let fixed = ["--lr", "0", "--init", &weights, "--samples", "8", "--epochs", "1", "--test-samples", "223"];
     let on = |ranks: &str| tested(&[&fixed[..], &["--world-size", ranks]].concat());
     let alone = on("1");
@@ -103,7 +103,7 @@ fn all_files_are_written_together() {
     }
     let file = BufReader::new(std::fs::File::open(picture).unwrap());
     let reader = png::Decoder::new(file).read_info().unwrap();
-    // Eight to a row, so two rows: pictures of 96 dots, gaps of 8, and two lines of text.
+    // Eight per row, so two rows: pictures of 96 pixels, gaps of 8, and two lines of text.
     assert_eq!((reader.info().width, reader.info().height), (8 * 104 + 8, 2 * 126 + 8));
     assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 5, "these files and no others");
 }

@@ -1,4 +1,4 @@
-//! Losses, weights and the test equal PyTorch's, from the seed alone, on 1 to 4 ranks.
+//! Losses, weights and test results equal PyTorch's, from the seed alone, on 1 to 4 ranks.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ fn golden() -> Vec<Run> {
     serde_json::from_str::<Golden>(include_str!("../../fixtures/cifar10.json")).unwrap().runs
 }
 
-/// Everything that is printed at the end.
+/// Returns all lines that are printed at the end.
 fn told(run: &Run) -> Vec<String> {
     let names: Vec<String> = run.predicted[..4].iter().map(|class| format!("{:>5}", NAMES[*class])).collect();
     let percent = |correct: usize, samples: usize| 100.0 * correct as f64 / samples as f64;

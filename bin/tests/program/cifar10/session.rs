@@ -1,4 +1,4 @@
-//! Runs that are killed.
+//! Runs that are killed and resumed.
 
 use rustix::process::{Signal, kill_process};
 
@@ -19,7 +19,7 @@ fn the_printed_losses_of_a_run_that_goes_on_are_those_of_the_whole() {
     let dir = folder.argument("checkpoints");
     let keeping = [&short[..], &["--checkpoint-dir", &dir, "--checkpoint-every", "7"]].concat();
     CIFAR10.succeed(&keeping);
-    // Step 14 is the fourth of the second epoch: the mean of which half was summed before is printed next.
+    // Step 14 is the fourth of the second epoch; the mean printed next includes steps before the checkpoint.
     let earlier = format!("--resume={dir}/checkpoint-00000002");
     let rest = text(&CIFAR10.succeed(&[&keeping[..], &[&earlier]].concat()).stdout);
     assert!(rest.lines().count() < whole.lines().count() && whole.ends_with(&rest), "{rest}\nof\n{whole}");

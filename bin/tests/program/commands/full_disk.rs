@@ -1,14 +1,14 @@
-//! A disk that is full: what an earlier run has written stays.
+//! A full disk: files of an earlier run are kept.
 
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{Folder, clean, girandole, metrics, succeed, text};
 
-/// Runs the program where no file can have more than so many times 512 bytes.
+/// Runs the program with file sizes limited to `blocks` times 512 bytes.
 fn on_full_disk(blocks: usize, arguments: &[&str]) -> Output {
     let mut command = Command::new("sh");
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
-    // Memory that ranks share counts as a file.
+    // Shared memory would count as a file.
     clean(&mut command).env("GIRANDOLE_TRANSPORT", "tcp").env("RUST_BACKTRACE", "1").stdin(Stdio::null());
     command.args(["-c", &script, env!("CARGO_BIN_EXE_girandole")]).args(arguments).output().unwrap()
 }
@@ -51,7 +51,7 @@ fn an_earlier_file_is_as_it_was() {
     }
 }
 
-/// The rank's words are in the launcher's line, and no backtrace is in their way.
+/// The launcher's line includes the rank's message, without a backtrace.
 #[test]
 fn a_language_model_tells_the_reason_in_one_line() {
     let folder = Folder::new();

@@ -1,11 +1,11 @@
-//! Numbers that no machine has room for.
+//! Sizes that do not fit in any machine's memory.
 
 use crate::common::{girandole, refuse_with};
 
 const LARGEST: &str = "18446744073709551615";
 const HALF: &str = "9223372036854775808";
 
-/// Every command, and those of its options that something is as large as.
+/// Commands, with their options that determine a size.
 const SIZES: [(&str, &[&str]); 12] = [
     ("ddp-linear", &["--samples", "--world-size"]),
     ("ddp-trainer", &["--samples", "--world-size"]),
@@ -70,7 +70,7 @@ const SIZES: [(&str, &[&str]); 12] = [
     ),
 ];
 
-/// What a command says to arguments that it cannot follow.
+/// Returns the error of a command with invalid arguments.
 fn refused(arguments: &[&str]) -> String {
     let (line, _) = refuse_with(&mut girandole(), arguments);
     assert!(!line.contains("panicked"), "{arguments:?}: {line}");
@@ -139,7 +139,8 @@ fn sizes_that_are_too_large_together_are_refused_in_one_line() {
     }
 }
 
-/// The program, in no more memory than 4 GiB: what is taken for possible is not to bring the machine down.
+/// Returns the program limited to 4 GiB of memory, so that a size that is wrongly accepted does not exhaust the
+/// machine.
 #[cfg(target_os = "linux")]
 fn in_little_memory() -> std::process::Command {
     let mut command = std::process::Command::new("sh");
@@ -148,7 +149,7 @@ fn in_little_memory() -> std::process::Command {
     command
 }
 
-/// Bytes of this machine's memory.
+/// Returns the bytes of this machine's memory.
 #[cfg(target_os = "linux")]
 fn memory() -> f64 {
     let lines = std::fs::read_to_string("/proc/meminfo").unwrap();
@@ -156,7 +157,7 @@ fn memory() -> f64 {
     1024.0 * line.trim().strip_suffix("kB").unwrap().trim().parse::<f64>().unwrap()
 }
 
-/// Below what can be counted or addressed, so that nothing but the size of the memory speaks against it.
+/// Sizes below any limit of counting or addressing, so that only the size of the memory can be the reason.
 #[cfg(target_os = "linux")]
 #[test]
 fn data_of_ten_times_the_memory_are_refused() {
@@ -185,14 +186,14 @@ fn data_of_ten_times_the_memory_are_refused() {
     }
 }
 
-/// All ranks are on this machine, though each of them alone would have room.
+/// All ranks are on this machine; each of them alone would fit.
 #[cfg(target_os = "linux")]
 #[test]
 fn models_of_all_ranks_together_are_refused() {
-    // Half the memory for one rank.
+    // Takes half of the memory on one rank.
     let size = |parameters_by_square: f64, bytes: f64| {
         let size = (0.5 * memory() / bytes / parameters_by_square).sqrt();
-        // Of which every number of ranks here is a divisor.
+        // Rounded to a multiple of every number of ranks used here.
         format!("{}", size as usize / 8 * 8)
     };
     let words = format!("{:.0}", 0.5 * memory() / (4.0 * 2.0 * 12.0));
@@ -232,8 +233,8 @@ fn a_plan_of_very_much_says_that_it_does_not_fit() {
     let output = girandole().arg("plan").args(model).args(rows).args(machine).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
-    // 2^30 tokens, each of which keeps 21 x 8192 + 64 numbers of 4 bytes in each of 80 layers: 59.1e15 bytes, and 2 x 131072 at
-    // the end, 1.1e15. The scores of attention, 2^20 for each token and head, are not kept.
+    // 2^30 tokens, each of which keeps 21 x 8192 + 64 numbers of 4 bytes in each of 80 layers: 59.1e15 bytes, plus 2
+    // x 131072 at the end, 1.1e15. Attention scores, 2^20 for each token and head, are not kept.
     let row = said.lines().find(|line| line.starts_with("one process")).unwrap();
     assert!(row.contains(" no ") && row.contains("60.4 PB"), "{said}");
 }

@@ -1,10 +1,10 @@
-//! Inputs that are no regular files: refused, and never waited for.
+//! Inputs that are not regular files: rejected without blocking.
 
 use std::process::{Command, Stdio};
 
 use crate::common::{Folder, clean, refuse_with, text};
 
-/// The program, ended if it waits for something.
+/// Returns the program, killed after 120 s if it blocks.
 pub(crate) fn within_minutes() -> Command {
     let mut command = Command::new("timeout");
     clean(&mut command).args(["120", env!("CARGO_BIN_EXE_girandole")]).stdin(Stdio::null());
@@ -39,7 +39,7 @@ fn pipes_and_devices_are_no_inputs() {
     }
 }
 
-/// Data are read for their hash where checkpoints are kept, and ranks that another launcher starts read for themselves.
+/// With checkpoints, data files are read for their hash; and ranks of another launcher read the files themselves.
 #[test]
 fn a_pipe_is_refused_wherever_it_is_read() {
     let folder = Folder::new();

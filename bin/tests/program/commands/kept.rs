@@ -1,4 +1,4 @@
-//! Checkpoints that are damaged, and the time of runs that go on.
+//! Damaged checkpoints, and the reported time of resumed runs.
 
 use std::path::Path;
 #[cfg(unix)]
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::commands::inputs::within_minutes;
 use crate::common::{Folder, girandole, metrics, refuse_with, succeed, text};
 
-/// Every command that keeps checkpoints, with the option that says how long it trains.
+/// Every command with checkpoints, and the option for the length of training.
 const TRAINED: [(&str, &[&str], &str); 8] = [
     ("ddp-trainer", &["--samples", "20", "--batch-size", "4"], "--epochs"),
     ("ddp-transformer", &["--samples", "4"], "--epochs"),
@@ -22,7 +22,7 @@ const TRAINED: [(&str, &[&str], &str); 8] = [
     ("pipeline-transformer", &["--samples", "8"], "--epochs"),
 ];
 
-/// A command that keeps checkpoints in a folder, for so many epochs or steps.
+/// Returns the arguments of a command with checkpoints in a folder; `long` is the number of epochs or steps.
 fn run<'a>(at: usize, dir: &'a str, long: &'a str) -> Vec<&'a str> {
     let (command, options, length) = TRAINED[at];
     [&[command], options, &["--world-size", "2", "--checkpoint-dir", dir, length, long]].concat()
@@ -48,7 +48,7 @@ fn a_damaged_file_is_named_before_any_rank_is_started() {
     }
 }
 
-/// Its parts may be large: the rank that needs one reads it, and says the same.
+/// Parts may be large, so each is only read by the rank that needs it, which reports the damage in the same words.
 #[test]
 fn a_damaged_part_of_a_language_model_is_named_by_the_rank_that_reads_it() {
     let folder = Folder::new();
@@ -71,11 +71,11 @@ fn a_damaged_part_of_a_language_model_is_named_by_the_rank_that_reads_it() {
     assert_eq!(output.status.code(), Some(2), "{said}");
 }
 
-/// What the error calls it, and how it is made.
+/// What the error calls the replacement, and how it is made.
 #[cfg(unix)]
 type Replace = (&'static str, fn(&Path));
 
-/// What is there is no file, or leads nowhere: no better the next time.
+/// A file is replaced by something that is no regular file, or by a broken link: damage that a retry does not fix.
 #[cfg(unix)]
 #[test]
 fn what_is_in_the_place_of_a_file_is_named_before_any_rank_is_started() {
@@ -100,12 +100,12 @@ fn what_is_in_the_place_of_a_file_is_named_before_any_rank_is_started() {
                 replace(&file);
                 let (line, code) = refuse_with(within_minutes().args(run(at, &dir, "3")), &["--resume"]);
                 let begin = format!("error: `{}` cannot be trusted: {problem}", file.display());
-                // Without the file that names the latest one, that one is whole.
+                // If the file that names the latest checkpoint is damaged, that checkpoint itself is not.
                 let whole =
                     if file.ends_with("latest") { "checkpoint-00000002" } else { "checkpoint-00000001" };
                 let end = format!("--resume={dir}/{whole} goes on from it\n");
                 assert!(line.starts_with(&begin) && line.ends_with(&end) && code == 2, "{code}: {line}");
-                // A folder is not renamed over; of the others there is nothing to remove first.
+                // `rename` does not replace a folder, so it is removed; for the others this fails and is not needed.
                 let _ = std::fs::remove_dir(&file);
                 std::fs::rename(&aside, &file).unwrap();
             }
@@ -212,7 +212,7 @@ fn the_time_of_a_run_that_goes_on_is_that_of_all_its_parts() {
         succeed(girandole().args(run(at, &dir, "2")));
         let manifest = std::fs::read(folder.path("c/checkpoint-00000002/checkpoint.json")).unwrap();
         let kept = seconds(&serde_json::from_slice(&manifest).unwrap()).unwrap();
-        // Nothing is left to do.
+        // No steps are left.
         succeed(girandole().args(run(at, &dir, "2")).args(["--resume", "--metrics", &lines]));
         let summary = metrics(lines.as_ref()).pop().unwrap();
         assert_eq!(summary["event"], "summary");
@@ -220,7 +220,7 @@ fn the_time_of_a_run_that_goes_on_is_that_of_all_its_parts() {
     }
 }
 
-/// What a checkpoint's log has, wherever that is in the manifest.
+/// Returns the seconds in a checkpoint's log, wherever it is nested in the manifest.
 fn seconds(manifest: &Value) -> Option<f64> {
     let map = manifest.as_object()?;
     let own = map.get("log").and_then(|log| log["seconds"].as_u64()).map(f64::from_bits);

@@ -1,4 +1,4 @@
-//! What all commands promise: one line where something cannot be, whatever is typed.
+//! Properties of all commands: errors are reported in one line, whatever the arguments.
 
 #[cfg(unix)]
 mod full_disk;

@@ -24,7 +24,7 @@ fn checkpoints_of_several_ranks_can_be_in_any_folder() {
         run("2", &[]);
         let said = run("3", &["--resume".as_ref()]);
         assert!(said.contains("going on from") && dir.join("latest").exists(), "{command:?}: {said}");
-        // From another folder than that of its own.
+        // A checkpoint outside of --checkpoint-dir.
         let from = dir.join("checkpoint-00000002");
         let elsewhere = folder.path("elsewhere");
         let mut girandole = girandole();

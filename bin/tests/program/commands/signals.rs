@@ -1,4 +1,4 @@
-//! Signals to a command that has no ranks yet, or none at all.
+//! Signals to a command without ranks, or before ranks are started.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{Folder, clean, girandole, is_ignored, text};
 
-/// Nothing that is waited for takes this long, not even on a busy machine.
+/// Longer than anything that is waited for, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const SIGNALS: [(Signal, &str); 3] =
@@ -29,7 +29,8 @@ fn end(mut child: Child, signal: Signal, name: &str) {
     assert_eq!(remarks.lines().last(), Some(format!("error: stopped by {name}").as_str()), "{remarks}");
 }
 
-/// One process that trains, with a terminal, which `script` (util-linux) gives it: all that comes there goes to `output`.
+/// Starts single-process training on a terminal, made by `script` (util-linux); what the terminal receives goes to
+/// `output`.
 fn on_a_terminal(redirected: &str, output: Stdio) -> Child {
     let program =
         format!("exec {} ddp-linear --epochs 1000000 {redirected}", env!("CARGO_BIN_EXE_girandole"));
@@ -38,7 +39,7 @@ fn on_a_terminal(redirected: &str, output: Stdio) -> Child {
     script.stdin(Stdio::piped()).stdout(output).spawn().unwrap()
 }
 
-/// The process that `script` has started.
+/// Returns the process that `script` has started.
 fn child_of(script: &Child) -> Pid {
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", script.id())).unwrap();
     Pid::from_raw(children.trim().parse().unwrap()).unwrap()
@@ -51,7 +52,7 @@ fn while_one_process_trains_alone() {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let mut lines = stdout.lines().map(Result::unwrap);
         assert!(lines.any(|line| line.starts_with("[2, ")));
-        // They are still read: who cannot print ends for another reason.
+        // Standard output is still read: a closed pipe would end the process for another reason.
         std::thread::spawn(move || lines.for_each(drop));
         end(child, signal, name);
     }
@@ -73,7 +74,8 @@ fn lines_of_an_earlier_run_are_kept() {
     assert_eq!(std::fs::read_to_string(earlier).unwrap(), "of an earlier run\n");
 }
 
-/// What it prints stands in a pipe that nobody reads, and holds up the thread that prints, and with it the bar on the terminal.
+/// Output blocks on a pipe that nobody reads, which blocks the printing thread, and with it the progress bar on the
+/// terminal.
 #[test]
 fn while_its_output_is_held_up() {
     if is_ignored(15) {
@@ -82,11 +84,11 @@ fn while_its_output_is_held_up() {
     let folder = Folder::new();
     let path = folder.argument("pipe");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-    // Whoever opens a pipe to write waits for a reader.
+    // Opened for reading, too: opening a pipe only for writing waits for a reader.
     let pipe = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let mut script = on_a_terminal(&format!(">'{path}'"), Stdio::null());
     let began = Instant::now();
-    // A pipe is full where no page of it is free, however much the last ones hold.
+    // A pipe is full when none of its pages is free, so the number of bytes in it varies.
     let mut held = (0, Instant::now());
     while held.0 < 1 << 15 || held.1.elapsed() < Duration::from_millis(500) {
         assert!(began.elapsed() < LIMIT, "{held:?}");
@@ -123,7 +125,7 @@ fn on_a_terminal_no_bar_is_left() {
     read(true);
     assert_eq!(script.wait().unwrap().code(), Some(130));
     let shown = String::from_utf8_lossy(&shown);
-    // The bar is wiped off its line, and nothing else stands there.
+    // The bar is erased from its line, and nothing else remains there.
     let (_, last) = shown.rsplit_once("\u{1b}[2K").unwrap();
     assert_eq!(last.trim_end(), "error: stopped by SIGINT", "{last:?}");
 }
@@ -135,7 +137,7 @@ fn from_the_first_moments_on() {
     }
     for arguments in [&["ddp-linear", "--epochs", "1000000"][..], &["launch", "sleep", "1000"]] {
         let child = start(arguments);
-        // As soon as it takes notice of signals, wherever it has come to.
+        // As soon as it handles signals, whatever it is doing then.
         let began = Instant::now();
         let takes_notice = || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();

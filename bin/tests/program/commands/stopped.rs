@@ -1,4 +1,4 @@
-//! Signals while results are being written: nothing is left beside them.
+//! Signals while results are being written: no temporary file is left.
 
 use rustix::process::{Pid, Signal};
 
@@ -14,13 +14,13 @@ const COMMANDS: [(&str, &[&str]); 3] = [
 fn a_save_that_is_stopped_leaves_the_file_before_it_and_nothing_else() {
     for (command, arguments) in COMMANDS {
         for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
-            // The moment is short: a run may be over before it is found.
+            // The moment is short: a run may end before it is caught.
             while !stopped_in_time(command, arguments, signal) {}
         }
     }
 }
 
-/// Whether a run was stopped while it wrote.
+/// Returns whether a run was stopped while it was writing.
 fn stopped_in_time(command: &'static str, arguments: &[&str], signal: Signal) -> bool {
     let folder = Folder::new();
     let path = folder.path("w.st");
@@ -36,7 +36,8 @@ fn stopped_in_time(command: &'static str, arguments: &[&str], signal: Signal) ->
     let found = session.until_ranks("a file is written", writes);
     session.stop(signal);
     if cfg!(portable) && signal == Signal::KILL {
-        // Files that are being written have names there, and nobody was left to remove this one: the next save does.
+        // In this build, files being written have names, and a killed process cannot remove its own: the next save
+        // does.
         Girandole(command).succeed(&save);
     }
     let names: Vec<_> =

@@ -1,4 +1,4 @@
-//! Options as PyTorch's programs have them.
+//! Option names with underscores, as in PyTorch's programs.
 
 use crate::common::{Folder, girandole, refuse_with, succeed};
 
@@ -24,7 +24,7 @@ fn underscores_in_names_are_taken() {
         "1",
     ]));
     assert!(folder.path("c/latest").is_file());
-    // What belongs to the program that is launched is not touched.
+    // Arguments of the launched program are not changed.
     let launch = [
         "launch",
         "--nproc_per_node",

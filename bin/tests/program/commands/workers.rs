@@ -1,10 +1,10 @@
-//! `--num-workers` and `--pin-memory`: whatever they are, what is learnt is the same to the bit.
+//! `--num-workers` and `--pin-memory` do not change results, which are bitwise equal.
 
 use serde_json::Value;
 
 use crate::common::{Folder, Girandole, metrics, sorted, without_times};
 
-/// What a run prints, its steps, and the weights that it saves.
+/// Returns what a run prints, its steps, and the weights it saves.
 fn run(command: &'static str, arguments: &str, loading: &[&str]) -> (Vec<String>, Vec<Value>, Vec<u8>) {
     let folder = Folder::new();
     let [save, lines] = ["w", "m.jsonl"].map(|name| folder.argument(name));
@@ -47,7 +47,7 @@ fn a_run_with_workers_goes_on_where_it_was() {
         Girandole("ddp-trainer").succeed(&arguments);
     };
     trained(&["--save", &whole]);
-    // After step 14 of 20, in the middle of an epoch: what workers had read ahead is read again.
+    // After step 14 of 20, in the middle of an epoch: batches that workers had loaded ahead are loaded again.
     trained(&["--resume=checkpoint-00000002", "--save", &cut]);
     assert!(std::fs::read(&whole).unwrap() == std::fs::read(&cut).unwrap());
 }

@@ -1,4 +1,4 @@
-//! Ranks that another launcher has started, told by their environment.
+//! Ranks started by another launcher, by their environment.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -60,7 +60,7 @@ fn a_host_that_nobody_knows_is_looked_for_no_longer_than_the_option_says() {
         while rank.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // It has ended.
+        // It has already ended.
         let _ = rank.kill();
         let output = rank.wait_with_output().unwrap();
         let line = text(&output.stderr);
@@ -85,13 +85,13 @@ fn what_ranks_would_refuse_is_told_before_any_training() {
     }
     let (line, code) = refuse_with(&mut LINEAR.command(), &["--init-method", "file:///no/such/folder"]);
     assert!(line.contains("the meeting's file: got /no/such/folder") && code == 2, "{line}");
-    // The others are told of one address.
+    // The other ranks need a single address of this rank.
     let folder = Folder::new();
     let meeting = format!("file://{}", folder.argument("meeting"));
     let mut command = LINEAR.command();
     let (line, code) = refuse_with(command.env("GIRANDOLE_BIND", "0.0.0.0"), &["--init-method", &meeting]);
     assert!(line.contains("bind (GIRANDOLE_BIND): got 0.0.0.0; give the one address") && code == 2, "{line}");
-    // Addresses that this machine does not have: 192.0.2.0/24 is for documentation.
+    // Addresses that this machine does not have: 192.0.2.0/24 is reserved for documentation.
     let mut command = LINEAR.command();
     let (line, code) = refuse_with(command.env("GIRANDOLE_BIND", "192.0.2.1"), &[]);
     let refused = "bind (GIRANDOLE_BIND): got 192.0.2.1; this host has no such address";
@@ -173,7 +173,7 @@ fn the_second_of_two_equal_ranks_is_refused_and_the_job_goes_on() {
     let arguments = ["--epochs", "1", "--samples", "64"];
     let first = start(&mut rank("0", "3", port), &arguments);
     let mut twins = [(); 2].map(|()| start(&mut rank("1", "3", port), &arguments));
-    // The group is not complete, so only the one that is refused ends.
+    // The group is not complete, so only the rejected rank ends.
     let refused = loop {
         if let Some(at) = twins.iter_mut().position(|twin| twin.try_wait().unwrap().is_some()) {
             break at;

@@ -1,4 +1,4 @@
-//! Processes that are killed, stopped, or not listened to.
+//! Processes that are killed or stopped, or whose output is not read.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use crate::common::{is_ignored, text};
 use crate::ddp_linear::LINEAR;
 use crate::ddp_linear::job::Job;
 
-/// Twice the second or two that it may take, and more, since other tests run beside this one.
+/// Generous limit for what takes a second or two, since other tests run at the same time.
 const SOON: Duration = Duration::from_secs(10);
 
 fn assert_soon(what: &str, took: Duration) {
@@ -19,7 +19,7 @@ fn assert_soon(what: &str, took: Duration) {
     assert!(took < SOON, "{what}: took {took:?}");
 }
 
-/// Every line of the metrics is whole, and so many steps are in them.
+/// Checks that every line of the metrics is complete JSON.
 fn assert_whole(job: &Job) {
     let metrics = job.read("metrics.jsonl");
     assert!(metrics.ends_with('\n'));
@@ -78,7 +78,7 @@ fn a_rank_that_stands_still_is_named_at_the_time_out() {
 
 #[test]
 fn a_signal_to_the_launcher_ends_the_job() {
-    // As a terminal does it, Ctrl-C is for the ranks, too.
+    // A terminal sends Ctrl-C to the ranks, too.
     for (signal, number, to_all) in
         [(Signal::TERM, 15, false), (Signal::INT, 2, false), (Signal::INT, 2, true), (Signal::HUP, 1, false)]
     {
@@ -112,7 +112,7 @@ fn a_reader_that_has_read_enough_ends_it_quietly() {
             .spawn()
             .unwrap();
         let reader = BufReader::new(child.stdout.take().unwrap());
-        // The reader is dropped with the line that is found.
+        // The reader is dropped after the line is found.
         assert!(reader.lines().any(|line| line.unwrap().starts_with(enough)));
         let mut remarks = Vec::new();
         child.stderr.take().unwrap().read_to_end(&mut remarks).unwrap();

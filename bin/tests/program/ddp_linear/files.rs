@@ -1,4 +1,4 @@
-//! Files that cannot be read, do not fit, or cannot be written.
+//! Files that cannot be read, have the wrong content, or cannot be written.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn save(path: &Path, tensors: &[(&str, Tensor)]) {
     safetensors::save(&tensors, path).unwrap();
 }
 
-/// The error for a file of these tensors.
+/// Returns the error for a file with these tensors.
 fn refused(option: &str, tensors: &[(&str, Tensor)]) -> String {
     let folder = Folder::new();
     save(&folder.path("file"), tensors);
@@ -91,7 +91,7 @@ fn results_that_cannot_be_written() {
     let folder = Folder::new();
     std::fs::write(folder.path("file"), "").unwrap();
     let places = [folder.argument("missing/file"), folder.argument(""), folder.argument("file/below")];
-    // Not even root can make files there.
+    // Not even root can create files there.
     let places = places.into_iter().chain(cfg!(target_os = "linux").then(|| "/proc/self/file".into()));
     for place in places {
         for option in ["--save", "--metrics", "--trace", "--report"] {

@@ -1,4 +1,4 @@
-//! PyTorch's losses, from the fixtures.
+//! PyTorch's losses from the fixtures.
 
 use serde::Deserialize;
 
@@ -34,7 +34,7 @@ impl Golden {
     }
 }
 
-/// Every loss within 1e-5, relative.
+/// Checks that every loss is within a relative error of 1e-5.
 pub(crate) fn assert_close(got: &[f32], expected: &[f32], what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}: steps");
     for (step, (got, expected)) in got.iter().zip(expected).enumerate() {

@@ -1,4 +1,4 @@
-//! Wrong options: an error, and nothing has been done.
+//! Wrong options: rejected before anything is done.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ fn more_than_there_can_be() {
     assert!(line.contains("--batch-size: got 3; ") && line.contains("give 4 or more"), "{line}");
 }
 
-/// The system's limit counts before any training.
+/// The system's limit on open files is checked before any training.
 #[test]
 fn more_than_this_process_may_open_files_for() {
     let mut limited = Command::new("sh");

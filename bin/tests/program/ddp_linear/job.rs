@@ -1,4 +1,4 @@
-//! A long run that a test watches and disturbs.
+//! A long run that a test observes and disturbs.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -10,17 +10,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::Folder;
 use crate::ddp_linear::LINEAR;
 
-/// Nothing that is waited for takes this long, not even on a busy machine.
+/// Longer than anything that is waited for, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The command, and a place for what it writes. What still runs when it is dropped is ended.
+/// The running command, and a folder for its files. Remaining processes are killed on drop.
 pub(crate) struct Job {
     child: Child,
     pub(crate) folder: Folder,
     ranks: Vec<Process>,
 }
 
-/// A process, which cannot be mistaken for a later one of the same number.
+/// A process, identified by its start time as well, as process ids are reused.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
@@ -28,10 +28,10 @@ pub(crate) struct Process {
 }
 
 impl Job {
-    /// A run of one short single-process part and of a long part with three ranks, that has begun to train with them.
+    /// Starts a short single-process part and a long part with three ranks; returns once the ranks train.
     pub(crate) fn training(more: &[&str]) -> Self {
         let mut job = Self::start(more);
-        // The part of one process has as many steps, and each is shorter.
+        // The single-process part has as many steps, but shorter ones.
         let metrics = job.folder.path("metrics.jsonl");
         job.until("the ranks train", || {
             std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains(r#""run":"ddp""#))
@@ -41,7 +41,7 @@ impl Job {
         job
     }
 
-    /// The same, just started.
+    /// Starts the run and returns at once.
     pub(crate) fn start(more: &[&str]) -> Self {
         let folder = Folder::new();
         let file = |name: &str| Stdio::from(File::create(folder.path(name)).unwrap());
@@ -68,7 +68,7 @@ impl Job {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Waits for its end: how it ended, and how long that took from now on.
+    /// Waits for the end of the command; returns its status, and how long the wait took.
     pub(crate) fn end(&mut self) -> (ExitStatus, Duration) {
         let began = Instant::now();
         while began.elapsed() < LIMIT {
@@ -80,7 +80,7 @@ impl Job {
         panic!("the command does not end:\n{}", self.read("stderr"));
     }
 
-    /// How long it takes until no rank is left.
+    /// Waits until no rank is left; returns how long that took.
     pub(crate) fn ranks_are_gone(&self) -> Duration {
         let began = Instant::now();
         while self.ranks.iter().any(Process::runs) {
@@ -100,7 +100,7 @@ impl Job {
         }
     }
 
-    /// The launcher's children, by rank.
+    /// Returns the launcher's children, by rank.
     fn children(&self) -> Vec<Process> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap() {
@@ -131,20 +131,20 @@ impl Drop for Job {
 
 impl Process {
     fn runs(&self) -> bool {
-        // One that waits to be reaped by whoever has inherited it is no process any more.
+        // A zombie that waits to be reaped by its new parent does not count.
         stat(self.pid.as_raw_pid())
             .is_some_and(|fields| fields[19] == self.started && !"ZX".contains(&fields[0]))
     }
 }
 
-/// The fields of `/proc/PID/stat` from the third on, the state.
+/// Returns the fields of `/proc/PID/stat` from the third on, which is the state.
 fn stat(pid: i32) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = text.rsplit_once(") ")?;
     Some(rest.split(' ').map(str::to_string).collect())
 }
 
-/// Between two looks.
+/// Sleeps between two polls.
 fn pause() {
     std::thread::sleep(Duration::from_millis(2));
 }

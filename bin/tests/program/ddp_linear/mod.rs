@@ -1,4 +1,4 @@
-//! `ddp-linear` as a user runs it: real processes, compared with PyTorch and with itself.
+//! Tests of the command `ddp-linear`: real processes, compared with PyTorch and with repeated runs.
 
 mod environment;
 mod files;

@@ -1,9 +1,9 @@
-//! What is printed, and that it is the same each time.
+//! Output, and that it is reproducible.
 
 use crate::common::{Folder, metrics, text, without_times};
 use crate::ddp_linear::LINEAR;
 
-/// The shape of a line, with `#` for each number that depends on the run.
+/// Returns a line with `#` in place of each number that depends on the run.
 fn shape(line: &str) -> String {
     let Some((before, after)) = line.rsplit_once(": ") else { return line.to_string() };
     let mut shape = String::new();
@@ -86,7 +86,7 @@ fn two_runs_are_equal_to_the_bit() {
 
 #[test]
 fn a_closed_output_is_no_reason_to_crash() {
-    // As a shell's `>&-` and `2>&-` do.
+    // Like `>&-` and `2>&-` in a shell.
     for closed in ["exec \"$@\" >&-", "exec \"$@\" 2>&-", "exec \"$@\" <&- >&- 2>&-"] {
         let mut shell = std::process::Command::new("sh");
         let command = LINEAR.command();

@@ -1,15 +1,15 @@
-//! The bar is there on a terminal, and only there. `script` makes the terminal; where there is none the test says so and
-//! passes.
+//! The progress bar is shown on a terminal only. The terminal is made by `script`; where that is not installed the
+//! test says so and passes.
 
 use std::process::{Command, Stdio};
 
 use crate::common::{Folder, text};
 use crate::ddp_linear::LINEAR;
 
-/// Each part takes long enough: the bar keeps out of runs of less than 0.3 s.
+/// Long enough for both parts: runs shorter than 0.3 s show no bar.
 const LONG: &str = "--epochs 300 --samples 6400";
 
-/// What a terminal gets to see; standard output goes to it, or to a file in the folder.
+/// Returns what a terminal receives; standard output goes to it, or to a file in the folder.
 fn on_terminal(shell: &str, folder: &Folder) -> Option<String> {
     if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
         eprintln!("no `script` here: nothing was tested");
@@ -58,7 +58,7 @@ fn the_bar_of_a_narrow_terminal_does_not_wrap() {
         seen.split(['\r', '\n', '\u{1b}']).filter(|part| part.contains(" of 60000")).collect();
     assert!(!drawn.is_empty(), "{seen}");
     for part in drawn {
-        // What is left of the order before it is not shown; the rest of the line is blank.
+        // Ignores what remains of the escape sequence before it, and the blanks after it.
         let shown = part.strip_prefix("[2K").unwrap_or(part).trim_end();
         assert!(shown.chars().count() < 40, "{shown}");
     }
@@ -70,7 +70,7 @@ fn ranks_have_a_bar_too_and_it_keeps_out_of_their_lines() {
     for command in ["\"$PROGRAM\"", "\"$PROGRAM\" launch --nproc-per-node 2 -- girandole"] {
         let Some(seen) = on_terminal(&format!("{command} ddp-linear {LONG}"), &folder) else { return };
         assert!(seen.contains(" of 30000, "), "{command}: the ranks take half as many steps as one process");
-        // What stands after the last return to the start of a line, and the order to clear it.
+        // The text after the last carriage return and the escape sequence that clears the line.
         let lines: Vec<&str> = seen.lines().map(|line| line.trim_end_matches('\r')).collect();
         let shown = |line: &&str| {
             let last = line.rsplit('\r').next().unwrap_or_default();

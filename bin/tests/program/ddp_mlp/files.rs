@@ -26,7 +26,7 @@ fn any_number_of_ranks_validates_as_one_does() {
     let folder = Folder::new();
     let (data, weights) = (save(&folder, &[("x", inputs(333)), ("y", classes(333))]), folder.argument("w"));
     MLP.succeed(&["--data", &data, "--epochs", "3", "--save", &weights]);
-    // Nothing is learnt from here on, so that all validate the same model.
+    // With a learning rate of 0, all runs validate the same model.
     let validation = |ranks: &str| {
         let arguments =
             ["--data", &data, "--init", &weights, "--lr", "0", "--epochs", "1", "--world-size", ranks];
@@ -92,7 +92,7 @@ fn a_run_goes_on_and_reports() {
     assert!(std::fs::read(longer).unwrap() == std::fs::read(whole).unwrap());
     let report = std::fs::read_to_string(&report).unwrap();
     assert!(report.contains("<svg") && report.contains("validation accuracy"), "{report}");
-    // Each rank has a batch of its own, so another number of ranks has other data.
+    // Each rank has its own batch, so another number of ranks means other data.
     let line = MLP.refuse(&["--checkpoint-dir", &dir, "--resume", "--world-size", "3"]);
     assert!(
         line.starts_with(&format!("error: --world-size: got 3; the run in {dir} began with 2; ")),

@@ -1,4 +1,4 @@
-//! `ddp-mlp` as a user runs it: real processes, compared with PyTorch and with itself.
+//! Tests of the command `ddp-mlp`: real processes, compared with PyTorch and with repeated runs.
 
 mod files;
 mod pytorch;

@@ -22,7 +22,7 @@ struct Run {
     epochs: usize,
     validation_samples: usize,
     losses: Vec<f32>,
-    /// Mean loss, and how many were right.
+    /// Mean loss, and the number of correct predictions.
     validation: (f64, u64),
     weights: BTreeMap<String, Vec<f32>>,
 }

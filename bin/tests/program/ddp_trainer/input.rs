@@ -1,4 +1,4 @@
-//! Wrong options and files: an error, and nothing has been done.
+//! Wrong options and files: rejected before anything is done.
 
 use candle_core::{DType, Device, Tensor, safetensors};
 
@@ -9,7 +9,7 @@ fn zeros(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
 }
 
-/// The error for a file of these tensors.
+/// Returns the error for a file with these tensors.
 fn refused(option: &str, tensors: &[(&str, Tensor)]) -> String {
     let folder = Folder::new();
     let tensors = tensors.iter().map(|(name, tensor)| (name.to_string(), tensor.clone())).collect();
@@ -60,6 +60,6 @@ fn a_run_begins_with_given_weights_and_data() {
     let [data, init, lines] = ["data", "init", "m.jsonl"].map(|name| folder.argument(name));
     let files = ["--data", &data, "--init", &init, "--metrics", &lines];
     TRAINER.succeed(&[&["--epochs", "1", "--batch-size", "3"], &files[..]].concat());
-    // 20 times 0.5, and 1, squared; three samples on each of two ranks.
+    // The squared error of an output of 20 * 0.5 + 1 = 11 against 0; three samples on each of two ranks make one step.
     assert_eq!(losses(lines.as_ref()), [121.0]);
 }

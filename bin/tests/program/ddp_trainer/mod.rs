@@ -1,4 +1,4 @@
-//! `ddp-trainer` as a user runs it: real processes, compared with PyTorch and with itself.
+//! Tests of the command `ddp-trainer`: real processes, compared with PyTorch and with repeated runs.
 
 mod input;
 mod output;

@@ -1,4 +1,4 @@
-//! What is printed.
+//! Output of `ddp-trainer`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Checkpoints: runs that go on from one, and runs that may not.
+//! Checkpoints: runs that resume from one, and runs that are not allowed to.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::ddp_trainer::TRAINER;
 const SHORT: [&str; 10] =
     ["--samples", "20", "--batch-size", "2", "--epochs", "3", "--checkpoint-every", "4", "--world-size", "2"];
 
-/// The folder's name and the arguments of a short run that keeps checkpoints there.
+/// Returns the checkpoint folder's path, and the arguments of a short run with checkpoints.
 fn keeping(folder: &Folder) -> (String, Vec<String>) {
     let dir = folder.argument("checkpoints");
     let more = ["--checkpoint-dir", dir.as_str()];
@@ -97,11 +97,11 @@ fn a_run_that_is_further_than_it_is_to_go_is_refused() {
         format!("error: --epochs: got 2; the checkpoint in {dir} is at epoch 3, batch 0 (step 15) already; ");
     assert!(line.starts_with(&expected), "{line}");
     assert!(!std::path::Path::new(&save).exists());
-    // One in the middle of the epoch after the last.
+    // The checkpoint is in the middle of the epoch after the last one.
     let earlier = format!("--resume={dir}/checkpoint-00000003");
     let line = refuse(&epochs("2", &[&earlier]), &[]);
     assert!(line.contains("is at epoch 2, batch 2 (step 12) already; "), "{line}");
-    // Where there is nothing left to do, the model is saved.
+    // If no steps are left, the model is still saved.
     let remarks = run(&epochs("3", &["--resume", "--save", &save]), &[]);
     assert!(remarks.contains("at epoch 3, batch 0 (step 15)"), "{remarks}");
     assert!(std::path::Path::new(&save).exists());
@@ -124,7 +124,7 @@ fn other_initial_weights_than_those_of_the_run_are_refused() {
         "; the run in {dir} began with random weights, and goes on with the weights of its checkpoint; leave it out"
     );
     assert!(line.contains(&expected), "{line}");
-    // A run with initial weights goes on with the same, or without a word of them.
+    // A run with initial weights can be resumed with the same --init, or without it.
     let other = folder.argument("other");
     let began: Vec<String> =
         arguments.iter().map(|word| if *word == dir { other.clone() } else { word.clone() }).collect();
@@ -238,7 +238,7 @@ fn other_data_are_another_run() {
     let line = refuse(&arguments(&second, "2"), &["--resume"]);
     let expected = "error: --data: got a file with SHA-256 ";
     assert!(line.starts_with(expected) && line.contains(" began with a file with SHA-256 "), "{line}");
-    // The same data, wherever they are.
+    // The same data under another path.
     std::fs::rename(&first, &moved).unwrap();
     let remarks = run(&arguments(&moved, "2"), &["--resume"]);
     assert!(remarks.contains("at epoch 1, batch 0 (step 5)"), "{remarks}");
@@ -272,7 +272,7 @@ fn another_number_of_ranks_goes_on_with_what_is_left() {
         remarks.contains("it was made with world size 2, so what is left of the data is distributed again"),
         "{remarks}"
     );
-    // 12 of 20 samples are left of the third epoch: four for each rank, two batches.
+    // 12 of 20 samples are left in the third epoch: four for each of three ranks, in two batches.
     let steps = metrics(lines.as_ref());
     let places: Vec<_> = steps
         .iter()

@@ -1,4 +1,4 @@
-//! With dropout the losses are no more PyTorch's, but the same from run to run, and masks differ by rank.
+//! Dropout: losses no longer equal PyTorch's, but are reproducible, and masks differ between ranks.
 
 use crate::common::{Folder, losses};
 use crate::ddp_transformer::TRANSFORMER;
@@ -24,7 +24,7 @@ fn runs_are_the_same_and_learn() {
 
 #[test]
 fn masks_differ_by_rank() {
-    // One row, which every rank gets: without dropout all do the same, so that any number of them is as one.
+    // All ranks get the same single row: without dropout, any number of ranks gives the result of one.
     let one = |ranks: &'static str, dropout: &'static str| {
         run(&["--samples", "1", "--epochs", "3", "--world-size", ranks, "--dropout", dropout]).1
     };

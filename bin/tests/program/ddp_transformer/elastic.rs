@@ -1,4 +1,4 @@
-//! Runs that go on when ranks are lost, and take in new ones.
+//! Elastic runs that lose ranks and admit new ones.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::common::{Folder, losses, metrics, refuse_with, text};
 use crate::ddp_transformer::TRANSFORMER;
 use crate::watched::{Job, Watched, places, replayed};
 
-/// 40 rows in another order in each epoch, with dropout: whatever a rank or a step has to do with it shows.
+/// 40 rows, reshuffled in each epoch, with dropout: results depend on rank and step, so a mistake in either is visible.
 const JOB: Job =
     Job { command: "ddp-transformer", options: &["--samples", "40", "--reshuffle", "--lr", "0.001"] };
 
@@ -53,7 +53,7 @@ fn one_that_joins_goes_on_from_the_state_of_the_others() {
             std::fs::read(folder.path("saved")).unwrap() == whole,
             "rank {lost}: other weights\n{remarks}"
         );
-        // The steps of all are there once.
+        // The metrics have each step once.
         losses(&folder.path("m.jsonl"));
     }
 }
@@ -77,7 +77,7 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
         let losses = losses(&folder.path("m.jsonl"));
         let world_size = metrics(&folder.path("m.jsonl")).last().unwrap()["world_size"].clone();
         assert_eq!(world_size, 1, "round {round}: {remarks}");
-        // 40 rows in batches of 2 by one rank: 20 steps in the last epoch.
+        // 40 rows in batches of 2 on a single rank: 20 steps in the last epoch.
         assert!(losses.len() > 300 * 5 && losses.last() < losses.first(), "round {round}: {remarks}");
         assert!(folder.path("saved").exists());
     }
@@ -85,7 +85,7 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
 
 #[test]
 fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
-    // Each epoch is one step.
+    // Each epoch is a single step.
     let mut run = Watched::start(&JOB, "1:6", &["--batch-size", "40", "--epochs", "1500"]);
     for lost in [3, 0, 5, 1, 4] {
         run.kill(lost);

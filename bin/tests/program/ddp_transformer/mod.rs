@@ -1,4 +1,4 @@
-//! `ddp-transformer` as a user runs it: real processes, compared with PyTorch and with itself.
+//! Tests of the command `ddp-transformer`: real processes, compared with PyTorch and with repeated runs.
 
 mod dropout;
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! The model: PyTorch's names, and what each mask shows.
+//! The model: PyTorch's variable names, and the effect of each mask.
 
 use bin::models::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Tensor};

@@ -1,4 +1,4 @@
-//! What is printed.
+//! Output of `ddp-transformer`.
 
 use crate::common::{Folder, losses, text};
 use crate::ddp_transformer::TRANSFORMER;
@@ -18,7 +18,7 @@ fn stdout_has_what_the_document_prints_and_nothing_else() {
     let losses = losses(lines.as_ref());
     for (step, (line, loss)) in printed[34..].iter().zip(&losses).enumerate() {
         let value = line.strip_prefix(&format!("Epoch {}, Batch {}, Loss: ", step / 3, step % 3)).unwrap();
-        // As Python prints it: the f32 as f64, with as many digits as that takes.
+        // As Python prints it: the f32 converted to f64, with as many digits as needed.
         assert_eq!(value, format!("{}", f64::from(*loss)));
     }
     let remarks = text(&output.stderr);
@@ -86,6 +86,6 @@ fn all_files_are_written_together() {
     }
     assert!(report.contains("<svg") && report.contains("DDP, 2 ranks"));
     assert!(std::fs::read_to_string(trace).unwrap().contains("\"name\":\"bucket\""));
-    // What was saved is what --init takes.
+    // A saved file can be passed to --init.
     TRANSFORMER.succeed(&["--epochs", "1", "--init", save]);
 }

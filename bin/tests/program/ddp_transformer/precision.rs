@@ -1,4 +1,4 @@
-//! `--precision`: products of rounded numbers, the same in each run.
+//! `--precision`: reduced-precision products are reproducible.
 
 use crate::common::{self, Folder};
 use crate::ddp_transformer::TRANSFORMER;

@@ -15,7 +15,7 @@ fn checkpoints_are_kept_without_being_asked_how_often() {
         let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         manifest["step"].as_u64().unwrap()
     };
-    // Of those after steps 20, 40 and 41 the last two stay.
+    // Of the checkpoints after steps 20, 40 and 41 the last two are kept.
     assert_eq!(["checkpoint-00000002", "checkpoint-00000003"].map(steps), [40, 41]);
 }
 
@@ -28,7 +28,7 @@ fn trained_weights_are_gone_on_with_at_any_number_of_ranks() {
     let y = Tensor::new(generator.randint(48, 0, 10).unwrap(), &Device::Cpu).unwrap();
     safetensors::save(&[("x".to_string(), x), ("y".to_string(), y)].into(), &data).unwrap();
     FSDP.succeed(&[&SMALL[..], &["--data", &data, "--steps", "30", "--save", &weights]].concat());
-    // All 48 samples in one step, so that every number of ranks has the same joint batch.
+    // All 48 samples in one step, so that every number of ranks has the same global batch.
     let after = |ranks: usize, dtype: &str| {
         let (lines, saved) = (folder.argument("m.jsonl"), folder.argument("saved"));
         let (batch, ranks) = ((48 / ranks).to_string(), ranks.to_string());
@@ -43,11 +43,11 @@ fn trained_weights_are_gone_on_with_at_any_number_of_ranks() {
     let alone = after(1, "f32");
     for ranks in [2, 3, 4] {
         let close = after(ranks, "f32");
-        // Adam steps by about the learning rate wherever a gradient is not quite zero.
+        // Adam steps by about the learning rate even where a gradient is only nearly zero.
         let far = close.iter().zip(&alone).filter(|(a, b)| (**a - **b).abs() > 1e-5).count();
         assert!(far * 1000 < alone.len(), "{ranks} ranks: {far} of {} differ", alone.len());
     }
-    // Of 16 bits, within what a few steps can move.
+    // With 16 bits: within what a few steps can change.
     for dtype in ["f16", "bf16"] {
         let gap = after(2, dtype).iter().zip(&alone).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
         assert!(gap > 0.0 && gap < 0.01, "{dtype}: {gap}");

@@ -1,4 +1,4 @@
-//! What a user can give wrongly: one line each, before anything is done.
+//! Wrong options: reported in one line each, before anything is done.
 
 use candle_core::{DType, Device, Tensor, safetensors};
 

@@ -26,7 +26,7 @@ fn all_others_name_it() {
     }
 }
 
-/// Also where a rank is missed in the middle of the model: what its layers fail with comes through candle.
+/// Also if the failure is found inside the model: an error in a layer's communication is passed through candle.
 #[test]
 fn all_others_name_one_that_is_killed_or_stopped() {
     let size = ["--features", "64", "--hidden", "256", "--steps", "1000000"];
@@ -34,7 +34,7 @@ fn all_others_name_one_that_is_killed_or_stopped() {
     all_name_the_culprit(&FSDP, &[&size[..], &hybrid].concat(), 5, 6);
 }
 
-/// Every step once in the metrics, and the weights of a run that nobody disturbed.
+/// The metrics have each step once, and the weights equal those of an undisturbed run.
 #[test]
 fn a_killed_run_goes_on_from_its_last_checkpoint() {
     let folder = Folder::new();
@@ -67,7 +67,7 @@ fn a_killed_run_goes_on_from_its_last_checkpoint() {
         "other weights after {steps} steps"
     );
     assert_eq!(losses(lines.as_ref()), losses(whole_lines.as_ref()));
-    // And on fewer ranks.
+    // Also on fewer ranks.
     let fewer =
         ["--features", "24", "--hidden", "50", "--world-size", "2", "--checkpoint-dir", &dir, "--resume"];
     let more = (kept + 9).to_string();

@@ -1,4 +1,4 @@
-//! `fsdp-mlp` as a user runs it: real processes, compared with PyTorch and with itself.
+//! Tests of the command `fsdp-mlp`: real processes, compared with PyTorch and with repeated runs.
 
 mod files;
 mod input;
@@ -10,5 +10,5 @@ mod scaling;
 
 const FSDP: crate::common::Girandole = crate::common::Girandole("fsdp-mlp");
 
-/// A model that is quick to train.
+/// A small model that trains quickly.
 const SMALL: [&str; 8] = ["--features", "24", "--hidden", "50", "--batch-size", "4", "--param-dtype", "f32"];

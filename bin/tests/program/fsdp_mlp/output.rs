@@ -1,4 +1,4 @@
-//! What is printed.
+//! Output of `fsdp-mlp`.
 
 use crate::common::{Folder, metrics, text};
 use crate::fsdp_mlp::{FSDP, SMALL};

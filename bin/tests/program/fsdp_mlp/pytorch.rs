@@ -22,7 +22,7 @@ struct Run {
     batch_size: usize,
     lr: f64,
     steps: usize,
-    /// What layers compute in, and gradients are averaged in; f32 where there is nothing.
+    /// Types of the layers' computation and of gradient reduction; `None` means f32.
     param: Option<String>,
     reduce: Option<String>,
     losses: Vec<f32>,
@@ -30,7 +30,7 @@ struct Run {
     norms: BTreeMap<String, (f64, f64)>,
 }
 
-/// Runs it, and gives the losses; the weights in the end lie in the folder.
+/// Runs it and returns the losses; the final weights are in the folder.
 fn train(run: &Run, folder: &Folder, sharding: &[&str], steps: usize) -> Vec<f32> {
     let dtype = |name: &Option<String>| match name.as_deref() {
         Some("float16") => "f16",
@@ -85,14 +85,14 @@ fn a_hundred_steps_are_fsdp2s() {
     }
 }
 
-/// The handbook's own size, as far as a test has time for it.
+/// The handbook's own size, for as many steps as a test has time for.
 #[test]
 fn the_documents_model_begins_as_fsdp2s() {
     let golden: Golden = serde_json::from_str(include_str!("../../fixtures/fsdp_mlp_document.json")).unwrap();
     compare(&golden.runs[0], &[], 4);
 }
 
-/// Layers of 16 bits round otherwise than PyTorch's here and there: a loss is as near to PyTorch's as these digits let it be.
+/// Layers in 16 bits sometimes round differently from PyTorch: losses must agree as closely as these types allow.
 #[test]
 fn losses_of_16_bits_are_those_of_the_mixed_precision_policy() {
     let golden: Golden = serde_json::from_str(include_str!("../../fixtures/fsdp_mlp_half.json")).unwrap();

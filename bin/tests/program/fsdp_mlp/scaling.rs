@@ -1,9 +1,9 @@
-//! `--loss-scale`: what it changes, and what it does not.
+//! `--loss-scale`: its effect on losses and skipped steps.
 
 use crate::common::{Folder, losses, text};
 use crate::fsdp_mlp::FSDP;
 
-/// Losses, and the line about the scale.
+/// Returns the losses, and the line about the loss scale.
 fn run(folder: &Folder, more: &[&str]) -> (Vec<f32>, String) {
     let lines = folder.argument("m.jsonl");
     let size = ["--features", "24", "--hidden", "50", "--batch-size", "4", "--world-size", "3"];
@@ -13,7 +13,7 @@ fn run(folder: &Folder, more: &[&str]) -> (Vec<f32>, String) {
     (losses(lines.as_ref()), line.to_string())
 }
 
-/// f32 has room for a power of two on both sides.
+/// f32 has range for a power of two in both directions, so scaling changes nothing.
 #[test]
 fn a_factor_leaves_no_trace_where_numbers_bear_it() {
     let folder = Folder::new();
@@ -35,7 +35,7 @@ fn steps_are_skipped_until_gradients_are_finite() {
     let (factor, skipped): (f64, i32) = (words[2].parse().unwrap(), words[6].parse().unwrap());
     assert!((5..25).contains(&skipped), "{line}");
     assert_eq!(factor, first / 2f64.powi(skipped), "{line}");
-    // Until the first step that counts, the model is what it was. A batch may pass where the one after it does not.
+    // Until the first step that is not skipped, the model is unchanged. One batch may pass where the next one does not.
     let same = scaled.iter().zip(&standing).take_while(|(scaled, standing)| scaled == standing).count();
     assert!((6..=skipped as usize + 1).contains(&same), "{line}: {same}");
 }

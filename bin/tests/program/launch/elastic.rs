@@ -1,4 +1,4 @@
-//! Jobs that go on without ranks, without a whole node, and those that cannot.
+//! Elastic jobs: continuing without some ranks or a whole node, and cases where that is impossible.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -11,18 +11,18 @@ use crate::common::{Folder, free_port, girandole, losses, refuse_with, succeed, 
 use crate::launch::nodes::{LIMIT, Nodes, last_line};
 use crate::launch::shell::ranks_of;
 
-/// Longer than a test needs for what it does to it; some 2000 steps.
+/// Some 2000 steps: longer than any test needs.
 const RUN: [&str; 8] =
     ["ddp-transformer", "--samples", "40", "--reshuffle", "--lr", "0.001", "--epochs", "300"];
 
-/// A run that is watched.
+/// A run under observation.
 struct Run {
     nodes: Nodes,
     folder: Folder,
 }
 
 impl Run {
-    /// Two ranks on each of two nodes.
+    /// Starts two ranks on each of two nodes.
     fn on_two_nodes(options: &[&str], more: &[&str]) -> Self {
         let folder = Folder::new();
         let program = [vec!["girandole".to_string()], run(&folder, more)].concat();
@@ -38,7 +38,7 @@ impl Run {
         Self { nodes: Nodes(vec![launcher]), folder }.at_work()
     }
 
-    /// Once it has taken some steps.
+    /// Waits until it has taken some steps.
     fn at_work(self) -> Self {
         let began = Instant::now();
         while steps(&self.folder.path("m.jsonl")) < 60 {
@@ -48,7 +48,7 @@ impl Run {
         self
     }
 
-    /// Waits for so many more steps.
+    /// Waits for `more` further steps.
     fn more(&self, more: usize) {
         let path = self.folder.path("m.jsonl");
         let (now, began) = (steps(&path), Instant::now());
@@ -72,7 +72,7 @@ impl Run {
     }
 }
 
-/// The arguments of a run that writes its files to this folder.
+/// Returns the arguments of a run that writes its files to this folder.
 fn run(folder: &Folder, more: &[&str]) -> Vec<String> {
     let files =
         ["--metrics".to_string(), folder.argument("m.jsonl"), "--save".into(), folder.argument("saved")];
@@ -83,7 +83,7 @@ fn steps(path: &Path) -> usize {
     std::fs::read(path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
 }
 
-/// The process of a rank, where this launcher has it.
+/// Returns the process of a rank, if this launcher has it.
 fn rank_of(launcher: &Child, rank: usize) -> Option<Pid> {
     let wanted = format!("RANK={rank}");
     let is_it = |pid: &Pid| {
@@ -93,7 +93,7 @@ fn rank_of(launcher: &Child, rank: usize) -> Option<Pid> {
     ranks_of(launcher).into_iter().find(is_it)
 }
 
-/// It ended well, each step is there once, and the loss has fallen.
+/// Checks that it succeeded, that the metrics have each step once, and that the loss has fallen.
 fn ended_well(output: &Output, folder: &Folder) {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let losses = losses(&folder.path("m.jsonl"));
@@ -116,7 +116,7 @@ fn the_others_go_on_without_a_rank_be_it_the_first() {
         assert!(remarks.contains(&format!("rank {lost} (pid ")) && remarks.contains(said), "{remarks}");
         assert!(remarks.contains("2 ranks of 3 go on at epoch "), "{remarks}");
         ended_well(&outputs[0], &folder);
-        // Whoever has taken the first one's place writes it.
+        // Written by the rank that has replaced the first one.
         assert!(std::fs::read_to_string(report).unwrap().contains("</html>"));
     }
 }
@@ -132,7 +132,7 @@ fn before_the_first_step_the_others_begin_anew() {
         command.args(["launch", "--nproc-per-node", "3", "--elastic", "2:3", "--", "girandole"]).args(&train);
         command.arg(folder.argument("saved")).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut job = Nodes(vec![command.spawn().unwrap()]);
-        // The first rank prints all rows, more than a pipe takes: it goes on when they are read.
+        // The first rank prints all rows, which is more than a pipe holds: it blocks until they are read.
         let mut lines = BufReader::new(job.0[0].stdout.take().unwrap());
         lines.read_line(&mut String::new()).unwrap();
         kill_process(rank_of(&job.0[0], lost).unwrap(), Signal::KILL).unwrap();
@@ -168,7 +168,7 @@ fn a_rank_of_one_node_and_then_all_of_it() {
     ended_well(&outputs[0], &folder);
 }
 
-/// Whoever has met goes on without one that dies then, whichever launcher hears of it first.
+/// After the rendezvous, ranks continue without one that dies, whichever launcher learns of it first.
 #[test]
 fn a_rank_that_dies_before_its_launcher_has_heard_that_all_have_met() {
     for round in 0..6 {
@@ -200,7 +200,7 @@ fn all_ranks_of_the_first_node() {
         assert!(remarks.contains("the others go on, 2 in all"), "{remarks}");
         ended_well(output, &folder);
     }
-    // The third rank prints now.
+    // The third rank is the reporter now.
     assert!(text(&outputs[1].stdout).contains("Epoch 299, "), "{}", text(&outputs[1].stderr));
 }
 
@@ -272,7 +272,7 @@ fn programs_that_cannot_go_on_end_as_without_it() {
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), "1 1\n"), "{remarks}");
     assert!(remarks.starts_with("error: rank 1 (pid "), "{remarks}");
 
-    // A rank that kills itself once it is at work.
+    // A rank that kills itself during training.
     let script = "[ $RANK = 1 ] && { sleep 1; kill -9 $$; } & exec girandole ddp-linear --epochs 100000";
     let own = Path::new(env!("CARGO_BIN_EXE_girandole")).parent().unwrap().to_str().unwrap();
     let output = launch(&["sh", "-c", &format!("PATH={own}:$PATH; {script}")]);
@@ -314,7 +314,7 @@ fn one_that_is_started_by_hand_joins_those_that_were() {
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
         command.env("GIRANDOLE_ELASTIC_FILE", &group).env("GIRANDOLE_NEWCOMER", newcomer);
-        // Checkpoints are there when the newcomer is.
+        // The newcomer finds existing checkpoints.
         let checkpoints = folder.argument("checkpoints");
         let options = ["--elastic", "2:3", "--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
         command.args(run(folder, &options)).stdout(Stdio::piped()).stderr(Stdio::piped());

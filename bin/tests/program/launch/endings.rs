@@ -1,4 +1,4 @@
-//! However a job ends, nothing of it is left: neither the ranks nor what they have started.
+//! However a job ends, no process of it is left: neither ranks nor their child processes.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,23 +9,23 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Folder, girandole, is_ignored, text};
 use crate::launch::shell::shell;
 
-/// Nothing that is waited for takes this long, not even on a busy machine.
+/// Longer than anything that is waited for, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A launched job, with the processes that its ranks have told of.
+/// A launched job, with the processes that its ranks have printed.
 struct Job {
     launcher: Child,
     processes: Vec<Process>,
 }
 
-/// A process, which cannot be mistaken for a later one of the same number.
+/// A process, identified by its start time as well, as process ids are reused.
 struct Process {
     pid: i32,
     started: String,
 }
 
 impl Job {
-    /// Two ranks; each line that they print first is the number of a process.
+    /// Starts two ranks; their first `lines` lines of output are process ids.
     fn start(script: &str, lines: usize) -> Self {
         Self::started(shell(2, script), lines)
     }
@@ -66,19 +66,19 @@ impl Drop for Job {
 
 impl Process {
     fn runs(&self) -> bool {
-        // One that waits to be reaped by whoever has inherited it is no process any more.
+        // A zombie that waits to be reaped by its new parent does not count.
         stat(self.pid).is_some_and(|(state, started)| started == self.started && !"ZX".contains(&state))
     }
 }
 
-/// State and time of start.
+/// Returns the state and the start time of a process.
 fn stat(pid: i32) -> Option<(String, String)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = text.rsplit_once(") ")?.1.split(' ').map(str::to_string);
     Some((fields.next()?, fields.nth(18)?))
 }
 
-/// A shell that has started another process, which has left its group and terminal.
+/// A shell with a child process that has left its process group and terminal.
 const FAMILY: &str = "setsid sleep 1000 & echo $!; echo $$; wait";
 
 #[test]
@@ -88,7 +88,7 @@ fn when_the_launcher_is_killed() {
     job.nothing_is_left();
 }
 
-/// What an elastic job has in the folder for temporary files goes, too.
+/// The elastic job's temporary files are removed, too.
 #[test]
 fn when_the_launcher_of_an_elastic_job_is_killed() {
     let folder = Folder::new();
@@ -107,7 +107,7 @@ fn when_the_launcher_of_an_elastic_job_is_killed() {
     }
 }
 
-/// Nobody knows these by their environment.
+/// These processes cannot be recognized by their environment.
 #[test]
 fn when_the_launcher_of_programs_without_an_environment_is_killed() {
     let mut job = Job::start("exec env -i sh -c 'echo $$; exec sleep 1000'", 2);
@@ -124,7 +124,7 @@ fn when_it_is_stopped_by_a_signal() {
         }
         let mut job = Job::start(FAMILY, 4);
         assert_eq!(job.end(signal).code(), Some(128 + number));
-        // It does not return before.
+        // The launcher returns only after its processes have ended.
         assert!(!job.processes.iter().any(Process::runs));
         let mut remarks = job.launcher.stderr.take().unwrap();
         let mut bytes = Vec::new();

@@ -1,10 +1,10 @@
-//! Files of what the ranks print that cannot be written any more.
+//! Log files of ranks that can no longer be written.
 
 use std::process::Command;
 
 use crate::common::{Folder, clean, text};
 
-/// `launch` of a shell script on two ranks, where no file can be larger than 4 KiB: what happens to its logs on a full disk.
+/// Returns a `launch` of a shell script on two ranks, with files limited to 4 KiB to simulate a full disk.
 fn on_a_full_disk(folder: &Folder, options: &str, script: &str) -> Command {
     let mut command = Command::new("sh");
     let launch = format!(
@@ -23,7 +23,7 @@ fn what_a_full_disk_has_no_room_for_is_shown_and_the_job_does_not_end_well() {
         let output = on_a_full_disk(&folder, options, script).output().unwrap();
         let remarks = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{remarks}");
-        // Whatever is not in the files is shown.
+        // Output that is not in the files is shown.
         let lines = text(&output.stdout);
         assert_eq!(lines.lines().filter(|line| *line == "line 1000").count(), 2, "{remarks}");
         let begun = lines.lines().filter(|line| *line == "line 1").count();

@@ -1,4 +1,4 @@
-//! `girandole launch` as a user runs it, with this program and with others.
+//! Tests of `girandole launch`, with this program and with others.
 
 mod elastic;
 mod endings;

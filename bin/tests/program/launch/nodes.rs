@@ -1,4 +1,4 @@
-//! Two launchers on loopback, as two nodes of one job.
+//! Two launchers on loopback, acting as two nodes of one job.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Folder, free_port, girandole, refuse_with, sorted, succeed, text};
 use crate::launch::shell::ranks_of;
 
-/// Nothing that is waited for takes this long, not even on a busy machine.
+/// Longer than anything that is waited for, even on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The launchers of two nodes.
@@ -44,21 +44,21 @@ impl Nodes {
             command.arg("--").args(program);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
-        // The second one may well be there first.
+        // Node 1 is started first, as that must work, too.
         let mut nodes: Vec<Child> = [1, 0].map(start).into();
         nodes.reverse();
         Self(nodes)
     }
 
-    /// What each has said and how it ended.
+    /// Waits for both launchers; returns their outputs.
     pub(crate) fn end(mut self) -> Vec<Output> {
-        // All are read at the same time: whoever finds its pipe full keeps the others waiting.
+        // Read concurrently: a launcher whose pipe is full would block the others.
         let wait = |node: Child| std::thread::spawn(|| node.wait_with_output().unwrap());
         let outputs: Vec<_> = std::mem::take(&mut self.0).into_iter().map(wait).collect();
         outputs.into_iter().map(|output| output.join().unwrap()).collect()
     }
 
-    /// Waits until both have their ranks; these.
+    /// Waits until both launchers have started their ranks; returns these.
     pub(crate) fn ranks(&self) -> Vec<Vec<Pid>> {
         let began = Instant::now();
         loop {
@@ -292,7 +292,7 @@ fn what_kubeflow_sets_stands_in_for_options() {
         let mut command = girandole();
         command.env("PET_NNODES", "2").env("PET_NODE_RANK", node).env("PET_NPROC_PER_NODE", "2");
         command.env("PET_MASTER_ADDR", "localhost").env("PET_MASTER_PORT", &port);
-        // The operator's own words, which count pods.
+        // Set by the operator, counting pods instead of ranks.
         command.env("RANK", node).env("WORLD_SIZE", "2");
         command.args(["launch", "--", "sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()

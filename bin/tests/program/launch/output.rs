@@ -1,4 +1,4 @@
-//! What ranks print, and what they are not given to read.
+//! Output of ranks, and their standard input.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::launch::shell::shell;
 fn bytes_go_through_as_they_are() {
     let folder = Folder::new();
     let mut generator = Generator::new(1);
-    // Of all values, newlines and what begins a message of ours among them; and a line longer than any pipe.
+    // Bytes of all values, including newlines and the start of an internal message; then a line longer than any pipe.
     let mut bytes: Vec<u8> = (0..3 << 18).flat_map(|_| generator.next_u32().to_le_bytes()).collect();
     bytes.resize(bytes.len() + (5 << 20), b'x');
     std::fs::write(folder.path("bytes"), &bytes).unwrap();

@@ -32,7 +32,7 @@ fn so_it_is_with_each_experiment() {
         let launched = succeed(
             girandole().args(["launch", "--nproc-per-node", "2", "--", "girandole", command]).args(what),
         );
-        // All ranks of the trainer print, and none waits for the others.
+        // All ranks of the trainer print, without waiting for each other.
         assert_eq!(sorted(&launched), sorted(&bare), "{command}");
         assert_eq!(text(&launched.stderr), text(&bare.stderr), "{command}");
     }
@@ -40,7 +40,7 @@ fn so_it_is_with_each_experiment() {
 
 #[test]
 fn a_program_that_opens_the_port_itself_can() {
-    // Under another name and in another file, for which the launcher has to leave the port alone.
+    // A copy under another name, with which the launcher must not hold the port.
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("other");
     std::fs::copy(env!("CARGO_BIN_EXE_girandole"), &other).unwrap();

@@ -1,4 +1,4 @@
-//! What ranks of any program are given, and how they fail.
+//! The environment of ranks of any program, and their failures.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ fn a_rank_is_told_what_torchrun_tells() {
                   node $NODE_RANK $GROUP_RANK of $GROUP_WORLD_SIZE, at $MASTER_ADDR, $TORCHELASTIC_RESTART_COUNT \
                   $TORCHELASTIC_USE_AGENT_STORE ${#TORCHELASTIC_RUN_ID}";
     let expected = |rank| format!("{rank} {rank} {rank} of 3 3 3, node 0 0 of 1, at 127.0.0.1, 0 False 32");
-    // The word of an outer launcher does not count.
+    // Variables from an outer launcher are overridden.
     let mut command = shell(3, script);
     command.env("RANK", "7").env("WORLD_SIZE", "9").env("TORCHELASTIC_USE_AGENT_STORE", "True");
     assert_eq!(sorted(&succeed(&mut command)), [0, 1, 2].map(expected));
@@ -63,7 +63,7 @@ fn ranks_are_counted_as_torchrun_counts_them() {
     assert_eq!(count(&["--nproc_per_node=3"]), 3);
     assert_eq!(count(&["--nproc-per-node", "cpu"]), cores);
     assert!(count(&["--nproc-per-node", "auto"]) >= 1);
-    // Without `--` too, and the program's own options are its own.
+    // Also without `--`; the program keeps its own options.
     let mut command = girandole();
     command.args([
         "launch",
@@ -99,7 +99,7 @@ fn a_free_port_or_the_one_that_is_asked_for() {
     assert_eq!(text(&succeed(&mut told).stdout), format!("{free}\n"));
 }
 
-/// An error before anything was started: its one line, and the exit code.
+/// Returns the one-line error, before anything is started, and the exit code.
 fn refused(command: &mut Command) -> (String, i32) {
     let output = command.output().unwrap();
     let line = text(&output.stderr);
@@ -214,7 +214,7 @@ fn the_exit_code_is_that_of_the_rank_that_failed_first() {
         let (before, last) = remarks.split_once("error: rank 1 (pid ").unwrap();
         let repeated = "why\nrank 1's last lines on stderr:\n    why\n";
         assert_eq!((output.status.code(), before), (Some(code), repeated), "{remarks}");
-        // The cause comes last.
+        // The cause is in the last line.
         assert_eq!(last.trim_start_matches(char::is_numeric), format!("){said}"), "{remarks}");
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that fail and start again.
+//! Restarts of failed ranks.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use sampler::Generator;
 use crate::common::{Folder, girandole, losses, refuse_with, succeed, text};
 use crate::launch::shell::ranks_of;
 
-/// Nothing that is waited for takes this long, not even on a busy machine.
+/// Longer than anything that is waited for, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
@@ -92,7 +92,7 @@ fn three_kills_at_random_moments_cost_nothing_but_time() {
         }
         std::thread::sleep(Duration::from_micros(u64::from(generator.next_u32() % 50_000)));
         kill_process(ranks[generator.next_u32() as usize % 2], Signal::KILL).unwrap();
-        // The others end, and all start again.
+        // The other ranks end, and all are restarted.
         job.wait_for(|job| Some(()).filter(|()| ranks_of(&job.0).iter().all(|rank| !ranks.contains(rank))));
     }
     let remarks = job.end();
@@ -107,7 +107,7 @@ fn three_kills_at_random_moments_cost_nothing_but_time() {
     assert_eq!(losses(Path::new(&lines)), losses(Path::new(&undisturbed)));
 }
 
-/// A job that is ended where it is dropped.
+/// A job that is killed on drop.
 struct Job(Child);
 
 impl Job {
@@ -123,7 +123,7 @@ impl Job {
         }
     }
 
-    /// Its good end: what it has said.
+    /// Waits for its end, which must be a success; returns standard error.
     fn end(&mut self) -> String {
         let mut remarks = String::new();
         std::io::Read::read_to_string(&mut self.0.stderr.take().unwrap(), &mut remarks).unwrap();

@@ -1,14 +1,14 @@
-//! A job that was asked to begin with a certain checkpoint, and is started again.
+//! Restarts of a job that was given a checkpoint to begin with (`--resume=CHECKPOINT`).
 
 use std::net::TcpListener;
 use std::process::{Command, Output};
 
 use crate::common::{Folder, girandole, succeed, text};
 
-/// Five steps an epoch on one rank; checkpoints after each.
+/// Five steps per epoch on one rank, with a checkpoint after each epoch.
 const SHORT: [&str; 7] = ["ddp-trainer", "--samples", "10", "--batch-size", "2", "--lr", "0.01"];
 
-/// The only rank of a job, as torchrun starts it for the n-th time.
+/// Returns the only rank of a job, as torchrun starts it; `time` is the number of restarts so far.
 fn started(job: &str, time: usize, arguments: &[&str]) -> Command {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = girandole();
@@ -30,10 +30,10 @@ fn it_begins_there_again_until_it_has_written_one_itself() {
         text(&succeed(&mut started(job, time, &arguments)).stderr)
     };
     let at = |epoch: usize| format!("going on from {dir} at epoch {epoch}, batch 0 (step {})", 5 * epoch);
-    // The first start comes no further than to the checkpoint.
+    // The first start has no steps beyond the checkpoint.
     let said = run("a", 0, "1");
     assert!(said.contains(&at(1)), "{said}");
-    // Neither has the second one anything of its own to go on from; it writes the third checkpoint.
+    // So the second one has no checkpoint of its own either; it writes the third checkpoint.
     let said = run("a", 1, "3");
     assert!(said.contains(&at(1)), "{said}");
 }
@@ -52,21 +52,21 @@ fn it_goes_on_from_its_own_and_from_no_other_job_s() {
     let kept = folder.path("kept");
     std::fs::rename(folder.path("c/checkpoint-00000001"), &kept).unwrap();
     let kept = kept.to_str().unwrap();
-    // It writes the checkpoint of epoch 2, and goes on from it.
+    // It writes the checkpoint of epoch 2, and the restart resumes from that.
     assert!(run("a", 0, "2", kept).contains(&at(1)));
     assert!(run("a", 1, "3", kept).contains(&at(2)));
     assert!(run("a", 2, "4", kept).contains(&at(3)));
-    // Another job of the same command, or the same one with another checkpoint.
+    // Another job of the same command must not use it.
     assert!(run("b", 1, "1", kept).contains(&at(1)));
     assert!(run("b", 2, "1", kept).contains(&at(1)));
-    // Asked for the latest, a job takes the latest.
+    // With --resume=latest, the latest is used.
     assert!(run("b", 1, "4", "latest").contains(&at(4)));
-    // A job of the same name that starts for the first time.
+    // A job of the same name that is started for the first time.
     assert!(run("a", 0, "1", kept).contains(&at(1)));
     assert!(run("a", 1, "1", kept).contains(&at(1)));
 }
 
-/// What `launch` says of two ranks that may start again, and its exit code.
+/// Runs `launch` with two ranks that may be restarted once.
 fn launched(arguments: &[&str]) -> Output {
     let launch = ["launch", "--nproc-per-node", "2", "--max-restarts", "1", "--", "girandole"];
     girandole().args(launch).args(arguments).output().unwrap()

@@ -1,4 +1,4 @@
-//! A launcher that stands still, while its ranks and the other launcher go on.
+//! A launcher that is stopped (SIGSTOP), while its ranks and the other launcher continue.
 
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Folder, text};
 use crate::launch::nodes::{LIMIT, Nodes, last_line};
 
-/// Seconds. The launchers have to come together in this time, too, on a busy machine.
+/// Timeout in seconds. It must also suffice for the launchers to connect on a busy machine.
 const TIMEOUT: &str = "5";
 
-/// A script that waits for a file.
+/// Returns a script that waits for a file.
 fn gate(folder: &Folder, name: &str) -> String {
     format!("until [ -e {}/{name} ]; do sleep 0.05; done", folder.argument(""))
 }
@@ -24,7 +24,7 @@ fn send(nodes: &Nodes, node: usize, signal: Signal) {
     kill_process(Pid::from_child(&nodes.0[node]), signal).unwrap();
 }
 
-/// The end of the launcher that goes on; the other one is then let go on, too.
+/// Waits for the end of the running launcher, then continues the stopped one; returns both outputs.
 fn end_without(nodes: Nodes, stopped: usize) -> [Output; 2] {
     let other = Pid::from_child(&nodes.0[1 - stopped]);
     let began = Instant::now();
@@ -57,8 +57,8 @@ fn the_other_names_it_after_the_time_out() {
         let line = last_line(told);
         assert!(line.starts_with(&format!("error: node {stopped} (host ")), "{line}");
         assert!(line.contains(") does not answer: nothing was heard of its launcher for "), "{line}");
-        // The one that stood still learns that the others are gone.
-        // But the first node may have heard before that all ranks of the second one are done, as its own are.
+        // The continued launcher finds that the others are gone. But node 0 may have learned before that all ranks of
+        // node 1 are done, like its own.
         let woken = last_line(&outputs[stopped]);
         let is_done = stopped == 0 && outputs[0].status.success();
         let gone = format!("error: node {} (host ", 1 - stopped);
@@ -66,7 +66,7 @@ fn the_other_names_it_after_the_time_out() {
     }
 }
 
-/// The failure is the cause, whichever launcher stands still.
+/// The failed rank is reported as the cause, whichever launcher is stopped.
 #[test]
 fn a_rank_that_has_failed_meanwhile_is_told_of() {
     for stopped in [0, 1] {
@@ -98,7 +98,7 @@ fn one_that_goes_on_in_time_is_waited_for() {
     open(&folder, "0");
     std::thread::sleep(Duration::from_millis(300));
     send(&nodes, 1, Signal::CONT);
-    // Its ranks take longer than the time-out, when those of the other one are done.
+    // Its ranks take longer than the timeout after those of the other launcher are done.
     std::thread::sleep(Duration::from_secs(7));
     open(&folder, "1");
     for output in nodes.end() {

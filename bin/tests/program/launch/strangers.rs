@@ -1,4 +1,4 @@
-//! Others than launchers and ranks connect to all ports of a job of two nodes, from its first moment to its last.
+//! Foreign connections to all ports of a two-node job, throughout its lifetime.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,7 +14,7 @@ use crate::common::{Folder, free_port, girandole, succeed, text};
 use crate::launch::nodes::{LIMIT, Nodes};
 use crate::launch::shell::ranks_of_process;
 
-/// Each comes with one of these, or with nothing.
+/// What the foreign connections send; an empty one sends nothing.
 const WORDS: [&[u8]; 6] = [
     b"",
     b"girandle\x05\0................................",
@@ -23,11 +23,11 @@ const WORDS: [&[u8]; 6] = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     &[0xff; 4096],
 ];
-/// What a process may need beside what it needs when nobody comes.
+/// Additional memory that a process may use under these connections, compared to an undisturbed run.
 const MEMORY_KIB: u64 = 50 * 1024;
 const TRAIN: [&str; 3] = ["ddp-transformer", "--epochs", "40"];
 
-/// A node of the job; what it prints goes to a file each.
+/// Starts a node of the job, with its output redirected to files.
 fn start(folder: &Folder, node: &str, port: &str) -> Child {
     let mut command = girandole();
     command.args([
@@ -46,7 +46,7 @@ fn start(folder: &Folder, node: &str, port: &str) -> Child {
     command.stdout(file("out")).stderr(file("err")).spawn().unwrap()
 }
 
-/// The loopback ports on which these processes listen.
+/// Returns the loopback ports on which these processes listen.
 fn ports(pids: &[u32]) -> Vec<SocketAddr> {
     let links = |pid: &u32| std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let targets = pids.iter().flat_map(links).filter_map(|file| std::fs::read_link(file.path()).ok());
@@ -61,7 +61,7 @@ fn ports(pids: &[u32]) -> Vec<SocketAddr> {
     table.lines().skip(1).filter_map(listening).collect()
 }
 
-/// The most memory that each of these has had; those that have ended are left out.
+/// Returns the peak memory of these processes, in KiB; processes that have ended are left out.
 fn peaks(pids: &[u32]) -> Vec<u64> {
     let peak = |pid: &u32| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -71,13 +71,13 @@ fn peaks(pids: &[u32]) -> Vec<u64> {
     pids.iter().filter_map(peak).collect()
 }
 
-/// Launchers and their ranks.
+/// Returns the process ids of launchers and their ranks.
 fn processes(launchers: &[u32]) -> Vec<u32> {
     let ranks = launchers.iter().flat_map(|launcher| ranks_of_process(*launcher));
     launchers.iter().copied().chain(ranks.map(|pid| pid.as_raw_nonzero().get() as u32)).collect()
 }
 
-/// Connects to all ports of a node until it is over; counts.
+/// Connects to all ports of a node until `over` is set, and counts the connections.
 fn attack(launcher: u32, over: &AtomicBool, made: &AtomicUsize) {
     let mut held = VecDeque::new();
     while !over.load(Ordering::Relaxed) {
@@ -86,7 +86,7 @@ fn attack(launcher: u32, over: &AtomicBool, made: &AtomicUsize) {
             let Ok(mut stream) = TcpStream::connect_timeout(&port, Duration::from_secs(5)) else { continue };
             let turn = made.fetch_add(1, Ordering::Relaxed);
             let _ = stream.set_write_timeout(Some(Duration::from_millis(20)));
-            // Who is sent away at once cannot say all.
+            // The write fails if the connection is closed at once.
             let _ = stream.write_all(words);
             match turn % 3 {
                 0 => drop(set_socket_linger(&stream, Some(Duration::ZERO))),
@@ -99,8 +99,8 @@ fn attack(launcher: u32, over: &AtomicBool, made: &AtomicUsize) {
     }
 }
 
-/// Runs the job; node 1 comes when it is time to, and `before` hears of each launcher. The highest peak seen, and what node 0
-/// has printed.
+/// Runs the job; node 1 is started when `meet_alone_until` returns true, and `before` is called with each launcher's
+/// process id. Returns the highest peak seen, and what node 0 has printed.
 fn run(meet_alone_until: impl Fn() -> bool, port: &str, before: impl Fn(u32)) -> (u64, String) {
     let folder = Folder::new();
     let mut nodes = Nodes(vec![start(&folder, "0", port)]);

@@ -1,5 +1,5 @@
-//! Under `torchrun`: its agent keeps a store at `MASTER_PORT`, so that no rank can listen there. The store of this test
-//! knows the three queries that ranks need, byte for byte as PyTorch 2.15's.
+//! Running under `torchrun`, whose agent keeps a store at `MASTER_PORT`, so that no rank can listen there. The store
+//! of this test answers the three queries that ranks need, with the byte format of PyTorch 2.15.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -47,7 +47,7 @@ fn answer(stream: &mut TcpStream, content: &Content) -> Option<()> {
     Some(())
 }
 
-/// Serves for as long as the test's process lives.
+/// Starts a store that serves until the test process ends; returns its port and content.
 fn store() -> (u16, Content) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, content) = (listener.local_addr().unwrap().port(), Content::default());

@@ -1,4 +1,4 @@
-//! A stage that is killed.
+//! A pipeline stage that is killed.
 
 use std::fs::File;
 use std::process::{Child, Stdio};
@@ -9,11 +9,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Folder, all_name_the_culprit};
 use crate::pipeline_transformer::PIPELINE;
 
-/// All other ranks know it within so long (it takes milliseconds).
+/// Limit until all other ranks detect the failure (it takes milliseconds).
 const SOON: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Is ended where a test fails, and its ranks with it.
+/// A launcher that is killed, with its ranks, when a test fails.
 struct Launcher(Child);
 
 impl Drop for Launcher {
@@ -23,7 +23,7 @@ impl Drop for Launcher {
     }
 }
 
-/// The ranks of a launcher, by rank.
+/// Returns the ranks of a launcher, by rank.
 fn ranks(launcher: u32) -> Vec<Pid> {
     let children =
         std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
@@ -90,12 +90,12 @@ fn a_stage_that_is_killed_is_named_by_all_others() {
             let line = line.unwrap_or_else(|| panic!("{schedule}: rank {other} says nothing:\n{errors}"));
             assert!(line.contains(&format!("rank {victim} (host ")), "{schedule}: {line}");
         }
-    } // One of them may have met with a moment in which the machine did something else.
+    } // The median: in a single round the machine may have been busy.
     times.sort();
     assert!(times[times.len() / 2] < SOON, "it took {times:?}");
 }
 
-/// It waits for its neighbours, and they for theirs: each in a group of two.
+/// Each stage waits for its neighbours, and these for theirs, in groups of two ranks.
 #[test]
 fn a_stage_that_is_killed_or_stopped_is_named_by_all_others() {
     for (seed, schedule) in [(1, "gpipe"), (2, "1f1b"), (3, "zb-v")] {

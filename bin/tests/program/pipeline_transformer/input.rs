@@ -1,4 +1,4 @@
-//! Wrong options and files: an error, and nothing has been done.
+//! Wrong options and files: rejected before anything is done.
 
 use candle_core::{Device, Tensor, safetensors};
 

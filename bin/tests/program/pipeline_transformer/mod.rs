@@ -1,4 +1,4 @@
-//! `pipeline-transformer` as a user runs it: real processes, compared with PyTorch and with itself.
+//! Tests of the command `pipeline-transformer`: real processes, compared with PyTorch and with repeated runs.
 
 #[cfg(target_os = "linux")]
 mod faults;

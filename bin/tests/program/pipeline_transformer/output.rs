@@ -1,4 +1,4 @@
-//! What is printed.
+//! Output of `pipeline-transformer`.
 
 use crate::common::{Folder, text};
 use crate::pipeline_transformer::PIPELINE;
@@ -12,12 +12,12 @@ fn the_document_and_nothing_else_is_on_standard_output() {
     assert!(lines.contains(&"tensor([11, 11, 11, 11, 11, 11, 11, 11, 11, 11])"));
     let losses: Vec<&&str> = lines.iter().filter(|line| line.contains("Loss")).collect();
     assert_eq!(losses.len(), 6);
-    // PyTorch's, from seed 42.
+    // PyTorch's loss with seed 42.
     assert!(losses[0].starts_with("Epoch 0, Batch 0, Loss: 5.0575"), "{}", losses[0]);
     assert!(losses[5].starts_with("Epoch 1, Batch 2, Loss: "), "{}", losses[5]);
     let err = text(&output.stderr);
     assert!(err.starts_with("note: as the pipeline tutorial does") && err.lines().count() == 1, "{err}");
-    // With a size that is not the tutorial's, the tree is that of the model.
+    // With a size that is not the tutorial's, the tree is that of the trained model.
     assert_eq!(lines[1], "  (embedding): Embedding(100, 12)");
     let printed = text(&PIPELINE.succeed(&["--epochs", "1"]).stdout);
     assert_eq!(printed.lines().nth(1), Some("  (embedding): Embedding(1000, 32)"));
@@ -48,7 +48,7 @@ bubble: 33.3 % of the time; activations alive, by rank: 2 2
     assert!(shown.contains("bubble: 33.3 %") && shown.contains("by rank: 3 2 1"), "{shown}");
     let shown = show(&["--schedule", "zb-v", "--micro-batches", "4"]);
     assert!(shown.contains("bubble: 4.0 %") && shown.contains("F3.0"), "{shown}");
-    // Of a model, too, that no machine has room for.
+    // Also for a model that does not fit in any machine's memory.
     let large = ["--d-model", "131072", "--num-heads", "64", "--d-ff", "1000000", "--num-layers", "1000"];
     let shown = show(&[&large[..], &["--world-size", "4"]].concat());
     assert!(shown.contains("rank 3 "), "{shown}");

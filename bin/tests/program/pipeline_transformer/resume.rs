@@ -1,4 +1,4 @@
-//! Runs that are killed and go on, also in other stages; checkpoints that may not be gone on from.
+//! Runs that are killed and resumed, also with other stages; checkpoints that must be rejected.
 
 use std::path::Path;
 

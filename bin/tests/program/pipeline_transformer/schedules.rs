@@ -1,11 +1,11 @@
-//! Every schedule learns the same, on any number of ranks, also where dropout is drawn; copies of the model do, too.
+//! All schedules give the same results on any number of ranks, also with dropout; so do copies of the model.
 
 use candle_core::{Device, safetensors};
 
 use crate::common::{Folder, assert_close, losses, text};
 use crate::pipeline_transformer::PIPELINE;
 
-/// Losses and weights of a short run.
+/// Returns the losses and weights of a short run.
 fn run(arguments: &[&str]) -> (Vec<f32>, Vec<(String, Vec<f32>)>) {
     let folder = Folder::new();
     let (lines, saved) = (folder.argument("m.jsonl"), folder.argument("w.safetensors"));
@@ -71,7 +71,7 @@ fn dropout_depends_on_stage_and_micro_batch_alone() {
     assert_ne!(with("0", &[]).0, expected.0);
 }
 
-/// Two copies with a batch of 2 each take the steps of one with a batch of 4.
+/// Two copies with a batch of 2 each take the same steps as one with a batch of 4.
 #[test]
 fn copies_share_a_batch() {
     let folder = Folder::new();

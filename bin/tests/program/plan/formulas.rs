@@ -1,4 +1,4 @@
-//! Memory by kind and bytes sent are within a tenth of what models hold and send that are trained.
+//! Planned memory by kind and bytes sent are within a tenth of those measured with trained models.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 use training::{Adam, AdamConfig, OptimizerState, activation_bytes, cross_entropy};
 
-/// Bytes, of the rank that has most of each.
+/// Measured bytes, each of the rank with the most.
 #[derive(Debug, Default, Clone, Copy)]
 struct Found {
     weights: f64,
@@ -45,7 +45,7 @@ fn setting(ranks: usize, batch_size: usize) -> Setting {
     Setting { ranks, batch_size, micro_batches: 4, element: 4, gathered: 4, optimizer: 2 }
 }
 
-/// Two steps; what is sent is counted in the second.
+/// Takes two steps; the bytes sent are those of the second.
 fn measure<M: Send>(
     (dp, tp): (usize, usize),
     sequence_parallel: bool,
@@ -104,7 +104,7 @@ const LAYOUTS: [(usize, usize, bool); 8] = [
 
 #[test]
 fn of_a_transformer() {
-    // Small messages, and large ones; batch, length, sizes.
+    // Small messages, then large ones: batch, length, model sizes.
     for (batch, length, d_model, num_layers, vocab_size) in [(8, 12, 32, 3, 64), (4, 48, 128, 2, 512)] {
         let sizes = LanguageModelConfig {
             vocab_size,

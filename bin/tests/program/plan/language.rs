@@ -11,7 +11,7 @@ const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 1000, "hidden_size
     "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_act": "silu", "max_position_embeddings": 1024, "rms_norm_eps": 1e-5,
     "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
 
-/// What is not measured then.
+/// With these values given, nothing is measured.
 const MACHINE: [&str; 6] = ["--bandwidth", "10GB/s", "--latency", "10us", "--flops", "100GFLOP/s"];
 
 fn folder() -> (Folder, String) {

@@ -1,4 +1,4 @@
-//! `plan`: its formulas against what runs measure, and what it prints.
+//! Tests of `plan`: its formulas compared with measured runs, and its output.
 
 mod formulas;
 mod language;

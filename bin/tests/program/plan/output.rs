@@ -1,9 +1,9 @@
-//! What is printed and recommended, and what is refused.
+//! Printed plans, recommendations, and rejected options.
 
 use crate::common::text;
 use crate::plan::PLAN;
 
-/// Nothing has to be measured.
+/// With these values given, nothing is measured.
 const MACHINE: [&str; 6] = ["--bandwidth", "10GB/s", "--latency", "10us", "--flops", "1TFLOP/s"];
 
 fn plan(arguments: &[&str]) -> String {
@@ -12,7 +12,7 @@ fn plan(arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// Whether each strategy fits.
+/// Returns whether each strategy fits.
 fn fits(printed: &str) -> Vec<(String, bool)> {
     let mut lines = printed.lines().skip_while(|line| !line.starts_with("strategy"));
     let place = lines.next().unwrap().find("fits").unwrap();
@@ -54,11 +54,11 @@ fn nodes_and_named_networks_are_told() {
         "--bandwidth 450GB/s --latency 3us --ranks-per-node 8 --node-bandwidth 50GB/s --node-latency 5us";
     let given = lines(nodes);
     assert_eq!(given.lines().nth(2), Some(nvlink));
-    // With slow links between nodes a step takes longer, wherever it goes over them.
+    // With slow links between nodes, steps that use them take longer.
     let slow = lines(&nodes.replace("50GB/s", "1GB/s"));
     let step = |printed: &str| printed.lines().find(|line| line.starts_with("fsdp 16 ")).map(String::from);
     assert_ne!(step(&given), step(&slow));
-    // Whoever reads columns finds them below each other.
+    // Columns are aligned.
     let columns: Vec<usize> =
         named.lines().skip(4).take_while(|line| !line.is_empty()).map(str::len).collect();
     assert!(columns.iter().all(|len| *len == columns[0]), "{named}");
@@ -72,7 +72,7 @@ fn the_parameters_are_the_models() {
         ("ddp-mlp", 262),
         ("tensor-parallel-mlp", 8_393_728),
         ("fsdp-mlp", 25_185_290),
-        // Without the sines.
+        // Without the table of positions.
         ("ddp-transformer", 5068),
     ] {
         let printed = plan(&[model, "--memory", "1GB"]);
@@ -111,7 +111,7 @@ fn copies_without_a_sample_do_not_fit() {
     assert!(few.starts_with("too few samples: dp 64 | fsdp 64 | fsdp 64 grad-op | "), "{few}");
     assert!(few.ends_with(" more: more copies of the model than the 16 of a step (--batch-size)"), "{few}");
     assert!(lines.last().unwrap().starts_with("recommended: tp "), "{printed}");
-    // Nothing would do.
+    // No strategy is possible.
     let printed = plan(&["ddp-trainer", "--ranks", "4096", "--batch-size", "16", "--memory", "1GB"]);
     let last =
         "recommended: nothing, for nothing fits: give 4096 samples a step (--batch-size) or fewer ranks";

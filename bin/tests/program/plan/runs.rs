@@ -1,5 +1,5 @@
-//! `plan --json` against the last line of a run's `--metrics`: memory by kind and bytes of a step, within a tenth; activations, of
-//! which nothing is rounded or packed, to the byte.
+//! `plan --json` compared with the last line of a run's `--metrics`: memory by kind and bytes sent per step, within a
+//! tenth; activations, which are neither rounded nor packed, to the byte.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::plan::PLAN;
 
 const KINDS: [&str; 6] = ["weights", "copies", "gradients", "optimizer", "activations", "sent"];
 
-/// What a run has measured, of the rank that has most of each kind.
+/// Returns what a run has measured of each kind, on the rank with the most.
 fn measured(command: &'static str, arguments: &str) -> impl Fn(&str) -> f64 + use<> {
     let folder = Folder::new();
     let lines = folder.argument("m.jsonl");
@@ -20,7 +20,7 @@ fn measured(command: &'static str, arguments: &str) -> impl Fn(&str) -> f64 + us
     move |kind| ranks.iter().map(|rank| rank[kind].as_f64().unwrap()).fold(0.0, f64::max)
 }
 
-/// What is planned.
+/// Returns the planned strategies.
 fn planned(arguments: &str) -> Vec<Value> {
     let folder = Folder::new();
     let file = folder.argument("plan.json");
@@ -31,7 +31,7 @@ fn planned(arguments: &str) -> Vec<Value> {
     plan["strategies"].as_array().unwrap().clone()
 }
 
-/// Runs a command, and compares with a strategy of its plan.
+/// Runs a command, and compares it with a strategy of its plan.
 fn compare(strategy: &str, (command, run): (&'static str, &str), (model, plan): (&str, &str)) {
     let found = measured(command, run);
     let strategies = planned(&format!("{model} {plan}"));
@@ -47,7 +47,7 @@ fn compare(strategy: &str, (command, run): (&'static str, &str), (model, plan): 
     }
 }
 
-/// Sizes of the tutorial's transformer, as options of commands and of the plan.
+/// Sizes of the tutorial's Transformer, as options of the commands and of `plan`.
 const TRANSFORMERS: [&str; 2] = [
     "--vocab-size 100 --d-model 12 --num-heads 4 --d-ff 24 --num-layers 2 --max-len 100 --length 10",
     "--vocab-size 320 --d-model 64 --num-heads 2 --d-ff 160 --num-layers 4 --max-len 30 --length 17",
@@ -66,7 +66,7 @@ fn copies_of_the_model() {
     }
 }
 
-/// As the tutorials have them: `plan` is told of ranks and batches alone.
+/// With the tutorials' models: `plan` is only given ranks and batch sizes.
 #[test]
 fn the_documents_models() {
     for (ranks, batch) in [(2, 32), (3, 32), (3, 1), (4, 7)] {

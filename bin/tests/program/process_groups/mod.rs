@@ -1,11 +1,11 @@
-//! `girandole process-groups` as a user runs it: what it prints, alone, launched, and started by hand.
+//! Tests of `girandole process-groups`: its output when run directly, launched, and with ranks started by hand.
 
 use std::net::TcpListener;
 use std::process::{Output, Stdio};
 
 use crate::common::{girandole, succeed, text};
 
-/// Standard output, without what depends on the machine.
+/// Returns standard output without machine-dependent parts.
 fn printed(output: &Output) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     text(&output.stdout).replace(&format!("host {host},"), "host HOST,")
@@ -15,7 +15,7 @@ fn bare(arguments: &[&str]) -> String {
     printed(&succeed(girandole().arg("process-groups").args(arguments)))
 }
 
-/// The lines below a heading.
+/// Returns the lines below a heading.
 fn part<'a>(printed: &'a str, heading: &str) -> Vec<&'a str> {
     let lines = printed.lines().skip_while(|line| *line != format!("===== {heading} =====")).skip(1);
     lines.take_while(|line| !line.is_empty()).collect()
@@ -124,7 +124,7 @@ fn ranks_are_counted_node_by_node() {
 fn the_transport_is_the_one_that_is_asked_for() {
     for (transport, expected) in [("tcp", "over TCP with [1]"), ("shm", "through shared memory with [1]")] {
         let mut command = girandole();
-        // The option counts, not the variable.
+        // The option takes precedence over the variable.
         let other = if transport == "tcp" { "shm" } else { "tcp" };
         command.env("GIRANDOLE_TRANSPORT", other).args(["process-groups", "--transport", transport]);
         let printed = printed(&succeed(&mut command));
@@ -150,7 +150,7 @@ fn ranks_meet_where_they_are_told() {
     let file = format!("file://{}", folder.path().join("meeting").display());
     for method in [format!("tcp://127.0.0.1:{port}"), file] {
         let rank = |rank: &str| {
-            // Neither MASTER_ADDR nor MASTER_PORT.
+            // Without MASTER_ADDR and MASTER_PORT.
             let mut command = girandole();
             command.env("RANK", rank).env("WORLD_SIZE", "2").stdout(Stdio::piped()).stderr(Stdio::piped());
             command.args(["process-groups", "--init-method", &method]);

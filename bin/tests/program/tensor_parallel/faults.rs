@@ -1,5 +1,5 @@
-//! A rank that is killed or stopped, where each rank is in one group with those that share its layers, and in another one with those
-//! that have copies of its part.
+//! A rank is killed or stopped, while each rank is in two groups: the ranks that share its layers, and those with
+//! copies of its part.
 
 use crate::common::all_name_the_culprit;
 use crate::tensor_parallel::{MLP, SMALL_MLP, TRANSFORMER};

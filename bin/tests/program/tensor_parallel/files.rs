@@ -1,4 +1,4 @@
-//! What one layout saves another one reads.
+//! Weights saved in one layout are loaded in another.
 
 use candle_core::{DType, Device, Tensor, safetensors};
 

@@ -1,4 +1,4 @@
-//! Wrong options: one line, and nothing has been done.
+//! Wrong options: rejected in one line, before anything is done.
 
 use candle_core::{DType, Device, Tensor, safetensors};
 

@@ -1,4 +1,4 @@
-//! `tensor-parallel-mlp` and `tensor-parallel-transformer` as a user runs them: real processes, compared with PyTorch and with
+//! Tests of `tensor-parallel-mlp` and `tensor-parallel-transformer`: real processes, compared with PyTorch and with
 //! each other.
 
 #[cfg(target_os = "linux")]
@@ -13,7 +13,7 @@ mod resume;
 const MLP: crate::common::Girandole = crate::common::Girandole("tensor-parallel-mlp");
 const TRANSFORMER: crate::common::Girandole = crate::common::Girandole("tensor-parallel-transformer");
 
-/// Quick runs.
+/// Sizes for quick runs.
 const SMALL_MLP: [&str; 6] = ["--hidden-size", "16", "--samples", "40", "--batch-size", "8"];
 const SMALL_TRANSFORMER: [&str; 16] = [
     "--d-model",

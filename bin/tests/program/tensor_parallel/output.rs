@@ -1,9 +1,9 @@
-//! What is printed: the losses, and the table of what each rank held and sent.
+//! Output: the losses, and the table of what each rank held and sent.
 
 use crate::common::{Folder, losses, text};
 use crate::tensor_parallel::{MLP, SMALL_MLP, SMALL_TRANSFORMER, TRANSFORMER};
 
-/// The two numbers of a line of the table, in bytes.
+/// Returns the two numbers of a line of the table, in bytes.
 fn figures(printed: &str, name: &str) -> (f64, f64) {
     let line =
         printed.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {printed}"));
@@ -12,7 +12,7 @@ fn figures(printed: &str, name: &str) -> (f64, f64) {
     (numbers[0] * 1e6, numbers[1] * 1e6)
 }
 
-/// As far as the table's digits go.
+/// Compares to the precision of the table's digits.
 fn assert_bytes((own, other): (f64, f64), expected: (f64, f64), what: &str) {
     for (got, expected) in [(own, expected.0), (other, expected.1)] {
         assert!((got - expected).abs() <= 500.0 + 1e-6, "{what}: {got}, not {expected}");
@@ -36,9 +36,10 @@ fn the_mlps_losses_and_figures() {
     let own = (whole - copied) / 2.0 + copied;
     assert_bytes(figures(&printed, "weights"), (own, whole), "weights");
     assert_bytes(figures(&printed, "gradients"), (own, whole), "gradients");
-    // Two numbers for each parameter, and the step of each.
+    // Two numbers for each parameter, and the step count of each tensor.
     assert_bytes(figures(&printed, "optimizer"), (2.0 * own + 32.0, 2.0 * whole + 32.0), "optimizer");
-    // One all-reduce of the output, as the input of the first layer needs no gradient; all gradients.
+    // Tensor parallelism: one all-reduce of the output, as the first layer's input needs no gradient. Data
+    // parallelism: all gradients.
     assert_bytes(figures(&printed, "sent in a step"), (4.0 * 16.0 * 64.0, whole), "sent");
     let remarks = text(&output.stderr);
     assert!(remarks.starts_with("note: the PyTorch handbook draws other weights on each rank"), "{remarks}");

@@ -1,4 +1,4 @@
-//! Losses and weights equal those of the dense model in PyTorch, from the seed alone, however the ranks are laid out.
+//! Losses and weights equal those of the dense model in PyTorch, from the seed alone, in any layout of ranks.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,8 @@ fn check(command: &Girandole, kind: &str) {
             command.succeed(&arguments);
             let what = arguments.join(" ");
             assert_close(&losses(lines.as_ref()), &run.losses, &what);
-            // That of keys changes nothing, so that its gradient is rounding alone, which Adam makes as large as any other.
+            // The bias of keys has no effect, so its gradient is only rounding error, which Adam scales up to a step
+            // of full size.
             let but = |name: &str| name.ends_with("qkv.bias");
             assert_norms(saved.as_ref(), &run.norms, but, &what);
         }

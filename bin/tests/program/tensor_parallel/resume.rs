@@ -1,4 +1,4 @@
-//! Runs that are killed and go on, at the same layout and at others.
+//! Runs that are killed and resumed, in the same layout and in others.
 
 use candle_core::{Device, safetensors};
 use rustix::process::{Signal, kill_process};
@@ -6,7 +6,7 @@ use rustix::process::{Signal, kill_process};
 use crate::common::{Folder, Session, assert_close, girandole, kill_and_resume, losses, refuse_with, text};
 use crate::tensor_parallel::{MLP, SMALL_MLP, SMALL_TRANSFORMER, TRANSFORMER};
 
-/// Without the epochs, and with samples that the batches do not divide.
+/// Without the epochs, and with a number of samples that is not a multiple of the batch size.
 fn transformer(more: &[&'static str]) -> Vec<&'static str> {
     [&SMALL_TRANSFORMER[..10], &["--samples", "20", "--batch-size", "6"], more].concat()
 }
@@ -52,7 +52,7 @@ fn other_copies_share_what_is_left_of_the_data() {
     let more = transformer(&["--tp", "2", "--dp", "1", "--epochs", "3", "--resume"]);
     let said = text(&TRANSFORMER.succeed(&[&more[..], &keep].concat()).stderr);
     assert!(said.contains("at epoch 2, batch 0 (step 4); it was made with 2 data-parallel ranks"), "{said}");
-    // Two batches on each of two copies in an epoch, then four on one.
+    // Two batches per epoch on each of two copies, then four on one.
     assert_eq!(losses(lines.as_ref()).len(), 2 * 2 + 4);
 }
 
@@ -81,7 +81,7 @@ fn what_does_not_go_on() {
         line.contains("of the command tensor-parallel-transformer, and this is tensor-parallel-mlp"),
         "{line}"
     );
-    // A damaged part is named.
+    // The error names the damaged part.
     let part = folder.path("c/checkpoint-00000001/tp-1.safetensors");
     let bytes = std::fs::read(&part).unwrap();
     std::fs::write(&part, &bytes[..bytes.len() - 1]).unwrap();
@@ -98,7 +98,7 @@ fn a_rest_of_the_data_that_cannot_be_divided_is_told_before_the_first_step() {
     let sizes = ["--hidden-size", "16", "--samples", "24", "--batch-size", "6"];
     let run = [&sizes[..], &["--tp", "2", "--sequence-parallel", "--checkpoint-dir", &dir]].concat();
     MLP.succeed(&[&run[..], &["--checkpoint-every", "1"]].concat());
-    // Of 24 samples 6 are left, for two copies 3 each.
+    // Of 24 samples 6 are left, 3 for each of two copies.
     let resumed = [&run[..], &["--resume=checkpoint-00000003", "--dp"]].concat();
     let told = "--dp: got 2; with --sequence-parallel each batch is divided over 2 ranks (--tp), but the last batch of the 6 samples \
                 left in the epoch would have 3: continue with --dp 1\n";

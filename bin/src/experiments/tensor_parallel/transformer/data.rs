@@ -1,4 +1,4 @@
-//! Rows of tokens: from a file, or counting up in steps.
+//! Rows of tokens, read from a file or generated as arithmetic sequences.
 
 use candle_core::Device;
 use sampler::Generator;
@@ -8,8 +8,8 @@ use crate::tokens::{self, Batch, Row};
 
 use super::TensorParallelTransformerOptions;
 
-/// Row i begins at `start[i]` and goes up by `stride[i]`, from 1 to 4, modulo the vocabulary: `start` is drawn first, then
-/// `stride`.
+/// Reads or generates the rows. A generated row i starts at `start[i]` and increases by `stride[i]`, 1 to 4, modulo
+/// the vocabulary size; all of `start` is drawn first, then `stride`.
 pub(super) fn rows(
     options: &TensorParallelTransformerOptions,
     generator: &mut Generator,
@@ -26,7 +26,7 @@ pub(super) fn rows(
     Ok(starts.into_iter().zip(strides).map(row).collect())
 }
 
-/// Those samples as a batch.
+/// Returns the samples with these indices as a batch.
 pub(super) fn batch(rows: &[Row], samples: &[usize], device: &Device) -> Result<Batch> {
     let rows: Vec<&Row> = samples.iter().map(|&sample| &rows[sample]).collect();
     Ok(tokens::batch(&rows, device)?)

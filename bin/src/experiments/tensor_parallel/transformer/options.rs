@@ -83,7 +83,7 @@ impl TensorParallelTransformerOptions {
         LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
     }
 
-    /// What is wrong with the model on this machine: a size, and what it leads to.
+    /// Returns the option to blame, its value and the message if the model does not fit in memory.
     fn too_large(&self, ranks: (usize, usize)) -> Option<(&'static str, usize, String)> {
         let sizes = [
             ("--d-model", self.d_model),
@@ -97,7 +97,7 @@ impl TensorParallelTransformerOptions {
             let block = 4.0 * model * model + 2.0 * model * ff + 9.0 * model + ff;
             (2.0 * words * model + blocks * block, positions * model)
         };
-        // Positions are on all ranks.
+        // Position embeddings are replicated on all ranks.
         let (divided, whole) = count(sizes.map(|(_, size)| size as f64));
         let bytes = |parts| room::with_adam(divided, parts) + room::with_adam(whole, 1);
         let help = room::too_large(divided + whole, "parameters", needed(&self.common, ranks, bytes))?;
@@ -105,7 +105,7 @@ impl TensorParallelTransformerOptions {
         Some((option, got, help))
     }
 
-    /// Refuses sizes that do not go together, or that the ranks do not divide.
+    /// Checks that sizes are compatible with each other and divisible over the ranks.
     pub(super) fn check_sizes(&self, (world_size, tp): (usize, usize)) -> Result<()> {
         let refuse =
             |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
