@@ -57,7 +57,7 @@ impl fmt::Display for Backend {
 }
 
 /// Returns all three backends, examined on this machine.
-pub(crate) fn all() -> [Backend; 3] {
+pub(crate) fn detect_backends() -> [Backend; 3] {
     [nccl(), tcp(), mpi()]
 }
 
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn tcp_is_always_there_and_the_others_say_what_is_missing() {
-        for backend in all() {
+        for backend in detect_backends() {
             assert!(backend.available() || backend.name != "TCP", "{backend:?}");
             assert!(backend.compiled || !backend.available(), "{backend:?}");
             assert!(backend.compiled || !backend.missing.is_empty(), "{backend:?}");

@@ -149,11 +149,11 @@ fn parse() -> Result<Cli> {
     let is_short = arguments.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "-h");
     let commands = if is_short { commands.mut_subcommands(help::short) } else { commands };
     let parsed = commands.try_get_matches_from(arguments).and_then(|found| Cli::from_arg_matches(&found));
-    parsed.map_err(|error| recipe::own(&error).unwrap_or_else(|| told(error)))
+    parsed.map_err(|error| recipe::recipe_error(&error).unwrap_or_else(|| print_and_exit(error)))
 }
 
 /// Prints the parser's message (an error or the help) and exits the process; returns an error only if printing fails.
-fn told(mut error: clap::Error) -> Error {
+fn print_and_exit(mut error: clap::Error) -> Error {
     // clap knows an option under both spellings; only the one with hyphens is documented.
     if let Some(ContextValue::String(name)) = error.get(ContextKind::SuggestedArg) {
         let name = ContextValue::String(name.replace('_', "-"));
@@ -166,14 +166,14 @@ fn told(mut error: clap::Error) -> Error {
 }
 
 /// Setup that every process needs before parsing: the worker guard and signal handlers.
-fn begin() -> Result<()> {
+fn init_process() -> Result<()> {
     worker_guard()?;
-    interrupt::tell()
+    interrupt::install_handlers()
 }
 
 /// Runs the program: parses the arguments, runs the command, and prints a failure to standard error in one line.
 pub fn main() -> ExitCode {
-    let result = begin().and_then(|()| parse()?.command.run());
+    let result = init_process().and_then(|()| parse()?.command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
         // If standard error is closed, the exit code is all that is left.

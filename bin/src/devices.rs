@@ -53,7 +53,7 @@ pub(crate) fn metal() -> Result<Device, Error> {
 /// Returns a CUDA device if this build and this machine have one, else the CPU.
 pub(crate) fn any() -> Device {
     #[cfg(feature = "cuda")]
-    let device = with_cuda::if_there().unwrap_or(Device::Cpu);
+    let device = with_cuda::usable_device().unwrap_or(Device::Cpu);
     #[cfg(not(feature = "cuda"))]
     let device = Device::Cpu;
     device
@@ -93,7 +93,7 @@ mod with_cuda {
 
     /// Returns the CUDA device if it can be used. If the machine has a GPU that cannot be used, prints the reason,
     /// once.
-    pub(super) fn if_there() -> Option<Device> {
+    pub(super) fn usable_device() -> Option<Device> {
         static TOLD: Once = Once::new();
         match device() {
             Ok(device) => Some(device),
@@ -136,7 +136,7 @@ mod with_cuda {
         match counted.map(usize::try_from) {
             Ok(Ok(count)) if count > 0 => Ok(count),
             Err(error) if gpu_count() > 0 => {
-                let why = told(error);
+                let why = driver_message(error);
                 Err(format!(
                     "NVIDIA's driver cannot be used: {why}; see what nvidia-smi says, or {alternative}"
                 ))
@@ -151,7 +151,7 @@ mod with_cuda {
     }
 
     /// Returns the driver's own description of an error.
-    fn told(error: DriverError) -> String {
+    fn driver_message(error: DriverError) -> String {
         let words = error.error_string().map(|text| text.to_string_lossy().into_owned());
         words.unwrap_or_else(|_| format!("{:?}", error.0))
     }

@@ -14,7 +14,7 @@ use crate::origin::origin;
 /// How many of a failed rank's last lines on standard error are repeated; the launcher has already forwarded them.
 const LINES_SHOWN: usize = 5;
 /// Separates a rank's name from its message.
-const SAYS: &str = ": error: ";
+const ERROR_SEPARATOR: &str = ": error: ";
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +83,7 @@ pub enum Error {
         path: std::path::PathBuf,
     },
     /// An error in a process that is a rank.
-    #[error("rank {rank}{SAYS}{source}")]
+    #[error("rank {rank}{ERROR_SEPARATOR}{source}")]
     InRank {
         /// The rank.
         rank: usize,
@@ -213,7 +213,7 @@ impl Error {
     }
 
     /// Returns the underlying error if it is the loss of a rank that the remaining ranks can continue without.
-    pub(crate) fn loss(&self) -> Option<&comm::Error> {
+    pub(crate) fn rank_loss(&self) -> Option<&comm::Error> {
         match self {
             Error::Comm(error) | Error::Ddp(ddp::Error::Comm(error)) => {
                 Some(error).filter(|error| error.is_loss())
@@ -224,11 +224,12 @@ impl Error {
 
     /// True for a damaged checkpoint: a retry would find the same damage.
     fn is_damage(&self) -> bool {
-        self.instead().is_some() || matches!(self, Error::Pipeline(pipeline::Error::Checkpoint { .. }))
+        self.fallback_checkpoint().is_some()
+            || matches!(self, Error::Pipeline(pipeline::Error::Checkpoint { .. }))
     }
 
     /// Returns, for a damaged checkpoint found by any crate, the undamaged one to fall back on.
-    pub(crate) fn instead(&self) -> Option<&Fallback> {
+    pub(crate) fn fallback_checkpoint(&self) -> Option<&Fallback> {
         let error = match self {
             Error::Training(error) => error,
             Error::Fsdp(fsdp::Error::Training(error))
@@ -252,7 +253,7 @@ impl Error {
         }
     }
 
-    fn is_meeting_failure(&self) -> bool {
+    fn is_rendezvous_failure(&self) -> bool {
         matches!(self, Error::Comm(comm::Error::Rendezvous { .. } | comm::Error::Refused { .. }))
     }
 
@@ -262,9 +263,11 @@ impl Error {
         match self {
             _ if self.is_unread_output() => None,
             // These messages name the rank themselves.
-            Error::InRank { source, .. } if source.is_meeting_failure() => source.message(),
+            Error::InRank { source, .. } if source.is_rendezvous_failure() => source.message(),
             Error::InRank { .. } => Some(self.to_string()),
-            Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => Some(told(failure)),
+            Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => {
+                Some(format_failure(failure))
+            }
             // An option from a recipe is reported with the recipe's file and line, since it was not typed.
             Error::Option { option, .. } | Error::SameFile { option, .. } if origin(option).is_some() => {
                 origin(option).map(|place| format!("error: {place}: {self}"))
@@ -276,9 +279,9 @@ impl Error {
 
 /// Formats a rank's failure, with the first cause in the last line. If the rank's own last line on standard error is
 /// an error message, it is merged into that line instead of being repeated separately.
-fn told(failure: &WorkerFailure) -> String {
+fn format_failure(failure: &WorkerFailure) -> String {
     let WorkerFailure { rank, status, ref stderr_tail, ref log, .. } = *failure;
-    let prefix = format!("rank {rank}{SAYS}");
+    let prefix = format!("rank {rank}{ERROR_SEPARATOR}");
     let said =
         |line: &'_ String| line.strip_prefix(&prefix).or(line.strip_prefix("error: ")).map(str::to_string);
     let words = stderr_tail.last().and_then(said).filter(|_| matches!(status, ExitKind::Code(_)));

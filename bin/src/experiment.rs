@@ -14,11 +14,11 @@ use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::{
     CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, PrecisionOption,
-    keeps_losses, offer,
+    keeps_losses, with_fallback_hint,
 };
-use crate::rank::{Outcome, Rank, Stage};
+use crate::rank::{Outcome, Rank, RankPhase};
 use crate::start::{self, Start, host_name};
-use crate::trainer::{RunConfig, RunEnd, RunIdentity, begin_anew, find};
+use crate::trainer::{RunConfig, RunEnd, RunIdentity, find, restart_before_first_step};
 
 pub(crate) use usual::options_of;
 
@@ -134,7 +134,7 @@ pub trait Experiment: Sized {
         let Some(contents) = self.find_checkpoint(&self.identity(world_size), world_size)? else {
             return Ok(());
         };
-        contents.files.keys().try_for_each(|name| contents.check(name).map_err(offer))
+        contents.files.keys().try_for_each(|name| contents.check(name).map_err(with_fallback_hint))
     }
 
     /// Returns the rank that prints and writes `--metrics`.
@@ -238,7 +238,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
         Start::Rank { mut config, spawned: false } => {
             // Another launcher started this rank, so nothing has been checked yet.
             match experiment.elastic_options() {
-                Some(elastic) => elastic.join(&mut config, &common.ranks)?,
+                Some(elastic) => elastic.apply_to_rank(&mut config, &common.ranks)?,
                 // This experiment cannot continue without a rank, even if the launcher is elastic.
                 None => config.elastic = None,
             }
@@ -295,7 +295,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
         if !rank.newcomer && rank.comm.rank() == experiment.reporter(config.world_size) {
             metrics = begin_metrics(experiment)?;
         }
-        if !rank.newcomer && rank.stage < Stage::Told {
+        if !rank.newcomer && rank.stage < RankPhase::Told {
             rank.first_alone(config.timeout, || {
                 if alone.is_none() {
                     let setup = experiment.setup()?;
@@ -303,7 +303,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
                 }
                 Ok(())
             })?;
-            rank.stage = Stage::Told;
+            rank.stage = RankPhase::Told;
         }
         if experiment.elastic().is_some() && metrics.is_none() {
             // Rank 0 has begun the file, and another rank may replace it.
@@ -334,7 +334,7 @@ fn train<E: Experiment>(
             Ok(trained) => return Ok(trained),
             Err(error) => error,
         };
-        begin_anew(rank, experiment.elastic(), error)?;
+        restart_before_first_step(rank, experiment.elastic(), error)?;
         setup = experiment.setup()?;
     }
 }

@@ -17,7 +17,7 @@ use crate::progress;
 ///
 /// # Errors
 /// A system call that fails.
-pub(crate) fn tell() -> Result<()> {
+pub(crate) fn install_handlers() -> Result<()> {
     let launches = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
     // An invalid environment is reported later, when the process joins the group.
     let is_rank = is_worker() || matches!(Place::from_env(), Ok(Some(_)));
@@ -28,13 +28,13 @@ pub(crate) fn tell() -> Result<()> {
 }
 
 /// How long printing the message may take before the process exits without it.
-const SHOWN: Duration = Duration::from_secs(1);
+const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Files that are removed if a signal ends this process.
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Registers a file to be removed if a signal ends this process.
-pub(crate) fn removes(file: &Path) {
+pub(crate) fn remove_on_signal(file: &Path) {
     FILES.lock().unwrap_or_else(PoisonError::into_inner).push(file.into());
 }
 
@@ -56,7 +56,7 @@ fn end(signal: i32) {
     let code = i32::from(Error::Interrupted { signal }.exit_code());
     // Printing may block on a pipe that nobody reads, with the locks on the progress bar and standard error held.
     std::thread::spawn(move || {
-        std::thread::sleep(SHOWN);
+        std::thread::sleep(PRINT_TIMEOUT);
         low_level::exit(code);
     });
     progress::aside(|| {

@@ -20,7 +20,7 @@ use crate::devices;
 use crate::error::Error;
 
 pub use checkpoints::CheckpointOptions;
-pub(crate) use checkpoints::{keeps_losses, offer};
+pub(crate) use checkpoints::{keeps_losses, with_fallback_hint};
 pub use elastic::{ElasticOptions, ElasticRanks};
 pub use loader::LoaderOptions;
 pub(crate) use loader::workers;

@@ -17,7 +17,7 @@ pub(crate) struct Recipe {
 }
 
 /// Stores the recipe; called once, as a process parses its command line once.
-pub(crate) fn keep(recipe: Recipe) {
+pub(crate) fn store_recipe(recipe: Recipe) {
     let _ = RECIPE.set(recipe);
 }
 

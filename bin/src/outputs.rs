@@ -36,7 +36,7 @@ pub(crate) fn check_folder(folder: &Path) -> std::io::Result<()> {
 
 /// Returns a path that is equal for two names of the same regular file; `None` for devices and pipes, which several
 /// options may share.
-pub(crate) fn place(path: &Path) -> Option<PathBuf> {
+pub(crate) fn file_identity(path: &Path) -> Option<PathBuf> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => None,
         Ok(_) => path.canonicalize().ok(),

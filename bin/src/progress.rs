@@ -13,7 +13,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, P
 use launch::{Notes, send_note, wants_notes};
 
 /// Delay before the bar first appears; a run that ends sooner shows none, since a flash would be unreadable.
-const QUIET: Duration = Duration::from_millis(300);
+const SHOW_DELAY: Duration = Duration::from_millis(300);
 /// Minimum interval between updates of the bar.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The maximum and the minimum length of the bar, in columns; with less space only text is shown.
@@ -24,7 +24,7 @@ const END: &str = "end";
 /// Progress of one run, and where it is shown.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    shown: Shown,
+    shown: Display,
     unit: Unit,
     total: usize,
     steps: usize,
@@ -73,7 +73,7 @@ impl Unit {
 }
 
 #[derive(Debug)]
-enum Shown {
+enum Display {
     Nowhere,
     Here(Option<Bar>),
     /// In the launcher's bar; true once a note has been sent to it.
@@ -83,11 +83,11 @@ enum Shown {
 impl Progress {
     pub(crate) fn new(total: usize) -> Self {
         let shown = match (wants_notes(), stderr().is_terminal()) {
-            (true, _) => Shown::ByLauncher(false),
-            (false, true) => Shown::Here(None),
-            (false, false) => Shown::Nowhere,
+            (true, _) => Display::ByLauncher(false),
+            (false, true) => Display::Here(None),
+            (false, false) => Display::Nowhere,
         };
-        Self { shown, unit: Unit::Steps, total, steps: 0, next: Instant::now() + QUIET, speed: None }
+        Self { shown, unit: Unit::Steps, total, steps: 0, next: Instant::now() + SHOW_DELAY, speed: None }
     }
 
     /// Progress of a process that reads `total` megabytes.
@@ -100,7 +100,7 @@ impl Progress {
     /// Progress of a run that another process shows.
     pub(crate) fn nowhere() -> Self {
         Self {
-            shown: Shown::Nowhere,
+            shown: Display::Nowhere,
             unit: Unit::Steps,
             total: 0,
             steps: 0,
@@ -122,13 +122,13 @@ impl Progress {
 
     /// Counts one more step. Cheap: an addition if nothing is shown, otherwise usually one reading of the clock.
     pub(crate) fn step(&mut self) {
-        self.reach(self.steps + 1);
+        self.set_done(self.steps + 1);
     }
 
     /// Sets the number of completed steps.
-    pub(crate) fn reach(&mut self, steps: usize) {
+    pub(crate) fn set_done(&mut self, steps: usize) {
         self.steps = steps;
-        if matches!(self.shown, Shown::Nowhere) {
+        if matches!(self.shown, Display::Nowhere) {
             return;
         }
         let now = Instant::now();
@@ -138,8 +138,8 @@ impl Progress {
         self.next = now + PERIOD;
         let speed = self.speed.map(|speed| speed as u64);
         match &mut self.shown {
-            Shown::Nowhere => {}
-            Shown::Here(bar) => {
+            Display::Nowhere => {}
+            Display::Here(bar) => {
                 let begin = || {
                     let bar = Bar::new(self.unit, self.steps as u64, self.total as u64);
                     *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.bar.clone());
@@ -147,7 +147,7 @@ impl Progress {
                 };
                 bar.get_or_insert_with(begin).set(self.steps as u64, speed);
             }
-            Shown::ByLauncher(told) => {
+            Display::ByLauncher(told) => {
                 *told = true;
                 let speed = speed.map(|speed| format!(" {speed}")).unwrap_or_default();
                 send_note(&format!("{} {}{speed}", self.steps, self.total));
@@ -156,9 +156,9 @@ impl Progress {
     }
 
     /// Runs `print` while this run's bar is hidden.
-    pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+    pub(crate) fn with_bar_hidden<T>(&self, print: impl FnOnce() -> T) -> T {
         match &self.shown {
-            Shown::Here(Some(bar)) => bar.bar.suspend(print),
+            Display::Here(Some(bar)) => bar.bar.suspend(print),
             _ => print(),
         }
     }
@@ -179,11 +179,11 @@ pub(crate) fn aside<T>(print: impl FnOnce() -> T) -> T {
 impl Drop for Progress {
     fn drop(&mut self) {
         match &self.shown {
-            Shown::Here(Some(bar)) => {
+            Display::Here(Some(bar)) => {
                 *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 bar.bar.finish_and_clear();
             }
-            Shown::ByLauncher(true) => send_note(END),
+            Display::ByLauncher(true) => send_note(END),
             _ => {}
         }
     }

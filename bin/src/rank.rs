@@ -118,7 +118,7 @@ impl Measured {
 
 /// How far a rank has got, from joining to training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum Stage {
+pub(crate) enum RankPhase {
     /// A newcomer that joined a running job and has not received the training state yet.
     New,
     /// The rank has joined the group.
@@ -146,7 +146,7 @@ pub struct Rank {
     pub(crate) newcomer: bool,
     /// How long to wait for a newcomer; `None` if none can join.
     pub(crate) newcomers_within: Option<Duration>,
-    pub(crate) stage: Stage,
+    pub(crate) stage: RankPhase,
 }
 
 impl Rank {
@@ -166,14 +166,14 @@ impl Rank {
             summaries: Vec::new(),
             newcomer,
             newcomers_within: may_come.then_some(config.timeout.min(LONGEST_WAIT)),
-            stage: if newcomer { Stage::New } else { Stage::Joined },
+            stage: if newcomer { RankPhase::New } else { RankPhase::Joined },
         })
     }
 
     #[cfg(test)]
-    pub(crate) fn over(comm: Arc<dyn Communicator>) -> Self {
+    pub(crate) fn from_comm(comm: Arc<dyn Communicator>) -> Self {
         let device = devices::name(&Device::Cpu);
-        let (newcomer, newcomers_within, stage) = (false, None, Stage::Joined);
+        let (newcomer, newcomers_within, stage) = (false, None, RankPhase::Joined);
         Self {
             comm,
             metrics: None,

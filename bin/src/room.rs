@@ -9,7 +9,7 @@ use crate::options::{Backend, CommonOptions, DeviceKind, RankOptions};
 
 const GIB: f64 = (1u64 << 30) as f64;
 /// Minimum bytes per sample for its index in a shuffled order.
-pub(crate) const PLACE: usize = size_of::<u32>();
+pub(crate) const INDEX_BYTES: usize = size_of::<u32>();
 
 /// Returns the number of ranks on this machine: all that this process starts, or the number its launcher passes in
 /// the environment.
@@ -50,7 +50,7 @@ pub(crate) fn check_samples(
 /// The option, if they do not fit.
 pub(crate) fn check_data(option: &'static str, got: usize, bytes: f64, ranks: usize) -> Result<()> {
     let what = if ranks == 1 { "it takes".to_string() } else { format!("the {ranks} ranks here take") };
-    match total_memory_bytes().and_then(|there_is| lacking(there_is, bytes * ranks as f64)) {
+    match total_memory_bytes().and_then(|there_is| shortage(there_is, bytes * ranks as f64)) {
         None => Ok(()),
         Some((needed, there_is)) => {
             let help =
@@ -69,7 +69,7 @@ pub(crate) fn too_large(count: f64, what: &str, (bytes, ranks): (f64, usize)) ->
 
 /// Returns the option to blame for a model's size, with its value: the one whose reduction to 1 makes the model
 /// smallest. `count` computes the number of parameters for given sizes.
-pub(crate) fn largest<const N: usize>(
+pub(crate) fn option_to_blame<const N: usize>(
     options: [(&'static str, usize); N],
     count: impl Fn([f64; N]) -> f64,
 ) -> (&'static str, usize) {
@@ -84,7 +84,7 @@ pub(crate) fn largest<const N: usize>(
 
 /// [`too_large`] on a machine with `there_is` bytes of memory.
 fn too_large_for(there_is: u64, (count, what): (f64, &str), (bytes, ranks): (f64, usize)) -> Option<String> {
-    let (needed, there_is) = lacking(there_is, bytes * ranks as f64)?;
+    let (needed, there_is) = shortage(there_is, bytes * ranks as f64)?;
     let ranks = if ranks == 1 { String::new() } else { format!(" on the {ranks} ranks here") };
     Some(format!(
         "with the other sizes that makes {count:.1e} {what}, {needed} GiB{ranks}, and this machine has {there_is} GiB: make the \
@@ -93,7 +93,7 @@ fn too_large_for(there_is: u64, (count, what): (f64, &str), (bytes, ranks): (f64
 }
 
 /// Returns the GiB needed and the GiB present, formatted, if the machine has too few.
-fn lacking(there_is: u64, bytes: f64) -> Option<(String, String)> {
+fn shortage(there_is: u64, bytes: f64) -> Option<(String, String)> {
     let (needed, there_is) = (bytes / GIB, there_is as f64 / GIB);
     (needed > there_is).then(|| {
         let needed = if needed < 1e6 { format!("{needed:.0}") } else { format!("{needed:.1e}") };
@@ -122,8 +122,8 @@ mod tests {
     #[test]
     fn the_size_to_blame_is_the_one_that_makes_it_large() {
         let count = |[rows, width]: [f64; 2]| rows * width + 12.0 * width * width;
-        assert_eq!(largest([("rows", 1 << 40), ("width", 12)], count), ("rows", 1 << 40));
-        assert_eq!(largest([("rows", 100), ("width", 1 << 20)], count), ("width", 1 << 20));
+        assert_eq!(option_to_blame([("rows", 1 << 40), ("width", 12)], count), ("rows", 1 << 40));
+        assert_eq!(option_to_blame([("rows", 100), ("width", 1 << 20)], count), ("width", 1 << 20));
     }
 
     #[test]
@@ -132,6 +132,6 @@ mod tests {
         assert_eq!(too_large_for(1 << 30, (1e8, "parameters"), (part, 1)), None);
         let line = too_large_for(1 << 30, (1e8, "parameters"), (part, 2)).unwrap();
         assert!(line.contains("1 GiB on the 2 ranks here, and this machine has 1 GiB"), "{line}");
-        assert_eq!(lacking(1 << 30, 1e300).unwrap().0, "9.3e290");
+        assert_eq!(shortage(1 << 30, 1e300).unwrap().0, "9.3e290");
     }
 }

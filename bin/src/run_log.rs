@@ -211,7 +211,7 @@ impl<'a> RunLog<'a> {
         if self.muted {
             return Ok(());
         }
-        self.progress.aside(|| say(line))
+        self.progress.with_bar_hidden(|| say(line))
     }
 
     /// Flushes all metrics so far to the file.

@@ -54,8 +54,8 @@ impl Start {
             (None, None) => {
                 return Self::launcher(options, options.world_size.unwrap_or(default_world_size));
             }
-            (Some(rank), None) => return Err(half_an_environment("RANK", &rank, "WORLD_SIZE")),
-            (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
+            (Some(rank), None) => return Err(incomplete_environment("RANK", &rank, "WORLD_SIZE")),
+            (None, Some(size)) => return Err(incomplete_environment("WORLD_SIZE", &size, "RANK")),
             (Some(_), Some(_)) => {}
         }
         let mut config = TcpConfig::from_env_at(options.init_method.clone(), options.timeout)?;
@@ -97,7 +97,7 @@ pub(crate) fn check_world_size(world_size: usize) -> Result<()> {
     Ok(())
 }
 
-fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Error {
+fn incomplete_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Error {
     Error::Environment {
         set: format!("{set}={}", value.to_string_lossy()),
         missing: missing.into(),

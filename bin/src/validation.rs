@@ -71,7 +71,7 @@ impl Validation {
 ///
 /// Whole batches are distributed over the ranks. So each batch is computed as in a single process, and the result is
 /// bitwise equal to that of one process, whatever the number of ranks. `forward` returns the logits `(samples,
-/// classes)` and the targets `(samples)` of a range of samples. The class with the highest logit is the prediction;
+/// classes)` and the targets `(samples)` of a range of samples. The class with the argmax logit is the prediction;
 /// the first of equal ones.
 ///
 /// # Cost
@@ -148,7 +148,7 @@ fn count(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> Result<f64> {
         let Some(class) = usize::try_from(target).ok().filter(|class| *class < classes) else {
             return Err(training::Error::NoClass { row, target, classes, ignore_index: None }.into());
         };
-        let found = highest(logits);
+        let found = argmax(logits);
         let total: f64 = logits.iter().map(|logit| (logit - logits[found]).exp()).sum();
         loss += total.ln() - (logits[class] - logits[found]);
         counts[2 * class] += i64::from(found == class);
@@ -159,7 +159,7 @@ fn count(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> Result<f64> {
 
 /// Returns the index of the highest value, the first of equal ones; NaN counts as higher than any number, as in
 /// PyTorch.
-pub(crate) fn highest(values: &[f64]) -> usize {
+pub(crate) fn argmax(values: &[f64]) -> usize {
     let mut best = 0;
     for (place, value) in values.iter().enumerate() {
         if !values[best].is_nan() && (value.is_nan() || *value > values[best]) {
@@ -230,7 +230,7 @@ mod tests {
         let on_ranks = comm::Local::run(2, |comm| Ok(validate(comm, &config, strange).unwrap())).unwrap();
         assert!(on_ranks.iter().all(|got| got.loss().is_nan() && got.total().correct == 4));
         assert_eq!(
-            (highest(&[1.0, 3.0, 3.0]), highest(&[f64::NAN, 9.0]), highest(&[-1.0, f64::NAN])),
+            (argmax(&[1.0, 3.0, 3.0]), argmax(&[f64::NAN, 9.0]), argmax(&[-1.0, f64::NAN])),
             (1, 0, 1)
         );
     }

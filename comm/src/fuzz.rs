@@ -7,20 +7,20 @@ pub use crate::rendezvous::fuzz::{control, handshake, meeting};
 pub use crate::rendezvous::scheduler::fuzz_environment as environment;
 
 use crate::base::fingerprint::{Fingerprint, LEN};
-use crate::base::last_words::{self, LastWords};
+use crate::base::last_words::{self, LastMessage};
 
 /// The announcement that precedes data on a connection.
 pub fn announcement(data: &[u8]) {
     for bytes in data.as_chunks::<LEN>().0 {
         let call = Fingerprint::decode(bytes);
-        let words = LastWords::decode(bytes);
+        let words = LastMessage::decode(bytes);
         assert!(call.is_none() || words.is_none(), "both a call and last words");
         if let Some(call) = call {
             assert_eq!(call.encode(), *bytes);
             assert_eq!(call.to_string().lines().count(), 1);
         }
-        if let Some(LastWords::Blame(cause)) = words {
-            assert_eq!(last_words::blame(&cause), Some(*bytes));
+        if let Some(LastMessage::Blame(cause)) = words {
+            assert_eq!(last_words::encode_failure(&cause), Some(*bytes));
         }
     }
 }

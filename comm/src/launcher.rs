@@ -8,31 +8,31 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::rendezvous::connection::fault::Fault;
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::fault::ConnectError;
+use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting;
 use crate::{Result, TcpConfig};
 
 pub use crate::base::failure::signal_name;
 pub use crate::base::fingerprint::digest;
 pub use crate::base::lock::lock;
-pub use crate::blame::causes::names_another_rank;
+pub use crate::blame::causes::is_peer_failure_text;
 pub use crate::rendezvous::launched::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
     inherited_listener, is_worker,
 };
 pub use crate::rendezvous::meeting::meeting_point::HOST as MEETING_HOST;
 pub use crate::rendezvous::meeting::obituary::Announcement;
-pub use crate::rendezvous::scheduler::{address_towards, addresses, seen_by_others};
+pub use crate::rendezvous::scheduler::{addresses, local_address_towards, without_loopback};
 
 /// Error of a receive or send on a connection between launchers.
 #[derive(Debug)]
-pub struct Broken(Fault);
+pub struct Broken(ConnectError);
 
 impl Broken {
     /// Returns whether the other side has closed the connection.
     pub fn is_end(&self) -> bool {
-        matches!(self.0, Fault::Closed)
+        matches!(self.0, ConnectError::Closed)
     }
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Broken {
 /// A connection between two launchers. [`meet`] returns only those on which each side has proved that it belongs to the
 /// job.
 #[derive(Debug)]
-pub struct Connection(Wire);
+pub struct Connection(HandshakeStream);
 
 /// Connects the launchers of a job, in the same way as ranks: the first one gets a connection to each other one, and
 /// those get one to the first.
@@ -57,12 +57,12 @@ pub fn meet(config: &TcpConfig) -> Result<Vec<Connection>> {
 impl Connection {
     /// Makes a connection on which the other side has proved nothing.
     pub fn new(stream: TcpStream) -> std::result::Result<Self, Broken> {
-        Wire::new(stream, None).map(Self).map_err(Broken)
+        HandshakeStream::new(stream, None).map(Self).map_err(Broken)
     }
 
     /// Encodes a message as it is sent.
     pub fn frame(message: &impl Serialize) -> std::result::Result<Vec<u8>, Broken> {
-        Wire::frame(message).map_err(Broken)
+        HandshakeStream::frame(message).map_err(Broken)
     }
 
     /// Sends bytes.
@@ -81,17 +81,17 @@ impl Connection {
 
     /// Returns another handle of this connection, for another thread.
     pub fn again(&self) -> Self {
-        Self(self.0.again())
+        Self(self.0.clone_handle())
     }
 
     /// Closes the connection in such a way that the other side can still read what was sent.
     pub fn hang_up(&mut self) {
-        self.0.hang_up();
+        self.0.close_gracefully();
     }
 
     /// Shuts the connection down in both directions.
     pub fn cut(&self) {
-        self.0.cut();
+        self.0.shutdown();
     }
 
     /// Returns the address of the other side.

@@ -99,7 +99,7 @@ impl Buckets {
         self.come[index] += 1;
         self.times[index] = self.times[index].max(self.come[index]);
         if self.awaited[index] == 1 {
-            self.settle(index);
+            self.stop_waiting_for(index);
         }
         self.awaited[index] = self.awaited[index].saturating_sub(1);
     }
@@ -146,7 +146,7 @@ impl Buckets {
     }
 
     /// Records that no more gradients of this parameter arrive in this pass.
-    pub(crate) fn settle(&mut self, index: usize) {
+    pub(crate) fn stop_waiting_for(&mut self, index: usize) {
         if std::mem::take(&mut self.awaited[index]) > 0 {
             self.missing[self.plan.places[index].bucket] -= 1;
         }
@@ -170,7 +170,12 @@ impl Buckets {
     }
 
     /// Returns a bucket that is ready to be averaged, with its gradients times `factor`.
-    pub(crate) fn seal(&mut self, gradients: &[Gradient], bucket: usize, factor: f64) -> Result<GradBucket> {
+    pub(crate) fn prepare(
+        &mut self,
+        gradients: &[Gradient],
+        bucket: usize,
+        factor: f64,
+    ) -> Result<GradBucket> {
         self.scale(bucket, factor)?;
         let flat = self.flat(gradients, bucket)?;
         let Bucket { elements, items } = &self.plan.buckets[bucket];

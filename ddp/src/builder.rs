@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, TensorId, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 
-use crate::hook::{Hook, Link};
+use crate::hook::{Hook, ReducerRef};
 use crate::parameter::Parameter;
 use crate::{DdpConfig, Error, lock};
 
@@ -47,7 +47,7 @@ impl Registry {
         Ok(Some(known.clone()))
     }
 
-    fn add(&mut self, name: &str, given: Tensor, link: &Link) -> Result<Tensor> {
+    fn add(&mut self, name: &str, given: Tensor, link: &ReducerRef) -> Result<Tensor> {
         if !matches!(given.dtype(), DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             if given.dtype().is_float() {
                 return Err(Error::UnsupportedDtype { parameter: name.into(), dtype: given.dtype() }.into());
@@ -80,19 +80,19 @@ impl Registry {
 }
 
 /// `VarBuilder` backend that wraps the user's builder.
-pub(crate) struct Hooking<'a> {
+pub(crate) struct HookingBackend<'a> {
     inner: VarBuilder<'a>,
     registry: Arc<Mutex<Registry>>,
-    link: Link,
+    link: ReducerRef,
     config: DdpConfig,
 }
 
-impl<'a> Hooking<'a> {
+impl<'a> HookingBackend<'a> {
     /// Creates a builder that returns hooked copies of what `inner` returns, and registers them in `registry`.
     pub(crate) fn builder(
         inner: VarBuilder<'a>,
         registry: Arc<Mutex<Registry>>,
-        link: Link,
+        link: ReducerRef,
         config: &DdpConfig,
     ) -> VarBuilder<'a> {
         let (dtype, device) = (inner.dtype(), inner.device().clone());
@@ -132,7 +132,7 @@ impl<'a> Hooking<'a> {
     }
 }
 
-impl SimpleBackend for Hooking<'_> {
+impl SimpleBackend for HookingBackend<'_> {
     fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
         let read = || self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
         self.hooked(name, Some(&shape), dtype, read)

@@ -11,12 +11,12 @@ use crate::reducer::Reducer;
 
 /// Reference from a hook to the reducer, which is created after the model and replaced when the group changes. It is weak: a
 /// loss may outlive its [`crate::Ddp`].
-pub(crate) type Link = Arc<Mutex<Weak<Reducer>>>;
+pub(crate) type ReducerRef = Arc<Mutex<Weak<Reducer>>>;
 
 /// Forward: copies. Backward: passes the gradient to the reducer, and returns none to candle.
 pub(crate) struct Hook {
     pub(crate) index: usize,
-    pub(crate) link: Link,
+    pub(crate) link: ReducerRef,
 }
 
 impl CustomOp1 for Hook {

@@ -6,17 +6,17 @@ use candle_core::Var;
 use comm::{Communicator, line_difference};
 use training::AuditConfig;
 
-use crate::hook::Link;
+use crate::hook::ReducerRef;
 use crate::parameter::{Kinds, Parameter};
 use crate::reducer::Reducer;
 use crate::{CommHook, DdpConfig, Error, Result, initial, lock};
 
 /// Checks that all ranks of a group have the same model, broadcasts rank 0's values, and creates the reducer.
-pub(crate) fn meet(
+pub(crate) fn set_up_group(
     comm: Arc<dyn Communicator>,
     (parameters, buffers): (&[Parameter], &[(String, Var)]),
     config: &DdpConfig,
-    link: &Link,
+    link: &ReducerRef,
 ) -> Result<Arc<Reducer>> {
     if let Some(difference) = line_difference(&*comm, 0, &describe(parameters, buffers, config))? {
         return Err(Error::ModelMismatch(difference));

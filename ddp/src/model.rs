@@ -8,9 +8,9 @@ use candle_core::{Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Stats};
 
-use crate::builder::{Hooking, Registry};
-use crate::hook::Link;
-use crate::meeting::meet;
+use crate::builder::{HookingBackend, Registry};
+use crate::hook::ReducerRef;
+use crate::meeting::set_up_group;
 use crate::parameter::Parameter;
 use crate::reducer::Reducer;
 use crate::{DdpConfig, Error, Result, lock};
@@ -33,7 +33,7 @@ pub struct Ddp<M> {
     parameters: Vec<Parameter>,
     buffers: Vec<(String, Var)>,
     config: DdpConfig,
-    link: Link,
+    link: ReducerRef,
     reducer: Arc<Reducer>,
 }
 
@@ -74,12 +74,12 @@ impl<M> Ddp<M> {
         config: &DdpConfig,
         build: impl FnOnce(VarBuilder<'a>) -> candle_core::Result<M>,
     ) -> Result<Self> {
-        let link = Link::default();
+        let link = ReducerRef::default();
         let registry: Arc<Mutex<Registry>> = Arc::default();
-        let built = build(Hooking::builder(vb, registry.clone(), link.clone(), config));
+        let built = build(HookingBackend::builder(vb, registry.clone(), link.clone(), config));
         let (parameters, buffers) = lock(&registry).close();
         let model = built.map_err(Error::during("building the model"))?;
-        let reducer = meet(comm, (&parameters, &buffers), config, &link)?;
+        let reducer = set_up_group(comm, (&parameters, &buffers), config, &link)?;
         let ddp = Self { model, parameters, buffers, config: config.clone(), link, reducer };
         ddp.model()?;
         Ok(ddp)
@@ -133,7 +133,7 @@ impl<M> Ddp<M> {
     /// # Ok::<(), ddp::Error>(())
     /// ```
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
-        self.reducer = meet(comm, (&self.parameters, &self.buffers), &self.config, &self.link)?;
+        self.reducer = set_up_group(comm, (&self.parameters, &self.buffers), &self.config, &self.link)?;
         self.model().map(drop)
     }
 

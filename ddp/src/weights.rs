@@ -11,7 +11,7 @@ const JOINED: f64 = -1.0;
 /// The weights of one step: this rank's, then those of all ranks.
 #[derive(Default)]
 pub(crate) struct Weights {
-    gathered: Gathered,
+    gathered: Accumulated,
     under_way: Option<(Work, Tensor)>,
     /// By rank, once they are known.
     all: Option<Vec<f64>>,
@@ -19,7 +19,7 @@ pub(crate) struct Weights {
 
 /// What the buckets contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-enum Gathered {
+enum Accumulated {
     #[default]
     Nothing,
     /// A sum of gradients, to be averaged over ranks.
@@ -33,26 +33,28 @@ impl Weights {
     /// Adds a loss. Returns the factor for its gradients; `None` if they are to be ignored.
     pub(crate) fn add(&mut self, weight: Option<f64>) -> Result<Option<f64>> {
         let (unit, total) = match (self.gathered, weight) {
-            (Gathered::Nothing | Gathered::Sum, None) => {
-                self.gathered = Gathered::Sum;
+            (Accumulated::Nothing | Accumulated::Sum, None) => {
+                self.gathered = Accumulated::Sum;
                 return Ok(Some(1.0));
             }
-            (Gathered::Weighted { .. }, None) | (Gathered::Sum, Some(_)) => return Err(Error::MixedAverages),
-            (Gathered::Nothing, Some(_)) => (0.0, 0.0),
-            (Gathered::Weighted { unit, total }, Some(_)) => (unit, total),
+            (Accumulated::Weighted { .. }, None) | (Accumulated::Sum, Some(_)) => {
+                return Err(Error::MixedAverages);
+            }
+            (Accumulated::Nothing, Some(_)) => (0.0, 0.0),
+            (Accumulated::Weighted { unit, total }, Some(_)) => (unit, total),
         };
         let weight = weight.unwrap_or(0.0);
         if !weight.is_finite() || weight < 0.0 {
             return Err(Error::InvalidWeight { weight });
         }
         let unit = if unit == 0.0 { weight } else { unit };
-        self.gathered = Gathered::Weighted { unit, total: total + weight };
+        self.gathered = Accumulated::Weighted { unit, total: total + weight };
         Ok((weight > 0.0).then(|| weight / unit))
     }
 
     /// Returns an error if this rank has accumulated gradients that cannot be part of a weighted average.
     pub(crate) fn check_weighted(&self) -> Result<()> {
-        if self.gathered == Gathered::Sum { Err(Error::MixedAverages) } else { Ok(()) }
+        if self.gathered == Accumulated::Sum { Err(Error::MixedAverages) } else { Ok(()) }
     }
 
     /// Starts to exchange the weights of all ranks' gradients, unless the average is unweighted.
@@ -60,9 +62,9 @@ impl Weights {
     /// A separate operation: in f64, whatever the dtypes of the gradients, and finished before the first bucket is sent.
     pub(crate) fn exchange(&mut self, comm: &dyn Communicator) -> Result<()> {
         let own = match self.gathered {
-            Gathered::Sum => return Ok(()),
-            Gathered::Nothing => JOINED,
-            Gathered::Weighted { total, .. } => total,
+            Accumulated::Sum => return Ok(()),
+            Accumulated::Nothing => JOINED,
+            Accumulated::Weighted { total, .. } => total,
         };
         let mut all = vec![0.0; comm.world_size()];
         all[comm.rank()] = own;
@@ -83,7 +85,7 @@ impl Weights {
 
     /// Returns the factor for this rank's gradients such that their mean over ranks is the average. Waits for the exchange.
     pub(crate) fn factor(&mut self) -> Result<f64> {
-        let Gathered::Weighted { unit, total } = self.gathered else { return Ok(1.0) };
+        let Accumulated::Weighted { unit, total } = self.gathered else { return Ok(1.0) };
         let Some(all) = self.all()? else { return Ok(1.0) };
         let mean = match all.iter().all(|&weight| weight == total) {
             true => total,

@@ -7,7 +7,7 @@ use candle_core::Result;
 use candle_nn::VarBuilder;
 use training::build::PartSource;
 
-use crate::sharding::{Asked, Plan, Sharding};
+use crate::sharding::{Plan, Sharding, UnitRequests};
 use crate::unit::Unit;
 use crate::{Error, UnitConfig, lock};
 
@@ -107,7 +107,7 @@ impl<'a> UnitBuilder<'a> {
         // The index is the unit's position in the list of all units, so no other unit may be built meanwhile.
         let _building = Building::begin(&self.plan, &name)?;
         let index = lock(&self.plan.model).units.len();
-        let asked: Arc<Mutex<Asked>> = Arc::default();
+        let asked: Arc<Mutex<UnitRequests>> = Arc::default();
         let (dtype, device) = (self.vb.dtype(), self.vb.device().clone());
         let computed = self.plan.config.mixed_precision.param_dtype.unwrap_or(dtype);
         let backend = Sharding {

@@ -11,7 +11,7 @@ use crate::layout::{Layout, Part};
 /// What has been built so far.
 #[derive(Default)]
 pub(crate) struct Model {
-    pub(crate) units: Vec<Built>,
+    pub(crate) units: Vec<BuiltUnit>,
     /// Parameter name to the name of its unit.
     pub(crate) owners: HashMap<String, String>,
     /// Name of the unit that is being built.
@@ -21,7 +21,7 @@ pub(crate) struct Model {
 
 /// A unit after construction.
 #[derive(Debug)]
-pub(crate) struct Built {
+pub(crate) struct BuiltUnit {
     pub(crate) name: String,
     pub(crate) params: Vec<Param>,
     pub(crate) layout: Layout,
@@ -49,7 +49,7 @@ pub(crate) struct Param {
     pub(crate) shard: Var,
 }
 
-impl Built {
+impl BuiltUnit {
     pub(crate) fn device(&self) -> &Device {
         self.params[0].shard.device()
     }

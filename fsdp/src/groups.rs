@@ -21,7 +21,7 @@ impl Groups {
     pub(crate) fn flat(world: Arc<dyn Communicator>, strategy: Strategy) -> Self {
         let all = Some(world.clone());
         let (shard, replicate) = if strategy == Strategy::NoShard { (None, all) } else { (all, None) };
-        Self { world, shard: several(shard), replicate: several(replicate) }
+        Self { world, shard: non_trivial(shard), replicate: non_trivial(replicate) }
     }
 
     pub(crate) fn hybrid(mesh: &Mesh, shard: &str, replicate: &str, strategy: Strategy) -> Result<Self> {
@@ -30,7 +30,7 @@ impl Groups {
         }
         let world = mesh.plane(&[shard, replicate])?;
         let (shard, replicate) = (mesh.axis(shard)?.clone(), mesh.axis(replicate)?.clone());
-        Ok(Self { world, shard: several(Some(shard)), replicate: several(Some(replicate)) })
+        Ok(Self { world, shard: non_trivial(Some(shard)), replicate: non_trivial(Some(replicate)) })
     }
 
     /// Returns this rank's traffic in all groups. `world` may be the same communicator as one of the others, and is counted
@@ -52,6 +52,6 @@ impl Groups {
     }
 }
 
-fn several(comm: Option<Arc<dyn Communicator>>) -> Option<Arc<dyn Communicator>> {
+fn non_trivial(comm: Option<Arc<dyn Communicator>>) -> Option<Arc<dyn Communicator>> {
     comm.filter(|comm| comm.world_size() > 1)
 }

@@ -12,7 +12,7 @@ use crate::core::{Core, Run};
 use crate::storage;
 
 /// Reference to the `Core`, which is created after the model. It is weak: a loss may outlive its [`crate::Fsdp`].
-pub(crate) type Link = Arc<OnceLock<Weak<Core>>>;
+pub(crate) type CoreRef = Arc<OnceLock<Weak<Core>>>;
 
 /// Creates a parameter's tensor, in the released state. It is the output of an operation on a one-element variable, so that
 /// backward reaches it.
@@ -21,11 +21,11 @@ pub(crate) fn parameter(
     place: ParamIndex,
     shape: &Shape,
     dtype: DType,
-    link: Link,
+    link: CoreRef,
 ) -> Result<Tensor> {
     let hook = Hook { place, shape: shape.clone(), dtype, link };
     let tensor = tape::apply_op1(anchor, hook)?;
-    storage::take(&tensor)?;
+    storage::take_storage(&tensor)?;
     Ok(tensor)
 }
 
@@ -34,7 +34,7 @@ struct Hook {
     place: ParamIndex,
     shape: Shape,
     dtype: DType,
-    link: Link,
+    link: CoreRef,
 }
 
 impl CustomOp1 for Hook {
@@ -64,7 +64,7 @@ impl CustomOp1 for Hook {
 }
 
 /// Marks an output of a unit's run: when backward reaches it, the unit is gathered.
-pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: Link) -> Result<Tensor> {
+pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: CoreRef) -> Result<Tensor> {
     // Integers have no gradient.
     if !storage::is_supported(output.device()) || !storage::is_trainable(output.dtype()) {
         return Ok(output.clone());
@@ -80,7 +80,7 @@ pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: Link) -> Result<Ten
 /// Forward: a copy. Backward: the same gradient.
 struct Boundary {
     run: Arc<Run>,
-    link: Link,
+    link: CoreRef,
 }
 
 impl CustomOp1 for Boundary {

@@ -10,7 +10,7 @@ use comm::{Communicator, Mesh, Stats, line_difference};
 use training::AuditConfig;
 
 use crate::builder::UnitBuilder;
-use crate::built::{Built, Model};
+use crate::built::{BuiltUnit, Model};
 use crate::clip::Norm;
 use crate::core::Core;
 use crate::groups::Groups;
@@ -265,7 +265,7 @@ fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
         lines.push(format!("missing gradients: {audit:?}"));
     }
     for unit in &model.units {
-        let Built { name, params, keep, digest, .. } = unit;
+        let BuiltUnit { name, params, keep, digest, .. } = unit;
         lines.push(format!("unit {name} of {:?}, kept after forward: {keep}", unit.shard_dtype()));
         for param in params {
             lines.push(format!("parameter {} {:?}", param.name, param.tensor.dims()));

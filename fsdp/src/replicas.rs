@@ -19,7 +19,7 @@ impl<M> Fsdp<M> {
     /// communication.
     pub fn check_parameters(&self) -> Result<()> {
         let core = self.core();
-        let found = core.exclusively(|| {
+        let found = core.between_passes(|| {
             let shards = core.params().map(|param| (&*param.name, param.shard.as_tensor()));
             let own = match &core.groups.replicate {
                 Some(copies) => parameter_difference(&**copies, &shards.collect::<Vec<_>>())?,

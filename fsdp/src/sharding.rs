@@ -10,11 +10,11 @@ use candle_nn::{Init, VarBuilder};
 use comm::Digest;
 use training::build::PartSource;
 
-use crate::built::{Built, Model, Param, ParamIndex};
-use crate::hook::{Link, parameter};
+use crate::built::{BuiltUnit, Model, Param, ParamIndex};
+use crate::hook::{CoreRef, parameter};
 use crate::layout::{Layout, piece};
 use crate::storage::{is_supported, is_trainable};
-use crate::values::cut;
+use crate::values::copy_range;
 use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
 
 /// Elements at the start of each parameter that all ranks compare, if each reads only what it keeps.
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     pub(crate) shard_rank: usize,
     /// Whether other ranks keep the same shard.
     pub(crate) has_copies: bool,
-    pub(crate) link: Link,
+    pub(crate) link: CoreRef,
     /// One-element variable from which every parameter's tensor is computed in the autograd graph.
     pub(crate) anchor: Var,
     pub(crate) model: Mutex<Model>,
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
 
 /// What a unit has requested while it is built.
 #[derive(Default)]
-pub(crate) struct Asked {
+pub(crate) struct UnitRequests {
     /// Names, and the tensors that the model computes with.
     params: Vec<(String, Tensor)>,
     values: Vec<Value>,
@@ -59,7 +59,7 @@ struct Read {
     first: Tensor,
 }
 
-impl Asked {
+impl UnitRequests {
     /// Returns what was requested; no further request is accepted.
     pub(crate) fn close(&mut self) -> Self {
         std::mem::replace(self, Self { closed: true, ..Self::default() })
@@ -81,7 +81,7 @@ impl Asked {
         unit: &str,
         (dtype, computed): (DType, DType),
         config: &UnitConfig,
-    ) -> Result<Built> {
+    ) -> Result<BuiltUnit> {
         let lens: Vec<usize> = self.params.iter().map(|(_, tensor)| tensor.elem_count()).collect();
         if lens.iter().sum::<usize>() == 0 {
             return Err(Error::EmptyUnit { unit: unit.into() }.into());
@@ -119,7 +119,7 @@ impl Asked {
             params.push(Param { name, tensor, shard });
         }
         let kept = plan.config.strategy != Strategy::FullShard;
-        Ok(Built {
+        Ok(BuiltUnit {
             name: unit.into(),
             params,
             layout,
@@ -162,7 +162,7 @@ pub(crate) struct Sharding<'a> {
     pub(crate) inner: VarBuilder<'a>,
     pub(crate) parts: Option<Arc<dyn PartSource>>,
     pub(crate) plan: Arc<Plan>,
-    pub(crate) asked: Arc<Mutex<Asked>>,
+    pub(crate) asked: Arc<Mutex<UnitRequests>>,
     pub(crate) unit: String,
     pub(crate) index: usize,
     /// Dtype of the shards, and dtype that the unit computes in.
@@ -178,7 +178,7 @@ impl<'a> Sharding<'a> {
     }
 
     /// Checks whether a parameter may be requested with this shape and dtype. Returns its tensor if it was requested before.
-    fn admit(&self, name: &str, shape: Option<&Shape>, dtype: DType) -> Result<Option<Tensor>> {
+    fn check_request(&self, name: &str, shape: Option<&Shape>, dtype: DType) -> Result<Option<Tensor>> {
         let unit = || self.unit.clone();
         let parameter = || name.to_string();
         if dtype != self.dtypes.1 {
@@ -217,7 +217,7 @@ impl<'a> Sharding<'a> {
     }
 
     /// Creates the released tensor of a parameter, which the model computes with.
-    fn tensor(&self, asked: &Asked, shape: &Shape) -> Result<Tensor> {
+    fn tensor(&self, asked: &UnitRequests, shape: &Shape) -> Result<Tensor> {
         let place = ParamIndex { unit: self.index, param: asked.params.len() };
         parameter(&self.plan.anchor, place, shape, self.dtypes.1, self.plan.link.clone())
     }
@@ -243,7 +243,7 @@ impl<'a> Sharding<'a> {
                 start..(start + piece).min(len)
             }
         };
-        asked.add(name, tensor.clone(), Value::Here(cut(&flat, range)?));
+        asked.add(name, tensor.clone(), Value::Here(copy_range(&flat, range)?));
         Ok(tensor)
     }
 
@@ -288,7 +288,7 @@ impl SimpleBackend for Sharding<'_> {
         if self.plan.config.is_buffer(name) {
             return self.buffer(name, whole);
         }
-        if let Some(known) = self.admit(name, Some(&shape), dtype)? {
+        if let Some(known) = self.check_request(name, Some(&shape), dtype)? {
             return Ok(known);
         }
         // A parameter on another device is not read by range: `shard` refuses it.
@@ -304,7 +304,7 @@ impl SimpleBackend for Sharding<'_> {
         if self.plan.config.is_buffer(name) {
             return self.buffer(name, whole);
         }
-        match self.admit(name, None, dtype)? {
+        match self.check_request(name, None, dtype)? {
             Some(known) => Ok(known),
             None => self.shard(name, whole()?),
         }

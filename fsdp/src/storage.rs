@@ -14,18 +14,18 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
-use crate::values::cut;
+use crate::values::copy_range;
 
 /// Replaces the storage of a tensor, and returns the old one.
-pub(crate) fn exchange(tensor: &Tensor, storage: Storage) -> Result<Storage> {
+pub(crate) fn replace_storage(tensor: &Tensor, storage: Storage) -> Result<Storage> {
     let exchange = Exchange(RefCell::new(storage));
     tensor.inplace_op1(&exchange)?;
     Ok(exchange.0.into_inner())
 }
 
 /// Takes the storage out of a tensor. The tensor cannot be used until another one is put in.
-pub(crate) fn take(tensor: &Tensor) -> Result<Storage> {
-    exchange(tensor, released(tensor.device())?)
+pub(crate) fn take_storage(tensor: &Tensor) -> Result<Storage> {
+    replace_storage(tensor, released(tensor.device())?)
 }
 
 /// Returns the storage of a released parameter.
@@ -112,10 +112,10 @@ pub(crate) fn piece(tensor: &Tensor, start: usize, len: usize) -> Result<Storage
             return Ok(Storage::Cpu(copy(storage, layout.start_offset() + start, len)?));
         }
     }
-    take(&cut(tensor, start..start + len)?)
+    take_storage(&copy_range(tensor, start..start + len)?)
 }
 
-/// Returns `len` zeros; where the operating system supports it, they take no memory until they are written.
+/// Returns `len` zeros; where the operating system supports it, they take_storage no memory until they are written.
 pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
     Ok(match dtype {
         DType::F64 => CpuStorage::F64(vec![0.0; len]),
@@ -176,7 +176,7 @@ impl Pool {
     }
 
     /// Returns a buffer of `count` elements to the pool.
-    pub(crate) fn give(&mut self, storage: Storage, count: usize) {
+    pub(crate) fn give_back(&mut self, storage: Storage, count: usize) {
         if !is_trainable(storage.dtype()) || count == 0 {
             // The tensor had been released already, or is empty.
         } else if self.bytes > self.budget {
@@ -200,13 +200,13 @@ mod tests {
     fn views_of_a_released_tensor_are_released_and_come_back() -> Result<()> {
         let whole = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?;
         let (view, column) = (whole.t()?, whole.narrow(1, 1, 1)?);
-        let storage = take(&whole)?;
+        let storage = take_storage(&whole)?;
         for tensor in [&whole, &view, &column, &whole.detach()] {
             assert!(tensor.sqr().is_err() && tensor.contiguous().and_then(|t| t.sum_all()).is_err());
             assert!(tensor.flatten_all().and_then(|t| t.to_vec1::<f32>()).is_err());
         }
         assert!(whole.matmul(&whole).is_err());
-        exchange(&whole, storage)?;
+        replace_storage(&whole, storage)?;
         assert_eq!(view.to_vec2::<f32>()?, [[1.0, 3.0], [2.0, 4.0]]);
         Ok(())
     }
@@ -217,15 +217,15 @@ mod tests {
         let take_one = |pool: &mut Pool, dtype, count| pool.take(dtype, count, &Device::Cpu);
         let (a, b) = (take_one(&mut pool, DType::F32, 20)?, take_one(&mut pool, DType::F64, 2)?);
         assert_eq!(pool.bytes(), 96);
-        pool.give(take(&a)?, 20);
+        pool.give_back(take_storage(&a)?, 20);
         let again = take_one(&mut pool, DType::F32, 20)?;
         assert_eq!((again.to_vec1::<f32>()?.len(), pool.bytes()), (20, 96));
-        pool.give(take(&b)?, 2);
+        pool.give_back(take_storage(&b)?, 2);
         take_one(&mut pool, DType::F32, 4)?;
         assert_eq!(pool.bytes(), 96, "the free one was given back to the system");
         let over = take_one(&mut pool, DType::F32, 10)?;
         assert_eq!(pool.bytes(), 136);
-        pool.give(take(&over)?, 10);
+        pool.give_back(take_storage(&over)?, 10);
         assert_eq!(pool.bytes(), 96);
         Ok(())
     }

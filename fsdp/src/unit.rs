@@ -8,7 +8,7 @@ use candle_nn::{Module, ModuleT};
 
 use crate::Error;
 use crate::core::{Core, Run};
-use crate::hook::{Link, boundary};
+use crate::hook::{CoreRef, boundary};
 
 /// A layer or a group of layers, of whose parameters each rank keeps a shard. They are gathered while it runs.
 ///
@@ -20,7 +20,7 @@ pub struct Unit<M> {
     index: usize,
     /// Dtype that its parameters are gathered in.
     dtype: DType,
-    link: Link,
+    link: CoreRef,
 }
 
 /// Output of a unit: tensors, each of which gradients may flow through.
@@ -51,7 +51,7 @@ impl Outputs for Vec<Tensor> {
 }
 
 impl<M> Unit<M> {
-    pub(crate) fn new(module: M, name: String, index: usize, dtype: DType, link: Link) -> Self {
+    pub(crate) fn new(module: M, name: String, index: usize, dtype: DType, link: CoreRef) -> Self {
         Self { module, name, index, dtype, link }
     }
 

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use models::{CausalLm, FolderConfig, FolderWriter, Lora, Weights};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
-use crate::checkpoint::{Saved, agreed, while_others_wait};
+use crate::checkpoint::{Saved, all_or_error, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
 /// Folder for the ranks' parts until the model folder is written.
@@ -66,12 +66,12 @@ impl Parallel<CausalLm> {
         let parts = folder.join(PARTS);
         let open = || Ok(Checkpoints::open(CheckpointConfig { dir: parts.clone(), keep: 1 })?);
         // The first rank creates the folder, before the others open it.
-        let first = agreed(world, if world.rank() == 0 { open().map(Some) } else { Ok(None) })?;
-        let checkpoints = agreed(world, first.map_or_else(open, Ok))?;
-        let snapshot = agreed(world, self.snapshot(None))?;
+        let first = all_or_error(world, if world.rank() == 0 { open().map(Some) } else { Ok(None) })?;
+        let checkpoints = all_or_error(world, first.map_or_else(open, Ok))?;
+        let snapshot = all_or_error(world, self.snapshot(None))?;
         snapshot.write(world, &checkpoints, &Checkpoint::default())?;
         let is_first = world.rank() == 0;
-        while_others_wait(world, || {
+        with_keep_alive(world, || {
             if !is_first {
                 return Ok(());
             }

@@ -56,12 +56,12 @@ pub(super) struct JobFolder(PathBuf);
 
 impl JobFolder {
     /// Returns the path of the folder of the job with this id.
-    pub(super) fn place(spawn_id: &str) -> PathBuf {
+    pub(super) fn path(spawn_id: &str) -> PathBuf {
         std::env::temp_dir().join(format!("girandole-{spawn_id}"))
     }
 
     pub(super) fn new(spawn_id: &str) -> Result<Self> {
-        let folder = Self::place(spawn_id);
+        let folder = Self::path(spawn_id);
         let made = DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|e| Error::system(format!("cannot make the folder {}", folder.display()), e))?;
         Ok(Self(folder))

@@ -32,7 +32,7 @@ const ELASTIC: &str = "GIRANDOLE_ELASTIC";
 const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
 const ELASTIC_ENDED: &str = "GIRANDOLE_ELASTIC_ENDED";
 /// Variables that an outer launcher may have set for its own ranks.
-const OUTER: [&str; 8] = [
+const INHERITED_VARIABLES: [&str; 8] = [
     LISTENER,
     SECRET_FILE,
     "TORCHELASTIC_ERROR_FILE",
@@ -101,13 +101,13 @@ impl Job {
     }
 
     /// Sets the file in which ended ranks are listed.
-    pub(super) fn vouched_in(self, file: PathBuf) -> Self {
+    pub(super) fn with_ended_file(self, file: PathBuf) -> Self {
         Self { ended: Some(file), ..self }
     }
 
     /// Appends to that file that the process of this rank has ended, for the ranks of this node. Only called when a
     /// launcher has seen the process end.
-    pub(super) fn vouch_for_end(&self, rank: usize) {
+    pub(super) fn record_end(&self, rank: usize) {
         let Some(file) = &self.ended else { return };
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
         if let Err(reason) = file.and_then(|mut file| file.write_all(format!("{rank}\n").as_bytes())) {
@@ -116,7 +116,7 @@ impl Job {
     }
 
     /// Sets the file through which new ranks find the group.
-    pub(super) fn found_in(self, file: PathBuf) -> Self {
+    pub(super) fn with_group_file(self, file: PathBuf) -> Self {
         Self { group_file: Some(file), ..self }
     }
 
@@ -155,9 +155,9 @@ impl Job {
     }
 
     /// Writes the environment of one rank of this node.
-    pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
+    pub(super) fn set_environment(&self, local_rank: usize, command: &mut Command) {
         // This launcher may run as a rank of another launcher, whose variables must not reach these ranks.
-        for name in OUTER {
+        for name in INHERITED_VARIABLES {
             command.env_remove(name);
         }
         if let Some(min) = self.elastic_min {
@@ -169,7 +169,7 @@ impl Job {
         if let Some(file) = &self.ended {
             command.env(ELASTIC_ENDED, file);
         }
-        command.envs(self.place(local_rank)).envs(self.elastic());
+        command.envs(self.rank_variables(local_rank)).envs(self.elastic());
         command
             .env("MASTER_ADDR", &self.host)
             .env(MASTER_PORT, self.round.port.to_string())
@@ -188,7 +188,7 @@ impl Job {
     }
 
     /// Rank numbers under `torchrun`'s names: a group is a node, and all ranks have one role.
-    fn place(&self, local_rank: usize) -> [(&'static str, String); 10] {
+    fn rank_variables(&self, local_rank: usize) -> [(&'static str, String); 10] {
         let layout = self.layout;
         let (rank, world_size) = (layout.global_rank(self.node_rank, local_rank), layout.world_size());
         [
@@ -226,7 +226,7 @@ mod tests {
         let secret = Some(random_hex::<32>().unwrap());
         let round = Round { run_id: "ab".repeat(16), secret, port: 29500, restart: 1, max_restarts: 3 };
         let address = (config.nodes > 1).then_some([10, 0, 0, 7].into());
-        Job::new(config, &round, address).unwrap().tell(rank, &mut command);
+        Job::new(config, &round, address).unwrap().set_environment(rank, &mut command);
         let text = |s: &std::ffi::OsStr| s.to_string_lossy().into_owned();
         command.get_envs().map(|(name, value)| (text(name), value.map(text))).collect()
     }

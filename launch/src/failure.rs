@@ -7,7 +7,7 @@ use signal_hook::consts::{SIGKILL, SIGTERM};
 
 /// When a process dies, its connections close a little before its end can be observed, and a peer may fail and end
 /// first because of it. SIGKILL comes from outside, never from a peer's death: it takes precedence for this long.
-pub(super) const CLOSE: Duration = Duration::from_millis(500);
+pub(super) const KILL_PRECEDENCE: Duration = Duration::from_millis(500);
 
 /// How one rank ended.
 #[derive(Debug, Clone, Copy)]
@@ -43,12 +43,13 @@ impl Ended {
 
 /// Returns the rank that is the first cause, and how many others failed. `ended` is in chronological order; `signal` is
 /// the signal that stopped the job, if any. The first cause is the earliest failure that is not attributed to another
-/// rank, see also [`CLOSE`].
+/// rank, see also [`KILL_PRECEDENCE`].
 pub(super) fn first_cause(ended: &[Ended], signal: Option<i32>) -> Option<(Ended, usize)> {
     let failed: Vec<Ended> = ended.iter().copied().filter(Ended::failed).collect();
     let own = failed.iter().find(|end| end.status != ExitKind::Code(EXIT_PEER_FAILED));
     let earliest = *own.or(failed.first())?;
-    let killed = |end: &&Ended| end.status == ExitKind::Signal(SIGKILL) && end.at < earliest.at + CLOSE;
+    let killed =
+        |end: &&Ended| end.status == ExitKind::Signal(SIGKILL) && end.at < earliest.at + KILL_PRECEDENCE;
     let cause = failed.iter().find(killed).copied().unwrap_or(earliest);
     let excused = signal.is_some_and(|signal| cause.explained_by(signal));
     (!excused).then_some((cause, failed.len() - 1))
@@ -84,7 +85,10 @@ mod tests {
         use ExitKind::{Code, Signal};
         let (panicked, killed) = (end(0, Code(101)), end(1, Signal(9)));
         assert_eq!(blamed(&[panicked, killed], None), Some((1, 1)));
-        assert_eq!(blamed(&[panicked, Ended { at: panicked.at + CLOSE, ..killed }], None), Some((0, 1)));
+        assert_eq!(
+            blamed(&[panicked, Ended { at: panicked.at + KILL_PRECEDENCE, ..killed }], None),
+            Some((0, 1))
+        );
     }
 
     #[test]

@@ -29,7 +29,7 @@ const TAIL_LINE: usize = 1000;
 const CHUNK: usize = 64 << 10;
 /// How much may be left in a pipe when its rank has ended: Linux's limit for the size of a pipe. More can only come
 /// from a process that outlives the rank.
-const LEFT: usize = 1 << 20;
+const MAX_REMAINING: usize = 1 << 20;
 
 /// What the forwarding threads have extracted from the streams, by local rank.
 #[derive(Debug, Default)]
@@ -159,7 +159,15 @@ struct Source {
 impl Source {
     fn new(rank: usize, pipe: OwnedFd, reports: bool, log: Option<LogFile>) -> Self {
         let id = 2 * rank + usize::from(reports);
-        Self { id, rank, pipe: pipe.into(), lines: LineBuffer::new(reports), log, open: true, left: LEFT }
+        Self {
+            id,
+            rank,
+            pipe: pipe.into(),
+            lines: LineBuffer::new(reports),
+            log,
+            open: true,
+            left: MAX_REMAINING,
+        }
     }
 }
 

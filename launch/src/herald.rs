@@ -16,7 +16,7 @@ use crate::{MasterPort, SpawnConfig};
 
 /// The rank whose end is announced.
 #[derive(Debug)]
-pub(super) struct Death {
+pub(super) struct EndedRank {
     pub(super) rank: usize,
     /// Name of the host on which it ran.
     pub(super) host: String,
@@ -26,25 +26,25 @@ pub(super) struct Death {
 
 /// Announces the end of a rank from a thread, until this is dropped or the time limit passes.
 #[derive(Debug)]
-pub(super) struct Herald {
+pub(super) struct FailureAnnouncer {
     /// Closing it ends the thread.
     alive: Option<UnixStream>,
     leader_has_ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Herald {
+impl FailureAnnouncer {
     /// Starts the announcement, unless one is running. Only for inherited ports: programs other than ours may use that
     /// port for something else.
-    pub(super) fn announce(told: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: Death) {
+    pub(super) fn announce(told: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: EndedRank) {
         if config.port_kind == MasterPort::Inherited && told.is_none() {
             let herald = Self::start(config, job, death, config.grace);
             *told = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
         }
     }
 
-    fn start(config: &SpawnConfig, job: &Job, death: Death, time: Duration) -> Result<Self> {
-        let Death { rank, host, leader_has_ended } = death;
+    fn start(config: &SpawnConfig, job: &Job, death: EndedRank, time: Duration) -> Result<Self> {
+        let EndedRank { rank, host, leader_has_ended } = death;
         let failed =
             |reason: &dyn std::fmt::Display| Error::system("telling the ranks that one has ended", reason);
         let (alive, stop) = UnixStream::pair().map_err(|reason| failed(&reason))?;
@@ -52,7 +52,7 @@ impl Herald {
         let announcement = Announcement {
             config: job.config_of(config, rank)?,
             host,
-            until: Instant::now() + time.min(nodes::LONGEST),
+            until: Instant::now() + time.min(nodes::MAX_TIMEOUT),
             stop: Arc::new(stop),
             leader_has_ended: leader_has_ended.clone(),
         };
@@ -71,7 +71,7 @@ impl Herald {
     }
 }
 
-impl Drop for Herald {
+impl Drop for FailureAnnouncer {
     fn drop(&mut self) {
         self.alive = None;
         if let Some(thread) = self.thread.take() {
@@ -93,8 +93,8 @@ mod tests {
         let secret = Some(random_hex::<32>().unwrap());
         let round = Round { run_id: "ab".repeat(16), secret, port: 1, restart: 0, max_restarts: 0 };
         let job = Job::new(&config, &round, None).unwrap();
-        let death = Death { rank: 1, host: nodes::host(), leader_has_ended: false };
-        let herald = Herald::start(&config, &job, death, config.grace).unwrap();
+        let death = EndedRank { rank: 1, host: nodes::host(), leader_has_ended: false };
+        let herald = FailureAnnouncer::start(&config, &job, death, config.grace).unwrap();
         assert!(herald.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
-use comm::launcher::{addresses, seen_by_others};
+use comm::launcher::{addresses, without_loopback};
 use comm::{Error, Result};
 
 use super::nodes;
@@ -36,12 +36,12 @@ impl Master {
         let wrong = |reason: &dyn Display| {
             Error::invalid("master_addr", master_addr, format!("{reason}; give an address of this machine"))
         };
-        let deadline = Instant::now() + (*join_timeout).min(nodes::LONGEST);
+        let deadline = Instant::now() + (*join_timeout).min(nodes::MAX_TIMEOUT);
         let found = addresses(master_addr, master_port, deadline)
             .map_err(|reason| wrong(&format_args!("the name has no address ({reason})")))?;
         let addresses = match config.nodes {
             1 => found,
-            _ => seen_by_others(master_addr, found).map_err(|reason| wrong(&reason))?,
+            _ => without_loopback(master_addr, found).map_err(|reason| wrong(&reason))?,
         };
         for address in addresses {
             match hold(address, *port_kind) {

@@ -17,7 +17,7 @@ const HELP_STARTED: &str = "this process was started as a rank, and each rank wo
                             which starts ranks only where there are none";
 
 /// Maximum depth of nested launchers. Catches a program that starts itself with other arguments each time.
-const DEEPEST: usize = 4;
+const MAX_DEPTH: usize = 4;
 
 impl SpawnConfig {
     /// Refuses to start the command that this process is a rank of, and nesting that is too deep.
@@ -34,17 +34,19 @@ impl SpawnConfig {
             Some(rank) if self.program.is_none() => {
                 refuse(format!("a call in rank {}", rank.to_string_lossy()))
             }
-            _ if above().split(':').any(|command| command == self.command()) => {
+            _ if outer_commands().split(':').any(|command| command == self.command()) => {
                 refuse("the command that this process is a rank of".into())
             }
-            _ if depth(&above()) >= DEEPEST => refuse(format!("a call below {DEEPEST} launchers")),
+            _ if depth(&outer_commands()) >= MAX_DEPTH => {
+                refuse(format!("a call below {MAX_DEPTH} launchers"))
+            }
             _ => Ok(()),
         }
     }
 
     /// Returns the digests of the commands of all launchers above the ranks to be started, for their environment.
     pub(super) fn commands(&self) -> String {
-        match above() {
+        match outer_commands() {
             above if above.is_empty() => self.command(),
             above => format!("{above}:{}", self.command()),
         }
@@ -67,7 +69,7 @@ impl SpawnConfig {
 }
 
 /// Returns the digests of what the launchers above this process have started, outermost first.
-fn above() -> String {
+fn outer_commands() -> String {
     env::var(COMMANDS).ok().filter(|_| is_worker()).unwrap_or_default()
 }
 

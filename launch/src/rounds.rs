@@ -11,15 +11,15 @@ use super::elastic::JobFolder;
 use super::environment::Job;
 use super::event::{Event, Inbox};
 use super::forward::Output;
-use super::herald::{Death, Herald};
+use super::herald::{EndedRank, FailureAnnouncer};
 use super::master::Master;
 use super::nodes;
 use super::nodes::Nodes;
 use super::start;
 use super::supervise::{Finished, Supervisor};
-use super::warden::Warden;
+use super::warden::Reaper;
 use crate::SpawnConfig;
-use crate::nodes::{Ending, Order, Round, Verdict, Word};
+use crate::nodes::{Ending, NodeMessage, Order, Round, Verdict};
 
 /// The report of each rank, by local rank.
 type Reports = Vec<Option<String>>;
@@ -35,7 +35,7 @@ pub(super) struct Rounds<'a> {
     /// Settings of the last round.
     pub(super) job: Option<Job>,
     /// Announces to ranks of other nodes that are still joining that a rank has ended.
-    pub(super) herald: Option<Herald>,
+    pub(super) herald: Option<FailureAnnouncer>,
     /// Why a log of this or an earlier round is incomplete.
     pub(super) lost_log: Option<Error>,
 }
@@ -46,13 +46,13 @@ impl Rounds<'_> {
             // It may use the rendezvous port of the round before.
             self.herald = None;
             let master = self.open().inspect_err(|error| {
-                self.nodes.tell(Word::Ended(Ending::Stopped(error.to_string())));
+                self.nodes.tell(NodeMessage::Ended(Ending::Stopped(error.to_string())));
             })?;
             let port = master.as_ref().map_or(0, |master| master.port);
             let local_world_size = self.config.local_world_size();
             let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
             let max_restarts = self.config.max_restarts;
-            self.nodes.tell(Word::Ready {
+            self.nodes.tell(NodeMessage::Ready {
                 host: nodes::host(),
                 local_world_size,
                 port,
@@ -73,7 +73,7 @@ impl Rounds<'_> {
                 self.round(&round, master).unwrap_or_else(Finished::of);
             self.herald = herald;
             self.lost_log = self.lost_log.take().or(lost_log);
-            self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));
+            self.nodes.tell(NodeMessage::Ended(self.ending(&result, failed_at)));
             let had_verdict = self.inbox.has_kept();
             match self.order()? {
                 Order::Over(verdict) if !had_verdict => return self.conclude_without(verdict, result),
@@ -102,14 +102,14 @@ impl Rounds<'_> {
         let folder = config.elastic.is_some().then(|| JobFolder::new(job.spawn_id())).transpose()?;
         let job = match (&folder, &config.elastic) {
             (Some(folder), Some(elastic)) => {
-                let job = job.vouched_in(folder.file("ended"));
-                if elastic.replace > 0 { job.found_in(folder.file("group")) } else { job }
+                let job = job.with_ended_file(folder.file("ended"));
+                if elastic.replace > 0 { job.with_group_file(folder.file("group")) } else { job }
             }
             _ => job,
         };
         let job: &Job = self.job.insert(job);
         // Dropped last: by then the ranks that it would kill have been reaped.
-        let warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?.map(Arc::new);
+        let warden = config.sweep.then(|| Reaper::start(job.spawn_id())).transpose()?.map(Arc::new);
         let mut workers = start::start(config, job, (master, warden.clone()), &self.events)?;
         let output = Output::start(&mut workers, config, job, &self.events)?;
         Ok(Supervisor::new((config, job), workers, output, &mut self.inbox, &self.nodes).run())
@@ -149,7 +149,7 @@ impl Rounds<'_> {
                 }
                 Some(Event::Signal(signal)) => {
                     self.signal = Some(signal);
-                    self.nodes.tell(Word::Ended(Ending::Stopped(by_signal(signal))));
+                    self.nodes.tell(NodeMessage::Ended(Ending::Stopped(by_signal(signal))));
                 }
                 Some(_) => {}
                 None => {
@@ -165,8 +165,8 @@ impl Rounds<'_> {
     /// A rank of another node has ended after all ranks of this node, which is the first one: announces it.
     fn announce(&mut self, rank: usize, host: String) {
         if let Some(job) = &self.job {
-            let death = Death { rank, host, leader_has_ended: true };
-            Herald::announce(&mut self.herald, self.config, job, death);
+            let death = EndedRank { rank, host, leader_has_ended: true };
+            FailureAnnouncer::announce(&mut self.herald, self.config, job, death);
         }
     }
 

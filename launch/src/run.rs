@@ -84,7 +84,7 @@ pub fn run<E: Display>(
     // The alternate form of errors with a context, such as those of `anyhow`, includes the causes.
     let text = format!("{error:#}");
     say(format_args!("rank {rank}: error: {text}"));
-    ExitCode::from(if launcher::names_another_rank(&text) { EXIT_PEER_FAILED as u8 } else { 1 })
+    ExitCode::from(if launcher::is_peer_failure_text(&text) { EXIT_PEER_FAILED as u8 } else { 1 })
 }
 
 /// Returns the context of the rank that this process is; `None` if this process has started the ranks and all have

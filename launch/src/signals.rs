@@ -13,7 +13,7 @@ use signal_hook::iterator::{Handle, Signals};
 use super::event::Event;
 use crate::platform::Mask;
 
-pub(super) const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+pub(super) const FORWARDED_SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// True while no launcher runs in this process: signals then have their default effect.
 static IDLE: AtomicBool = AtomicBool::new(true);
@@ -21,9 +21,9 @@ static IDLE: AtomicBool = AtomicBool::new(true);
 static RUNNING: Mutex<Option<usize>> = Mutex::new(None);
 
 /// The action of [`on_signal`], and the launchers that have started in this process since.
-static DESK: Mutex<Option<Desk>> = Mutex::new(None);
+static SIGNAL_ACTION: Mutex<Option<SignalAction>> = Mutex::new(None);
 
-struct Desk {
+struct SignalAction {
     /// Signals that [`on_signal`] handles.
     signals: Vec<i32>,
     action: Box<dyn FnMut(i32) + Send>,
@@ -32,7 +32,7 @@ struct Desk {
     count: usize,
 }
 
-impl Desk {
+impl SignalAction {
     fn take(&mut self, signal: i32) {
         for (_, events) in &self.launchers {
             // The receiver is gone if the launcher is about to return.
@@ -60,7 +60,7 @@ impl Desk {
 /// # Ok::<(), comm::Error>(())
 /// ```
 pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
-    let mut desk = lock(&DESK);
+    let mut desk = lock(&SIGNAL_ACTION);
     let action = Box::new(action);
     if let Some(desk) = &mut *desk {
         desk.action = action;
@@ -69,17 +69,17 @@ pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
     let refused = |e| Error::system("cannot listen for signals", e);
     let taken = [Mask::ignored(), Mask::handled()];
     let is_free = |signal: &i32| !taken.iter().any(|mask| mask.has(*signal));
-    let signals: Vec<i32> = PASSED_ON.into_iter().filter(is_free).collect();
+    let signals: Vec<i32> = FORWARDED_SIGNALS.into_iter().filter(is_free).collect();
     let mut all = Signals::new(&signals).map_err(refused)?;
     let listen = move || {
         for signal in all.forever() {
-            if let Some(desk) = &mut *lock(&DESK) {
+            if let Some(desk) = &mut *lock(&SIGNAL_ACTION) {
                 desk.take(signal);
             }
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(refused)?;
-    *desk = Some(Desk { signals, action, launchers: Vec::new(), count: 0 });
+    *desk = Some(SignalAction { signals, action, launchers: Vec::new(), count: 0 });
     Ok(())
 }
 
@@ -88,7 +88,7 @@ pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
 pub(super) struct SignalRelay {
     handle: Handle,
     thread: Option<JoinHandle<()>>,
-    /// Its number in [`DESK`], if [`on_signal`] was called.
+    /// Its number in [`SIGNAL_ACTION`], if [`on_signal`] was called.
     number: Option<usize>,
 }
 
@@ -99,7 +99,7 @@ impl SignalRelay {
 
     fn try_start(events: Sender<Event>) -> std::io::Result<Self> {
         let mut running = lock(&RUNNING);
-        let mut desk = lock(&DESK);
+        let mut desk = lock(&SIGNAL_ACTION);
         let at_desk = desk.as_ref().map(|desk| desk.signals.clone()).unwrap_or_default();
         let ignored = Mask::ignored();
         let is_ours = |signal: &i32| !ignored.has(*signal) && !at_desk.contains(signal);
@@ -107,14 +107,14 @@ impl SignalRelay {
             // A handler stays installed once it was: from now on this process itself performs the default action. A
             // signal that the program handles itself is left to that handler.
             let handled = Mask::handled();
-            for signal in PASSED_ON.into_iter().filter(is_ours).filter(|&s| !handled.has(s)) {
+            for signal in FORWARDED_SIGNALS.into_iter().filter(is_ours).filter(|&s| !handled.has(s)) {
                 signal_hook::flag::register_conditional_default(signal, &IDLE)?;
             }
             *running = Some(0);
         }
         // Under `nohup` and the like a signal stays ignored. But if SIGCHLD is ignored, exit statuses are lost, so it
         // gets a handler.
-        let mut wanted: Vec<i32> = PASSED_ON.into_iter().filter(is_ours).collect();
+        let mut wanted: Vec<i32> = FORWARDED_SIGNALS.into_iter().filter(is_ours).collect();
         wanted.extend(ignored.has(SIGCHLD).then_some(SIGCHLD));
         let mut signals = Signals::new(wanted)?;
         let handle = signals.handle();
@@ -139,7 +139,7 @@ impl SignalRelay {
 
 impl Drop for SignalRelay {
     fn drop(&mut self) {
-        if let (Some(own), Some(desk)) = (self.number, &mut *lock(&DESK)) {
+        if let (Some(own), Some(desk)) = (self.number, &mut *lock(&SIGNAL_ACTION)) {
             desk.launchers.retain(|(number, _)| *number != own);
         }
         let mut running = lock(&RUNNING);

@@ -16,7 +16,7 @@ use super::environment::{Job, NEWCOMER};
 use super::event::Event;
 use super::master::Master;
 use super::reserved::ReservedPort;
-use super::warden::Warden;
+use super::warden::Reaper;
 use super::watch::Watch;
 use crate::SpawnConfig;
 use crate::platform::{program, tie};
@@ -27,7 +27,7 @@ pub(super) struct Worker {
     pub(super) rank: usize,
     child: Child,
     /// Kills the process if the launcher is killed.
-    warden: Option<Arc<Warden>>,
+    warden: Option<Arc<Reaper>>,
     pub(super) pid: u32,
     /// Exit status, once it was reaped.
     pub(super) ended: Option<ExitKind>,
@@ -44,7 +44,7 @@ pub(super) struct Worker {
 impl Worker {
     /// Whether the rank is not a member of the group: excluded, or started later and not joined yet. The others do not
     /// wait for it.
-    pub(super) fn is_apart(&self) -> bool {
+    pub(super) fn is_outside_group(&self) -> bool {
         self.left_behind || self.is_newcomer && !self.has_met
     }
 
@@ -69,7 +69,7 @@ impl Worker {
 pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
-    warden: Option<Arc<Warden>>,
+    warden: Option<Arc<Reaper>>,
     /// Reserves the rendezvous port, if rank 0 does not inherit its listener.
     _reserved: Option<ReservedPort>,
     /// Pipes for ranks that may be started later.
@@ -80,22 +80,22 @@ pub(super) struct Workers {
 
 impl Workers {
     pub(super) fn running(&self) -> usize {
-        self.those_that_run().count()
+        self.running_workers().count()
     }
 
-    pub(super) fn those_that_run(&self) -> impl Iterator<Item = &Worker> {
+    pub(super) fn running_workers(&self) -> impl Iterator<Item = &Worker> {
         self.list.iter().filter(|worker| worker.ended.is_none())
     }
 
     /// Number of running ranks that are members of the group.
     pub(super) fn at_work(&self) -> usize {
-        self.those_that_run().filter(|worker| !worker.is_apart()).count()
+        self.running_workers().filter(|worker| !worker.is_outside_group()).count()
     }
 
     /// Number of running replacement ranks that have not joined the group yet.
-    pub(super) fn on_their_way(&self) -> usize {
+    pub(super) fn joining(&self) -> usize {
         let comes = |worker: &&Worker| worker.is_newcomer && !worker.has_met && !worker.left_behind;
-        self.those_that_run().filter(comes).count()
+        self.running_workers().filter(comes).count()
     }
 
     /// Records that this local rank has joined the group, which excludes the ranks `without` of the job.
@@ -109,7 +109,7 @@ impl Workers {
     }
 
     /// Sends these signals to every rank that still runs, and marks it as told to end.
-    pub(super) fn tell(&mut self, signals: &[Signal]) {
+    pub(super) fn signal_all(&mut self, signals: &[Signal]) {
         for worker in &mut self.list {
             worker.told |= worker.ended.is_none();
             signals.iter().for_each(|&signal| worker.send(signal));
@@ -127,7 +127,7 @@ impl Workers {
     }
 
     /// No more ranks will be started: closes the spare pipes, so that their readers do not wait for them.
-    pub(super) fn are_all(&mut self) {
+    pub(super) fn close_spares(&mut self) {
         self.spares.clear();
     }
 
@@ -187,7 +187,7 @@ impl Drop for Workers {
         if self.given_up {
             return;
         }
-        self.tell(&[Signal::KILL]);
+        self.signal_all(&[Signal::KILL]);
         for worker in self.list.iter_mut().filter(|worker| worker.ended.is_none()) {
             // Fails only if other code of this process has reaped it.
             let _ = worker.reap();
@@ -216,7 +216,7 @@ impl Spare {
 pub(super) fn start(
     config: &SpawnConfig,
     job: &Job,
-    (master, warden): (Option<Master>, Option<Arc<Warden>>),
+    (master, warden): (Option<Master>, Option<Arc<Reaper>>),
     events: &Sender<Event>,
 ) -> Result<Workers> {
     let (mut listener, reserved) = master.map_or((None, None), Master::split);
@@ -249,7 +249,7 @@ fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command
         None => program::command().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
     command.args(config.arguments()).envs(config.env.iter().map(|(name, value)| (name, value)));
-    job.tell(local_rank, &mut command);
+    job.set_environment(local_rank, &mut command);
     Ok(command)
 }
 

@@ -13,12 +13,12 @@ use super::environment::Job;
 use super::event::{Event, Inbox};
 use super::failure::{Ended, first_cause};
 use super::forward::{Captured, Output};
-use super::herald::{Death, Herald};
+use super::herald::{EndedRank, FailureAnnouncer};
 use super::nodes::{self, Nodes};
-use super::signals::PASSED_ON;
+use super::signals::FORWARDED_SIGNALS;
 use super::start::{Worker, Workers};
 use crate::SpawnConfig;
-use crate::nodes::{Order, Word};
+use crate::nodes::{NodeMessage, Order};
 
 /// Time between SIGTERM and SIGKILL.
 const TERM_TIME: Duration = Duration::from_millis(300);
@@ -38,7 +38,7 @@ pub(super) struct Finished {
     /// Why a log is incomplete.
     pub(super) lost_log: Option<Error>,
     /// Still running, because ranks of other nodes may still be joining.
-    pub(super) herald: Option<Herald>,
+    pub(super) herald: Option<FailureAnnouncer>,
 }
 
 impl Finished {
@@ -82,7 +82,7 @@ pub(super) struct Supervisor<'a> {
     /// The council has announced that the others continue without some ranks.
     gone_on: bool,
     /// Announces the first failure to ranks that are still joining.
-    herald: Option<Herald>,
+    herald: Option<FailureAnnouncer>,
     drained: usize,
     /// The signal that stopped the job.
     signal: Option<i32>,
@@ -142,7 +142,7 @@ impl<'a> Supervisor<'a> {
                 None => self.escalate(),
             }
         }
-        self.workers.are_all();
+        self.workers.close_spares();
         if self.config.nodes == 1 {
             // Its port may be needed again.
             self.herald = None;
@@ -160,11 +160,11 @@ impl<'a> Supervisor<'a> {
                 // about to vanish.
                 let are_ended = matches!(self.stage, Stage::Asked | Stage::Killed);
                 if (is_first || !without.is_empty()) && !are_ended {
-                    self.nodes.tell(Word::Met { without });
+                    self.nodes.tell(NodeMessage::Met { without });
                 }
                 // On several nodes the council decides this.
                 if is_first && self.config.nodes == 1 {
-                    self.go_on_without_the_first();
+                    self.recover_first_failures();
                 }
                 self.look_who_is_left();
             }
@@ -185,16 +185,16 @@ impl<'a> Supervisor<'a> {
             Order::GoOn(what) => {
                 tracing::warn!("{what}");
                 self.gone_on = true;
-                self.go_on_without_the_first();
+                self.recover_first_failures();
                 return self.look_who_is_left();
             }
             Order::Note(what) => return tracing::warn!("{what}"),
-            Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
+            Order::HasEnded(rank) => return self.job.record_end(*rank),
             Order::IsMissed { rank, host } => return self.announce(*rank, host.clone()),
             _ => {}
         }
         if self.is_at_work() {
-            self.blame_the_lost();
+            self.count_recent_losses();
             self.enter(Stage::Grace, self.grace);
         }
         if !matches!(order, Order::Stop) {
@@ -209,7 +209,7 @@ impl<'a> Supervisor<'a> {
         tracing::debug!(rank, pid, %status, "ended");
         let end = Ended { rank, status, told: worker.told, at: Instant::now() };
         if self.config.elastic.is_some() {
-            self.nodes.tell(Word::HasEnded(rank));
+            self.nodes.tell(NodeMessage::HasEnded(rank));
         }
         self.herald.iter().for_each(|herald| herald.note_end(rank));
         if self.goes_on_without(end) {
@@ -217,7 +217,7 @@ impl<'a> Supervisor<'a> {
             return Ok(());
         }
         if !status.success() && self.stage == Stage::Running {
-            self.blame_the_lost();
+            self.count_recent_losses();
         }
         self.ended.push(end);
         if status.success() {
@@ -225,11 +225,11 @@ impl<'a> Supervisor<'a> {
         } else if self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
             if self.config.nodes > 1 {
-                self.nodes.tell(Word::Failing { rank, status });
+                self.nodes.tell(NodeMessage::Failing { rank, status });
             }
             self.announce_own(end);
         } else if self.stage == Stage::Grace && !end.told {
-            self.fails_too(end);
+            self.further_failure(end);
         }
         Ok(())
     }
@@ -237,12 +237,12 @@ impl<'a> Supervisor<'a> {
     /// Handles a further failure. An earlier failure may have been a consequence of this one, so this rank is announced
     /// as missing. On several nodes the council may still receive a report that the ranks had formed a group before;
     /// then this rank is lost like the first one.
-    fn fails_too(&mut self, end: Ended) {
+    fn further_failure(&mut self, end: Ended) {
         let Ended { rank, status, .. } = end;
         if self.are_lost_here() {
             self.tell_of_loss(end);
         } else if self.config.nodes > 1 {
-            self.nodes.tell(Word::Failing { rank, status });
+            self.nodes.tell(NodeMessage::Failing { rank, status });
         }
         if !self.met {
             self.announce_own(end);
@@ -261,8 +261,8 @@ impl<'a> Supervisor<'a> {
     fn announce(&mut self, rank: usize, host: String) {
         let is_gone = |worker: &Worker| worker.rank == 0 && worker.ended.is_some();
         let leader_has_ended = self.workers.list.iter().any(is_gone);
-        let death = Death { rank, host, leader_has_ended };
-        Herald::announce(&mut self.herald, self.config, self.job, death);
+        let death = EndedRank { rank, host, leader_has_ended };
+        FailureAnnouncer::announce(&mut self.herald, self.config, self.job, death);
     }
 
     /// Whether nothing has happened yet that ends the ranks.
@@ -282,13 +282,13 @@ impl<'a> Supervisor<'a> {
 
     fn ask(&mut self, signals: &[Signal], time: Duration) {
         if self.stage != Stage::Killed {
-            self.workers.tell(signals);
+            self.workers.signal_all(signals);
             self.enter(Stage::Asked, time);
         }
     }
 
     fn kill(&mut self) {
-        self.workers.tell(&[Signal::KILL]);
+        self.workers.signal_all(&[Signal::KILL]);
         self.enter(Stage::Killed, KILL_TIME);
     }
 
@@ -303,7 +303,7 @@ impl<'a> Supervisor<'a> {
             Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME),
             Stage::Finishing => {
                 self.is_done = true;
-                self.workers.those_that_run().for_each(say_that_it_is_ended);
+                self.workers.running_workers().for_each(warn_ended);
                 self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
             }
             Stage::Asked => self.kill(),
@@ -333,7 +333,7 @@ impl<'a> Supervisor<'a> {
     fn outcome(mut self, captured: Captured) -> Result<Vec<Option<String>>> {
         // A signal that arrives at the very end was meant for the job as well. A signal sent to all processes may reach
         // the ranks first.
-        let is_theirs = |end: &Ended| PASSED_ON.iter().any(|signal| end.is_of(*signal));
+        let is_theirs = |end: &Ended| FORWARDED_SIGNALS.iter().any(|signal| end.is_of(*signal));
         let until = self.ended.iter().any(is_theirs).then(|| Instant::now() + SIGNAL_TIME);
         while let Some(event) = match until.filter(|_| self.signal.is_none()) {
             Some(until) => self.inbox.next(Some(until)),
@@ -386,7 +386,7 @@ impl Supervisor<'_> {
     }
 }
 
-fn say_that_it_is_ended(worker: &Worker) {
+fn warn_ended(worker: &Worker) {
     let Worker { rank, pid, left_behind, .. } = worker;
     let reason = match left_behind {
         true => "the others have left it behind, and are done",

@@ -24,13 +24,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The launcher's handle of the warden. Dropping it kills what is left of the job, and waits until that is done.
 #[derive(Debug)]
-pub(super) struct Warden {
+pub(super) struct Reaper {
     child: Child,
     /// The kernel closes it if the launcher is killed.
     alive: Option<PipeWriter>,
 }
 
-impl Warden {
+impl Reaper {
     pub(super) fn start(spawn_id: &str) -> Result<Self> {
         Self::try_start(spawn_id).map_err(|e| Error::system("cannot start the process that tidies up", e))
     }
@@ -61,7 +61,7 @@ impl Warden {
     }
 }
 
-impl Drop for Warden {
+impl Drop for Reaper {
     fn drop(&mut self) {
         self.alive = None;
         // Fails only if other code of this process has reaped it.
@@ -78,7 +78,7 @@ pub(super) fn serve_if_asked() {
     }
     end_all_with(&[SPAWN_ID.as_bytes(), b"=", spawn_id.as_encoded_bytes()].concat());
     // A launcher that was killed leaves its folder behind; there may be none.
-    let _ = std::fs::remove_dir_all(JobFolder::place(&spawn_id.to_string_lossy()));
+    let _ = std::fs::remove_dir_all(JobFolder::path(&spawn_id.to_string_lossy()));
     std::process::exit(0)
 }
 

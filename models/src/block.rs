@@ -42,12 +42,12 @@ impl Module for Norm {
 
 /// Key-value cache of one block.
 #[derive(Debug)]
-pub(crate) struct KeyValues {
+pub(crate) struct KvCache {
     keys: Kept,
     values: Kept,
 }
 
-impl KeyValues {
+impl KvCache {
     pub(crate) fn new() -> Self {
         /// Positions by which the cache grows.
         const STEP: usize = 256;
@@ -120,7 +120,7 @@ impl SelfAttention {
         Ok(Self { projections, norms, positions: positions.cloned(), out, config })
     }
 
-    fn forward(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>) -> Result<Tensor> {
         let [mut q, mut k, v] = match &self.projections {
             Projections::Apart([q, k, v]) => [q.forward(x)?, k.forward(x)?, v.forward(x)?],
             Projections::Together(all) => {
@@ -186,19 +186,19 @@ impl Module for FeedForward {
 }
 
 /// Dropout between divided layers, on activations of shape `(batch, length, hidden)`.
-pub(crate) struct Dropped {
+pub(crate) struct ResidualDropout {
     dropout: Dropout,
     layers: Arc<dyn Layers>,
 }
 
-impl Dropped {
+impl ResidualDropout {
     pub(crate) fn new(p: f64, name: &str, part: &Part) -> Result<Self> {
         let dropout = Dropout::by_row(p, &part.pp(name).whole().prefix())?;
         Ok(Self { dropout, layers: part.layers().clone() })
     }
 }
 
-impl Module for Dropped {
+impl Module for ResidualDropout {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if self.dropout.p() == 0.0 {
             return Ok(x.clone());
@@ -214,7 +214,7 @@ pub(crate) struct Block {
     before_feed_forward: Norm,
     feed_forward: FeedForward,
     /// Dropout of the attention output and of the feed-forward output.
-    dropped: [Dropped; 2],
+    dropped: [ResidualDropout; 2],
 }
 
 impl Block {
@@ -234,14 +234,14 @@ impl Block {
             before_feed_forward: Norm::new(config, &part.pp(norm2))?,
             feed_forward: FeedForward::new(config, &part.pp(feed_forward))?,
             dropped: [
-                Dropped::new(config.dropout.residual, "after_attention", part)?,
-                Dropped::new(config.dropout.residual, "after_feed_forward", part)?,
+                ResidualDropout::new(config.dropout.residual, "after_attention", part)?,
+                ResidualDropout::new(config.dropout.residual, "after_feed_forward", part)?,
             ],
         })
     }
 
     /// Runs the block. With a cache, the tokens follow those in the cache and are added to it.
-    pub(crate) fn forward_with(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
+    pub(crate) fn forward_with(&self, x: &Tensor, cache: Option<&mut KvCache>) -> Result<Tensor> {
         let [after_attention, after_feed_forward] = &self.dropped;
         let mixed = self.attention.forward(&self.before_attention.forward(x)?, cache)?;
         let x = add(x, &after_attention.forward(&mixed)?)?;
@@ -257,6 +257,6 @@ impl Module for Block {
 }
 
 /// Returns the rotary table that the blocks share; `None` for a model without rotary embedding.
-pub(crate) fn positions(config: &ModelConfig) -> Option<Positions> {
+pub(crate) fn rotary_positions(config: &ModelConfig) -> Option<Positions> {
     config.rotary.as_ref().map(Positions::new)
 }

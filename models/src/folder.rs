@@ -23,7 +23,7 @@ pub fn weights_in(folder: &Path) -> Option<&'static str> {
 }
 
 /// Elements in the read buffer, which is in memory in addition to the tensor that is read.
-const PIECE: usize = 1 << 18;
+const BUFFER_ELEMENTS: usize = 1 << 18;
 
 /// Position, dtype and shape of a tensor in a file.
 #[derive(Debug, Clone)]
@@ -102,14 +102,14 @@ impl Folder {
     /// Reads a tensor, with the shape that it has in its file, converted to this dtype.
     pub(crate) fn read(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let len = self.entry(name).map_or(0, |entry| entry.dims.iter().product());
-        let whole = self.read_part(name, std::slice::from_ref(&(0..len)), dtype)?;
+        let whole = self.read_ranges(name, std::slice::from_ref(&(0..len)), dtype)?;
         let dims = self.entry(name).map(|entry| entry.dims.clone()).unwrap_or_default();
         Ok(whole.reshape(dims)?)
     }
 
     /// Reads ranges of a tensor's elements, concatenated and converted to this dtype. Apart from the result, at most
-    /// `PIECE` elements are in memory.
-    pub(crate) fn read_part(&self, name: &str, ranges: &[Range<usize>], dtype: DType) -> Result<Tensor> {
+    /// `BUFFER_ELEMENTS` elements are in memory.
+    pub(crate) fn read_ranges(&self, name: &str, ranges: &[Range<usize>], dtype: DType) -> Result<Tensor> {
         let Some((entry, saved)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
             let problem = format!("there is no tensor {name} of floats");
             return Err(Error::Format { path: self.path.clone(), problem });
@@ -122,7 +122,7 @@ impl Folder {
         }
         let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
         let (read, mut done) = (Tensor::zeros(len, dtype, &Device::Cpu)?, 0);
-        let (mut bytes, mut filled) = (vec![0; len.min(PIECE) * width], 0);
+        let (mut bytes, mut filled) = (vec![0; len.min(BUFFER_ELEMENTS) * width], 0);
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         for range in ranges {
             let mut start = range.start;
@@ -190,7 +190,7 @@ fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> Error {
 }
 
 /// Whether the file is a Git LFS pointer, as in a folder that was cloned without Git LFS.
-fn is_pointer(file: &mut File) -> bool {
+fn is_lfs_pointer(file: &mut File) -> bool {
     const BEGIN: &[u8] = b"version https://git-lfs";
     let mut begin = vec![0; BEGIN.len()];
     file.rewind().and_then(|()| file.read_exact(&mut begin)).is_ok() && begin == BEGIN
@@ -201,7 +201,7 @@ pub(crate) fn header(path: &Path, mut file: File) -> Result<(File, u64, TensorHe
     let refuse = unreadable(path);
     let bytes = file.metadata().map_err(&refuse)?.len();
     let found = training::tensor_header(&mut file, bytes);
-    if found.is_err() && is_pointer(&mut file) {
+    if found.is_err() && is_lfs_pointer(&mut file) {
         let problem =
             "it is a pointer of Git LFS in the place of the file: `git lfs pull` gets the file itself";
         return Err(Error::Format { path: path.into(), problem: problem.into() });
@@ -221,25 +221,27 @@ mod tests {
         let name = "model.layers.0.mlp.up_proj.weight";
         let whole = folder.read(name, DType::F32).unwrap().flatten_all().unwrap();
         let whole: Vec<f32> = whole.to_vec1().unwrap();
-        let part = folder.read_part(name, &[5..8, 0..1, 9..9], DType::F32).unwrap();
+        let part = folder.read_ranges(name, &[5..8, 0..1, 9..9], DType::F32).unwrap();
         assert_eq!(part.to_vec1::<f32>().unwrap(), [&whole[5..8], &whole[..1]].concat());
-        assert_eq!(folder.read_part(name, &[], DType::F64).unwrap().dims(), [0]);
-        let line = folder.read_part(name, &[0..1, 0..48 * 32 + 1], DType::F32).unwrap_err().to_string();
+        assert_eq!(folder.read_ranges(name, &[], DType::F64).unwrap().dims(), [0]);
+        let line = folder.read_ranges(name, &[0..1, 0..48 * 32 + 1], DType::F32).unwrap_err().to_string();
         assert!(line.contains("has 1536 numbers"), "{line}");
     }
 
     /// Ranges that are longer than one piece, read in another dtype than the file's.
     #[test]
     fn long_parts_come_in_pieces() {
-        let (dir, len) = (tempfile::tempdir().unwrap(), 3 * PIECE + 5);
+        let (dir, len) = (tempfile::tempdir().unwrap(), 3 * BUFFER_ELEMENTS + 5);
         let number = |place: usize| (place % 251) as f32;
         let all = Tensor::from_iter((0..len).map(number), &Device::Cpu).unwrap();
         let tensors =
             std::collections::HashMap::from([("a".to_string(), all.to_dtype(DType::BF16).unwrap())]);
         candle_core::safetensors::save(&tensors, dir.path().join(SINGLE)).unwrap();
         let folder = Folder::open(dir.path()).unwrap();
-        for ranges in [vec![0..len, 0..0], vec![7..8, 1..PIECE, PIECE - 1..len, 3..3, 2..9]] {
-            let read: Vec<f32> = folder.read_part("a", &ranges, DType::F32).unwrap().to_vec1().unwrap();
+        for ranges in
+            [vec![0..len, 0..0], vec![7..8, 1..BUFFER_ELEMENTS, BUFFER_ELEMENTS - 1..len, 3..3, 2..9]]
+        {
+            let read: Vec<f32> = folder.read_ranges("a", &ranges, DType::F32).unwrap().to_vec1().unwrap();
             assert!(read == ranges.into_iter().flatten().map(number).collect::<Vec<_>>());
         }
     }

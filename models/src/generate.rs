@@ -101,7 +101,7 @@ pub fn generate(
 }
 
 /// As [`generate`] for any model: `next_logits` returns the logits of the token after the given ones. It is called with
-/// at most `max_len` tokens, but the length of the prompt is not checked.
+/// at most `max_len` tokens, but the length of the prompt is not check_stream.
 ///
 /// # Errors
 /// An invalid configuration; logits that are NaN; errors of `next_logits`.
@@ -126,7 +126,7 @@ pub fn generate_by(
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
     config.validate()?;
-    let mut chooser = Chooser::new(config);
+    let mut chooser = TokenSampler::new(config);
     let mut row: Vec<u32> = prompt.to_vec();
     let mut tokens = Vec::new();
     while tokens.len() < config.max_new_tokens {
@@ -145,12 +145,12 @@ pub fn generate_by(
 }
 
 /// Chooses tokens from their logits.
-struct Chooser<'a> {
+struct TokenSampler<'a> {
     config: &'a GenerateConfig,
     random: Generator,
 }
 
-impl<'a> Chooser<'a> {
+impl<'a> TokenSampler<'a> {
     fn new(config: &'a GenerateConfig) -> Self {
         Self { config, random: Generator::new(config.seed) }
     }
@@ -162,7 +162,7 @@ impl<'a> Chooser<'a> {
             return Err(Error::Invalid { what: "the model", field: "logits", got: "NaN".into(), help });
         }
         if self.config.temperature == 0.0 {
-            return Ok(likeliest(&logits));
+            return Ok(argmax(&logits));
         }
         let candidates = self.candidates(&logits);
         let drawn = f64::from(self.random.next_u32()) / (f64::from(u32::MAX) + 1.0);
@@ -198,7 +198,7 @@ impl<'a> Chooser<'a> {
 }
 
 /// Returns the first token with the largest logit.
-fn likeliest(logits: &[f32]) -> u32 {
+fn argmax(logits: &[f32]) -> u32 {
     let best =
         (0u32..).zip(logits).fold(
             (0, f32::NEG_INFINITY),
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     fn tokens(config: GenerateConfig, logits: &[f32]) -> Vec<u32> {
-        Chooser::new(&config).candidates(logits).into_iter().map(|(token, _)| token).collect()
+        TokenSampler::new(&config).candidates(logits).into_iter().map(|(token, _)| token).collect()
     }
 
     #[test]
@@ -242,13 +242,13 @@ mod tests {
         assert_eq!(tokens(with(None, Some(1.0)), &logits), [1, 3, 2, 0]);
         // `top_p` applies to the tokens that `top_k` leaves, as in transformers.
         assert_eq!(tokens(with(Some(2), Some(0.5)), &logits), [1]);
-        assert_eq!(likeliest(&[1.0, 3.0, 3.0]), 1);
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
     }
 
     #[test]
     fn tokens_are_as_frequent_as_they_are_likely() {
         let config = GenerateConfig { temperature: 0.5, ..Default::default() };
-        let mut chooser = Chooser::new(&config);
+        let mut chooser = TokenSampler::new(&config);
         let logits = Tensor::new(&[[0f32, 2f32.ln()]], &Device::Cpu).unwrap();
         let ones = (0..2000).map(|_| chooser.choose(&logits).unwrap()).sum::<u32>();
         // Logits that differ by ln 2, at temperature 0.5: odds of 1 to 4.
@@ -259,7 +259,7 @@ mod tests {
     fn extreme_logits_are_chosen_from() {
         let config = GenerateConfig { temperature: 1.0, ..Default::default() };
         let choose =
-            |logits: &[f32]| Chooser::new(&config).choose(&Tensor::new(logits, &Device::Cpu).unwrap());
+            |logits: &[f32]| TokenSampler::new(&config).choose(&Tensor::new(logits, &Device::Cpu).unwrap());
         assert_eq!(choose(&[f32::NEG_INFINITY, 0.0]).unwrap(), 1);
         assert_eq!(choose(&[f32::INFINITY, 0.0]).unwrap(), 0);
         assert!(choose(&[f32::NAN, 0.0]).unwrap_err().to_string().contains("NaN"));

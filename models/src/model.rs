@@ -7,7 +7,7 @@ use candle_nn::Init;
 use training::build::{Builder, Layers, Model, Part, Unit, Units, Vocabulary, whole_rows};
 use training::{LinearCrossEntropyConfig, add, cross_entropy, embedding};
 
-use crate::block::{Block, Dropped, KeyValues, Norm, positions};
+use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
 use crate::names::{self, Names};
 use crate::{Family, ModelConfig};
 
@@ -18,7 +18,7 @@ const IGNORED: i64 = -100;
 struct Embedding {
     tokens: Arc<dyn Vocabulary>,
     positions: Option<Tensor>,
-    dropped: Dropped,
+    dropped: ResidualDropout,
     layers: Arc<dyn Layers>,
     device: Device,
 }
@@ -35,7 +35,7 @@ impl Embedding {
             }
             _ => None,
         };
-        let dropped = Dropped::new(config.dropout.embedding, "after_embedding", &part)?;
+        let dropped = ResidualDropout::new(config.dropout.embedding, "after_embedding", &part)?;
         let layers = part.layers().clone();
         Ok(Self { tokens, positions, dropped, layers, device: part.whole().device().clone() })
     }
@@ -105,7 +105,7 @@ pub struct CausalLm {
 /// Key-value cache of the tokens that a model has processed, so that only new tokens are computed.
 #[derive(Debug, Default)]
 pub struct Cache {
-    blocks: Vec<KeyValues>,
+    blocks: Vec<KvCache>,
 }
 
 impl Cache {
@@ -116,7 +116,7 @@ impl Cache {
 
     /// Returns the number of tokens in the cache.
     pub fn len(&self) -> usize {
-        self.blocks.first().map_or(0, KeyValues::len)
+        self.blocks.first().map_or(0, KvCache::len)
     }
 
     /// Returns true if no token has been processed.
@@ -134,7 +134,7 @@ impl CausalLm {
         let names = names::of(config.family);
         let name = |part: &str| format!("{}.{part}", names.base);
         let embedding = builder.unit(&name(names.embedding), |part| Embedding::new(config, &names, part))?;
-        let positions = positions(config);
+        let positions = rotary_positions(config);
         let block = |layer: usize| {
             builder.unit(&name(&format!("{}.{layer}", names.blocks)), |part| {
                 let part = part.pp(names.base).pp(names.blocks).pp(layer);
@@ -215,7 +215,7 @@ impl CausalLm {
                 offset.saturating_add(len)
             )
         }
-        cache.blocks.resize_with(self.blocks.len(), KeyValues::new);
+        cache.blocks.resize_with(self.blocks.len(), KvCache::new);
         whole_rows(|| {
             let mut x = self.embedding.run(|embedding| embedding.forward_at(tokens, offset))?;
             for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {

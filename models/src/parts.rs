@@ -22,12 +22,14 @@ impl PartSource for Inner {
     ) -> Result<Tensor> {
         match self.find(name, shape) {
             Some((folder, in_file, width)) => match width {
-                Some(width) => turned(folder, &in_file, width, dtype, ranges),
-                None => Ok(folder.read_part(&in_file, ranges, dtype)?),
+                Some(width) => read_transposed(folder, &in_file, width, dtype, ranges),
+                None => Ok(folder.read_ranges(&in_file, ranges, dtype)?),
             },
             // Randomly drawn parameters; also those of another shape or missing in the adapters' file, which are
             // refused.
-            None => take(&self.value(shape, name, init, dtype)?.flatten_all()?, ranges.iter().cloned()),
+            None => {
+                concat_ranges(&self.value(shape, name, init, dtype)?.flatten_all()?, ranges.iter().cloned())
+            }
         }
     }
 }
@@ -36,7 +38,7 @@ impl Inner {
     /// Returns the folder and the tensor name to read a parameter of this shape from, and, if the file stores it
     /// transposed, the number of columns of the model's matrix. `None` if it is not read from a file.
     fn find(&self, name: &str, shape: &Shape) -> Option<(&Folder, String, Option<usize>)> {
-        let name = self.own_name(name);
+        let name = self.stored_name(name);
         if self.shapes.get(&*name).is_some_and(|expected| expected == shape.dims()) {
             let folder = self.folder.as_ref()?;
             let width = shape.dims().last().copied();
@@ -91,7 +93,7 @@ fn blocks(ranges: &[Range<usize>], width: usize) -> Vec<(Block, Vec<Range<usize>
 }
 
 /// Reads ranges of a matrix of this width that the file stores transposed.
-fn turned(
+fn read_transposed(
     folder: &Folder,
     name: &str,
     width: usize,
@@ -103,19 +105,19 @@ fn turned(
     for (block, own) in blocks(ranges, width) {
         let in_file = |column: usize| column * height + block.rows.start..column * height + block.rows.end;
         let in_file: Vec<_> = block.columns.clone().map(in_file).collect();
-        let read = folder.read_part(name, &in_file, dtype)?;
+        let read = folder.read_ranges(name, &in_file, dtype)?;
         let read = read.reshape((block.columns.len(), block.rows.len()))?.t()?.contiguous()?;
-        parts.push(take(&read.flatten_all()?, own.iter().map(|range| block.place(range, width)))?);
+        parts.push(concat_ranges(&read.flatten_all()?, own.iter().map(|range| block.place(range, width)))?);
     }
     match &parts[..] {
         [one] => Ok(one.clone()),
-        [] => Ok(folder.read_part(name, &[], dtype)?),
+        [] => Ok(folder.read_ranges(name, &[], dtype)?),
         several => Tensor::cat(several, 0),
     }
 }
 
 /// Concatenates ranges of a flat tensor, in memory that does not keep the rest of the tensor alive.
-fn take(flat: &Tensor, ranges: impl Iterator<Item = Range<usize>>) -> Result<Tensor> {
+fn concat_ranges(flat: &Tensor, ranges: impl Iterator<Item = Range<usize>>) -> Result<Tensor> {
     let parts = ranges.filter(|range| !range.is_empty());
     let parts: Vec<_> = parts.map(|range| flat.narrow(0, range.start, range.len())).collect::<Result<_>>()?;
     match &parts[..] {

@@ -154,7 +154,7 @@ impl Weights {
 
 impl Inner {
     /// Returns the name under which a parameter is stored: a stage's copy of a tied head is the embedding.
-    pub(super) fn own_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+    pub(super) fn stored_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         match self.config.tied && name == names::HEAD {
             true => names::of(self.config.family).embedding().into(),
             false => name.into(),
@@ -168,8 +168,10 @@ impl Inner {
         init: Init,
         dtype: DType,
     ) -> candle_core::Result<Tensor> {
-        let name = &*self.own_name(name);
-        let Some(expected) = self.shapes.get(name) else { return self.other(shape, name, init, dtype) };
+        let name = &*self.stored_name(name);
+        let Some(expected) = self.shapes.get(name) else {
+            return self.extra_parameter(shape, name, init, dtype);
+        };
         if shape.dims() != expected {
             bail!("parameter {name} is asked for as {:?}, and is {expected:?}", shape.dims())
         }
@@ -185,7 +187,13 @@ impl Inner {
     }
 
     /// Returns a parameter that is not the model's own: an adapter's, or drawn from `init`.
-    fn other(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
+    fn extra_parameter(
+        &self,
+        shape: &Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+    ) -> candle_core::Result<Tensor> {
         let adapter = names::adapter_init(name, shape.dims());
         let (Some(adapters), true) = (&self.adapters, adapter.is_some()) else {
             return self.draw(shape, name, adapter.unwrap_or(init), dtype);
@@ -238,7 +246,7 @@ pub(crate) fn shapes_of(
     change: impl FnOnce(Builder) -> Builder,
 ) -> Result<BTreeMap<String, Vec<usize>>> {
     let asked: Arc<Mutex<BTreeMap<String, Vec<usize>>>> = Arc::default();
-    let outline = VarBuilder::from_backend(Box::new(Outline(asked.clone())), DType::F32, Device::Cpu);
+    let outline = VarBuilder::from_backend(Box::new(ShapeRecorder(asked.clone())), DType::F32, Device::Cpu);
     CausalLm::new(config, &change(Builder::new(outline)))?;
     let shapes = std::mem::take(&mut *lock(&asked));
     Ok(shapes)
@@ -285,7 +293,7 @@ fn check_tied(config: &ModelConfig, folder: &Folder, path: &Path) -> Result<()> 
         dims(&embedding) == dims(names::HEAD)
     });
     let piece = |name: &str, at: usize, end: usize| -> candle_core::Result<Vec<f32>> {
-        folder.read_part(name, std::slice::from_ref(&(at..end)), DType::F32)?.to_vec1()
+        folder.read_ranges(name, std::slice::from_ref(&(at..end)), DType::F32)?.to_vec1()
     };
     let mut are_equal = len_of_both.is_some();
     for at in (0..len_of_both.unwrap_or(0)).step_by(PIECE) {
@@ -349,9 +357,9 @@ impl SimpleBackend for Backend {
 }
 
 /// Backend that records the requested shapes, and returns broadcast tensors that use no memory.
-struct Outline(Arc<Mutex<BTreeMap<String, Vec<usize>>>>);
+struct ShapeRecorder(Arc<Mutex<BTreeMap<String, Vec<usize>>>>);
 
-impl SimpleBackend for Outline {
+impl SimpleBackend for ShapeRecorder {
     fn get(
         &self,
         shape: Shape,

@@ -6,14 +6,14 @@ use candle_core::{Tensor, TensorId, Var};
 use comm::{Communicator, ReduceOp, Work};
 use training::{DeferredGrads, GradSums};
 
-use crate::news::News;
+use crate::news::FailureReports;
 use crate::stage::Stage;
 use crate::{Action, ActionKind, Error, Result};
 
 /// The averaging of one step.
 pub(crate) struct Average<'a> {
     comm: Option<&'a dyn Communicator>,
-    news: &'a News,
+    news: &'a FailureReports,
     last: &'a [usize],
     bucket_bytes: usize,
     /// Complete gradients that are to be averaged together with the next ones; all of one dtype.
@@ -27,7 +27,7 @@ pub(crate) struct Average<'a> {
 }
 
 /// Returns the positions in a rank's list of actions after which a stage's gradients are complete.
-pub(crate) fn last_places(actions: &[Action]) -> Vec<usize> {
+pub(crate) fn completion_positions(actions: &[Action]) -> Vec<usize> {
     let mut last = BTreeMap::new();
     for (place, action) in actions.iter().enumerate() {
         if matches!(action.kind, ActionKind::Backward | ActionKind::BackwardWeight) {
@@ -40,7 +40,7 @@ pub(crate) fn last_places(actions: &[Action]) -> Vec<usize> {
 impl<'a> Average<'a> {
     pub(crate) fn new(
         comm: Option<&'a dyn Communicator>,
-        news: &'a News,
+        news: &'a FailureReports,
         last: &'a [usize],
         bucket_bytes: usize,
     ) -> Self {
@@ -90,8 +90,10 @@ impl<'a> Average<'a> {
             Ok(())
         });
         computed.map_err(Error::during("the gradients of weights"))?;
-        let ended =
-            failed.map_or(Ok(()), Err).and_then(|()| self.flush()).and_then(|()| self.tell(vars, flags));
+        let ended = failed
+            .map_or(Ok(()), Err)
+            .and_then(|()| self.flush())
+            .and_then(|()| self.exchange_presence(vars, flags));
         ended.map_err(|error| self.news.cause(error))
     }
 
@@ -110,7 +112,7 @@ impl<'a> Average<'a> {
     }
 
     /// Starts to determine which variables have a gradient on any replica.
-    fn tell(&mut self, vars: Vec<Var>, flags: Vec<u8>) -> comm::Result<()> {
+    fn exchange_presence(&mut self, vars: Vec<Var>, flags: Vec<u8>) -> comm::Result<()> {
         let (Some(comm), Some(first)) = (self.comm, vars.first()) else { return Ok(()) };
         let flags = Tensor::new(flags, first.device())?;
         self.works.push(comm.all_reduce(&flags, ReduceOp::Max)?);

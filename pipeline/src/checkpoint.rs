@@ -83,7 +83,7 @@ impl Pipeline {
             true => checkpoints.begin().map(|draft| draft.number()).map_err(Error::training),
             false => Ok(0),
         };
-        let number = groups.of_first(groups.all_agree(begun)?)?;
+        let number = groups.broadcast_from_first(groups.all_agree(begun)?)?;
         let written = match groups.dp.as_ref().is_none_or(|copies| copies.rank() == 0) {
             true => self.write(checkpoints, number, optimizer, checkpoint),
             false => Ok(Written::default()),

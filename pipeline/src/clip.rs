@@ -22,7 +22,7 @@ impl Pipeline {
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
         self.check("the norm of gradients")?;
         let repeated: HashSet<TensorId> =
-            self.ties().iter().flat_map(|tie| tie.repeated()).map(|var| var.id()).collect();
+            self.ties().iter().flat_map(|tie| tie.uncounted()).map(|var| var.id()).collect();
         let is_first = self.groups().tp.as_ref().is_none_or(|tp| tp.rank() == 0);
         let counts = |var: &Var| !repeated.contains(&var.id()) && (is_first || self.is_divided(var));
         let counted: Vec<Var> = self.vars().into_iter().filter(counts).collect();
@@ -82,7 +82,7 @@ impl Pipeline {
         let mut found = vec![listed(&mut vars.iter(), self.groups().dp.as_deref())?];
         let mut whole = vars.iter().filter(|(_, var)| !self.is_divided(var));
         found.push(listed(&mut whole, self.groups().tp.as_deref())?);
-        for (tied, among) in self.ties().iter().map(|tie| tie.parts()) {
+        for (tied, among) in self.ties().iter().map(|tie| tie.local_and_group()) {
             let mut first =
                 vars.iter().filter(|(_, var)| tied.first().is_some_and(|tied| tied.id() == var.id()));
             found.push(listed(&mut first, among)?);

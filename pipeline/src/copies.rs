@@ -20,7 +20,7 @@ pub(crate) fn group(groups: &Groups) -> Result<Option<Arc<dyn Communicator>>> {
 ///
 /// # Errors
 /// Replicas whose variables differ in name, shape or dtype.
-pub(crate) fn make_equal(copies: Option<&dyn Communicator>, vars: &[(String, Var)]) -> Result<()> {
+pub(crate) fn broadcast_variables(copies: Option<&dyn Communicator>, vars: &[(String, Var)]) -> Result<()> {
     let Some(copies) = copies.filter(|copies| copies.world_size() > 1) else { return Ok(()) };
     let own: Vec<String> = vars.iter().map(|(name, var)| format!("{name}: {}", Spec::of(var))).collect();
     let all = all_gather_object(copies, &own)?;

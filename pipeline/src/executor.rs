@@ -15,7 +15,7 @@ use crate::{Action, ActionKind, Error, Result, Span, Table};
 type Cell = (usize, usize);
 
 /// A micro-batch whose forward has run and whose backward has not.
-struct Alive {
+struct LiveActivation {
     input: Option<Var>,
     /// The output of the stage or, for the last stage, the loss.
     output: Tensor,
@@ -46,7 +46,7 @@ pub(crate) struct Run<'a> {
 /// State of a step in progress.
 #[derive(Default)]
 pub(crate) struct State {
-    alive: HashMap<Cell, Alive>,
+    alive: HashMap<Cell, LiveActivation>,
     deferred: HashMap<Cell, DeferredGrads>,
     /// Inputs and output gradients, by stage and micro-batch, from other stages of this rank or another.
     inputs: HashMap<Cell, Var>,
@@ -77,7 +77,7 @@ impl Run<'_> {
             if !action.kind.is_compute() {
                 // A receive lasts until the message has arrived.
                 tracing::info_span!("message", action = action.kind.letters())
-                    .in_scope(|| self.message(action))?;
+                    .in_scope(|| self.communicate(action))?;
                 continue;
             }
             let start = began.elapsed().as_secs_f64();
@@ -94,7 +94,7 @@ impl Run<'_> {
         tracing::info_span!("wait").in_scope(|| self.links.end())
     }
 
-    fn message(&mut self, action: Action) -> Result<()> {
+    fn communicate(&mut self, action: Action) -> Result<()> {
         let cell = (action.stage, action.micro_batch);
         match action.kind {
             ActionKind::RecvActivation => {
@@ -174,7 +174,7 @@ impl Run<'_> {
         let bytes = if self.state.measures { alive_bytes(input.as_ref(), &output) } else { 0 };
         self.state.bytes += bytes;
         self.state.most_bytes = self.state.most_bytes.max(self.state.bytes);
-        self.state.alive.insert((number, micro_batch), Alive { input, output, bytes });
+        self.state.alive.insert((number, micro_batch), LiveActivation { input, output, bytes });
         self.state.most_alive = self.state.most_alive.max(self.state.alive.len() + self.state.deferred.len());
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Run<'_> {
         let cell = (number, micro_batch);
         let during = || Error::during(action.to_string());
         let none = || Error::BadTable { reason: format!("{action}: it has not gone forward") };
-        let Alive { input, output, bytes } = self.state.alive.remove(&cell).ok_or_else(none)?;
+        let LiveActivation { input, output, bytes } = self.state.alive.remove(&cell).ok_or_else(none)?;
         self.state.bytes -= bytes;
         let gradient = match self.is_last(number) {
             true => share(&output, self.table.micro_batches).map_err(during())?,

@@ -30,7 +30,7 @@ impl Groups {
     }
 
     /// Returns the first rank's value. Every rank must call it.
-    pub(crate) fn of_first<T: Serialize + DeserializeOwned>(&self, mut own: T) -> Result<T> {
+    pub(crate) fn broadcast_from_first<T: Serialize + DeserializeOwned>(&self, mut own: T) -> Result<T> {
         for group in self.all() {
             own = broadcast_object(group, &own, 0)?;
         }

@@ -9,16 +9,16 @@ use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, Stats, Work};
 use serde::{Deserialize, Serialize};
 
-use crate::news::News;
+use crate::news::FailureReports;
 use crate::{Action, ActionKind, Error, Result, Table};
 
 /// Receives that are posted ahead on each link.
-const AHEAD: usize = 2;
+const POSTED_RECEIVES: usize = 2;
 /// Messages of up to this many bytes are received only when they are needed: until then they are in the transport's buffers,
 /// or wait at the sender. This saves waking a thread.
-const SMALL: usize = 32 << 10;
+const SMALL_MESSAGE_BYTES: usize = 32 << 10;
 /// Upper bound of a message's bytes beyond its elements.
-const HEAD: usize = 64;
+const HEADER_BYTES: usize = 64;
 
 /// Shape and dtype of a stage's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ impl Spec {
 
     fn is_small(&self) -> bool {
         let dtype: DType = self.dtype.parse().unwrap_or(DType::F32);
-        self.dims.iter().product::<usize>() * dtype.size_in_bytes() <= SMALL
+        self.dims.iter().product::<usize>() * dtype.size_in_bytes() <= SMALL_MESSAGE_BYTES
     }
 
     pub(crate) fn zeros(&self, device: &Device) -> Result<Var> {
@@ -61,7 +61,7 @@ impl std::fmt::Display for Spec {
 
 /// All links of this rank.
 pub(crate) struct Links {
-    news: Arc<News>,
+    news: Arc<FailureReports>,
     outgoing: BTreeMap<usize, Outgoing>,
     incoming: BTreeMap<usize, Incoming>,
     /// Sends in progress, of this step and of the previous one.
@@ -96,7 +96,7 @@ impl Links {
     /// Creates a link for each pair of ranks between which the table has messages. Every rank must call it.
     pub(crate) fn new(
         world: &dyn Communicator,
-        news: Arc<News>,
+        news: Arc<FailureReports>,
         table: &Table,
         specs: Vec<Spec>,
         device: &Device,
@@ -134,7 +134,7 @@ impl Links {
         let (specs, device, news) = (&self.specs, &self.device, &self.news);
         self.incoming.values_mut().try_for_each(|incoming| {
             incoming.asked = 0;
-            incoming.post(specs, device).map_err(|error| known(news, error))
+            incoming.post(specs, device).map_err(|error| with_reported_cause(news, error))
         })
     }
 
@@ -161,11 +161,11 @@ impl Links {
             if let Some(var) = self.arrived.remove(&action) {
                 return Ok(var);
             }
-            let Some(incoming) = self.incoming.get_mut(&from) else { return Err(never(action)) };
+            let Some(incoming) = self.incoming.get_mut(&from) else { return Err(never_sent(action)) };
             match incoming.next(&self.specs, &self.device) {
                 Ok(Some((next, var))) => self.arrived.insert(next, var),
-                Ok(None) => return Err(never(action)),
-                Err(error) => return Err(known(&self.news, error)),
+                Ok(None) => return Err(never_sent(action)),
+                Err(error) => return Err(with_reported_cause(&self.news, error)),
             };
         }
     }
@@ -193,21 +193,21 @@ impl Links {
 }
 
 /// Returns a communication failure with the cause that the other rank has reported.
-fn known(news: &News, error: Error) -> Error {
+fn with_reported_cause(news: &FailureReports, error: Error) -> Error {
     match error {
         Error::Comm(error) => news.cause(error),
         other => other,
     }
 }
 
-fn never(action: Action) -> Error {
+fn never_sent(action: Action) -> Error {
     Error::BadTable { reason: format!("{action}: nobody sends it") }
 }
 
 impl Outgoing {
     /// Sends directly if the transport can buffer the message, otherwise in the background; never waits for the receiver.
     fn send(&mut self, tensor: Tensor) -> comm::Result<Option<Work>> {
-        self.sent += tensor.elem_count() * tensor.dtype().size_in_bytes() + HEAD;
+        self.sent += tensor.elem_count() * tensor.dtype().size_in_bytes() + HEADER_BYTES;
         self.queued |= self.sent > self.comm.eager_bytes();
         match self.queued {
             true => self.comm.send(&tensor, 1).map(Some),
@@ -240,7 +240,7 @@ impl Incoming {
 
     /// Posts receives for messages that may arrive while this rank computes.
     fn post(&mut self, specs: &[Spec], device: &Device) -> Result<()> {
-        while self.posted.len() < AHEAD && self.asked < self.order.len() {
+        while self.posted.len() < POSTED_RECEIVES && self.asked < self.order.len() {
             let action = self.order[self.asked];
             let spec = spec(specs, action);
             if spec.is_small() {

@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result, Table};
 
 /// Bytes of a report: small enough that every transport buffers it without waiting for the receiver.
-const LEN: usize = 2048;
+const REPORT_BYTES: usize = 2048;
 /// How long to wait until the world group reports the first failure.
-const NEWS: Duration = Duration::from_millis(600);
+const WORLD_TIMEOUT: Duration = Duration::from_millis(600);
 /// How long to wait for a neighbour to report why it, or a rank beyond it, has left.
-const LONGEST: Duration = Duration::from_secs(5);
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(5);
 
-const PAUSE: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Groups for failure reports: two groups of two with each neighbour, with each rank that has variables tied to this rank's,
 /// and with each data-parallel replica. They are unused until something fails. They have two members each, so that a report
 /// does not depend on other ranks, which may leave.
-pub(crate) struct News {
+pub(crate) struct FailureReports {
     world: Arc<dyn Communicator>,
     /// By rank in the whole job.
     neighbours: BTreeMap<usize, Neighbour>,
@@ -45,7 +45,7 @@ enum Cause {
     Failed { rank: usize, reason: String },
 }
 
-impl News {
+impl FailureReports {
     /// Creates the groups. Every rank must call it. `tied` are pairs of ranks, lower one first, that wait for each other
     /// because of tied variables; all ranks of `copies` wait for each other, too.
     pub(crate) fn new(
@@ -59,16 +59,20 @@ impl News {
         // The same order on all ranks, so that no two wait for each other.
         let pairs: BTreeSet<(usize, usize)> = pairs.filter(|(a, b)| a != b).collect();
         let mut neighbours = BTreeMap::new();
-        meet(&*world, pairs, &mut neighbours)?;
+        create_pair_groups(&*world, pairs, &mut neighbours)?;
         if let Some(copies) = copies {
             let all = 0..copies.world_size();
-            meet(copies, all.clone().flat_map(|a| (a + 1..all.end).map(move |b| (a, b))), &mut neighbours)?;
+            create_pair_groups(
+                copies,
+                all.clone().flat_map(|a| (a + 1..all.end).map(move |b| (a, b))),
+                &mut neighbours,
+            )?;
         }
         Ok(Self { world, neighbours, told: Mutex::default() })
     }
 
     /// Reports to the ranks that wait for this one why it stops, without waiting for them. They report to theirs in turn.
-    pub(crate) fn tell(&self, error: &Error) {
+    pub(crate) fn report(&self, error: &Error) {
         let cause = match error {
             Error::Comm(comm::Error::PeerDied { rank, host, .. }) => {
                 Cause::Died { rank: *rank, host: host.clone() }
@@ -81,7 +85,7 @@ impl News {
                 Cause::Failed { rank, reason: error.to_string() }
             }
         };
-        let Ok(text) = written(&cause) else { return };
+        let Ok(text) = encode(&cause) else { return };
         // A neighbour that has left as well needs no report.
         let works = self
             .neighbours
@@ -94,41 +98,42 @@ impl News {
     pub(crate) fn cause(&self, error: comm::Error) -> Error {
         let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
         let told = match self.neighbours.get(left) {
-            Some(neighbour) => self.listen([neighbour], operation),
-            None => self.listen(self.neighbours.values(), operation),
+            Some(neighbour) => self.wait_for_report([neighbour], operation),
+            None => self.wait_for_report(self.neighbours.values(), operation),
         };
         if let Some(cause) = told {
             return cause;
         }
         let began = Instant::now();
-        while began.elapsed() < NEWS {
+        while began.elapsed() < WORLD_TIMEOUT {
             if let Err(first) = self.first_cause() {
                 return first.into();
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         error.into()
     }
 
     /// Waits for the first of these neighbours that reports a cause.
-    fn listen<'a>(
+    fn wait_for_report<'a>(
         &self,
         neighbours: impl IntoIterator<Item = &'a Neighbour>,
         operation: &str,
     ) -> Option<Error> {
-        let mut questions: Vec<Question> =
-            neighbours.into_iter().filter_map(|Neighbour { hears, .. }| ask(hears).ok()).collect();
+        let mut questions: Vec<PendingReport> =
+            neighbours.into_iter().filter_map(|Neighbour { hears, .. }| post_receive(hears).ok()).collect();
         let began = Instant::now();
-        while !questions.is_empty() && began.elapsed() < LONGEST {
-            let (open, done): (Vec<Question>, _) = questions.into_iter().partition(Question::is_open);
+        while !questions.is_empty() && began.elapsed() < NEIGHBOUR_TIMEOUT {
+            let (open, done): (Vec<PendingReport>, _) =
+                questions.into_iter().partition(PendingReport::is_open);
             questions = open;
-            if let Some(cause) = Vec::into_iter(done).find_map(|question| heard(question, operation)) {
+            if let Some(cause) = Vec::into_iter(done).find_map(|question| read_report(question, operation)) {
                 return Some(cause);
             }
             if let Err(died @ comm::Error::PeerDied { .. }) = self.first_cause() {
                 return Some(died.into());
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         None
     }
@@ -140,19 +145,19 @@ impl News {
 }
 
 /// A pending receive for a neighbour's report. Dropping it cancels the receive, by aborting the group.
-struct Question {
+struct PendingReport {
     hears: Arc<dyn Communicator>,
     text: Tensor,
     work: Option<Work>,
 }
 
-impl Question {
+impl PendingReport {
     fn is_open(&self) -> bool {
         self.work.as_ref().is_some_and(|work| !work.is_done())
     }
 }
 
-impl Drop for Question {
+impl Drop for PendingReport {
     fn drop(&mut self) {
         if self.is_open() {
             self.hears.abort();
@@ -161,7 +166,7 @@ impl Drop for Question {
 }
 
 /// Creates the groups of those pairs that this rank is in; all ranks pass the pairs in the same order.
-fn meet(
+fn create_pair_groups(
     world: &dyn Communicator,
     pairs: impl IntoIterator<Item = (usize, usize)>,
     neighbours: &mut BTreeMap<usize, Neighbour>,
@@ -178,22 +183,22 @@ fn meet(
     Ok(())
 }
 
-fn ask(hears: &Arc<dyn Communicator>) -> Result<Question> {
+fn post_receive(hears: &Arc<dyn Communicator>) -> Result<PendingReport> {
     let during = Error::during("news of another rank");
-    let text = Tensor::zeros(LEN, DType::U8, &Device::Cpu).map_err(during)?;
+    let text = Tensor::zeros(REPORT_BYTES, DType::U8, &Device::Cpu).map_err(during)?;
     let work = hears.recv(&text, 1 - hears.rank())?;
-    Ok(Question { hears: hears.clone(), text, work: Some(work) })
+    Ok(PendingReport { hears: hears.clone(), text, work: Some(work) })
 }
 
 /// Returns the cause that a rank has reported, or that its process died.
-fn heard(mut question: Question, operation: &str) -> Option<Error> {
+fn read_report(mut question: PendingReport, operation: &str) -> Option<Error> {
     match question.work.take()?.wait() {
         Ok(()) => {}
         Err(died @ comm::Error::PeerDied { .. }) => return Some(died.into()),
         Err(_) => return None,
     }
     let bytes = question.text.to_vec1::<u8>().ok()?;
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(LEN);
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(REPORT_BYTES);
     Some(match serde_json::from_slice(&bytes[..end]).ok()? {
         Cause::Died { rank, host } => {
             comm::Error::PeerDied { rank, host, operation: operation.to_string() }.into()
@@ -203,16 +208,16 @@ fn heard(mut question: Question, operation: &str) -> Option<Error> {
 }
 
 /// Encodes a cause as JSON, padded with zeros. A reason that is too long is truncated.
-fn written(cause: &Cause) -> candle_core::Result<Tensor> {
+fn encode(cause: &Cause) -> candle_core::Result<Tensor> {
     let encode = |cause: &Cause| serde_json::to_vec(cause).map_err(candle_core::Error::wrap);
     let mut bytes = encode(cause)?;
-    if let (true, Cause::Failed { rank, reason }) = (bytes.len() > LEN, cause) {
+    if let (true, Cause::Failed { rank, reason }) = (bytes.len() > REPORT_BYTES, cause) {
         // A character takes at most twelve bytes in JSON.
-        let reason = reason.chars().take(LEN / 16).chain("...".chars()).collect();
+        let reason = reason.chars().take(REPORT_BYTES / 16).chain("...".chars()).collect();
         bytes = encode(&Cause::Failed { rank: *rank, reason })?;
     }
-    bytes.resize(LEN, 0);
-    Tensor::from_vec(bytes, LEN, &Device::Cpu)
+    bytes.resize(REPORT_BYTES, 0);
+    Tensor::from_vec(bytes, REPORT_BYTES, &Device::Cpu)
 }
 
 #[cfg(test)]
@@ -227,10 +232,10 @@ mod tests {
     fn whoever_asks_hears_the_cause_however_long_it_is() {
         let table = Table::of(ScheduleKind::GPipe, 3, 1, 1).unwrap();
         let lines = Local::run_shared(3, |comm| {
-            let news = News::new(comm.clone(), &table, &BTreeSet::new(), None)?;
+            let news = FailureReports::new(comm.clone(), &table, &BTreeSet::new(), None)?;
             if comm.rank() == 1 {
                 let reason = "\u{1}\u{1F600}".repeat(3000);
-                news.tell(&Error::BadTable { reason });
+                news.report(&Error::BadTable { reason });
                 return Ok(None);
             }
             let operation = "recv #1".into();

@@ -17,7 +17,7 @@ use crate::average::Average;
 use crate::executor::{Run, State};
 use crate::groups::Groups;
 use crate::links::{Links, Spec};
-use crate::news::News;
+use crate::news::FailureReports;
 use crate::stage::Stage;
 use crate::tied::{self, Tie};
 use crate::{Action, Error, Plan, Result, Schedule, Span, Table};
@@ -59,7 +59,7 @@ pub struct Pipeline {
     links: Option<Links>,
     /// Table and links for evaluation; created when first used.
     evaluation: Option<(Table, Links)>,
-    news: Arc<News>,
+    news: Arc<FailureReports>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
     row_keys: Vec<RowKeys>,
@@ -108,7 +108,7 @@ impl Pipeline {
     fn close_if_failed<T>(&mut self, result: &Result<T>) {
         let Err(error) = result else { return };
         self.failed = Some(error.clone());
-        self.news.tell(error);
+        self.news.report(error);
         // Closing the connections makes the other ranks look for a report. All are closed at the same time, since ranks may
         // wait for one another in any of them.
         let (links, evaluation) = (self.links.take(), self.evaluation.take());

@@ -8,7 +8,7 @@ use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use training::GradSums;
 
-use crate::news::News;
+use crate::news::FailureReports;
 use crate::{Error, Result};
 
 /// A set of tied variables, as far as it concerns this rank.
@@ -103,13 +103,13 @@ impl Tie {
     }
 
     /// Returns the variables that must not be counted on this rank: of a set, only the first one is counted.
-    pub(crate) fn repeated(&self) -> &[Var] {
+    pub(crate) fn uncounted(&self) -> &[Var] {
         let is_first = self.group.as_ref().is_none_or(|group| group.rank() == 0);
         &self.vars[usize::from(is_first).min(self.vars.len())..]
     }
 
     /// Returns this rank's variables, and the group of ranks that have variables of the set.
-    pub(crate) fn parts(&self) -> (&[Var], Option<&dyn Communicator>) {
+    pub(crate) fn local_and_group(&self) -> (&[Var], Option<&dyn Communicator>) {
         (&self.vars, self.group.as_deref())
     }
 
@@ -122,7 +122,7 @@ impl Tie {
 }
 
 /// Sums the gradients of each set over ranks, so that all variables stay bitwise equal.
-pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &News) -> Result<()> {
+pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &FailureReports) -> Result<()> {
     let during = || Error::during("tied gradients");
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;

@@ -45,7 +45,7 @@ impl Modules {
         build: impl Fn(&Builder) -> Result<M> + Send + Sync + 'static,
     ) -> Result<Self> {
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
-        let model = build(&Builder::of_units(Arc::new(Names(names.clone()))))?;
+        let model = build(&Builder::of_units(Arc::new(NameRecorder(names.clone()))))?;
         let names = std::mem::take(&mut *names.lock().unwrap_or_else(PoisonError::into_inner));
         if model.units().len() != names.len() {
             bail!(
@@ -59,8 +59,8 @@ impl Modules {
         for (place, name) in names.into_iter().enumerate() {
             let (build, only) = (build.clone(), name.clone());
             modules = modules.module(&name, move |vb| {
-                let only = Only { name: only.clone(), vb: vb.root() };
-                Ok(One { model: build(&Builder::of_units(Arc::new(only)))?, place })
+                let only = SingleUnitSource { name: only.clone(), vb: vb.root() };
+                Ok(SingleUnit { model: build(&Builder::of_units(Arc::new(only)))?, place })
             });
         }
         Ok(modules)
@@ -68,15 +68,15 @@ impl Modules {
 }
 
 /// A model of which only one unit is built.
-struct One<M> {
+struct SingleUnit<M> {
     model: M,
     place: usize,
 }
 
 /// Records the names of units, and builds none.
-struct Names(Arc<Mutex<Vec<String>>>);
+struct NameRecorder(Arc<Mutex<Vec<String>>>);
 
-impl UnitSource for Names {
+impl UnitSource for NameRecorder {
     fn unit(&self, name: &str, _: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<UnitPlace> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(name.into());
         Ok(UnitPlace::Elsewhere)
@@ -84,12 +84,12 @@ impl UnitSource for Names {
 }
 
 /// Builds only the unit of this name.
-struct Only {
+struct SingleUnitSource {
     name: String,
     vb: VarBuilder<'static>,
 }
 
-impl UnitSource for Only {
+impl UnitSource for SingleUnitSource {
     fn unit(
         &self,
         name: &str,
@@ -103,7 +103,7 @@ impl UnitSource for Only {
     }
 }
 
-impl<M: Units> Module for One<M> {
+impl<M: Units> Module for SingleUnit<M> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self.model.units().get(self.place) {
             Some(unit) => unit.forward(x),

@@ -85,7 +85,7 @@ fn work(strategy: Strategy, model: &Model, setting: &Setting, hardware: &Hardwar
         Strategy::Tensor { sequence_parallel, .. } => {
             let mut layers: Vec<Layer> = model.units.iter().map(one).collect();
             if sequence_parallel {
-                beside(model, &mut layers, bytes, setting.element as usize);
+                add_sequence_parallel(model, &mut layers, bytes, setting.element as usize);
             }
             layers
         }
@@ -132,7 +132,7 @@ fn layer(unit: &Unit, bytes: usize, seconds: f64) -> Layer {
 
 /// Adds the other communication of sequence parallelism: all-reduce of gradients of parameters that all ranks hold; the
 /// data, which is gathered once and so counts as half a reduction; and the output, if samples have no length.
-fn beside(model: &Model, layers: &mut [Layer], bytes: usize, element: usize) {
+fn add_sequence_parallel(model: &Model, layers: &mut [Layer], bytes: usize, element: usize) {
     for (layer, unit) in layers.iter_mut().zip(&model.units) {
         layer.forward_reductions.extend((unit.gathered > 0).then_some(unit.gathered as usize * bytes / 2));
     }

@@ -53,19 +53,19 @@ pub(super) struct Layout<'a> {
 }
 
 /// Width in pixels of the page of a plot that takes the full width.
-const BROAD: u32 = 920;
+const FULL_WIDTH: u32 = 920;
 /// Size of the same plot on a narrow page, on which the wide one would be illegible.
 const NARROW: (u32, u32) = (450, 300);
 
 /// Draws a plot of full page width and `height` pixels, and the same for a narrow page; the page displays one of them.
-pub(super) fn draw_broad<'a>(
+pub(super) fn draw_full_width<'a>(
     title: &str,
     height: u32,
     layout: impl Fn((u32, u32)) -> Layout<'a>,
     paint: impl Fn(&mut Frame<'_, '_>) -> Drawn,
 ) -> Result<String> {
     let one = |size| draw(title, layout(size), &paint);
-    let (broad, narrow) = (one((BROAD, height))?, one(NARROW)?);
+    let (broad, narrow) = (one((FULL_WIDTH, height))?, one(NARROW)?);
     Ok(format!("<div class=\"broad\">{broad}</div><div class=\"narrow\">{narrow}</div>"))
 }
 

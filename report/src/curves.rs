@@ -5,10 +5,10 @@ use plotters::prelude::Color;
 use plotters::series::LineSeries;
 
 use crate::axis::Axis;
-use crate::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw_broad, px};
+use crate::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw_full_width, px};
 use crate::evaluations::{self, Evaluated};
 use crate::number::significant;
-use crate::thin::{Bin, thin};
+use crate::thin::{Bin, downsample};
 use crate::{Result, RunSeries};
 
 const TITLE: &str = "Loss";
@@ -64,7 +64,7 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
         .iter()
         .map(|run| {
             let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
-            Curve { run, pieces: thin(&run.losses, MOST_POINTS), per_unit }
+            Curve { run, pieces: downsample(&run.losses, MOST_POINTS), per_unit }
         })
         .collect();
     let bins = || curves.iter().flat_map(Curve::bins);
@@ -87,7 +87,7 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
         y_name: if low > 0. { "loss (log scale)" } else { "loss" },
         x_grid: true,
     };
-    let svg = draw_broad(TITLE, 360, layout, |frame| paint(frame, &curves, &dots))?;
+    let svg = draw_full_width(TITLE, 360, layout, |frame| paint(frame, &curves, &dots))?;
     let legend =
         curves.iter().enumerate().map(|(number, curve)| (number % COLOURS.len(), curve.run.name.clone()));
     Ok(Some(Chart {
@@ -181,7 +181,7 @@ mod tests {
 
     fn places(run: &RunSeries, by_epoch: bool) -> (Vec<f64>, Vec<f64>) {
         let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
-        let curve = Curve { run, pieces: thin(&run.losses, MOST_POINTS), per_unit };
+        let curve = Curve { run, pieces: downsample(&run.losses, MOST_POINTS), per_unit };
         let evaluated = evaluations::of(&[run]);
         let dots = evaluated.iter().flat_map(|evaluated| dots(evaluated, by_epoch).points);
         (curve.bins().map(|bin| curve.x(bin)).collect(), dots.map(|point| point.0).collect())

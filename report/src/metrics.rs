@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Evaluation, Result};
 
-use earlier::Earlier;
+use earlier::PreservedLines;
 
 pub use held::Held;
 pub use speed::{CheckpointTimes, StepSpeed};
@@ -80,7 +80,7 @@ enum Line<'a> {
 
 /// The fields that identify a line.
 #[derive(Deserialize)]
-struct Cut {
+struct LineKey {
     event: String,
     run: Option<String>,
     #[serde(default)]
@@ -93,9 +93,9 @@ struct Cut {
 
 /// Buffered lines are written once they have this many bytes. Small, because the kernel may cut a write of several
 /// pages when it kills the writer.
-const ENOUGH: usize = 4096;
+const MAX_BUFFERED: usize = 4096;
 /// Buffered lines are also written with the first line after this time, so that the file can be followed.
-const SOON: Duration = Duration::from_millis(250);
+const MAX_DELAY: Duration = Duration::from_millis(250);
 
 /// Writes the lines of `--metrics`.
 ///
@@ -124,7 +124,7 @@ pub struct MetricsWriter {
     file: File,
     lines: Vec<u8>,
     written: Instant,
-    earlier: Option<Earlier>,
+    earlier: Option<PreservedLines>,
 }
 
 impl MetricsWriter {
@@ -138,14 +138,14 @@ impl MetricsWriter {
     /// [`Error::Write`] with the path and the system's reason; the file is then unchanged.
     pub fn create(path: &Path) -> Result<Self> {
         let refuse = |error| Error::write(path, error);
-        let earlier = Earlier::keep(path).map_err(refuse)?;
+        let earlier = PreservedLines::keep(path).map_err(refuse)?;
         let new = training::open_output(path, File::options().write(true).create(true).truncate(true));
         let file = new.map_err(refuse)?;
         Ok(Self::new(path, file, earlier))
     }
 
-    fn new(path: &Path, file: File, earlier: Option<Earlier>) -> Self {
-        let lines = Vec::with_capacity(2 * ENOUGH);
+    fn new(path: &Path, file: File, earlier: Option<PreservedLines>) -> Self {
+        let lines = Vec::with_capacity(2 * MAX_BUFFERED);
         Self { path: path.to_path_buf(), file, lines, written: Instant::now(), earlier }
     }
 
@@ -256,7 +256,7 @@ impl MetricsWriter {
         self.any(run, |line| line.event == "evaluation" && line.step == step)
     }
 
-    fn any(&mut self, run: Option<&str>, is_it: impl Fn(&Cut) -> bool) -> Result<bool> {
+    fn any(&mut self, run: Option<&str>, is_it: impl Fn(&LineKey) -> bool) -> Result<bool> {
         self.flush()?;
         let refuse = |error| Error::write(&self.path, error);
         if !self.file.metadata().map_err(refuse)?.is_file() {
@@ -264,7 +264,7 @@ impl MetricsWriter {
         }
         let text = std::fs::read(&self.path).map_err(refuse)?;
         let is_it = |line: &[u8]| {
-            serde_json::from_slice(line).is_ok_and(|line: Cut| line.run.as_deref() == run && is_it(&line))
+            serde_json::from_slice(line).is_ok_and(|line: LineKey| line.run.as_deref() == run && is_it(&line))
         };
         Ok(text.split(|&byte| byte == b'\n').rev().any(is_it))
     }
@@ -282,7 +282,7 @@ impl MetricsWriter {
         }
         let text = std::fs::read(&self.path).map_err(refuse)?;
         let stays = |line: &[u8]| {
-            let Ok(line) = serde_json::from_slice::<Cut>(line) else { return false };
+            let Ok(line) = serde_json::from_slice::<LineKey>(line) else { return false };
             let comes_before = match line.event.as_str() {
                 "step" => (line.epoch, line.batch) < (epoch, batch),
                 // Evaluations after a step that stays.
@@ -306,7 +306,11 @@ impl MetricsWriter {
             return Err(Error::write(&self.path, error));
         }
         self.lines.push(b'\n');
-        if self.lines.len() >= ENOUGH || self.written.elapsed() >= SOON { self.flush() } else { Ok(()) }
+        if self.lines.len() >= MAX_BUFFERED || self.written.elapsed() >= MAX_DELAY {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Bin {
 
 /// Groups the steps into at most `most` bins of equal size, and splits these where a bin has no finite loss, which
 /// leaves a gap in the curve. Other losses that are not finite are ignored.
-pub(super) fn thin(losses: &[f32], most: usize) -> Vec<Vec<Bin>> {
+pub(super) fn downsample(losses: &[f32], most: usize) -> Vec<Vec<Bin>> {
     let size = losses.len().div_ceil(most.max(1)).max(1);
     let mut pieces = vec![Vec::new()];
     for (index, chunk) in losses.chunks(size).enumerate() {
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn few_steps_stay_as_they_are() {
-        let pieces = thin(&[3., 2., 1.], 10);
+        let pieces = downsample(&[3., 2., 1.], 10);
         assert_eq!(pieces.len(), 1);
         assert_eq!(
             pieces[0].iter().map(|bin| (bin.step, bin.mean)).collect::<Vec<_>>(),
@@ -58,7 +58,7 @@ mod tests {
     fn many_become_few_and_keep_their_extremes() {
         let mut losses: Vec<f32> = (0..100_003).map(|step| step as f32).collect();
         losses[50_000] = -7.;
-        let bins = thin(&losses, 1000).concat();
+        let bins = downsample(&losses, 1000).concat();
         assert!(bins.len() <= 1000 && bins.len() > 900);
         assert_eq!(bins.iter().map(|bin| bin.low).fold(0., f64::min), -7.);
         assert_eq!(bins.iter().map(|bin| bin.high).fold(0., f64::max), 100_002.);
@@ -66,10 +66,14 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_leaves_a_gap() {
-        let pieces = thin(&[1., f32::NAN, f32::INFINITY, 2., 3.], 10);
+        let pieces = downsample(&[1., f32::NAN, f32::INFINITY, 2., 3.], 10);
         assert_eq!(pieces.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2]);
-        let pieces = thin(&[1., f32::NAN, 3., 5.], 2);
+        let pieces = downsample(&[1., f32::NAN, 3., 5.], 2);
         assert_eq!(pieces.concat().iter().map(|bin| bin.mean).collect::<Vec<_>>(), [1., 4.]);
-        assert!(thin(&[f32::NAN], 10).is_empty() && thin(&[], 10).is_empty() && thin(&[], 0).is_empty());
+        assert!(
+            downsample(&[f32::NAN], 10).is_empty()
+                && downsample(&[], 10).is_empty()
+                && downsample(&[], 0).is_empty()
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Distributed sampler: divides a data set among ranks, in PyTorch's order.
 
 use crate::permutation::Permutation;
-use crate::share::share;
+use crate::share::share_len;
 use crate::{Indices, Sampler, SamplerError, SamplerState, Tail};
 
 /// How a data set is divided among ranks. All ranks need the same values except `rank`.
@@ -102,7 +102,7 @@ impl DistributedSampler {
     ///
     /// Count the indices trained on, not those a loader has prefetched:
     /// [`Batches::samples`](crate::Batches::samples). All ranks are assumed to have finished equally many. Under
-    /// [`Tail::Uneven`] save rank 0's state: a rank that has finished its whole share reports that the epoch is over,
+    /// [`Tail::Uneven`] save rank 0's state: a rank that has finished its whole share_len reports that the epoch is over,
     /// and rank 0 has the longest share.
     pub fn state(&self, taken: usize) -> SamplerState {
         let DistributedSamplerConfig { dataset_len, num_replicas, shuffle, seed, .. } = self.config;
@@ -178,7 +178,7 @@ impl Sampler for DistributedSampler {
 /// Number of positions from `start` on for the configured rank; checks that the last position does not overflow.
 fn count_from(config: &DistributedSamplerConfig, start: usize) -> Result<usize, SamplerError> {
     let DistributedSamplerConfig { dataset_len, num_replicas, rank, tail, .. } = *config;
-    let count = share(dataset_len - start, num_replicas, rank, tail)?;
+    let count = share_len(dataset_len - start, num_replicas, rank, tail)?;
     let end = if tail == Tail::Pad { count.checked_mul(num_replicas) } else { Some(0) };
     match end.and_then(|end| end.checked_add(start)) {
         Some(_) => Ok(count),

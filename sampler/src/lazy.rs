@@ -41,11 +41,11 @@ use window::Windows;
 pub struct LazyPermutation {
     len: usize,
     position: usize,
-    way: Way,
+    way: Method,
 }
 
 #[derive(Debug)]
-enum Way {
+enum Method {
     Sparse(Sparse),
     Windows(Windows),
 }
@@ -55,8 +55,8 @@ impl LazyPermutation {
     pub fn new(seed: u64, len: usize) -> Self {
         let generator = Generator::new(seed);
         let way = match len < LONG {
-            true => Way::Sparse(Sparse::new(generator, len)),
-            false => Way::Windows(Windows::new(generator, len)),
+            true => Method::Sparse(Sparse::new(generator, len)),
+            false => Method::Windows(Windows::new(generator, len)),
         };
         Self { len, position: 0, way }
     }
@@ -72,7 +72,7 @@ impl LazyPermutation {
     /// If memory for the moved elements is exhausted.
     pub fn advance(&mut self, count: usize) -> Result<(), SamplerError> {
         let count = count.min(self.len - self.position);
-        if let Way::Sparse(sparse) = &mut self.way {
+        if let Method::Sparse(sparse) = &mut self.way {
             sparse.advance(self.position, count)?;
         }
         self.position += count;
@@ -81,8 +81,8 @@ impl LazyPermutation {
 
     fn draw(&mut self) -> Result<usize, SamplerError> {
         let number = match &mut self.way {
-            Way::Sparse(sparse) => sparse.draw(self.position)?,
-            Way::Windows(windows) => windows.at(self.position)?,
+            Method::Sparse(sparse) => sparse.draw(self.position)?,
+            Method::Windows(windows) => windows.at(self.position)?,
         };
         self.position += 1;
         Ok(number)
@@ -110,7 +110,7 @@ mod tests {
     fn many_rows_take_the_memory_of_those_drawn() {
         let mut lazy = LazyPermutation::new(7, LONG - 1);
         let mut first: Vec<usize> = lazy.by_ref().take(1000).map(|number| number.unwrap()).collect();
-        let Way::Sparse(sparse) = &lazy.way else { unreachable!() };
+        let Method::Sparse(sparse) = &lazy.way else { unreachable!() };
         assert!(sparse.elements() <= 1000, "{}", sparse.elements());
         first.sort_unstable();
         first.dedup();

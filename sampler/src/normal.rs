@@ -4,7 +4,7 @@ use crate::allocation::zeros;
 use crate::{Generator, SamplerError, elementary};
 
 /// PyTorch draws normal numbers in groups of this many if at least that many are requested.
-const RUN: usize = 16;
+const GROUP: usize = 16;
 
 impl Generator {
     /// Draws `len` normal numbers of mean 0 and standard deviation 1: `torch.randn(len)`.
@@ -58,17 +58,17 @@ impl Generator {
     }
 
     fn fill_scaled(&mut self, out: &mut [f32], mean: f64, deviation: f64) {
-        if out.len() < RUN {
+        if out.len() < GROUP {
             out.fill_with(|| self.next_normal().mul_add(deviation, mean) as f32);
             return;
         }
         self.fill_rand(out);
         let (mean, deviation) = (mean as f32, deviation as f32);
-        for run in out.chunks_exact_mut(RUN) {
+        for run in out.chunks_exact_mut(GROUP) {
             transform(run, mean, deviation);
         }
-        if !out.len().is_multiple_of(RUN) {
-            let start = out.len() - RUN;
+        if !out.len().is_multiple_of(GROUP) {
+            let start = out.len() - GROUP;
             let last = &mut out[start..];
             self.fill_rand(last);
             transform(last, mean, deviation);
@@ -90,7 +90,7 @@ impl Generator {
 
 /// Transforms one group of uniform numbers into normal ones, in place.
 fn transform(run: &mut [f32], mean: f32, deviation: f32) {
-    let (first, second) = run.split_at_mut(RUN / 2);
+    let (first, second) = run.split_at_mut(GROUP / 2);
     for (a, b) in first.iter_mut().zip(second) {
         let radius = (-2.0 * elementary::ln(1.0 - *a)).sqrt();
         let (sin, cos) = elementary::sin_cos(std::f32::consts::TAU * *b);

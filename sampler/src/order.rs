@@ -1,7 +1,7 @@
 //! Row order of a run, batch by batch, across epochs.
 
 use crate::allocation::reserved;
-use crate::share::share;
+use crate::share::share_len;
 use crate::{LazyPermutation, SamplerError, SamplerState, Tail};
 
 /// The order in which a run takes the rows of a data set. All ranks need the same values.
@@ -121,7 +121,7 @@ impl Order {
         if batch_size == 0 {
             return Err(SamplerError::ZeroBatchSize);
         }
-        let mut rows = reserved(share(batch_size, num_replicas, rank, Tail::Uneven)?, "a batch's rows")?;
+        let mut rows = reserved(share_len(batch_size, num_replicas, rank, Tail::Uneven)?, "a batch's rows")?;
         for place in 0..batch_size {
             let row = self.next_row()?;
             if place % num_replicas == rank {

@@ -19,7 +19,7 @@ pub enum Tail {
 }
 
 /// Number of the `remaining` positions for a rank that takes every `num_replicas`-th, beginning at position `rank`.
-pub(crate) fn share(
+pub(crate) fn share_len(
     remaining: usize,
     num_replicas: usize,
     rank: usize,
@@ -44,7 +44,8 @@ mod tests {
 
     #[test]
     fn shares_at_the_edges() {
-        let of = |remaining, num_replicas, rank, tail| share(remaining, num_replicas, rank, tail).unwrap();
+        let of =
+            |remaining, num_replicas, rank, tail| share_len(remaining, num_replicas, rank, tail).unwrap();
         assert_eq!(of(0, 3, 2, Tail::Pad), 0);
         assert_eq!(of(1, 3, 2, Tail::Pad), 1);
         assert_eq!(of(1, 3, 2, Tail::Drop), 0);
@@ -52,7 +53,7 @@ mod tests {
         assert_eq!(of(1, 3, 1, Tail::Uneven), 0);
         assert_eq!(of(usize::MAX, 1, 0, Tail::Pad), usize::MAX);
         assert_eq!(of(usize::MAX, usize::MAX, usize::MAX - 1, Tail::Uneven), 1);
-        assert!(share(5, 0, 0, Tail::Pad).is_err());
-        assert!(share(5, 2, 2, Tail::Pad).is_err());
+        assert!(share_len(5, 0, 0, Tail::Pad).is_err());
+        assert!(share_len(5, 2, 2, Tail::Pad).is_err());
     }
 }

@@ -6,8 +6,8 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor,
 };
 
-use crate::guard::ask;
-use crate::table::{Box1, Box2, Box3, Call, Place};
+use crate::guard::run_checks;
+use crate::table::{Box1, Box2, Box3, Call, TableEntry};
 
 /// `x.apply_op1(op)`, known to [`backward`](crate::backward).
 ///
@@ -17,11 +17,11 @@ use crate::table::{Box1, Box2, Box3, Call, Place};
 /// # Errors
 /// Errors of the operation.
 pub fn apply_op1(x: &Tensor, op: impl CustomOp1 + Send + Sync + 'static) -> Result<Tensor> {
-    let place = Arc::<Place>::default();
+    let place = Arc::<TableEntry>::default();
     let op: Arc<Box1> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
     let result = x.apply_op1_arc(op.clone())?;
     if result.track_op() {
-        place.keep(&result, &Call::One([x.clone()], op));
+        place.insert(&result, &Call::One([x.clone()], op));
     }
     Ok(result)
 }
@@ -34,11 +34,11 @@ pub fn apply_op1(x: &Tensor, op: impl CustomOp1 + Send + Sync + 'static) -> Resu
 /// # Errors
 /// Errors of the operation.
 pub fn apply_op2(x: &Tensor, y: &Tensor, op: impl CustomOp2 + Send + Sync + 'static) -> Result<Tensor> {
-    let place = Arc::<Place>::default();
+    let place = Arc::<TableEntry>::default();
     let op: Arc<Box2> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
     let result = x.apply_op2_arc(y, op.clone())?;
     if result.track_op() {
-        place.keep(&result, &Call::Two([x.clone(), y.clone()], op));
+        place.insert(&result, &Call::Two([x.clone(), y.clone()], op));
     }
     Ok(result)
 }
@@ -56,11 +56,11 @@ pub fn apply_op3(
     z: &Tensor,
     op: impl CustomOp3 + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    let place = Arc::<Place>::default();
+    let place = Arc::<TableEntry>::default();
     let op: Arc<Box3> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
     let result = x.apply_op3_arc(y, z, op.clone())?;
     if result.track_op() {
-        place.keep(&result, &Call::Three([x.clone(), y.clone(), z.clone()], op));
+        place.insert(&result, &Call::Three([x.clone(), y.clone(), z.clone()], op));
     }
     Ok(result)
 }
@@ -68,7 +68,7 @@ pub fn apply_op3(
 /// An operation and its entry in the table.
 struct Applied<O> {
     op: O,
-    _place: Arc<Place>,
+    _place: Arc<TableEntry>,
 }
 
 impl<O: CustomOp1> CustomOp1 for Applied<O> {
@@ -89,7 +89,7 @@ impl<O: CustomOp1> CustomOp1 for Applied<O> {
     }
 
     fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        ask(&[x])?;
+        run_checks(&[x])?;
         self.op.bwd(x, result, gradient)
     }
 }
@@ -130,7 +130,7 @@ impl<O: CustomOp2> CustomOp2 for Applied<O> {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        ask(&[x, y])?;
+        run_checks(&[x, y])?;
         self.op.bwd(x, y, result, gradient)
     }
 }
@@ -184,7 +184,7 @@ impl<O: CustomOp3> CustomOp3 for Applied<O> {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        ask(&[x, y, z])?;
+        run_checks(&[x, y, z])?;
         self.op.bwd(x, y, z, result, gradient)
     }
 }

@@ -7,14 +7,14 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
 
 use crate::seeded;
-use crate::table::{Known, known};
+use crate::table::{LiveCall, known};
 
-/// Returns the gradients of all variables that `loss` depends on. They equal those of `loss.backward()` except for
+/// Returns the gradients of all variables that `loss` depends on. They equal those root `loss.backward()` except for
 /// the sign of a zero. For operations applied by [`apply_op1`](crate::apply_op1) and its siblings it avoids candle's
 /// zero tensors and the sums onto them.
 ///
 /// Where the graph has another operation, candle runs backward through that and everything it depends on: for an
-/// `x.sqr()?` at the end, the whole graph; for a view of a weight, only that view. The gradient of a tensor that both
+/// `x.sqr()?` at the end, the whole graph; for a view root a weight, only that view. The gradient of a tensor that both
 /// kinds of operations use is then summed in another order.
 ///
 /// # Cost
@@ -62,7 +62,7 @@ struct Pass<'a> {
 /// What backward does at a tensor.
 enum Step {
     /// Runs the operation's own backward.
-    Own(Known),
+    Own(LiveCall),
     /// Runs candle's backward through the part with this index, once all its users are done.
     Part(usize),
 }
@@ -87,15 +87,15 @@ impl<'a> Pass<'a> {
         for (node, _) in
             nodes.iter().zip(&known).filter(|(node, known)| known.is_none() && !node.is_variable())
         {
-            groups.join_all_below(node);
+            groups.join_dependencies(node);
         }
-        if loss.is_variable() || groups.of(loss.id()).is_some() {
+        if loss.is_variable() || groups.root(loss.id()).is_some() {
             return None;
         }
         let part_of = groups.numbered();
         let mut parts: Vec<Part> = Vec::new();
         parts.resize_with(part_of.values().max().map_or(0, |last| last + 1), Part::default);
-        let step = |(node, known): (&'a Tensor, Option<Known>)| match part_of.get(&node.id()) {
+        let step = |(node, known): (&'a Tensor, Option<LiveCall>)| match part_of.get(&node.id()) {
             Some(&part) => Some((node, Step::Part(part))),
             None if node.is_variable() => None,
             None => Some((node, Step::Own(known?))),
@@ -146,7 +146,7 @@ impl<'a> Pass<'a> {
 
 /// Finds candle's tensors that only reshape another one (`reshape`, `flatten`, `squeeze`): they have the same storage
 /// and the same contiguous range. No other operation in a graph has that.
-fn find_views(nodes: &[&Tensor], known: &mut [Option<Known>]) {
+fn find_views(nodes: &[&Tensor], known: &mut [Option<LiveCall>]) {
     if nodes.iter().zip(&*known).all(|(node, known)| known.is_some() || node.is_variable()) {
         return;
     }
@@ -157,9 +157,9 @@ fn find_views(nodes: &[&Tensor], known: &mut [Option<Known>]) {
             Some(span) if node.elem_count() > 0 => span,
             _ => continue,
         };
-        let of = lying.insert((place(node), start, end), node);
+        let of = lying.insert((storage_address(node), start, end), node);
         if known.is_none() && !node.is_variable() {
-            *known = of.map(|of| Known::View([of.clone()]));
+            *known = of.map(|of| LiveCall::View([of.clone()]));
         }
     }
 }
@@ -173,21 +173,21 @@ struct Groups {
 
 impl Groups {
     /// Joins a tensor with everything it depends on except variables.
-    fn join_all_below(&mut self, node: &Tensor) {
+    fn join_dependencies(&mut self, node: &Tensor) {
         if self.above.contains_key(&node.id()) {
             // Then everything below it is, too.
             return;
         }
         self.above.insert(node.id(), node.id());
         for below in node.sorted_nodes().into_iter().filter(|below| !below.is_variable()) {
-            let group = self.of(below.id()).unwrap_or(below.id());
+            let group = self.root(below.id()).unwrap_or(below.id());
             self.above.insert(below.id(), group);
             self.above.insert(group, node.id());
         }
     }
 
     /// The representative of a tensor's group.
-    fn of(&self, id: TensorId) -> Option<TensorId> {
+    fn root(&self, id: TensorId) -> Option<TensorId> {
         let mut at = id;
         loop {
             match *self.above.get(&at)? {
@@ -201,7 +201,7 @@ impl Groups {
     fn numbered(&self) -> HashMap<TensorId, usize> {
         let mut numbers = HashMap::new();
         let of = |(&id, _): (&TensorId, &TensorId)| {
-            let group = self.of(id)?;
+            let group = self.root(id)?;
             let next = numbers.len();
             Some((id, *numbers.entry(group).or_insert(next)))
         };
@@ -214,7 +214,7 @@ impl Groups {
 struct Gradients(HashMap<TensorId, Tensor>);
 
 impl Gradients {
-    /// Adds the gradients `given` for an operation's arguments, computed from that of its result.
+    /// Adds the gradients `given` for an operation's arguments, computed from that root its result.
     fn take(&mut self, arguments: &[Tensor], given: [Option<Tensor>; 3], of_result: &Tensor) -> Result<()> {
         let mut taken = vec![of_result.clone()];
         for (argument, gradient) in arguments.iter().zip(given) {
@@ -226,7 +226,7 @@ impl Gradients {
             let gradient = gradient.detach();
             let is_wanted = argument.is_variable() || !argument.track_op();
             // Callers may modify variables' gradients in place, so each has its own storage.
-            let is_shared = is_wanted && taken.iter().any(|other| share(other, &gradient));
+            let is_shared = is_wanted && taken.iter().any(|other| share_storage(other, &gradient));
             let gradient = match is_shared {
                 true => gradient.force_contiguous()?,
                 false => gradient.contiguous()?,
@@ -272,12 +272,12 @@ impl Gradients {
 }
 
 /// Whether two tensors share a storage.
-fn share(a: &Tensor, b: &Tensor) -> bool {
-    place(a) == place(b)
+fn share_storage(a: &Tensor, b: &Tensor) -> bool {
+    storage_address(a) == storage_address(b)
 }
 
 /// Address of a tensor's storage, which identifies it as long as a tensor holds it.
-fn place(tensor: &Tensor) -> usize {
+fn storage_address(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 

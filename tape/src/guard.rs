@@ -57,7 +57,7 @@ impl fmt::Debug for Guard {
 }
 
 /// Runs the checks of these arguments; called by an operation's backward.
-pub(crate) fn ask(arguments: &[&Tensor]) -> Result<()> {
+pub(crate) fn run_checks(arguments: &[&Tensor]) -> Result<()> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());
     }

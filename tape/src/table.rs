@@ -25,9 +25,9 @@ pub(crate) enum Call<One, Two, Three> {
 }
 
 /// A call whose result still exists.
-pub(crate) type Known = Call<Arc<Box1>, Arc<Box2>, Arc<Box3>>;
+pub(crate) type LiveCall = Call<Arc<Box1>, Arc<Box2>, Arc<Box3>>;
 
-impl Known {
+impl LiveCall {
     pub(crate) fn arguments(&self) -> &[Tensor] {
         match self {
             Self::One(arguments, _) => arguments,
@@ -60,17 +60,17 @@ impl Known {
 /// Owner of a table entry. The operation holds it, and the result holds the operation through candle's graph, so that
 /// dropping the result removes the entry.
 #[derive(Default)]
-pub(crate) struct Place(OnceLock<TensorId>);
+pub(crate) struct TableEntry(OnceLock<TensorId>);
 
-impl Place {
-    pub(crate) fn keep(&self, result: &Tensor, call: &Known) {
+impl TableEntry {
+    pub(crate) fn insert(&self, result: &Tensor, call: &LiveCall) {
         if self.0.set(result.id()).is_ok() {
             table().insert(result.id(), call.weak());
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for TableEntry {
     fn drop(&mut self) {
         // Arguments are dropped after the table is unlocked, since they may own entries as well.
         let _call = self.0.get().and_then(|result| table().remove(result));
@@ -78,7 +78,7 @@ impl Drop for Place {
 }
 
 /// Returns the call that each of these tensors is the result of, where it is known.
-pub(crate) fn known(tensors: &[&Tensor]) -> Vec<Option<Known>> {
+pub(crate) fn known(tensors: &[&Tensor]) -> Vec<Option<LiveCall>> {
     let table = table();
     let known = |tensor: &&Tensor| {
         Some(match table.get(&tensor.id())?.clone() {

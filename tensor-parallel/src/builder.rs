@@ -17,7 +17,7 @@ use crate::averaging::{Averaging, Weight};
 use crate::context::check_own_backward;
 use crate::division::Division;
 use crate::file::ShardedFile;
-use crate::source::{Asked, Source};
+use crate::source::{RequestedDivision, Source};
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
 /// Source of a model's weights. It describes the whole model; each rank takes its part.
@@ -183,8 +183,8 @@ impl ShardBuilder {
     }
 
     /// Creates a builder that requests weights from `builder`, and stores in `asked` how each one is divided. A `builder`
-    /// that does not read `asked` returns whole weights, which are then cut.
-    pub(crate) fn elsewhere(builder: VarBuilder<'static>, asked: Asked, context: Context) -> Self {
+    /// that does not read `asked` returns whole weights, which are then slice_part.
+    pub(crate) fn external(builder: VarBuilder<'static>, asked: RequestedDivision, context: Context) -> Self {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
         let inner = Inner { source, parameters, dtype, device, context, averaging: None };
@@ -298,7 +298,7 @@ impl ShardBuilder {
                 let whole = builder.get_with_hints(shape, &name, init)?;
                 // The whole weight is not needed any more; this frees memory for the next one.
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
-                cut(&whole, runs, &shard_dims)?
+                slice_part(&whole, runs, &shard_dims)?
             }
             Source::File(_) | Source::Parts(_) => {
                 let ranges: Vec<_> = runs.ranges().collect();
@@ -317,7 +317,8 @@ impl ShardBuilder {
                 let found = builder.get_with_hints(shape, &name, init);
                 lock(asked).take();
                 let found = found?;
-                let own = if found.dims() == shard_dims { found } else { cut(&found, runs, &shard_dims)? };
+                let own =
+                    if found.dims() == shard_dims { found } else { slice_part(&found, runs, &shard_dims)? };
                 return Ok((own, None));
             }
         };
@@ -362,7 +363,7 @@ impl ShardBuilder {
 }
 
 /// Returns the part of a whole weight that `runs` describes.
-pub(crate) fn cut(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Tensor> {
+pub(crate) fn slice_part(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Tensor> {
     if runs.count == 1 && runs.len == whole.elem_count() {
         return Ok(whole.as_ref().detach().reshape(shard_dims)?);
     }

@@ -8,7 +8,7 @@ use comm::{Communicator, all_agree, all_gather_object, broadcast_object};
 use serde::{Deserialize, Serialize};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
-use crate::builder::cut;
+use crate::builder::slice_part;
 use crate::file::ShardedFile;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
@@ -255,7 +255,7 @@ impl Saved {
             all.push(file.whole(key)?.reshape((runs.count, runs.len))?);
         }
         // Each run of the whole tensor is the concatenation of the ranks' runs, in order of rank.
-        cut(&Tensor::cat(&all, 1)?, split.runs(dims, rank, ranks), parameter.var().dims())
+        slice_part(&Tensor::cat(&all, 1)?, split.runs(dims, rank, ranks), parameter.var().dims())
     }
 }
 

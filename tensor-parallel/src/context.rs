@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
 use training::build::in_whole_rows;
 
-use crate::split::share;
+use crate::split::rank_range;
 use crate::{Error, RandomStreams, Result};
 
 /// Configuration of tensor parallelism: how a model is divided, seed, dtype, device.
@@ -91,7 +91,7 @@ impl Context {
     }
 
     /// Returns the same without sequence parallelism, for layers whose input is the whole sequence on every rank.
-    pub(crate) fn of_whole_sequences(&self) -> Self {
+    pub(crate) fn without_sequence_parallelism(&self) -> Self {
         Self { sequence_parallel: false, ..self.clone() }
     }
 
@@ -101,7 +101,7 @@ impl Context {
             return Ok(0..len);
         }
         self.check_sequence(&[len, 1])?;
-        Ok(share(len, self.rank(), self.ranks()))
+        Ok(rank_range(len, self.rank(), self.ranks()))
     }
 
     /// Returns the random streams of this rank.
@@ -143,17 +143,17 @@ impl Context {
         Ok(autograd::gather_from_group(x, sequence_dim(x.dims())?, &self.comm)?)
     }
 
-    /// Gathers all ranks' parts of the last dimension, of total length `total`; each rank has its [`share`].
+    /// Gathers all ranks' parts of the last dimension, of total length `total`; each rank has its [`rank_range`].
     pub(crate) fn gather_shares(&self, x: &Tensor, total: usize) -> Result<Tensor> {
         let (ranks, dim) = (self.ranks(), x.rank().saturating_sub(1));
         if total.is_multiple_of(ranks) {
             return Ok(autograd::gather_from_group(x, dim, &self.comm)?);
         }
         // Padded, since the gathered parts must have equal lengths.
-        let widest = share(total, 0, ranks).len();
+        let widest = rank_range(total, 0, ranks).len();
         let padded = x.pad_with_zeros(dim, 0, widest - x.dim(dim)?)?;
         let all = autograd::gather_from_group(&padded, dim, &self.comm)?;
-        let part = |rank: usize| all.narrow(dim, rank * widest, share(total, rank, ranks).len());
+        let part = |rank: usize| all.narrow(dim, rank * widest, rank_range(total, rank, ranks).len());
         let parts = (0..ranks).map(part).collect::<candle_core::Result<Vec<_>>>()?;
         Ok(Tensor::cat(&parts, dim)?)
     }

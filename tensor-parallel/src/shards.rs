@@ -15,7 +15,7 @@ use training::build::PartSource;
 
 use crate::builder::lock;
 use crate::division::Division;
-use crate::source::Asked;
+use crate::source::RequestedDivision;
 use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, agreement};
 
 /// Supplies each rank of a tensor-parallel group with its part of the weights, through a candle [`VarBuilder`]: for code that
@@ -44,16 +44,16 @@ use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelC
 #[derive(Clone)]
 pub struct Shards {
     source: ShardBuilder,
-    asked: Asked,
+    asked: RequestedDivision,
     /// Names of variables whose gradient must be summed over the ranks.
     summed: Arc<Mutex<BTreeSet<String>>>,
     /// Variables that were requested, and what this rank has of each.
-    held: Arc<Mutex<BTreeMap<String, Held>>>,
+    held: Arc<Mutex<BTreeMap<String, HeldPart>>>,
 }
 
 /// What a rank has of a parameter.
 #[derive(Debug, Clone)]
-struct Held {
+struct HeldPart {
     dims: Vec<usize>,
     runs: Runs,
     is_divided: bool,
@@ -79,7 +79,7 @@ impl Shards {
         let Some(source) = source else {
             return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
         };
-        Ok(Self { source, asked: Asked::default(), summed: Arc::default(), held: Arc::default() })
+        Ok(Self { source, asked: RequestedDivision::default(), summed: Arc::default(), held: Arc::default() })
     }
 
     /// Returns a builder that stores this rank's part of each variable in `map`. Random weights are drawn whole, in the order
@@ -107,7 +107,7 @@ impl Shards {
     /// Returns a builder for layers of this crate, given one from [`var_builder`](Self::var_builder). With any other builder,
     /// whose variables are whole, layers take their part of them.
     pub fn of(&self, builder: VarBuilder<'static>) -> ShardBuilder {
-        ShardBuilder::elsewhere(builder, self.asked.clone(), self.context().clone())
+        ShardBuilder::external(builder, self.asked.clone(), self.context().clone())
     }
 
     /// Returns the tensor-parallel context of the layers.
@@ -164,7 +164,7 @@ impl Shards {
         }
         let context = self.context();
         let runs = division.split.runs(&dims, context.rank(), context.ranks());
-        let held = Held { dims, runs, is_divided: division.split != Split::Whole };
+        let held = HeldPart { dims, runs, is_divided: division.split != Split::Whole };
         lock(&self.held).insert(name.to_string(), held);
     }
 }

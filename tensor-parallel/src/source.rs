@@ -23,7 +23,7 @@ pub(crate) enum Source {
     /// A file whose header alone is read, to check that it matches the model.
     Outline(ShardedFile),
     /// The builder of a model that is built elsewhere: see [`crate::Shards`].
-    Elsewhere(VarBuilder<'static>, Asked),
+    Elsewhere(VarBuilder<'static>, RequestedDivision),
 }
 
 impl Source {
@@ -49,4 +49,4 @@ impl Source {
 }
 
 /// Division of the variable that is requested next.
-pub(crate) type Asked = Arc<Mutex<Option<Division>>>;
+pub(crate) type RequestedDivision = Arc<Mutex<Option<Division>>>;

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 /// Returns the range of `len` items that belongs to a rank. If `len` is not divisible by the number of ranks, the first ranks
 /// have one more; there is no padding.
-pub(crate) fn share(len: usize, rank: usize, ranks: usize) -> Range<usize> {
+pub(crate) fn rank_range(len: usize, rank: usize, ranks: usize) -> Range<usize> {
     let (each, more) = (len / ranks.max(1), len % ranks.max(1));
     let start = rank * each + rank.min(more);
     start..start + each + usize::from(rank < more)
@@ -86,7 +86,7 @@ impl Split {
             return Err(Error::invalid(&format!("the rows of {name}"), rows, help));
         }
         let mut shard = dims.to_vec();
-        shard[0] = share(rows, rank, ranks).len();
+        shard[0] = rank_range(rows, rank, ranks).len();
         Ok(shard)
     }
 
@@ -96,7 +96,7 @@ impl Split {
         let count = match self {
             Split::Whole => return Runs { start: 0, len: all, stride: all, count: 1 },
             Split::Rows { groups: 0 | 1 } => {
-                let (width, own) = (dims[1..].iter().product::<usize>(), share(dims[0], rank, ranks));
+                let (width, own) = (dims[1..].iter().product::<usize>(), rank_range(dims[0], rank, ranks));
                 return Runs { start: own.start * width, len: own.len() * width, stride: all, count: 1 };
             }
             Split::Rows { groups } => groups.max(1),

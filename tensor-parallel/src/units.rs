@@ -22,7 +22,7 @@ impl From<ShardBuilder> for Builder {
     /// Divides the layers over the ranks; everything else in the model is whole on every rank. Sequence parallelism is
     /// refused: the input of such models is whole sequences.
     fn from(shards: ShardBuilder) -> Self {
-        let vb = Whole { shards: shards.clone(), summed: false }.var_builder("");
+        let vb = WholeBackend { shards: shards.clone(), summed: false }.var_builder("");
         Builder::new(vb).with_layers(Arc::new(Divided::Root(shards)))
     }
 }
@@ -104,7 +104,7 @@ impl Layers for Divided {
 
     fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
         let summed = self.ranks() > 1;
-        Whole { shards: self.at(&vb.root()), summed }.var_builder(&vb.prefix())
+        WholeBackend { shards: self.at(&vb.root()), summed }.var_builder(&vb.prefix())
     }
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
@@ -167,7 +167,7 @@ impl Vocabulary for Table {
             Some(rows) => {
                 let features = x.dims().last().copied().unwrap_or(1);
                 let all = self.context.gather_sequence(x)?.reshape(((), features))?;
-                (embedding(&all, &rows)?, self.context.of_whole_sequences())
+                (embedding(&all, &rows)?, self.context.without_sequence_parallelism())
             }
         };
         let wide = |x: &Tensor| match x.dtype() {
@@ -198,13 +198,13 @@ fn counted(targets: &Tensor, ignored: Option<i64>) -> Result<(Option<Tensor>, Te
 }
 
 /// `VarBuilder` backend of parameters that every rank holds whole.
-struct Whole {
+struct WholeBackend {
     shards: ShardBuilder,
     /// Whether each rank computes only a part of the gradient.
     summed: bool,
 }
 
-impl Whole {
+impl WholeBackend {
     fn var_builder(self, prefix: &str) -> VarBuilder<'static> {
         let (dtype, device) = (self.shards.dtype(), self.shards.device().clone());
         let root = VarBuilder::from_backend(Box::new(self), dtype, device);
@@ -212,7 +212,7 @@ impl Whole {
     }
 }
 
-impl SimpleBackend for Whole {
+impl SimpleBackend for WholeBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> Result<Tensor> {
         let division = Division { summed: self.summed, ..Split::Whole.into() };
         Ok(self.shards.parameter(shape, name, init, division)?.0)

@@ -11,7 +11,7 @@ use crate::vectors::vectorized;
 use crate::{Error, Result};
 
 /// Number of elements in each run that is summed in f32.
-const RUN: usize = 1024;
+const RUN_LEN: usize = 1024;
 
 /// Returns the 2-norm of the gradients of all these parameters together; parameters without a gradient count as 0.
 ///
@@ -184,10 +184,10 @@ fn squares(grad: &Tensor) -> candle_core::Result<f64> {
         if let (Storage::Cpu(storage), DType::F32) = (&*storage, grad.dtype()) {
             let numbers = dense::<f32>(storage, layout)?;
             // Each run is summed in f32 SIMD lanes, the runs in f64: fast, with a relative error near f32 rounding.
-            let mut sums = vec![0f64; numbers.len().div_ceil(RUN)];
-            blocks_of_work([&mut sums], BLOCK / RUN, numbers.len(), |at, [sums]| {
+            let mut sums = vec![0f64; numbers.len().div_ceil(RUN_LEN)];
+            blocks_of_work([&mut sums], BLOCK / RUN_LEN, numbers.len(), |at, [sums]| {
                 vectorized!({
-                    for (total, run) in sums.iter_mut().zip(numbers[at * RUN..].chunks(RUN)) {
+                    for (total, run) in sums.iter_mut().zip(numbers[at * RUN_LEN..].chunks(RUN_LEN)) {
                         *total = f64::from(sum(run, |x| x * x));
                     }
                 });

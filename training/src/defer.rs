@@ -85,13 +85,13 @@ impl DeferredGrads {
 /// ```
 pub fn defer_weights<T>(backward: impl FnOnce() -> Result<T>) -> Result<(T, DeferredGrads)> {
     /// Restores the earlier queue, also after a panic.
-    struct Before(Option<Vec<Deferred>>);
-    impl Drop for Before {
+    struct Restore(Option<Vec<Deferred>>);
+    impl Drop for Restore {
         fn drop(&mut self) {
             QUEUE.set(self.0.take());
         }
     }
-    let before = Before(QUEUE.replace(Some(Vec::new())));
+    let before = Restore(QUEUE.replace(Some(Vec::new())));
     let result = backward()?;
     let deferred = QUEUE.take().unwrap_or_default();
     drop(before);

@@ -162,19 +162,19 @@ pub(crate) fn check_scale(of: &'static str, scale: f64) -> Result<()> {
 }
 
 /// Names variables by their indices.
-pub(crate) fn numbered(vars: Vec<Var>) -> impl Iterator<Item = (String, Var)> {
+pub(crate) fn named_by_index(vars: Vec<Var>) -> impl Iterator<Item = (String, Var)> {
     vars.into_iter().enumerate().map(|(index, var)| (index.to_string(), var))
 }
 
 impl<S> Slot<S> {
     /// Whether the parameter is stepped in place.
-    pub(crate) fn on_host(&self) -> bool {
+    pub(crate) fn steps_in_place(&self) -> bool {
         on_host(&self.var)
     }
 
     pub(crate) fn check(&self, optimizer: &'static str, grad: &Tensor) -> Result<()> {
         // Gradients of a 16-bit parameter may have been summed or scaled in f32.
-        let fits = [self.var.dtype(), wide(&self.var)].contains(&grad.dtype());
+        let fits = [self.var.dtype(), state_dtype(&self.var)].contains(&grad.dtype());
         if self.var.shape() == grad.shape() && fits {
             return Ok(());
         }
@@ -194,7 +194,7 @@ fn on_host(var: &Var) -> bool {
 }
 
 /// The dtype in which a parameter is stepped and its buffers are kept.
-pub(crate) fn wide(var: &Var) -> DType {
+pub(crate) fn state_dtype(var: &Var) -> DType {
     if var.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -209,7 +209,7 @@ pub(crate) enum Buffer {
 
 impl Buffer {
     pub(crate) fn zeros(var: &Var) -> candle_core::Result<Self> {
-        Self::from_tensor(&Tensor::zeros(var.shape(), wide(var), &Device::Cpu)?, var)
+        Self::from_tensor(&Tensor::zeros(var.shape(), state_dtype(var), &Device::Cpu)?, var)
     }
 
     /// Copies the tensor to where the parameter is.
@@ -236,7 +236,7 @@ impl Buffer {
         Ok(match self {
             Self::Host(storage) => {
                 let (storage, shape) = (storage.clone(), var.shape().clone());
-                CopyLater::new(var.shape(), wide(var), move || copied(&storage, &shape))
+                CopyLater::new(var.shape(), state_dtype(var), move || copied(&storage, &shape))
             }
             Self::Tensor(tensor) => CopyLater::done(tensor.copy()?),
         })

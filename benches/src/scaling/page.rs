@@ -30,8 +30,8 @@ pub(super) fn sheet(scaling: &Scaling, out: &Path) -> Sheet {
         scale(runs, kinds, Scale::Strong, "Strong scaling", strong),
         time(runs, kinds),
         costs(runs, kinds),
-        predicted::fit(scaling),
-        predicted::beyond(scaling),
+        predicted::comparison_section(scaling),
+        predicted::forecast_section(scaling),
     ];
     Sheet {
         title: "Scaling over ranks".into(),

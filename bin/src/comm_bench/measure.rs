@@ -59,7 +59,7 @@ pub fn measure(
     let mut warm = timed(comm, &operation, WARM_UP)?;
     let calls = match calls {
         Some(calls) => calls,
-        None => agreed(comm, affordable(&mut warm, budget))?,
+        None => broadcast_count(comm, calls_within_budget(&mut warm, budget))?,
     };
     let mut times = timed(comm, &operation, calls)?;
     let s = median(&mut times);
@@ -83,13 +83,13 @@ fn timed(comm: &dyn Communicator, operation: &Operation, calls: usize) -> Result
 }
 
 /// Returns the number of calls that fit into the budget, within [`CALLS`].
-fn affordable(warm: &mut [f64], budget: Duration) -> usize {
+fn calls_within_budget(warm: &mut [f64], budget: Duration) -> usize {
     let calls = budget.as_secs_f64() / median(warm).max(1e-9);
     (calls as usize).clamp(CALLS.0, CALLS.1)
 }
 
 /// Broadcasts rank 0's number to all ranks.
-fn agreed(comm: &dyn Communicator, calls: usize) -> Result<usize> {
+fn broadcast_count(comm: &dyn Communicator, calls: usize) -> Result<usize> {
     let tensor = Tensor::new(&[calls as i64], &Device::Cpu)?;
     comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
     Ok(tensor.to_vec1::<i64>()?[0] as usize)

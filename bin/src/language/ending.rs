@@ -10,7 +10,7 @@ use training::{Checkpoints, Contents};
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::options::{CheckpointOptions, keeps_losses, offer};
+use crate::options::{CheckpointOptions, keeps_losses, with_fallback_hint};
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::first_choice;
@@ -57,7 +57,7 @@ pub(super) trait Ending: Experiment + Job {
     }
 
     /// Prints a summary of the run.
-    fn tell_end(&self, summary: &Summary, speed: &Speed) -> Result<()> {
+    fn print_summary(&self, summary: &Summary, speed: &Speed) -> Result<()> {
         if summary.steps > 0 {
             say(format_args!("{}", trained::line(summary, speed)))?;
         }
@@ -71,11 +71,17 @@ pub(super) trait Ending: Experiment + Job {
         mut log: Option<&mut RunLog<'_>>,
         rank: &Rank,
     ) -> Result<()> {
-        let Some(contents) = found(&self.options().checkpoints, rank)? else { return Ok(()) };
-        trainer.resume(&contents).map_err(offer)?;
+        let Some(contents) = first_choice_of_checkpoint(&self.options().checkpoints, rank)? else {
+            return Ok(());
+        };
+        trainer.resume(&contents).map_err(with_fallback_hint)?;
         self.check_steps(trainer.step())?;
         if let Some(log) = &mut log {
-            kept::resume(log, trainer.step(), trainer::observer_state(&contents).map_err(offer)?)?;
+            kept::resume(
+                log,
+                trainer.step(),
+                trainer::observer_state(&contents).map_err(with_fallback_hint)?,
+            )?;
         }
         if let (Some(log), true) = (log, rank.is_first()) {
             log.cut(trainer.epoch() as usize, trainer.step())?;
@@ -107,7 +113,7 @@ pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
 }
 
 /// Returns rank 0's choice of checkpoint, on every rank.
-fn found(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
+fn first_choice_of_checkpoint(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
     let found = first_choice(options, rank, || choose(options))?;
     if found.is_none() && options.resumes() && rank.is_first() {
         note(format_args!("no checkpoint in {} yet: starting from the beginning", options.dir().display()));

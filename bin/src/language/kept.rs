@@ -14,7 +14,7 @@ const LOSSES: &str = "losses";
 
 /// The part of the state that is not stored as tensors.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedLog {
     log: LogState,
     evaluations: Vec<Evaluation>,
 }
@@ -24,7 +24,7 @@ pub(super) fn of(log: &RunLog<'_>) -> girandole::Result<ObserverState> {
     let (state, losses) = log.state();
     // JSON cannot represent non-finite numbers.
     let evaluations = log.evaluations().iter().filter(|evaluation| evaluation.loss.is_finite());
-    let kept = Kept { log: state, evaluations: evaluations.cloned().collect() };
+    let kept = SavedLog { log: state, evaluations: evaluations.cloned().collect() };
     let values = serde_json::to_value(kept).map_err(comm::carry)?;
     let mut tensors = HashMap::new();
     if !losses.is_empty() {
@@ -40,7 +40,7 @@ pub(super) fn resume(log: &mut RunLog<'_>, steps: usize, state: ObserverState) -
         log.begin_at(steps);
         return Ok(());
     }
-    let kept: Kept = serde_json::from_value(values).map_err(|error| {
+    let kept: SavedLog = serde_json::from_value(values).map_err(|error| {
         let problem = format!("what it keeps of the run's losses cannot be read: {error}");
         Error::Checkpoint { problem }
     })?;

@@ -27,7 +27,7 @@ pub(super) struct SampleOptions {
     sample: usize,
 }
 
-fn go_on(_: u32) -> ControlFlow<()> {
+fn never_stop(_: u32) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -105,10 +105,10 @@ impl Sample {
                 Ok(stages.forward(&tokens, last).map_err(candle_core::Error::from)?)
             };
             let (prompt, config) = (&self.prompt, &self.config);
-            return Ok(models::generate_by(next_logits, self.max_len, prompt, config, go_on)?);
+            return Ok(models::generate_by(next_logits, self.max_len, prompt, config, never_stop)?);
         }
         match model.model()? {
-            Some(model) => Ok(models::generate(model, &self.prompt, &self.config, go_on)?),
+            Some(model) => Ok(models::generate(model, &self.prompt, &self.config, never_stop)?),
             None => Ok(Vec::new()),
         }
     }

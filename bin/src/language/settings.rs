@@ -49,7 +49,7 @@ fn name_of(value: &impl ValueEnum) -> String {
 }
 
 /// Prints the settings that differ from the checkpoint's, in one line.
-pub(super) fn tell_changes(changes: &[ChangedSetting]) {
+pub(super) fn note_changed_settings(changes: &[ChangedSetting]) {
     if changes.is_empty() {
         return;
     }

@@ -35,7 +35,10 @@ impl SharedRows {
 }
 
 /// Returns the files of `--data` and that of `--evaluate`, with the token files that the launcher made of them.
-pub(super) fn told(data: &[DataFile], evaluate: Option<&DataFile>) -> (Vec<DataFile>, Option<DataFile>) {
+pub(super) fn with_shared_tokens(
+    data: &[DataFile],
+    evaluate: Option<&DataFile>,
+) -> (Vec<DataFile>, Option<DataFile>) {
     let (mut data, mut evaluate) = (data.to_vec(), evaluate.cloned());
     let variable = std::env::var(VARIABLE).ok().filter(|_| launch::is_worker());
     let paths = variable.iter().flat_map(|paths| paths.split(':'));

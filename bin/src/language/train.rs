@@ -16,7 +16,7 @@ use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
 use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
 use crate::outputs;
-use crate::rank::{Outcome, Rank, Stage};
+use crate::rank::{Outcome, Rank, RankPhase};
 use crate::run_log::RunLog;
 use crate::tensorboard;
 use crate::trainer::agree_on_command;
@@ -26,11 +26,11 @@ use super::job::{Job, Subject};
 use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
-use super::settings::{tell_changes, train_config};
+use super::settings::{note_changed_settings, train_config};
 use super::shared::{self, SharedRows};
 use super::speed::Speed;
 use super::trained::{self, Trained};
-use super::watch::{Watch, told};
+use super::watch::{TrainObserver, wrap_error};
 
 /// What each process creates at the start.
 pub struct Setup {
@@ -100,7 +100,7 @@ impl<J: Job> Experiment for J {
         }
         options.tensorboard.as_deref().map_or(Ok(()), tensorboard::check)?;
         let out = &options.out;
-        check_free(options)?;
+        check_output_folder(options)?;
         let made = std::fs::create_dir_all(out).and_then(|()| outputs::check_folder(out));
         Ok(made.map_err(|error| FileError::write(out, error))?)
     }
@@ -127,7 +127,7 @@ impl<J: Job> Experiment for J {
             };
             Data::open(files, &config)
         };
-        let (data, evaluate) = shared::told(&options.data, options.evaluate.as_ref());
+        let (data, evaluate) = shared::with_shared_tokens(&options.data, options.evaluate.as_ref());
         let rows = open(&data, options.length)?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
         if options.sequence_parallel && !len.is_multiple_of(tp) {
@@ -159,7 +159,7 @@ impl<J: Job> Experiment for J {
             agree_on_command(J::NAME, &contents.extra, &options.checkpoints)?;
             self.check_steps(contents.step as usize)?;
             let config = train_config(J::NAME, options, setup.subject.lora.as_ref());
-            tell_changes(&trainer::check_resume(&contents, &setup.rows, &config)?);
+            note_changed_settings(&trainer::check_resume(&contents, &setup.rows, &config)?);
         }
         let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
         memory::check(options, &planned, &layout, setup.rows.row_len())?;
@@ -199,7 +199,7 @@ impl<J: Job> Experiment for J {
         };
         let fewest_ranks = elastic.filter(|_| layout.ranks() > 1).map(|elastic| elastic.min);
         let device = self.common().device()?;
-        let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
+        let mut model = build_model(options, &subject, &layout, &rows, (rank, &device))?;
         let flops = self.step_flops(&subject, &rows)?;
         let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
         let config = TrainConfig { fewest_ranks, ..train_config(J::NAME, options, subject.lora.as_ref()) };
@@ -212,8 +212,9 @@ impl<J: Job> Experiment for J {
         }
         let (mut watch, begun) = (rank.stopwatch(), trainer.step());
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let mut observer = Watch::new(options, log, samples, (speed, begun, trainer.epoch() as usize));
-        rank.stage = Stage::AtWork;
+        let mut observer =
+            TrainObserver::new(options, log, samples, (speed, begun, trainer.epoch() as usize));
+        rank.stage = RankPhase::AtWork;
         let steps = options.steps() - begun;
         let (mut seconds, mut measured) = (0.0, None);
         let mut measure = |model: &mut Parallel<CausalLm>| {
@@ -223,7 +224,7 @@ impl<J: Job> Experiment for J {
                 rank.comm = world.clone();
             }
             let measured = *measured.get_or_insert_with(|| watch.measured());
-            seconds = rank.gather_measured(measured, steps).map_err(told)?;
+            seconds = rank.gather_measured(measured, steps).map_err(wrap_error)?;
             Ok(())
         };
         let mut save = |model: &mut Parallel<CausalLm>| self.save(model, &subject);
@@ -240,7 +241,7 @@ impl<J: Job> Experiment for J {
         rank.write_summary(None, metrics.as_mut(), seconds)?;
         rank.metrics = metrics;
         if rank.is_first() {
-            self.tell_end(&summary, &speed)?;
+            self.print_summary(&summary, &speed)?;
         }
         let series = RunSeries {
             name: model.layout().to_string(),
@@ -258,10 +259,10 @@ impl<J: Job> Experiment for J {
 }
 
 /// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed.
-fn check_free(options: &TrainOptions) -> Result<()> {
+fn check_output_folder(options: &TrainOptions) -> Result<()> {
     let out = &options.out;
     let Some(file) = models::weights_in(out).filter(|_| !options.overwrite) else { return Ok(()) };
-    if options.checkpoints.goes_on()? {
+    if options.checkpoints.has_checkpoint_to_resume()? {
         return Ok(());
     }
     let help = format!(
@@ -292,7 +293,7 @@ pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()
 }
 
 /// Builds the model in its layout.
-fn spread(
+fn build_model(
     options: &TrainOptions,
     subject: &Subject,
     layout: &Layout,

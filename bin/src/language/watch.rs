@@ -13,7 +13,7 @@ use report::Evaluation;
 
 use crate::console::note;
 use crate::error::Error;
-use crate::rank::Stage;
+use crate::rank::RankPhase;
 use crate::run_log::RunLog;
 
 use super::events::Events;
@@ -23,7 +23,7 @@ use super::sample::Sample;
 use super::speed::Speed;
 
 /// Prints on rank 0, computes samples on all ranks, and lets a remaining rank replace a lost rank 0.
-pub(super) struct Watch<'a> {
+pub(super) struct TrainObserver<'a> {
     options: &'a TrainOptions,
     log: Option<RunLog<'a>>,
     events: Events<'a>,
@@ -44,7 +44,7 @@ pub(super) struct Watch<'a> {
     begins_anew: bool,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> TrainObserver<'a> {
     pub(super) fn new(
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
@@ -84,7 +84,7 @@ impl<'a> Watch<'a> {
     }
 
     fn say(&self, line: std::fmt::Arguments<'_>) -> girandole::Result<()> {
-        self.log.as_ref().map_or(Ok(()), |log| log.say(line)).map_err(told)
+        self.log.as_ref().map_or(Ok(()), |log| log.say(line)).map_err(wrap_error)
     }
 
     /// Formats the remaining time, at the mean speed of this run so far, including everything done between steps.
@@ -99,20 +99,21 @@ impl<'a> Watch<'a> {
     }
 }
 
-impl Watch<'_> {
+impl TrainObserver<'_> {
     /// Writes metrics and TensorBoard events of a step, on the rank that writes them.
     fn write(&mut self, report: &StepReport) -> girandole::Result<()> {
         let Some(log) = &mut self.log else { return Ok(()) };
         let details = self.speed.details(report);
-        log.step_with(report.epoch as usize, report.step - 1, report.loss as f32, &details).map_err(told)?;
+        log.step_with(report.epoch as usize, report.step - 1, report.loss as f32, &details)
+            .map_err(wrap_error)?;
         match log.is_muted() {
             true => Ok(()),
-            false => self.events.stepped(report, &details).map_err(told),
+            false => self.events.stepped(report, &details).map_err(wrap_error),
         }
     }
 }
 
-impl Observer<CausalLm> for Watch<'_> {
+impl Observer<CausalLm> for TrainObserver<'_> {
     fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
         let StepReport { step, loss, grad_norm, learning_rate, targets, seconds, .. } = *report;
         self.targets += targets;
@@ -144,7 +145,7 @@ impl Observer<CausalLm> for Watch<'_> {
     fn evaluated(&mut self, step: usize, loss: f64, model: &mut Parallel<CausalLm>) -> girandole::Result<()> {
         self.say(format_args!("step {step}: evaluation loss {loss:.4}, perplexity {:.2}", loss.exp()))?;
         if self.log.as_ref().is_some_and(|log| !log.is_muted()) {
-            self.events.evaluated(step, loss).map_err(told)?;
+            self.events.evaluated(step, loss).map_err(wrap_error)?;
         }
         let text = match self.sample {
             Some((tokenizer, sample)) => Some(sample.write(model, tokenizer)?),
@@ -154,7 +155,7 @@ impl Observer<CausalLm> for Watch<'_> {
             self.say(format_args!("step {step}: sample {text:?}"))?;
         }
         let evaluation = Evaluation { step, loss, sample: text };
-        self.log.as_mut().map_or(Ok(()), |log| log.evaluated(evaluation)).map_err(told)
+        self.log.as_mut().map_or(Ok(()), |log| log.evaluated(evaluation)).map_err(wrap_error)
     }
 
     fn state(&self) -> girandole::Result<ObserverState> {
@@ -163,15 +164,15 @@ impl Observer<CausalLm> for Watch<'_> {
 
     fn saving(&mut self, _: usize) -> girandole::Result<()> {
         // A run that is resumed from this checkpoint needs the metrics of all earlier steps.
-        self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(told)
+        self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(wrap_error)
     }
 
     fn lost(&mut self, left: &Arc<dyn Communicator>) -> girandole::Result<()> {
         self.left = Some(left.clone());
-        let stages: Vec<Stage> = all_gather_object(&**left, &Stage::AtWork)?;
+        let stages: Vec<RankPhase> = all_gather_object(&**left, &RankPhase::AtWork)?;
         // If any rank has not begun training, no step can have been completed.
-        self.begins_anew = stages.iter().any(|stage| *stage < Stage::AtWork);
-        if self.begins_anew { Err(told(Error::BeginAnew)) } else { Ok(()) }
+        self.begins_anew = stages.iter().any(|stage| *stage < RankPhase::AtWork);
+        if self.begins_anew { Err(wrap_error(Error::BeginAnew)) } else { Ok(()) }
     }
 
     fn regrouped(
@@ -187,14 +188,14 @@ impl Observer<CausalLm> for Watch<'_> {
         }
         if let Some(log) = self.log.as_mut().filter(|log| log.is_muted()) {
             let epoch = self.last.map_or(self.epoch, |last| last.epoch as usize);
-            log.take_over(step, (epoch, step)).map_err(told)?;
+            log.take_over(step, (epoch, step)).map_err(wrap_error)?;
             // The lost rank may not have logged the last step.
             if let Some(last) = &self.last
-                && log.has(epoch, step - 1).map_err(told)? == Some(false)
+                && log.has(epoch, step - 1).map_err(wrap_error)? == Some(false)
             {
                 let details = self.speed.details(last);
-                log.write_again((epoch, step - 1), last.loss as f32, Some(&details)).map_err(told)?;
-                self.events.stepped(last, &details).map_err(told)?;
+                log.write_again((epoch, step - 1), last.loss as f32, Some(&details)).map_err(wrap_error)?;
+                self.events.stepped(last, &details).map_err(wrap_error)?;
             }
         }
         let ranks = left.world_size();
@@ -210,7 +211,7 @@ impl Observer<CausalLm> for Watch<'_> {
 }
 
 /// Wraps an error of this program so that it passes through the training loop.
-pub(super) fn told(error: Error) -> girandole::Error {
+pub(super) fn wrap_error(error: Error) -> girandole::Error {
     match error {
         Error::Comm(error) => error.into(),
         error => comm::carry(error).into(),

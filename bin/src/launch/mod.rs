@@ -26,7 +26,7 @@ pub use options::LaunchOptions;
 /// Exit code of this program's commands for wrong options: not worth a restart, since it would occur again.
 const WRONG_OPTION: i32 = 2;
 /// Default port where the launchers of several nodes meet, as with `torchrun`.
-const MEETING_PORT: u16 = 29500;
+const DEFAULT_MASTER_PORT: u16 = 29500;
 
 /// Runs the program as ranks, and waits until all have ended.
 ///
@@ -71,7 +71,7 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
     };
     let world_size = local_world_size.checked_mul(nodes).ok_or_else(too_many)?;
     let elastic = options.elastic(world_size)?;
-    let default_port = if nodes > 1 { MEETING_PORT } else { 0 };
+    let default_port = if nodes > 1 { DEFAULT_MASTER_PORT } else { 0 };
     let logs = options.log_dir.as_ref().map(|dir| {
         let tee = options.tee.unwrap_or_default();
         LogConfig { dir: dir.clone(), show_stdout: tee.stdout, show_stderr: tee.stderr }

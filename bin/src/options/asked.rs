@@ -12,11 +12,11 @@ use crate::error::Result;
 use crate::file_error::FileError;
 
 /// File name of the note, in the checkpoint folder.
-const NOTE: &str = "asked-for";
+const NOTE_FILE: &str = "asked-for";
 
 /// Written by rank 0 before the first step: each start of a job is a new process, possibly on another host.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Note {
+struct ResumeNote {
     /// The launcher's name for the job, the same in all its starts. `torchrun` names every job `none` by default.
     job: String,
     /// The value of `--resume`, as typed.
@@ -25,7 +25,7 @@ struct Note {
     latest: Option<String>,
 }
 
-impl Note {
+impl ResumeNote {
     fn new(checkpoints: &Checkpoints, asked: &Path, job: String) -> Result<Self> {
         let latest = checkpoints.mark()?;
         Ok(Self { job, asked: asked.to_string_lossy().into_owned(), latest })
@@ -33,9 +33,9 @@ impl Note {
 }
 
 /// Whether this job was started before and has since written a checkpoint of its own.
-pub(super) fn is_behind(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<bool> {
+pub(super) fn has_own_checkpoint(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<bool> {
     let Some(job) = job().filter(|_| restarts() > 0) else { return Ok(false) };
-    let own = Note::new(checkpoints, asked, job)?;
+    let own = ResumeNote::new(checkpoints, asked, job)?;
     // Without a note, the job ended before its first step.
     let Some(then) = read(dir)? else { return Ok(false) };
     Ok(then.job == own.job && then.asked == own.asked && then.latest != own.latest)
@@ -44,8 +44,8 @@ pub(super) fn is_behind(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> 
 /// Records that this job begins with the requested checkpoint, if the job may be restarted.
 pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<()> {
     let Some(job) = job() else { return Ok(()) };
-    let note = Note::new(checkpoints, asked, job)?;
-    let path = dir.join(NOTE);
+    let note = ResumeNote::new(checkpoints, asked, job)?;
+    let path = dir.join(NOTE_FILE);
     let write = || -> std::io::Result<()> {
         // With this prefix the next save removes the file, if this process ends before renaming it.
         let mut file = tempfile::Builder::new().prefix(Checkpoints::UNFINISHED).tempfile_in(dir)?;
@@ -55,8 +55,8 @@ pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Resul
     Ok(write().map_err(|error| FileError::write(&path, error))?)
 }
 
-fn read(dir: &Path) -> Result<Option<Note>> {
-    let path = dir.join(NOTE);
+fn read(dir: &Path) -> Result<Option<ResumeNote>> {
+    let path = dir.join(NOTE_FILE);
     match training::read_input(&path) {
         // Content that is no valid note was not written by this job.
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),

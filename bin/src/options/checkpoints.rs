@@ -108,7 +108,7 @@ impl CheckpointOptions {
     ///
     /// # Errors
     /// A folder that cannot be read.
-    pub(crate) fn goes_on(&self) -> Result<bool> {
+    pub(crate) fn has_checkpoint_to_resume(&self) -> Result<bool> {
         if restarts() > 0 || self.asked().is_some() {
             return Ok(true);
         }
@@ -138,14 +138,14 @@ impl CheckpointOptions {
         one: impl FnOnce(&Checkpoints, &Path) -> training::Result<T>,
     ) -> Result<Option<T>> {
         let (true, Some(checkpoints)) = (self.resumes(), self.open()?) else { return Ok(None) };
-        let Some(asked) = self.asked() else { return latest(&checkpoints).map_err(offer) };
-        if asked::is_behind(&checkpoints, self.dir(), asked)? {
-            return latest(&checkpoints).map_err(offer);
+        let Some(asked) = self.asked() else { return latest(&checkpoints).map_err(with_fallback_hint) };
+        if asked::has_own_checkpoint(&checkpoints, self.dir(), asked)? {
+            return latest(&checkpoints).map_err(with_fallback_hint);
         }
         let folder = self.folder(asked);
         self.refuse_missing(asked, &folder, &checkpoints)?;
         refuse_parent(asked, &folder)?;
-        let found = one(&checkpoints, &folder).map_err(offer)?;
+        let found = one(&checkpoints, &folder).map_err(with_fallback_hint)?;
         asked::note(&checkpoints, self.dir(), asked)?;
         Ok(Some(found))
     }
@@ -168,7 +168,7 @@ impl CheckpointOptions {
     }
 
     /// Returns a reference to a chosen checkpoint, for ranks with the same options.
-    pub(crate) fn place(&self, chosen: &Path) -> CheckpointRef {
+    pub(crate) fn to_ref(&self, chosen: &Path) -> CheckpointRef {
         let name = chosen.file_name().and_then(|name| name.to_str());
         match name.filter(|_| chosen.parent() == Some(self.dir())) {
             Some(name) => CheckpointRef::Named(name.into()),
@@ -177,7 +177,7 @@ impl CheckpointOptions {
     }
 
     /// Returns the folder of a referenced checkpoint.
-    pub(crate) fn at(&self, place: &CheckpointRef) -> PathBuf {
+    pub(crate) fn folder_of(&self, place: &CheckpointRef) -> PathBuf {
         match place {
             CheckpointRef::Named(name) => self.dir().join(name),
             CheckpointRef::Asked => self.folder(self.resume.as_deref().unwrap_or(Path::new(""))),
@@ -218,9 +218,9 @@ fn refuse_parent(asked: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Adds to the error of a damaged checkpoint how to resume from the one before it.
-pub(crate) fn offer(error: impl Into<Error>) -> Error {
+pub(crate) fn with_fallback_hint(error: impl Into<Error>) -> Error {
     let error = error.into();
-    let Some(Fallback(Some(folder))) = error.instead() else { return error };
+    let Some(Fallback(Some(folder))) = error.fallback_checkpoint() else { return error };
     let help = format!("--resume={} goes on from it", folder.display());
     Error::Damaged { source: Box::new(error), help }
 }

@@ -74,7 +74,7 @@ impl ElasticOptions {
     ///
     /// # Errors
     /// `--elastic` with a launcher that ends all ranks when one fails; contradictory options.
-    pub(crate) fn join(&self, config: &mut TcpConfig, ranks: &RankOptions) -> Result<()> {
+    pub(crate) fn apply_to_rank(&self, config: &mut TcpConfig, ranks: &RankOptions) -> Result<()> {
         self.check_ranks(config.world_size, ranks)?;
         if self.replace > 0 {
             let help = "the launcher of this rank does not replace lost ranks; leave the option out".into();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::options::CommonOptions;
-use crate::outputs::{check_in_place, place};
+use crate::outputs::{check_in_place, file_identity};
 use crate::weights;
 
 impl CommonOptions {
@@ -13,7 +13,7 @@ impl CommonOptions {
         let (inputs, outputs) = (self.inputs(), self.outputs());
         let mut seen: Vec<(&str, PathBuf)> = Vec::new();
         for (option, path) in inputs.into_iter().chain(outputs) {
-            let Some(place) = path.as_deref().and_then(place) else { continue };
+            let Some(place) = path.as_deref().and_then(file_identity) else { continue };
             let is_input = inputs.iter().any(|(input, _)| *input == option);
             if let Some((other, _)) = seen.iter().find(|(_, taken)| *taken == place).filter(|_| !is_input) {
                 // Saving weights to the file they came from is allowed.
@@ -31,9 +31,9 @@ impl CommonOptions {
 
     /// Does the same check for one more output file of an experiment.
     pub(crate) fn check_output(&self, option: &'static str, path: &Path) -> Result<()> {
-        let found = place(path);
+        let found = file_identity(path);
         for (other, path) in self.inputs().into_iter().chain(self.outputs()) {
-            if let (Some(found), true) = (&found, path.as_deref().and_then(place) == found) {
+            if let (Some(found), true) = (&found, path.as_deref().and_then(file_identity) == found) {
                 return Err(Error::SameFile { option, other: other.to_string(), path: found.clone() });
             }
         }

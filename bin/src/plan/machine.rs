@@ -68,7 +68,7 @@ fn flops() -> Result<f64> {
     let (rows, inputs, outputs) = (256, 1024, 1024);
     let x = Tensor::ones((rows, inputs), DType::F32, &Device::Cpu)?;
     let weight = Tensor::ones((outputs, inputs), DType::F32, &Device::Cpu)?;
-    let seconds = of_one(|| x.matmul(&weight.t()?).map(drop))?;
+    let seconds = seconds_per_call(|| x.matmul(&weight.t()?).map(drop))?;
     Ok((2 * rows * inputs * outputs) as f64 / seconds)
 }
 
@@ -79,13 +79,13 @@ fn memory_bandwidth() -> Result<f64> {
     let mut grads = var.sum_all()?.backward()?;
     grads.insert(&var, Tensor::ones(parameters, DType::F32, &Device::Cpu)?);
     let mut adam = Adam::new(vec![var], AdamConfig::default())?;
-    let seconds = of_one(|| adam.step(&grads))?;
+    let seconds = seconds_per_call(|| adam.step(&grads))?;
     // Parameter and both moments are read and written, the gradient is read.
     Ok((7 * parameters * size_of::<f32>()) as f64 / seconds)
 }
 
 /// Returns the mean seconds of a call, after one warm-up call.
-fn of_one(mut call: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
+fn seconds_per_call(mut call: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
     call()?;
     let (began, mut count) = (Instant::now(), 0);
     while count < 3 || began.elapsed() < TIME {

@@ -49,12 +49,12 @@ pub(crate) fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsS
     }
     arguments.extend(named.others);
     let all = typed[..1].iter().chain(&arguments).cloned().collect();
-    origin::keep(Recipe { path: named.path, options, arguments });
+    origin::store_recipe(Recipe { path: named.path, options, arguments });
     Ok(all)
 }
 
 /// Converts clap's error about an option that comes from the recipe to one line that names the file.
-pub(crate) fn own(error: &clap::Error) -> Option<Error> {
+pub(crate) fn recipe_error(error: &clap::Error) -> Option<Error> {
     let mut names: Vec<&String> = Vec::new();
     for (_, value) in error.context() {
         match value {

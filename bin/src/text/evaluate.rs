@@ -10,8 +10,8 @@ use girandole::{Layout, Parallel, ParallelConfig};
 use models::CausalLm;
 use models::tokens::NOT_COUNTED;
 
-use super::spread::{SpreadOptions, alone, config};
-use super::{ModelOptions, Opened, read_text};
+use super::spread::{LayoutOptions, alone, config};
+use super::{ModelOptions, OpenedModel, read_text};
 use crate::console::say;
 use crate::error::{Error, Result};
 use crate::language::check_divisible;
@@ -41,12 +41,12 @@ pub struct EvaluateOptions {
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     batch_size: usize,
     #[command(flatten)]
-    spread: SpreadOptions,
+    spread: LayoutOptions,
 }
 
 /// The model and the tokens to evaluate, and how they are divided.
 struct Text {
-    opened: Opened,
+    opened: OpenedModel,
     layout: Layout,
     tokens: Vec<u32>,
     length: usize,
@@ -71,13 +71,13 @@ impl EvaluateOptions {
                     1 => self.measure(text, &alone()?)?,
                     _ => start::spawn(NAME, world_size, None)?,
                 };
-                tell(found)
+                print_result(found)
             }
             Start::Rank { config, spawned } => {
                 let found = self.in_rank(&config).map_err(|error| Error::in_rank(config.rank, error))?;
                 match found {
                     Some(found) if spawned => start::hand_over(&found),
-                    Some(found) => tell(found),
+                    Some(found) => print_result(found),
                     None => Ok(()),
                 }
             }
@@ -149,6 +149,6 @@ fn batch(tokens: &[u32], length: usize, rows: std::ops::Range<usize>) -> (Vec<u3
     (places.clone().map(input).collect(), places.map(target).collect())
 }
 
-fn tell((loss, count): (f64, usize)) -> Result<()> {
+fn print_result((loss, count): (f64, usize)) -> Result<()> {
     say(format_args!("tokens: {count}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()))
 }

@@ -13,8 +13,8 @@ use models::tokens::{Chat, ChatTemplate};
 use models::{CausalLm, GenerateConfig, ModelConfig, Tokenizer};
 use serde_json::json;
 
-use super::spread::{SpreadOptions, alone, config};
-use super::{ModelOptions, Opened, read_text};
+use super::spread::{LayoutOptions, alone, config};
+use super::{ModelOptions, OpenedModel, read_text};
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::language::check_divisible;
@@ -74,12 +74,12 @@ pub struct GenerateOptions {
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     seed: u64,
     #[command(flatten)]
-    spread: SpreadOptions,
+    spread: LayoutOptions,
 }
 
 /// A prompt, and the model that continues it.
 struct Prompt {
-    opened: Opened,
+    opened: OpenedModel,
     layout: Layout,
     /// The prompt as printed; empty for a conversation.
     shown: String,

@@ -51,7 +51,7 @@ pub struct ModelOptions {
 }
 
 /// An opened model folder.
-struct Opened {
+struct OpenedModel {
     tokenizer: Tokenizer,
     weights: Weights,
     lora: Option<Lora>,
@@ -65,7 +65,7 @@ impl ModelOptions {
         }
     }
 
-    fn open(&self) -> Result<Opened> {
+    fn open(&self) -> Result<OpenedModel> {
         let tokenizer = Tokenizer::from_folder(&self.model)?;
         let mut weights = Weights::folder(&self.model)?;
         tokenizer.check(weights.config())?;
@@ -74,11 +74,11 @@ impl ModelOptions {
         if let Some((folder, lora)) = folder.zip(lora.as_ref()) {
             weights = weights.with_adapters(folder, lora)?;
         }
-        Ok(Opened { tokenizer, weights, lora })
+        Ok(OpenedModel { tokenizer, weights, lora })
     }
 }
 
-impl Opened {
+impl OpenedModel {
     fn build(&self, builder: &Builder) -> candle_core::Result<CausalLm> {
         match &self.lora {
             Some(lora) => CausalLm::new(self.weights.config(), &lora.adapt(builder.clone())),

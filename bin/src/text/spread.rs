@@ -15,7 +15,7 @@ use crate::start::Start;
 
 /// The layout, the ranks and their device.
 #[derive(Debug, Clone, Args)]
-pub(super) struct SpreadOptions {
+pub(super) struct LayoutOptions {
     /// Layout of ranks, such as dp=2,tp=2 [default: copies]
     ///
     /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP) and tp (divided layers); an axis left out has size 1.
@@ -29,7 +29,7 @@ pub(super) struct SpreadOptions {
     device: DeviceKind,
 }
 
-impl SpreadOptions {
+impl LayoutOptions {
     fn ranks(&self) -> RankOptions {
         ranks_of(&self.ranks, self.mesh.as_ref())
     }

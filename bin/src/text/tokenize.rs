@@ -94,8 +94,8 @@ impl TokenizeOptions {
     /// Checks for problems that would otherwise appear only after the work, or that would overwrite an input.
     fn check_files(&self) -> Result<()> {
         for path in &self.files {
-            let found = outputs::place(path);
-            if found.is_some() && found == outputs::place(&self.out) {
+            let found = outputs::file_identity(path);
+            if found.is_some() && found == outputs::file_identity(&self.out) {
                 let (option, other) = ("--out", "the text".to_string());
                 return Err(Error::SameFile { option, other, path: self.out.clone() });
             }
@@ -138,8 +138,9 @@ impl TokenizeOptions {
         let mut writer = TokenWriter::create(&self.out, tokenizer.len(), tokenizer.end_of_text())?;
         let mut before = 0;
         for source in &mut sources {
-            encoder
-                .write(source, &mut writer, |bytes| progress.reach(((before + bytes) / MEGABYTE) as usize))?;
+            encoder.write(source, &mut writer, |bytes| {
+                progress.set_done(((before + bytes) / MEGABYTE) as usize)
+            })?;
             before += source.bytes();
         }
         Ok((writer.finish()?, total))

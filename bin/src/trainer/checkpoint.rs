@@ -7,7 +7,7 @@ use serde_json::Value;
 use training::{Checkpoint, Checkpoints, Contents};
 
 use crate::error::{Error, Result};
-use crate::options::{CheckpointOptions, offer};
+use crate::options::{CheckpointOptions, with_fallback_hint};
 use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 
@@ -33,7 +33,7 @@ impl Extra {
     /// Deserializes it. In a checkpoint written in parts by several ranks, it is nested one level deeper.
     fn of(extra: &Value) -> Result<Self> {
         serde_json::from_value(extra.get("extra").unwrap_or(extra).clone())
-            .map_err(|reason| misfit(format!("it was not written by this program: {reason}")))
+            .map_err(|reason| checkpoint_mismatch(format!("it was not written by this program: {reason}")))
     }
 }
 
@@ -50,7 +50,7 @@ impl Saved {
         let losses = match self {
             Self::Whole(checkpoint) => checkpoint.tensors.get(LOG).and_then(|log| log.get(LOSSES)).cloned(),
             Self::Parts(contents) => {
-                contents.check(LOG).map_err(offer)?;
+                contents.check(LOG).map_err(with_fallback_hint)?;
                 training::load_tensors(&contents.path(LOG), &Device::Cpu)?.remove(LOSSES)
             }
         };
@@ -102,7 +102,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let Position { epoch, batch, step } = self.at;
         let extra = Extra { run: run.clone(), batch, observer: observer.state(), log: state };
         let extra = serde_json::to_value(extra)
-            .map_err(|reason| misfit(format!("its state cannot be written: {reason}")))?;
+            .map_err(|reason| checkpoint_mismatch(format!("its state cannot be written: {reason}")))?;
         let sampler = self.source.state(self.at, taken)?;
         Ok(Checkpoint { epoch: epoch as u64, step: step as u64, sampler, extra, tensors })
     }
@@ -128,7 +128,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         match (self.strategy.kept(), saved) {
             (Kept::Whole(model), Saved::Whole(checkpoint)) => model.set(&checkpoint.tensors)?,
             (Kept::Parts(model), Saved::Parts(contents)) => model.load(contents)?,
-            _ => return Err(misfit("its parts are not those of several ranks".into())),
+            _ => return Err(checkpoint_mismatch("its parts are not those of several ranks".into())),
         }
         self.at = at;
         observer.load_state(&observed);
@@ -149,7 +149,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
                 let read = |contents: Contents| match options.open()? {
                     Some(checkpoints) => {
-                        checkpoints.load(&contents.folder, &Device::Cpu).map_err(offer).map(Some)
+                        checkpoints.load(&contents.folder, &Device::Cpu).map_err(with_fallback_hint).map(Some)
                     }
                     None => Ok(None),
                 };
@@ -187,9 +187,11 @@ pub(crate) fn first_choice(
 ) -> Result<Option<Contents>> {
     let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
     let own = if rank.is_first() { find()? } else { None };
-    let place = own.map(|contents| options.place(&contents.folder));
+    let place = own.map(|contents| options.to_ref(&contents.folder));
     let place = broadcast_object(&*rank.comm, &place, 0)?;
-    place.map(|place| checkpoints.contents(&options.at(&place)).map_err(offer)).transpose()
+    place
+        .map(|place| checkpoints.contents(&options.folder_of(&place)).map_err(with_fallback_hint))
+        .transpose()
 }
 
 /// Rejects a checkpoint of another command of this program, whatever its other contents.
@@ -236,6 +238,6 @@ fn agree(
     Err(Error::Contradiction { option: option.into(), got: end.to_string(), help })
 }
 
-pub(crate) fn misfit(problem: String) -> Error {
+pub(crate) fn checkpoint_mismatch(problem: String) -> Error {
     Error::Checkpoint { problem }
 }

@@ -14,7 +14,7 @@ use training::{OptimizerState, activation_bytes, named_vars};
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
 
-use super::misfit;
+use super::checkpoint_mismatch;
 use super::{Kept, Position, Sets, StepRandom, Strategy, Whole};
 
 const MODEL: &str = "model";
@@ -133,7 +133,7 @@ where
     }
 
     fn set(&mut self, sets: &Sets) -> Result<()> {
-        let model = sets.get(MODEL).ok_or_else(|| misfit("it holds no model".to_string()))?;
+        let model = sets.get(MODEL).ok_or_else(|| checkpoint_mismatch("it holds no model".to_string()))?;
         set_all(&self.vars, model)?;
         Ok(self.optimizer.load_state(sets.get(OPTIMIZER).unwrap_or(&HashMap::new()))?)
     }
@@ -168,10 +168,14 @@ fn set_all(vars: &VarMap, saved: &HashMap<String, Tensor>) -> Result<()> {
             }
             (Some(var), Some(value)) => {
                 let (own, saved) = (describe(var), describe(value));
-                return Err(misfit(format!("its tensor `{name}` is {saved}, the model's is {own}")));
+                return Err(checkpoint_mismatch(format!(
+                    "its tensor `{name}` is {saved}, the model's is {own}"
+                )));
             }
-            (Some(_), None) => return Err(misfit(format!("it has no tensor `{name}`"))),
-            (None, _) => return Err(misfit(format!("it has a tensor `{name}`, which the model has not"))),
+            (Some(_), None) => return Err(checkpoint_mismatch(format!("it has no tensor `{name}`"))),
+            (None, _) => {
+                return Err(checkpoint_mismatch(format!("it has a tensor `{name}`, which the model has not")));
+            }
         }
     }
     pairs.into_iter().try_for_each(|(var, value)| var.set(&value.to_device(var.device())?))?;

@@ -9,20 +9,20 @@ use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
-use crate::rank::{Rank, Stage, Stopwatch};
+use crate::rank::{Rank, RankPhase, Stopwatch};
 use crate::run_log::RunLog;
 
 use super::newcomer::ahead;
 use super::{
-    Kept, Observer, Position, RunConfig, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole, saying,
-    share,
+    Kept, Observer, Position, RunConfig, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole,
+    line_printer, share,
 };
 
 /// Polling interval while a group that is too small waits for newcomers.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Checks for newcomers between steps.
-pub(super) struct Door {
+pub(super) struct NewcomerCheck {
     comm: Arc<dyn Communicator>,
     max: usize,
     /// Whether a newcomer is waiting: all ranks pause before the next step.
@@ -33,7 +33,7 @@ pub(super) struct Door {
 /// again.
 ///
 /// # Errors
-/// The error of `work`; the loss of a rank, if the number of ranks cannot change.
+/// The error of `work`; the rank_loss of a rank, if the number of ranks cannot change.
 pub fn conclude<T>(
     rank: &mut Rank,
     elastic: Option<ElasticRanks>,
@@ -46,7 +46,7 @@ pub fn conclude<T>(
             Some(_) => Ok(rank.comm.run(Operation::Barrier).map(|_| done)?),
         });
         match done {
-            Err(error) if elastic.is_some() && error.loss().is_some() => {
+            Err(error) if elastic.is_some() && error.rank_loss().is_some() => {
                 rank.comm = rank.comm.elastic()?.shrink()?;
             }
             done => return done,
@@ -64,9 +64,12 @@ pub(super) struct Run<'a, 'l> {
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Starts checking for newcomers, if the run is elastic.
-    pub(super) fn watch_door(&mut self, rank: &Rank, elastic: Option<ElasticRanks>) {
-        self.door =
-            elastic.map(|ElasticRanks { max, .. }| Door { comm: rank.comm.clone(), max, open: false });
+    pub(super) fn enable_newcomers(&mut self, rank: &Rank, elastic: Option<ElasticRanks>) {
+        self.door = elastic.map(|ElasticRanks { max, .. }| NewcomerCheck {
+            comm: rank.comm.clone(),
+            max,
+            open: false,
+        });
     }
 
     /// Returns the model if each rank holds all of it; a divided model cannot be elastic.
@@ -81,7 +84,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Returns whether a newcomer is waiting; the same on every rank.
-    pub(super) fn somebody_waits(&mut self) -> Result<bool> {
+    pub(super) fn is_newcomer_waiting(&mut self) -> Result<bool> {
         let Some(door) = &mut self.door else { return Ok(false) };
         let waits = Tensor::new(
             &[u8::from(door.comm.elastic()?.waiting() > 0 && door.comm.world_size() < door.max)],
@@ -103,7 +106,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     pub(super) fn train_elastic(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
         loop {
             let outcome = match self.is_paused() {
-                true => self.let_in(rank, run),
+                true => self.admit_newcomers(rank, run),
                 false => self.train(run.config.end, run.log.as_mut(), run.observer),
             };
             match outcome {
@@ -118,7 +121,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     pub(super) fn recover(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>, error: Error) -> Result<()> {
         let (began, mut error) = (Instant::now(), error);
         loop {
-            let (Some(ElasticRanks { min, .. }), Some(lost)) = (run.config.elastic, error.loss().cloned())
+            let (Some(ElasticRanks { min, .. }), Some(lost)) =
+                (run.config.elastic, error.rank_loss().cloned())
             else {
                 return Err(error);
             };
@@ -128,7 +132,9 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 return Err(Error::TooFewRanks { left, min, lost });
             }
             let before = std::mem::replace(&mut rank.comm, comm);
-            let gone_on = self.go_on(&*before, rank, run).and_then(|()| self.fill_up(rank, run, min, &lost));
+            let gone_on = self
+                .continue_in_group(&*before, rank, run)
+                .and_then(|()| self.wait_for_replacements(rank, run, min, &lost));
             error = match gone_on {
                 Ok(()) => {
                     if rank.is_first() {
@@ -148,7 +154,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// If too few ranks are left, waits for replacements that are starting, and admits them.
-    fn fill_up(
+    fn wait_for_replacements(
         &mut self,
         rank: &mut Rank,
         run: &mut Run<'_, '_>,
@@ -160,28 +166,33 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             let (comm, until) = (rank.comm.clone(), Instant::now() + patience);
             rank.first_alone(patience, || {
                 while comm.elastic()?.waiting() == 0 && Instant::now() < until {
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
                 Ok(())
             })?;
-            if !self.somebody_waits()? {
+            if !self.is_newcomer_waiting()? {
                 return Err(Error::TooFewRanks { left: rank.comm.world_size(), min, lost: lost.clone() });
             }
-            self.let_in(rank, run)?;
+            self.admit_newcomers(rank, run)?;
         }
         Ok(())
     }
 
     /// Admits the waiting newcomers.
-    fn let_in(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
+    fn admit_newcomers(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let max = run.config.elastic.map_or(0, |elastic| elastic.max);
         let comm = rank.comm.elastic()?.grow(max)?;
         let before = std::mem::replace(&mut rank.comm, comm);
-        self.go_on(&*before, rank, run)
+        self.continue_in_group(&*before, rank, run)
     }
 
     /// Continues in the rank's new group, with the state of a rank that has completed the most steps.
-    fn go_on(&mut self, before: &dyn Communicator, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
+    fn continue_in_group(
+        &mut self,
+        before: &dyn Communicator,
+        rank: &Rank,
+        run: &mut Run<'_, '_>,
+    ) -> Result<()> {
         let comm = &rank.comm;
         if self.at.batch > 0 && self.at.batch == self.steps {
             // Some ranks may have ended the epoch already, after the last check for newcomers, and others not: all
@@ -189,30 +200,30 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             self.end_epoch(run.log.as_mut(), run.observer)?;
         }
         run.watch.regroup(comm);
-        self.watch_door(rank, run.config.elastic);
+        self.enable_newcomers(rank, run.config.elastic);
         let is_new = |number: &&usize| !before.world_ranks().contains(number);
         let mut new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
         // Newcomers have no state yet. They are admitted between two steps, when all other ranks have the same state.
         if new.is_empty() {
-            let stages: Vec<Stage> = all_gather_object(&**comm, &rank.stage)?;
-            if stages.iter().any(|stage| Stage::New < *stage && *stage < Stage::AtWork) {
+            let stages: Vec<RankPhase> = all_gather_object(&**comm, &rank.stage)?;
+            if stages.iter().any(|stage| RankPhase::New < *stage && *stage < RankPhase::AtWork) {
                 // If any rank has not begun training, no step can have been completed.
                 return Err(Error::BeginAnew);
             }
             self.catch_up(&**comm, run)?;
             // Newcomers that did not receive the state, because a rank was lost first.
-            let of_new = comm.world_ranks().iter().zip(stages).filter(|(_, stage)| *stage == Stage::New);
+            let of_new = comm.world_ranks().iter().zip(stages).filter(|(_, stage)| *stage == RankPhase::New);
             new = of_new.map(|(number, _)| *number).collect();
         }
         self.source.regroup(&**comm, self.at, self.taken)?;
         self.taken = 0;
         self.whole()?.regroup(comm.clone())?;
-        self.take_charge(rank, run)?;
-        if new.is_empty() { Ok(()) } else { self.hand_over(rank, &new, run) }
+        self.make_first_the_reporter(rank, run)?;
+        if new.is_empty() { Ok(()) } else { self.send_state_to_newcomers(rank, &new, run) }
     }
 
     /// Sends newcomers the whole state; they receive it as if reading a checkpoint.
-    fn hand_over(&mut self, rank: &Rank, new: &[usize], run: &mut Run<'_, '_>) -> Result<()> {
+    fn send_state_to_newcomers(&mut self, rank: &Rank, new: &[usize], run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
         let own = match rank.is_first() {
             true => Some(self.snapshot(&identity, 0, run.log.as_mut(), run.observer)?),
@@ -248,7 +259,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 // This rank computed the step's loss before the exchange of gradients failed, so it can still be
                 // logged.
                 if let Some((_, loss)) = self.whole()?.latest().cloned().filter(|(at, _)| *at == self.at) {
-                    self.tell(Some(&loss), run.log.as_mut(), run.observer)?;
+                    self.log_step(Some(&loss), run.log.as_mut(), run.observer)?;
                 }
                 self.restore(&Saved::Whole(checkpoint), None, run.observer)?;
                 self.taken = 0;
@@ -259,7 +270,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Makes the first remaining rank the one that prints, writes the metrics, and writes checkpoints.
-    fn take_charge(&mut self, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
+    fn make_first_the_reporter(&mut self, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
         if let Some(keeper) = &mut self.keeper {
             keeper.run = identity;
@@ -293,7 +304,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             batch,
             tensor: &tensor,
             value: Some(loss),
-            say: &saying(run.log.as_ref()),
+            say: &line_printer(run.log.as_ref()),
         })
     }
 }

@@ -75,19 +75,19 @@ impl RunIdentity {
         let mut pairs = options
             .map(|option| (option.as_str(), value(&self.settings, option), value(&saved.settings, option)));
         pairs.find(|(option, own, saved)| {
-            own != saved && !is_less_known(own, saved) && !(*option == INIT && is_unsaid(own, saved))
+            own != saved && !is_unhashed(own, saved) && !(*option == INIT && is_init_omitted(own, saved))
         })
     }
 }
 
 /// Whether the saved value only says that there was a file or folder, without a hash, as early checkpoints did.
-fn is_less_known(own: &str, saved: &str) -> bool {
+fn is_unhashed(own: &str, saved: &str) -> bool {
     ["a file", "a folder"].contains(&saved) && own.starts_with(saved)
 }
 
 /// Whether a difference in `--init` is allowed: it is not given now, as it need not be, or the checkpoint predates
 /// recording it.
-fn is_unsaid(own: &str, saved: &str) -> bool {
+fn is_init_omitted(own: &str, saved: &str) -> bool {
     own == NO_INIT || saved == UNKNOWN
 }
 
@@ -118,7 +118,7 @@ impl Keeper {
         self.every.map_or(epoch_ends, |every| step.is_multiple_of(every))
     }
 
-    pub(super) fn is_kept(&self, step: usize) -> bool {
+    pub(super) fn is_saved(&self, step: usize) -> bool {
         self.kept == Some(step)
     }
 }

@@ -14,17 +14,17 @@ mod strategy;
 
 use candle_core::Tensor;
 
-use self::elastic::Door;
+use self::elastic::NewcomerCheck;
 use crate::console;
 use crate::error::Result;
 use crate::run_log::RunLog;
 
 pub use checkpoint::Saved;
-pub(crate) use checkpoint::{agree_on_command, find, first_choice, misfit};
+pub(crate) use checkpoint::{agree_on_command, checkpoint_mismatch, find, first_choice};
 pub use data_parallel::{Alone, DataParallel};
 pub use elastic::conclude;
 pub use keeper::{Keeper, RunEnd, RunIdentity};
-pub(crate) use newcomer::begin_anew;
+pub(crate) use newcomer::restart_before_first_step;
 pub use observer::{Epoch, Losses, Means, Observer, Step};
 pub use random::StepRandom;
 pub use run::{Find, Ran, RunConfig};
@@ -94,7 +94,7 @@ pub struct Trainer<S, D> {
     /// Number of steps that have certainly been logged, by this rank or an earlier reporter.
     told: usize,
     /// Checks for newcomers; `None` if none can join.
-    door: Option<Door>,
+    door: Option<NewcomerCheck>,
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
@@ -130,11 +130,11 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let mut batches = self.source.batches(self.at)?;
         self.taken = 0;
         self.steps = self.at.batch + self.source.remaining(self.at);
-        observer.epoch_begins(&self.epoch(&saying(log.as_deref())))?;
-        while let (false, Some(next)) = (self.somebody_waits()?, batches.next()) {
+        observer.epoch_begins(&self.epoch(&line_printer(log.as_deref())))?;
+        while let (false, Some(next)) = (self.is_newcomer_waiting()?, batches.next()) {
             let (batch, taken) = next?;
             let loss = self.strategy.step(self.at, &batch)?;
-            self.tell(loss.as_ref(), log.as_deref_mut(), observer)?;
+            self.log_step(loss.as_ref(), log.as_deref_mut(), observer)?;
             self.at.batch += 1;
             self.at.step += 1;
             self.taken = taken;
@@ -149,7 +149,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Ends the epoch after its last batch, and moves to the next one.
     fn end_epoch(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
         self.at.batch = self.steps;
-        observer.epoch_ends(&self.epoch(&saying(log.as_deref())))?;
+        observer.epoch_ends(&self.epoch(&line_printer(log.as_deref())))?;
         if let RunEnd::Epochs(_) = self.end {
             (self.at.epoch, self.at.batch) = (self.at.epoch + 1, 0);
         }
@@ -172,7 +172,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             self.run_epoch(log.as_deref_mut(), observer)?;
         }
         let is_over = end.is_reached(self.at);
-        match self.keeper.as_ref().is_some_and(|keeper| is_over && !keeper.is_kept(self.at.step)) {
+        match self.keeper.as_ref().is_some_and(|keeper| is_over && !keeper.is_saved(self.at.step)) {
             true => self.save(0, log, observer),
             false => Ok(()),
         }
@@ -188,7 +188,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Logs a step and calls the observer, on a rank that has the loss.
-    fn tell(
+    fn log_step(
         &self,
         loss: Option<&Tensor>,
         mut log: Option<&mut RunLog<'_>>,
@@ -201,12 +201,12 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             log.step(epoch, batch, loss)?;
             value = Some(loss);
         }
-        observer.stepped(&Step { epoch, batch, tensor, value, say: &saying(log.as_deref()) })
+        observer.stepped(&Step { epoch, batch, tensor, value, say: &line_printer(log.as_deref()) })
     }
 }
 
 /// Returns the function that prints lines: through the log, which hides the progress bar meanwhile, if there is one.
-fn saying<'a>(log: Option<&'a RunLog<'_>>) -> impl Fn(std::fmt::Arguments<'_>) -> Result<()> + 'a {
+fn line_printer<'a>(log: Option<&'a RunLog<'_>>) -> impl Fn(std::fmt::Arguments<'_>) -> Result<()> + 'a {
     move |line| match log {
         Some(log) => log.say(line),
         None => console::say(line),

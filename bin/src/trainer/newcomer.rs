@@ -5,7 +5,7 @@ use comm::{Communicator, all_gather_object};
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
-use crate::rank::{Rank, Stage};
+use crate::rank::{Rank, RankPhase};
 
 use super::share;
 
@@ -19,18 +19,23 @@ pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
 
 /// Handles the loss of a rank before the first step: the remaining ranks, if enough, form a group again and start
 /// from the beginning. Any other error is returned.
-pub(crate) fn begin_anew(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
-    if rank.stage == Stage::New {
+pub(crate) fn restart_before_first_step(
+    rank: &mut Rank,
+    elastic: Option<ElasticRanks>,
+    mut error: Error,
+) -> Result<()> {
+    if rank.stage == RankPhase::New {
         return join_again(rank, elastic, error);
     }
     loop {
         if matches!(error, Error::BeginAnew) {
             // Some rank had not begun training; all ranks learned that in the same all-gather.
-            rank.stage = Stage::Told;
+            rank.stage = RankPhase::Told;
             return Ok(());
         }
-        let may = !rank.newcomer && rank.stage < Stage::AtWork;
-        let (Some(ElasticRanks { min, .. }), Some(lost), true) = (elastic, error.loss().cloned(), may) else {
+        let may = !rank.newcomer && rank.stage < RankPhase::AtWork;
+        let (Some(ElasticRanks { min, .. }), Some(lost), true) = (elastic, error.rank_loss().cloned(), may)
+        else {
             return Err(error);
         };
         rank.comm = rank.comm.elastic()?.shrink()?;
@@ -40,7 +45,7 @@ pub(crate) fn begin_anew(rank: &mut Rank, elastic: Option<ElasticRanks>, mut err
         }
         error = match all_gather_object(&*rank.comm, &rank.stage) {
             Ok(stages) => {
-                rank.stage = stages.into_iter().max().unwrap_or(rank.stage).min(Stage::Told);
+                rank.stage = stages.into_iter().max().unwrap_or(rank.stage).min(RankPhase::Told);
                 if rank.is_first() {
                     note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
                 }
@@ -54,9 +59,9 @@ pub(crate) fn begin_anew(rank: &mut Rank, elastic: Option<ElasticRanks>, mut err
 /// Joins the remaining ranks after the loss of a rank, as a newcomer that still has to receive the state.
 fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
     loop {
-        let (Some(_), Some(lost)) = (elastic, error.loss().cloned()) else { return Err(error) };
+        let (Some(_), Some(lost)) = (elastic, error.rank_loss().cloned()) else { return Err(error) };
         rank.comm = rank.comm.elastic()?.shrink()?;
-        error = match follow(&*rank.comm) {
+        error = match join_state_exchange(&*rank.comm) {
             Ok(true) => return Ok(()),
             // All ranks that had the state are lost.
             Ok(false) => return Err(lost.into()),
@@ -66,9 +71,9 @@ fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) 
 }
 
 /// Takes part in the collectives that precede sending the state to newcomers; returns whether any rank has the state.
-fn follow(comm: &dyn Communicator) -> Result<bool> {
-    let stages: Vec<Stage> = all_gather_object(comm, &Stage::New)?;
-    if stages.iter().all(|stage| *stage == Stage::New) {
+fn join_state_exchange(comm: &dyn Communicator) -> Result<bool> {
+    let stages: Vec<RankPhase> = all_gather_object(comm, &RankPhase::New)?;
+    if stages.iter().all(|stage| *stage == RankPhase::New) {
         return Ok(false);
     }
     let steps: Vec<Option<usize>> = all_gather_object(comm, &None)?;
@@ -89,7 +94,7 @@ mod tests {
 
     /// Does what a rank with the state does, after `step` steps.
     fn hand_over(comm: &dyn Communicator, step: usize) -> Result<()> {
-        all_gather_object(comm, &Stage::AtWork)?;
+        all_gather_object(comm, &RankPhase::AtWork)?;
         let steps = all_gather_object(comm, &Some(step))?;
         let root = ahead(&steps).unwrap_or_default();
         let tensors = [("model".to_string(), Default::default())].into();
@@ -116,7 +121,7 @@ mod tests {
                     comm = comm.elastic()?.shrink()?;
                     hand_over(&*comm, 7 + comm.rank()).map_err(|e| candle_core::Error::msg(e.to_string()))?;
                 } else {
-                    let mut rank = Rank::over(comm);
+                    let mut rank = Rank::from_comm(comm);
                     if let Err(error) = join_again(&mut rank, Some(RANGE), lost.into()) {
                         return Ok(Some(Err(error.to_string())));
                     }

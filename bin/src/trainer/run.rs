@@ -8,7 +8,7 @@ use training::Contents;
 use crate::console::note;
 use crate::error::Result;
 use crate::options::{CheckpointOptions, ElasticRanks};
-use crate::rank::{Rank, Stage};
+use crate::rank::{Rank, RankPhase};
 use crate::run_log::{LogConfig, RunLog};
 
 use super::elastic::Run;
@@ -80,10 +80,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             // Collective: the other ranks call it when they send the state.
             model.check()?;
         }
-        self.watch_door(rank, config.elastic);
+        self.enable_newcomers(rank, config.elastic);
         let begun = (self.at.step, self.strategy.stats());
         run.watch = rank.stopwatch_over(&self.strategy.groups());
-        rank.stage = Stage::AtWork;
+        rank.stage = RankPhase::AtWork;
         self.train_elastic(rank, &mut run)?;
         let ran = self.measure(rank, begun, &mut run)?;
         let series = run.log.map(RunLog::finish).unwrap_or_default();
@@ -100,7 +100,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if let (Some(log), true) = (log.as_mut().filter(|log| !log.is_muted()), config.checkpoints.resumes())
         {
             log.cut(self.at.epoch, self.at.batch)?;
-            note(format_args!("{}", self.told(config, then)));
+            note(format_args!("{}", self.resume_note(config, then)));
         }
         if rank.is_first() || matches!(self.strategy.kept(), Kept::Parts(_)) {
             self.keep(config, config.run.clone())?;
@@ -152,7 +152,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Formats the note about a resume; `then` is the number of ranks of the run that wrote the checkpoint, `None`
     /// without one.
-    fn told(&self, config: &RunConfig<'_>, then: Option<usize>) -> String {
+    fn resume_note(&self, config: &RunConfig<'_>, then: Option<usize>) -> String {
         let dir = config.checkpoints.dir().display();
         let Some(then) = then else {
             return format!("no checkpoint in {dir} yet: starting from the beginning");

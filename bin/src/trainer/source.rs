@@ -19,7 +19,7 @@ pub struct Epochs<D: Dataset, B> {
     pub loader: Loader<D, B>,
     /// Whether each epoch has its own order (`set_epoch`). If false, all epochs have the order of the first.
     pub reshuffle: bool,
-    /// What [`Source::changed`] calls the ranks; `{}` stands for their number.
+    /// What [`Source::changed`] calls the ranks; `{}` sampler_position for their number.
     pub ranks: &'static str,
 }
 
@@ -29,7 +29,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Epochs<D, B> {
         Self { loader, reshuffle: true, ranks: "world size {}" }
     }
 
-    fn stands(&self, at: Position, taken: usize) -> SamplerState {
+    fn sampler_position(&self, at: Position, taken: usize) -> SamplerState {
         let state = self.loader.sampler().state(taken);
         match at.batch {
             0 => {
@@ -55,14 +55,14 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for Epochs<D, B> {
     /// Moves the sampler to the start of the epoch, unless it is in the middle of one.
     fn batches(&mut self, at: Position) -> Result<Batches<B>> {
         if at.batch == 0 {
-            let state = self.stands(at, 0);
+            let state = self.sampler_position(at, 0);
             self.loader.sampler_mut().resume(&state)?;
         }
         counted(&mut self.loader)
     }
 
     fn state(&self, at: Position, taken: usize) -> Result<Value> {
-        let state = serde_json::to_value(self.stands(at, taken));
+        let state = serde_json::to_value(self.sampler_position(at, taken));
         state
             .map_err(|reason| Error::Checkpoint { problem: format!("its state cannot be written: {reason}") })
     }
@@ -72,7 +72,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for Epochs<D, B> {
     }
 
     fn regroup(&mut self, comm: &dyn Communicator, at: Position, taken: usize) -> Result<()> {
-        let state = self.stands(at, taken);
+        let state = self.sampler_position(at, taken);
         let (num_replicas, rank) = (comm.world_size(), comm.rank());
         let config = self.loader.sampler().config().clone();
         let mut sampler = DistributedSampler::new(DistributedSamplerConfig { num_replicas, rank, ..config })?;

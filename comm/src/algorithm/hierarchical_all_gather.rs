@@ -24,7 +24,7 @@ pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     let stage = |s: usize| {
         // The host whose parts were received last; `count` keeps the difference positive.
         let row = host + count - s;
-        let within = ring_all_gather::around(index, local.len(), |index| of(row, index));
+        let within = ring_all_gather::schedule_of(index, local.len(), |index| of(row, index));
         let between = Step {
             finished: 0..0,
             transfers: vec![

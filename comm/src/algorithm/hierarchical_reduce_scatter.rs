@@ -17,14 +17,14 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// The first phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a
 /// Flash", 2018), over both dimensions.
 pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
-    let own = Own { rank, topology, parts };
+    let own = Builder { rank, topology, parts };
     let count = topology.hosts().len();
     // A step between hosts needs this host's sums for that stage and the one before.
-    let mut steps = own.within(0).steps;
-    steps.append(&mut own.within(1).steps);
+    let mut steps = own.sum_within_host(0).steps;
+    steps.append(&mut own.sum_within_host(1).steps);
     for s in 0..count - 1 {
-        let within = if s + 2 < count { own.within(s + 2) } else { Schedule::default() };
-        steps.append(&mut within.beside(own.between(s)).steps);
+        let within = if s + 2 < count { own.sum_within_host(s + 2) } else { Schedule::default() };
+        steps.append(&mut within.beside(own.send_between_hosts(s)).steps);
     }
     Schedule { steps }
 }
@@ -41,13 +41,13 @@ fn places_within(ranks: usize) -> usize {
     ranks.saturating_sub(2).min(2)
 }
 
-struct Own<'a> {
+struct Builder<'a> {
     rank: usize,
     topology: &'a Topology,
     parts: &'a Parts,
 }
 
-impl Own<'_> {
+impl Builder<'_> {
     /// Returns the host whose parts are summed in stage `s`; this rank's own host is last.
     fn row(&self, s: usize) -> usize {
         let count = self.topology.hosts().len();
@@ -79,7 +79,7 @@ impl Own<'_> {
     }
 
     /// Sums a host's parts over the ranks of this host, by a ring.
-    fn within(&self, s: usize) -> Schedule {
+    fn sum_within_host(&self, s: usize) -> Schedule {
         let (hosts, (host, index)) = (self.topology.hosts(), self.topology.place(self.rank));
         let (local, row, ranks) = (&hosts[host], &hosts[self.row(s)], self.ranks());
         let of = |index: usize| self.parts.of(row[index % ranks]);
@@ -101,7 +101,7 @@ impl Own<'_> {
     }
 
     /// Sends the sum of stage `s` to the next host, and adds this host's own sum to the received one of the next stage.
-    fn between(&self, s: usize) -> Schedule {
+    fn send_between_hosts(&self, s: usize) -> Schedule {
         let (hosts, (host, index)) = (self.topology.hosts(), self.topology.place(self.rank));
         let len = |s: usize| self.parts.of(hosts[self.row(s)][index]).len();
         let range = self.sum(s + 1, len(s + 1));

@@ -12,11 +12,11 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
 pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
-    around(rank, parts.count(), |rank| parts.of(rank))
+    schedule_of(rank, parts.count(), |rank| parts.of(rank))
 }
 
 /// The same for parts at any ranges; the rank passed to `part` is not reduced modulo `world_size`.
-pub(super) fn around(rank: usize, world_size: usize, part: impl Fn(usize) -> Range<usize>) -> Schedule {
+pub(super) fn schedule_of(rank: usize, world_size: usize, part: impl Fn(usize) -> Range<usize>) -> Schedule {
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |s: usize| {
         let send = rank + world_size - s;

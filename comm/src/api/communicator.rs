@@ -93,7 +93,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Failures to connect the members.
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Communicator>>> {
-        match group::of_color(self, color, key)? {
+        match group::members_of_color(self, color, key)? {
             Some(members) => self.subgroup(&members).map(Some),
             None => Ok(None),
         }
@@ -104,7 +104,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`crate::Error::InvalidArgument`] if the backend does not support changing the ranks of a group.
     fn elastic(&self) -> Result<&dyn ElasticGroup> {
-        Err(group::fixed("shrink and grow", self.backend()))
+        Err(group::not_elastic("shrink and grow", self.backend()))
     }
 
     /// Ends the operations in progress and in the queue, at once: waiting for their [`Work`] returns

@@ -88,7 +88,7 @@ pub fn broadcast_object<T: Serialize + DeserializeOwned>(
 ) -> Result<T> {
     let operation = "broadcast_object";
     let bytes = if comm.rank() == root { to_json(value) } else { Ok(Vec::new()) };
-    let len = Tensor::new(&[told(&bytes)], &Device::Cpu)?;
+    let len = Tensor::new(&[length_or_error(&bytes)], &Device::Cpu)?;
     comm.run(Operation::Broadcast { tensor: len.clone(), root })?;
     let (bytes, len) = match (bytes, usize::try_from(len.to_vec1::<i64>()?[0])) {
         (Ok(bytes), Ok(len)) => (bytes, len),
@@ -115,7 +115,7 @@ fn encode<T: Serialize>(
 ) -> Result<(Tensor, Vec<usize>)> {
     let bytes = to_json(value);
     let lengths = Tensor::zeros(comm.world_size(), DType::I64, &Device::Cpu)?;
-    let own = Tensor::new(&[told(&bytes)], &Device::Cpu)?;
+    let own = Tensor::new(&[length_or_error(&bytes)], &Device::Cpu)?;
     comm.run(Operation::AllGather { output: lengths.clone(), input: own, counts: None })?;
     let lengths = lengths.to_vec1::<i64>()?.into_iter().map(|len| usize::try_from(len).ok());
     match (bytes, lengths.collect()) {
@@ -134,7 +134,7 @@ fn encode<T: Serialize>(
 }
 
 /// Returns the number to send for a value: its length in bytes, or [`NO_JSON`].
-fn told(bytes: &std::result::Result<Vec<u8>, String>) -> i64 {
+fn length_or_error(bytes: &std::result::Result<Vec<u8>, String>) -> i64 {
     bytes.as_ref().map_or(NO_JSON, |bytes| bytes.len() as i64)
 }
 

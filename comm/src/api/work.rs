@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::engine::queue::Ticket;
+use crate::engine::queue::PendingResult;
 
 /// An operation that was submitted. It keeps the elements of its tensors alive, but not their autograd graph, and runs
 /// whether or not anybody waits for it.
@@ -25,11 +25,11 @@ use crate::engine::queue::Ticket;
 #[derive(Debug)]
 #[must_use = "the result of an operation is known only after `wait`"]
 pub struct Work {
-    ticket: Arc<Ticket>,
+    ticket: Arc<PendingResult>,
 }
 
 impl Work {
-    pub(crate) fn new(ticket: Arc<Ticket>) -> Self {
+    pub(crate) fn new(ticket: Arc<PendingResult>) -> Self {
         Self { ticket }
     }
 

@@ -76,7 +76,7 @@ impl Cause {
                 odd_rank: world(odd_rank),
                 odd_call: odd.to_string(),
                 rank: world(rank),
-                call: call.to_string() + &members.place(),
+                call: call.to_string() + &members.suffix(),
             },
             Cause::Protocol { rank, detail } => {
                 Error::Protocol { rank: world(rank), host: host(rank), operation, detail }

@@ -4,41 +4,41 @@ use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::LEN;
 
 /// Sent when this rank closes its group.
-pub(crate) const FAREWELL: [u8; LEN] = *b"GRF1: this rank leaves the group";
+pub(crate) const GOODBYE: [u8; LEN] = *b"GRF1: this rank leaves the group";
 /// Prefix of a failure report. One byte for the kind of the cause and four for the rank to blame follow. A capital
 /// letter as kind means that another group of the job has failed, and that the rank is that of the whole job.
-const BLAME: [u8; LEN - 5] = *b"GRF1: the group fails: rank";
+const FAILURE_REPORT: [u8; LEN - 5] = *b"GRF1: the group fails: rank";
 /// Detail of a time-out whose real detail does not fit into the message.
-const IN_VAIN: &str = "others waited for it until their time was over";
+const OTHER_DETAIL: &str = "others waited for it until their time was over";
 
 /// A decoded last message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum LastWords {
+pub(crate) enum LastMessage {
     Farewell,
     Blame(Cause),
 }
 
-impl LastWords {
+impl LastMessage {
     /// Returns whether `byte` is the first byte of a last message. No answer in the handshake begins with it.
-    pub(crate) fn begin_with(byte: u8) -> bool {
-        byte == FAREWELL[0]
+    pub(crate) fn starts_with(byte: u8) -> bool {
+        byte == GOODBYE[0]
     }
 
     /// Returns `None` if the bytes are something else.
     pub(crate) fn decode(bytes: &[u8; LEN]) -> Option<Self> {
-        if *bytes == FAREWELL {
+        if *bytes == GOODBYE {
             return Some(Self::Farewell);
         }
         let [.., kind, a, b, c, d] = *bytes;
         let rank = u32::from_le_bytes([a, b, c, d]) as usize;
         match kind {
-            _ if bytes[..BLAME.len()] != BLAME => None,
+            _ if bytes[..FAILURE_REPORT.len()] != FAILURE_REPORT => None,
             b'd' => Some(Self::Blame(Cause::Died { rank })),
             b'l' => Some(Self::Blame(Cause::Left { rank })),
             b'D' => Some(Self::blame_in_job(Cause::Died { rank })),
             b'L' => Some(Self::blame_in_job(Cause::Left { rank })),
             b'S' => Some(Self::blame_in_job(Cause::Stalled { rank, detail: NO_ANSWER.into() })),
-            b'W' => Some(Self::blame_in_job(Cause::Stalled { rank, detail: IN_VAIN.into() })),
+            b'W' => Some(Self::blame_in_job(Cause::Stalled { rank, detail: OTHER_DETAIL.into() })),
             _ => None,
         }
     }
@@ -49,7 +49,7 @@ impl LastWords {
 }
 
 /// Encodes a failure report. `None` for a cause that cannot be encoded.
-pub(crate) fn blame(cause: &Cause) -> Option<[u8; LEN]> {
+pub(crate) fn encode_failure(cause: &Cause) -> Option<[u8; LEN]> {
     let (kind, rank) = match cause {
         Cause::Died { rank } => (b'd', *rank),
         Cause::Left { rank } => (b'l', *rank),
@@ -63,9 +63,9 @@ pub(crate) fn blame(cause: &Cause) -> Option<[u8; LEN]> {
         _ => return None,
     };
     let mut bytes = [0; LEN];
-    bytes[..BLAME.len()].copy_from_slice(&BLAME);
-    bytes[BLAME.len()] = kind;
-    bytes[BLAME.len() + 1..].copy_from_slice(&u32::try_from(rank).ok()?.to_le_bytes());
+    bytes[..FAILURE_REPORT.len()].copy_from_slice(&FAILURE_REPORT);
+    bytes[FAILURE_REPORT.len()] = kind;
+    bytes[FAILURE_REPORT.len() + 1..].copy_from_slice(&u32::try_from(rank).ok()?.to_le_bytes());
     Some(bytes)
 }
 
@@ -77,20 +77,21 @@ mod tests {
     #[test]
     fn words_are_understood_and_never_taken_for_a_call() {
         for cause in [Cause::Died { rank: 3 }, Cause::Left { rank: 4000 }] {
-            let words = blame(&cause).unwrap();
-            assert_eq!(LastWords::decode(&words), Some(LastWords::Blame(cause)));
+            let words = encode_failure(&cause).unwrap();
+            assert_eq!(LastMessage::decode(&words), Some(LastMessage::Blame(cause)));
             assert_eq!(Fingerprint::decode(&words), None);
         }
         let stalled = |detail: &str| Cause::Stalled { rank: 7, detail: detail.into() };
-        for cause in [Cause::Died { rank: 3 }, Cause::Left { rank: 5 }, stalled(NO_ANSWER), stalled(IN_VAIN)]
+        for cause in
+            [Cause::Died { rank: 3 }, Cause::Left { rank: 5 }, stalled(NO_ANSWER), stalled(OTHER_DETAIL)]
         {
-            let said = LastWords::blame_in_job(cause);
-            let LastWords::Blame(cause) = &said else { panic!("{said:?}") };
-            assert_eq!(LastWords::decode(&blame(cause).unwrap()), Some(said));
+            let said = LastMessage::blame_in_job(cause);
+            let LastMessage::Blame(cause) = &said else { panic!("{said:?}") };
+            assert_eq!(LastMessage::decode(&encode_failure(cause).unwrap()), Some(said));
         }
-        assert_eq!(LastWords::decode(&FAREWELL), Some(LastWords::Farewell));
-        assert_eq!(Fingerprint::decode(&FAREWELL), None);
-        assert_eq!(LastWords::decode(&[0; LEN]), None);
-        assert_eq!(blame(&Cause::Protocol { rank: 1, detail: String::new() }), None);
+        assert_eq!(LastMessage::decode(&GOODBYE), Some(LastMessage::Farewell));
+        assert_eq!(Fingerprint::decode(&GOODBYE), None);
+        assert_eq!(LastMessage::decode(&[0; LEN]), None);
+        assert_eq!(encode_failure(&Cause::Protocol { rank: 1, detail: String::new() }), None);
     }
 }

@@ -19,7 +19,7 @@ impl Members {
     }
 
     /// Returns the members of a subgroup, given the job's numbers in the order of their ranks in the group.
-    pub(crate) fn some(world_ranks: impl IntoIterator<Item = usize>) -> Self {
+    pub(crate) fn subgroup(world_ranks: impl IntoIterator<Item = usize>) -> Self {
         Self { world_ranks: world_ranks.into_iter().collect(), is_world: false }
     }
 
@@ -38,7 +38,7 @@ impl Members {
     }
 
     /// Returns the suffix for the description of a call; empty if the group is the whole job.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn suffix(&self) -> String {
         if self.is_world {
             return String::new();
         }
@@ -56,10 +56,10 @@ mod tests {
 
     #[test]
     fn a_group_is_named_by_its_members() {
-        assert_eq!(Members::world(3).place(), "");
-        let some = Members::some([4, 2]);
-        assert_eq!((some.place().as_str(), some.world_rank(1)), (" in the group [4, 2]", 2));
-        let many = Members::some(0..100).place();
+        assert_eq!(Members::world(3).suffix(), "");
+        let some = Members::subgroup([4, 2]);
+        assert_eq!((some.suffix().as_str(), some.world_rank(1)), (" in the group [4, 2]", 2));
+        let many = Members::subgroup(0..100).suffix();
         assert_eq!(many, " in the group [0, 1, 2, 3, 4, 5, 6, 7, and 92 more]");
     }
 }

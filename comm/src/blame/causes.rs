@@ -8,13 +8,13 @@ use crate::Error;
 use crate::base::lock::lock;
 
 /// Number of texts kept: more than the number of groups that fail for different causes before a program gives up.
-const KEPT: usize = 8;
+const MAX_TEXTS: usize = 8;
 
 /// Error texts of failures of groups in this process that another rank caused, the latest last.
 static CAUSES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 /// Records the error with which a group has failed, if another rank caused it.
-pub(crate) fn remember(error: &Error) {
+pub(crate) fn record(error: &Error) {
     if !error.is_peer_failure() {
         return;
     }
@@ -23,14 +23,14 @@ pub(crate) fn remember(error: &Error) {
     if causes.contains(&text) {
         return;
     }
-    if causes.len() == KEPT {
+    if causes.len() == MAX_TEXTS {
         causes.pop_front();
     }
     causes.push_back(text);
 }
 
 /// Returns whether `text` contains the text of a recorded error, that is, whether another rank caused it.
-pub fn names_another_rank(text: &str) -> bool {
+pub fn is_peer_failure_text(text: &str) -> bool {
     lock(&CAUSES).iter().any(|cause| text.contains(cause.as_str()))
 }
 
@@ -43,12 +43,12 @@ mod tests {
         let died =
             |rank: usize| Error::PeerDied { rank, host: "blame".into(), operation: "barrier #3".into() };
         let own = Error::system("reading blame.txt", "it is gone");
-        remember(&died(7));
-        remember(&own);
-        assert!(names_another_rank(&format!("epoch 3: {}", died(7))));
-        assert!(!names_another_rank(&own.to_string()) && !names_another_rank(&died(8).to_string()));
-        (10..10 + KEPT).for_each(|rank| remember(&died(rank)));
-        assert!(!names_another_rank(&died(7).to_string()));
-        assert!(names_another_rank(&died(10).to_string()));
+        record(&died(7));
+        record(&own);
+        assert!(is_peer_failure_text(&format!("epoch 3: {}", died(7))));
+        assert!(!is_peer_failure_text(&own.to_string()) && !is_peer_failure_text(&died(8).to_string()));
+        (10..10 + MAX_TEXTS).for_each(|rank| record(&died(rank)));
+        assert!(!is_peer_failure_text(&died(7).to_string()));
+        assert!(is_peer_failure_text(&died(10).to_string()));
     }
 }

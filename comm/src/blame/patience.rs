@@ -1,8 +1,8 @@
 //! Waiting for a peer: spins shortly, then sleeps, queries the other ranks, warns, and fails at the time-out.
 //!
 //! The time-out applies to the whole operation, not to one wait in it. An operation that moves much data may take
-//! longer, as long as it is fast enough: [`Patience`] counts how far the operation is behind, a duration that grows
-//! with time and shrinks with every byte, at [`PACE`]. So a peer that sends a byte now and then times out like one that
+//! longer, as long as it is fast enough: [`Timeouts`] counts how far the operation is behind, a duration that grows
+//! with time and shrinks with every byte, at [`MIN_BYTES_PER_SECOND`]. So a peer that sends a byte now and then times out like one that
 //! sends nothing.
 
 mod yields;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
-use crate::blame::ending::Ending;
+use crate::blame::ending::ShutdownFlag;
 use crate::blame::supervisor::Supervisor;
 use crate::blame::verdict::Question;
 use crate::transport::links::{Links, Wait};
@@ -23,22 +23,22 @@ use yields::Yields;
 /// After this long without a byte, the other ranks are asked for the first time whether they are in another call.
 const FIRST_QUESTION: Duration = Duration::from_secs(1);
 /// After this long, a wait is reported to the supervisor. Most waits are shorter and skip that cost.
-const MOMENT: Duration = Duration::from_millis(20);
+const REPORT_WAIT_AFTER: Duration = Duration::from_millis(20);
 /// This long before the time-out, the other ranks are asked once more, so that it is known by the time-out which do not
 /// answer.
-const REHEARSAL: Duration = Duration::from_millis(1500);
+const LAST_QUERY_BEFORE: Duration = Duration::from_millis(1500);
 /// Bytes a second, sent and received together, at which an operation does not fall behind.
-const PACE: u64 = 1 << 20;
+const MIN_BYTES_PER_SECOND: u64 = 1 << 20;
 /// The longest sleep, and so the longest delay until the end of the communicator is noticed.
-const LONGEST: Duration = Duration::from_millis(500);
+const MAX_SLEEP: Duration = Duration::from_millis(500);
 
 /// Timing state of one operation and of the current wait in it, and the steps (query, warning) taken so far.
-pub(crate) struct Patience {
-    ending: Arc<Ending>,
+pub(crate) struct Timeouts {
+    ending: Arc<ShutdownFlag>,
     spins: u32,
     spun: u32,
     yields: Yields,
-    /// When the wait began. `None` until the first call of [`Self::consider`] in it.
+    /// When the wait began. `None` until the first call of [`Self::check_timeouts`] in it.
     since: Option<Instant>,
     next_question: Duration,
     /// How far the operation was behind at the last update, and the time of that update with the bytes moved by then.
@@ -50,8 +50,8 @@ pub(crate) struct Patience {
     told: bool,
 }
 
-impl Patience {
-    pub(crate) fn new(ending: Arc<Ending>) -> Self {
+impl Timeouts {
+    pub(crate) fn new(ending: Arc<ShutdownFlag>) -> Self {
         Self {
             ending,
             spins: 0,
@@ -67,7 +67,7 @@ impl Patience {
         }
     }
 
-    pub(crate) fn ending(&self) -> &Arc<Ending> {
+    pub(crate) fn ending(&self) -> &Arc<ShutdownFlag> {
         &self.ending
     }
 
@@ -107,26 +107,26 @@ impl Patience {
             std::hint::spin_loop();
             return Ok(());
         }
-        if self.yields.give_way() {
+        if self.yields.yield_once() {
             return Ok(());
         }
         let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
-        let mut rest = self.consider(links, peer, moved, supervisor, call)?;
+        let mut rest = self.check_timeouts(links, peer, moved, supervisor, call)?;
         if !self.told {
             let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
-            self.told = waited >= MOMENT;
+            self.told = waited >= REPORT_WAIT_AFTER;
             match self.told {
                 true => supervisor.wait_for(waits),
-                false => rest = rest.min(MOMENT - waited),
+                false => rest = rest.min(REPORT_WAIT_AFTER - waited),
             }
         }
-        links.park(waits, rest.min(longest));
+        links.wait(waits, rest.min(longest));
         Ok(())
     }
 
     /// Queries the other ranks, warns or fails, where it is time to. Returns how long the caller may then wait for
     /// `peer` before it must call this again.
-    pub(crate) fn consider(
+    pub(crate) fn check_timeouts(
         &mut self,
         links: &dyn Links,
         peer: usize,
@@ -139,17 +139,17 @@ impl Patience {
         }
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        let (waited, behind) = (now - since, self.look(now, moved));
+        let (waited, behind) = (now - since, self.update_behind(now, moved));
         let timeout = supervisor.timeout();
-        if self.ending.ends(waited, timeout) {
+        if self.ending.must_end(waited, timeout) {
             return Err(aborted(&self.ending, supervisor, call));
         }
         if behind >= timeout {
-            let question = match links.trouble(peer) {
+            let question = match links.last_error(peer) {
                 Some(detail) => Question::Unreached { peer, detail },
                 None => Question::Stuck { peer, last: true, apart: false },
             };
-            return Err(blame(supervisor, question, call));
+            return Err(failure_error(supervisor, question, call));
         }
         if !self.warned && behind >= supervisor.slow_warning() {
             self.warned = true;
@@ -161,7 +161,7 @@ impl Patience {
                 self.next_question *= 2;
             }
             self.rehearsed |= behind >= rehearsal;
-            let apart = links.trouble(peer).is_some();
+            let apart = links.last_error(peer).is_some();
             if let Some(cause) = supervisor.ask(Question::Stuck { peer, last: false, apart }) {
                 return Err(supervisor.error(&cause, call.to_string()));
             }
@@ -169,7 +169,7 @@ impl Patience {
         // The query has taken time as well.
         let spent = now.elapsed();
         let left = |until: Duration, so_far: Duration| until.saturating_sub(so_far + spent);
-        let mut rest = left(self.next_question, waited).min(left(timeout, behind)).min(LONGEST);
+        let mut rest = left(self.next_question, waited).min(left(timeout, behind)).min(MAX_SLEEP);
         if !self.rehearsed {
             rest = rest.min(left(rehearsal, behind));
         }
@@ -180,19 +180,19 @@ impl Patience {
     }
 
     /// Updates and returns how far the operation is behind.
-    fn look(&mut self, now: Instant, moved: u64) -> Duration {
+    fn update_behind(&mut self, now: Instant, moved: u64) -> Duration {
         let (at, by_then) = self.looked.replace((now, moved)).unwrap_or((now, moved));
         let bytes = moved.saturating_sub(by_then);
-        let paid =
-            Duration::from_secs(bytes / PACE) + Duration::from_nanos(bytes % PACE * 1_000_000_000 / PACE);
+        let paid = Duration::from_secs(bytes / MIN_BYTES_PER_SECOND)
+            + Duration::from_nanos(bytes % MIN_BYTES_PER_SECOND * 1_000_000_000 / MIN_BYTES_PER_SECOND);
         self.behind = (self.behind + (now - at)).saturating_sub(paid);
         self.behind
     }
 }
 
 /// Returns the error of a call that ends because its communicator was closed or aborted.
-fn aborted(ending: &Ending, supervisor: &dyn Supervisor, call: &Fingerprint) -> Error {
-    let operation = call.to_string() + &supervisor.members().place();
+fn aborted(ending: &ShutdownFlag, supervisor: &dyn Supervisor, call: &Fingerprint) -> Error {
+    let operation = call.to_string() + &supervisor.members().suffix();
     if !ending.is_aborted() {
         tracing::warn!(
             "{operation} is aborted, because its communicator was dropped and nothing comes from the others: wait for its \
@@ -204,11 +204,11 @@ fn aborted(ending: &Ending, supervisor: &dyn Supervisor, call: &Fingerprint) -> 
 
 /// Returns how far behind an operation must be for the query before the last one. The last one is made at the time-out.
 fn rehearsal(timeout: Duration) -> Duration {
-    timeout.saturating_sub(REHEARSAL).max(timeout / 4)
+    timeout.saturating_sub(LAST_QUERY_BEFORE).max(timeout / 4)
 }
 
 /// Returns the error of a call that cannot continue. If no cause is known, it is the rank that the question is about.
-pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fingerprint) -> Error {
+pub(crate) fn failure_error(supervisor: &dyn Supervisor, question: Question, call: &Fingerprint) -> Error {
     let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
     let cause = known.unwrap_or_else(|| match question {
         Question::Lost { peer, .. } => Cause::Died { rank: peer },
@@ -221,7 +221,7 @@ pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fing
 
 /// Returns the error of a call for which the communication library (NCCL, MPI) has failed on this rank, after reporting
 /// it to all ranks. If another cause explains the failure, the error names that one.
-pub(crate) fn blame_library(
+pub(crate) fn library_error(
     supervisor: &dyn Supervisor,
     rank: usize,
     error: Error,
@@ -246,6 +246,6 @@ fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Du
         },
         _ => (members.world_rank(peer), supervisor.host(peer), "nobody could say what it does".into()),
     };
-    let (seconds, place) = (waited.as_secs(), members.place());
+    let (seconds, place) = (waited.as_secs(), members.suffix());
     tracing::warn!("{call}{place}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
 }

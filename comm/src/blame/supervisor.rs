@@ -14,7 +14,7 @@ use crate::transport::links::Wait;
 pub(crate) trait Supervisor: Send + Sync + Debug {
     /// The program has called an operation of this group. It is using groups that have not failed, so failures of other
     /// groups that were reported to it are forgotten.
-    fn goes_on(&self) {}
+    fn on_program_call(&self) {}
 
     /// Records that this rank enters a call.
     fn begin(&self, call: Fingerprint);
@@ -34,7 +34,7 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
 
     /// Closes the streams after a call has failed, if nobody else reports the cause to the other ranks, and sends it to
     /// them first. `part` returns the ranks that can recognise that message as a failure report.
-    fn hang_up(&self, _part: &mut dyn FnMut() -> Vec<usize>) {}
+    fn close_streams(&self, _part: &mut dyn FnMut() -> Vec<usize>) {}
 
     /// Returns this rank's number in the group.
     fn rank(&self) -> usize;
@@ -53,7 +53,7 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
 
     /// Returns the error of a call that was interrupted by `cause`.
     fn error(&self, cause: &Cause, operation: String) -> Error {
-        let operation = operation + &self.members().place();
+        let operation = operation + &self.members().suffix();
         cause.to_error(self.rank(), operation, self.timeout(), self.members(), |rank| self.host(rank))
     }
 }

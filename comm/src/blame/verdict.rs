@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::Fingerprint;
-use crate::base::last_words::LastWords;
+use crate::base::last_words::LastMessage;
 
 /// Number of calls that a rank remembers, for comparison with those of ranks that lag behind or run ahead.
 const REMEMBERED: usize = 8;
@@ -28,7 +28,7 @@ pub(crate) struct Activity {
     waits: Vec<usize>,
     /// Its calls in progress in other groups of the job.
     #[serde(default)]
-    pub(crate) elsewhere: Vec<Elsewhere>,
+    pub(crate) elsewhere: Vec<OtherGroupCall>,
     /// The cause of the first failure of a group of the job, as known to this rank. A rank that is in no call is then about
     /// to end.
     #[serde(default)]
@@ -37,7 +37,7 @@ pub(crate) struct Activity {
 
 /// A call in progress in a group other than the one that asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Elsewhere {
+pub(crate) struct OtherGroupCall {
     /// Description of the call and its group.
     pub(crate) call: String,
     /// The ranks that it waits for, as ranks of the group that asks.
@@ -93,7 +93,7 @@ impl Activity {
     fn describe(&self) -> String {
         match (self.current(), self.elsewhere.first(), self.calls.last()) {
             (Some(call), ..) => format!("it is still in {call}"),
-            (None, Some(Elsewhere { call, .. }), _) => format!("it is still in {call}"),
+            (None, Some(OtherGroupCall { call, .. }), _) => format!("it is still in {call}"),
             (None, None, Some(call)) => format!("it is outside of any operation, {call} was its last"),
             (None, None, None) => "it has not called any operation yet".into(),
         }
@@ -150,9 +150,9 @@ pub(crate) enum Question {
 
 impl Question {
     /// Returns the question after the stream to a rank has ended, with the last message received on it.
-    pub(crate) fn lost(peer: usize, words: Option<LastWords>) -> Self {
+    pub(crate) fn lost(peer: usize, words: Option<LastMessage>) -> Self {
         match words {
-            Some(LastWords::Blame(cause)) => Question::Lost { peer, left: false, because: Some(cause) },
+            Some(LastMessage::Blame(cause)) => Question::Lost { peer, left: false, because: Some(cause) },
             words => Question::Lost { peer, left: words.is_some(), because: None },
         }
     }
@@ -179,7 +179,7 @@ impl Question {
 }
 
 /// Returns the cause that the statuses of all ranks show, if they show one. `asker` is the rank that asks.
-pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> Option<Cause> {
+pub(crate) fn choose_cause(asker: usize, question: &Question, statuses: &[Status]) -> Option<Cause> {
     // A dead rank explains everything else.
     if let Some(rank) = statuses.iter().position(|status| *status == Status::Died) {
         return Some(Cause::Died { rank });
@@ -194,8 +194,8 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
         Question::Garbage { peer } => {
             Some(Cause::Protocol { rank: *peer, detail: "it sent bytes that announce no call".into() })
         }
-        Question::Suspect { peer } => Some(laggard(asker, *peer, statuses)),
-        Question::Elsewhere { peers, lost: false } => chain::end(asker, peers, statuses),
+        Question::Suspect { peer } => Some(slowest_rank(asker, *peer, statuses)),
+        Question::Elsewhere { peers, lost: false } => chain::cause_at_end(asker, peers, statuses),
         Question::Elsewhere { peers, lost: true } => {
             let left = peers.first().filter(|peer| statuses.get(**peer) == Some(&Status::Left));
             left.map(|peer| Cause::Left { rank: *peer })
@@ -209,7 +209,7 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
             if statuses.get(*peer) == Some(&Status::Left) && (*apart || *last) {
                 Some(Cause::Left { rank: *peer })
             } else if *last {
-                Some(if is_hung(statuses) { Cause::Hung } else { laggard(asker, *peer, statuses) })
+                Some(if is_hung(statuses) { Cause::Hung } else { slowest_rank(asker, *peer, statuses) })
             } else {
                 None
             }
@@ -308,11 +308,11 @@ pub(crate) fn may_change(cause: &Cause, statuses: &[Status]) -> bool {
 
 /// Returns the rank that the others wait for: one that does not answer, else the one at the end of the chain of ranks
 /// that wait for each other, else the one that is furthest behind.
-fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
+fn slowest_rank(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
     if let Some(rank) = statuses.iter().position(|status| *status == Status::Silent) {
         return Cause::Stalled { rank, detail: NO_ANSWER.into() };
     }
-    if let Some(cause) = chain::end(asker, &waits_of(asker, peer, statuses), statuses) {
+    if let Some(cause) = chain::cause_at_end(asker, &waits_of(asker, peer, statuses), statuses) {
         return cause;
     }
     let in_collective = |rank: usize| match &statuses[rank] {

@@ -7,7 +7,7 @@ mod local;
 mod opening;
 mod receiving;
 
-pub(crate) use exchange::Parcel;
+pub(crate) use exchange::MessageTransfer;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use candle_core::DType;
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 use crate::base::buffer::element::divide_bytes;
 use crate::base::fingerprint::{self, Fingerprint};
-use crate::base::last_words::LastWords;
-use crate::blame::ending::Ending;
-use crate::blame::patience::Patience;
+use crate::base::last_words::LastMessage;
+use crate::blame::ending::ShutdownFlag;
+use crate::blame::patience::Timeouts;
 use crate::blame::supervisor::Supervisor;
 use crate::blame::verdict::Question;
 use crate::engine::memory::Memory;
@@ -33,10 +33,10 @@ use receiving::Receiving;
 const SEGMENT: usize = 128 * 1024;
 
 /// The longest sleep of a rank with a pump: other ranks may wait for data of its earlier calls.
-const PUMPED: Duration = Duration::from_millis(1);
+const MAX_SLEEP_WITH_PUMP: Duration = Duration::from_millis(1);
 
 /// Executor of one rank; it runs one call at a time.
-pub(crate) struct Executor<L> {
+pub(crate) struct ScheduleExecutor<L> {
     links: L,
     supervisor: Arc<dyn Supervisor>,
     call: Call,
@@ -47,7 +47,7 @@ pub(crate) struct Executor<L> {
     scratch: Vec<Vec<u64>>,
     waits: Vec<Wait>,
     pump: Option<Pump>,
-    patience: Patience,
+    patience: Timeouts,
     /// Since when some rank that this one receives from has not announced the call. `None` if all have.
     waiting_since: Option<Instant>,
     /// Total time spent in that state, in all calls.
@@ -83,7 +83,7 @@ struct Sending {
     end: usize,
 }
 
-/// The input of [`Executor::run`] besides the schedule.
+/// The input of [`ScheduleExecutor::run`] besides the schedule.
 pub(crate) struct Task<'a> {
     pub(crate) fingerprint: Fingerprint,
     /// Digests, by peer, of what a pair of ranks must agree on beyond the fingerprint. Empty if there is nothing.
@@ -93,14 +93,14 @@ pub(crate) struct Task<'a> {
     pub(crate) dtype: DType,
 }
 
-impl<L: Links> Executor<L> {
+impl<L: Links> ScheduleExecutor<L> {
     pub(crate) fn new(links: L, supervisor: Arc<dyn Supervisor>, world_size: usize) -> Self {
         let fingerprint = Fingerprint::new(fingerprint::Kind::Barrier, 0);
         let (op, dtype) = (ReduceOp::Sum, DType::U8);
         let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
         let (pump, bytes_sent, bytes_received) = (None, 0, 0);
-        let patience = Patience::new(Arc::default());
+        let patience = Timeouts::new(Arc::default());
         Self {
             links,
             supervisor,
@@ -119,7 +119,7 @@ impl<L: Links> Executor<L> {
     }
 
     /// Returns the flags with which the communicator ends the current operation.
-    pub(crate) fn ending(&self) -> &Arc<Ending> {
+    pub(crate) fn ending(&self) -> &Arc<ShutdownFlag> {
         self.patience.ending()
     }
 
@@ -132,7 +132,7 @@ impl<L: Links> Executor<L> {
     fn wait(&mut self) -> Result<()> {
         let longest = self.pump.as_ref().map_or(Duration::MAX, |pump| {
             pump();
-            PUMPED
+            MAX_SLEEP_WITH_PUMP
         });
         let (waits, moved) = ((&self.waits[..], longest), self.bytes_sent + self.bytes_received);
         self.patience.wait(&mut self.links, waits, moved, &*self.supervisor, &self.call.fingerprint)
@@ -142,7 +142,7 @@ impl<L: Links> Executor<L> {
     fn consider(&mut self, peer: usize) -> Result<()> {
         let moved = self.bytes_sent + self.bytes_received;
         let considered =
-            self.patience.consider(&self.links, peer, moved, &*self.supervisor, &self.call.fingerprint);
+            self.patience.check_timeouts(&self.links, peer, moved, &*self.supervisor, &self.call.fingerprint);
         considered.map(drop)
     }
 
@@ -153,7 +153,7 @@ impl<L: Links> Executor<L> {
         schedule: &Schedule,
         memory: &mut Memory<'_>,
     ) -> Result<()> {
-        self.greet(task, schedule);
+        self.set_up_announcements(task, schedule);
         self.open()?;
         let size = task.dtype.size_in_bytes();
         for (index, step) in schedule.steps.iter().enumerate() {
@@ -176,7 +176,7 @@ impl<L: Links> Executor<L> {
 
     /// Sets up the announcements of a call. They are sent in both directions between any two ranks that exchange
     /// anything, so that both detect a mismatch.
-    fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
+    fn set_up_announcements(&mut self, task: &Task<'_>, schedule: &Schedule) {
         self.patience.begin(self.links.spins());
         self.waiting_since = None;
         self.call.fingerprint = task.fingerprint;
@@ -258,7 +258,7 @@ impl<L: Links> Executor<L> {
             let result = memory.read(send.at..send.end, |bytes| links.try_send(send.to, head, bytes))?;
             let Ok(sent) = result else {
                 let to = send.to;
-                return Err(self.lost(to));
+                return Err(self.stream_ended(to));
             };
             let of_head = sent.min(head.len());
             peer.told += of_head;
@@ -276,7 +276,7 @@ impl<L: Links> Executor<L> {
         let (mut moved, mut unheard) = (false, false);
         for index in 0..self.receives.len() {
             let from = self.receives[index].from;
-            let heard = self.hear(from)?;
+            let heard = self.read_announcement(from)?;
             unheard |= heard.is_none();
             if heard.is_none() || self.receives[index].got < self.receives[index].len {
                 let got = if heard.is_some() { self.receive(index, memory)? } else { 0 };
@@ -299,7 +299,7 @@ impl<L: Links> Executor<L> {
 
     /// Reads a peer's announcement, which precedes its data. Returns `None` while it is incomplete, `Some(true)` when
     /// this call has completed it, `Some(false)` if it was complete before.
-    fn hear(&mut self, from: usize) -> Result<Option<bool>> {
+    fn read_announcement(&mut self, from: usize) -> Result<Option<bool>> {
         let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == from) else {
             return Ok(Some(false));
         };
@@ -307,7 +307,7 @@ impl<L: Links> Executor<L> {
             return Ok(Some(false));
         }
         let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
-            return Err(self.lost(from));
+            return Err(self.stream_ended(from));
         };
         peer.heard += got;
         if peer.heard < fingerprint::LEN {
@@ -317,7 +317,7 @@ impl<L: Links> Executor<L> {
         match Fingerprint::decode(&peer.announcement) {
             Some(theirs) if theirs == mine => Ok(Some(true)),
             Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
-            None => Err(match LastWords::decode(&peer.announcement) {
+            None => Err(match LastMessage::decode(&peer.announcement) {
                 Some(words) => self.failed(Question::lost(from, Some(words))),
                 None => self.failed(Question::Garbage { peer: from }),
             }),
@@ -355,7 +355,7 @@ impl<L: Links> Executor<L> {
         };
         let Ok(got) = result else {
             let from = receive.from;
-            return Err(self.lost(from));
+            return Err(self.stream_ended(from));
         };
         receive.got += got;
         self.bytes_received += got as u64;
@@ -375,25 +375,25 @@ impl<L: Links> Executor<L> {
     }
 
     /// Returns the error after the stream to `peer` has ended. The peer may have sent a failure report before.
-    fn lost(&mut self, peer: usize) -> Error {
+    fn stream_ended(&mut self, peer: usize) -> Error {
         let (mut said, mut heard) = ([0; fingerprint::LEN], 0);
-        if !self.links.speaks_apart(peer)
+        if !self.links.has_separate_control_channel(peer)
             && let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
             && known.heard < fingerprint::LEN
         {
             (said, heard) = (known.announcement, known.heard);
         }
         while heard < fingerprint::LEN {
-            match self.links.try_hear(peer, &mut said[heard..]) {
+            match self.links.try_recv_last_message(peer, &mut said[heard..]) {
                 Ok(0) | Err(Closed) => break,
                 Ok(got) => heard += got,
             }
         }
-        self.failed(Question::lost(peer, LastWords::decode(&said)))
+        self.failed(Question::lost(peer, LastMessage::decode(&said)))
     }
 
     fn failed(&self, question: Question) -> Error {
-        crate::blame::patience::blame(&*self.supervisor, question, &self.call.fingerprint)
+        crate::blame::patience::failure_error(&*self.supervisor, question, &self.call.fingerprint)
     }
 }
 

@@ -48,29 +48,29 @@ impl<'a> Memory<'a> {
 
     /// Appends the elements of a tensor.
     pub(crate) fn tensor(self, tensor: &'a Tensor) -> Self {
-        self.tensor_that(tensor, true)
+        self.append_tensor(tensor, true)
     }
 
     /// Appends the elements of a tensor that is only an output: the schedule writes all of them, and reads only what it
     /// has written.
     pub(crate) fn output(self, tensor: &'a Tensor) -> Self {
-        self.tensor_that(tensor, false)
+        self.append_tensor(tensor, false)
     }
 
-    fn tensor_that(self, tensor: &'a Tensor, keeps: bool) -> Self {
+    fn append_tensor(self, tensor: &'a Tensor, keeps: bool) -> Self {
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
         self.append(bytes, Stage::of(tensor, keeps).map_or(Backing::Tensor(tensor), Backing::Staged))
     }
 
     /// Appends `bytes` bytes of scratch space, all zero.
-    pub(crate) fn room(self, bytes: usize) -> Self {
+    pub(crate) fn scratch(self, bytes: usize) -> Self {
         self.append(bytes, Backing::Room(vec![0; bytes.div_ceil(size_of::<u64>())]))
     }
 
     /// Appends a copy of the elements of a tensor.
     pub(crate) fn copy_of(self, tensor: &Tensor) -> Result<Self> {
         let (start, bytes) = (self.len, tensor.elem_count() * tensor.dtype().size_in_bytes());
-        let mut memory = self.room(bytes);
+        let mut memory = self.scratch(bytes);
         if bytes > 0 {
             let fill =
                 |source: &[u8]| memory.write(start..start + bytes, |room| room.copy_from_slice(source));
@@ -222,7 +222,7 @@ mod tests {
         let first = Tensor::new(&[1u8, 2, 3], &Device::Cpu).unwrap();
         let empty = first.narrow(0, 0, 0).unwrap();
         let second = Tensor::new(&[4u8, 5], &Device::Cpu).unwrap();
-        let mut memory = Memory::of(&first).tensor(&empty).tensor(&second).room(2);
+        let mut memory = Memory::of(&first).tensor(&empty).tensor(&second).scratch(2);
         memory.copy(1..5, 3).unwrap();
         let mut seen = Vec::new();
         memory.read_all(0..7, |_, bytes| seen.extend_from_slice(bytes)).unwrap();

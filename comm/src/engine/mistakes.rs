@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use crate::algorithm::schedule::Parts;
 use crate::base::buffer::staging;
 use crate::base::fingerprint;
-use crate::engine::overlap::{Span, clash};
+use crate::engine::overlap::{Span, first_overlap};
 use crate::{Error, Message, Operation, ReduceOp, Result};
 
 impl Operation {
@@ -93,30 +93,29 @@ impl Operation {
         match self {
             Operation::AllGather { output, input, counts }
             | Operation::Gather { output: Some(output), input, counts, .. } => {
-                self.check_place(("output", output), ("input", input), counts.as_deref(), rank)
+                self.check_in_place(("output", output), ("input", input), counts.as_deref(), rank)
             }
             Operation::ReduceScatter { output, input, counts, .. }
             | Operation::Scatter { output, input: Some(input), counts, .. } => {
-                self.check_place(("input", input), ("output", output), counts.as_deref(), rank)
+                self.check_in_place(("input", input), ("output", output), counts.as_deref(), rank)
             }
             Operation::AllToAll { output, input, .. } if Span::of(output).overlaps(&Span::of(input)) => {
                 let got = "an output that overlaps the input";
                 Err(Error::invalid(self.name(), got, "it is not done in place: give an output of its own"))
             }
-            Operation::AllReduceCoalesced { tensors, .. } => {
-                self.check_clash(tensors.iter().map(|tensor| (tensor, true)), "each would be reduced twice")
-            }
+            Operation::AllReduceCoalesced { tensors, .. } => self
+                .check_no_overlap(tensors.iter().map(|tensor| (tensor, true)), "each would be reduced twice"),
             Operation::Batch { messages } => {
                 let written = |message: &Message| matches!(message, Message::Recv { .. });
                 let tensors = messages.iter().map(|message| (message.tensor(), written(message)));
-                self.check_clash(tensors, "what is received would take the place of something else")
+                self.check_no_overlap(tensors, "what is received would take the place of something else")
             }
             _ => Ok(()),
         }
     }
 
     /// Checks that a rank's part, if it overlaps the whole, is exactly this rank's range of it.
-    fn check_place(
+    fn check_in_place(
         &self,
         (whole_name, whole): (&str, &Tensor),
         (part_name, part): (&str, &Tensor),
@@ -135,8 +134,12 @@ impl Operation {
         Err(Error::invalid(self.name(), got, help))
     }
 
-    fn check_clash<'a>(&self, tensors: impl Iterator<Item = (&'a Tensor, bool)>, why: &str) -> Result<()> {
-        let Some((one, other)) = clash(tensors) else { return Ok(()) };
+    fn check_no_overlap<'a>(
+        &self,
+        tensors: impl Iterator<Item = (&'a Tensor, bool)>,
+        why: &str,
+    ) -> Result<()> {
+        let Some((one, other)) = first_overlap(tensors) else { return Ok(()) };
         let got = format!("tensors {one} and {other} (counted from 0), which overlap");
         Err(Error::invalid(self.name(), got, format!("{why}: give tensors of their own")))
     }

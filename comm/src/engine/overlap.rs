@@ -46,7 +46,7 @@ type Entry = (usize, Span, bool);
 
 /// Returns the numbers of two tensors that overlap and of which at least one is written, if there are any. Each tensor
 /// is given with whether it is written.
-pub(crate) fn clash<'a>(tensors: impl Iterator<Item = (&'a Tensor, bool)>) -> Option<(usize, usize)> {
+pub(crate) fn first_overlap<'a>(tensors: impl Iterator<Item = (&'a Tensor, bool)>) -> Option<(usize, usize)> {
     let numbered = tensors.enumerate().filter(|(_, (tensor, _))| tensor.elem_count() > 0);
     let mut entries: Vec<Entry> =
         numbered.map(|(number, (tensor, writes))| (number, Span::of(tensor), writes)).collect();
@@ -111,7 +111,7 @@ mod tests {
                 (*write || *also) && Span::of(one).overlaps(&Span::of(other))
             };
             let any = (0..tensors.len()).any(|b| (0..b).any(|a| clashes(a, b)));
-            let got = clash(tensors.iter().map(|(tensor, writes)| (tensor, *writes)));
+            let got = first_overlap(tensors.iter().map(|(tensor, writes)| (tensor, *writes)));
             assert_eq!(got.is_some(), any, "{tensors:?}");
             assert!(got.is_none_or(|(a, b)| a < b && clashes(a, b)), "{tensors:?}");
             found[usize::from(any)] += 1;

@@ -61,7 +61,7 @@ impl<'t> Planner<'t> {
             }
             Operation::Barrier => {
                 let schedule = algorithm::dissemination_barrier::schedule(self.rank, self.world_size);
-                let memory = Memory::default().room(1);
+                let memory = Memory::default().scratch(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
             }
             Operation::AllReduceCoalesced { tensors, op } => self.all_reduce(tensors, *op)?,
@@ -104,7 +104,7 @@ impl<'t> Planner<'t> {
             let schedule = algorithm::chain_reduce::schedule(self.rank, self.world_size, len, root, segments);
             let room = algorithm::chain_reduce::room(len, segments) * size;
             let memory =
-                if is_root { summed(Memory::default(), tensor)? } else { own_input(tensor)?.room(room) };
+                if is_root { summed(Memory::default(), tensor)? } else { own_input(tensor)?.scratch(room) };
             return Ok(Plan::reducing(memory, schedule, tensor, op));
         }
         let schedule = algorithm::binomial_reduce::schedule(self.rank, self.world_size, len, root);
@@ -140,7 +140,7 @@ impl<'t> Planner<'t> {
         let dtype = widened(input.dtype());
         let size = dtype.size_in_bytes();
         let (schedule, room) = algorithm::reduce_scatter(self.rank, self.topology, &parts, size);
-        let memory = summed(own_input(input)?, output)?.room(room * size);
+        let memory = summed(own_input(input)?, output)?.scratch(room * size);
         Ok(Plan::reducing(memory, schedule, input, op))
     }
 

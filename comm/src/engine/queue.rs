@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 use crate::base::buffer::staging::Before;
 use crate::base::lock::lock;
 use crate::blame::causes;
-use crate::blame::ending::Ending;
+use crate::blame::ending::ShutdownFlag;
 use crate::blame::supervisor::Supervisor;
 use crate::engine::runner::Run;
 use crate::{Error, Operation, Result, Stats};
 
 /// Runs submitted operations. Dropping it finishes the queued ones, as far as the other ranks take part in them; the
 /// rest is aborted.
-pub(crate) struct Engine {
+pub(crate) struct OperationQueue {
     shared: Arc<QueueState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rank: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Engine {
 }
 
 /// The pending result of one operation.
-pub(crate) struct Ticket {
+pub(crate) struct PendingResult {
     shared: Arc<QueueState>,
     result: Mutex<Option<Result<()>>>,
 }
@@ -41,26 +41,26 @@ struct QueueState {
     /// The runner's statistics after the last operation.
     stats: Mutex<Stats>,
     supervisor: Arc<dyn Supervisor>,
-    ending: Arc<Ending>,
+    ending: Arc<ShutdownFlag>,
     failed: Mutex<Option<Error>>,
 }
 
-struct Job {
-    ticket: Arc<Ticket>,
+struct QueuedOperation {
+    ticket: Arc<PendingResult>,
     operation: Operation,
     before: Before,
 }
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<QueuedOperation>,
     /// Whether some thread is running an operation.
     running: bool,
     waiters: usize,
     closing: bool,
 }
 
-impl Engine {
+impl OperationQueue {
     pub(crate) fn new(
         rank: usize,
         world_size: usize,
@@ -81,7 +81,7 @@ impl Engine {
     }
 
     /// Queues an operation for the communicator's own thread, which is started when first needed.
-    pub(crate) fn submit(&self, operation: Operation) -> Result<Arc<Ticket>> {
+    pub(crate) fn submit(&self, operation: Operation) -> Result<Arc<PendingResult>> {
         let ticket = self.enqueue(operation)?;
         let mut thread = lock(&self.thread);
         if thread.is_none() {
@@ -119,13 +119,13 @@ impl Engine {
         *lock(&self.shared.stats)
     }
 
-    fn enqueue(&self, operation: Operation) -> Result<Arc<Ticket>> {
+    fn enqueue(&self, operation: Operation) -> Result<Arc<PendingResult>> {
         operation.validate(self.rank, self.world_size)?;
         // A queued operation must not keep an autograd graph alive: a graph of `autograd` contains this communicator,
         // which would then be closed by the thread that drops the operation, its own.
         let operation = operation.detached();
         let before = Before::of(&operation)?;
-        let ticket = Arc::new(Ticket { shared: self.shared.clone(), result: Mutex::default() });
+        let ticket = Arc::new(PendingResult { shared: self.shared.clone(), result: Mutex::default() });
         let mut queue = lock(&self.shared.queue);
         // If the group has failed and other operations are before this one, the first of them is to report the failure.
         if queue.running || !queue.jobs.is_empty() {
@@ -133,13 +133,13 @@ impl Engine {
         } else {
             self.shared.check(&operation)?;
         }
-        self.shared.supervisor.goes_on();
-        queue.jobs.push_back(Job { ticket: ticket.clone(), operation, before });
+        self.shared.supervisor.on_program_call();
+        queue.jobs.push_back(QueuedOperation { ticket: ticket.clone(), operation, before });
         Ok(ticket)
     }
 }
 
-impl Drop for Engine {
+impl Drop for OperationQueue {
     fn drop(&mut self) {
         self.shared.ending.close();
         lock(&self.shared.queue).closing = true;
@@ -161,7 +161,7 @@ impl Drop for Engine {
     }
 }
 
-impl Ticket {
+impl PendingResult {
     pub(crate) fn wait(&self) -> Result<()> {
         let shared = &self.shared;
         let mut queue = lock(&shared.queue);
@@ -212,7 +212,9 @@ impl QueueState {
         if queue.running {
             return Err(queue);
         }
-        let Some(Job { ticket, operation, before }) = queue.jobs.pop_front() else { return Err(queue) };
+        let Some(QueuedOperation { ticket, operation, before }) = queue.jobs.pop_front() else {
+            return Err(queue);
+        };
         queue.running = true;
         drop(queue);
         let result = self.execute(&operation, &before);
@@ -249,7 +251,7 @@ impl QueueState {
     /// Records that the group has failed. Returns the first failure, which all operations return.
     fn fail(&self, error: Error) -> Error {
         let first = lock(&self.failed).get_or_insert(error).clone();
-        causes::remember(&first);
+        causes::record(&first);
         first
     }
 
@@ -267,13 +269,13 @@ impl QueueState {
     }
 }
 
-impl fmt::Debug for Engine {
+impl fmt::Debug for OperationQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}", self.rank, self.world_size)
     }
 }
 
-impl fmt::Debug for Ticket {
+impl fmt::Debug for PendingResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_done() { "done" } else { "under way" })
     }

@@ -10,9 +10,9 @@ use candle_core::Tensor;
 use crate::base::buffer::staging::Before;
 use crate::base::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::base::members::Members;
-use crate::blame::ending::Ending;
+use crate::blame::ending::ShutdownFlag;
 use crate::blame::supervisor::Supervisor;
-use crate::engine::executor::{Executor, Parcel, Task};
+use crate::engine::executor::{MessageTransfer, ScheduleExecutor, Task};
 use crate::engine::memory::Memory;
 use crate::engine::plan::{Plan, Planner};
 use crate::transport::carrier::Carrier;
@@ -26,13 +26,13 @@ pub(crate) trait Run: Send {
     fn describe(&self, operation: &Operation) -> String;
     fn stats(&self) -> Stats;
     /// Returns the flags that end the running operation when the communicator ends.
-    fn ending(&self) -> Arc<Ending>;
+    fn ending(&self) -> Arc<ShutdownFlag>;
 }
 
-pub(crate) struct Runner<L> {
+pub(crate) struct OperationRunner<L> {
     rank: usize,
     topology: Topology,
-    executor: Executor<L>,
+    executor: ScheduleExecutor<L>,
     carrier: Option<Box<dyn Carrier>>,
     supervisor: Arc<dyn Supervisor>,
     /// Number of collectives so far.
@@ -43,10 +43,10 @@ pub(crate) struct Runner<L> {
     stats: Stats,
 }
 
-impl<L: Links> Runner<L> {
+impl<L: Links> OperationRunner<L> {
     pub(crate) fn new(rank: usize, topology: Topology, links: L, supervisor: Arc<dyn Supervisor>) -> Self {
         let world_size = topology.world_size();
-        let executor = Executor::new(links, supervisor.clone(), world_size);
+        let executor = ScheduleExecutor::new(links, supervisor.clone(), world_size);
         let (sent, received) = (vec![0; world_size], vec![0; world_size]);
         let (carrier, stats) = (None, Stats::default());
         Self { rank, topology, executor, carrier, supervisor, sequence: 0, sent, received, stats }
@@ -76,15 +76,15 @@ impl<L: Links> Runner<L> {
                 call(Kind::Reduce, tensor).reduce(*op).root(world(root))
             }
             Operation::Broadcast { tensor, root } => call(Kind::Broadcast, tensor).root(world(root)),
-            Operation::AllGather { input, counts, .. } => divided(call(Kind::AllGather, input), counts),
+            Operation::AllGather { input, counts, .. } => with_counts(call(Kind::AllGather, input), counts),
             Operation::ReduceScatter { output, op, counts, .. } => {
-                divided(call(Kind::ReduceScatter, output).reduce(*op), counts)
+                with_counts(call(Kind::ReduceScatter, output).reduce(*op), counts)
             }
             Operation::Gather { input, root, counts, .. } => {
-                divided(call(Kind::Gather, input).root(world(root)), counts)
+                with_counts(call(Kind::Gather, input).root(world(root)), counts)
             }
             Operation::Scatter { output, root, counts, .. } => {
-                divided(call(Kind::Scatter, output).root(world(root)), counts)
+                with_counts(call(Kind::Scatter, output).root(world(root)), counts)
             }
             Operation::AllToAll { input, input_counts: None, output_counts: None, .. } => {
                 call(Kind::AllToAll, input)
@@ -110,28 +110,34 @@ impl<L: Links> Runner<L> {
     }
 
     /// Counts a message to or from a rank, and returns its description.
-    fn parcel(&mut self, peer: usize, outgoing: bool, tensor: &Tensor, start: usize) -> Parcel {
+    fn next_message(
+        &mut self,
+        peer: usize,
+        outgoing: bool,
+        tensor: &Tensor,
+        start: usize,
+    ) -> MessageTransfer {
         let fingerprint = self.message(peer, outgoing, tensor);
         let counters = if outgoing { &mut self.sent } else { &mut self.received };
         counters[peer] += 1;
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-        Parcel { peer, outgoing, fingerprint, range: start..start + bytes }
+        MessageTransfer { peer, outgoing, fingerprint, range: start..start + bytes }
     }
 
     /// Returns the messages that an operation consists of, and their tensors; `None` for a collective.
-    fn messages<'a>(&mut self, operation: &'a Operation) -> Option<(Vec<Parcel>, Memory<'a>)> {
+    fn messages<'a>(&mut self, operation: &'a Operation) -> Option<(Vec<MessageTransfer>, Memory<'a>)> {
         match operation {
             Operation::Send { tensor, to } => {
-                Some((vec![self.parcel(*to, true, tensor, 0)], Memory::of(tensor)))
+                Some((vec![self.next_message(*to, true, tensor, 0)], Memory::of(tensor)))
             }
             Operation::Recv { tensor, from } => {
-                Some((vec![self.parcel(*from, false, tensor, 0)], Memory::default().output(tensor)))
+                Some((vec![self.next_message(*from, false, tensor, 0)], Memory::default().output(tensor)))
             }
             Operation::Batch { messages } => {
                 let (mut parcels, mut memory) = (Vec::new(), Memory::default());
                 for message in messages {
                     let outgoing = matches!(message, Message::Send { .. });
-                    parcels.push(self.parcel(message.peer(), outgoing, message.tensor(), memory.len()));
+                    parcels.push(self.next_message(message.peer(), outgoing, message.tensor(), memory.len()));
                     memory = match outgoing {
                         true => memory.tensor(message.tensor()),
                         false => memory.output(message.tensor()),
@@ -152,7 +158,9 @@ impl<L: Links> Runner<L> {
             let Some(first) = parcels.first() else { return Ok(()) };
             self.supervisor.begin(first.fingerprint);
             let result = self.executor.exchange(parcels, &mut memory);
-            result.inspect_err(|_| self.supervisor.hang_up(&mut || self.executor.part(&memory)))?;
+            result.inspect_err(|_| {
+                self.supervisor.close_streams(&mut || self.executor.finish_sends(&memory))
+            })?;
             return memory.finish();
         }
         let fingerprint = self.fingerprint(operation);
@@ -164,13 +172,13 @@ impl<L: Links> Runner<L> {
         // In the middle of a collective, a failure report would be taken for data, so it is sent to no rank.
         self.executor
             .run(&task, &schedule, &mut memory)
-            .inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))?;
+            .inspect_err(|_| self.supervisor.close_streams(&mut Vec::new))?;
         memory.finish()
     }
 }
 
 /// For uneven parts, uses the element count of all parts instead of that of one, and adds a digest of the counts.
-fn divided(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
+fn with_counts(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
     match counts {
         None => call,
         Some(counts) => call.elements(counts.iter().sum()).detail(digest(counts.iter().copied())),
@@ -189,7 +197,7 @@ fn coalesced(call: Fingerprint, tensors: &[Tensor]) -> Fingerprint {
     call.detail(digest(sizes))
 }
 
-impl<L: Links> Run for Runner<L> {
+impl<L: Links> Run for OperationRunner<L> {
     fn run(&mut self, operation: &Operation, before: &Before) -> Result<()> {
         let elements: usize = operation.tensors().iter().map(|tensor| tensor.elem_count()).sum();
         let span = tracing::info_span!("collective", call = operation.name(), elements);
@@ -229,7 +237,7 @@ impl<L: Links> Run for Runner<L> {
         }
     }
 
-    fn ending(&self) -> Arc<Ending> {
+    fn ending(&self) -> Arc<ShutdownFlag> {
         self.executor.ending().clone()
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::rendezvous::meeting::meeting_point::try_out;
+use crate::rendezvous::meeting::meeting_point::check_can_open;
 use crate::{InitMethod, Result, TcpConfig};
 
 impl TcpConfig {
@@ -39,6 +39,6 @@ impl TcpConfig {
             name => std::env::var_os(name),
         };
         let config = Self::from_lookup(&lookup, timeout)?;
-        if world_size == 1 { Ok(()) } else { try_out(&config) }
+        if world_size == 1 { Ok(()) } else { check_can_open(&config) }
     }
 }

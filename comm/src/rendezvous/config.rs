@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::scheduler::{self, Found, address_towards};
+use crate::rendezvous::scheduler::{self, SchedulerInfo, local_address_towards};
 use crate::rendezvous::variables::Variables;
 use crate::{Elastic, Error, InitMethod, Result, Secret, Tls, Transport};
 
@@ -135,7 +135,7 @@ impl TcpConfig {
         timeout: Option<Duration>,
     ) -> Result<Self> {
         let env = Variables(lookup);
-        let found = scheduler::find(&env)?;
+        let found = scheduler::detect(&env)?;
         let (rank, world_size) = match &found {
             Some(found) => (found.place.rank, found.place.world_size),
             None => (
@@ -162,22 +162,27 @@ impl TcpConfig {
         }
         config.elastic = elastic(&env)?;
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
-            config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
+            config.init_method =
+                method.parse().map_err(|error| with_argument_name(error, "GIRANDOLE_INIT_METHOD"))?;
         }
         let (rank_from, world_size_from) =
             found.as_ref().map_or(("RANK", "WORLD_SIZE"), |found| (found.rank_from, found.world_size_from));
         config.validate().map_err(|error| match &error {
-            Error::InvalidArgument { what, .. } if what == RANK => named(error, rank_from),
-            Error::InvalidArgument { what, .. } if what == WORLD_SIZE => named(error, world_size_from),
-            Error::InvalidArgument { what, .. } if what == TIMEOUT && timeout.is_none() => {
-                named(error, "GIRANDOLE_TIMEOUT")
+            Error::InvalidArgument { what, .. } if what == RANK => with_argument_name(error, rank_from),
+            Error::InvalidArgument { what, .. } if what == WORLD_SIZE => {
+                with_argument_name(error, world_size_from)
             }
-            Error::InvalidArgument { what, .. } if what == BIND => named(error, "GIRANDOLE_BIND"),
+            Error::InvalidArgument { what, .. } if what == TIMEOUT && timeout.is_none() => {
+                with_argument_name(error, "GIRANDOLE_TIMEOUT")
+            }
+            Error::InvalidArgument { what, .. } if what == BIND => {
+                with_argument_name(error, "GIRANDOLE_BIND")
+            }
             _ => error,
         })?;
         match &found {
             _ if config.world_size == 1 => {}
-            Some(found) => config.meet_as_told(&env, found)?,
+            Some(found) => config.use_scheduler_meeting_point(&env, found)?,
             None if config.init_method == InitMethod::Env => drop(env.master()?),
             None => {}
         }
@@ -186,18 +191,19 @@ impl TcpConfig {
 
     /// Takes the meeting point from the scheduler, and listens on the address at which ranks that know it reach this
     /// host.
-    fn meet_as_told(&mut self, env: &Variables<'_>, found: &Found) -> Result<()> {
+    fn use_scheduler_meeting_point(&mut self, env: &Variables<'_>, found: &SchedulerInfo) -> Result<()> {
         if self.init_method == InitMethod::Env {
             let (host, port) = found.master(env)?;
             self.init_method = InitMethod::Tcp { host, port };
         }
         if let (InitMethod::Tcp { host, port }, None) = (&self.init_method, env.text("GIRANDOLE_BIND")?) {
             let deadline = Instant::now() + self.bounded_timeout();
-            self.bind =
-                address_towards(host, *port, found.is_on_several_hosts(), deadline).map_err(|reason| {
+            self.bind = local_address_towards(host, *port, found.is_on_several_hosts(), deadline).map_err(
+                |reason| {
                     let help = format!("{reason}; set MASTER_ADDR to an address of it");
                     Error::invalid("the host of rank 0", host, help)
-                })?;
+                },
+            )?;
         }
         Ok(())
     }
@@ -219,7 +225,7 @@ impl TcpConfig {
         if self.timeout.is_zero() {
             return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
         }
-        if let Some(what) = no_hosts_address(self.bind) {
+        if let Some(what) = why_unusable_bind(self.bind) {
             let help = format!("{what}; give an address of this host in the network that connects the ranks");
             return Err(Error::invalid(BIND, self.bind, help));
         }
@@ -283,7 +289,7 @@ fn give(what: &str) -> String {
 }
 
 /// Renames the argument in an error to the variable that held the value.
-fn named(error: Error, name: &str) -> Error {
+fn with_argument_name(error: Error, name: &str) -> Error {
     match error {
         Error::InvalidArgument { got, help, .. } => Error::invalid(name, got, help),
         other => other,
@@ -291,7 +297,7 @@ fn named(error: Error, name: &str) -> Error {
 }
 
 /// Returns why no rank can be reached at this address; `None` where one can.
-fn no_hosts_address(ip: IpAddr) -> Option<&'static str> {
+fn why_unusable_bind(ip: IpAddr) -> Option<&'static str> {
     match ip {
         _ if ip.is_multicast() => Some("it is the address of a multicast group"),
         IpAddr::V4(ip) if ip.is_broadcast() => Some("it is the address of all hosts of a network"),

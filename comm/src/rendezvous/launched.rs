@@ -59,7 +59,7 @@ pub fn inherited_listener() -> Option<TcpListener> {
 
 /// Reports to the launcher, on standard output, that this rank has met the others; `without` are the numbers of the ranks
 /// left behind. Does nothing unless the launcher of an elastic job started this process.
-pub(crate) fn tell_met(without: &[usize]) {
+pub(crate) fn report_met(without: &[usize]) {
     if elastic_min().is_none() {
         return;
     }

@@ -36,14 +36,14 @@ impl Site {
     }
 
     /// Returns whether both ranks are known to run on the same machine.
-    pub(crate) fn is_at(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_machine(&self, other: &Self) -> bool {
         self.boot.is_some() && self.boot == other.boot
     }
 
     /// Returns whether two ranks reach each other without leaving their machine, over loopback if not through shared
     /// memory. Containers with networks of their own count as separate hosts.
-    pub(crate) fn is_near(&self, other: &Self) -> bool {
-        self.is_at(other) && self.network == other.network
+    pub(crate) fn is_same_network(&self, other: &Self) -> bool {
+        self.is_same_machine(other) && self.network == other.network
     }
 
     /// Returns what keeps two ranks from sharing memory, as far as that is known without trying; the same from both
@@ -53,7 +53,7 @@ impl Site {
         let reasons = [self.obstacle, other.obstacle].into_iter().filter(|reason| *reason != 0);
         let unwilling = reasons.min().and_then(Obstacle::from_byte);
         let separate = match () {
-            () if !self.is_at(other) => Some(Obstacle::OtherHost),
+            () if !self.is_same_machine(other) => Some(Obstacle::OtherHost),
             () if self.network != other.network => Some(Obstacle::Unreachable),
             () if self.user != other.user => Some(Obstacle::OtherUser),
             () => None,
@@ -93,10 +93,12 @@ mod tests {
         let [one, other] = [one, other].map(|obstacle| Site { obstacle, ..SITE });
         assert_eq!(one.obstacle_to(&other), other.obstacle_to(&one));
         let unknown = Site { boot: None, ..SITE };
-        assert!(SITE.is_at(&SITE) && !unknown.is_at(&unknown));
+        assert!(SITE.is_same_machine(&SITE) && !unknown.is_same_machine(&unknown));
         let container = Site { network: 3, ..SITE };
         assert!(
-            SITE.is_near(&Site { user: 4, ..SITE }) && SITE.is_at(&container) && !SITE.is_near(&container)
+            SITE.is_same_network(&Site { user: 4, ..SITE })
+                && SITE.is_same_machine(&container)
+                && !SITE.is_same_network(&container)
         );
     }
 }

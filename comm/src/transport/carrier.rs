@@ -12,7 +12,7 @@ pub(crate) type Pump = Box<dyn Fn() + Send>;
 
 /// Moves the data of a group's operations, one operation at a time, and never blocks.
 pub(crate) trait Carrier: Send {
-    /// Returns whether this carrier moves the data of `operation`. Operations that it does not take go over the links.
+    /// Returns whether this carrier moves the data of `operation`. Operations that it does not wait go over the links.
     fn takes(&self, operation: &Operation) -> bool;
 
     /// Starts an operation, after the device work that `before` stands for. A collective: all ranks have agreed on it. A
@@ -37,21 +37,21 @@ pub(crate) trait Carrier: Send {
 
 /// Back-off between polls of something that cannot wake a thread: short at first, since most calls are short.
 #[derive(Debug, Default)]
-pub(crate) struct Nap {
+pub(crate) struct PollBackoff {
     looks: u32,
 }
 
-impl Nap {
-    /// `take` spins up to `KEEPING` polls, then yields up to `OFFERING` polls, then sleeps.
-    const KEEPING: u32 = 64;
-    const OFFERING: u32 = 4096;
+impl PollBackoff {
+    /// `wait` spins up to `SPINS` polls, then yields up to `YIELDS` polls, then sleeps.
+    const SPINS: u32 = 64;
+    const YIELDS: u32 = 4096;
     const SLEEP: Duration = Duration::from_micros(50);
 
-    pub(crate) fn take(&mut self) {
+    pub(crate) fn wait(&mut self) {
         self.looks = self.looks.saturating_add(1);
-        if self.looks < Self::KEEPING {
+        if self.looks < Self::SPINS {
             std::hint::spin_loop();
-        } else if self.looks < Self::OFFERING {
+        } else if self.looks < Self::YIELDS {
             std::thread::yield_now();
         } else {
             std::thread::sleep(Self::SLEEP);
@@ -59,7 +59,7 @@ impl Nap {
     }
 
     /// Returns whether it is time to check on the other ranks too: every 16 polls, once the thread no longer spins.
-    pub(crate) fn is_long(&self) -> bool {
-        self.looks >= Self::KEEPING && self.looks.is_multiple_of(16)
+    pub(crate) fn should_check_peers(&self) -> bool {
+        self.looks >= Self::SPINS && self.looks.is_multiple_of(16)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::base::last_words::LastWords;
+use crate::base::last_words::LastMessage;
 
 /// The stream to or from a peer has ended or broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,11 +11,11 @@ pub(crate) struct Closed;
 
 /// Why there is no stream to a peer, and none will be made.
 #[derive(Debug, Clone)]
-pub(crate) enum Unopened {
+pub(crate) enum OpenError {
     /// This rank has closed its group, or the group has failed.
     Closed,
     /// The peer has closed its group, or its group has failed: its last message.
-    Left(LastWords),
+    Left(LastMessage),
     /// The peer cannot be reached: the reason.
     Unreachable(String),
     /// This process cannot make the stream: the reason.
@@ -34,12 +34,12 @@ pub(crate) struct Wait {
 pub(crate) trait Links: Send {
     /// Makes sure that there is a stream to and from a peer. Returns true when it can be used, false while it is being
     /// made. Costs nothing where there is one already.
-    fn open(&mut self, _peer: usize) -> Result<bool, Unopened> {
+    fn open(&mut self, _peer: usize) -> Result<bool, OpenError> {
         Ok(true)
     }
 
     /// Returns why a stream that is still being made is not there yet; None for a stream that is open.
-    fn trouble(&self, _peer: usize) -> Option<String> {
+    fn last_error(&self, _peer: usize) -> Option<String> {
         None
     }
 
@@ -60,18 +60,18 @@ pub(crate) trait Links: Send {
 
     /// Returns true where a rank's last message (farewell or failure report) arrives on another channel than its data, so
     /// that it can be read even if data was cut off.
-    fn speaks_apart(&self, _peer: usize) -> bool {
+    fn has_separate_control_channel(&self, _peer: usize) -> bool {
         false
     }
 
     /// As [`Links::try_recv`], for the last message.
-    fn try_hear(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+    fn try_recv_last_message(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
         self.try_recv(peer, into)
     }
 
     /// Blocks until one of `waits` can proceed, something else wakes this rank, or `timeout` has passed.
-    fn park(&mut self, waits: &[Wait], timeout: Duration);
+    fn wait(&mut self, waits: &[Wait], timeout: Duration);
 
-    /// Returns how often to retry before [`Links::park`]: worth it where the peer runs on another core.
+    /// Returns how often to retry before [`Links::wait`]: worth it where the peer runs on another core.
     fn spins(&self) -> u32;
 }

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use crate::{Message, Operation};
 
 /// Returns the bytes that `rank` sends and receives.
-pub(crate) fn of(operation: &Operation, rank: usize, world_size: usize) -> (u64, u64) {
+pub(crate) fn operation_bytes(operation: &Operation, rank: usize, world_size: usize) -> (u64, u64) {
     let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
     let others = |bytes: usize| bytes * (world_size - 1) / world_size;
     let alone = world_size == 1;
@@ -70,6 +70,9 @@ mod tests {
     fn a_ring_sends_all_but_one_part_twice() {
         let tensor = Tensor::zeros(12, DType::F32, &Device::Cpu).unwrap();
         let operation = Operation::AllReduce { tensor, op: ReduceOp::Sum };
-        assert_eq!((of(&operation, 0, 4), of(&operation, 0, 1)), ((72, 72), (0, 0)));
+        assert_eq!(
+            (operation_bytes(&operation, 0, 4), operation_bytes(&operation, 0, 1)),
+            ((72, 72), (0, 0))
+        );
     }
 }

@@ -11,14 +11,14 @@ pub(super) struct AllReduce;
 
 impl BucketHook for AllReduce {
     fn begin(&self, bucket: GradBucket) -> Result<Box<dyn Reduction>> {
-        Ok(Box::new(Once(Some(bucket.flat))))
+        Ok(Box::new(SingleAllReduce(Some(bucket.flat))))
     }
 }
 
 /// A single averaging all-reduce, in place.
-pub(super) struct Once(pub(super) Option<Tensor>);
+pub(super) struct SingleAllReduce(pub(super) Option<Tensor>);
 
-impl Reduction for Once {
+impl Reduction for SingleAllReduce {
     fn next(&mut self) -> Result<Option<Operation>> {
         Ok(self.0.take().map(|tensor| Operation::AllReduce { tensor, op: ReduceOp::Avg }))
     }

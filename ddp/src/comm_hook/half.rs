@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use comm::Operation;
 
-use super::all_reduce::Once;
+use super::all_reduce::SingleAllReduce;
 use super::{BucketHook, GradBucket, Reduction};
 use crate::Result;
 
@@ -19,12 +19,12 @@ pub(super) struct Half {
 impl BucketHook for Half {
     fn begin(&self, GradBucket { flat, .. }: GradBucket) -> Result<Box<dyn Reduction>> {
         if flat.dtype().size_in_bytes() <= self.dtype.size_in_bytes() {
-            return Ok(Box::new(Once(Some(flat))));
+            return Ok(Box::new(SingleAllReduce(Some(flat))));
         }
         let part = flat.elem_count().div_ceil(self.world_size);
         let padding = part * self.world_size - flat.elem_count();
         let half = flat.to_dtype(self.dtype)?.pad_with_zeros(0, 0, padding)?;
-        Ok(Box::new(Narrowed { flat, all: half, parts: self.world_size, sent: Sent::Nothing }))
+        Ok(Box::new(HalfReduction { flat, all: half, parts: self.world_size, sent: Sent::Nothing }))
     }
 }
 
@@ -35,7 +35,7 @@ enum Sent {
     Means,
 }
 
-struct Narrowed {
+struct HalfReduction {
     flat: Tensor,
     /// What was last sent or received, padded so that it divides into equal parts.
     all: Tensor,
@@ -43,7 +43,7 @@ struct Narrowed {
     sent: Sent,
 }
 
-impl Reduction for Narrowed {
+impl Reduction for HalfReduction {
     fn next(&mut self) -> Result<Option<Operation>> {
         match self.sent {
             Sent::Nothing => {

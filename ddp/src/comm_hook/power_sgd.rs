@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{D, DType, Tensor};
 use comm::{Operation, ReduceOp};
 
-use super::all_reduce::Once;
+use super::all_reduce::SingleAllReduce;
 use super::orthogonal::{Random, orthonormalise};
 use super::{BucketHook, GradBucket, GradSlot, Reduction};
 use crate::{Result, lock};
@@ -125,7 +125,7 @@ impl BucketHook for PowerSgd {
             }
         }
         if matrices.is_empty() {
-            return Ok(Box::new(Once(Some(flat))));
+            return Ok(Box::new(SingleAllReduce(Some(flat))));
         }
         let flags = flat.narrow(0, flat.elem_count() - slots.len(), slots.len())?;
         whole.push((flat.elem_count() - slots.len(), slots.len()));

@@ -9,7 +9,7 @@ use crate::comm_hook::Reduction;
 use crate::{Error, Result, lock};
 
 /// A bucket that is being averaged.
-pub(super) struct Flight {
+pub(super) struct PendingBucket {
     index: usize,
     reduction: Box<dyn Reduction>,
     /// Its collective in progress; `None` if that has finished.
@@ -19,18 +19,18 @@ pub(super) struct Flight {
 impl Reducer {
     /// Starts to average the complete buckets, in order, except the last one: nothing remains to overlap it with, and a
     /// blocking call is faster.
-    pub(super) fn launch_complete(&self, state: &mut State) -> Result<()> {
+    pub(super) fn start_complete(&self, state: &mut State) -> Result<()> {
         if !state.synchronise || self.comm.world_size() == 1 {
             return Ok(());
         }
         let last = state.buckets.plan.buckets.len().saturating_sub(1);
         while state.next < last && state.buckets.is_complete(state.next) {
-            self.launch_next(state)?;
+            self.start_next(state)?;
         }
         Ok(())
     }
 
-    fn launch_next(&self, state: &mut State) -> Result<()> {
+    fn start_next(&self, state: &mut State) -> Result<()> {
         // Continued here, and not as soon as possible, so that the order of collectives is the same on every rank.
         for flight in state.flights.iter_mut().filter(|flight| flight.reduction.has_more()) {
             flight.work.take().map_or(Ok(()), Work::wait)?;
@@ -43,20 +43,20 @@ impl Reducer {
     }
 
     /// Starts the next collective of a bucket; returns false if there is none.
-    fn submit_next(&self, flight: &mut Flight) -> Result<bool> {
+    fn submit_next(&self, flight: &mut PendingBucket) -> Result<bool> {
         let Some(operation) = flight.reduction.next()? else { return Ok(false) };
         let span = bucket_span(flight.index, &operation);
         flight.work = Some(span.in_scope(|| self.comm.submit(operation))?);
         Ok(true)
     }
 
-    fn begin_flight(&self, state: &mut State) -> Result<Flight> {
+    fn begin_flight(&self, state: &mut State) -> Result<PendingBucket> {
         let index = state.next;
         state.next += 1;
         let factor = state.weights.factor()?;
-        let bucket = state.buckets.seal(&self.gradients, index, factor);
+        let bucket = state.buckets.prepare(&self.gradients, index, factor);
         let bucket = bucket.map_err(Error::during("gathering gradients"))?;
-        Ok(Flight { index, reduction: self.hook.begin(bucket)?, work: None })
+        Ok(PendingBucket { index, reduction: self.hook.begin(bucket)?, work: None })
     }
 
     /// Starts to average the remaining buckets, with zeros for parameters without a gradient, and waits until all are
@@ -70,7 +70,7 @@ impl Reducer {
             let state = &mut *lock(&self.state);
             let count = state.buckets.plan.buckets.len();
             while state.next + 1 < count {
-                self.launch_next(state)?;
+                self.start_next(state)?;
             }
             // Submitted at a position in the order of operations that is the same on every rank, and after backward, which
             // may read buffers.
@@ -83,7 +83,7 @@ impl Reducer {
         {
             flights.push_back(last);
         }
-        self.land(flights)?;
+        self.finish_all(flights)?;
         buffers.map_or(Ok(()), Work::wait)?;
         self.average_late()
     }
@@ -98,7 +98,7 @@ impl Reducer {
     }
 
     /// Runs the next collective of a bucket; returns false if there is none.
-    fn run_next(&self, flight: &mut Flight) -> Result<bool> {
+    fn run_next(&self, flight: &mut PendingBucket) -> Result<bool> {
         let Some(operation) = flight.reduction.next()? else { return Ok(false) };
         bucket_span(flight.index, &operation).in_scope(|| self.comm.run(operation))?;
         Ok(true)
@@ -106,7 +106,7 @@ impl Reducer {
 
     /// Completes all buckets. Each goes to the back of the queue after a collective, so that the order of collectives is the
     /// same on every rank.
-    fn land(&self, mut flights: VecDeque<Flight>) -> Result<()> {
+    fn finish_all(&self, mut flights: VecDeque<PendingBucket>) -> Result<()> {
         while let Some(mut flight) = flights.pop_front() {
             flight.work.take().map_or(Ok(()), Work::wait)?;
             if flights.is_empty() {

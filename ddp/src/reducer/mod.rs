@@ -22,11 +22,11 @@ use crate::search::Search;
 use crate::weights::Weights;
 use crate::{DdpConfig, Error, Result, lock};
 
-use flight::Flight;
+use flight::PendingBucket;
 
 thread_local! {
     /// Address of the reducer whose backward runs on this thread.
-    static PASS: Cell<Option<usize>> = const { Cell::new(None) };
+    static CURRENT_BACKWARD: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// Averages the gradients of one model over the ranks of one group.
@@ -53,7 +53,7 @@ struct State {
     /// Index of the next bucket to be sent in this pass.
     next: usize,
     /// Buckets that are being averaged.
-    flights: VecDeque<Flight>,
+    flights: VecDeque<PendingBucket>,
     /// Whether the buckets follow the order in which gradients arrived on rank 0.
     rebuilt: bool,
     /// The bucket size search, while it is in progress.
@@ -153,7 +153,7 @@ impl Reducer {
             // An error here has not changed anything yet.
             state.scale = state.weights.add(weight)?;
         }
-        let pass = Pass { reducer: self, before: PASS.replace(Some(self.address())) };
+        let pass = BackwardGuard { reducer: self, before: CURRENT_BACKWARD.replace(Some(self.address())) };
         let result = self.pass(loss, synchronise).map_err(|error| self.fail(error));
         drop(pass);
         result
@@ -169,7 +169,7 @@ impl Reducer {
 
     /// Receives a gradient; called by the parameter's hook during backward.
     pub(crate) fn receive(&self, index: usize, grad: &Tensor) -> Result<()> {
-        match PASS.get() {
+        match CURRENT_BACKWARD.get() {
             None => Err(Error::OutsideBackward { parameter: self.gradients[index].name.clone() }),
             // The loss of another model depends on this model; this model's gradients are not wanted.
             Some(reducer) if reducer != self.address() => Ok(()),
@@ -181,7 +181,7 @@ impl Reducer {
                 }
                 let put = state.buckets.put(&self.gradients, index, grad, state.scale);
                 put.map_err(Error::during("gathering gradients"))?;
-                self.launch_complete(state)
+                self.start_complete(state)
             }
         }
     }
@@ -190,14 +190,14 @@ impl Reducer {
         let began = Instant::now();
         self.begin(synchronise)?;
         if synchronise {
-            self.foresee(loss)?;
+            self.skip_unused_parameters(loss)?;
         }
         let backward = tracing::info_span!("backward").in_scope(|| training::backward(loss));
         let mut grads = backward.map_err(Error::during("backward"))?;
         if synchronise {
             self.wait()?;
             let time = began.elapsed();
-            self.give_out(&mut grads)?;
+            self.return_gradients(&mut grads)?;
             self.rebuild(Some(time))?;
         } else if let Some(gradient) = self.gradients.iter().find(|g| grads.get_id(g.variable).is_some()) {
             return Err(Error::DirectUse { parameter: gradient.name.clone() });
@@ -216,7 +216,7 @@ impl Reducer {
         }
         let mut grads = tape::empty()?;
         self.wait()?;
-        self.give_out(&mut grads)?;
+        self.return_gradients(&mut grads)?;
         self.rebuild(None)?;
         Ok(Some(grads))
     }
@@ -230,7 +230,7 @@ impl Reducer {
     }
 
     /// Marks parameters that `loss` does not depend on, so that no bucket waits for them.
-    fn foresee(&self, loss: &Tensor) -> Result<()> {
+    fn skip_unused_parameters(&self, loss: &Tensor) -> Result<()> {
         let mut state = lock(&self.state);
         if !state.look_ahead {
             return Ok(());
@@ -242,11 +242,11 @@ impl Reducer {
         if state.came_before.iter().any(unseen) {
             return Ok(());
         }
-        (0..self.gradients.len()).filter(unseen).for_each(|index| state.buckets.settle(index));
-        self.launch_complete(&mut state)
+        (0..self.gradients.len()).filter(unseen).for_each(|index| state.buckets.stop_waiting_for(index));
+        self.start_complete(&mut state)
     }
 
-    fn give_out(&self, grads: &mut GradStore) -> Result<()> {
+    fn return_gradients(&self, grads: &mut GradStore) -> Result<()> {
         let mut state = lock(&self.state);
         state.look_ahead = state.buckets.arrived.len() < self.gradients.len();
         state.came_before = state.buckets.arrived.clone();
@@ -297,14 +297,14 @@ impl Reducer {
 }
 
 /// Guard: while it lives, hooks on this thread deliver their gradients to `reducer`.
-struct Pass<'a> {
+struct BackwardGuard<'a> {
     reducer: &'a Reducer,
     before: Option<usize>,
 }
 
-impl Drop for Pass<'_> {
+impl Drop for BackwardGuard<'_> {
     fn drop(&mut self) {
-        PASS.set(self.before);
+        CURRENT_BACKWARD.set(self.before);
         if std::thread::panicking() {
             self.reducer.fail(Error::Panicked);
         }

@@ -5,9 +5,9 @@ use comm::Operation;
 
 use super::{Core, Held, State};
 use crate::Result;
-use crate::built::Built;
+use crate::built::BuiltUnit;
 use crate::layout::Part;
-use crate::storage::{exchange, piece, take};
+use crate::storage::{piece, replace_storage, take_storage};
 
 impl Core {
     /// Starts to gather a unit, unless that is in progress or done.
@@ -15,7 +15,7 @@ impl Core {
         if !matches!(state.units[unit].held, Held::Nowhere) {
             return Ok(());
         }
-        state.note(0, unit);
+        state.record_communication(0, unit);
         let built = &self.units[unit];
         let span = tracing::info_span!("gather", unit = built.name);
         let _entered = span.enter();
@@ -24,14 +24,19 @@ impl Core {
             let before = state.pool.bytes();
             let (count, device) = (part.piece * built.layout.ranks, built.device());
             let buffer = state.pool.take(built.dtype, count, device)?;
-            self.grown(before, state.pool.bytes());
+            self.account(before, state.pool.bytes());
             coming.push(self.begin_part(built, part, buffer)?);
         }
         state.units[unit].held = Held::Coming(coming);
         Ok(())
     }
 
-    fn begin_part(&self, built: &Built, part: &Part, buffer: Tensor) -> Result<(Tensor, Option<comm::Work>)> {
+    fn begin_part(
+        &self,
+        built: &BuiltUnit,
+        part: &Part,
+        buffer: Tensor,
+    ) -> Result<(Tensor, Option<comm::Work>)> {
         if part.piece == 0 {
             return Ok((buffer, None));
         }
@@ -66,14 +71,16 @@ impl Core {
                         let bytes = slot.len * built.dtype.size_in_bytes();
                         self.parameters.add(bytes);
                         state.units[unit].copied += bytes;
-                        exchange(&built.params[slot.param].tensor, value)?;
+                        replace_storage(&built.params[slot.param].tensor, value)?;
                     }
-                    self.give_back(state, take(&buffer)?, count);
+                    self.give_back(state, take_storage(&buffer)?, count);
                 }
                 // A large parameter is the only one in its part.
                 false => match part.slots[..] {
-                    [slot] => drop(exchange(&built.params[slot.param].tensor, take(&buffer)?)?),
-                    _ => self.give_back(state, take(&buffer)?, count),
+                    [slot] => {
+                        drop(replace_storage(&built.params[slot.param].tensor, take_storage(&buffer)?)?)
+                    }
+                    _ => self.give_back(state, take_storage(&buffer)?, count),
                 },
             }
         }
@@ -83,14 +90,14 @@ impl Core {
     /// Frees a unit's gathered parameters: computing with them from now on is an error.
     pub(super) fn release(&self, state: &mut State, unit: usize) -> Result<()> {
         // An all-gather in progress cannot be cancelled.
-        self.finish_coming(state, unit)?;
+        self.finish_gather(state, unit)?;
         if matches!(std::mem::take(&mut state.units[unit].held), Held::Nowhere) {
             return Ok(());
         }
         let built = &self.units[unit];
         for part in &built.layout.parts {
             for slot in &part.slots {
-                let storage = take(&built.params[slot.param].tensor)?;
+                let storage = take_storage(&built.params[slot.param].tensor)?;
                 if !part.is_packed {
                     self.give_back(state, storage, part.piece * built.layout.ranks);
                 }
@@ -100,7 +107,7 @@ impl Core {
         Ok(())
     }
 
-    fn finish_coming(&self, state: &mut State, unit: usize) -> Result<()> {
+    fn finish_gather(&self, state: &mut State, unit: usize) -> Result<()> {
         match state.units[unit].held {
             Held::Coming(_) => self.gather(state, unit),
             Held::Nowhere | Held::Here => Ok(()),
@@ -113,11 +120,11 @@ impl Core {
 
     fn give_back(&self, state: &mut State, buffer: Storage, count: usize) {
         let before = state.pool.bytes();
-        state.pool.give(buffer, count);
-        self.grown(before, state.pool.bytes());
+        state.pool.give_back(buffer, count);
+        self.account(before, state.pool.bytes());
     }
 
-    fn grown(&self, before: usize, after: usize) {
+    fn account(&self, before: usize, after: usize) {
         self.parameters.add(after.saturating_sub(before));
         self.parameters.sub(before.saturating_sub(after));
     }

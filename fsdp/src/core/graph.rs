@@ -39,7 +39,7 @@ fn number(id: TensorId) -> usize {
 }
 
 /// Returns a number larger than those of all tensors created so far.
-fn now() -> Result<usize> {
+fn next_number() -> Result<usize> {
     Ok(number(Tensor::zeros((), DType::U8, &Device::Cpu)?.id()))
 }
 
@@ -70,12 +70,12 @@ pub(super) struct Runs(Vec<Weak<Run>>);
 
 impl Run {
     fn begin(unit: usize, in_backward: bool) -> Result<Self> {
-        Ok(Self { unit, in_backward, start: now()?, end: OnceLock::new(), part: AtomicUsize::new(0) })
+        Ok(Self { unit, in_backward, start: next_number()?, end: OnceLock::new(), part: AtomicUsize::new(0) })
     }
 
     /// Marks the run as finished.
     pub(crate) fn end(&self) -> Result<()> {
-        let end = now()?;
+        let end = next_number()?;
         self.end.get_or_init(|| end);
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Runs {
     }
 
     /// Returns the runs that are still alive, in the order in which they started.
-    fn living(&self) -> Vec<Arc<Run>> {
+    fn alive(&self) -> Vec<Arc<Run>> {
         let mut living: Vec<_> = self.0.iter().filter_map(Weak::upgrade).collect();
         living.sort_unstable_by_key(|run| run.start);
         living
@@ -122,7 +122,7 @@ pub(super) struct Graph {
     /// Position that backward has reached.
     place: usize,
     /// The runs that have nodes in the graph, in the order in which they started.
-    runs: Vec<Seen>,
+    runs: Vec<RunInGraph>,
     /// By unit: position of the last node that needs it; `None`: it has no node.
     last: Vec<Option<usize>>,
 }
@@ -141,22 +141,22 @@ impl Graph {
         let mut graph = Self { nodes, ..Self::default() };
         let last = |graph: &Self, of: P| of.filter_map(|tensor| graph.find(tensor.id())).max();
         graph.last = parameters.map(|of| last(&graph, of)).collect();
-        for run in runs.living() {
+        for run in runs.alive() {
             let first = graph.nodes.partition_point(|(number, _)| *number < run.start);
             let within = graph.nodes[first..].iter().take_while(|(number, _)| run.has(*number));
-            let part = run.part().and_then(|part| graph.place_of(part));
+            let part = run.part().and_then(|part| graph.position_of(part));
             let Some(last) = within.map(|(_, place)| *place).max().or(part) else { continue };
-            graph.runs.push(Seen { unit: run.unit, start: run.start, part });
+            graph.runs.push(RunInGraph { unit: run.unit, start: run.start, part });
             graph.last[run.unit] = graph.last[run.unit].max(Some(last));
         }
         graph
     }
 
     fn find(&self, id: TensorId) -> Option<usize> {
-        self.place_of(number(id))
+        self.position_of(number(id))
     }
 
-    fn place_of(&self, number: usize) -> Option<usize> {
+    fn position_of(&self, number: usize) -> Option<usize> {
         let place = self.nodes.binary_search_by_key(&number, |(number, _)| *number).ok()?;
         Some(self.nodes[place].1)
     }
@@ -172,7 +172,7 @@ impl Graph {
     }
 
     /// Records that backward has reached this node. Nodes of another graph, that of a recomputation, are ignored.
-    pub(super) fn come_to(&mut self, node: TensorId) {
+    pub(super) fn advance_to(&mut self, node: TensorId) {
         self.place = self.find(node).unwrap_or(self.place);
     }
 
@@ -202,7 +202,7 @@ impl Graph {
 
 /// A run that backward will reach.
 #[derive(Debug)]
-struct Seen {
+struct RunInGraph {
     unit: usize,
     start: usize,
     /// Position of the output of the part that it is in, if that is recomputed.
@@ -216,10 +216,10 @@ mod tests {
 
     #[test]
     fn later_tensors_have_larger_numbers() -> Result<()> {
-        let before = now()?;
+        let before = next_number()?;
         let tensor = Tensor::zeros(2, DType::F32, &Device::Cpu)?;
         let view = tensor.narrow(0, 0, 1)?;
-        let numbers = [before, number(tensor.id()), number(view.id()), now()?];
+        let numbers = [before, number(tensor.id()), number(view.id()), next_number()?];
         assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
         Ok(())
     }
@@ -243,9 +243,9 @@ mod tests {
         let mut graph =
             Graph::new(&c, [vec![], vec![w.as_tensor()], vec![]].into_iter().map(Vec::into_iter), &runs);
         assert_eq!([0, 1, 2].map(|unit| graph.needs(unit)), [true, true, false]);
-        graph.come_to(b.id());
+        graph.advance_to(b.id());
         assert_eq!((graph.needs(1), graph.after(&second)), (true, Some(0)));
-        graph.come_to(a.id());
+        graph.advance_to(a.id());
         assert_eq!((graph.needs(0), graph.needs(1), graph.after(&first)), (true, false, None));
         Ok(())
     }

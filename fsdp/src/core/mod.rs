@@ -13,27 +13,27 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Digest, Work};
 
-use crate::built::{Built, Model, Param};
+use crate::built::{BuiltUnit, Model, Param};
 use crate::groups::Groups;
 use crate::memory::{Memory, Meter};
 use crate::storage::Pool;
 use crate::{Error, FsdpConfig, Result, lock};
 
 use graph::{Graph, Runs};
-use reduce::Flight;
+use reduce::PendingReduction;
 
 pub(crate) use graph::Run;
 
 thread_local! {
     /// Address of the core whose backward runs on this thread.
-    static PASS: Cell<Option<usize>> = const { Cell::new(None) };
+    static CURRENT_BACKWARD: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// One sharded model on this rank.
 pub(crate) struct Core {
     pub(crate) groups: Groups,
     pub(crate) config: FsdpConfig,
-    pub(crate) units: Vec<Built>,
+    pub(crate) units: Vec<BuiltUnit>,
     pub(crate) buffers: Vec<(String, Var)>,
     parameters: Meter,
     gradients: Meter,
@@ -55,7 +55,7 @@ struct State {
     /// By parameter, over all units: whether any rank has a gradient of it, from this backward or accumulated before.
     present: Vec<bool>,
     /// Units whose gradients are being averaged.
-    flights: VecDeque<Flight>,
+    flights: VecDeque<PendingReduction>,
     /// Whether the current backward averages gradients over ranks.
     synchronise: bool,
     /// Whether gradients are accumulated for a later backward, in which case shards have not changed.
@@ -101,7 +101,7 @@ enum Held {
 impl Core {
     pub(crate) fn new(groups: Groups, config: FsdpConfig, model: Model) -> Self {
         let Model { units, buffers, .. } = model;
-        let bytes = |unit: &Built| unit.layout.padded_len() * unit.dtype.size_in_bytes();
+        let bytes = |unit: &BuiltUnit| unit.layout.padded_len() * unit.dtype.size_in_bytes();
         let mut largest: Vec<usize> = units.iter().map(bytes).collect();
         largest.sort_unstable_by(|a, b| b.cmp(a));
         let state = State {
@@ -121,7 +121,7 @@ impl Core {
             failed: None,
         };
         let parameters = Meter::default();
-        parameters.add(units.iter().map(Built::shard_bytes).sum());
+        parameters.add(units.iter().map(BuiltUnit::shard_bytes).sum());
         let (turn, state) = (Mutex::default(), Mutex::new(state));
         Self { groups, config, units, buffers, parameters, gradients: Meter::default(), turn, state }
     }
@@ -136,7 +136,7 @@ impl Core {
     }
 
     /// Returns the unit of a parameter, given the parameter's index over all units.
-    pub(crate) fn unit_of(&self, mut place: usize) -> Option<&Built> {
+    pub(crate) fn unit_of(&self, mut place: usize) -> Option<&BuiltUnit> {
         self.units.iter().find(|unit| {
             let is_here = place < unit.params.len();
             place = place.saturating_sub(unit.params.len());
@@ -165,7 +165,7 @@ impl Core {
     }
 
     /// Runs `look` on the shards, outside of a forward or backward pass.
-    pub(crate) fn exclusively<T>(&self, look: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn between_passes<T>(&self, look: impl FnOnce() -> Result<T>) -> Result<T> {
         self.begin_forward()?;
         let _turn = lock(&self.turn);
         look()
@@ -173,27 +173,27 @@ impl Core {
 
     /// Runs `change`, which replaces the shards. Gathered parameters and accumulated gradients belong to the old ones and are
     /// dropped.
-    pub(crate) fn replacing<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn replace_shards<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check()?;
         {
             let _turn = lock(&self.turn);
             self.forget_gradients(&mut lock(&self.state));
         }
-        self.exclusively(change)
+        self.between_passes(change)
     }
 
     /// Runs backward. With `synchronise`, the result contains the gradients of the shards, averaged over ranks.
     pub(crate) fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
         let _turn = lock(&self.turn);
         self.check()?;
-        let pass = Pass { core: self, before: PASS.replace(Some(self.address())) };
+        let pass = BackwardGuard { core: self, before: CURRENT_BACKWARD.replace(Some(self.address())) };
         let result = self.pass(loss, synchronise).map_err(|error| lock(&self.state).fail(error));
         drop(pass);
         result
     }
 
     fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
-        self.expect(loss, synchronise);
+        self.prepare_backward(loss, synchronise);
         let backward = tracing::info_span!("backward").in_scope(|| training::backward(loss));
         let mut grads = backward.map_err(Error::during("backward"))?;
         let state = &mut *lock(&self.state);
@@ -225,7 +225,7 @@ impl Core {
     }
 
     /// Determines which gradients backward from `loss` will produce.
-    fn expect(&self, loss: &Tensor, synchronise: bool) {
+    fn prepare_backward(&self, loss: &Tensor, synchronise: bool) {
         let state = &mut *lock(&self.state);
         self.gradients.sub(std::mem::take(&mut state.given_out));
         state.synchronise = synchronise;
@@ -241,7 +241,7 @@ impl Core {
 
     /// Called when backward reaches an output of a unit's run.
     pub(crate) fn enter_backward(&self, run: &Run, output: &Tensor) -> Result<()> {
-        if PASS.get().is_none() {
+        if CURRENT_BACKWARD.get().is_none() {
             return Err(Error::OutsideBackward { unit: self.units[run.unit].name.clone() });
         }
         let state = &mut *lock(&self.state);
@@ -249,15 +249,15 @@ impl Core {
             // The loss of another model depends on this model.
             return self.gather(state, run.unit);
         }
-        state.graph.come_to(output.id());
-        self.let_go(state)?;
+        state.graph.advance_to(output.id());
+        self.release_passed_units(state)?;
         self.gather(state, run.unit)?;
         state.units[run.unit].in_use = true;
         state.graph.after(run).map_or(Ok(()), |next| self.begin_gather(state, next))
     }
 
     /// Releases the units that this backward has passed, and starts to average their gradients.
-    fn let_go(&self, state: &mut State) -> Result<()> {
+    fn release_passed_units(&self, state: &mut State) -> Result<()> {
         for unit in 0..self.units.len() {
             let is_needed = || state.graph.needs(unit) || state.runs.is_recomputed(unit);
             if !state.units[unit].in_use || is_needed() {
@@ -274,7 +274,7 @@ impl Core {
 
     /// Returns true on the thread that runs this model's backward.
     fn is_in_backward(&self) -> bool {
-        PASS.get() == Some(self.address())
+        CURRENT_BACKWARD.get() == Some(self.address())
     }
 
     /// Called before a unit runs.
@@ -282,8 +282,8 @@ impl Core {
         let state = &mut *lock(&self.state);
         state.check()?;
         let gathered = match self.is_in_backward() {
-            true => self.gather_again(state, unit),
-            false => self.gather_in_turn(state, unit),
+            true => self.gather_for_recomputation(state, unit),
+            false => self.gather_and_prefetch(state, unit),
         };
         gathered.map_err(|error| state.fail(error))?;
         let run = state.runs.begin(unit, self.is_in_backward())?;
@@ -292,18 +292,18 @@ impl Core {
     }
 
     /// Gathers a unit for a recomputation, in which it stays gathered.
-    fn gather_again(&self, state: &mut State, unit: usize) -> Result<()> {
+    fn gather_for_recomputation(&self, state: &mut State, unit: usize) -> Result<()> {
         if let Some(node) = training::recomputed_node() {
-            state.graph.come_to(node);
+            state.graph.advance_to(node);
         }
-        self.let_go(state)?;
+        self.release_passed_units(state)?;
         self.gather(state, unit)?;
         state.units[unit].in_use = true;
         Ok(())
     }
 
     /// Gathers a unit, and starts to gather the one that ran after it in the previous pass.
-    fn gather_in_turn(&self, state: &mut State, unit: usize) -> Result<()> {
+    fn gather_and_prefetch(&self, state: &mut State, unit: usize) -> Result<()> {
         let place = state.ran.len();
         state.ran.push(unit);
         let next = state.order.get(place + 1).copied().filter(|_| state.order.get(place) == Some(&unit));
@@ -328,7 +328,7 @@ impl Core {
 }
 
 impl UnitState {
-    fn of(unit: &Built) -> Self {
+    fn of(unit: &BuiltUnit) -> Self {
         Self { grads: vec![None; unit.params.len()], ..Self::default() }
     }
 }
@@ -349,20 +349,20 @@ impl State {
     }
 
     /// Adds a communication to the history hash.
-    fn note(&mut self, what: u8, unit: usize) {
+    fn record_communication(&mut self, what: u8, unit: usize) {
         self.history = self.history.word(what).word(unit as u64);
     }
 }
 
 /// Guard: while it lives, hooks on this thread belong to the backward of `core`.
-struct Pass<'a> {
+struct BackwardGuard<'a> {
     core: &'a Core,
     before: Option<usize>,
 }
 
-impl Drop for Pass<'_> {
+impl Drop for BackwardGuard<'_> {
     fn drop(&mut self) {
-        PASS.set(self.before);
+        CURRENT_BACKWARD.set(self.before);
         if std::thread::panicking() {
             lock(&self.core.state).fail(Error::Panicked);
         }

@@ -3,13 +3,13 @@
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
 
-use super::{Core, PASS, State};
-use crate::built::{Built, ParamIndex};
+use super::{CURRENT_BACKWARD, Core, State};
+use crate::built::{BuiltUnit, ParamIndex};
 use crate::layout::Part;
 use crate::{Error, Result, lock, storage};
 
 /// A unit whose gradients are being averaged.
-pub(super) struct Flight {
+pub(super) struct PendingReduction {
     unit: usize,
     /// The gradient of this rank's shard, complete when all operations have finished.
     shard: Tensor,
@@ -25,7 +25,7 @@ impl Core {
     /// Receives a gradient; called by the parameter's hook during backward.
     pub(crate) fn receive(&self, place: ParamIndex, grad: &Tensor) -> Result<()> {
         let built = &self.units[place.unit];
-        match PASS.get() {
+        match CURRENT_BACKWARD.get() {
             None => return Err(Error::OutsideBackward { unit: built.name.clone() }),
             // The loss of another model depends on this model; this model's gradients are not wanted.
             Some(core) if core != self.address() => return Ok(()),
@@ -50,7 +50,7 @@ impl Core {
         if is_last { self.reduce(state, place.unit) } else { Ok(()) }
     }
 
-    fn reduce_dtype(&self, built: &Built) -> DType {
+    fn reduce_dtype(&self, built: &BuiltUnit) -> DType {
         self.config.mixed_precision.reduce_dtype.unwrap_or(built.dtype)
     }
 
@@ -60,13 +60,13 @@ impl Core {
         if !state.synchronise || state.units[unit].grads.iter().all(Option::is_none) {
             return Ok(());
         }
-        let flight = self.launch(state, unit)?;
+        let flight = self.start_reduce(state, unit)?;
         // At most two units' whole gradients at a time: those of this unit, and those of the unit that backward computes
         // next.
-        self.land_all(state)?;
+        self.finish_reductions(state)?;
         state.flights.push_back(flight);
         if self.groups.shard.is_none() {
-            self.land_all(state)?;
+            self.finish_reductions(state)?;
         }
         Ok(())
     }
@@ -80,8 +80,8 @@ impl Core {
         }
     }
 
-    fn launch(&self, state: &mut State, unit: usize) -> Result<Flight> {
-        state.note(1, unit);
+    fn start_reduce(&self, state: &mut State, unit: usize) -> Result<PendingReduction> {
+        state.record_communication(1, unit);
         let built = &self.units[unit];
         let span = tracing::info_span!("reduce", unit = built.name);
         let _entered = span.enter();
@@ -96,14 +96,14 @@ impl Core {
         let mut parts = Vec::with_capacity(built.layout.parts.len());
         for part in &built.layout.parts {
             let whole = flat(built, part, &grads, self.reduce_dtype(built))?;
-            parts.push(self.launch_part(built, part, whole, &shard)?);
+            parts.push(self.start_reduce_part(built, part, whole, &shard)?);
         }
-        Ok(Flight { unit, shard, parts, bytes: total, last: None })
+        Ok(PendingReduction { unit, shard, parts, bytes: total, last: None })
     }
 
-    fn launch_part(
+    fn start_reduce_part(
         &self,
-        built: &Built,
+        built: &BuiltUnit,
         part: &Part,
         whole: Tensor,
         shard: &Tensor,
@@ -126,7 +126,7 @@ impl Core {
     }
 
     /// Waits for the operations in progress, and copies their results into the shards.
-    fn land_all(&self, state: &mut State) -> Result<()> {
+    fn finish_reductions(&self, state: &mut State) -> Result<()> {
         for flight in state.flights.iter_mut().filter(|flight| flight.last.is_none()) {
             let built = &self.units[flight.unit];
             for (part, (own, work)) in built.layout.parts.iter().zip(flight.parts.drain(..)) {
@@ -147,9 +147,9 @@ impl Core {
     /// Averages the remaining gradients, waits for all, and returns the gradients of the shards, by unit.
     pub(super) fn finish(&self, state: &mut State) -> Result<Vec<(usize, Tensor)>> {
         (0..self.units.len()).try_for_each(|unit| self.reduce(state, unit))?;
-        self.land_all(state)?;
+        self.finish_reductions(state)?;
         let mut shards: Vec<(usize, Tensor)> = Vec::with_capacity(state.flights.len());
-        for Flight { unit, shard, last, .. } in state.flights.drain(..) {
+        for PendingReduction { unit, shard, last, .. } in state.flights.drain(..) {
             last.map_or(Ok(()), Work::wait)?;
             match shards.iter_mut().find(|(known, _)| *known == unit) {
                 Some((_, sum)) => {
@@ -165,7 +165,7 @@ impl Core {
 }
 
 /// Returns a part's gradient as one flat tensor; zeros for parameters without a gradient.
-fn flat(built: &Built, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> Result<Tensor> {
+fn flat(built: &BuiltUnit, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> Result<Tensor> {
     let one = |param: usize| match &grads[param] {
         Some(grad) => Ok(grad.to_dtype(dtype)?.contiguous()?.flatten_all()?),
         None => storage::zero_tensor(dtype, built.params[param].tensor.elem_count(), built.device()),

@@ -8,7 +8,7 @@ use comm::{all_gather_object, broadcast_object};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
 use super::saved::{
-    Description, Extra, Kind, OPTIMIZER, Saved, UnitDescription, buffer_key, set_name, shard_key,
+    Description, Extra, Kind, OPTIMIZER, SavedCheckpoint, UnitDescription, buffer_key, set_name, shard_key,
 };
 use crate::built::Param;
 use crate::{Error, Fsdp, Result};
@@ -136,13 +136,13 @@ impl<M> Fsdp<M> {
             Ok(())
         });
         self.all_agree(&contents.folder, whole)?;
-        let opened = Saved::open(contents).and_then(|saved| {
+        let opened = SavedCheckpoint::open(contents).and_then(|saved| {
             saved.check(contents, &self.core().units)?;
             saved.check_buffers(contents, &self.core().buffers)?;
             Ok(saved)
         });
         let mut saved = self.all_agree(&contents.folder, opened)?;
-        let read = self.core().replacing(|| self.read_parts(&contents.folder, &mut saved, optimizer));
+        let read = self.core().replace_shards(|| self.read_parts(&contents.folder, &mut saved, optimizer));
         self.all_agree(&contents.folder, read)?;
         Ok(saved.extra)
     }
@@ -150,7 +150,7 @@ impl<M> Fsdp<M> {
     fn read_parts(
         &self,
         folder: &Path,
-        saved: &mut Saved,
+        saved: &mut SavedCheckpoint,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<()> {
         let core = self.core();
@@ -158,7 +158,7 @@ impl<M> Fsdp<M> {
         let places = core.units.iter().enumerate();
         let places = places.flat_map(|(unit, built)| (0..built.params.len()).map(move |param| (unit, param)));
         let places: Vec<_> = places.collect();
-        let part = |saved: &mut Saved, key: &str, (unit, param): (usize, usize)| {
+        let part = |saved: &mut SavedCheckpoint, key: &str, (unit, param): (usize, usize)| {
             let dtype = saved.dtype(key);
             saved.shard(key, (unit, param), (&core.units[unit].layout, rank), dtype)
         };
@@ -206,7 +206,7 @@ impl<M> Fsdp<M> {
 /// [`Error::File`] if it is not a sharded checkpoint; [`training::Error::DamagedCheckpoint`].
 pub fn full_tensors(contents: &Contents) -> Result<Vec<(String, Tensor)>> {
     contents.files.keys().try_for_each(|name| contents.check(name))?;
-    let mut saved = Saved::open(contents)?;
+    let mut saved = SavedCheckpoint::open(contents)?;
     let units = saved.description.units.clone();
     let mut all = Vec::new();
     for (unit, described) in units.iter().enumerate() {

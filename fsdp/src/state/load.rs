@@ -26,7 +26,7 @@ impl<M> Fsdp<M> {
             Ok(file)
         });
         let file = self.all_agree(path, opened)?;
-        let read = self.core().replacing(|| self.read_shards(file));
+        let read = self.core().replace_shards(|| self.read_shards(file));
         self.all_agree(path, read)
     }
 

@@ -51,7 +51,7 @@ impl<M> Fsdp<M> {
     ) -> Result<()> {
         let built = &self.core().units[unit];
         let is_first = self.core().groups.world.rank() == 0;
-        self.core().exclusively(|| {
+        self.core().between_passes(|| {
             for part in &built.layout.parts {
                 let Some(whole) = self.whole(built.piece(part)?)?.filter(|_| is_first) else {
                     continue;

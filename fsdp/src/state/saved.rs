@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use training::Contents;
 
 use super::{TensorFile, file};
-use crate::built::Built;
+use crate::built::BuiltUnit;
 use crate::layout::Layout;
 use crate::{Error, Result};
 
@@ -38,7 +38,7 @@ pub(super) struct Extra {
 }
 
 impl UnitDescription {
-    pub(super) fn of(unit: &Built) -> Self {
+    pub(super) fn of(unit: &BuiltUnit) -> Self {
         let parameters = unit.params.iter().map(|param| (param.name.clone(), param.tensor.dims().to_vec()));
         Self { name: unit.name.clone(), parameters: parameters.collect() }
     }
@@ -104,7 +104,7 @@ impl Kind {
 }
 
 /// A checkpoint opened for reading.
-pub(super) struct Saved {
+pub(super) struct SavedCheckpoint {
     pub(super) description: Description,
     pub(super) extra: serde_json::Value,
     layouts: Vec<Layout>,
@@ -112,7 +112,7 @@ pub(super) struct Saved {
     files: Vec<TensorFile>,
 }
 
-impl Saved {
+impl SavedCheckpoint {
     pub(super) fn open(contents: &Contents) -> Result<Self> {
         let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|_| {
             Error::file(&contents.folder, "it is no sharded checkpoint: its manifest describes no units")
@@ -137,7 +137,7 @@ impl Saved {
     }
 
     /// Checks that it is of the same model.
-    pub(super) fn check(&self, contents: &Contents, units: &[Built]) -> Result<()> {
+    pub(super) fn check(&self, contents: &Contents, units: &[BuiltUnit]) -> Result<()> {
         let refuse = |problem: String| Err(Error::file(&contents.folder, problem));
         let saved = &self.description.units;
         for (saved, unit) in saved.iter().zip(units) {

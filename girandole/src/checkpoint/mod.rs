@@ -12,6 +12,6 @@ mod waiting;
 pub use read::Saved;
 pub use region::Region;
 pub use save::Snapshot;
-pub(crate) use save::agreed;
+pub(crate) use save::all_or_error;
 pub use snapshot::SnapshotLater;
-pub(crate) use waiting::while_others_wait;
+pub(crate) use waiting::with_keep_alive;

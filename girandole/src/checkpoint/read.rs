@@ -12,8 +12,8 @@ use serde_json::Value;
 use training::build::{Model, PartSource};
 use training::{Contents, OptimizerState, Runs};
 
-use super::save::{Manifest, Remembered, agreed, model_key, optimizer_key};
-use super::{Region, while_others_wait};
+use super::save::{Manifest, OptimizerEntry, all_or_error, model_key, optimizer_key};
+use super::{Region, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
 /// Largest gap between two runs, in elements, up to which both are read at once: reading the gap is faster than a
@@ -158,7 +158,7 @@ impl Saved {
     fn remembered(
         &mut self,
         key: &str,
-        Remembered { of, by_element }: &Remembered,
+        OptimizerEntry { of, by_element }: &OptimizerEntry,
         wanted: &Region,
     ) -> Result<Tensor> {
         let key = optimizer_key(key);
@@ -194,14 +194,14 @@ impl<M: Model> Parallel<M> {
             return Err(Error::file(&contents.folder, problem));
         }
         // Hashes are checked before damaged files can be read and misunderstood.
-        while_others_wait(&*world, || {
+        with_keep_alive(&*world, || {
             let own = contents.files.keys().skip(rank).step_by(ranks);
             Ok(own.into_iter().try_for_each(|name| contents.check(name))?)
         })?;
-        let mut saved = agreed(&*world, Saved::open(contents))?;
+        let mut saved = all_or_error(&*world, Saved::open(contents))?;
         self.check_names(&*world, &saved)?;
         let read = self.read_all(&mut saved, optimizer);
-        agreed(&*world, read)?;
+        all_or_error(&*world, read)?;
         if let (Some(scaler), Some(state)) = (self.loss_scaler_mut(), saved.manifest.loss_scale) {
             scaler.resume(state);
         }
@@ -232,7 +232,7 @@ impl<M: Model> Parallel<M> {
         if let Some(optimizer) = optimizer {
             let mut state = HashMap::new();
             let keys = saved.manifest.optimizer.clone();
-            let mut of: HashMap<&str, Vec<(&String, &Remembered)>> = HashMap::new();
+            let mut of: HashMap<&str, Vec<(&String, &OptimizerEntry)>> = HashMap::new();
             keys.iter().for_each(|(key, kept)| of.entry(&kept.of).or_default().push((key, kept)));
             for piece in &pieces {
                 for (key, kept) in of.get(piece.name.as_str()).into_iter().flatten() {

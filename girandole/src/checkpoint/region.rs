@@ -18,7 +18,7 @@ pub struct Region {
 
 /// A range of elements that two regions have in common: its start in each region, and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Common {
+pub(super) struct Overlap {
     pub(super) first: usize,
     pub(super) second: usize,
     pub(super) len: usize,
@@ -52,14 +52,14 @@ impl Region {
     }
 
     /// Returns the elements that two regions of one tensor have in common, in order.
-    pub(super) fn common(&self, other: &Self) -> Vec<Common> {
+    pub(super) fn common(&self, other: &Self) -> Vec<Overlap> {
         let (mut own, mut others) = (self.ranges().peekable(), other.ranges().peekable());
         let mut found = Vec::new();
         while let (Some((a, first)), Some((b, second))) = (own.peek(), others.peek()) {
             let (start, end) = (a.start.max(b.start), a.end.min(b.end));
             if start < end {
                 let (first, second) = (first + start - a.start, second + start - b.start);
-                found.push(Common { first, second, len: end - start });
+                found.push(Overlap { first, second, len: end - start });
             }
             // The range that ends first has nothing more in common with the other region.
             if a.end <= b.end {
@@ -142,7 +142,7 @@ mod tests {
         fn common_elements_are_those_of_both(a in region(), b in region()) {
             let (own, others) = (places(&a), places(&b));
             let mut found = vec![None; own.len()];
-            for Common { first, second, len } in a.common(&b) {
+            for Overlap { first, second, len } in a.common(&b) {
                 for place in 0..len {
                     prop_assert_eq!(own[first + place], others[second + place]);
                     prop_assert!(found[first + place].replace(second + place).is_none());

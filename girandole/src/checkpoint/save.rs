@@ -11,15 +11,15 @@ use training::build::Model;
 use training::{Checkpoint, Checkpoints, LossScalerState, OptimizerState};
 
 use super::region::Part;
-use super::while_others_wait;
+use super::with_keep_alive;
 use crate::{Error, Parallel, Result};
 
 /// Content of the manifest: describes all parts, and holds the program's own data.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
-    pub(super) parameters: BTreeMap<String, Described>,
+    pub(super) parameters: BTreeMap<String, TensorEntry>,
     /// State of the optimizer, by key; each is a tensor divided like its parameter, or one value.
-    pub(super) optimizer: BTreeMap<String, Remembered>,
+    pub(super) optimizer: BTreeMap<String, OptimizerEntry>,
     /// For each tied parameter the name of the parameter that it is tied to.
     pub(super) ties: HashMap<String, String>,
     /// State of the loss scaler, if losses are scaled.
@@ -30,7 +30,7 @@ pub(super) struct Manifest {
 
 /// Shape, dtype and parts of a tensor.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Described {
+pub(super) struct TensorEntry {
     pub(super) dims: Vec<usize>,
     pub(super) dtype: String,
     pub(super) parts: Vec<Part>,
@@ -38,7 +38,7 @@ pub(super) struct Described {
 
 /// One piece of optimizer state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Remembered {
+pub(super) struct OptimizerEntry {
     /// Name of the parameter to which it belongs.
     pub(super) of: String,
     /// Whether it has one value for each element of the parameter.
@@ -66,7 +66,7 @@ pub(super) struct SnapshotParts {
     pub(super) file: String,
     /// Name, shape, dtype and part of each parameter.
     pub(super) parts: Vec<(String, Vec<usize>, String, Part)>,
-    pub(super) optimizer: BTreeMap<String, Remembered>,
+    pub(super) optimizer: BTreeMap<String, OptimizerEntry>,
     pub(super) ties: HashMap<String, String>,
     pub(super) loss_scale: Option<LossScalerState>,
 }
@@ -92,7 +92,7 @@ impl<M: Model> Parallel<M> {
         checkpoint: &Checkpoint,
     ) -> Result<PathBuf> {
         let world = &**self.mesh().world();
-        let snapshot = agreed(world, self.snapshot(optimizer))?;
+        let snapshot = all_or_error(world, self.snapshot(optimizer))?;
         snapshot.write(world, checkpoints, checkpoint)
     }
 }
@@ -120,12 +120,12 @@ impl Snapshot {
             true => checkpoints.begin().map(|draft| draft.number()).map_err(Error::from),
             false => Ok(0),
         };
-        let number = broadcast_object(world, &agreed(world, begun)?, 0)?;
+        let number = broadcast_object(world, &all_or_error(world, begun)?, 0)?;
         let draft = checkpoints.draft(number);
         let folder = draft.folder();
         let (SnapshotParts { file, parts, optimizer, ties, loss_scale }, tensors) =
             (self.described, &self.tensors);
-        let written = while_others_wait(world, || {
+        let written = with_keep_alive(world, || {
             if tensors.is_empty() {
                 return Ok(None);
             }
@@ -141,7 +141,7 @@ impl Snapshot {
                 files.extend(file);
                 manifest.optimizer.extend(optimizer);
                 for (name, dims, dtype, part) in parts {
-                    let described = Described { dims, dtype, parts: Vec::new() };
+                    let described = TensorEntry { dims, dtype, parts: Vec::new() };
                     manifest.parameters.entry(name).or_insert(described).parts.push(part);
                 }
             }
@@ -149,12 +149,12 @@ impl Snapshot {
             let commit = |extra| draft.commit(&Checkpoint { extra, ..checkpoint.clone() }, files);
             committed = extra.and_then(|extra| Ok(commit(extra).map(drop)?));
         }
-        agreed(world, committed)?;
+        all_or_error(world, committed)?;
         Ok(folder)
     }
 }
 
 /// Returns an error on all ranks if one rank failed.
-pub(crate) fn agreed<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
+pub(crate) fn all_or_error<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
     all_agree([world], own, |rank, reason| Error::PeerFailed { rank, reason })
 }

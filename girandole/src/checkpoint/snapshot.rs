@@ -7,7 +7,7 @@ use training::build::Model;
 use training::{CopyLater, LossScaler, OptimizerState};
 
 use super::region::Part;
-use super::save::{Remembered, Snapshot, SnapshotParts, model_key, optimizer_key};
+use super::save::{OptimizerEntry, Snapshot, SnapshotParts, model_key, optimizer_key};
 use crate::parallel::Piece;
 use crate::{Error, Parallel, Result};
 
@@ -70,7 +70,7 @@ impl<M: Model> Parallel<M> {
             if !(by_element && piece.region.is_empty()) {
                 tensors.push((optimizer_key(&key), cut(value, by_element.then(|| piece.region.len()))));
             }
-            remembered.insert(key, Remembered { of: piece.name.clone(), by_element });
+            remembered.insert(key, OptimizerEntry { of: piece.name.clone(), by_element });
         }
         let loss_scale = self.loss_scaler().map(LossScaler::state);
         let ties = self.ties_of();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 
-use super::agreed;
+use super::all_or_error;
 use crate::{Error, Result};
 
 /// The longest time between two all-reduces.
@@ -15,7 +15,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Does this rank's part of some work, while all ranks repeat a small all-reduce until all are done: however long the
 /// work takes, no rank runs into its timeout. Call on every rank. If it fails on one rank, it fails on all.
-pub(crate) fn while_others_wait<T: Send>(
+pub(crate) fn with_keep_alive<T: Send>(
     world: &dyn Communicator,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
@@ -44,5 +44,5 @@ pub(crate) fn while_others_wait<T: Send>(
             wait = (wait * 2).min(PERIOD);
         }
     });
-    agreed(world, result.and_then(|result| result))
+    all_or_error(world, result.and_then(|result| result))
 }

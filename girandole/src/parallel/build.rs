@@ -12,7 +12,7 @@ use tensor_parallel::{Shards, TensorParallelConfig, Weights};
 use training::build::{Builder, Model, Recompute, UnitPlace, UnitSource};
 use training::{LossScaler, OnMissingGradient};
 
-use super::norm::roots;
+use super::norm::tie_roots;
 use super::stages::Stages;
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig};
@@ -62,11 +62,11 @@ impl<M: Model + Send + 'static> Parallel<M> {
             return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
         }
         let shards = Shards::new(&mesh, &tensors, &weights.into())?;
-        let ties = build(&Builder::of_units(Arc::new(Nowhere)))?.ties();
+        let ties = build(&Builder::of_units(Arc::new(NoUnits)))?.ties();
         let mut config = config.clone();
         if let Some(is_trained) = config.is_trained.take() {
             // A tied parameter is trained if the parameter that it is tied to is trained.
-            let roots = roots(&ties);
+            let roots = tie_roots(&ties);
             config.is_trained =
                 Some(Arc::new(move |name| is_trained(roots.get(name).map_or(name, String::as_str))));
         }
@@ -146,9 +146,9 @@ impl UnitSource for TrainedUnits {
 }
 
 /// A unit source with no unit on this rank: used to get the ties of a model without building it.
-struct Nowhere;
+struct NoUnits;
 
-impl UnitSource for Nowhere {
+impl UnitSource for NoUnits {
     fn unit(
         &self,
         _: &str,

@@ -23,7 +23,7 @@ impl<M: Model> Parallel<M> {
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
         let counted: Vec<Var> = self.named_vars().into_iter().map(|(_, var)| var).collect();
         let counted: Vec<Var> = counted.into_iter().filter(|var| self.counted.contains(&var.id())).collect();
-        Ok(global_norm(self.parts()?, grad_norm(grads, &counted)?)?)
+        Ok(global_norm(self.partition_groups()?, grad_norm(grads, &counted)?)?)
     }
 
     /// Scales all gradients so that their norm is at most `max_norm`, like PyTorch's `clip_grad_norm_` with
@@ -51,13 +51,13 @@ impl<M: Model> Parallel<M> {
         let (names, vars): (Vec<String>, Vec<Var>) = self.named_vars().into_iter().unzip();
         let own = first_not_finite(grads, &vars)?.map(|place| names[place].clone());
         // `None` if only the sum of all squares overflows.
-        let first = first_of(self.parts()?, own)?;
+        let first = first_of(self.partition_groups()?, own)?;
         let parameter = first.map_or_else(|| "all parameters together".into(), |(_, name)| name);
         Err(Error::NotFinite { step, parameter, norm })
     }
 
     /// Returns the groups along the axes on which ranks have different parameters.
-    fn parts(&self) -> Result<Vec<&dyn Communicator>> {
+    fn partition_groups(&self) -> Result<Vec<&dyn Communicator>> {
         let axes = ["shard", "tp", "pp"].into_iter();
         Ok(axes.map(|axis| Ok(&**self.mesh.axis(axis)?)).collect::<comm::Result<_>>()?)
     }
@@ -77,7 +77,7 @@ impl<M: Model> Parallel<M> {
 
     /// Returns, for each parameter that is tied to an earlier one, the name of the first one.
     pub(crate) fn ties_of(&self) -> HashMap<String, String> {
-        roots(&self.ties)
+        tie_roots(&self.ties)
     }
 }
 
@@ -94,7 +94,7 @@ impl<M: Model> ScaledModel for Parallel<M> {
 }
 
 /// Maps each tied name to the first name of its set.
-pub(super) fn roots(ties: &[(String, String)]) -> HashMap<String, String> {
+pub(super) fn tie_roots(ties: &[(String, String)]) -> HashMap<String, String> {
     let mut roots: HashMap<String, String> = HashMap::new();
     for (first, second) in ties {
         let root = roots.get(first).unwrap_or(first).clone();

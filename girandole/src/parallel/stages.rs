@@ -13,7 +13,7 @@ use training::build::{Model, whole_rows};
 
 use super::ParallelConfig;
 use super::flat_shards::FlatShards;
-use super::step::{nothing_of, number, weighted};
+use super::step::{number, weighted, zero_loss};
 use super::trained::trained;
 use crate::{Error, Result};
 
@@ -67,7 +67,7 @@ impl Stages {
             let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
             let count = M::count(targets)?;
             if count == 0 {
-                return Ok(nothing_of(output)?);
+                return Ok(zero_loss(output)?);
             }
             let loss = M::output_loss(output, targets)?;
             own.sum += number(&loss)? * count as f64;

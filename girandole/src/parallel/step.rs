@@ -7,7 +7,7 @@ use training::build::Model;
 use training::{GradSums, LossScaler, RowKeys, backward, seeded};
 
 use super::{Evaluation, Kind, Parallel, Step};
-use crate::checkpoint::agreed;
+use crate::checkpoint::all_or_error;
 use crate::{Error, Result};
 
 /// A micro-batch, and how many of its targets count.
@@ -158,7 +158,7 @@ impl<M: Model> Parallel<M> {
         };
         let total = sum(&*self.data, own)?;
         if total.is_nan() {
-            let (batch, parts) = agreed(&*self.data, parts)?;
+            let (batch, parts) = all_or_error(&*self.data, parts)?;
             return Ok((batch, parts, 0, 0.0));
         }
         if total == 0.0 {
@@ -216,7 +216,7 @@ impl MicroBatch {
         if self.count > 0 {
             return Ok(model.loss(&self.input, &self.targets)?);
         }
-        nothing_of(&model.without_loss(&self.input)?)
+        zero_loss(&model.without_loss(&self.input)?)
     }
 
     /// Computes the loss in training, where rows have random numbers.
@@ -251,7 +251,7 @@ pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor
 /// Returns a loss with zero gradients, for a micro-batch without targets that count, whose mean would be NaN. Backward
 /// still passes through all units, as on the ranks that share the parameters. (A product with 0 would not do: candle's
 /// backward stops there.)
-pub(super) fn nothing_of(output: &Tensor) -> Result<Tensor> {
+pub(super) fn zero_loss(output: &Tensor) -> Result<Tensor> {
     Ok(seeded(output, output.zeros_like()?)?)
 }
 

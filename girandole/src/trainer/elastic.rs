@@ -26,7 +26,7 @@ struct Progress {
 
 /// What a rank that is one step behind receives from another one, in addition to tensors.
 #[derive(Serialize, Deserialize)]
-struct Behind {
+struct CatchUpState {
     order: SamplerState,
     loss_scale: Option<LossScalerState>,
     report: Option<StepReport>,
@@ -58,7 +58,7 @@ impl<M: Model> Trainer<'_, M> {
         if let Some(mut saver) = self.saver.take() {
             // If a checkpoint is still being written, a part of it was lost with a rank: the one before is the latest.
             saver.copied();
-            if saver.leave() {
+            if saver.abandon() {
                 self.written = self.checkpointed;
             }
         }
@@ -111,12 +111,12 @@ impl<M: Model> Trainer<'_, M> {
         observer: &mut dyn Observer<M>,
     ) -> Result<()> {
         let is_ahead = world.rank() == ahead;
-        let own = is_ahead.then(|| Behind {
+        let own = is_ahead.then(|| CatchUpState {
             order: self.order.state(),
             loss_scale: self.model.loss_scaler().map(LossScaler::state),
             report: self.latest,
         });
-        let behind: Option<Behind> = broadcast_object(world, &own, ahead)?;
+        let behind: Option<CatchUpState> = broadcast_object(world, &own, ahead)?;
         let vars: Vec<_> = self.model.named_vars().into_iter().chain(self.model.buffers()).collect();
         let values = || vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
         let values = broadcast_tensors(world, if is_ahead { values() } else { Vec::new() }, ahead)?;

@@ -11,9 +11,9 @@ use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Cont
 
 use comm::broadcast_object;
 
-use super::same::{Kept, OBSERVER, check_resume, same_on_all_ranks};
+use super::same::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
 use super::{Data, Observer, ObserverState, Saver, StepReport, TrainConfig};
-use crate::checkpoint::agreed;
+use crate::checkpoint::all_or_error;
 use crate::{Error, Parallel, Result};
 
 /// A model, its data, and the state of its training.
@@ -78,7 +78,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             Order::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
         let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
         let optimizer = Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name));
-        same_on_all_ranks(model, data, &config)?;
+        check_equal_on_all_ranks(model, data, &config)?;
         let mut trainer = Self {
             model,
             data,
@@ -144,7 +144,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             0 => checkpoints.latest().map_err(Error::from),
             _ => Ok(None),
         };
-        let step = agreed(&*world, found)?.map(|contents| contents.step);
+        let step = all_or_error(&*world, found)?.map(|contents| contents.step);
         let Some(step) = broadcast_object(&*world, &step, 0)? else { return Ok(None) };
         let same = |contents: Option<Contents>| contents.filter(|contents| contents.step == step);
         let own = checkpoints.latest().map_err(Error::from).and_then(|contents| {
@@ -152,7 +152,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let problem = "rank 0 finds another checkpoint there: all ranks must see one folder";
             same(contents).ok_or_else(|| Error::file(&dir, problem))
         });
-        let contents = agreed(&*world, own)?;
+        let contents = all_or_error(&*world, own)?;
         self.resume(&contents)?;
         Ok(Some(self.step))
     }
@@ -165,7 +165,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
-        agreed(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
+        all_or_error(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
         self.wait_for_copies();
         self.model.load(contents, Some(&mut self.optimizer))?;
         let state =
@@ -334,13 +334,13 @@ impl<'a, M: Model> Trainer<'a, M> {
             0 => observer.state(),
             _ => Ok(ObserverState::default()),
         };
-        let ObserverState { values, tensors } = agreed(&**self.model.mesh().world(), state)?;
+        let ObserverState { values, tensors } = all_or_error(&**self.model.mesh().world(), state)?;
         let tensors = if tensors.is_empty() { None } else { Some((OBSERVER.to_string(), tensors)) };
         let checkpoint = Checkpoint {
             epoch: self.order.epoch(),
             step: self.step as u64,
             sampler: json(serde_json::to_value(self.order.state()))?,
-            extra: json(serde_json::to_value(Kept {
+            extra: json(serde_json::to_value(CheckpointExtra {
                 data: self.data.fingerprint(),
                 settings: self.config.settings.clone(),
                 observer: values,
@@ -353,7 +353,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 // Before another copy is made, so that there is only one in memory.
                 let folder = saver.wait()?;
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
-                let snapshot = agreed(&**self.model.mesh().world(), snapshot)?;
+                let snapshot = all_or_error(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
                 saver.begin_later(snapshot, checkpoint)?;
                 (self.checkpointed, folder)

@@ -15,7 +15,7 @@ use crate::{Error, Parallel, Result};
 
 /// What a checkpoint holds in addition to model and optimizer.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct CheckpointExtra {
     pub(super) data: String,
     #[serde(default)]
     pub(super) settings: BTreeMap<String, String>,
@@ -26,7 +26,7 @@ pub(super) struct Kept {
 /// Name of the tensor set of an observer.
 pub(super) const OBSERVER: &str = "observer";
 
-impl Kept {
+impl CheckpointExtra {
     fn of(contents: &Contents) -> Result<Self> {
         let extra = contents.extra.get("extra").cloned().unwrap_or_default();
         serde_json::from_value(extra).map_err(|error| {
@@ -59,7 +59,7 @@ pub fn check_resume(
     config: &TrainConfig,
 ) -> Result<Vec<ChangedSetting>> {
     let refuse = |problem: String| Error::file(&contents.folder, problem);
-    let (kept, own) = (Kept::of(contents)?, data.fingerprint());
+    let (kept, own) = (CheckpointExtra::of(contents)?, data.fingerprint());
     if kept.data != own {
         return Err(refuse(format!(
             "it was made with other data ({}, and this is {own}): give the same files in the same order, with rows as long, or start again in another folder",
@@ -92,7 +92,7 @@ pub fn check_resume(
 /// A checkpoint that [`Trainer`](super::Trainer) has not written; a file that has changed since it was written, by
 /// name.
 pub fn observer_state(contents: &Contents) -> Result<ObserverState> {
-    let values = Kept::of(contents)?.observer;
+    let values = CheckpointExtra::of(contents)?.observer;
     if !contents.files.contains_key(OBSERVER) {
         return Ok(ObserverState { values, ..ObserverState::default() });
     }
@@ -102,7 +102,7 @@ pub fn observer_state(contents: &Contents) -> Result<ObserverState> {
 }
 
 /// Refuses a configuration or data that differ from those of most ranks.
-pub(super) fn same_on_all_ranks<M: Model>(
+pub(super) fn check_equal_on_all_ranks<M: Model>(
     model: &Parallel<M>,
     data: &dyn Data,
     config: &TrainConfig,

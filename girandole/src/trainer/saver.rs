@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use comm::Communicator;
 use training::{Checkpoint, Checkpoints};
 
-use crate::checkpoint::{Snapshot, SnapshotLater, agreed};
+use crate::checkpoint::{Snapshot, SnapshotLater, all_or_error};
 use crate::{Error, Result};
 
 /// Writes checkpoints during training, at most one at a time, over its own group.
@@ -70,7 +70,7 @@ impl Saver {
             let snapshot = copy();
             // A panic also drops this end, so `copied` always returns.
             drop(tell);
-            agreed(&*comm, snapshot)?.write(&*comm, &checkpoints, &checkpoint)
+            all_or_error(&*comm, snapshot)?.write(&*comm, &checkpoints, &checkpoint)
         };
         let thread = Builder::new().name("checkpoint".into()).spawn(write);
         self.at_work = Some(thread.map_err(|error| Error::file(std::path::Path::new("a thread"), error))?);
@@ -87,7 +87,7 @@ impl Saver {
     }
 
     /// Abandons a checkpoint that cannot be completed. Returns true if it is already written.
-    pub(super) fn leave(mut self) -> bool {
+    pub(super) fn abandon(mut self) -> bool {
         match self.at_work.take_if(|thread| !thread.is_finished()) {
             // The thread ends by itself when its collectives fail because of the lost ranks.
             Some(_) => false,

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use comm::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 
 use super::losses::{Failed, Losses};
-use super::message::{Ending, Order, Round, Verdict, Word};
-use crate::failure::CLOSE;
+use super::message::{Ending, NodeMessage, Order, Round, Verdict};
+use crate::failure::KILL_PRECEDENCE;
 
 const SIGKILL: ExitKind = ExitKind::Signal(9);
 
@@ -27,7 +27,7 @@ enum Stage {
 }
 
 /// Receives the messages of all nodes and decides.
-pub(super) struct Council {
+pub(super) struct Coordinator {
     stages: Vec<Stage>,
     names: Vec<NodeName>,
     local_world_sizes: Vec<Option<usize>>,
@@ -43,7 +43,7 @@ pub(super) struct Council {
     over: bool,
 }
 
-impl Council {
+impl Coordinator {
     /// `hosts` are the addresses of the nodes, used until they report their host names.
     pub(super) fn new(hosts: Vec<String>, round: Round) -> Self {
         let nodes = hosts.len();
@@ -63,12 +63,12 @@ impl Council {
     }
 
     /// Processes a message from a node, and returns the orders to send now.
-    pub(super) fn hear(&mut self, node: usize, word: Word, now: Instant) -> Orders {
+    pub(super) fn handle(&mut self, node: usize, word: NodeMessage, now: Instant) -> Orders {
         if self.over || self.stages[node] == Stage::Gone {
             return Vec::new();
         }
         match word {
-            Word::Ready { host, local_world_size, port, elastic, max_restarts } => {
+            NodeMessage::Ready { host, local_world_size, port, elastic, max_restarts } => {
                 self.names[node].host = host;
                 self.local_world_sizes[node] = Some(local_world_size);
                 self.elastic[node] = elastic;
@@ -78,17 +78,17 @@ impl Council {
                 }
                 self.ready(node)
             }
-            Word::Met { without } => self.met(without),
-            Word::HasEnded(rank) => self.has_ended(node, rank),
-            Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
-            Word::Failing { rank, status } => self.failing(node, rank, status),
-            Word::LastLines { rank, lines } => {
+            NodeMessage::Met { without } => self.met(without),
+            NodeMessage::HasEnded(rank) => self.has_ended(node, rank),
+            NodeMessage::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
+            NodeMessage::Failing { rank, status } => self.failing(node, rank, status),
+            NodeMessage::LastLines { rank, lines } => {
                 self.losses.keep_last_lines((node, rank), &lines);
                 Vec::new()
             }
-            Word::Ended(ending) => self.ended(node, ending, now),
-            Word::Gone => self.gone(node, "is gone".into(), Verdict::Gone),
-            Word::Silent { ms } => {
+            NodeMessage::Ended(ending) => self.ended(node, ending, now),
+            NodeMessage::Gone => self.gone(node, "is gone".into(), Verdict::Gone),
+            NodeMessage::Silent { ms } => {
                 let what =
                     format!("is given up: nothing was heard of its launcher for {:.1} s", ms as f64 / 1e3);
                 self.gone(node, what, |node| Verdict::Silent { node, ms })
@@ -99,21 +99,21 @@ impl Council {
     fn ready(&mut self, node: usize) -> Orders {
         self.stages[node] = Stage::Ready;
         if self.end.is_some() {
-            return self.settle();
+            return self.decide();
         }
         if self.stages.iter().any(|stage| *stage != Stage::Ready) {
             return Vec::new();
         }
-        if let Some((odd, reason)) = self.misfit() {
+        if let Some((odd, reason)) = self.first_config_mismatch() {
             self.end = Some(Verdict::Stopped { node: self.names[odd].clone(), reason });
-            return self.settle();
+            return self.decide();
         }
         self.stages.fill(Stage::Running);
         (0..self.stages.len()).map(|node| (node, Order::Start(self.round.clone()))).collect()
     }
 
     /// Returns the first node whose configuration differs from node 0's, and the difference.
-    fn misfit(&self) -> Option<(usize, String)> {
+    fn first_config_mismatch(&self) -> Option<(usize, String)> {
         let size = |node: usize| self.local_world_sizes[node].unwrap_or_default().to_string();
         let least =
             |node: usize| self.elastic[node].map_or("nothing".into(), |min| format!("at least {min} ranks"));
@@ -132,7 +132,7 @@ impl Council {
     /// like those that fail later: without them no group would have formed.
     fn met(&mut self, without: Vec<usize>) -> Orders {
         if !self.losses.met(without) || self.over {
-            return self.look_who_is_left();
+            return self.check_remaining();
         }
         let ranks = self.losses.take_fatal();
         let nodes = self.end.take_if(|end| matches!(end, Verdict::Gone(_) | Verdict::Silent { .. }));
@@ -148,8 +148,8 @@ impl Council {
 
     /// Ends the job if too few ranks are left. A rank may have counted as lost while excluded ranks were still counted
     /// as members.
-    fn look_who_is_left(&mut self) -> Orders {
-        if self.over || self.are_enough() || self.is_in_vain() {
+    fn check_remaining(&mut self) -> Orders {
+        if self.over || self.are_enough() || self.has_failed() {
             return Vec::new();
         }
         let Some((node, failed)) = self.losses.take_last() else { return Vec::new() };
@@ -215,7 +215,7 @@ impl Council {
                     Vec::new()
                 }
             };
-            said.into_iter().chain(self.settle()).collect()
+            said.into_iter().chain(self.decide()).collect()
         })
     }
 
@@ -238,7 +238,7 @@ impl Council {
             return None;
         }
         let mut orders = if *stage == Stage::Running { self.go_on(what) } else { Vec::new() };
-        orders.extend(self.settle());
+        orders.extend(self.decide());
         Some(orders)
     }
 
@@ -249,11 +249,11 @@ impl Council {
     /// Whether enough ranks are left to continue.
     fn are_enough(&self) -> bool {
         let local = self.local_world_size();
-        !self.is_in_vain() && self.elastic[0].is_some_and(|min| self.losses.can_go_on(local, min))
+        !self.has_failed() && self.elastic[0].is_some_and(|min| self.losses.can_go_on(local, min))
     }
 
     /// Whether the round can no longer succeed, whatever the ranks do.
-    fn is_in_vain(&self) -> bool {
+    fn has_failed(&self) -> bool {
         self.end.is_some() || !self.failures.is_empty() || self.losses.fatal().next().is_some()
     }
 
@@ -278,12 +278,12 @@ impl Council {
             Ending::Failed { mut failure, ago_ms, is_final } => {
                 failure.node = (self.names.len() > 1).then(|| self.names[node].clone());
                 let at = now.checked_sub(Duration::from_millis(ago_ms)).unwrap_or(now);
-                self.losses.told_by(node);
+                self.losses.drop_fatal_of(node);
                 self.failures.push(Failed { failure, at, is_final });
             }
             Ending::Stopped(reason) => return self.stopped(node, &before, reason),
         }
-        self.settle()
+        self.decide()
     }
 
     /// A node's launcher has ended its ranks for a reason of its own. Without the first node's launcher the job ends.
@@ -299,7 +299,7 @@ impl Council {
             self.stages[node] = stage;
         }
         self.end.get_or_insert(verdict);
-        self.settle()
+        self.decide()
     }
 
     /// Orders to stop, for all nodes whose ranks still run.
@@ -313,10 +313,10 @@ impl Council {
     }
 
     /// Decides on a restart or on the verdict, once no rank runs any more.
-    fn settle(&mut self) -> Orders {
+    fn decide(&mut self) -> Orders {
         let runs = |stage: &Stage| *stage == Stage::Running;
         if self.stages.iter().any(runs) {
-            return if self.is_in_vain() { self.stop() } else { Vec::new() };
+            return if self.has_failed() { self.stop() } else { Vec::new() };
         }
         let verdict = match (self.end.take(), self.first_cause()) {
             (Some(end), _) => end,
@@ -354,7 +354,8 @@ impl Council {
         let all: Vec<&Failed> = self.failures.iter().chain(self.losses.fatal()).collect();
         let cause = earliest(all.iter().copied().filter(|failed| failed.is_own()).collect())
             .or_else(|| earliest(all.clone()))?;
-        let killed = |failed: &&Failed| failed.failure.status == SIGKILL && failed.at < cause.at + CLOSE;
+        let killed =
+            |failed: &&Failed| failed.failure.status == SIGKILL && failed.at < cause.at + KILL_PRECEDENCE;
         let mut cause = all.iter().copied().find(killed).cloned().unwrap_or(cause);
         let of_node = |failed: &&Failed| failed.failure.also_failed.saturating_add(1);
         let count = all.iter().map(of_node).fold(0, usize::saturating_add);

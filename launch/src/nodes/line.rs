@@ -12,14 +12,14 @@ use serde::Serialize;
 /// Heartbeat period, and the longest time between two checks of the others' heartbeats.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Minimum number of periods in the time limit after which a launcher is given up.
-const SIGNS: u32 = 4;
+const MIN_HEARTBEATS: u32 = 4;
 /// Shortest time limit. Less is not conclusive on a busy machine.
-const SHORTEST: Duration = Duration::from_secs(1);
+const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Silence of a launcher after which a warning is logged; the same as for ranks.
 const WARN_AFTER: Duration = Duration::from_secs(30);
 
 /// How long a send may wait for buffer space.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a launcher may be silent while another one waits for it.
 #[derive(Debug, Clone, Copy)]
@@ -27,16 +27,16 @@ pub(super) struct Limit(Duration);
 
 impl Limit {
     pub(super) fn new(timeout: Duration) -> Self {
-        Self(timeout.max(SHORTEST))
+        Self(timeout.max(MIN_TIMEOUT))
     }
 
     pub(super) fn period(self) -> Duration {
-        PERIOD.min(self.0 / SIGNS)
+        PERIOD.min(self.0 / MIN_HEARTBEATS)
     }
 }
 
 /// The connection to one launcher.
-pub(super) struct Line {
+pub(super) struct NodeConnection {
     pub(super) wire: Connection,
     /// For how long nothing was received. Each check adds one period, so the time does not grow while this launcher
     /// itself is stopped.
@@ -45,20 +45,20 @@ pub(super) struct Line {
     is_answered: bool,
 }
 
-impl Line {
+impl NodeConnection {
     pub(super) fn new(wire: Connection) -> Self {
         Self { wire, silence: Duration::ZERO, is_answered: true }
     }
 
     /// Records that something was received.
-    pub(super) fn hear(&mut self) {
+    pub(super) fn received(&mut self) {
         self.silence = Duration::ZERO;
         self.is_answered = true;
     }
 
     /// Sends a heartbeat if one is due, and adds a period to the silence. Returns true, once, when it is time for a
     /// warning.
-    pub(super) fn look(&mut self, limit: Limit) -> bool {
+    pub(super) fn heartbeat(&mut self, limit: Limit) -> bool {
         if std::mem::take(&mut self.is_answered) {
             send(&mut self.wire, &None::<()>);
         }
@@ -68,7 +68,7 @@ impl Line {
     }
 
     /// Returns the length of the silence if it exceeds the limit, and this launcher has waited at least as long.
-    pub(super) fn is_missed(&self, waited: Duration, limit: Limit) -> Option<Duration> {
+    pub(super) fn exceeded_silence(&self, waited: Duration, limit: Limit) -> Option<Duration> {
         (self.silence.min(waited) >= limit.0).then_some(self.silence)
     }
 }
@@ -77,7 +77,7 @@ impl Line {
 pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
     match Connection::frame(message) {
         // If it cannot be sent, the other side is gone, which the reading thread finds out.
-        Ok(frame) => drop(wire.write(&frame, Instant::now() + PATIENCE)),
+        Ok(frame) => drop(wire.write(&frame, Instant::now() + SEND_TIMEOUT)),
         // A message that cannot be serialized must not leave the other side waiting: the connection is closed for both.
         Err(reason) => {
             tracing::warn!("what the launchers say to each other cannot be written: {reason}");
@@ -87,7 +87,7 @@ pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
 }
 
 /// Logs the warning.
-pub(super) fn say_that_it_is_silent(node: &impl std::fmt::Display) {
+pub(super) fn warn_silent(node: &impl std::fmt::Display) {
     let seconds = WARN_AFTER.as_secs();
     tracing::warn!(
         "{node}: nothing was heard of its launcher for {seconds} s; it stands still, or cannot be reached"
@@ -101,11 +101,11 @@ mod tests {
 
     use super::*;
 
-    fn line() -> (Line, Connection) {
+    fn line() -> (NodeConnection, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let [one, other] = [one, listener.accept().unwrap().0].map(|end| Connection::new(end).unwrap());
-        (Line::new(one), other)
+        (NodeConnection::new(one), other)
     }
 
     #[test]
@@ -113,16 +113,16 @@ mod tests {
         let (mut line, _other) = line();
         let seconds = Duration::from_secs;
         let limit = Limit::new(seconds(60));
-        let mut warned: Vec<u64> = (1..60).filter(|_| line.look(limit)).collect();
+        let mut warned: Vec<u64> = (1..60).filter(|_| line.heartbeat(limit)).collect();
         assert_eq!(warned, [30]);
-        assert_eq!(line.is_missed(seconds(100), limit), None);
-        line.look(limit);
-        assert_eq!(line.is_missed(seconds(60), limit), Some(seconds(60)));
+        assert_eq!(line.exceeded_silence(seconds(100), limit), None);
+        line.heartbeat(limit);
+        assert_eq!(line.exceeded_silence(seconds(60), limit), Some(seconds(60)));
         // A launcher that has only just begun to wait grants the whole time.
-        assert_eq!(line.is_missed(seconds(59), limit), None);
-        line.hear();
-        assert_eq!(line.is_missed(seconds(100), limit), None);
-        warned = (1..60).filter(|_| line.look(limit)).collect();
+        assert_eq!(line.exceeded_silence(seconds(59), limit), None);
+        line.received();
+        assert_eq!(line.exceeded_silence(seconds(100), limit), None);
+        warned = (1..60).filter(|_| line.heartbeat(limit)).collect();
         assert_eq!(warned, [30]);
     }
 
@@ -131,10 +131,10 @@ mod tests {
         let (mut line, mut other) = line();
         let limit = Limit::new(Duration::from_secs(60));
         for _ in 0..3 {
-            line.look(limit);
+            line.heartbeat(limit);
         }
-        line.hear();
-        line.look(limit);
+        line.received();
+        line.heartbeat(limit);
         line.wire.cut();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut signs = || other.receive::<Option<u8>>(100, deadline);

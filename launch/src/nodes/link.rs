@@ -10,55 +10,58 @@ use comm::launcher::{Connection, lock};
 use comm::{Error, NodeName, Result};
 use socket2::{SockRef, TcpKeepalive};
 
-use super::council::Council;
-use super::line::{Limit, Line, say_that_it_is_silent, send};
-use super::message::{LIMIT, Order, Verdict, Word};
+use super::council::Coordinator;
+use super::line::{Limit, NodeConnection, send, warn_silent};
+use super::message::{MAX_MESSAGE, NodeMessage, Order, Verdict};
 use crate::event::Event;
 use crate::platform::socket::end_when_unconfirmed;
 
 /// Receive timeout that is longer than any job.
-const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const NO_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// TCP keepalive: idle time before the first probe, then the interval and the number of probes.
-const SILENCE: Duration = Duration::from_secs(10);
-const ASK_EVERY: Duration = Duration::from_secs(5);
-const ASK: u32 = 3;
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// Sets up detection of a machine that vanishes without closing its connections: within 25 s.
 pub(super) fn keep_alive(stream: &TcpStream) {
     let socket = SockRef::from(stream);
-    let keep = TcpKeepalive::new().with_time(SILENCE).with_interval(ASK_EVERY).with_retries(ASK);
+    let keep = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_PROBES);
     // If this fails, the job still ends when the ranks detect the loss.
     let _ = socket.set_tcp_keepalive(&keep);
-    end_when_unconfirmed(stream, SILENCE + ASK * ASK_EVERY);
+    end_when_unconfirmed(stream, KEEPALIVE_IDLE + KEEPALIVE_PROBES * KEEPALIVE_INTERVAL);
 }
 
 /// The first node's end: the council and the connections to all other nodes.
-pub(super) struct Chair {
-    council: Council,
+pub(super) struct CoordinatorLinks {
+    council: Coordinator,
     own: Sender<Event>,
     /// Connections to the nodes from 1 on.
-    others: Vec<Line>,
+    others: Vec<NodeConnection>,
 }
 
-impl Chair {
+impl CoordinatorLinks {
     pub(super) fn start(
-        council: Council,
+        council: Coordinator,
         others: Vec<Connection>,
         own: &Sender<Event>,
     ) -> Result<Arc<Mutex<Self>>> {
         let readers = others.iter().map(Connection::again).collect::<Vec<_>>();
-        let others = others.into_iter().map(Line::new).collect();
+        let others = others.into_iter().map(NodeConnection::new).collect();
         let chair = Arc::new(Mutex::new(Self { council, own: own.clone(), others }));
         for (at, mut wire) in readers.into_iter().enumerate() {
             let chair = Arc::clone(&chair);
             let listen = move || {
                 loop {
-                    let heard = wire.receive(LIMIT, Instant::now() + FOR_EVER);
+                    let heard = wire.receive(MAX_MESSAGE, Instant::now() + NO_TIMEOUT);
                     let mut chair = lock(&chair);
-                    chair.others[at].hear();
+                    chair.others[at].received();
                     // `None` is a heartbeat.
-                    let Some(word) = heard.unwrap_or(Some(Word::Gone)) else { continue };
-                    let is_last = word == Word::Gone;
+                    let Some(word) = heard.unwrap_or(Some(NodeMessage::Gone)) else { continue };
+                    let is_last = word == NodeMessage::Gone;
                     chair.hear(at + 1, word);
                     if is_last {
                         return;
@@ -70,8 +73,8 @@ impl Chair {
         Ok(chair)
     }
 
-    pub(super) fn hear(&mut self, node: usize, word: Word) {
-        for (to, order) in self.council.hear(node, word, Instant::now()) {
+    pub(super) fn hear(&mut self, node: usize, word: NodeMessage) {
+        for (to, order) in self.council.handle(node, word, Instant::now()) {
             match to.checked_sub(1) {
                 // The receiver is gone if this launcher is about to return.
                 None => drop(self.own.send(Event::Order(order))),
@@ -83,10 +86,10 @@ impl Chair {
     /// Gives up nodes that have been silent for longer than the limit while this launcher waited for them.
     pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
         for at in 0..self.others.len() {
-            let Some(silence) = self.others[at].is_missed(waited, limit) else { continue };
+            let Some(silence) = self.others[at].exceeded_silence(waited, limit) else { continue };
             // If that launcher resumes later, it finds its connection closed.
             self.others[at].wire.cut();
-            self.hear(at + 1, Word::Silent { ms: milliseconds(silence) });
+            self.hear(at + 1, NodeMessage::Silent { ms: milliseconds(silence) });
         }
     }
 
@@ -96,36 +99,36 @@ impl Chair {
     }
 }
 
-impl KeepUp for Chair {
-    fn keep_up(&mut self, limit: Limit) {
+impl Heartbeats for CoordinatorLinks {
+    fn send_heartbeats(&mut self, limit: Limit) {
         for (at, line) in self.others.iter_mut().enumerate() {
-            if line.look(limit) && !self.council.is_gone(at + 1) {
-                say_that_it_is_silent(self.council.name(at + 1));
+            if line.heartbeat(limit) && !self.council.is_gone(at + 1) {
+                warn_silent(self.council.name(at + 1));
             }
         }
     }
 }
 
 /// Another node's end: the connection to the first node's launcher.
-pub(super) struct Follower {
-    pub(super) line: Line,
+pub(super) struct CoordinatorLink {
+    pub(super) line: NodeConnection,
     own: Sender<Event>,
     first: NodeName,
 }
 
-impl Follower {
+impl CoordinatorLink {
     /// Starts the thread that reads the orders of the first node.
     pub(super) fn start(wire: Connection, events: &Sender<Event>) -> Result<Arc<Mutex<Self>>> {
         let mut ear = wire.again();
         let host = wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
         let first = NodeName { node: 0, host };
-        let line = Line::new(wire);
+        let line = NodeConnection::new(wire);
         let follower = Arc::new(Mutex::new(Self { line, own: events.clone(), first: first.clone() }));
         let (events, here) = (events.clone(), Arc::clone(&follower));
         let listen = move || {
             loop {
-                let heard = ear.receive(LIMIT, Instant::now() + FOR_EVER);
-                lock(&here).line.hear();
+                let heard = ear.receive(MAX_MESSAGE, Instant::now() + NO_TIMEOUT);
+                lock(&here).line.received();
                 let gone = |_| Some(Order::Over(Verdict::Gone(first.clone())));
                 // `None` is a heartbeat.
                 let Some(order) = heard.unwrap_or_else(gone) else { continue };
@@ -142,7 +145,7 @@ impl Follower {
 
     /// Gives up the first node if it has been silent for longer than the limit while this launcher waited for it.
     pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
-        let Some(silence) = self.line.is_missed(waited, limit) else { return };
+        let Some(silence) = self.line.exceeded_silence(waited, limit) else { return };
         self.line.wire.cut();
         let verdict = Verdict::Silent { node: self.first.clone(), ms: milliseconds(silence) };
         // The receiver is gone if this launcher is about to return.
@@ -150,10 +153,10 @@ impl Follower {
     }
 }
 
-impl KeepUp for Follower {
-    fn keep_up(&mut self, limit: Limit) {
-        if self.line.look(limit) {
-            say_that_it_is_silent(&self.first);
+impl Heartbeats for CoordinatorLink {
+    fn send_heartbeats(&mut self, limit: Limit) {
+        if self.line.heartbeat(limit) {
+            warn_silent(&self.first);
         }
     }
 }
@@ -163,21 +166,21 @@ fn milliseconds(time: Duration) -> u64 {
 }
 
 /// Starts a thread that sends heartbeats, until the returned sender is dropped.
-pub(super) fn keep_up<T: KeepUp>(link: &Arc<Mutex<T>>, limit: Limit) -> Result<Sender<()>> {
+pub(super) fn keep_up<T: Heartbeats>(link: &Arc<Mutex<T>>, limit: Limit) -> Result<Sender<()>> {
     let (end, ended) = channel();
     let link = Arc::clone(link);
     spawn(move || {
         while ended.recv_timeout(limit.period()) == Err(RecvTimeoutError::Timeout) {
-            lock(&link).keep_up(limit);
+            lock(&link).send_heartbeats(limit);
         }
     })?;
     Ok(end)
 }
 
 /// A connection end that needs heartbeats.
-pub(super) trait KeepUp: Send + 'static {
+pub(super) trait Heartbeats: Send + 'static {
     /// Sends heartbeats that are due, and checks the silence of the other side.
-    fn keep_up(&mut self, limit: Limit);
+    fn send_heartbeats(&mut self, limit: Limit);
 }
 
 /// Starts a detached thread. It ends with the connection, which either side can close.
@@ -200,14 +203,14 @@ mod tests {
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let [mut one, mut other] =
             [one, listener.accept().unwrap().0].map(|end| Connection::new(end).unwrap());
-        let word = Word::HasEnded(7);
+        let word = NodeMessage::HasEnded(7);
         send(&mut one, &word);
         // JSON has no such keys, so this cannot be serialized.
         send(&mut one, &BTreeMap::from([((1, 2), 3)]));
         let limit = Instant::now() + Duration::from_secs(60);
-        assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), word);
+        assert_eq!(other.receive::<NodeMessage>(MAX_MESSAGE, limit).unwrap(), word);
         for wire in [&mut one, &mut other] {
-            let heard = wire.receive::<Word>(LIMIT, limit);
+            let heard = wire.receive::<NodeMessage>(MAX_MESSAGE, limit);
             assert!(heard.as_ref().is_err_and(Broken::is_end), "{heard:?}");
         }
     }

@@ -128,7 +128,7 @@ impl Losses {
     }
 
     /// Drops the failures of a node whose launcher has reported its first cause itself.
-    pub(super) fn told_by(&mut self, node: usize) {
+    pub(super) fn drop_fatal_of(&mut self, node: usize) {
         self.fatal.retain(|(of, _)| *of != node);
     }
 

@@ -4,11 +4,11 @@ use comm::{ExitKind, NodeName, WorkerFailure};
 use serde::{Deserialize, Serialize};
 
 /// Maximum message size in bytes: the last lines of a rank, each character of them escaped.
-pub(super) const LIMIT: usize = 512 << 10;
+pub(super) const MAX_MESSAGE: usize = 512 << 10;
 
 /// Message from a node's launcher to the council of the first node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Word {
+pub(crate) enum NodeMessage {
     /// Nothing of an earlier round is left on this node, and its ranks can be started.
     Ready {
         host: String,
@@ -37,7 +37,7 @@ pub(crate) enum Word {
     HasEnded(usize),
     /// This rank has failed, and the round cannot succeed any more.
     Failing { rank: usize, status: ExitKind },
-    /// The last lines of a lost rank's standard error. Sent just before [`Word::Ended`], because they are complete only
+    /// The last lines of a lost rank's standard error. Sent just before [`NodeMessage::Ended`], because they are complete only
     /// then.
     LastLines { rank: usize, lines: Vec<String> },
     /// All ranks of this node have ended.

@@ -17,23 +17,23 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use comm::launcher::{self, Connection, address_towards, lock};
+use comm::launcher::{self, Connection, local_address_towards, lock};
 use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport};
 
 use super::event::Event;
 use super::random::random_hex;
 use crate::SpawnConfig;
 
-use council::Council;
+use council::Coordinator;
 use line::Limit;
-use link::{Chair, Follower};
+use link::{CoordinatorLink, CoordinatorLinks};
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_council;
-pub(super) use message::{Ending, Order, Round, Verdict, Word};
+pub(super) use message::{Ending, NodeMessage, Order, Round, Verdict};
 
 /// Upper bound for timeouts, so that adding one to an `Instant` does not overflow.
-pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(super) const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// This launcher's connections to the other launchers of the job.
 pub(super) struct Nodes {
@@ -47,8 +47,8 @@ pub(super) struct Nodes {
 }
 
 enum Link {
-    First(Arc<Mutex<Chair>>),
-    Other(Arc<Mutex<Follower>>),
+    First(Arc<Mutex<CoordinatorLinks>>),
+    Other(Arc<Mutex<CoordinatorLink>>),
 }
 
 impl Nodes {
@@ -65,25 +65,25 @@ impl Nodes {
             restart: 0,
             max_restarts: config.max_restarts,
         };
-        let limit = Limit::new(config.join_timeout.min(LONGEST));
+        let limit = Limit::new(config.join_timeout.min(MAX_TIMEOUT));
         if config.nodes == 1 {
-            let council = Council::new(vec![host()], round);
-            let link = Link::First(Chair::start(council, Vec::new(), events)?);
+            let council = Coordinator::new(vec![host()], round);
+            let link = Link::First(CoordinatorLinks::start(council, Vec::new(), events)?);
             return Ok(Self { link, address: None, limit, signs: None });
         }
         let address = own_address(config)?;
         let wires = meet_others(config, address)?;
         let (link, signs) = match wires {
-            Wires::OfAll(wires) => {
+            Connections::OfAll(wires) => {
                 let peer =
                     |wire: &Connection| wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
                 let hosts = std::iter::once(host()).chain(wires.iter().map(peer)).collect();
-                let chair = Chair::start(Council::new(hosts, round), wires, events)?;
+                let chair = CoordinatorLinks::start(Coordinator::new(hosts, round), wires, events)?;
                 let signs = link::keep_up(&chair, limit)?;
                 (Link::First(chair), signs)
             }
-            Wires::ToFirst(wire) => {
-                let follower = Follower::start(wire, events)?;
+            Connections::ToFirst(wire) => {
+                let follower = CoordinatorLink::start(wire, events)?;
                 let signs = link::keep_up(&follower, limit)?;
                 (Link::Other(follower), signs)
             }
@@ -105,7 +105,7 @@ impl Nodes {
     }
 
     /// Sends a message to the council.
-    pub(super) fn tell(&self, word: Word) {
+    pub(super) fn tell(&self, word: NodeMessage) {
         match &self.link {
             Link::First(chair) => lock(chair).hear(0, word),
             Link::Other(follower) => line::send(&mut lock(follower).line.wire, &word),
@@ -130,18 +130,18 @@ pub(super) fn host() -> String {
 /// Returns this node's address in the network of the first node: the source address of the route to it.
 fn own_address(config: &SpawnConfig) -> Result<IpAddr> {
     let SpawnConfig { master_addr, master_port, join_timeout, .. } = config;
-    let deadline = Instant::now() + (*join_timeout).min(LONGEST);
-    address_towards(master_addr, *master_port, true, deadline).map_err(|reason| {
+    let deadline = Instant::now() + (*join_timeout).min(MAX_TIMEOUT);
+    local_address_towards(master_addr, *master_port, true, deadline).map_err(|reason| {
         Error::invalid("master_addr", master_addr, format!("{reason}; give the address of node 0"))
     })
 }
 
-enum Wires {
+enum Connections {
     OfAll(Vec<Connection>),
     ToFirst(Connection),
 }
 
-fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
+fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Connections> {
     let meeting = TcpConfig {
         rank: config.node_rank,
         world_size: config.nodes,
@@ -159,8 +159,8 @@ fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
     let mut wires = launcher::meet(&meeting).map_err(of_nodes)?;
     wires.iter().for_each(|wire| link::keep_alive(wire.socket()));
     match (config.node_rank, wires.pop()) {
-        (0, Some(last)) => Ok(Wires::OfAll(wires.into_iter().chain([last]).collect())),
-        (_, Some(first)) => Ok(Wires::ToFirst(first)),
+        (0, Some(last)) => Ok(Connections::OfAll(wires.into_iter().chain([last]).collect())),
+        (_, Some(first)) => Ok(Connections::ToFirst(first)),
         (_, None) => Err(Error::system("a connection between launchers", "there is none")),
     }
 }

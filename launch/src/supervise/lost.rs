@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Stage, Supervisor};
 use crate::failure::Ended;
-use crate::nodes::Word;
+use crate::nodes::NodeMessage;
 use crate::start::Worker;
 
 impl Supervisor<'_> {
@@ -16,7 +16,7 @@ impl Supervisor<'_> {
             return;
         }
         let some_run = self.workers.running() > 0 && self.ended_well() > 0;
-        let only_apart = some_run && self.workers.those_that_run().all(Worker::is_apart);
+        let only_apart = some_run && self.workers.running_workers().all(Worker::is_outside_group);
         match (self.stage, only_apart) {
             (Stage::Running, true) => self.enter(Stage::Finishing, elastic.finish),
             (Stage::Finishing, false) => (self.stage, self.deadline) = (Stage::Running, None),
@@ -28,12 +28,12 @@ impl Supervisor<'_> {
     /// excluded ranks were still counted as members. On several nodes the council checks this.
     fn are_too_few(&mut self, min: usize) -> bool {
         let left = self.workers.at_work() + self.ended_well();
-        let are_enough = left > 0 && left + self.workers.on_their_way() >= min;
+        let are_enough = left > 0 && left + self.workers.joining() >= min;
         if are_enough || self.stage != Stage::Running || self.config.nodes > 1 {
             return false;
         }
         let Some(last) = self.lost.pop() else { return false };
-        self.blame_the_lost();
+        self.count_recent_losses();
         self.ended.push(last);
         self.enter(Stage::Grace, self.grace);
         true
@@ -45,7 +45,7 @@ impl Supervisor<'_> {
 
     /// Adds the ranks lost within the grace period to the failures: one of them may be the first cause of the job's
     /// end.
-    pub(super) fn blame_the_lost(&mut self) {
+    pub(super) fn count_recent_losses(&mut self) {
         let recent = |lost: &Ended| lost.at.elapsed() < self.grace;
         self.ended.extend(self.lost.iter().copied().filter(recent));
     }
@@ -53,7 +53,7 @@ impl Supervisor<'_> {
     /// Called when a rank reports, after others have failed, that the ranks have formed a group. The failed ranks were
     /// members, as without them no group would have formed. So they count as lost, and the others continue if enough
     /// are left.
-    pub(super) fn go_on_without_the_first(&mut self) {
+    pub(super) fn recover_first_failures(&mut self) {
         if self.stage != Stage::Grace {
             return;
         }
@@ -99,7 +99,7 @@ impl Supervisor<'_> {
         let left = self.workers.at_work() + done;
         // Replacements count as soon as they are started, but without the others there is no group that they could
         // join.
-        if left == 0 || left + self.workers.on_their_way() < elastic.min {
+        if left == 0 || left + self.workers.joining() < elastic.min {
             return false;
         }
         self.lost.push(end);
@@ -122,7 +122,7 @@ impl Supervisor<'_> {
     pub(super) fn tell_of_loss(&mut self, end: Ended) {
         self.lost.push(end);
         let is_final = self.config.is_final(end.status);
-        self.nodes.tell(Word::Lost { failure: self.failure(end), is_final });
+        self.nodes.tell(NodeMessage::Lost { failure: self.failure(end), is_final });
     }
 
     /// Whether the council decides what a lost rank means for the job.
@@ -149,7 +149,7 @@ impl Supervisor<'_> {
         for rank in self.lost.iter().map(|lost| lost.rank) {
             let tail = tails.get_mut(self.local_rank(rank)).map(std::mem::take).unwrap_or_default();
             if !tail.is_empty() {
-                self.nodes.tell(Word::LastLines { rank, lines: tail.into() });
+                self.nodes.tell(NodeMessage::LastLines { rank, lines: tail.into() });
             }
         }
     }

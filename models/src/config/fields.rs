@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::{Error, Result};
 
 /// Fields that have no effect here: tokenization, generation, names of files, options of other programs.
-const HARMLESS: &[&str] = &[
+const IGNORED_FIELDS: &[&str] = &[
     "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
@@ -63,9 +63,9 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Returns a reader of a model's `config.json`.
+    /// Returns a reader of a model's `config_error.json`.
     pub(super) fn of_model(family: super::Family, json: &'a Map<String, Value>) -> Self {
-        Self::new("config.json", family.to_string(), HARMLESS, json)
+        Self::new("config.json", family.to_string(), IGNORED_FIELDS, json)
     }
 
     pub(crate) fn new(
@@ -86,7 +86,7 @@ impl<'a> Fields<'a> {
                 let (of, read) = (self.of.clone(), BTreeSet::new());
                 Ok(Some(Fields { file: self.file, of, prefix, harmless: &[], json, read }))
             }
-            Some(other) => Err(self.refuse(name, other, "it must be an object or null")),
+            Some(other) => Err(self.invalid_value(name, other, "it must be an object or null")),
         }
     }
 
@@ -104,7 +104,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn size(&mut self, name: &str) -> Result<usize> {
         match self.optional_size(name)? {
             Some(size) => Ok(size),
-            None => Err(self.config(name, "missing", "give a whole number")),
+            None => Err(self.config_error(name, "missing", "give a whole number")),
         }
     }
 
@@ -114,7 +114,7 @@ impl<'a> Fields<'a> {
         // The limit keeps products of sizes from overflowing.
         match size.filter(|size| *size <= 1 << 31) {
             Some(size) => Ok(Some(size)),
-            None => Err(self.refuse(name, value, "it must be a whole number up to 2^31")),
+            None => Err(self.invalid_value(name, value, "it must be a whole number up to 2^31")),
         }
     }
 
@@ -123,13 +123,13 @@ impl<'a> Fields<'a> {
         let layers = self.size(name)?;
         match layers <= 1 << 16 {
             true => Ok(layers),
-            false => Err(self.config(name, &layers.to_string(), "it must be at most 65536")),
+            false => Err(self.config_error(name, &layers.to_string(), "it must be at most 65536")),
         }
     }
 
     pub(crate) fn number(&mut self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        value.as_f64().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a number"))
+        value.as_f64().map(Some).ok_or_else(|| self.invalid_value(name, value, "it must be a number"))
     }
 
     /// Reads a finite number above 0.
@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
     fn within(&mut self, name: &str, holds: impl Fn(f64) -> bool, help: &str) -> Result<Option<f64>> {
         match self.number(name)? {
             Some(got) if !(got as f32).is_finite() || !holds(got) => {
-                Err(self.config(name, &got.to_string(), help))
+                Err(self.config_error(name, &got.to_string(), help))
             }
             got => Ok(got),
         }
@@ -157,38 +157,38 @@ impl<'a> Fields<'a> {
         let got = self.number(name)?.unwrap_or(default);
         match (0.0..=1.0).contains(&got) {
             true => Ok(got),
-            false => Err(self.config(name, &got.to_string(), "it must be a number from 0 to 1")),
+            false => Err(self.config_error(name, &got.to_string(), "it must be a number from 0 to 1")),
         }
     }
 
     pub(crate) fn flag(&mut self, name: &str, default: bool) -> Result<bool> {
         let Some(value) = self.value(name) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.refuse(name, value, "it must be true or false"))
+        value.as_bool().ok_or_else(|| self.invalid_value(name, value, "it must be true or false"))
     }
 
     pub(crate) fn text(&mut self, name: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a string"))
+        value.as_str().map(Some).ok_or_else(|| self.invalid_value(name, value, "it must be a string"))
     }
 
     /// Refuses any value but this one; the field may be missing.
-    pub(crate) fn only(&mut self, name: &str, supported: &Value) -> Result<()> {
+    pub(crate) fn require_supported(&mut self, name: &str, supported: &Value) -> Result<()> {
         match self.value(name) {
             // 1 and 1.0 are equal.
             Some(got)
                 if got != supported && got.as_f64().is_none_or(|got| supported.as_f64() != Some(got)) =>
             {
-                Err(self.refuse(name, got, &format!("supported is {supported}")))
+                Err(self.invalid_value(name, got, &format!("supported is {supported}")))
             }
             _ => Ok(()),
         }
     }
 
-    pub(crate) fn refuse(&self, name: &str, got: &Value, help: &str) -> Error {
-        self.config(name, &got.to_string(), help)
+    pub(crate) fn invalid_value(&self, name: &str, got: &Value, help: &str) -> Error {
+        self.config_error(name, &got.to_string(), help)
     }
 
-    pub(crate) fn config(&self, name: &str, got: &str, help: &str) -> Error {
+    pub(crate) fn config_error(&self, name: &str, got: &str, help: &str) -> Error {
         Error::Config {
             file: self.file,
             field: format!("{}{name}", self.prefix),
@@ -203,7 +203,7 @@ impl<'a> Fields<'a> {
         let (mut notes, mut unknown) = (Vec::new(), Vec::new());
         for (name, value) in self.json {
             let is_known = self.read.contains(name) || self.harmless.contains(&&**name);
-            if is_known || is_nothing(value) {
+            if is_known || is_null_false_or_empty(value) {
                 continue;
             }
             if DROPOUT.contains(&&**name) && value.is_number() {
@@ -226,7 +226,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Whether a value is null, false or empty.
-fn is_nothing(value: &Value) -> bool {
+fn is_null_false_or_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(items) => items.is_empty(),

@@ -10,10 +10,10 @@ use crate::Result;
 pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
     let (hidden_size, num_heads) = (fields.size("n_embd")?, fields.size("n_head")?);
     let num_layers = fields.layers("n_layer")?;
-    fields.only("is_causal", &json!(true))?;
-    fields.only("scale_attn_weights", &json!(true))?;
-    fields.only("scale_attn_by_inverse_layer_idx", &json!(false))?;
-    fields.only("add_cross_attention", &json!(false))?;
+    fields.require_supported("is_causal", &json!(true))?;
+    fields.require_supported("scale_attn_weights", &json!(true))?;
+    fields.require_supported("scale_attn_by_inverse_layer_idx", &json!(false))?;
+    fields.require_supported("add_cross_attention", &json!(false))?;
     Ok(ModelConfig {
         family: Family::Gpt2,
         vocab_size: fields.size("vocab_size")?,

@@ -1,4 +1,4 @@
-//! `config.json` of Llama, Mistral, Qwen2 and Qwen3.
+//! `config_error.json` of Llama, Mistral, Qwen2 and Qwen3.
 
 use serde_json::{Map, Value, json};
 use training::Gate;
@@ -8,7 +8,7 @@ use super::{DropoutConfig, Family, ModelConfig, rope};
 use crate::Result;
 
 pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfig> {
-    fields.only("is_causal", &json!(true))?;
+    fields.require_supported("is_causal", &json!(true))?;
     let (hidden_size, num_heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let (num_layers, max_len) =
         (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
@@ -17,7 +17,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         (None, Family::Qwen3) => 128,
         (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         (None, _) => {
-            return Err(fields.config(
+            return Err(fields.config_error(
                 "head_dim",
                 "missing",
                 "num_attention_heads does not divide hidden_size",
@@ -33,7 +33,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         Family::Mistral => mistral_windows(fields, num_layers)?,
         Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
         _ => {
-            fields.only("layer_types", &json!(vec!["full_attention"; num_layers]))?;
+            fields.require_supported("layer_types", &json!(vec!["full_attention"; num_layers]))?;
             vec![None; num_layers]
         }
     };
@@ -66,14 +66,14 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
     })
 }
 
-/// Reads the number of key-value heads. Null means as many as `num_heads`, and so does a missing field, which only
+/// Reads the number of key-value heads. Null means as many as `num_heads`, and so does a missing field, which require_supported
 /// Llama may have.
 fn kv_heads(family: Family, fields: &mut Fields<'_>, num_heads: usize) -> Result<usize> {
     match (fields.optional_size("num_key_value_heads")?, family) {
         (Some(heads), _) => Ok(heads),
         (None, Family::Llama) => Ok(num_heads),
         (None, _) if fields.has("num_key_value_heads") => Ok(num_heads),
-        (None, _) => Err(fields.config("num_key_value_heads", "missing", "give a whole number")),
+        (None, _) => Err(fields.config_error("num_key_value_heads", "missing", "give a whole number")),
     }
 }
 
@@ -94,7 +94,7 @@ pub(super) fn activation(fields: &mut Fields<'_>, name: &str, default: &str) -> 
         "gelu_new" | "gelu_pytorch_tanh" => Ok(Gate::GeluTanh),
         other => {
             let help = "supported are silu, gelu, gelu_new and gelu_pytorch_tanh";
-            Err(fields.config(name, &format!("{other:?}"), help))
+            Err(fields.config_error(name, &format!("{other:?}"), help))
         }
     }
 }
@@ -129,7 +129,7 @@ fn qwen_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option
                 Some(found) => found,
                 None => {
                     let help = "it must be full_attention or sliding_attention for each of num_hidden_layers";
-                    return Err(fields.refuse("layer_types", types, help));
+                    return Err(fields.invalid_value("layer_types", types, help));
                 }
             }
         }
@@ -137,7 +137,7 @@ fn qwen_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option
     // Without `use_sliding_window`, `sliding_window` is ignored.
     let window = window.filter(|_| is_on);
     if windowed.contains(&true) && window.is_none() {
-        return Err(fields.config(
+        return Err(fields.config_error(
             "sliding_window",
             "missing or turned off",
             "blocks of sliding_attention need one",

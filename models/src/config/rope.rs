@@ -6,7 +6,7 @@ use training::{RotaryConfig, RotaryScaling};
 use super::fields::Fields;
 use crate::Result;
 
-const ORIGINAL: &str = "original_max_position_embeddings";
+const ORIGINAL_MAX_LEN_FIELD: &str = "original_max_position_embeddings";
 const SUPPORTED: &str = "supported are default, linear, llama3 and yarn";
 
 /// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
@@ -14,16 +14,16 @@ pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> 
     let theta = fields.above_zero("rope_theta")?;
     // These models' files only have the layout that is not interleaved: the two numbers of a pair are half a head
     // apart.
-    fields.only("rope_interleaved", &json!(false))?;
-    fields.only("partial_rotary_factor", &json!(1.0))?;
+    fields.require_supported("rope_interleaved", &json!(false))?;
+    fields.require_supported("partial_rotary_factor", &json!(1.0))?;
     let name = if fields.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
     let other = if name == "rope_parameters" { "rope_scaling" } else { "rope_parameters" };
-    fields.only(other, &json!(null))?;
+    fields.require_supported(other, &json!(null))?;
     let Some(mut rope) = fields.object(name)? else {
         return Ok(RotaryConfig { theta: theta.unwrap_or(10_000.0), ..RotaryConfig::new(head_dim, max_len) });
     };
     let own_theta = rope.above_zero("rope_theta")?;
-    rope.only("partial_rotary_factor", &json!(1.0))?;
+    rope.require_supported("partial_rotary_factor", &json!(1.0))?;
     let old = rope.text("type")?;
     let kind = rope.text("rope_type")?.or(old).unwrap_or("default");
     let scaling = scaling(kind, &mut rope, max_len)?;
@@ -35,7 +35,7 @@ pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> 
 fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotaryScaling> {
     let needed = |rope: &mut Fields<'_>, name: &str| match rope.above_zero(name)? {
         Some(number) => Ok(number),
-        None => Err(rope.config(name, "missing", "give a number")),
+        None => Err(rope.config_error(name, "missing", "give a number")),
     };
     Ok(match kind {
         "default" => RotaryScaling::None,
@@ -45,10 +45,10 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
             let high_freq_factor = needed(rope, "high_freq_factor")?;
             if high_freq_factor <= low_freq_factor {
                 let help = format!("it must be above low_freq_factor, {low_freq_factor}");
-                return Err(rope.config("high_freq_factor", &high_freq_factor.to_string(), &help));
+                return Err(rope.config_error("high_freq_factor", &high_freq_factor.to_string(), &help));
             }
             let factor = needed(rope, "factor")?;
-            let missing = rope.config(ORIGINAL, "missing", "give a whole number");
+            let missing = rope.config_error(ORIGINAL_MAX_LEN_FIELD, "missing", "give a whole number");
             let original_max_len = original_max_len(rope)?.ok_or(missing)?;
             RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_len }
         }
@@ -58,7 +58,7 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
                 (_, Some(factor)) => factor,
                 // The field is present and null.
                 (Some(original), None) if rope.has("factor") => max_len as f64 / original as f64,
-                (_, None) => return Err(rope.config("factor", "missing", "give a number")),
+                (_, None) => return Err(rope.config_error("factor", "missing", "give a number")),
             };
             RotaryScaling::Yarn {
                 factor,
@@ -69,14 +69,14 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
                 truncate: rope.flag("truncate", true)?,
             }
         }
-        other => return Err(rope.config("rope_type", &format!("{other:?}"), SUPPORTED)),
+        other => return Err(rope.config_error("rope_type", &format!("{other:?}"), SUPPORTED)),
     })
 }
 
 /// Reads the maximum length of the model before its context was extended.
 fn original_max_len(rope: &mut Fields<'_>) -> Result<Option<usize>> {
-    match rope.optional_size(ORIGINAL)? {
-        Some(0) => Err(rope.config(ORIGINAL, "0", "it must be above 0")),
+    match rope.optional_size(ORIGINAL_MAX_LEN_FIELD)? {
+        Some(0) => Err(rope.config_error(ORIGINAL_MAX_LEN_FIELD, "0", "it must be above 0")),
         len => Ok(len),
     }
 }

@@ -76,21 +76,21 @@ impl LoraConfig {
 
     /// Returns whether a layer has an adapter.
     pub(super) fn is_target(&self, layer: &str) -> bool {
-        self.targets.iter().any(|target| target == ALL || is_of(target, layer))
+        self.targets.iter().any(|target| target == ALL || ends_with_target(target, layer))
     }
 
     /// Reads `adapter_config.json`.
     pub(super) fn read(json: &Map<String, Value>) -> Result<Self> {
         let mut fields = Fields::new(FILE, "LoRA".into(), HARMLESS, json);
-        fields.only("peft_type", &json!("LORA"))?;
-        fields.only("bias", &json!("none"))?;
+        fields.require_supported("peft_type", &json!("LORA"))?;
+        fields.require_supported("bias", &json!("none"))?;
         // Initializations that leave the model's own weights unchanged.
         match fields.value("init_lora_weights") {
             None | Some(Value::Bool(_)) => {}
             Some(Value::String(how)) if how == "gaussian" || how == "orthogonal" => {}
             Some(other) => {
                 let help = "it changes the model's own weights; convert the adapters with peft first";
-                return Err(fields.refuse("init_lora_weights", other, help));
+                return Err(fields.invalid_value("init_lora_weights", other, help));
             }
         }
         let default = Self::default();
@@ -99,14 +99,14 @@ impl LoraConfig {
         let by_root = fields.flag("use_rslora", false)?;
         let dropout = fields.probability("lora_dropout", 0.0)?;
         let targets = match fields.value("target_modules") {
-            None => return Err(fields.config("target_modules", "missing", "give the names of layers")),
+            None => return Err(fields.config_error("target_modules", "missing", "give the names of layers")),
             Some(Value::String(all)) if all == ALL => default.targets,
             Some(Value::Array(names)) if names.iter().all(Value::is_string) => {
                 names.iter().filter_map(|name| name.as_str().map(String::from)).collect()
             }
             Some(other) => {
                 let help = "supported are a list of names and \"all-linear\"";
-                return Err(fields.refuse("target_modules", other, help));
+                return Err(fields.invalid_value("target_modules", other, help));
             }
         };
         for note in fields.finish()? {
@@ -141,6 +141,6 @@ impl LoraConfig {
 }
 
 /// Returns whether a layer's name ends with a target, at a dot.
-pub(super) fn is_of(target: &str, layer: &str) -> bool {
+pub(super) fn ends_with_target(target: &str, layer: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }

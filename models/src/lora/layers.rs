@@ -12,12 +12,12 @@ use super::LoraConfig;
 use crate::names::ADAPTER;
 
 /// Layer factory that freezes all layers and adds adapters to the targets.
-pub(super) struct Adapted {
+pub(super) struct LoraLayers {
     pub(super) inner: Arc<dyn Layers>,
     pub(super) config: LoraConfig,
 }
 
-impl Layers for Adapted {
+impl Layers for LoraLayers {
     fn ranks(&self) -> usize {
         self.inner.ranks()
     }
@@ -63,7 +63,7 @@ impl Layers for Adapted {
         }
         // A layer divided by inputs gets all positions of a row, so its dropout needs no position offset.
         let between = (config.division != Division::Inputs).then(|| self.inner.clone());
-        Ok(Linear::new(WithAdapter { base, a, b, dropout, between, scale: self.config.scale(), dtype }))
+        Ok(Linear::new(LoraLinear { base, a, b, dropout, between, scale: self.config.scale(), dtype }))
     }
 
     fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
@@ -71,7 +71,7 @@ impl Layers for Adapted {
     }
 }
 
-struct WithAdapter {
+struct LoraLinear {
     base: Linear,
     a: Linear,
     b: Linear,
@@ -82,7 +82,7 @@ struct WithAdapter {
     dtype: DType,
 }
 
-impl WithAdapter {
+impl LoraLinear {
     fn dropped(&self, x: &Tensor) -> Result<Tensor> {
         match &self.between {
             _ if self.dropout.p() == 0.0 => Ok(x.clone()),
@@ -92,7 +92,7 @@ impl WithAdapter {
     }
 }
 
-impl Module for WithAdapter {
+impl Module for LoraLinear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // Scaled between the two matrices, where the activation is small.
         let own = self.dropped(&x.to_dtype(self.dtype)?)?;

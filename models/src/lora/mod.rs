@@ -16,7 +16,7 @@ use crate::{Error, ModelConfig, Result};
 
 pub use config::LoraConfig;
 
-use layers::Adapted;
+use layers::LoraLayers;
 
 /// Adapters of a model: `scale * (x a') b'` is added to the output `x w'` of each target layer, where `a` is (rank,
 /// inputs), `b` is (outputs, rank) and `'` is the transpose.
@@ -63,7 +63,8 @@ impl Lora {
         let mut lora = Self { config: config.clone(), model: model.clone(), shapes: BTreeMap::new() };
         lora.shapes = lora.adapters()?;
         let adapted = layers(&lora.shapes);
-        let is_unused = |target: &&String| !adapted.iter().any(|layer| config::is_of(target, layer));
+        let is_unused =
+            |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
         let unused = config.targets.iter().filter(|target| *target != config::ALL).find(is_unused);
         let Some(target) = unused else { return Ok(lora) };
         lora.config = LoraConfig::default();
@@ -94,7 +95,7 @@ impl Lora {
     /// Returns a builder, in the same layout, that builds the model with these adapters.
     pub fn adapt(&self, builder: Builder) -> Builder {
         let inner = builder.layers().clone();
-        builder.with_layers(Arc::new(Adapted { inner, config: self.config.clone() }))
+        builder.with_layers(Arc::new(LoraLayers { inner, config: self.config.clone() }))
     }
 
     /// Returns whether a parameter belongs to an adapter and is trained.

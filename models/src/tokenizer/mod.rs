@@ -47,7 +47,7 @@ impl Tokenizer {
         let refuse = |problem: String| Error::Format { path: path.clone(), problem };
         let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
         let kind = made::kind(&json);
-        let mut tokenizer = Self::of(&bytes, kind).map_err(refuse)?;
+        let mut tokenizer = Self::from_bytes(&bytes, kind).map_err(refuse)?;
         tokenizer.end = tokenizer.end_of(folder)?.or(tokenizer.end);
         Ok(tokenizer)
     }
@@ -65,7 +65,7 @@ impl Tokenizer {
     /// ```
     pub fn bytes() -> Result<Self> {
         let alphabet = byte_alphabet();
-        Self::made(description(&alphabet, true), Kind::Bytes)
+        Self::from_json(description(&alphabet, true), Kind::Bytes)
     }
 
     /// Returns a tokenizer with a token per character of a text, in order of code points, and an end-of-text token.
@@ -88,15 +88,15 @@ impl Tokenizer {
             return Err(Error::Invalid { what, field: "the text", got: "empty".into(), help });
         }
         let kind = Kind::Characters(all.iter().copied().zip(0..).collect());
-        Self::made(description(&all, false), kind)
+        Self::from_json(description(&all, false), kind)
     }
 
-    fn made(description: Value, kind: Kind) -> Result<Self> {
+    fn from_json(description: Value, kind: Kind) -> Result<Self> {
         let refuse = |problem| Error::Format { path: FILE.into(), problem };
-        Self::of(description.to_string().as_bytes(), kind).map_err(refuse)
+        Self::from_bytes(description.to_string().as_bytes(), kind).map_err(refuse)
     }
 
-    fn of(bytes: &[u8], kind: Kind) -> std::result::Result<Self, String> {
+    fn from_bytes(bytes: &[u8], kind: Kind) -> std::result::Result<Self, String> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| one_line(&*error))?;
         // Rows are truncated and padded elsewhere.
         inner.with_truncation(None).map_err(|error| one_line(&*error))?;
@@ -175,7 +175,7 @@ impl Tokenizer {
 
     /// Returns the tokens of a text, each with the byte range of the text that it covers, in order and without gaps.
     /// Names of special tokens are recognized, also by the byte and character tokenizers.
-    pub(crate) fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
+    pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
         let encoding = self.inner.encode(text, false).map_err(|error| failed(&*error))?;
         let mut end = 0;
         let place = |(&token, &(first, last)): (&u32, &(usize, usize))| {
@@ -237,7 +237,7 @@ impl Tokenizer {
         Err(Error::Invalid { what: "the tokenizer", field: "the vocabulary", got, help })
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json`, in the format of transformers.
+    /// Writes `tokenizer.json` and `tokenizer_config.json`, in the format from_bytes transformers.
     ///
     /// # Errors
     /// A folder that cannot be written.

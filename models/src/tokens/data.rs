@@ -116,7 +116,7 @@ impl Data {
     pub fn open(files: &[DataFile], config: &DataConfig<'_>) -> Result<Rows> {
         let mut opened = Vec::with_capacity(files.len());
         for DataFile { path, weight, tokens } in files {
-            let file = match tokens.as_deref().and_then(|tokens| made(tokens, path, config)) {
+            let file = match tokens.as_deref().and_then(|tokens| open_shared(tokens, path, config)) {
                 Some(file) => file,
                 None if is_tensors(path)? => tensors(path, config)?,
                 None => text(path, config)?,
@@ -178,7 +178,7 @@ fn tensors(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
 }
 
 /// Opens a token file that another process made of a text; `None` if it cannot be read or is of another tokenizer.
-fn made(tokens: &Path, path: &Path, config: &DataConfig<'_>) -> Option<TokenFile> {
+fn open_shared(tokens: &Path, path: &Path, config: &DataConfig<'_>) -> Option<TokenFile> {
     let mut file = TokenFile::open(tokens).ok()?;
     let is_ours = config.tokenizer.is_some_and(|tokenizer| tokenizer.len() == file.vocab_size());
     file.path = path.into();

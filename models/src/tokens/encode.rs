@@ -71,7 +71,7 @@ impl<'a> TextEncoder<'a> {
                 answer.end = answer.start + self.without_space(&text[answer.clone()]);
             }
         }
-        let tokens = self.tokenizer.encode_with_places(&text)?;
+        let tokens = self.tokenizer.encode_with_offsets(&text)?;
         // Tokens and answers are both in order.
         let mut first = 0;
         let counts = tokens.iter().map(|(_, place)| {

@@ -43,7 +43,7 @@ fn of(path: &Path, (file, bytes, header): (File, u64, TensorHeader)) -> Result<T
         None => Err(format!("there is no tensor `tokens`; {HELP}")),
     };
     let about = metadata.metadata().clone().unwrap_or_default();
-    let found = found.and_then(|layout| Ok((layout, About::of(&about)?)));
+    let found = found.and_then(|layout| Ok((layout, FileMetadata::of(&about)?)));
     let (layout, about) = found.map_err(|problem| Error::Format { path: path.into(), problem })?;
     let is_table = matches!(layout, Layout::Table { .. });
     let file = TokenFile {
@@ -56,20 +56,20 @@ fn of(path: &Path, (file, bytes, header): (File, u64, TensorHeader)) -> Result<T
         is_unnamed: false,
     };
     match is_table {
-        true => scanned(file),
-        false => checked(file),
+        true => scan_table(file),
+        false => check_stream(file),
     }
 }
 
 /// Metadata of the file; empty for files of other programs.
 #[derive(Default)]
-struct About {
+struct FileMetadata {
     vocab_size: usize,
     end_of_text: Option<u32>,
     sha256: String,
 }
 
-impl About {
+impl FileMetadata {
     fn of(about: &HashMap<String, String>) -> std::result::Result<Self, String> {
         if about.get("format").is_none_or(|format| format != FORMAT) {
             return Ok(Self::default());
@@ -138,7 +138,7 @@ fn stream(
     }
     Ok(Layout::Stream {
         width,
-        // May include padding; `checked` sets the exact number.
+        // May include padding; `check_stream` sets the exact number.
         tokens: room,
         begin: data + tokens.data_offsets.0 as u64,
         documents: (documents, ends - 1),
@@ -148,7 +148,7 @@ fn stream(
 }
 
 /// Checks a stream, and sets the number of its tokens, which is where the last document ends.
-fn checked(mut file: TokenFile) -> Result<TokenFile> {
+fn check_stream(mut file: TokenFile) -> Result<TokenFile> {
     let Layout::Stream { width, tokens: room, documents: (_, count), counted, .. } = file.layout else {
         return Ok(file);
     };
@@ -170,7 +170,7 @@ fn checked(mut file: TokenFile) -> Result<TokenFile> {
 }
 
 /// Reads a table to set its fingerprint and its highest token.
-fn scanned(mut file: TokenFile) -> Result<TokenFile> {
+fn scan_table(mut file: TokenFile) -> Result<TokenFile> {
     let Layout::Table { length, begin, .. } = file.layout else { return Ok(file) };
     let (mut hash, mut highest) = (Hash::default(), 0);
     let end = file.content().end;

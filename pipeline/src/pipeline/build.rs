@@ -6,10 +6,10 @@ use candle_core::{DType, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
 
-use crate::average::last_places;
+use crate::average::completion_positions;
 use crate::groups::Groups;
 use crate::links::Links;
-use crate::news::News;
+use crate::news::FailureReports;
 use crate::{
     Cost, Error, Modules, PipelineConfig, Result, Schedule, Split, agreement, copies, shapes, stage, tied,
 };
@@ -108,13 +108,13 @@ impl Pipeline {
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
-        groups.all_agree(copies::make_equal(groups.dp.as_deref(), &all_vars(&stages)))?;
+        groups.all_agree(copies::broadcast_variables(groups.dp.as_deref(), &all_vars(&stages)))?;
         let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device))?;
         let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
-        let news = Arc::new(News::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
+        let news = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
         let copies = copies::group(&groups)?;
         let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
-        let last_places = last_places(&table.actions[comm.rank()]);
+        let last_places = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {
             groups,
             copies,
@@ -155,7 +155,7 @@ fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) ->
                 true => modules.forward_seconds(example, dtype, device, 5).map_err(during()),
                 false => Ok(Vec::new()),
             };
-            groups.of_first(groups.all_agree(measured)?)
+            groups.broadcast_from_first(groups.all_agree(measured)?)
         }
     }
 }

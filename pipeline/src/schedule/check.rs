@@ -26,7 +26,7 @@ pub(super) fn complete(table: &Table) -> Result<()> {
             if table.owners[stage] != rank {
                 return bad(format!("rank {rank} has {action}, which is rank {}'s", table.owners[stage]));
             }
-            if !fits(table, action) {
+            if !has_peer(table, action) {
                 return bad(format!("rank {rank} has {action}, but there is no other rank at that end"));
             }
             if !parts(action.kind).iter().all(|&part| seen.insert(action.as_kind(part))) {
@@ -61,7 +61,7 @@ pub(super) fn parts(kind: ActionKind) -> &'static [ActionKind] {
 }
 
 /// Returns true unless it is a message without another rank at the other end.
-fn fits(table: &Table, action: Action) -> bool {
+fn has_peer(table: &Table, action: Action) -> bool {
     match action.kind {
         ActionKind::SendActivation | ActionKind::RecvGradient => table.sender_after(action.stage).is_some(),
         ActionKind::RecvActivation | ActionKind::SendGradient => table.sender_before(action.stage).is_some(),

@@ -3,14 +3,14 @@
 use super::Action;
 
 /// One of a rank's two stages, with the next micro-batch of each kind of action.
-struct Leg {
+struct StageCursor {
     stage: usize,
     forward: usize,
     input: usize,
     weight: usize,
 }
 
-impl Leg {
+impl StageCursor {
     fn new(stage: usize) -> Self {
         Self { stage, forward: 0, input: 0, weight: 0 }
     }
@@ -49,7 +49,7 @@ impl Leg {
 /// without the surplus ones.
 pub(super) fn actions(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
     let planned = micro_batches.max(2 * ranks - 1);
-    let (mut down, mut up) = (Leg::new(rank), Leg::new(2 * ranks - 1 - rank));
+    let (mut down, mut up) = (StageCursor::new(rank), StageCursor::new(2 * ranks - 1 - rank));
     let mut actions = Vec::with_capacity(6 * planned);
     // Fill phase.
     actions.extend((0..2 * (ranks - rank) - 1).map(|_| down.forward()));

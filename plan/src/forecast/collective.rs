@@ -124,7 +124,7 @@ impl<'a> Collectives<'a> {
             return 0.0;
         }
         if group.ranks > self.simulated {
-            return self.beyond(collective, group, bytes);
+            return self.extrapolate(collective, group, bytes);
         }
         *self.known.entry((collective, group, bytes)).or_insert_with(|| {
             let members: Vec<usize> = (0..group.ranks).map(|rank| rank * group.stride).collect();
@@ -138,7 +138,7 @@ impl<'a> Collectives<'a> {
     /// Extrapolates to groups that are too large to simulate, from the largest simulated group and one of half its
     /// size. In a tree, the number of steps grows with the logarithm of the ranks. In a ring, there is a step for each
     /// other rank, with the same latency and a smaller share of the bytes.
-    fn beyond(&mut self, collective: Collective, group: Group, bytes: usize) -> f64 {
+    fn extrapolate(&mut self, collective: Collective, group: Group, bytes: usize) -> f64 {
         let largest = self.simulated;
         let mut at = |ranks: usize| self.seconds(collective, Group { ranks, ..group }, bytes);
         let (most, half) = (at(largest), at(largest / 2));

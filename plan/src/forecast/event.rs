@@ -22,9 +22,9 @@ struct RankState {
 
 /// Messages in flight, by receiver: for each sender, of which there are few, when the last byte of each message
 /// arrives.
-struct Wires(Vec<Vec<(usize, VecDeque<f64>)>>);
+struct InFlight(Vec<Vec<(usize, VecDeque<f64>)>>);
 
-impl Wires {
+impl InFlight {
     fn of(&mut self, to: usize, from: usize) -> &mut VecDeque<f64> {
         let wires = &mut self.0[to];
         let place = wires.iter().position(|(sender, _)| *sender == from).unwrap_or_else(|| {
@@ -42,7 +42,7 @@ struct World<'a> {
     /// Global rank of each member of the group.
     members: &'a [usize],
     places: Vec<RankState>,
-    wires: Wires,
+    wires: InFlight,
 }
 
 /// Returns the seconds until the last rank is done, if all begin together. Each rank has one outgoing and one incoming
@@ -55,7 +55,7 @@ pub(super) fn seconds(
 ) -> f64 {
     let places = vec![RankState::default(); schedules.len()];
     let element_bytes = element_bytes as f64;
-    let wires = Wires(vec![Vec::new(); schedules.len()]);
+    let wires = InFlight(vec![Vec::new(); schedules.len()]);
     let mut world = World { schedules, element_bytes, network, members, places, wires };
     let mut ready: VecDeque<usize> = (0..schedules.len()).collect();
     while let Some(rank) = ready.pop_front() {

@@ -34,7 +34,7 @@ pub fn predict_with(work: &Work, layout: &Layout, collectives: &mut Collectives<
     }
     let mut run = Run { work, layout, collectives, now: 0.0, network_free: 0.0, computed: 0.0 };
     match layout.sharding {
-        Sharding::Over(_) => run.sharded(),
+        Sharding::Over(_) => run.fsdp(),
         Sharding::None if layout.tp > 1 => run.divided(),
         Sharding::None => run.copied(),
     }
@@ -115,7 +115,7 @@ impl Run<'_, '_, '_> {
 
     /// `fsdp`: a unit is gathered while the one before it computes, and its gradients are reduced while the next one
     /// computes.
-    fn sharded(&mut self) {
+    fn fsdp(&mut self) {
         let (shards, copies) = (self.layout.shards(), self.layout.copies());
         let layers = &self.work.layers;
         let mut gathered = self.gather(0);

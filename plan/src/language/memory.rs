@@ -45,7 +45,7 @@ fn check(training: &Training, layout: &Layout) -> Result<()> {
 }
 
 /// Number of tensors alive in an addition: zeros or an earlier sum, the addend, and the result.
-pub(super) const SUMMED: f64 = 3.0;
+pub(super) const ADDITION_TENSORS: f64 = 3.0;
 
 /// Model in a layout.
 pub(super) struct Plan<'a> {
@@ -63,7 +63,7 @@ pub(super) struct Plan<'a> {
 
 /// Bytes held from step to step.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Fixed {
+pub(super) struct PersistentBytes {
     pub(super) parameters: f64,
     /// As passed to the optimizer, at the end of a step.
     pub(super) gradients: f64,
@@ -74,13 +74,13 @@ pub(super) struct Fixed {
 
 /// Bytes held temporarily, at one moment of a step.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Moment {
+pub(super) struct TemporaryBytes {
     pub(super) activations: f64,
     /// Accumulated gradients, and everything else.
     pub(super) others: f64,
 }
 
-impl Moment {
+impl TemporaryBytes {
     pub(super) fn new(activations: f64, others: f64) -> Self {
         Self { activations, others }
     }
@@ -90,13 +90,13 @@ impl Moment {
     }
 }
 
-impl Fixed {
+impl PersistentBytes {
     /// Returns the memory at the moment that needs most. The moment's `others` include gradients; what exceeds the
     /// gradients that the optimizer is passed counts as buffers.
-    pub(super) fn with(self, moments: impl IntoIterator<Item = Moment>) -> Memory {
+    pub(super) fn with(self, moments: impl IntoIterator<Item = TemporaryBytes>) -> Memory {
         let Self { parameters, gradients, optimizer, copies } = self;
         let most = moments.into_iter().max_by(|a, b| a.total().total_cmp(&b.total()));
-        let Moment { activations, others } = most.unwrap_or_default();
+        let TemporaryBytes { activations, others } = most.unwrap_or_default();
         Memory {
             parameters,
             gradients,
@@ -155,8 +155,9 @@ impl Plan<'_> {
     /// Returns memory and bytes sent without pipeline stages.
     fn whole(&self) -> (Memory, f64) {
         let Layout { dp, shard, .. } = *self.layout;
-        let [all, trained] = [false, true].map(|trained| self.sum(|unit| unit.share(shard, trained)));
-        let fixed = Fixed {
+        let [all, trained] =
+            [false, true].map(|trained| self.sum(|unit| unit.shard_elements(shard, trained)));
+        let fixed = PersistentBytes {
             parameters: all * self.element(),
             gradients: trained * self.element(),
             optimizer: self.optimizer(trained),
@@ -168,21 +169,21 @@ impl Plan<'_> {
 
     /// Moments if every rank holds all parameters: the loss, backward of the first block, and backward of the
     /// embedding.
-    fn copied(&self) -> [Moment; 3] {
+    fn copied(&self) -> [TemporaryBytes; 3] {
         let gradients = self.sum(Unit::trained) * self.element();
         let sums = if self.accumulates() { gradients } else { 0.0 };
         // Data-parallel ranks accumulate directly in the buckets that are sent.
         let both = if self.layout.dp > 1 { gradients } else { sums + gradients };
         let kept = self.activations();
         [
-            Moment::new(kept, sums + self.loss()),
-            Moment::new(kept + self.again(), both + self.backward()),
-            Moment::new(kept, both + self.embedding()),
+            TemporaryBytes::new(kept, sums + self.loss()),
+            TemporaryBytes::new(kept + self.again(), both + self.backward()),
+            TemporaryBytes::new(kept, both + self.embedding()),
         ]
     }
 
     /// Moments if parameters are gathered unit by unit, and gradients reduced to shards.
-    fn sharded(&self) -> Vec<Moment> {
+    fn sharded(&self) -> Vec<TemporaryBytes> {
         let kept = self.activations();
         let element = self.element();
         let whole = |place: usize| self.gathered(place) * element;
@@ -198,10 +199,10 @@ impl Plan<'_> {
         let pool: f64 = largest.iter().take(2).sum();
         // Gradients accumulated without synchronisation stay whole until their unit is reduced.
         let mut sums: f64 = if self.accumulates() { (0..=last).map(of_gradients).sum() } else { 0.0 };
-        let first = Moment::new(kept, sums + pool.max(whole(last) + whole(last - 1)) + self.loss());
+        let first = TemporaryBytes::new(kept, sums + pool.max(whole(last) + whole(last - 1)) + self.loss());
         let mut moments = vec![first];
         if self.accumulates() {
-            moments.push(Moment::new(kept + self.again(), sums + pool + self.backward()));
+            moments.push(TemporaryBytes::new(kept + self.again(), sums + pool + self.backward()));
         }
         let (mut divided, mut leaving) = (0.0, 0.0);
         for place in (0..=last).rev() {
@@ -216,7 +217,7 @@ impl Plan<'_> {
             };
             let gathered = pool.max(whole(place) + next);
             let others = sums.max(fresh) + divided + leaving + gathered + others;
-            moments.push(Moment::new(kept + again, others));
+            moments.push(TemporaryBytes::new(kept + again, others));
             sums = (sums - fresh).max(0.0);
             leaving = fresh;
         }
@@ -285,7 +286,7 @@ impl Plan<'_> {
         const PACKED: f64 = 512.0;
         if self.layout.tp > 1 {
             let own = (self.classes / self.layout.tp as f64).ceil();
-            return SUMMED * own * self.working() * self.tokens;
+            return ADDITION_TENSORS * own * self.working() * self.tokens;
         }
         let head = if self.is_tied { self.units.first() } else { self.units.last() };
         let is_trained = head.is_some_and(|unit| unit.trained() > 0);
@@ -293,6 +294,6 @@ impl Plan<'_> {
         let row = self.classes * self.working();
         let rows = self.tokens.min((CHUNK_BYTES / row).floor().max(1.0));
         let packed = rows / (rows / PACKED).ceil();
-        (of_head + (rows + packed) * row).max(SUMMED * of_head)
+        (of_head + (rows + packed) * row).max(ADDITION_TENSORS * of_head)
     }
 }

@@ -57,7 +57,7 @@ impl Unit {
 
     /// Returns the elements of the largest of `shard` shards, of all or of the trained parameters, as FSDP shards them:
     /// small tensors are packed together.
-    pub(super) fn share(&self, shard: usize, trained: bool) -> usize {
+    pub(super) fn shard_elements(&self, shard: usize, trained: bool) -> usize {
         let pack = FsdpConfig::default().pack_elements;
         let wanted = self.tensors.iter().filter(|tensor| tensor.is_trained || !trained);
         let (small, large): (Vec<usize>, Vec<usize>) =
@@ -103,9 +103,9 @@ fn built(
     tp: usize,
     elsewhere: Option<String>,
 ) -> CandleResult<Vec<Unit>> {
-    let found = Found { units: Arc::default(), adapters: lora.is_some() };
+    let found = Recorder { units: Arc::default(), adapters: lora.is_some() };
     let source = Source { found: found.clone(), elsewhere };
-    let layers = Shares { ranks: tp, found: found.clone() };
+    let layers = DividedLayers { ranks: tp, found: found.clone() };
     let builder = Builder::of_units(Arc::new(source)).with_layers(Arc::new(layers));
     let builder = match lora {
         Some(lora) => lora.adapt(builder),
@@ -117,20 +117,20 @@ fn built(
 
 /// Records the parameters and layers that are requested.
 #[derive(Clone)]
-struct Found {
+struct Recorder {
     units: Arc<Mutex<Vec<Unit>>>,
     /// Whether only adapters are trained.
     adapters: bool,
 }
 
-impl Found {
+impl Recorder {
     fn lock(&self) -> MutexGuard<'_, Vec<Unit>> {
         self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct Source {
-    found: Found,
+    found: Recorder,
     /// Name of a unit that is not built.
     elsewhere: Option<String>,
 }
@@ -150,7 +150,7 @@ impl UnitSource for Source {
     }
 }
 
-impl SimpleBackend for Found {
+impl SimpleBackend for Recorder {
     fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> CandleResult<Tensor> {
         if let Some(unit) = self.lock().last_mut() {
             let is_trained = !self.adapters || Lora::is_adapter(name);
@@ -170,12 +170,12 @@ impl SimpleBackend for Found {
 }
 
 /// Layer factory that builds a rank's part of each layer.
-struct Shares {
+struct DividedLayers {
     ranks: usize,
-    found: Found,
+    found: Recorder,
 }
 
-impl Shares {
+impl DividedLayers {
     fn share(&self, name: &str, what: &str, size: usize, parts: usize) -> CandleResult<usize> {
         match size.is_multiple_of(self.ranks * parts.max(1)) {
             true => Ok(size / self.ranks),
@@ -184,7 +184,7 @@ impl Shares {
     }
 }
 
-impl Layers for Shares {
+impl Layers for DividedLayers {
     fn ranks(&self) -> usize {
         self.ranks
     }

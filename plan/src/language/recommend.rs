@@ -6,7 +6,7 @@ use super::{Compared, LayoutCost};
 use crate::units::{show_bytes, show_time};
 
 /// Layouts within this factor of the fastest count as equally fast; the simplest of them is recommended.
-const ABOUT: f64 = 1.02;
+const EQUAL_SPEED_FACTOR: f64 = 1.02;
 
 /// Returns the index of the fastest layout that fits into `memory` bytes per rank, or of the simplest one that is about
 /// as fast.
@@ -14,7 +14,7 @@ pub(super) fn recommended(compared: &Compared, seconds: &[f64], memory: f64) -> 
     let fits = |place: &usize| compared.costs[*place].most().total() <= memory;
     let fitting: Vec<usize> = (0..compared.costs.len()).filter(fits).collect();
     let quickest = fitting.iter().map(|place| seconds[*place]).min_by(f64::total_cmp)?;
-    let close = fitting.into_iter().filter(|place| seconds[*place] <= quickest * ABOUT);
+    let close = fitting.into_iter().filter(|place| seconds[*place] <= quickest * EQUAL_SPEED_FACTOR);
     close.min_by_key(|place| complexity(&compared.costs[*place].layout))
 }
 

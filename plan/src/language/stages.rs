@@ -7,11 +7,11 @@ use girandole::Layout;
 use pipeline::{ActionKind, Schedule, Split};
 
 use super::Memory;
-use super::memory::{Fixed, Moment, Plan, SUMMED};
+use super::memory::{ADDITION_TENSORS, PersistentBytes, Plan, TemporaryBytes};
 use crate::Result;
 
 /// Number of messages for which receive buffers are posted ahead.
-const AHEAD: f64 = 2.0;
+const POSTED_RECEIVES: f64 = 2.0;
 
 impl Plan<'_> {
     /// Returns memory and bytes sent of each rank along `pp`.
@@ -48,7 +48,7 @@ impl Stages<'_> {
         let trained = sum(&|place| plan.units[place].trained());
         let own = sum(&|place| plan.units[place].flat_share(shard));
         // Variables stay whole; the optimizer holds shards of them, and of their gradients.
-        let fixed = Fixed {
+        let fixed = PersistentBytes {
             parameters: all * plan.element(),
             gradients: own * plan.element(),
             optimizer: plan.optimizer(own),
@@ -58,12 +58,12 @@ impl Stages<'_> {
     }
 
     /// Returns the memory at each action: activations alive, and gradients with the action's temporary memory.
-    fn moments(&self, rank: usize, gradients: f64) -> Vec<Moment> {
+    fn moments(&self, rank: usize, gradients: f64) -> Vec<TemporaryBytes> {
         let plan = self.plan;
         let averages = plan.layout.data_ranks() > 1;
         let micro_batches = plan.training.micro_batches(plan.layout);
         let message = plan.kept.output() as f64 * plan.tokens;
-        let messages = AHEAD * message;
+        let messages = POSTED_RECEIVES * message;
         let (mut alive, mut sums, mut backwards) = (HashMap::new(), 0.0, 0);
         let mut moments = Vec::new();
         for action in &self.schedule.table().actions[rank] {
@@ -72,7 +72,7 @@ impl Stages<'_> {
             match action.kind {
                 ActionKind::Forward => {
                     alive.insert(cell, self.kept(action.stage));
-                    moments.push(Moment::new(now(&alive), sums + messages));
+                    moments.push(TemporaryBytes::new(now(&alive), sums + messages));
                 }
                 ActionKind::Backward => {
                     backwards += 1;
@@ -81,20 +81,23 @@ impl Stages<'_> {
                     let fresh = if is_last { 0.0 } else { gradients };
                     let again = self.again(action.stage);
                     let own = plan.backward().max(self.embedding(action.stage)) + message;
-                    moments.push(Moment::new(now(&alive), sums + messages + self.loss(action.stage)));
+                    moments.push(TemporaryBytes::new(now(&alive), sums + messages + self.loss(action.stage)));
                     let others = sums.max(if is_last { gradients } else { 0.0 }) + fresh + messages + own;
-                    moments.push(Moment::new(now(&alive) + again, others));
+                    moments.push(TemporaryBytes::new(now(&alive) + again, others));
                     alive.remove(&cell);
                     sums = gradients;
                 }
                 ActionKind::BackwardInput => {
                     let own = plan.backward().max(self.loss(action.stage));
-                    moments.push(Moment::new(now(&alive) + self.again(action.stage), sums + messages + own));
+                    moments.push(TemporaryBytes::new(
+                        now(&alive) + self.again(action.stage),
+                        sums + messages + own,
+                    ));
                 }
                 // Gradients of weights need the inputs of their layers.
                 ActionKind::BackwardWeight => {
                     sums = gradients;
-                    moments.push(Moment::new(now(&alive), sums + messages));
+                    moments.push(TemporaryBytes::new(now(&alive), sums + messages));
                     alive.remove(&cell);
                 }
                 _ => {}
@@ -102,7 +105,7 @@ impl Stages<'_> {
         }
         if plan.layout.shard > 1 {
             // The shard of the gradients that the optimizer is passed, in addition to the whole gradients.
-            moments.push(Moment::new(0.0, gradients * (1.0 + 1.0 / plan.layout.shard as f64)));
+            moments.push(TemporaryBytes::new(0.0, gradients * (1.0 + 1.0 / plan.layout.shard as f64)));
         }
         moments
     }
@@ -128,7 +131,7 @@ impl Stages<'_> {
     /// Returns the bytes of the gradients of all logits; one of the tensors reuses the probabilities.
     fn loss(&self, stage: usize) -> f64 {
         let plan = self.plan;
-        let bytes = (SUMMED - 1.0) * plan.classes * plan.working() * plan.tokens;
+        let bytes = (ADDITION_TENSORS - 1.0) * plan.classes * plan.working() * plan.tokens;
         if stage + 1 == self.ranges.len() { bytes } else { 0.0 }
     }
 

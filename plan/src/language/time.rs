@@ -13,7 +13,7 @@ use crate::{Hardware, Result};
 
 /// Numbers that an optimizer step reads and writes per parameter, besides two for each number of state: the parameter
 /// twice, the gradient once.
-const TOUCHED: u64 = 3;
+const MEMORY_ACCESSES: u64 = 3;
 
 /// Largest group that is simulated rank by rank; small, because thousands of ranks have hundreds of layouts.
 const SIMULATED: usize = 32;
@@ -31,13 +31,13 @@ impl Subject {
         let units = self.units(&Layout::default())?;
         let of = |cost: &LayoutCost| {
             let layout = &cost.layout;
-            Timed { subject: self, training, layout, units: &units, hardware }.seconds(&mut collectives)
+            StepTime { subject: self, training, layout, units: &units, hardware }.seconds(&mut collectives)
         };
         compared.costs.iter().map(of).collect()
     }
 }
 
-struct Timed<'a> {
+struct StepTime<'a> {
     subject: &'a Subject,
     training: &'a Training,
     layout: &'a Layout,
@@ -46,7 +46,7 @@ struct Timed<'a> {
     hardware: &'a Hardware,
 }
 
-impl Timed<'_> {
+impl StepTime<'_> {
     fn seconds(&self, collectives: &mut Collectives<'_>) -> Result<f64> {
         let Layout { pp, dp, shard, tp, .. } = *self.layout;
         let micro_batches = self.training.micro_batches(self.layout);
@@ -98,7 +98,7 @@ impl Timed<'_> {
                 backward_reductions: vec![output_bytes; back],
             }
         };
-        let numbers = TOUCHED + 2 * self.training.optimizer.numbers();
+        let numbers = MEMORY_ACCESSES + 2 * self.training.optimizer.numbers();
         let width = std::mem::size_of::<f32>() as f64;
         let optimizer = numbers as f64 * width / self.hardware.memory_bandwidth;
         let share = if sharding == Sharding::None { 1.0 } else { trained / all };

@@ -35,14 +35,14 @@ fn kept(model: &Model, tp: usize, sequence_parallel: bool) -> u64 {
     let between = model.sum(|unit| unit.kept_between);
     match sequence_parallel {
         // Operations keep their gathered inputs.
-        true => kept + between / tp as u64 + model.sum(|unit| unit.kept_gathered) + put_together(model),
+        true => kept + between / tp as u64 + model.sum(|unit| unit.kept_gathered) + gathered_for_loss(model),
         false => kept + between,
     }
 }
 
 /// Returns the elements per sample gathered for the loss: samples without a length are divided by batch under sequence
 /// parallelism, and their outputs are gathered.
-fn put_together(model: &Model) -> u64 {
+fn gathered_for_loss(model: &Model) -> u64 {
     model.units.last().filter(|_| model.length == 0).map_or(0, |unit| unit.output)
 }
 
@@ -70,7 +70,7 @@ fn along_tp(
     }
     if sequence_parallel {
         sent += all_reduce(whole * element, tp);
-        let gathered = model.sum(|unit| unit.gathered) + put_together(model);
+        let gathered = model.sum(|unit| unit.gathered) + gathered_for_loss(model);
         sent += part(gathered * bytes_of_samples, tp);
     }
     sent

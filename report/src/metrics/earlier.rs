@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 /// The earlier content of a file, moved to `NAME.earlier` when a run begins, so that it is not lost whatever happens to
 /// the run. Unless `forget` is called, it is moved back on drop if the run has written nothing.
 #[derive(Debug)]
-pub(super) struct Earlier {
+pub(super) struct PreservedLines {
     target: PathBuf,
     /// Path of the moved file; `None` once it is forgotten.
     beside: Option<PathBuf>,
 }
 
-impl Earlier {
+impl PreservedLines {
     /// Moves the content of a file to `NAME.earlier`, if there is any, and creates an empty file in its place.
     pub(super) fn keep(path: &Path) -> io::Result<Option<Self>> {
         let Ok(found) = fs::metadata(path) else { return Ok(None) };
@@ -38,7 +38,7 @@ impl Earlier {
     }
 }
 
-impl Drop for Earlier {
+impl Drop for PreservedLines {
     fn drop(&mut self) {
         let Some(beside) = self.beside.take() else { return };
         let is_empty = fs::metadata(&self.target).map_or(true, |found| found.len() == 0);

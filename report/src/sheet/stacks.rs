@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::axis::Axis;
 use crate::bars::{Bar, clean, paint};
-use crate::chart::{Chart, Layout, draw_broad};
+use crate::chart::{Chart, Layout, draw_full_width};
 use crate::number::significant;
 
 /// Bars beside each other, each made of stacked parts.
@@ -40,7 +40,7 @@ impl Stacks {
             y_name: &self.y_name,
             x_grid: false,
         };
-        let svg = draw_broad(&self.title, 300, layout, |frame| paint(frame, &bars))?;
+        let svg = draw_full_width(&self.title, 300, layout, |frame| paint(frame, &bars))?;
         let text = self
             .bars
             .iter()

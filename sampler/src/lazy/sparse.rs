@@ -15,13 +15,13 @@ const DENSE: usize = 8;
 pub(super) struct Sparse {
     generator: Generator,
     len: usize,
-    rest: Rest,
+    rest: Remaining,
 }
 
 #[derive(Debug)]
-enum Rest {
+enum Remaining {
     /// Elements by position where they were moved; any other position i holds i.
-    Moved(HashMap<u32, u32, BuildHasherDefault<Spread>>),
+    Moved(HashMap<u32, u32, BuildHasherDefault<FibonacciHasher>>),
     /// All elements from position `first` on.
     All { first: usize, elements: Vec<u32> },
 }
@@ -29,7 +29,7 @@ enum Rest {
 impl Sparse {
     /// For fewer than 2^32 elements.
     pub(super) fn new(generator: Generator, len: usize) -> Self {
-        Self { generator, len, rest: Rest::Moved(HashMap::default()) }
+        Self { generator, len, rest: Remaining::Moved(HashMap::default()) }
     }
 
     /// Returns the element at a position; positions must be requested in order.
@@ -37,11 +37,11 @@ impl Sparse {
         let left = self.len - position;
         // PyTorch draws no random number for the last position.
         let offset = if left > 1 { self.generator.next_u32() as usize % left } else { 0 };
-        if matches!(&self.rest, Rest::Moved(moved) if moved.len() >= left / DENSE && left > DENSE) {
+        if matches!(&self.rest, Remaining::Moved(moved) if moved.len() >= left / DENSE && left > DENSE) {
             self.keep_all(position)?;
         }
         match &mut self.rest {
-            Rest::Moved(moved) => {
+            Remaining::Moved(moved) => {
                 let here = moved.remove(&(position as u32)).unwrap_or(position as u32);
                 if offset == 0 {
                     return Ok(here as usize);
@@ -54,7 +54,7 @@ impl Sparse {
                 let there = (position + offset) as u32;
                 Ok(moved.insert(there, here).unwrap_or(there) as usize)
             }
-            Rest::All { first, elements } => {
+            Remaining::All { first, elements } => {
                 let here = position - *first;
                 elements.swap(here, here + offset);
                 Ok(elements[here] as usize)
@@ -72,30 +72,30 @@ impl Sparse {
     }
 
     fn keep_all(&mut self, position: usize) -> Result<(), SamplerError> {
-        let Rest::Moved(moved) = &self.rest else { return Ok(()) };
+        let Remaining::Moved(moved) = &self.rest else { return Ok(()) };
         let mut elements = reserved(self.len - position, "a permutation")?;
         elements.extend(position as u32..self.len as u32);
         for (place, element) in moved {
             elements[*place as usize - position] = *element;
         }
-        self.rest = Rest::All { first: position, elements };
+        self.rest = Remaining::All { first: position, elements };
         Ok(())
     }
 
     #[cfg(test)]
     pub(super) fn elements(&self) -> usize {
         match &self.rest {
-            Rest::Moved(moved) => moved.len(),
-            Rest::All { elements, .. } => elements.len(),
+            Remaining::Moved(moved) => moved.len(),
+            Remaining::All { elements, .. } => elements.len(),
         }
     }
 }
 
 /// Fibonacci hashing: positions are spread already, and no adversary can choose them to collide.
 #[derive(Debug, Default)]
-pub(super) struct Spread(u64);
+pub(super) struct FibonacciHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for FibonacciHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::allocation::reserved;
 use crate::{Generator, SamplerError};
 
-use super::sparse::Spread;
+use super::sparse::FibonacciHasher;
 
 /// Number of steps between two stored generators, and of random numbers drawn at a time.
 const BLOCK: usize = 1 << 17;
@@ -43,7 +43,7 @@ impl Windows {
     pub(super) fn at(&mut self, position: usize) -> Result<usize, SamplerError> {
         if !self.range.contains(&position) {
             let first = position - position % self.window;
-            self.find(first..self.len.min(first + self.window))?;
+            self.compute(first..self.len.min(first + self.window))?;
         }
         Ok(self.elements[position - self.range.start])
     }
@@ -53,9 +53,9 @@ impl Windows {
     /// Follows the element at each position after the last step backwards through the steps. If step i drew the
     /// position, element i is there. If the position is i itself, its element came from the position that step i
     /// drew.
-    fn find(&mut self, range: Range<usize>) -> Result<(), SamplerError> {
+    fn compute(&mut self, range: Range<usize>) -> Result<(), SamplerError> {
         self.keep_generators()?;
-        let mut sought = Sought::new(range.clone())?;
+        let mut sought = UnresolvedPositions::new(range.clone())?;
         let mut drawn = reserved(self.block, "random numbers")?;
         for (number, generator) in self.blocks.iter().enumerate().rev() {
             let (first, mut generator) = (number * self.block, generator.clone());
@@ -87,9 +87,9 @@ impl Windows {
 }
 
 /// Positions whose element is not known yet.
-struct Sought {
+struct UnresolvedPositions {
     /// Index in the window, by position.
-    places: HashMap<u64, usize, BuildHasherDefault<Spread>>,
+    places: HashMap<u64, usize, BuildHasherDefault<FibonacciHasher>>,
     /// Bloom filter with one hash: if a position's bit is 0, as in nearly all look-ups, it is not in `places`. It is
     /// small enough for the cache.
     bits: Vec<u64>,
@@ -98,7 +98,7 @@ struct Sought {
     found: Vec<usize>,
 }
 
-impl Sought {
+impl UnresolvedPositions {
     fn new(range: Range<usize>) -> Result<Self, SamplerError> {
         let len = range.len();
         let no_memory = |_| SamplerError::OutOfMemory { what: "part of a permutation", len };
@@ -113,11 +113,11 @@ impl Sought {
         let mut found = reserved(len, "part of a permutation")?;
         found.resize(len, 0);
         let mut sought = Self { places, bits, largest, found };
-        range.enumerate().for_each(|(place, position)| sought.seek(position, place));
+        range.enumerate().for_each(|(place, position)| sought.add(position, place));
         Ok(sought)
     }
 
-    fn seek(&mut self, position: usize, place: usize) {
+    fn add(&mut self, position: usize, place: usize) {
         let (word, bit) = self.bit(position);
         self.bits[word] |= bit;
         self.places.insert(position as u64, place);
@@ -141,7 +141,7 @@ impl Sought {
         while self.largest.peek().is_some_and(|largest| *largest >= step) {
             self.largest.pop();
             if let Some(place) = self.places.remove(&(step as u64)) {
-                self.seek(position, place);
+                self.add(position, place);
             }
         }
     }

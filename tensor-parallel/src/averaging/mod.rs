@@ -13,7 +13,7 @@ use comm::{Communicator, Operation, ReduceOp, autograd};
 
 use crate::{Parameter, Result};
 
-use pass::{Flight, Given, Pass};
+use pass::{DirectGradient, Pass, PendingBucket};
 pub(crate) use weight::Weight;
 
 /// The data-parallel group, and the gradients that are being averaged over it.
@@ -30,7 +30,7 @@ struct State {
     /// Threads that run a backward of the model, each with the state of its pass.
     passes: HashMap<ThreadId, Pass>,
     /// Parameters whose layers deliver their gradients directly, by index.
-    given: BTreeMap<usize, Given>,
+    given: BTreeMap<usize, DirectGradient>,
 }
 
 impl Averaging {
@@ -39,17 +39,17 @@ impl Averaging {
     }
 
     /// Creates the scalar that stands for a parameter in the autograd graph. Layers deliver the parameter's gradient, which
-    /// has the parameter's size, through [`give`](Self::give) instead of through the scalar. Backward reaches the scalar when
+    /// has the parameter's size, through [`deliver`](Self::give) instead of through the scalar. Backward reaches the scalar when
     /// all layers that use the parameter have delivered theirs: once for each recomputed part, and once outside of them.
     pub(crate) fn token(self: &Arc<Self>, index: usize, var: &Var) -> Result<Tensor> {
         let (averaging, number) = (self.clone(), Tensor::zeros((), var.dtype(), var.device())?);
-        self.lock().given.insert(index, Given::new(var.elem_count() * var.dtype().size_in_bytes()));
+        self.lock().given.insert(index, DirectGradient::new(var.elem_count() * var.dtype().size_in_bytes()));
         let arrived = move |_: &Tensor| Ok(vec![averaging.complete(index)?]);
         Ok(autograd::custom("averaged_parameter", &[var.as_tensor()], number, arrived)?)
     }
 
     /// Receives a gradient from a layer.
-    pub(crate) fn give(&self, index: usize, gradient: Tensor) -> candle_core::Result<()> {
+    pub(crate) fn deliver(&self, index: usize, gradient: Tensor) -> candle_core::Result<()> {
         let key = (thread::current().id(), index);
         let sums = &mut self.lock().sums;
         let sum = match sums.remove(&key) {
@@ -78,7 +78,7 @@ impl Averaging {
         while let Some(gradients) = pass.next() {
             let _span = tracing::info_span!("bucket", parameters = gradients.len()).entered();
             let work = self.dp.submit(average(&gradients))?;
-            pass.flights.push(Flight { gradients, work });
+            pass.flights.push(PendingBucket { gradients, work });
         }
         Ok(None)
     }
@@ -101,7 +101,7 @@ impl Averaging {
         let pass = self.lock().passes.remove(&thread).unwrap_or_default();
         let mut gradients = ended?;
         for (index, times) in &pass.come {
-            self.lock().given.entry(*index).and_modify(|parameter| parameter.came(*times));
+            self.lock().given.entry(*index).and_modify(|parameter| parameter.record_arrivals(*times));
         }
         self.finish(pass, parameters, &mut gradients)?;
         Ok(gradients)
@@ -115,14 +115,14 @@ impl Averaging {
             let own = |&index: &usize| Ok((index, own_or_zeros(waiting.remove(&index), &parameters[index])?));
             let gradients = bucket.iter().map(own).collect::<Result<Vec<_>>>()?;
             let work = self.dp.submit(average(&gradients))?;
-            flights.push(Flight { gradients, work });
+            flights.push(PendingBucket { gradients, work });
         }
         let mut plain: Vec<Option<Tensor>> = parameters.iter().map(|of| gradients.remove(of.var())).collect();
         let numbers = || 0..parameters.len();
         let given: Vec<bool> = numbers().map(|index| present.contains(&index)).collect();
         let others = plain.iter().map(Option::is_some).collect();
         let after = numbers().map(|index| late.contains_key(&index)).collect();
-        let [is_given, is_plain, is_late] = self.anywhere([given, others, after], parameters)?;
+        let [is_given, is_plain, is_late] = self.any_replica([given, others, after], parameters)?;
         let _span = tracing::info_span!("wait for averages").entered();
         let mut rest = Vec::new();
         for index in numbers().filter(|index| is_plain[*index]) {
@@ -135,7 +135,7 @@ impl Averaging {
             self.dp.run(average(&rest))?;
         }
         let mut averaged = Vec::new();
-        for Flight { gradients, work } in flights {
+        for PendingBucket { gradients, work } in flights {
             work.wait()?;
             averaged.extend(gradients.into_iter().filter(|(index, _)| is_given[*index]));
         }
@@ -154,7 +154,7 @@ impl Averaging {
     }
 
     /// Combines flags over the replicas: true where any replica has true.
-    fn anywhere<const KINDS: usize>(
+    fn any_replica<const KINDS: usize>(
         &self,
         own: [Vec<bool>; KINDS],
         parameters: &[Parameter],

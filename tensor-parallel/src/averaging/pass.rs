@@ -13,7 +13,7 @@ const BUCKET_BYTES: usize = 1 << 20;
 /// In one graph its gradient is complete once. But what backward recomputes has a separate graph: a parameter that is used
 /// there and elsewhere gets several gradients in one backward, which are summed.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct DirectGradient {
     bytes: usize,
     /// Whether layers have used it in recomputed parts.
     in_parts: bool,
@@ -21,7 +21,7 @@ pub(super) struct Given {
     times: Option<usize>,
 }
 
-impl Given {
+impl DirectGradient {
     pub(super) fn new(bytes: usize) -> Self {
         Self { bytes, in_parts: false, times: Some(1) }
     }
@@ -34,7 +34,7 @@ impl Given {
     }
 
     /// Records how many gradients of it arrived in a backward that has ended.
-    pub(super) fn came(&mut self, times: usize) {
+    pub(super) fn record_arrivals(&mut self, times: usize) {
         if times > 0 {
             self.times = Some(self.times.unwrap_or(0).max(times));
         }
@@ -58,12 +58,12 @@ pub(super) struct Pass {
     pub(super) late: HashMap<usize, Tensor>,
     /// Parameters of which this replica has a gradient.
     pub(super) present: HashSet<usize>,
-    pub(super) flights: Vec<Flight>,
+    pub(super) flights: Vec<PendingBucket>,
 }
 
 impl Pass {
     /// `given` is keyed by parameter index, in the order of the model.
-    pub(super) fn new(given: &BTreeMap<usize, Given>) -> Self {
+    pub(super) fn new(given: &BTreeMap<usize, DirectGradient>) -> Self {
         let (mut buckets, mut bytes) = (vec![Vec::new()], 0);
         // Backward reaches the last ones first.
         for (index, parameter) in given.iter().rev() {
@@ -115,7 +115,7 @@ impl Pass {
 
 /// Gradients that are being averaged.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct PendingBucket {
     pub(super) gradients: Vec<(usize, Tensor)>,
     pub(super) work: Work,
 }

@@ -69,7 +69,7 @@ impl Weight {
     /// returns zeros for a token.
     pub(crate) fn gradient(&self, gradient: Tensor) -> candle_core::Result<Tensor> {
         let Some(averaged) = &self.averaged else { return Ok(gradient) };
-        averaged.averaging.give(averaged.index, gradient)?;
+        averaged.averaging.deliver(averaged.index, gradient)?;
         averaged.token.zeros_like()
     }
 }

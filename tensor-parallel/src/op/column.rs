@@ -12,7 +12,7 @@ use crate::context::sequence_dim;
 use crate::{Context, Result};
 
 use super::reduce::Reduction;
-use super::{bytes_of, keeping, kept, of_weights, rows};
+use super::{bytes_of, of_weights, rows, with_kept_bytes, with_kept_result};
 
 /// Computes `x w' + b` for this rank's rows of the weight. In backward, the all-reduce of the input's gradient overlaps with
 /// the computation of the weight's gradient.
@@ -25,7 +25,7 @@ pub(crate) fn column(
     bias: Option<&Weight>,
     context: &Context,
 ) -> Result<Tensor> {
-    keeping(|known| layer(x, weight, bias, context, known))
+    with_kept_result(|known| layer(x, weight, bias, context, known))
 }
 
 /// The input of the product, at all positions of the sequence.
@@ -37,10 +37,10 @@ struct Input {
 
 /// The last gathered input, while a layer still holds it. The key is the tensor that was gathered and the address of the
 /// group.
-type Last = ((TensorId, usize), Weak<Input>);
+type LastGathered = ((TensorId, usize), Weak<Input>);
 
 thread_local! {
-    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    static LAST_GATHERED: RefCell<Option<LastGathered>> = const { RefCell::new(None) };
 }
 
 impl Input {
@@ -53,7 +53,7 @@ impl Input {
             return Ok((Arc::new(Self { flat, dims: x.dims().to_vec() }), bytes));
         }
         let key = (x.id(), Arc::as_ptr(context.comm()).addr());
-        let known = LAST.with_borrow(|last| match last {
+        let known = LAST_GATHERED.with_borrow(|last| match last {
             Some((of, input)) if *of == key => input.upgrade(),
             _ => None,
         });
@@ -62,7 +62,7 @@ impl Input {
         }
         let all = autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?;
         let input = Arc::new(Self { flat: rows(&all)?, dims: all.dims().to_vec() });
-        LAST.set(Some((key, Arc::downgrade(&input))));
+        LAST_GATHERED.set(Some((key, Arc::downgrade(&input))));
         let bytes = bytes_of(&input.flat);
         Ok((input, bytes))
     }
@@ -112,7 +112,7 @@ fn layer(
         Ok((of_input, of_weights))
     };
     let inputs: Vec<&Tensor> = [x, weight.input()].into_iter().chain(bias.map(Weight::input)).collect();
-    kept(bytes, "column_parallel_linear", &inputs, output, move |gradient| {
+    with_kept_bytes(bytes, "column_parallel_linear", &inputs, output, move |gradient| {
         let (of_input, of_weights) = backward(gradient).map_err(into_comm)?;
         Ok([of_input].into_iter().chain(of_weights).collect())
     })

@@ -7,7 +7,7 @@ use comm::{Operation, ReduceOp};
 
 use crate::{Context, Error, Result};
 
-use super::kept;
+use super::with_kept_bytes;
 
 /// Returns the mean over all rows of `ln(sum(exp(row))) - row[target]`, where each rank has its part of every row. No rank
 /// ever holds a whole row: three numbers per row are exchanged.
@@ -69,7 +69,7 @@ fn own_targets(targets: Vec<i64>, all: &[usize], context: &Context) -> Result<Ve
 
 /// Returns the maximum of each row over all ranks, and the number of classes of each rank, which is sent in the same
 /// all-reduce.
-fn tops<T: FloatDType>(
+fn row_maxima<T: FloatDType>(
     mut largest: Vec<T>,
     own: usize,
     logits: &Tensor,
@@ -97,7 +97,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let greater = |a: T, b: T| if b > a { b } else { a };
     let lowest = T::from_f64(f64::NEG_INFINITY);
     let largest = |index| exponentials[row(index)].iter().copied().fold(lowest, greater);
-    let (tops, classes) = tops((0..rows).map(largest).collect(), own, logits, context)?;
+    let (tops, classes) = row_maxima((0..rows).map(largest).collect(), own, logits, context)?;
     let targets = own_targets(targets, &classes, context)?;
     // First half: sums of exponentials; second half: logits of the targets.
     let mut parts = vec![T::zero(); 2 * rows];
@@ -122,7 +122,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let (device, context) = (logits.device().clone(), context.clone());
     let output = Tensor::from_vec(vec![loss], (), &device)?;
     let bytes = size_of_val(&exponentials[..]) + size_of_val(&sums[..]) + size_of_val(&targets[..]);
-    kept(bytes, "vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
+    with_kept_bytes(bytes, "vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
         context.check_backward()?;
         let share = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
         let mut of_logits = exponentials.clone();

@@ -5,10 +5,10 @@ use comm::{Operation, ReduceOp, autograd};
 
 use crate::averaging::Weight;
 use crate::context::sequence_dim;
-use crate::split::share;
+use crate::split::rank_range;
 use crate::{Context, Error, Result};
 
-use super::{bytes_of, kept, rows};
+use super::{bytes_of, rows, with_kept_bytes};
 
 /// Looks up the rows of `tokens` in the whole table: rows of other ranks are zeros until the ranks' results are summed.
 ///
@@ -34,7 +34,7 @@ pub(crate) fn embedding(
     };
     let (context, of) = (context.clone(), weight.clone());
     let bytes = bytes_of(&places) + bytes_of(&mask);
-    kept(bytes, "vocab_parallel_embedding", &[weight.input()], output, move |gradient| {
+    with_kept_bytes(bytes, "vocab_parallel_embedding", &[weight.input()], output, move |gradient| {
         context.check_backward()?;
         let gradient = match context.sequence_parallel() {
             true => {
@@ -51,7 +51,7 @@ pub(crate) fn embedding(
 
 /// Returns each token's row in this rank's part, and a mask: 1 if the token is this rank's, else 0.
 fn find(tokens: &Tensor, vocabulary: usize, weight: &Tensor, context: &Context) -> Result<(Tensor, Tensor)> {
-    let own = share(vocabulary, context.rank(), context.ranks());
+    let own = rank_range(vocabulary, context.rank(), context.ranks());
     let all = tokens.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     let mut places = Vec::with_capacity(all.len());
     let mut mask = Vec::with_capacity(all.len());

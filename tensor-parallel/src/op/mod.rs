@@ -17,9 +17,9 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub(crate) use embedding::embedding;
 pub(crate) use row::row;
 
-/// Calls `make` and returns its result. When backward recomputes a part of the model in which such results are kept, `make`
+/// Calls `make` and returns its result. When backward recomputes a part of the model in which such results are with_kept_bytes, `make`
 /// receives the first result, whose elements it uses instead of repeating the product and the communication.
-fn keeping(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate::Result<Tensor> {
+fn with_kept_result(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate::Result<Tensor> {
     Ok(training::kept_result(|known| {
         let known = known.map(|known| known.force_contiguous()).transpose()?;
         Ok(make(known)?)
@@ -28,7 +28,7 @@ fn keeping(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate:
 
 /// Does the same as [`autograd::custom`], for an operation that keeps `bytes` bytes for backward that no tensor of the graph
 /// holds.
-fn kept(
+fn with_kept_bytes(
     bytes: usize,
     name: &'static str,
     inputs: &[&Tensor],

@@ -8,13 +8,13 @@ use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
-use super::{bytes_of, keeping, kept, of_weights, rows, with_features};
+use super::{bytes_of, of_weights, rows, with_features, with_kept_bytes, with_kept_result};
 
 /// Returns the sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
 /// With sequence parallelism each rank gets its part of the sequence of that sum.
 pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
-    keeping(|known| layer(x, weight, bias, context, known))
+    with_kept_result(|known| layer(x, weight, bias, context, known))
 }
 
 /// `known` is the result, if it was computed before.
@@ -55,7 +55,7 @@ fn layer(
         Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
     let inputs: Vec<&Tensor> = [x, weight.input()].into_iter().chain(bias).collect();
-    kept(bytes, "row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))
+    with_kept_bytes(bytes, "row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))
 }
 
 /// Sums over ranks, or returns this rank's part of the sequence of the sum, and adds the bias.

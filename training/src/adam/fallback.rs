@@ -2,16 +2,16 @@
 
 use candle_core::{Result, Tensor, Var, bail};
 
-use super::{Factors, Means};
-use crate::state::{Buffer, wide};
+use super::{AdamState, Factors};
+use crate::state::{Buffer, state_dtype};
 
-pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors) -> Result<()> {
+pub(super) fn step(var: &Var, grad: &Tensor, means: &mut AdamState, factors: Factors) -> Result<()> {
     let (Buffer::Tensor(m), Buffer::Tensor(v)) = (&means.of_gradients, &means.of_squares) else {
         bail!("adam: a mean was lost");
     };
     // Detached: means that are part of a graph would keep every step's tensors alive.
-    let param = var.as_detached_tensor().to_dtype(wide(var))?;
-    let mut grad = grad.detach().to_dtype(wide(var))?;
+    let param = var.as_detached_tensor().to_dtype(state_dtype(var))?;
+    let mut grad = grad.detach().to_dtype(state_dtype(var))?;
     if factors.scale != 1. {
         grad = grad.affine(factors.scale, 0.)?;
     }
@@ -34,12 +34,12 @@ mod tests {
     use super::super::{AdamConfig, host};
     use super::*;
 
-    fn means(var: &Var, on_host: bool) -> Result<Means> {
+    fn means(var: &Var, on_host: bool) -> Result<AdamState> {
         let buffer = || match on_host {
             true => Buffer::zeros(var),
-            false => Ok(Buffer::Tensor(var.to_dtype(wide(var))?.zeros_like()?)),
+            false => Ok(Buffer::Tensor(var.to_dtype(state_dtype(var))?.zeros_like()?)),
         };
-        Ok(Means { step: 0, of_gradients: buffer()?, of_squares: buffer()? })
+        Ok(AdamState { step: 0, of_gradients: buffer()?, of_squares: buffer()? })
     }
 
     #[test]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, WithDType, bail};
 
-use super::{Factors, Means};
+use super::{AdamState, Factors};
 use crate::blocks::{BLOCK, blocks};
 use crate::op::{Real, dense};
 use crate::state::Buffer;
 use crate::vectors::vectorized;
 
-pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors) -> Result<()> {
+pub(super) fn step(var: &Var, grad: &Tensor, means: &mut AdamState, factors: Factors) -> Result<()> {
     let (Buffer::Host(of_gradients), Buffer::Host(of_squares)) =
         (&mut means.of_gradients, &mut means.of_squares)
     else {

@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, numbered, slots, wide};
+use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Adam";
@@ -105,14 +105,14 @@ impl AdamConfig {
 #[derive(Debug)]
 pub struct Adam {
     config: AdamConfig,
-    slots: Vec<Slot<Means>>,
+    slots: Vec<Slot<AdamState>>,
     /// For each slot, whether weight decay applies to its parameter.
     decays: Vec<bool>,
 }
 
 /// Optimizer state of one parameter.
 #[derive(Debug)]
-struct Means {
+struct AdamState {
     step: i64,
     of_gradients: Buffer,
     of_squares: Buffer,
@@ -194,7 +194,7 @@ impl Adam {
 
     /// Bytes of optimizer state.
     pub fn state_bytes(&self) -> usize {
-        let of = |slot: &Slot<Means>| slot.var.elem_count() * wide(&slot.var).size_in_bytes() * 2;
+        let of = |slot: &Slot<AdamState>| slot.var.elem_count() * state_dtype(&slot.var).size_in_bytes() * 2;
         self.slots.iter().filter(|slot| slot.state.is_some()).map(of).sum()
     }
 
@@ -230,10 +230,10 @@ impl Adam {
         for (slot, decays) in self.slots.iter_mut().zip(&self.decays) {
             let Some(grad) = grads.get(&slot.var) else { continue };
             slot.check(NAME, grad)?;
-            let on_host = slot.on_host();
+            let on_host = slot.steps_in_place();
             let means = match &mut slot.state {
                 Some(means) => means,
-                none => none.insert(Means {
+                none => none.insert(AdamState {
                     step: 0,
                     of_gradients: Buffer::zeros(&slot.var)?,
                     of_squares: Buffer::zeros(&slot.var)?,
@@ -259,7 +259,7 @@ impl Optimizer for Adam {
 
     /// Takes the float variables of `vars`; the others cannot be trained and are ignored.
     fn new(vars: Vec<Var>, config: AdamConfig) -> candle_core::Result<Self> {
-        Ok(Self::named(numbered(vars), config)?)
+        Ok(Self::named(named_by_index(vars), config)?)
     }
 
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
@@ -309,11 +309,11 @@ impl OptimizerState for Adam {
                 None => None,
                 Some(step) => {
                     let mut buffer = |field| {
-                        let tensor = reader.required(name, field, var.dims(), wide(var))?;
+                        let tensor = reader.required(name, field, var.dims(), state_dtype(var))?;
                         Result::Ok(Buffer::from_tensor(tensor, var)?)
                     };
                     let (of_gradients, of_squares) = (buffer("exp_avg")?, buffer("exp_avg_sq")?);
-                    Some(Means { step: step.to_scalar::<i64>()?, of_gradients, of_squares })
+                    Some(AdamState { step: step.to_scalar::<i64>()?, of_gradients, of_squares })
                 }
             });
         }

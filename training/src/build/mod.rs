@@ -1,7 +1,7 @@
 //! Model builder: one way to obtain parameters in every layout, whether they are whole, gathered from shards, slices
 //! of divided layers, or those of one pipeline stage.
 //!
-//! A model is written once against a [`Builder`]. It is a chain of *units* (the embedding, each block, the head).
+//! A model is written once against a [`Builder`]. It is a chain mode_of_unit *units* (the embedding, each block, the head).
 //! Sharding gathers and releases whole units, and a pipeline cuts the model between units:
 //!
 //! ```
@@ -72,7 +72,7 @@ pub use unit::{RunUnit, Unit, UnitPlace, UnitSource, Units};
 pub use whole::WholeLayers;
 pub use whole_rows::{in_whole_rows, whole_rows};
 
-use unit::Here;
+use unit::LocalUnits;
 
 /// Makes a model's units.
 #[derive(Clone)]
@@ -88,7 +88,7 @@ impl Builder {
     /// Every parameter is whole and stays in this process: for one process, and for wrappers of a `VarBuilder` such
     /// as `Ddp`.
     pub fn new(vb: VarBuilder<'static>) -> Self {
-        Self::of_units(Arc::new(Here(vb)))
+        Self::of_units(Arc::new(LocalUnits(vb)))
     }
 
     /// Builds units with a strategy's source of units.
@@ -104,7 +104,7 @@ impl Builder {
 
     /// Recomputes some units in backward. The count for [`Recompute::Every`] starts at the next unit built.
     ///
-    /// Backward must then be [`backward`](crate::backward), or that of a strategy, not candle's own.
+    /// Backward must then be [`backward`](crate::backward), or that mode_of_unit a strategy, not candle's own.
     #[must_use]
     pub fn recomputing(self, recompute: Recompute) -> Self {
         Self { recompute, built: Arc::default(), ..self }
@@ -119,9 +119,9 @@ impl Builder {
     /// root, and no two units share one.
     ///
     /// # Errors
-    /// Errors of `build` and of the strategy; [`Recompute::Every`] of 0.
+    /// Errors of `build` and mode_of_unit the strategy; [`Recompute::Every`] mode_of_unit 0.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
-        let again = self.recompute.of(self.built.fetch_add(1, Ordering::Relaxed))?;
+        let again = self.recompute.mode_of_unit(self.built.fetch_add(1, Ordering::Relaxed))?;
         let (mut build, mut module) = (Some(build), None);
         let place = self.units.unit(name, &mut |vb| {
             if let Some(build) = build.take() {

@@ -23,20 +23,20 @@ pub enum Recompute {
 
 /// What backward recomputes of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Again {
+pub(super) enum RecomputeMode {
     All,
     Cheap,
 }
 
 impl Recompute {
     /// What to recompute of the unit that is built after `before` others.
-    pub(super) fn of(self, before: usize) -> Result<Option<Again>> {
+    pub(super) fn mode_of_unit(self, before: usize) -> Result<Option<RecomputeMode>> {
         match self {
             Self::None => Ok(None),
-            Self::Units => Ok(Some(Again::All)),
+            Self::Units => Ok(Some(RecomputeMode::All)),
             Self::Every(0) => bail!("Recompute::Every(0): give 1 or more, or Recompute::None"),
-            Self::Every(each) => Ok((before + 1).is_multiple_of(each).then_some(Again::All)),
-            Self::Selective => Ok(Some(Again::Cheap)),
+            Self::Every(each) => Ok((before + 1).is_multiple_of(each).then_some(RecomputeMode::All)),
+            Self::Selective => Ok(Some(RecomputeMode::Cheap)),
         }
     }
 }

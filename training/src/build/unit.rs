@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 
-use super::recompute::Again;
+use super::recompute::RecomputeMode;
 use crate::{recompute, recompute_cheap};
 
 /// A part of a model (a block, the embedding, the head) whose parameters are gathered or placed together.
@@ -17,7 +17,7 @@ pub struct Unit<M> {
     name: String,
     module: Option<Arc<M>>,
     runs: Vec<Arc<dyn RunUnit>>,
-    again: Option<Again>,
+    again: Option<RecomputeMode>,
 }
 
 /// Makes units; implemented by each strategy.
@@ -57,7 +57,7 @@ pub trait Units {
 }
 
 impl<M> Unit<M> {
-    pub(super) fn new(name: &str, module: Option<M>, place: UnitPlace, again: Option<Again>) -> Self {
+    pub(super) fn new(name: &str, module: Option<M>, place: UnitPlace, again: Option<RecomputeMode>) -> Self {
         let runs = match place {
             UnitPlace::Here | UnitPlace::Elsewhere => Vec::new(),
             UnitPlace::Gathered(run) => vec![run],
@@ -87,7 +87,7 @@ impl<M> Unit<M> {
         self.again.is_some()
     }
 
-    fn here(&self) -> Result<&Arc<M>> {
+    fn module_or_error(&self) -> Result<&Arc<M>> {
         match &self.module {
             Some(module) => Ok(module),
             None => bail!("unit {} is not in this process: it belongs to another stage", self.name),
@@ -100,9 +100,9 @@ impl<M> Unit<M> {
     /// # Errors
     /// Errors of `body`; a unit of another process; failures of communication.
     pub fn run(&self, body: impl FnOnce(&M) -> Result<Tensor>) -> Result<Tensor> {
-        let module = self.here()?;
+        let module = self.module_or_error()?;
         let mut body = Some(body);
-        within(&self.runs, &mut || match body.take() {
+        run_inside_all(&self.runs, &mut || match body.take() {
             Some(body) => body(module),
             None => bail!("unit {}: it was run twice by one call", self.name),
         })
@@ -138,20 +138,20 @@ impl<M: Send + Sync + 'static> Unit<M> {
         let Some(again) = self.again.filter(|_| x.dtype().is_float()) else {
             return self.run(|module| body(module, x));
         };
-        let (module, runs) = (self.here()?.clone(), self.runs.clone());
-        let part = move |x: &Tensor| within(&runs, &mut || body(&module, x));
+        let (module, runs) = (self.module_or_error()?.clone(), self.runs.clone());
+        let part = move |x: &Tensor| run_inside_all(&runs, &mut || body(&module, x));
         match again {
-            Again::All => recompute(x, part),
-            Again::Cheap => recompute_cheap(x, part),
+            RecomputeMode::All => recompute(x, part),
+            RecomputeMode::Cheap => recompute_cheap(x, part),
         }
     }
 }
 
 /// Calls `body` inside all of `runs`, the first outermost.
-fn within(runs: &[Arc<dyn RunUnit>], body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor> {
+fn run_inside_all(runs: &[Arc<dyn RunUnit>], body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor> {
     match runs.split_first() {
         None => body(),
-        Some((first, others)) => first.run(&mut || within(others, body)),
+        Some((first, others)) => first.run(&mut || run_inside_all(others, body)),
     }
 }
 
@@ -169,9 +169,9 @@ impl<M> fmt::Debug for Unit<M> {
 }
 
 /// Source of units that are all in this process.
-pub(super) struct Here(pub(super) VarBuilder<'static>);
+pub(super) struct LocalUnits(pub(super) VarBuilder<'static>);
 
-impl UnitSource for Here {
+impl UnitSource for LocalUnits {
     fn unit(&self, _: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<UnitPlace> {
         build(self.0.clone())?;
         Ok(UnitPlace::Here)

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use crate::scoped::scoped;
 
 thread_local! {
-    static WHOLE: RefCell<bool> = const { RefCell::new(false) };
+    static IN_WHOLE_ROWS: RefCell<bool> = const { RefCell::new(false) };
 }
 
 /// Runs a forward pass in which every rank has whole sequences between divided layers, even where sequence
@@ -18,10 +18,10 @@ thread_local! {
 /// assert!(whole_rows(in_whole_rows) && !in_whole_rows());
 /// ```
 pub fn whole_rows<T>(forward: impl FnOnce() -> T) -> T {
-    scoped(&WHOLE, true, forward)
+    scoped(&IN_WHOLE_ROWS, true, forward)
 }
 
 /// Whether this thread is in [`whole_rows`]: asked by layers that divide sequences.
 pub fn in_whole_rows() -> bool {
-    WHOLE.with_borrow(|whole| *whole)
+    IN_WHOLE_ROWS.with_borrow(|whole| *whole)
 }

@@ -4,12 +4,12 @@ use super::manifest::{Manifest, first_line, is_name};
 
 /// Decodes the bytes as they are, and again with a valid hash put before them.
 pub fn fuzz_manifest(data: &[u8]) {
-    look(data);
+    check_decoding(data);
     let rest = data.strip_prefix(b"{\n").unwrap_or(data);
-    look(&[first_line(rest).as_bytes(), b"\n", rest].concat());
+    check_decoding(&[first_line(rest).as_bytes(), b"\n", rest].concat());
 }
 
-fn look(bytes: &[u8]) {
+fn check_decoding(bytes: &[u8]) {
     match Manifest::decode(bytes) {
         Ok(manifest) => {
             assert!(manifest.tensors.keys().all(|name| is_name(name)));

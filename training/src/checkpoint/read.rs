@@ -26,7 +26,7 @@ pub(super) fn latest_contents(dir: &Path) -> Result<Option<Contents>> {
 
 /// Contents of the checkpoint in a folder. Its manifest must have the hash `expected`, if given.
 pub(super) fn contents(folder: &Path, expected: Option<&str>) -> Result<Contents> {
-    let manifest = manifest(folder, expected).map_err(|fault| told(folder, fault))?;
+    let manifest = manifest(folder, expected).map_err(|fault| with_fallback(folder, fault))?;
     let Manifest { epoch, step, sampler, extra, tensors: files, .. } = manifest;
     Ok(Contents { folder: folder.to_path_buf(), epoch, step, sampler, extra, files })
 }
@@ -40,14 +40,14 @@ pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Resu
             format!("it has {} bytes, {} were written", got.bytes, expected.bytes)
         }
         Ok(got) => format!("its SHA-256 is {}, {} was written", got.sha256, expected.sha256),
-        Err(error) => return Err(told(folder, Fault::reading(&file, error))),
+        Err(error) => return Err(with_fallback(folder, Fault::reading(&file, error))),
     };
-    Err(told(folder, Fault::Damaged { file, problem }))
+    Err(with_fallback(folder, Fault::Damaged { file, problem }))
 }
 
 /// The folder that `latest` names with the hash of its manifest, or else the newest folder and no hash.
 fn latest_folder(dir: &Path) -> Result<Option<(PathBuf, Option<String>)>> {
-    let Some(text) = pointer(dir)? else {
+    let Some(text) = read_latest_file(dir)? else {
         return Ok(numbers(dir)?.last().map(|&newest| (dir.join(name(newest)), None)));
     };
     let parts = text.strip_suffix('\n').and_then(|line| line.split_once(' '));
@@ -55,42 +55,42 @@ fn latest_folder(dir: &Path) -> Result<Option<(PathBuf, Option<String>)>> {
         Some((name, hash)) => Ok(Some((dir.join(name), Some(hash.to_string())))),
         None => {
             let (file, problem) = (dir.join(LATEST), "it does not name a checkpoint".to_string());
-            Err(Error::DamagedCheckpoint { file, problem, good: newest_whole(dir, u64::MAX).into() })
+            Err(Error::DamagedCheckpoint { file, problem, good: newest_intact(dir, u64::MAX).into() })
         }
     }
 }
 
 /// Content of the file `latest`, or else the newest checkpoint's name.
 pub(super) fn mark(dir: &Path) -> Result<Option<String>> {
-    match pointer(dir)? {
+    match read_latest_file(dir)? {
         Some(text) => Ok(Some(text)),
         None => Ok(numbers(dir)?.last().map(|&newest| name(newest))),
     }
 }
 
 /// Content of the file `latest`, or `None` if there is no such file.
-fn pointer(dir: &Path) -> Result<Option<String>> {
+fn read_latest_file(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(LATEST);
     match read_input(&path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(told(&path, Fault::reading(&path, error))),
+        Err(error) => Err(with_fallback(&path, Fault::reading(&path, error))),
     }
 }
 
 /// Reads the checkpoint in a folder. Its manifest must have the hash `expected`, if given.
 pub(super) fn checkpoint(folder: &Path, expected: Option<&str>, device: &Device) -> Result<Checkpoint> {
     read(folder, expected, &|bytes| Ok(candle_core::safetensors::load_buffer(bytes, device)?))
-        .map_err(|fault| told(folder, fault))
+        .map_err(|fault| with_fallback(folder, fault))
 }
 
 /// Converts a fault to an error; for a damaged checkpoint, adds the newest older one that is intact.
-fn told(folder: &Path, fault: Fault) -> Error {
+fn with_fallback(folder: &Path, fault: Fault) -> Error {
     match fault {
         Fault::Damaged { file, problem } => {
             let dir = parent(folder);
             let before = folder.file_name().and_then(|name| number(name.to_str()?)).unwrap_or(u64::MAX);
-            Error::DamagedCheckpoint { file, problem, good: newest_whole(dir, before).into() }
+            Error::DamagedCheckpoint { file, problem, good: newest_intact(dir, before).into() }
         }
         Fault::Other(error) => error,
     }
@@ -184,7 +184,7 @@ fn check_header(bytes: &[u8]) -> std::result::Result<(), String> {
 }
 
 /// The newest checkpoint with a number below `before` whose files are all intact.
-fn newest_whole(dir: &Path, before: u64) -> Option<PathBuf> {
+fn newest_intact(dir: &Path, before: u64) -> Option<PathBuf> {
     let older = numbers(dir).ok()?.into_iter().rev().filter(|&number| number < before);
     older
         .map(|number| dir.join(name(number)))

@@ -170,7 +170,7 @@ impl Writer<'_> {
             // Renamed first: a folder is removed file by file, and must not be taken for a checkpoint meanwhile.
             let unfinished = self.dir.join(format!("{UNFINISHED}old-{}", name(number)));
             let renamed = self.rename(&self.dir.join(name(number)), &unfinished);
-            told(renamed.and_then(|()| self.sync(self.dir)).and_then(|()| self.remove(&unfinished)))?;
+            warn_only(renamed.and_then(|()| self.sync(self.dir)).and_then(|()| self.remove(&unfinished)))?;
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Writer<'_> {
         for entry in fs::read_dir(self.dir).map_err(io("list", self.dir))? {
             let entry = entry.map_err(io("list", self.dir))?;
             if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                told(self.remove(&entry.path()))?;
+                warn_only(self.remove(&entry.path()))?;
             }
         }
         Ok(())
@@ -194,7 +194,7 @@ impl Writer<'_> {
 }
 
 /// Turns a failed removal into a warning: the files that stay only take disk space, so training continues.
-fn told(removed: Result<()>) -> Result<()> {
+fn warn_only(removed: Result<()>) -> Result<()> {
     match removed {
         Err(error @ Error::Io { .. }) => {
             tracing::warn!("an old checkpoint stays: {error}; remove it by hand, or make room");

@@ -56,12 +56,12 @@ pub struct Dropout {
 #[derive(Debug, Clone)]
 enum Source {
     Generator(SharedGenerator),
-    Rows(Place),
+    Rows(RowSlice),
 }
 
 /// Which part of the whole rows this rank's layer has.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct RowSlice {
     /// Hash of the layer's name, unique in the model.
     layer: u64,
     /// Number of positions, or heads, before this rank's.
@@ -103,7 +103,7 @@ impl Dropout {
     /// ```
     pub fn by_row(p: f64, layer: &str) -> Result<Self> {
         let layer = layer.bytes().fold(0, |all, byte| split_mix(all, 1 + u64::from(byte)));
-        Self::of(p, Source::Rows(Place { layer, before: 0, features: None }))
+        Self::of(p, Source::Rows(RowSlice { layer, before: 0, features: None }))
     }
 
     fn of(p: f64, source: Source) -> Result<Self> {
@@ -153,7 +153,7 @@ impl Dropout {
             Source::Rows(place) => match RowKeys::current() {
                 None => None,
                 Some(keys) => {
-                    let keys = keys.of_layer(place.layer, rows)?;
+                    let keys = keys.layer_keys(place.layer, rows)?;
                     Some(Mask::of_rows(self.p, keys, place.before * each, place.features))
                 }
             },

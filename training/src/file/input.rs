@@ -29,8 +29,8 @@ pub fn open_input(path: &Path) -> io::Result<File> {
         (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits() as i32,
     );
     let file = options.open(path)?;
-    let problem = match kind(file.metadata()?.file_type()) {
-        None if !is_own(path) => return Ok(file),
+    let problem = match describe_special_file(file.metadata()?.file_type()) {
+        None if !is_process_local(path) => return Ok(file),
         None => "it is another file for each process; give the file's own name".into(),
         Some(kind) => format!("it is {kind}, and not a regular file"),
     };
@@ -38,7 +38,7 @@ pub fn open_input(path: &Path) -> io::Result<File> {
 }
 
 /// Whether a path refers to an open file of this process.
-fn is_own(path: &Path) -> bool {
+fn is_process_local(path: &Path) -> bool {
     ["/dev/stdin", "/dev/fd", "/proc/self"].iter().any(|own| path.starts_with(own))
 }
 
@@ -53,7 +53,7 @@ pub fn read_input(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Describes the type of a file that is not regular; `None` for a regular file.
-fn kind(found: FileType) -> Option<&'static str> {
+fn describe_special_file(found: FileType) -> Option<&'static str> {
     #[cfg(unix)]
     use std::os::unix::fs::FileTypeExt;
     match found {

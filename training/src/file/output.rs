@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use self::draft::Draft;
+use self::draft::TempName;
 use crate::platform::{link, nameless};
 
 pub use draft::remove_drafts;
@@ -41,7 +41,7 @@ pub struct AtomicFile {
     place: Destination,
     file: File,
     /// Its temporary name, if it has one; dropping it removes the file.
-    name: Option<Draft>,
+    name: Option<TempName>,
 }
 
 /// Where the finished file goes.
@@ -162,23 +162,23 @@ impl Destination {
     }
 
     /// Tries names until one is free. They are random, since several hosts may write to one folder.
-    fn free_name<T>(&self, take: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, Draft)> {
+    fn free_name<T>(&self, take: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, TempName)> {
         loop {
             let random = RandomState::new().hash_one(0u8);
             let name = self.folder.join(format!("{}{random:016x}{SUFFIX}", self.prefix()));
-            match Draft::new(&name, &take) {
+            match TempName::new(&name, &take) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 taken => return taken,
             }
         }
     }
 
-    fn named(&self) -> io::Result<(File, Draft)> {
+    fn named(&self) -> io::Result<(File, TempName)> {
         self.free_name(|name| OpenOptions::new().read(true).write(true).create_new(true).open(name))
     }
 
     /// Links a file that has no name to a temporary one.
-    fn link(&self, file: &File) -> io::Result<Draft> {
+    fn link(&self, file: &File) -> io::Result<TempName> {
         self.free_name(|name| link(file, name)).map(|((), name)| name)
     }
 
@@ -244,7 +244,7 @@ pub fn write_output(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// How long to wait for a pipe to have a reader.
-const READER: Duration = Duration::from_secs(10);
+const READER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens a file, a device or a pipe for writing. Waits up to ten seconds for a pipe to have a reader, where the
 /// system would block indefinitely.
@@ -262,7 +262,7 @@ const READER: Duration = Duration::from_secs(10);
 /// ```
 pub fn open_output(path: &Path, options: &OpenOptions) -> io::Result<File> {
     #[cfg(unix)]
-    return pipes::open(path, options, READER);
+    return pipes::open(path, options, READER_TIMEOUT);
     #[cfg(not(unix))]
     options.open(path)
 }

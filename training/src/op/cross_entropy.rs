@@ -131,9 +131,9 @@ impl CrossEntropy {
             };
             let top = max(row);
             let total = match out {
-                None => sum(row, |x| (x - top).exp_down()),
+                None => sum(row, |x| (x - top).exp_nonpositive()),
                 Some(out) => {
-                    out.iter_mut().for_each(|x| *x = (*x - top).exp_down());
+                    out.iter_mut().for_each(|x| *x = (*x - top).exp_nonpositive());
                     let total = sum(out, |x| x);
                     let scale = share / total;
                     out.iter_mut().for_each(|x| *x *= scale);

@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, bail};
 
-use super::gelu::{below, slope};
+use super::gelu::{gelu_derivative, normal_cdf};
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{BLOCK, blocks};
@@ -156,7 +156,7 @@ macro_rules! inlined {
 #[inline(always)]
 fn sigmoid<T: Real>(x: T) -> T {
     let is_negative = x < T::zero();
-    let small = (if is_negative { x } else { -x }).exp_down();
+    let small = (if is_negative { x } else { -x }).exp_nonpositive();
     (if is_negative { small } else { T::one() }) / (T::one() + small)
 }
 
@@ -183,7 +183,7 @@ pub(super) fn silu<T: Real>(x: T) -> (T, T) {
 
 #[inline(always)]
 pub(super) fn gelu<T: Real>(x: T) -> (T, T) {
-    (x * below(x), slope(x))
+    (x * normal_cdf(x), gelu_derivative(x))
 }
 
 #[inline(always)]

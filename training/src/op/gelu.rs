@@ -43,7 +43,7 @@ fn forward<T: Real>(numbers: &[T]) -> Vec<T> {
     let mut out = numbers.to_vec();
     vectorized!({
         for x in &mut out {
-            *x *= below(*x);
+            *x *= normal_cdf(*x);
         }
     });
     out
@@ -54,7 +54,7 @@ fn backward<T: Real>(numbers: &[T], gradient: &[T]) -> Vec<T> {
     let mut out = gradient.to_vec();
     vectorized!({
         for (g, &x) in out.iter_mut().zip(numbers) {
-            *g *= slope(x);
+            *g *= gelu_derivative(x);
         }
     });
     out
@@ -62,14 +62,14 @@ fn backward<T: Real>(numbers: &[T], gradient: &[T]) -> Vec<T> {
 
 /// Derivative of GELU.
 #[inline(always)]
-pub(super) fn slope<T: Real>(x: T) -> T {
+pub(super) fn gelu_derivative<T: Real>(x: T) -> T {
     let (half, density) = (T::from_f64(-0.5), T::from_f64((0.5 / std::f64::consts::PI).sqrt()));
-    below(x) + x * density * (x * x * half).exp_down()
+    normal_cdf(x) + x * density * (x * x * half).exp_nonpositive()
 }
 
 /// Standard normal distribution function.
 #[inline(always)]
-pub(super) fn below<T: Real>(x: T) -> T {
+pub(super) fn normal_cdf<T: Real>(x: T) -> T {
     let size = if x < T::zero() { -x } else { x };
     let beyond = T::from_f64(0.5) * (size * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erfc();
     if x < T::zero() { beyond } else { T::one() - beyond }

@@ -9,7 +9,7 @@ use super::linear::column_sums;
 use super::real::{Real, ln, max, sum};
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
-use crate::product::{How, Matrix, multiply};
+use crate::product::{Matrix, ProductConfig, multiply};
 use crate::vectors::vectorized;
 use crate::{Error, Kept, Result};
 
@@ -112,7 +112,7 @@ pub fn linear_cross_entropy(
     let bytes = numbers.map(|tensor| tensor.elem_count() * dtype.size_in_bytes()).sum::<usize>();
     let bytes = bytes + size_of_val(&targets[..]);
     let saved = Mutex::default();
-    let how = How::current().in_parallel();
+    let how = ProductConfig::current().in_parallel();
     let loss = Loss { sizes, targets, smoothing, chunk_rows, tracked, how, saved, kept: kept.clone() };
     let loss = tape::apply_op3(&x, &weight, &bias, loss)?;
     kept.by(&loss, bytes);
@@ -187,7 +187,7 @@ struct Loss {
     chunk_rows: usize,
     /// Which of x, weight and bias need a gradient.
     tracked: [bool; 3],
-    how: How,
+    how: ProductConfig,
     /// Their gradients for a loss gradient of 1.
     saved: Mutex<Option<[CpuStorage; 3]>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
@@ -261,7 +261,7 @@ impl Loss {
         let top = max(row);
         let target = (row[class] - top).to_f64();
         let even = if self.smoothing > 0.0 { sum(row, |x| x - top).to_f64() / classes } else { 0.0 };
-        row.iter_mut().for_each(|x| *x = (*x - top).exp_down());
+        row.iter_mut().for_each(|x| *x = (*x - top).exp_nonpositive());
         let total = sum(row, |x| x);
         if self.tracked.contains(&true) {
             let scale = T::from_f64(share) / total;

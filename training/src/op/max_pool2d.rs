@@ -72,7 +72,7 @@ impl MaxPool {
     }
 
     /// Calls `each` with the index of each window's maximum in `x`, window by window.
-    fn places<T: WithDType>(&self, x: &[T], mut each: impl FnMut(usize)) {
+    fn for_each_argmax<T: WithDType>(&self, x: &[T], mut each: impl FnMut(usize)) {
         let (height, width) = self.picture;
         for picture in 0..x.len() / (height * width) {
             for row in 0..self.out.0 {
@@ -100,7 +100,7 @@ impl MaxPool {
 
     fn forward<T: WithDType>(&self, x: &[T]) -> Vec<T> {
         let mut result = Vec::with_capacity(x.len() / (self.kernel.0 * self.kernel.1));
-        self.places(x, |place| result.push(x[place]));
+        self.for_each_argmax(x, |place| result.push(x[place]));
         result
     }
 
@@ -110,7 +110,7 @@ impl MaxPool {
             with_numbers::<T, _>(&gradient, |gradient| {
                 let mut of_x = vec![T::zero(); x.len()];
                 let mut gradients = gradient.iter();
-                self.places(x, |place| {
+                self.for_each_argmax(x, |place| {
                     if let Some(gradient) = gradients.next() {
                         of_x[place] = *gradient;
                     }

@@ -5,7 +5,7 @@ use std::ops::Neg;
 
 use candle_core::FloatDType;
 
-use crate::product::{How, Matrix, multiply_rounded};
+use crate::product::{Matrix, ProductConfig, multiply_rounded};
 
 /// Number of partial sums, which vector instructions compute in parallel; fixed, so that sums have the same bits on
 /// every machine.
@@ -16,7 +16,7 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
     const NEG_INFINITY: Self;
 
     /// `exp` of a number that is 0 or less.
-    fn exp_down(self) -> Self;
+    fn exp_nonpositive(self) -> Self;
 
     /// The square root.
     fn root(self) -> Self;
@@ -34,7 +34,7 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
         _: (Matrix<'_, Self>, Matrix<'_, Self>),
         _scale: Self,
         _add: bool,
-        _: How,
+        _: ProductConfig,
     ) -> bool {
         false
     }
@@ -43,7 +43,7 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
 impl Real for f64 {
     const NEG_INFINITY: Self = f64::NEG_INFINITY;
 
-    fn exp_down(self) -> Self {
+    fn exp_nonpositive(self) -> Self {
         self.exp()
     }
 
@@ -65,7 +65,7 @@ impl Real for f32 {
     ///
     /// Source: S. Moshier, Cephes Mathematical Library, `expf` (coefficients and range reduction).
     #[inline(always)]
-    fn exp_down(self) -> Self {
+    fn exp_nonpositive(self) -> Self {
         const LOWEST: f32 = -87.33654;
         /// Adding it to a small number leaves that number, rounded to an integer, in the low bits.
         const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
@@ -110,7 +110,7 @@ impl Real for f32 {
         ];
         let t = 1.0 / (1.0 + 0.5 * self);
         let fit = FIT[1..].iter().fold(FIT[0], |sum, coefficient| sum * t + coefficient);
-        t * (fit - self * self).exp_down()
+        t * (fit - self * self).exp_nonpositive()
     }
 
     #[allow(unsafe_code)]
@@ -119,7 +119,7 @@ impl Real for f32 {
         pair: (Matrix<'_, Self>, Matrix<'_, Self>),
         scale: Self,
         add: bool,
-        how: How,
+        how: ProductConfig,
     ) -> bool {
         // SAFETY: the caller upholds the same contract.
         unsafe { multiply_rounded(out, pair, scale, add, how) }
@@ -139,7 +139,7 @@ pub(crate) fn sum<T: Real>(row: &[T], f: impl Fn(T) -> T) -> T {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane += f(x);
     }
-    folded(lanes)
+    sum_lanes(lanes)
 }
 
 /// The sum of `f` over the pairs of elements of two rows.
@@ -155,10 +155,10 @@ pub(crate) fn sum_pairs<T: Real>(row: &[T], other: &[T], f: impl Fn(T, T) -> T) 
     for ((lane, &x), &y) in lanes.iter_mut().zip(rest).zip(other_rest) {
         *lane += f(x, y);
     }
-    folded(lanes)
+    sum_lanes(lanes)
 }
 
-fn folded<T: Real>(mut lanes: [T; LANES]) -> T {
+fn sum_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
@@ -199,18 +199,18 @@ mod tests {
         for i in 0..1_000_000 {
             let x = -(i as f32) * 8.7e-5;
             let exact = f64::from(x).exp();
-            worst = worst.max((f64::from(x.exp_down()) - exact).abs() / exact);
+            worst = worst.max((f64::from(x.exp_nonpositive()) - exact).abs() / exact);
         }
         assert!(worst < 2.0 * f64::from(f32::EPSILON), "{worst}");
     }
 
     #[test]
     fn exponentials_at_the_ends() {
-        assert_eq!(0f32.exp_down(), 1.0);
-        assert_eq!((-1e4f32).exp_down(), 0.0);
-        assert_eq!(f32::NEG_INFINITY.exp_down(), 0.0);
-        assert!(f32::NAN.exp_down().is_nan());
-        assert!((-87.33f32).exp_down() > 0.0);
+        assert_eq!(0f32.exp_nonpositive(), 1.0);
+        assert_eq!((-1e4f32).exp_nonpositive(), 0.0);
+        assert_eq!(f32::NEG_INFINITY.exp_nonpositive(), 0.0);
+        assert!(f32::NAN.exp_nonpositive().is_nan());
+        assert!((-87.33f32).exp_nonpositive() > 0.0);
     }
 
     #[test]

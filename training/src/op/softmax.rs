@@ -99,12 +99,12 @@ impl Kind {
         let top = max(row);
         match self {
             Self::Softmax => {
-                row.iter_mut().for_each(|x| *x = (*x - top).exp_down());
+                row.iter_mut().for_each(|x| *x = (*x - top).exp_nonpositive());
                 let scale = T::one() / sum(row, |x| x);
                 row.iter_mut().for_each(|x| *x *= scale);
             }
             Self::LogSoftmax => {
-                let rest = ln(sum(row, |x| (x - top).exp_down()));
+                let rest = ln(sum(row, |x| (x - top).exp_nonpositive()));
                 row.iter_mut().for_each(|x| *x = *x - top - rest);
             }
         }
@@ -130,7 +130,7 @@ impl Kind {
             }
             Self::LogSoftmax => {
                 let total = sum(row, |g| g);
-                row.iter_mut().zip(y).for_each(|(g, &y)| *g -= y.exp_down() * total);
+                row.iter_mut().zip(y).for_each(|(g, &y)| *g -= y.exp_nonpositive() * total);
             }
         }
     }

@@ -78,7 +78,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 
     /// Whether every element lies in the slice and no two overlap.
-    fn is_whole(&self) -> bool {
+    fn fits_slice(&self) -> bool {
         let Some((row, column)) = self.rows.checked_sub(1).zip(self.columns.checked_sub(1)) else {
             return true;
         };
@@ -140,14 +140,14 @@ pub(crate) fn unit() -> Result<Unit, &'static str> {
 
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct How {
+pub(crate) struct ProductConfig {
     /// Precision of f32 products; f64 is computed in f64.
     pub(crate) precision: Precision,
     /// Whether all threads of the pool take part. The bits are the same: threads divide the result, not its sums.
     pub(crate) in_parallel: bool,
 }
 
-impl How {
+impl ProductConfig {
     /// This thread's precision, on one thread.
     pub(crate) fn current() -> Self {
         Self { precision: Precision::current(), in_parallel: false }
@@ -170,11 +170,11 @@ pub(crate) fn multiply<T: Real>(
     pair: (Matrix<'_, T>, Matrix<'_, T>),
     scale: T,
     add: bool,
-    how: How,
+    how: ProductConfig,
 ) -> candle_core::Result<()> {
     let (a, b) = &pair;
     let (m, n, k) = (a.rows, b.columns, a.columns);
-    if b.rows != k || m.checked_mul(n) != Some(out.len()) || !a.is_whole() || !b.is_whole() {
+    if b.rows != k || m.checked_mul(n) != Some(out.len()) || !a.fits_slice() || !b.fits_slice() {
         bail!("a product of {m} x {k} and {} x {n} numbers into {}: they do not fit", b.rows, out.len());
     }
     if how.precision != Precision::F32 && m.min(n).min(k) > 0 {
@@ -195,11 +195,11 @@ pub(crate) fn multiply<T: Real>(
 /// As [`multiply`].
 pub(crate) fn product_of_matrices<T: Real>(
     pair: (Matrix<'_, T>, Matrix<'_, T>),
-    how: How,
+    how: ProductConfig,
 ) -> candle_core::Result<Vec<T>> {
     let (a, b) = &pair;
     let len = a.rows * b.columns;
-    let fits = a.columns == b.rows && a.columns > 0 && a.is_whole() && b.is_whole();
+    let fits = a.columns == b.rows && a.columns > 0 && a.fits_slice() && b.fits_slice();
     if how.precision != Precision::F32 && fits && len > 0 {
         let mut out = Vec::with_capacity(len);
         // SAFETY: nothing is added to `out`.
@@ -232,18 +232,18 @@ pub(crate) unsafe fn multiply_rounded(
     pair: (Matrix<'_, f32>, Matrix<'_, f32>),
     scale: f32,
     add: bool,
-    How { precision, in_parallel }: How,
+    ProductConfig { precision, in_parallel }: ProductConfig,
 ) -> bool {
     match (precision, unit()) {
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Ok(unit)) => {
-            let plan = bf16::Plan { unit, digits: bf16::Digits::Eight, in_parallel };
+            let plan = bf16::Bf16Product { unit, digits: bf16::OperandBits::Eight, in_parallel };
             // SAFETY: the caller upholds the same contract.
             unsafe { plan.multiply(out, pair, scale, add) };
         }
         #[cfg(target_arch = "x86_64")]
         (Precision::F32High, Ok(unit @ Unit::Amx)) => {
-            let plan = bf16::Plan { unit, digits: bf16::Digits::Sixteen, in_parallel };
+            let plan = bf16::Bf16Product { unit, digits: bf16::OperandBits::Sixteen, in_parallel };
             // SAFETY: the caller upholds the same contract.
             unsafe { plan.multiply(out, pair, scale, add) };
         }
@@ -272,7 +272,7 @@ fn multiply_exactly<T: Real>(
 ) {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     if m.saturating_mul(n).saturating_mul(k) <= SMALL {
-        vectorized!({ plain(out, a, b, scale, add) });
+        vectorized!({ multiply_loops(out, a, b, scale, add) });
         return;
     }
     // SAFETY: `out` is initialized, and stays so.
@@ -299,7 +299,7 @@ unsafe fn by_gemm<T: Real>(
         false => Parallelism::None,
     };
     let stride = |stride: usize| stride as isize;
-    // SAFETY: `a` (m x k) and `b` (k x n) lie wholly in their slices by `is_whole`. `out` has m * n elements in rows
+    // SAFETY: `a` (m x k) and `b` (k x n) lie wholly in their slices by `fits_slice`. `out` has m * n elements in rows
     // of n and is borrowed mutably, so it overlaps neither; it is only read if `add`. T is f32 or f64, for which
     // `gemm` has kernels.
     unsafe {
@@ -328,7 +328,7 @@ unsafe fn by_gemm<T: Real>(
 }
 
 #[inline(always)]
-fn plain<T: Real>(out: &mut [T], a: Matrix<'_, T>, b: Matrix<'_, T>, scale: T, add: bool) {
+fn multiply_loops<T: Real>(out: &mut [T], a: Matrix<'_, T>, b: Matrix<'_, T>, scale: T, add: bool) {
     if !add {
         out.fill(T::zero());
     }

@@ -4,7 +4,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::utils::{has_accelerate, has_mkl};
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, bail};
 
-use super::{How, Matrix, product_of_matrices};
+use super::{Matrix, ProductConfig, product_of_matrices};
 use crate::Precision;
 use crate::op::Real;
 
@@ -27,7 +27,7 @@ pub(crate) fn product<T: Real>(
         return T::cpu_storage_data(a.matmul(b, (1, m, n, k), a_layout, b_layout)?);
     }
     let (a, b) = (matrix::<T>(a, a_layout)?, matrix::<T>(b, b_layout)?);
-    product_of_matrices((a, b), How { precision, in_parallel: false }.in_parallel())
+    product_of_matrices((a, b), ProductConfig { precision, in_parallel: false }.in_parallel())
 }
 
 /// The same for tensors, with layouts over their storages.

@@ -16,7 +16,7 @@ fn products_are_sums_of_products() -> candle_core::Result<()> {
                 false => Matrix::new(&numbers[1..], k, n, n + pad),
             };
             let mut out = vec![1.0; m * n];
-            multiply(&mut out, (a, b), 0.5, add, How::default())?;
+            multiply(&mut out, (a, b), 0.5, add, ProductConfig::default())?;
             for (index, &found) in out.iter().enumerate() {
                 let (i, j) = (index / n, index % n);
                 let other = |l: usize| if by_columns { 1 + j * (k + pad) + l } else { 1 + l * (n + pad) + j };
@@ -85,7 +85,7 @@ fn all_ways(product: Rounded<'_>) -> candle_core::Result<()> {
     let round: fn(f32) -> f32 = |x| half::bf16::from_f32(x).to_f32();
     let ones = || vec![1f32; a.rows * b.columns];
     let mut out = ones();
-    multiply(&mut out, (a, b), scale, add, How { precision: Precision::Bf16, in_parallel: false })?;
+    multiply(&mut out, (a, b), scale, add, ProductConfig { precision: Precision::Bf16, in_parallel: false })?;
     product.check(&out, round, 3e-6, "this machine's way");
     let (mut left, mut right, mut out) = (Vec::new(), Vec::new(), ones());
     let rounded = (a.rounded_into(scale, &mut left), b.rounded_into(1.0, &mut right));
@@ -93,15 +93,16 @@ fn all_ways(product: Rounded<'_>) -> candle_core::Result<()> {
     product.check(&out, round, 3e-6, "without a unit");
     #[cfg(target_arch = "x86_64")]
     for unit in bf16::available() {
-        for (digits, rounding, most) in
-            [(bf16::Digits::Eight, round, 3e-6), (bf16::Digits::Sixteen, (|x| x) as fn(f32) -> f32, 1e-5)]
-        {
+        for (digits, rounding, most) in [
+            (bf16::OperandBits::Eight, round, 3e-6),
+            (bf16::OperandBits::Sixteen, (|x| x) as fn(f32) -> f32, 1e-5),
+        ] {
             let run = |in_parallel| {
                 let mut out = ones();
                 // SAFETY: the matrices fit, and `out` is initialized.
                 unsafe {
                     let out = &mut *(std::ptr::from_mut(&mut out[..]) as *mut [MaybeUninit<f32>]);
-                    bf16::Plan { unit, digits, in_parallel }.multiply(out, (a, b), scale, add);
+                    bf16::Bf16Product { unit, digits, in_parallel }.multiply(out, (a, b), scale, add);
                 }
                 out
             };
@@ -116,7 +117,9 @@ fn all_ways(product: Rounded<'_>) -> candle_core::Result<()> {
 fn what_does_not_fit_is_refused() {
     let numbers = [0f32; 12];
     let whole = Matrix::new(&numbers, 3, 4, 4);
-    let line = |out: usize, a, b| multiply(&mut vec![0f32; out], (a, b), 1.0, false, How::default()).is_err();
+    let line = |out: usize, a, b| {
+        multiply(&mut vec![0f32; out], (a, b), 1.0, false, ProductConfig::default()).is_err()
+    };
     assert!(!line(9, whole, whole.t()));
     assert!(line(8, whole, whole.t()));
     assert!(line(12, whole, whole));

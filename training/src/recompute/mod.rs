@@ -20,7 +20,7 @@ pub use running::{PartMember, drawn, kept_result, runs_in_part};
 pub(crate) use running::{keep_results, keeps_results, known_results};
 pub use sink::backward;
 
-use running::Met;
+use running::Record;
 
 /// Runs `part` on `x` and keeps only `x` for backward, which runs `part` again. Losses and gradients are those of
 /// `part(x)`.
@@ -139,7 +139,7 @@ fn segment(
     Ok(result)
 }
 
-impl Met {
+impl Record {
     /// Bytes kept for the second run.
     fn bytes(&self) -> usize {
         let of = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
@@ -153,14 +153,14 @@ pub(crate) fn copied(known: &Tensor) -> Result<(CpuStorage, Shape)> {
     let (storage, layout) = known.storage_and_layout();
     match &*storage {
         Storage::Cpu(storage) => Ok((storage.to_dtype(layout, storage.dtype())?, layout.shape().clone())),
-        _ => elsewhere(),
+        _ => device_error(),
     }
 }
 
 /// A part of a model that has run once.
 struct Segment<F> {
     part: F,
-    met: Met,
+    met: Record,
     precision: Precision,
     keys: Option<RowKeys>,
     /// Its result, until that is copied into the graph.
@@ -170,7 +170,7 @@ struct Segment<F> {
 
 impl<F> Segment<F> {
     /// Calls `copy` with the part's result, then drops the result.
-    fn give<T>(&self, copy: impl FnOnce(&Storage, &Layout) -> Result<T>) -> Result<(T, Shape)> {
+    fn take_output<T>(&self, copy: impl FnOnce(&Storage, &Layout) -> Result<T>) -> Result<(T, Shape)> {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(output) = output else { bail!("recompute: a result is given once") };
         let (storage, layout) = output.storage_and_layout();
@@ -178,7 +178,7 @@ impl<F> Segment<F> {
     }
 }
 
-fn elsewhere<T>() -> Result<T> {
+fn device_error<T>() -> Result<T> {
     bail!("recompute: a part's input and its result must be on one device")
 }
 
@@ -190,9 +190,9 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
     // Conversion to its own dtype copies the elements of the layout, in its order.
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.give(|output, layout| match output {
+        self.take_output(|output, layout| match output {
             Storage::Cpu(output) => output.to_dtype(layout, output.dtype()),
-            _ => elsewhere(),
+            _ => device_error(),
         })
     }
 
@@ -203,9 +203,9 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         _: &CudaStorage,
         _: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        self.give(|output, layout| match output {
+        self.take_output(|output, layout| match output {
             Storage::Cuda(output) => output.to_dtype(layout, output.dtype()),
-            _ => elsewhere(),
+            _ => device_error(),
         })
     }
 
@@ -216,9 +216,9 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         _: &MetalStorage,
         _: &Layout,
     ) -> Result<(MetalStorage, Shape)> {
-        self.give(|output, layout| match output {
+        self.take_output(|output, layout| match output {
             Storage::Metal(output) => output.to_dtype(layout, output.dtype()),
-            _ => elsewhere(),
+            _ => device_error(),
         })
     }
 
@@ -229,7 +229,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let _place = place::at(result.id());
+        let _place = place::enter(result.id());
         let has_gradient = x.dtype().is_float() && x.track_op();
         let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
         let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
@@ -242,13 +242,13 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         }
         let root = seeded(&output, gradient.clone())?;
         drop(output);
-        let mut gradients = sink::of_variables(&root)?;
+        let mut gradients = sink::part_gradients(&root)?;
         drop(root);
         let own = match &input {
             Some(input) => Some(gradients.remove(&input.id()).map_or_else(|| input.zeros_like(), Ok)?),
             None => None,
         };
-        sink::leave(gradients)?;
+        sink::add_to_enclosing(gradients)?;
         Ok((own, None))
     }
 }

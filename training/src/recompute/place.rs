@@ -19,7 +19,7 @@ pub fn recomputed_node() -> Option<TensorId> {
 }
 
 /// Sets the node for the part with result `node`, until the return value is dropped.
-pub(super) fn at(node: TensorId) -> Restore {
+pub(super) fn enter(node: TensorId) -> Restore {
     let before = OUTERMOST.get();
     OUTERMOST.set(before.or(Some(node)));
     Restore(before)

@@ -12,12 +12,12 @@ thread_local! {
     /// Running parts, innermost last.
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
     /// Whether a layer is running whose result will be kept.
-    static WITHIN: Cell<bool> = const { Cell::new(false) };
+    static IN_KEPT_LAYER: Cell<bool> = const { Cell::new(false) };
 }
 
 /// State of a running part.
 enum Running {
-    First(Met),
+    First(Record),
     Again { draws: Vec<u64>, next: usize, results: Option<Results>, next_result: usize },
 }
 
@@ -26,7 +26,7 @@ pub(super) type Results = Vec<Vec<Tensor>>;
 
 /// Record of a part's first run.
 #[derive(Default)]
-pub(super) struct Met {
+pub(super) struct Record {
     /// The random numbers it drew.
     pub(super) draws: Vec<u64>,
     pub(super) members: Vec<Arc<dyn PartMember>>,
@@ -69,11 +69,12 @@ pub trait PartMember: Send + Sync {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn runs_in_part(member: &Arc<dyn PartMember>) {
-    RUNNING.with_borrow_mut(|running| firsts(running).for_each(|met| met.members.push(member.clone())));
+    RUNNING
+        .with_borrow_mut(|running| recording_parts(running).for_each(|met| met.members.push(member.clone())));
 }
 
 /// Records of parts in their first run, innermost first, up to the innermost part that is being replayed.
-fn firsts(running: &mut [Running]) -> impl Iterator<Item = &mut Met> {
+fn recording_parts(running: &mut [Running]) -> impl Iterator<Item = &mut Record> {
     running.iter_mut().rev().map_while(|part| match part {
         Running::First(met) => Some(met),
         Running::Again { .. } => None,
@@ -108,7 +109,7 @@ pub fn drawn(new: impl FnOnce() -> u64) -> u64 {
     });
     // A part that draws more numbers than the first time fails when it ends.
     let number = known.flatten().unwrap_or_else(new);
-    RUNNING.with_borrow_mut(|running| firsts(running).for_each(|met| met.draws.push(number)));
+    RUNNING.with_borrow_mut(|running| recording_parts(running).for_each(|met| met.draws.push(number)));
     number
 }
 
@@ -167,14 +168,14 @@ pub fn kept_result(make: impl FnOnce(Option<Tensor>) -> Result<Tensor>) -> Resul
     struct Within;
     impl Drop for Within {
         fn drop(&mut self) {
-            WITHIN.set(false);
+            IN_KEPT_LAYER.set(false);
         }
     }
-    if WITHIN.get() {
+    if IN_KEPT_LAYER.get() {
         return make(None);
     }
     let known = known_results().and_then(|mut known| known.pop());
-    WITHIN.set(true);
+    IN_KEPT_LAYER.set(true);
     let within = Within;
     let result = make(known)?;
     drop(within);
@@ -184,7 +185,7 @@ pub fn kept_result(make: impl FnOnce(Option<Tensor>) -> Result<Tensor>) -> Resul
 
 /// Results of this operation in the first run, if this is a replay of a part that keeps them.
 pub(crate) fn known_results() -> Option<Vec<Tensor>> {
-    if WITHIN.get() {
+    if IN_KEPT_LAYER.get() {
         return None;
     }
     RUNNING.with_borrow_mut(|running| {
@@ -200,7 +201,8 @@ pub(crate) fn known_results() -> Option<Vec<Tensor>> {
 
 /// Whether any part in its first run keeps results.
 pub(crate) fn keeps_results() -> bool {
-    !WITHIN.get() && RUNNING.with_borrow_mut(|running| firsts(running).any(|met| met.results.is_some()))
+    !IN_KEPT_LAYER.get()
+        && RUNNING.with_borrow_mut(|running| recording_parts(running).any(|met| met.results.is_some()))
 }
 
 /// Records an operation's results in the parts that keep them; must be called as often as [`known_results`].
@@ -210,23 +212,23 @@ pub(crate) fn keep_results(results: impl FnOnce() -> Result<Vec<Tensor>>) -> Res
     }
     let results = results()?;
     RUNNING.with_borrow_mut(|running| {
-        let all = firsts(running).filter_map(|met| met.results.as_mut());
+        let all = recording_parts(running).filter_map(|met| met.results.as_mut());
         all.for_each(|all| all.push(results.clone()));
     });
     Ok(())
 }
 
 /// Runs a part for the first time, keeping the results of its products if `keeps`.
-pub(super) fn recorded<T>(keeps: bool, part: impl FnOnce() -> Result<T>) -> Result<(T, Met)> {
-    let met = Met { results: keeps.then(Vec::new), ..Met::default() };
+pub(super) fn recorded<T>(keeps: bool, part: impl FnOnce() -> Result<T>) -> Result<(T, Record)> {
+    let met = Record { results: keeps.then(Vec::new), ..Record::default() };
     match running(Running::First(met), part)? {
         (given, Some(Running::First(met))) => Ok((given, met)),
-        (given, _) => Ok((given, Met::default())),
+        (given, _) => Ok((given, Record::default())),
     }
 }
 
 /// Runs a part again with its record, and checks that it repeats the first run.
-pub(super) fn replayed<T>(met: &Met, part: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn replayed<T>(met: &Record, part: impl FnOnce() -> Result<T>) -> Result<T> {
     let (draws, results) = (met.draws.clone(), met.results.clone());
     let (given, end) = running(Running::Again { draws, next: 0, results, next_result: 0 }, part)?;
     let Some(Running::Again { next, next_result, results, .. }) = end else { return Ok(given) };

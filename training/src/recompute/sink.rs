@@ -15,7 +15,7 @@ type Gradients = HashMap<TensorId, Tensor>;
 
 thread_local! {
     /// `None` outside of [`backward`] and recomputation.
-    static SINK: RefCell<Option<Gradients>> = const { RefCell::new(None) };
+    static COLLECTED: RefCell<Option<Gradients>> = const { RefCell::new(None) };
 }
 
 /// Runs backward from `loss` and returns the gradients of all variables, including those in recomputed parts
@@ -54,7 +54,7 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
 }
 
 /// Backward from the result of a part: returns the gradients of its variables.
-pub(super) fn of_variables(root: &Tensor) -> Result<Gradients> {
+pub(super) fn part_gradients(root: &Tensor) -> Result<Gradients> {
     let (mut grads, mut all) = collected(root)?;
     for variable in root.sorted_nodes().into_iter().filter(|node| node.is_variable()) {
         if let Some(gradient) = grads.remove(variable) {
@@ -65,8 +65,8 @@ pub(super) fn of_variables(root: &Tensor) -> Result<Gradients> {
 }
 
 /// Adds gradients to the enclosing backward's collection.
-pub(super) fn leave(gradients: Gradients) -> Result<()> {
-    SINK.with_borrow_mut(|sink| match sink {
+pub(super) fn add_to_enclosing(gradients: Gradients) -> Result<()> {
+    COLLECTED.with_borrow_mut(|sink| match sink {
         _ if gradients.is_empty() => Ok(()),
         Some(sink) => gradients.into_iter().try_for_each(|(id, gradient)| add(sink, id, gradient)),
         None => Err(Error::OutsideBackward { variables: gradients.len() }.into()),
@@ -79,12 +79,12 @@ fn collected(loss: &Tensor) -> Result<(GradStore, Gradients)> {
     struct Before(Option<Gradients>);
     impl Drop for Before {
         fn drop(&mut self) {
-            SINK.set(self.0.take());
+            COLLECTED.set(self.0.take());
         }
     }
-    let before = Before(SINK.replace(Some(Gradients::new())));
+    let before = Before(COLLECTED.replace(Some(Gradients::new())));
     let grads = tape::backward(loss)?;
-    let left = SINK.take().unwrap_or_default();
+    let left = COLLECTED.take().unwrap_or_default();
     drop(before);
     Ok((grads, left))
 }

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor, Var};
 
 use super::SgdConfig;
-use crate::state::{Buffer, wide};
+use crate::state::{Buffer, state_dtype};
 
 pub(super) fn step(
     var: &Var,
@@ -11,7 +11,7 @@ pub(super) fn step(
     direction: &mut Option<Buffer>,
     (config, scale): (&SgdConfig, f64),
 ) -> Result<()> {
-    let wide = wide(var);
+    let wide = state_dtype(var);
     // Detached: a direction that is part of a graph would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide)?;
     let mut update = grad.detach().to_dtype(wide)?;

@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, numbered, slots, wide};
+use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
@@ -144,7 +144,7 @@ impl Sgd {
         for slot in &mut self.slots {
             if let Some(grad) = grads.get(&slot.var) {
                 slot.check(NAME, grad)?;
-                if slot.on_host() {
+                if slot.steps_in_place() {
                     host::step(&slot.var, grad, &mut slot.state, (&self.config, scale))?;
                 } else {
                     fallback::step(&slot.var, grad, &mut slot.state, (&self.config, scale))?;
@@ -160,7 +160,7 @@ impl Optimizer for Sgd {
 
     /// Takes the float variables of `vars`; the others cannot be trained and are ignored.
     fn new(vars: Vec<Var>, config: SgdConfig) -> candle_core::Result<Self> {
-        Ok(Self::named(numbered(vars), config)?)
+        Ok(Self::named(named_by_index(vars), config)?)
     }
 
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
@@ -201,7 +201,7 @@ impl OptimizerState for Sgd {
         let mut reader = Reader::new(NAME, state);
         let mut directions = vec![];
         for Slot { name, var, .. } in &self.slots {
-            let direction = reader.optional(name, DIRECTION, var.dims(), wide(var))?;
+            let direction = reader.optional(name, DIRECTION, var.dims(), state_dtype(var))?;
             directions.push(direction.map(|tensor| Buffer::from_tensor(tensor, var)).transpose()?);
         }
         reader.finish()?;

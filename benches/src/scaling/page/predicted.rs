@@ -9,7 +9,7 @@ use super::super::{Compared, Forecast, Kind, Predicted, Scaling};
 const GB: f64 = 1e-9;
 
 /// Returns the section that compares predictions with measurements.
-pub(super) fn fit(scaling: &Scaling) -> Section {
+pub(super) fn comparison_section(scaling: &Scaling) -> Section {
     let kinds = &scaling.options.strategies;
     let curves = kinds.iter().enumerate().map(|(colour, kind)| {
         let of = scaling.compared.iter().filter(|run| run.case.strategy == *kind);
@@ -97,13 +97,13 @@ fn table(compared: &[Compared]) -> Table {
 }
 
 /// Returns the section with predictions for more ranks than this machine has.
-pub(super) fn beyond(scaling: &Scaling) -> Section {
+pub(super) fn forecast_section(scaling: &Scaling) -> Section {
     let plots = scaling.forecasts.iter().map(|forecast| Figure::Plot(plot(forecast)));
     Section {
         heading: "Beyond this machine: predictions, nothing measured".into(),
         text: vec![described(scaling.options.flops)],
         figures: plots.collect(),
-        tables: scaling.forecasts.iter().map(most).collect(),
+        tables: scaling.forecasts.iter().map(largest_ranks_table).collect(),
     }
 }
 
@@ -130,7 +130,7 @@ fn plot(forecast: &Forecast) -> Plot {
 }
 
 /// Returns the table for the largest number of ranks.
-fn most(forecast: &Forecast) -> Table {
+fn largest_ranks_table(forecast: &Forecast) -> Table {
     let most = forecast.points.iter().map(|point| point.ranks).max().unwrap_or(0);
     let row = |point: &Predicted| {
         vec![

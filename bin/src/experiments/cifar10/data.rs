@@ -14,7 +14,7 @@ use crate::variables::Variables;
 use crate::weights::TensorFile;
 
 use super::Cifar10Options;
-use super::pictures::{Batch, PICTURE, Pictures, SIDE};
+use super::pictures::{Batch, PICTURE_BYTES, Pictures, SIDE};
 use super::records;
 use super::synthetic::Patterns;
 
@@ -49,7 +49,7 @@ impl Setup {
 fn tensors(file: &TensorFile, pictures: &str, labels: &str) -> Result<Pictures> {
     let side = Some(SIDE);
     let x = file.tensor(pictures, &[None, Some(3), side, side], DType::U8, &Device::Cpu)?;
-    let len = x.elem_count() / PICTURE;
+    let len = x.elem_count() / PICTURE_BYTES;
     if len == 0 {
         return Err(FileError::tensor(file.path(), pictures, "it has no pictures; give at least 1").into());
     }

@@ -90,11 +90,11 @@ impl Canvas {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pictures::PICTURE;
+    use super::super::pictures::PICTURE_BYTES;
     use super::*;
 
     fn pictures(len: usize) -> Pictures {
-        let bytes = (0..len * PICTURE).map(|at| (at / PICTURE * 10 + at % 7) as u8).collect();
+        let bytes = (0..len * PICTURE_BYTES).map(|at| (at / PICTURE_BYTES * 10 + at % 7) as u8).collect();
         Pictures { bytes, labels: (0..len).map(|label| label as u8).collect() }
     }
 

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 use crate::room;
 
-use super::pictures::PICTURE;
+use super::pictures::PICTURE_BYTES;
 
 /// The handbook's number of batches between printed losses.
 const PRINT_EVERY: usize = 2000;
@@ -100,8 +100,9 @@ impl Cifar10Options {
 
     /// Checks that the generated pictures fit in memory.
     pub(super) fn check_samples(&self, world_size: usize) -> Result<()> {
-        let check =
-            |option, samples| room::check_samples(option, (samples, PICTURE), (&self.common, world_size));
+        let check = |option, samples| {
+            room::check_samples(option, (samples, PICTURE_BYTES), (&self.common, world_size))
+        };
         match self.draws() {
             false => Ok(()),
             true => {

@@ -8,7 +8,7 @@ use crate::models::convnet::ConvNet;
 /// Height and width, in pixels.
 pub(super) const SIDE: usize = 32;
 /// Bytes of a picture: all red values, then green, then blue.
-pub(super) const PICTURE: usize = 3 * SIDE * SIDE;
+pub(super) const PICTURE_BYTES: usize = 3 * SIDE * SIDE;
 
 /// Class names by label, as in the PyTorch handbook.
 pub(super) const CLASSES: [&str; ConvNet::CLASSES] =
@@ -17,7 +17,7 @@ pub(super) const CLASSES: [&str; ConvNet::CLASSES] =
 /// A set of pictures.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Pictures {
-    /// Pixel data: each picture takes [`PICTURE`] bytes, one colour plane after the other, row by row.
+    /// Pixel data: each picture takes [`PICTURE_BYTES`] bytes, one colour plane after the other, row by row.
     pub(super) bytes: Vec<u8>,
     /// Class of each picture, below [`ConvNet::CLASSES`].
     pub(super) labels: Vec<u8>,
@@ -28,7 +28,7 @@ pub(super) type Batch = (Tensor, Tensor);
 
 impl Pictures {
     pub(super) fn picture(&self, index: usize) -> &[u8] {
-        &self.bytes[index * PICTURE..(index + 1) * PICTURE]
+        &self.bytes[index * PICTURE_BYTES..(index + 1) * PICTURE_BYTES]
     }
 
     pub(super) fn name(&self, index: usize) -> &'static str {
@@ -42,7 +42,7 @@ impl Pictures {
         device: &Device,
     ) -> candle_core::Result<Batch> {
         let len = indices.len();
-        let mut x = Vec::with_capacity(len * PICTURE);
+        let mut x = Vec::with_capacity(len * PICTURE_BYTES);
         let mut labels = Vec::with_capacity(len);
         for index in indices {
             x.extend(self.picture(index).iter().map(|byte| (f32::from(*byte) / 255.0 - 0.5) / 0.5));

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use crate::file_error::FileError;
 use crate::models::convnet::ConvNet;
 
-use super::pictures::{PICTURE, Pictures};
+use super::pictures::{PICTURE_BYTES, Pictures};
 
 /// Numbers of pictures in the complete training set and test set.
 pub(super) const WHOLE: [usize; 2] = [50_000, 10_000];
-const RECORD: usize = 1 + PICTURE;
+const RECORD: usize = 1 + PICTURE_BYTES;
 const TRAIN: [&str; 5] =
     ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];
 const TEST: &str = "test_batch.bin";
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn record(label: u8, byte: u8) -> Vec<u8> {
-        [&[label][..], &[byte; PICTURE]].concat()
+        [&[label][..], &[byte; PICTURE_BYTES]].concat()
     }
 
     /// Creates a folder of files with one or two records each.
@@ -120,7 +120,7 @@ mod tests {
         let inner = folder();
         let (train, test) = read(inner.path()).unwrap();
         assert_eq!((train.labels.as_slice(), test.labels.as_slice()), (&[0, 1, 2, 3, 4][..], &[9, 8][..]));
-        assert_eq!((train.picture(3), test.picture(1)), (&[30; PICTURE][..], &[2; PICTURE][..]));
+        assert_eq!((train.picture(3), test.picture(1)), (&[30; PICTURE_BYTES][..], &[2; PICTURE_BYTES][..]));
         assert_eq!((train.name(1), test.name(0)), ("car", "truck"));
 
         let outer = tempfile::tempdir().unwrap();

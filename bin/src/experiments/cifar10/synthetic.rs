@@ -5,7 +5,7 @@ use sampler::{Generator, SamplerError};
 use crate::error::Result;
 use crate::models::convnet::ConvNet;
 
-use super::pictures::{PICTURE, Pictures, SIDE};
+use super::pictures::{PICTURE_BYTES, Pictures, SIDE};
 
 /// Number of single-coloured fields along each side of a picture.
 const FIELDS: usize = 4;
@@ -34,9 +34,9 @@ impl Patterns {
         let shares = generator.randint(len, LEAST_SHARE, 257)?;
         let mut bytes = Vec::new();
         let no_memory = |_| SamplerError::OutOfMemory { what: "pictures", len };
-        bytes.try_reserve_exact(len.saturating_mul(PICTURE)).map_err(no_memory)?;
+        bytes.try_reserve_exact(len.saturating_mul(PICTURE_BYTES)).map_err(no_memory)?;
         for ((&label, &other), &share) in labels.iter().zip(&others).zip(&shares) {
-            for (at, noise) in generator.randint(PICTURE, -NOISE, NOISE + 1)?.into_iter().enumerate() {
+            for (at, noise) in generator.randint(PICTURE_BYTES, -NOISE, NOISE + 1)?.into_iter().enumerate() {
                 let mixed = self.at(label, at) * share + self.at(other, at) * (256 - share);
                 bytes.push((mixed / 256 + noise).clamp(0, 255) as u8);
             }

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::models::convnet::ConvNet;
 use crate::python::Fixed;
 use crate::rank::Rank;
-use crate::validation::{Validation, ValidationConfig, highest, validate};
+use crate::validation::{Validation, ValidationConfig, argmax, validate};
 use crate::weights::load_weights;
 
 use super::Cifar10Options;
@@ -84,7 +84,7 @@ fn predict(net: &ConvNet, pictures: &Pictures, count: usize, device: &Device) ->
     for first in (0..count).step_by(BATCH_SIZE) {
         let (x, _) = pictures.batch(first..(first + BATCH_SIZE).min(count), device)?;
         let logits = net.forward(&x)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
-        names.extend(logits.iter().map(|logits| CLASSES[highest(logits)]));
+        names.extend(logits.iter().map(|logits| CLASSES[argmax(logits)]));
     }
     Ok(names)
 }

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::models::linear::SimpleModel;
 use crate::options::LoaderOptions;
 use crate::python::Fixed;
-use crate::room::PLACE;
+use crate::room::INDEX_BYTES;
 use crate::weights::{TensorFile, load_weights};
 
 use super::options::DdpLinearOptions;
@@ -21,7 +21,7 @@ use super::options::DdpLinearOptions;
 pub(super) type Sample = (f32, f32);
 
 /// Bytes per sample in each process.
-pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + PLACE;
+pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + INDEX_BYTES;
 
 /// What each process creates at the start, identical on every rank.
 pub struct Setup {

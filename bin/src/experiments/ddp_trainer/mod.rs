@@ -18,7 +18,7 @@ use crate::console::note;
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
 use crate::rank::{Outcome, Rank};
-use crate::room::{self, PLACE};
+use crate::room::{self, INDEX_BYTES};
 use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer, conclude};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -54,7 +54,7 @@ impl Experiment for DdpTrainerOptions {
             Some(_) => Ok(()),
             None => room::check_samples(
                 "--samples",
-                (self.samples, size_of::<Sample>() + PLACE),
+                (self.samples, size_of::<Sample>() + INDEX_BYTES),
                 (&self.common, world_size),
             ),
         }

@@ -6,7 +6,7 @@ use super::options::{FsdpMlpOptions, Sharding};
 
 /// Peak bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct PeakMemory {
     pub(super) parameters: usize,
     pub(super) gradients: usize,
     pub(super) optimizer: usize,
@@ -25,7 +25,7 @@ const ADAM: usize = 2 * MASTER;
 
 /// Computes the memory of one rank with this sharding: its shard of everything, two whole units of gradients, and of
 /// parameters two whole units (full and hybrid sharding) or all.
-pub(super) fn sharded(options: &FsdpMlpOptions, world_size: usize) -> Held {
+pub(super) fn sharded(options: &FsdpMlpOptions, world_size: usize) -> PeakMemory {
     let mut units = options.model().elements().unwrap_or_default();
     let all: usize = units.iter().sum();
     units.sort_unstable();
@@ -37,22 +37,27 @@ pub(super) fn sharded(options: &FsdpMlpOptions, world_size: usize) -> Held {
         Sharding::FullShard | Sharding::HybridShard => two,
         Sharding::ShardGradOp | Sharding::NoShard => all,
     };
-    Held {
+    PeakMemory {
         parameters: own * MASTER + whole * param,
         gradients: own * MASTER + two * reduce,
         optimizer: own * ADAM,
-        ..Held::default()
+        ..PeakMemory::default()
     }
 }
 
 /// Computes the memory of one rank that holds everything, as in data parallelism.
-pub(super) fn replicated(options: &FsdpMlpOptions) -> Held {
+pub(super) fn replicated(options: &FsdpMlpOptions) -> PeakMemory {
     let all: usize = options.model().elements().unwrap_or_default().iter().sum();
-    Held { parameters: all * MASTER, gradients: all * MASTER, optimizer: all * ADAM, ..Held::default() }
+    PeakMemory {
+        parameters: all * MASTER,
+        gradients: all * MASTER,
+        optimizer: all * ADAM,
+        ..PeakMemory::default()
+    }
 }
 
 /// Formats the table, line by line.
-pub(super) fn table(rows: &[(String, Held)]) -> Vec<String> {
+pub(super) fn table(rows: &[(String, PeakMemory)]) -> Vec<String> {
     let mut head = format!("{:<FIRST$}", "peak memory, MB (10^6)");
     COLUMNS.iter().for_each(|column| head += &format!("{column:>WIDTH$}"));
     let mut lines = vec![head];
@@ -80,8 +85,8 @@ mod tests {
 
     #[test]
     fn columns_are_in_line() {
-        let held = Held { parameters: 1_500_000, activations: Some(40_000), ..Held::default() };
-        let lines = table(&[("rank 0".into(), held), ("DDP, formula".into(), Held::default())]);
+        let held = PeakMemory { parameters: 1_500_000, activations: Some(40_000), ..PeakMemory::default() };
+        let lines = table(&[("rank 0".into(), held), ("DDP, formula".into(), PeakMemory::default())]);
         assert_eq!(
             lines[1].split_whitespace().collect::<Vec<_>>(),
             ["rank", "0", "1.5", "0.0", "0.0", "0.0", "-"]

@@ -28,8 +28,8 @@ use crate::trainer::{Losses, Step, Trainer};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
-use memory::Held;
-use step::Trainee;
+use memory::PeakMemory;
+use step::FsdpStrategy;
 
 /// The handbook prints the loss of every so many steps.
 const PRINTED: usize = 10;
@@ -39,7 +39,7 @@ const PRINTED: usize = 10;
 pub struct Trained {
     series: RunSeries,
     /// Peak memory, indexed by rank.
-    held: Vec<Held>,
+    held: Vec<PeakMemory>,
     /// Line about the final loss scale and skipped steps; `None` without loss scaling.
     scaling: Option<String>,
 }
@@ -94,14 +94,14 @@ impl Experiment for FsdpMlpOptions {
             fsdp.load_full(path)?;
         }
         let batches = Batches::new(self, setup.samples, rank)?;
-        let mut trainer = Trainer::new(Trainee::new(fsdp, self)?, batches);
+        let mut trainer = Trainer::new(FsdpStrategy::new(fsdp, self)?, batches);
         let mut losses = Losses(|step: &Step<'_>, loss: f32| match step.batch.is_multiple_of(PRINTED) {
             true => step.say(format_args!("Step {}, Loss: {}", step.batch, Fixed::<4>(loss.into()))),
             false => Ok(()),
         });
         let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
         let trainee = trainer.model();
-        let held = all_gather_object(&*rank.comm, &Held::of(trainee))?;
+        let held = all_gather_object(&*rank.comm, &PeakMemory::of(trainee))?;
         if let Some(path) = &self.common.save {
             trainee.fsdp.save_full(path)?;
         }
@@ -125,7 +125,7 @@ impl Experiment for FsdpMlpOptions {
             fact("sharded over", self.shards(outcome.ranks.len())),
             fact("layers compute in", format!("{:?}", self.param_dtype)),
         ];
-        let total = |held: &Held| held.parameters + held.gradients + held.optimizer;
+        let total = |held: &PeakMemory| held.parameters + held.gradients + held.optimizer;
         for (rank, held) in outcome.trained.held.iter().enumerate() {
             let mega = format!("{:.1} MB", total(held) as f64 * 1e-6);
             facts.push(fact(&format!("parameters, gradients and Adam's state of rank {rank}"), mega));

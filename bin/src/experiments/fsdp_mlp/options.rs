@@ -189,7 +189,7 @@ impl FsdpMlpOptions {
         let on_host = room::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
         let needed = (room::with_adam(parameters, shards), on_host);
         if let Some(help) = room::too_large(parameters, "parameters", needed) {
-            let (option, got) = room::largest(sizes, count);
+            let (option, got) = room::option_to_blame(sizes, count);
             return refuse(option, got.to_string(), help);
         }
         if data.is_some() {

@@ -9,18 +9,18 @@ use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, cross_entrop
 use crate::error::Result;
 use crate::held::bytes;
 use crate::models::large::LargeModel;
-use crate::options::offer;
+use crate::options::with_fallback_hint;
 use crate::rank::Measured;
-use crate::trainer::{Kept, Parts, Position, Strategy, misfit};
+use crate::trainer::{Kept, Parts, Position, Strategy, checkpoint_mismatch};
 
-use super::memory::Held;
+use super::memory::PeakMemory;
 use super::options::FsdpMlpOptions;
 
 /// Key of the loss scaler's state in a checkpoint.
 const SCALE: &str = "scale";
 
 /// A sharded model with its optimizer and loss scaler.
-pub(super) struct Trainee {
+pub(super) struct FsdpStrategy {
     pub(super) fsdp: Fsdp<LargeModel>,
     pub(super) optimizer: Adam,
     scaler: Option<LossScaler>,
@@ -28,8 +28,8 @@ pub(super) struct Trainee {
     pub(super) activations: usize,
 }
 
-impl Held {
-    pub(super) fn of(trainee: &Trainee) -> Self {
+impl PeakMemory {
+    pub(super) fn of(trainee: &FsdpStrategy) -> Self {
         let memory = trainee.fsdp.memory();
         Self {
             parameters: memory.parameters.peak,
@@ -41,7 +41,7 @@ impl Held {
     }
 
     /// Returns the same in the form of `--metrics`.
-    pub(super) fn split(&self, trainee: &Trainee) -> report::metrics::Held {
+    pub(super) fn split(&self, trainee: &FsdpStrategy) -> report::metrics::Held {
         let weights = bytes(trainee.fsdp.vars().iter().map(|var| var.as_tensor()));
         report::metrics::Held {
             weights,
@@ -54,7 +54,7 @@ impl Held {
     }
 }
 
-impl Strategy for Trainee {
+impl Strategy for FsdpStrategy {
     /// Inputs of shape (batch, features) and their classes.
     type Batch = (Tensor, Tensor);
 
@@ -81,7 +81,7 @@ impl Strategy for Trainee {
     }
 
     fn held(&self) -> Result<report::metrics::Held> {
-        Ok(Held::of(self).split(self))
+        Ok(PeakMemory::of(self).split(self))
     }
 
     fn stats(&self) -> Stats {
@@ -98,21 +98,21 @@ impl Strategy for Trainee {
     }
 }
 
-impl Parts for Trainee {
+impl Parts for FsdpStrategy {
     fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
         if let Some(scaler) = &self.scaler {
             let state = serde_json::to_value(scaler.state());
-            checkpoint.extra[SCALE] =
-                state.map_err(|reason| misfit(format!("its state cannot be written: {reason}")))?;
+            checkpoint.extra[SCALE] = state
+                .map_err(|reason| checkpoint_mismatch(format!("its state cannot be written: {reason}")))?;
         }
         self.fsdp.save_checkpoint(to, Some(&self.optimizer), &checkpoint)?;
         Ok(())
     }
 
     fn load(&mut self, from: &Contents) -> Result<()> {
-        let extra = self.fsdp.load_checkpoint(from, Some(&mut self.optimizer)).map_err(offer)?;
+        let extra = self.fsdp.load_checkpoint(from, Some(&mut self.optimizer)).map_err(with_fallback_hint)?;
         let state: Option<LossScalerState> = serde_json::from_value(extra[SCALE].clone())
-            .map_err(|reason| misfit(format!("it was not written by this program: {reason}")))?;
+            .map_err(|reason| checkpoint_mismatch(format!("it was not written by this program: {reason}")))?;
         if let (Some(scaler), Some(state)) = (&mut self.scaler, state) {
             scaler.resume(state);
         }
@@ -120,7 +120,7 @@ impl Parts for Trainee {
     }
 }
 
-impl Trainee {
+impl FsdpStrategy {
     pub(super) fn new(fsdp: Fsdp<LargeModel>, options: &FsdpMlpOptions) -> Result<Self> {
         let config = AdamConfig { learning_rate: options.lr, ..AdamConfig::default() };
         let optimizer = Adam::named(fsdp.named_vars(), config)?;

@@ -78,7 +78,7 @@ fn train(sharding: &str, steps: usize) -> Vec<(f64, f64)> {
     let options = Command::parse_from(words.split(' ')).options;
     Local::run_shared(4, |group| {
         let everywhere = Arc::default();
-        let mut rank = Rank::over(Arc::new(Counted::new(group.clone(), &everywhere)));
+        let mut rank = Rank::from_comm(Arc::new(Counted::new(group.clone(), &everywhere)));
         options.train(Setup { samples: None }, &mut rank).unwrap();
         let seconds = rank.outcome(()).ranks[group.rank()].communication_s;
         Ok((seconds, everywhere.load(Ordering::Relaxed) as f64))

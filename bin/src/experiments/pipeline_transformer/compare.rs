@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::console::say;
 use crate::error::Result;
 
-use super::Made;
+use super::BuiltPipeline;
 
 /// Warm-up steps, not counted.
 const FIRST: usize = 3;
@@ -58,13 +58,13 @@ impl Use {
     }
 }
 
-/// Measures the schedule of `config`, and one micro-batch at a time. Parameters are not updated. Every rank must call
+/// Measures the schedule of `config`, and measure_schedule micro-batch at a time. Parameters are not updated. Every rank must call
 /// it.
 pub(super) fn measure(
     comm: &Arc<dyn Communicator>,
     config: &PipelineConfig,
     batch: &(Tensor, Tensor),
-    made: &dyn Fn(&PipelineConfig) -> Result<Made>,
+    made: &dyn Fn(&PipelineConfig) -> Result<BuiltPipeline>,
 ) -> Result<Vec<Use>> {
     let naive = PipelineConfig {
         schedule: ScheduleKind::Naive,
@@ -77,7 +77,10 @@ pub(super) fn measure(
         // With another number of stages than one per rank, the cuts of `config` do not fit.
         _ => PipelineConfig { split: Default::default(), ..naive },
     };
-    [naive, config.clone()].iter().map(|config| one(comm, config, batch, made(config)?)).collect()
+    [naive, config.clone()]
+        .iter()
+        .map(|config| measure_schedule(comm, config, batch, made(config)?))
+        .collect()
 }
 
 /// Measurements of one step on a rank.
@@ -107,11 +110,11 @@ impl Sample {
     }
 }
 
-fn one(
+fn measure_schedule(
     comm: &Arc<dyn Communicator>,
     config: &PipelineConfig,
     (input, target): &(Tensor, Tensor),
-    mut made: Made,
+    mut made: BuiltPipeline,
 ) -> Result<Use> {
     let mut run = |steps: usize| -> Result<Vec<Sample>> {
         comm.run(Operation::Barrier)?;
@@ -128,7 +131,7 @@ fn one(
     let first = run(FIRST)?.iter().map(|sample| sample.seconds).sum::<f64>() / FIRST as f64;
     let steps = ((seconds / first) as usize).clamp(least, most);
     let samples = run(broadcast_object(&**comm, &steps, 0)?)?;
-    let ranks = quicker_half(all_gather_object(&**comm, &samples)?);
+    let ranks = mean_of_faster_half(all_gather_object(&**comm, &samples)?);
     let step_s = ranks.iter().map(|rank| rank.seconds).sum::<f64>() / ranks.len() as f64;
     let busy_s = ranks.iter().map(Sample::busy).collect();
     let (schedule, micro_batches) = (config.schedule, config.micro_batches);
@@ -146,7 +149,7 @@ fn one(
 }
 
 /// Returns, by rank, the mean over the faster half of the steps.
-fn quicker_half(ranks: Vec<Vec<Sample>>) -> Vec<Sample> {
+fn mean_of_faster_half(ranks: Vec<Vec<Sample>>) -> Vec<Sample> {
     let steps = ranks.iter().map(Vec::len).min().unwrap_or(0);
     let seconds = |step: &usize| ranks.iter().map(|samples| samples[*step].seconds).sum::<f64>();
     let mut order: Vec<usize> = (0..steps).collect();
@@ -181,7 +184,7 @@ mod tests {
     fn slow_steps_do_not_count() {
         let sample = |seconds| Sample { seconds, passes: [seconds / 2.0, 0.0, 0.0, 0.0] };
         let rank = |times: [f64; 4]| times.map(sample).to_vec();
-        let means = quicker_half(vec![rank([1.0, 9.0, 3.0, 9.0]), rank([2.0, 9.0, 2.0, 9.0])]);
+        let means = mean_of_faster_half(vec![rank([1.0, 9.0, 3.0, 9.0]), rank([2.0, 9.0, 2.0, 9.0])]);
         assert_eq!((means[0].seconds, means[1].seconds, means[0].busy()), (2.0, 2.0, 1.0));
     }
 }

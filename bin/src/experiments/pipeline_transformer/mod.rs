@@ -34,7 +34,7 @@ use crate::trainer::{Losses, Step, StepRandom, Trainer};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
-use staged::{Batches, Staged};
+use staged::{Batches, PipelineStrategy};
 use stages::Weights;
 
 /// Number of steps of which the fastest is shown in a report.
@@ -57,7 +57,7 @@ pub struct Trained {
 }
 
 /// A rank's pipeline, and the step number that seeds its dropout.
-struct Made {
+struct BuiltPipeline {
     pipeline: Pipeline,
     step: Arc<AtomicUsize>,
 }
@@ -135,14 +135,14 @@ impl Experiment for PipelineTransformerOptions {
         let first = batches.first().cloned();
         let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
         let reporter = self.reporter(world_size);
-        let staged = Staged::new(made(&config)?, self.lr, name, (world.clone(), reporter))?;
+        let staged = PipelineStrategy::new(made(&config)?, self.lr, name, (world.clone(), reporter))?;
         let mut trainer = Trainer::new(staged, Batches(batches));
         let mut losses = Losses(|step: &Step<'_>, loss: f32| {
             let loss = Float(loss.into());
             step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
         });
         let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
-        let Made { mut pipeline, .. } = trainer.into_model().made;
+        let BuiltPipeline { mut pipeline, .. } = trainer.into_model().made;
         let measured = match (&self.common.report, &first) {
             (Some(_), Some(batch)) => quickest(&*stages, &mut pipeline, batch)?,
             _ => Plan::default(),
@@ -255,7 +255,7 @@ impl PipelineTransformerOptions {
         setup: &Setup,
         config: &PipelineConfig,
         copy: usize,
-    ) -> Result<Made> {
+    ) -> Result<BuiltPipeline> {
         let random = SharedGenerator::from(Generator::new(self.common.seed));
         let modules = Transformer::modules(&self.sizes.config(), &random);
         let length = setup.rows.first().map_or(1, |row| row.len() - 1);
@@ -275,6 +275,6 @@ impl PipelineTransformerOptions {
                 random.begin(copy, (step * stages + action.stage) * parts + action.micro_batch);
             });
         }
-        Ok(Made { pipeline, step })
+        Ok(BuiltPipeline { pipeline, step })
     }
 }

@@ -11,16 +11,16 @@ use training::{Checkpoint, Checkpoints, Contents, OptimizerState, Sgd, SgdConfig
 
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
-use crate::options::offer;
+use crate::options::with_fallback_hint;
 use crate::rank::Measured;
 use crate::tokens::Batch;
 use crate::trainer::{self, Kept, Parts, Position, Source, Strategy};
 
-use super::Made;
+use super::BuiltPipeline;
 
 /// A pipeline with its optimizer.
-pub(super) struct Staged {
-    pub(super) made: Made,
+pub(super) struct PipelineStrategy {
+    pub(super) made: BuiltPipeline,
     optimizer: Sgd,
     name: String,
     /// The group of all ranks, and which of them has the log.
@@ -31,9 +31,9 @@ pub(super) struct Staged {
     busy: f64,
 }
 
-impl Staged {
+impl PipelineStrategy {
     pub(super) fn new(
-        made: Made,
+        made: BuiltPipeline,
         learning_rate: f64,
         name: String,
         world: (Arc<dyn Communicator>, usize),
@@ -44,7 +44,7 @@ impl Staged {
     }
 }
 
-impl Strategy for Staged {
+impl Strategy for PipelineStrategy {
     type Batch = Batch;
 
     fn name(&self, _: usize) -> String {
@@ -52,7 +52,7 @@ impl Strategy for Staged {
     }
 
     fn step(&mut self, at: Position, (input, target): &Batch) -> Result<Option<Tensor>> {
-        let Made { pipeline, step } = &mut self.made;
+        let BuiltPipeline { pipeline, step } = &mut self.made;
         step.store(at.step, Ordering::Relaxed);
         pipeline.measure_activations(self.first.is_none());
         let step = pipeline.step(Some(input), Some(target))?;
@@ -89,7 +89,7 @@ impl Strategy for Staged {
     }
 }
 
-impl Parts for Staged {
+impl Parts for PipelineStrategy {
     fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
         let (world, reporter) = &self.world;
         // Rank 0 writes it, but another rank has the log.
@@ -99,7 +99,7 @@ impl Parts for Staged {
     }
 
     fn load(&mut self, from: &Contents) -> Result<()> {
-        self.made.pipeline.load_checkpoint(from, Some(&mut self.optimizer)).map_err(offer)?;
+        self.made.pipeline.load_checkpoint(from, Some(&mut self.optimizer)).map_err(with_fallback_hint)?;
         Ok(())
     }
 }

@@ -31,7 +31,7 @@ impl Weights {
             Self::Given(all) => {
                 let all = all.clone();
                 Box::new(move |map| {
-                    let backend = Given { all: all.clone(), stage: map.clone() };
+                    let backend = GivenWeightsBackend { all: all.clone(), stage: map.clone() };
                     VarBuilder::from_backend(Box::new(backend), DType::F32, device.clone())
                 })
             }
@@ -40,12 +40,12 @@ impl Weights {
 }
 
 /// Copies the requested variables of the whole model to a stage.
-struct Given {
+struct GivenWeightsBackend {
     all: VarMap,
     stage: VarMap,
 }
 
-impl SimpleBackend for Given {
+impl SimpleBackend for GivenWeightsBackend {
     fn get(
         &self,
         shape: Shape,

@@ -7,9 +7,9 @@ use comm::{Communicator, ReduceOp};
 
 use crate::error::Result;
 
-use super::stage::{Stage, numbers, word};
+use super::stage::{OrderedOutput, numbers, python_bool};
 
-pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
+pub(super) fn show(stage: &OrderedOutput<'_>) -> Result<()> {
     let world_size = stage.comm.world_size();
     // All ranks but the last; the handbook's example is 0, 1, 2 of 4.
     let some: Vec<usize> = (0..world_size.max(2) - 1).collect();
@@ -27,19 +27,19 @@ pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
     })
 }
 
-fn new_group(stage: &Stage<'_>, ranks: &[usize]) -> Result<Option<Arc<dyn Communicator>>> {
+fn new_group(stage: &OrderedOutput<'_>, ranks: &[usize]) -> Result<Option<Arc<dyn Communicator>>> {
     stage.title(format_args!("new_group({ranks:?})"))?;
     let group = stage.comm.new_group(ranks)?;
     stage.each(match &group {
         Some(group) => format!(
             "in the group {}, get_rank {}, get_world_size {}, get_process_group_ranks {:?}, all_reduce of the rank {}",
-            word(true),
+            python_bool(true),
             group.rank(),
             group.world_size(),
             group.world_ranks(),
             sum(&**group, stage.device)?
         ),
-        None => format!("in the group {}", word(false)),
+        None => format!("in the group {}", python_bool(false)),
     })?;
     Ok(group)
 }

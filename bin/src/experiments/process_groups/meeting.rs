@@ -11,12 +11,12 @@ use launch::ReservedPort;
 use crate::error::Result;
 use crate::interrupt;
 
-use super::stage::{Stage, numbers};
+use super::stage::{OrderedOutput, numbers};
 
 /// Timeout of the group that waits for a rank that never joins; a shorter configured timeout is kept.
 const SHORT: Duration = Duration::from_secs(1);
 
-pub(super) fn show(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
+pub(super) fn show(stage: &OrderedOutput<'_>, config: &TcpConfig) -> Result<()> {
     let world_size = config.world_size;
     stage.title("meeting places")?;
     let main = kind(&config.init_method);
@@ -26,7 +26,7 @@ pub(super) fn show(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
         by_tcp(stage, config)?;
         by_file(stage, config)?;
     }
-    late(stage, config)
+    missing_rank(stage, config)
 }
 
 fn kind(method: &InitMethod) -> &'static str {
@@ -37,7 +37,7 @@ fn kind(method: &InitMethod) -> &'static str {
     }
 }
 
-fn by_tcp(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
+fn by_tcp(stage: &OrderedOutput<'_>, config: &TcpConfig) -> Result<()> {
     let first = config.rank == 0;
     // A port for rank 0 to listen on.
     let reserved = first.then(|| ReservedPort::at(SocketAddr::new(config.bind, 0))).transpose()?;
@@ -48,18 +48,23 @@ fn by_tcp(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
     // Nothing else can have taken the port meanwhile: it is still reserved.
     let gone = address.parse::<SocketAddr>().is_ok_and(|address| TcpStream::connect(address).is_err());
     let state = if gone { "nobody listens there any more" } else { "somebody listens there" };
-    not_needed(stage, &group, "tcp://", state)
+    works_without_rendezvous(stage, &group, "tcp://", state)
 }
 
-fn by_file(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
-    let path = meeting_file(stage, config)?;
+fn by_file(stage: &OrderedOutput<'_>, config: &TcpConfig) -> Result<()> {
+    let path = rendezvous_file(stage, config)?;
     let group = Tcp::connect(&at(config, InitMethod::File(path.clone())))?;
     stage.say(format_args!("file://: {0} of {0} ranks have met", config.world_size))?;
-    not_needed(stage, &group, "file://", if path.exists() { "the file is there" } else { "the file is gone" })
+    works_without_rendezvous(
+        stage,
+        &group,
+        "file://",
+        if path.exists() { "the file is there" } else { "the file is gone" },
+    )
 }
 
 /// Runs a collective over the group, to show that it no longer needs its rendezvous address or file.
-fn not_needed(stage: &Stage<'_>, group: &Tcp, method: &str, state: &str) -> Result<()> {
+fn works_without_rendezvous(stage: &OrderedOutput<'_>, group: &Tcp, method: &str, state: &str) -> Result<()> {
     let tensor = Tensor::new(&[group.rank() as f32], &Device::Cpu)?;
     group.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
     let sum = numbers(&tensor)?;
@@ -67,8 +72,8 @@ fn not_needed(stage: &Stage<'_>, group: &Tcp, method: &str, state: &str) -> Resu
 }
 
 /// Connects a group with one rank more than exist, and shows the timeout.
-fn late(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
-    let path = meeting_file(stage, config)?;
+fn missing_rank(stage: &OrderedOutput<'_>, config: &TcpConfig) -> Result<()> {
+    let path = rendezvous_file(stage, config)?;
     let (come, world_size) = (config.world_size, config.world_size + 1);
     let timeout = config.timeout.min(SHORT);
     let config = TcpConfig { world_size, timeout, ..at(config, InitMethod::File(path)) };
@@ -91,14 +96,14 @@ fn at(config: &TcpConfig, init_method: InitMethod) -> TcpConfig {
 }
 
 /// Returns a path that no other job uses. The job's ranks share a host, or a folder for temporary files.
-fn meeting_file(stage: &Stage<'_>, config: &TcpConfig) -> Result<PathBuf> {
+fn rendezvous_file(stage: &OrderedOutput<'_>, config: &TcpConfig) -> Result<PathBuf> {
     let number = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos());
     let path = std::env::temp_dir().join(format!("girandole-{}-{number:x}", std::process::id()));
     let path = broadcast_object(stage.comm, &path, 0)?;
     if config.rank == 0 {
-        interrupt::removes(&path);
+        interrupt::remove_on_signal(&path);
     }
     Ok(path)
 }

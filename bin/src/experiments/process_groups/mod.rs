@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::options::DeviceKind;
 use crate::start::{self, Start};
 
-use stage::Stage;
+use stage::OrderedOutput;
 
 const NAME: &str = "process-groups";
 const WORLD_SIZE: usize = 2;
@@ -53,9 +53,9 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
 fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
     let device = options.ranks.device(DeviceKind::Auto)?;
     let world = backends::connect(options.ranks.backend, &device, config)?;
-    let stage = Stage::new(&*world, &device);
+    let stage = OrderedOutput::new(&*world, &device);
     stage.say(format_args!("===== back ends ====="))?;
-    for backend in backends::all() {
+    for backend in backends::detect_backends() {
         stage.say(format_args!("{backend}"))?;
     }
     ranks::show(&stage, &*world, options.layout()?)?;

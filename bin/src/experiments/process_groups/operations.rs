@@ -5,15 +5,15 @@ use comm::ReduceOp;
 
 use crate::error::Result;
 
-use super::stage::{Stage, numbers};
+use super::stage::{OrderedOutput, numbers};
 
 /// Returns the initial tensor: `[r + 1, 10 (r + 1)]` on rank r.
-fn own(stage: &Stage<'_>) -> Result<Tensor> {
+fn own(stage: &OrderedOutput<'_>) -> Result<Tensor> {
     let number = stage.comm.rank() as f32 + 1.0;
     Ok(Tensor::new(&[number, 10.0 * number], stage.device)?)
 }
 
-pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
+pub(super) fn show(stage: &OrderedOutput<'_>) -> Result<()> {
     let comm = stage.comm;
     in_place(stage, "all_reduce (sum)", |tensor| Ok(comm.all_reduce(tensor, ReduceOp::Sum)?.wait()?))?;
     send_and_recv(stage)?;
@@ -28,7 +28,7 @@ pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
 }
 
 /// Shows an operation that changes its tensor in place.
-fn in_place(stage: &Stage<'_>, title: &str, operation: impl Fn(&Tensor) -> Result<()>) -> Result<()> {
+fn in_place(stage: &OrderedOutput<'_>, title: &str, operation: impl Fn(&Tensor) -> Result<()>) -> Result<()> {
     stage.title(title)?;
     let tensor = own(stage)?;
     let before = numbers(&tensor)?;
@@ -37,7 +37,7 @@ fn in_place(stage: &Stage<'_>, title: &str, operation: impl Fn(&Tensor) -> Resul
 }
 
 /// Each rank sends to the next one, the last one to rank 0.
-fn send_and_recv(stage: &Stage<'_>) -> Result<()> {
+fn send_and_recv(stage: &OrderedOutput<'_>) -> Result<()> {
     let comm = stage.comm;
     let (rank, world_size) = (comm.rank(), comm.world_size());
     stage.title("send, recv")?;
@@ -58,7 +58,7 @@ fn send_and_recv(stage: &Stage<'_>) -> Result<()> {
     stage.each(format_args!("before {sent}, sent to rank {to}; after {received}, received from rank {from}"))
 }
 
-fn all_gather(stage: &Stage<'_>) -> Result<()> {
+fn all_gather(stage: &OrderedOutput<'_>) -> Result<()> {
     stage.title("all_gather")?;
     let input = own(stage)?;
     let output = Tensor::zeros((stage.comm.world_size(), 2), DType::F32, stage.device)?;

@@ -6,14 +6,14 @@ use launch::Layout;
 use crate::error::Result;
 use crate::start::host_name;
 
-use super::stage::{Stage, word};
+use super::stage::{OrderedOutput, python_bool};
 
-pub(super) fn show(stage: &Stage<'_>, world: &dyn Communicator, table: Layout) -> Result<()> {
+pub(super) fn show(stage: &OrderedOutput<'_>, world: &dyn Communicator, table: Layout) -> Result<()> {
     stage.title("world group")?;
     let (rank, world_size) = (world.rank(), world.world_size());
     let NodePlace { node, local_rank, local_world_size } =
         NodePlace::of(rank, world_size, comm::Place::from_env()?);
-    let is_member = word(world.world_ranks().contains(&rank));
+    let is_member = python_bool(world.world_ranks().contains(&rank));
     stage.each(format_args!(
         "is_initialized True, get_rank {rank}, get_world_size {world_size}, get_backend {}, rank in {:?} {is_member}",
         world.backend(),

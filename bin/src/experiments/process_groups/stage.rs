@@ -10,13 +10,13 @@ use crate::error::Result;
 
 /// Output of the demonstration: rank 0 prints for all ranks, so that the order is always the same.
 #[derive(Debug)]
-pub(super) struct Stage<'a> {
+pub(super) struct OrderedOutput<'a> {
     pub(super) comm: &'a dyn Communicator,
     /// The device of tensors.
     pub(super) device: &'a Device,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> OrderedOutput<'a> {
     pub(super) fn new(comm: &'a dyn Communicator, device: &'a Device) -> Self {
         Self { comm, device }
     }
@@ -48,6 +48,6 @@ pub(super) fn numbers(tensor: &Tensor) -> Result<String> {
 }
 
 /// Returns Python's spelling of a bool.
-pub(super) fn word(truth: bool) -> &'static str {
+pub(super) fn python_bool(truth: bool) -> &'static str {
     if truth { "True" } else { "False" }
 }

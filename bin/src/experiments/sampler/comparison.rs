@@ -6,7 +6,7 @@ use crate::console::say;
 use crate::error::Result;
 
 use super::coverage::Coverage;
-use super::{SamplerOptions, look, ranks};
+use super::{SamplerOptions, inspect_indices, ranks};
 
 /// Features per sample in the handbook's data set. Only labels are printed, but the features are drawn first.
 pub(super) const FEATURES: usize = 10;
@@ -32,7 +32,7 @@ pub(super) fn run(options: &SamplerOptions, data: Data) -> Result<()> {
         false => Box::new(RandomSampler::new(options.compared, SharedGenerator::from(generator))),
         true => Box::new(SequentialSampler::new(options.compared)),
     };
-    let (count, first) = look(plain.indices()?, 20, |_| ());
+    let (count, first) = inspect_indices(plain.indices()?, 20, |_| ());
     say(format_args!("\n===== plain sampler (one process) ====="))?;
     say(format_args!("samples: {}", count))?;
     say(format_args!("sample indices: {first:?}..."))?;
@@ -41,7 +41,7 @@ pub(super) fn run(options: &SamplerOptions, data: Data) -> Result<()> {
     let mut coverage = Coverage::new(options.compared)?;
     for rank in 0..options.world_size {
         let indices = options.sampler(options.compared, rank)?.iter()?;
-        let (count, first) = look(indices, 10, |index| coverage.add(rank, index));
+        let (count, first) = inspect_indices(indices, 10, |index| coverage.add(rank, index));
         let of_first: Vec<i64> = first.iter().map(|index| labels[*index]).collect();
         say(format_args!("rank {rank} has {count} samples"))?;
         say(format_args!("  first 10 indices: {first:?}"))?;

@@ -10,7 +10,7 @@ use crate::console::say;
 use crate::error::Result;
 
 use super::coverage::Coverage;
-use super::{SamplerOptions, look, ranks};
+use super::{SamplerOptions, inspect_indices, ranks};
 
 /// The handbook prints every so many batches.
 const SAY_EVERY: usize = 5;
@@ -58,7 +58,7 @@ impl Epochs {
             let mut order = DefaultHasher::new();
             for (rank, loader) in loaders.iter_mut().enumerate() {
                 loader.set_epoch(epoch as u64);
-                let (_, first) = look(loader.sampler().iter()?, 10, |index| {
+                let (_, first) = inspect_indices(loader.sampler().iter()?, 10, |index| {
                     coverage.add(rank, index);
                     index.hash(&mut order);
                 });

@@ -29,7 +29,7 @@ impl SamplerOptions {
 }
 
 /// Calls `each` for every index; returns their number, and the first `shown` of them.
-fn look(
+fn inspect_indices(
     indices: impl Iterator<Item = usize>,
     shown: usize,
     mut each: impl FnMut(usize),

@@ -5,7 +5,7 @@ use sampler::{DistributedSampler, DistributedSamplerConfig};
 
 use crate::error::Result;
 use crate::options::{count, seed, workers};
-use crate::room::{self, PLACE};
+use crate::room::{self, INDEX_BYTES};
 use crate::start::check_world_size;
 
 /// What becomes of the last samples where the ranks do not divide the data set.
@@ -66,7 +66,7 @@ impl SamplerOptions {
     pub(super) fn check(&self) -> Result<()> {
         check_world_size(self.world_size)?;
         // Per sample: its owner, and its index in a shuffled order.
-        let each = size_of::<u32>() + if self.no_shuffle { 0 } else { PLACE };
+        let each = size_of::<u32>() + if self.no_shuffle { 0 } else { INDEX_BYTES };
         room::check_data("--samples", self.samples, self.samples as f64 * each as f64, 1)?;
         // The comparison generates its data set.
         let each = super::comparison::FEATURES * size_of::<f32>();

@@ -23,8 +23,8 @@ use crate::trainer::sampler_state;
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
-use super::run::{self, DividedConfig, Task, Trained};
-use super::{OnMesh, needed, table, weights};
+use super::run::{self, Task, TensorParallelRunConfig, Trained};
+use super::{OnMesh, memory_per_rank, table, weights};
 
 /// Options of `tensor-parallel-mlp`.
 #[derive(Debug, Clone, Args)]
@@ -111,7 +111,8 @@ impl Experiment for TensorParallelMlpOptions {
         }
         let size = self.hidden_size as f64;
         let parameters = 8.0 * size * size + 5.0 * size;
-        let needed = needed(&self.common, (world_size, tp), |parts| room::with_adam(parameters, parts));
+        let needed =
+            memory_per_rank(&self.common, (world_size, tp), |parts| room::with_adam(parameters, parts));
         if let Some(help) = room::too_large(parameters, "parameters", needed) {
             return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
         }
@@ -169,7 +170,7 @@ impl Experiment for TensorParallelMlpOptions {
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let weights = setup.weights.clone();
-        let config = DividedConfig::of(self, weights, (self.batch_size, self.lr), rank)?;
+        let config = TensorParallelRunConfig::of(self, weights, (self.batch_size, self.lr), rank)?;
         run::train(self, &Regression(setup), &config, rank)
     }
 

@@ -61,7 +61,7 @@ fn weights(common: &CommonOptions, generator: Generator) -> Weights {
 /// Returns the minimum bytes per rank, and the ranks on this machine, for a model that takes `bytes(parts)` on each
 /// rank if cut into `parts`. On the CPU a whole copy is counted, since the comparison at the end uses data
 /// parallelism.
-fn needed(
+fn memory_per_rank(
     common: &CommonOptions,
     (world_size, tp): (usize, usize),
     bytes: impl Fn(usize) -> f64,

@@ -14,7 +14,7 @@ use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, OptimizerSta
 
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
-use crate::options::offer;
+use crate::options::with_fallback_hint;
 use crate::rank::Rank;
 use crate::trainer::{Epochs, Kept, Losses, Parts, Position, Source, Step, Strategy, Trainer};
 
@@ -45,7 +45,7 @@ pub(super) trait Task {
 
 /// Configuration of the training.
 #[derive(Debug, Clone)]
-pub(super) struct DividedConfig {
+pub(super) struct TensorParallelRunConfig {
     /// Numbers of data-parallel and of tensor-parallel ranks.
     pub(super) sizes: (usize, usize),
     pub(super) parallel: TensorParallelConfig,
@@ -54,7 +54,7 @@ pub(super) struct DividedConfig {
     lr: f64,
 }
 
-impl DividedConfig {
+impl TensorParallelRunConfig {
     /// Creates the configuration of a rank from an experiment's options, batch size and learning rate.
     pub(super) fn of<E: OnMesh>(
         experiment: &E,
@@ -87,11 +87,12 @@ pub struct Trained {
 pub(super) fn train<E: OnMesh, T: Task>(
     experiment: &E,
     task: &T,
-    config: &DividedConfig,
+    config: &TensorParallelRunConfig,
     rank: &mut Rank,
 ) -> Result<Trained> {
     let mesh = mesh(&rank.comm, config.sizes)?;
-    let mut trainer = Trainer::new(Divided::new(task, config, &mesh)?, epochs(&mesh, task, config)?);
+    let mut trainer =
+        Trainer::new(TensorParallelStrategy::new(task, config, &mesh)?, epochs(&mesh, task, config)?);
     let mut losses = Losses(|step: &Step<'_>, loss: f32| {
         step.say(format_args!("{}", task.line(step.epoch, step.batch, loss)))
     });
@@ -106,20 +107,20 @@ pub(super) fn train<E: OnMesh, T: Task>(
     Ok(Trained { series: ran.series, own, data_parallel: data_parallel(task, config, rank)? })
 }
 
-fn data_parallel<T: Task>(task: &T, config: &DividedConfig, rank: &Rank) -> Result<Figures> {
+fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Rank) -> Result<Figures> {
     let world_size = rank.comm.world_size();
     let parallel = TensorParallelConfig { sequence_parallel: false, ..config.parallel.clone() };
     // The same total number of samples per step.
     let together = config.batch_size.saturating_mul(config.sizes.0.max(1));
     let batch_size = (together / world_size).max(1);
-    let config = DividedConfig { sizes: (world_size, 1), parallel, batch_size, ..config.clone() };
+    let config = TensorParallelRunConfig { sizes: (world_size, 1), parallel, batch_size, ..config.clone() };
     let mesh = mesh(&rank.comm, config.sizes)?;
     reset_peak_rss();
-    let mut divided = Divided::new(task, &config, &mesh)?;
+    let mut divided = TensorParallelStrategy::new(task, &config, &mesh)?;
     let batches: Vec<_> =
         epochs(&mesh, task, &config)?.batches(Position::default())?.collect::<Result<_>>()?;
     let (mut batches, mut at) = (batches.iter().cycle(), Position::default());
-    let mut step = |divided: &mut Divided<'_, T>| -> Result<()> {
+    let mut step = |divided: &mut TensorParallelStrategy<'_, T>| -> Result<()> {
         if let Some((batch, _)) = batches.next() {
             divided.step(at, batch)?.map(|loss| loss.to_scalar::<f32>()).transpose()?;
             at.step += 1;
@@ -137,7 +138,11 @@ fn data_parallel<T: Task>(task: &T, config: &DividedConfig, rank: &Rank) -> Resu
 
 /// Returns the epochs of sample indices for a rank's position along `dp`, in the order of PyTorch's sampler of the
 /// same name.
-fn epochs<T: Task>(mesh: &Mesh, task: &T, config: &DividedConfig) -> Result<Epochs<Vec<usize>, Vec<usize>>> {
+fn epochs<T: Task>(
+    mesh: &Mesh,
+    task: &T,
+    config: &TensorParallelRunConfig,
+) -> Result<Epochs<Vec<usize>, Vec<usize>>> {
     let (dp, samples, batch_size) = (mesh.axis("dp")?, task.samples(), config.batch_size);
     let sampler = DistributedSampler::new(DistributedSamplerConfig {
         dataset_len: samples,
@@ -151,7 +156,7 @@ fn epochs<T: Task>(mesh: &Mesh, task: &T, config: &DividedConfig) -> Result<Epoc
 }
 
 /// A model divided over the ranks, with its optimizer.
-struct Divided<'a, T: Task> {
+struct TensorParallelStrategy<'a, T: Task> {
     task: &'a T,
     parallel: TensorParallel<T::Model>,
     optimizer: Adam,
@@ -161,8 +166,8 @@ struct Divided<'a, T: Task> {
     first: Option<(u64, u64)>,
 }
 
-impl<'a, T: Task> Divided<'a, T> {
-    fn new(task: &'a T, config: &DividedConfig, mesh: &Mesh) -> Result<Self> {
+impl<'a, T: Task> TensorParallelStrategy<'a, T> {
+    fn new(task: &'a T, config: &TensorParallelRunConfig, mesh: &Mesh) -> Result<Self> {
         // Each model draws from a copy of the generator, so all get the same weights.
         let weights = match &config.weights {
             Weights::Random(generator) => {
@@ -178,7 +183,7 @@ impl<'a, T: Task> Divided<'a, T> {
     }
 }
 
-impl<T: Task> Strategy for Divided<'_, T> {
+impl<T: Task> Strategy for TensorParallelStrategy<'_, T> {
     /// Sample indices.
     type Batch = Vec<usize>;
 
@@ -223,14 +228,14 @@ impl<T: Task> Strategy for Divided<'_, T> {
     }
 }
 
-impl<T: Task> Parts for Divided<'_, T> {
+impl<T: Task> Parts for TensorParallelStrategy<'_, T> {
     fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()> {
         self.parallel.save_checkpoint(to, &self.optimizer, &checkpoint)?;
         Ok(())
     }
 
     fn load(&mut self, from: &Contents) -> Result<()> {
-        self.parallel.load_checkpoint(from, &mut self.optimizer).map_err(offer)?;
+        self.parallel.load_checkpoint(from, &mut self.optimizer).map_err(with_fallback_hint)?;
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 
 use super::mesh::MeshOptions;
-use super::run::{self, DividedConfig, Task, Trained};
+use super::run::{self, Task, TensorParallelRunConfig, Trained};
 use super::{OnMesh, table, weights};
 
 /// Rows of tokens, one token longer than the model's input, and the source of the weights.
@@ -89,7 +89,7 @@ impl Experiment for TensorParallelTransformerOptions {
         if let (true, Some(row)) = (self.mesh.sequence_parallel, setup.rows.first()) {
             MeshOptions::divides("--data", row.len() - 1, sizes.1)?;
         }
-        let config = DividedConfig::of(self, setup.weights, (self.batch_size, self.lr), rank)?;
+        let config = TensorParallelRunConfig::of(self, setup.weights, (self.batch_size, self.lr), rank)?;
         let device = config.parallel.device.clone();
         run::train(self, &NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
     }

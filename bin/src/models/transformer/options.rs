@@ -150,7 +150,7 @@ impl TransformerOptions {
             let help = room::too_large(table, "numbers of positions", bytes)?;
             return Some(("--max-len", self.max_len, help));
         }
-        let (option, got) = room::largest(sizes, count);
+        let (option, got) = room::option_to_blame(sizes, count);
         room::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
     }
 

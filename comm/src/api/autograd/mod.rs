@@ -62,7 +62,7 @@ type Comm = Arc<dyn Communicator>;
 /// Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019, section 3
 /// (the operator f).
 pub fn copy_to_group(x: &Tensor, comm: &Comm) -> Result<Tensor> {
-    let output = tensors::fresh(x)?;
+    let output = tensors::detached_copy(x)?;
     differentiable("copy_to_group", x, output, comm, |grad, comm| tensors::sum(grad, comm))
 }
 

@@ -6,35 +6,35 @@ use candle_core::Tensor;
 use crate::{Communicator, Error, Operation, ReduceOp, Result};
 
 /// Returns a contiguous copy, detached from the graph.
-pub(super) fn fresh(x: &Tensor) -> Result<Tensor> {
+pub(super) fn detached_copy(x: &Tensor) -> Result<Tensor> {
     Ok(x.detach().force_contiguous()?)
 }
 
 pub(super) fn sum(x: &Tensor, comm: &dyn Communicator) -> Result<Tensor> {
-    let tensor = fresh(x)?;
+    let tensor = detached_copy(x)?;
     comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
     Ok(tensor)
 }
 
 pub(super) fn own_part(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<Tensor> {
     let len = part_len(x, dim, comm)?;
-    fresh(&x.narrow(dim, comm.rank() * len, len)?)
+    detached_copy(&x.narrow(dim, comm.rank() * len, len)?)
 }
 
 pub(super) fn gather(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<Tensor> {
-    let input = front(x, dim)?;
+    let input = move_dim_to_front(x, dim)?;
     let output = zeros(&input, input.dim(0)? * comm.world_size())?;
     comm.run(Operation::AllGather { output: output.clone(), input, counts: None })?;
-    back(output, dim)
+    move_dim_back(output, dim)
 }
 
 pub(super) fn sum_part(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<Tensor> {
     let len = part_len(x, dim, comm)?;
-    let input = front(x, dim)?;
+    let input = move_dim_to_front(x, dim)?;
     let output = zeros(&input, len)?;
     let op = ReduceOp::Sum;
     comm.run(Operation::ReduceScatter { output: output.clone(), input, op, counts: None })?;
-    back(output, dim)
+    move_dim_back(output, dim)
 }
 
 pub(super) fn exchange(
@@ -46,13 +46,13 @@ pub(super) fn exchange(
     let len = part_len(x, split_dim, comm)?;
     // An axis that does not exist must be an error before any communication.
     x.dim(concat_dim)?;
-    let input = front(x, split_dim)?;
+    let input = move_dim_to_front(x, split_dim)?;
     let output = zeros(&input, input.dim(0)?)?;
     let (output_counts, input_counts) = (None, None);
     comm.run(Operation::AllToAll { output: output.clone(), input, output_counts, input_counts })?;
     let part = |rank: usize| output.narrow(0, rank * len, len)?.transpose(0, split_dim);
     let parts = (0..comm.world_size()).map(part).collect::<candle_core::Result<Vec<_>>>()?;
-    fresh(&Tensor::cat(&parts, concat_dim)?)
+    detached_copy(&Tensor::cat(&parts, concat_dim)?)
 }
 
 fn part_len(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<usize> {
@@ -68,14 +68,14 @@ fn part_len(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<usize> {
     Ok(len / parts)
 }
 
-/// Moves `dim` to the front, so that its parts are contiguous.
-fn front(x: &Tensor, dim: usize) -> Result<Tensor> {
+/// Moves `dim` to the move_dim_to_front, so that its parts are contiguous.
+fn move_dim_to_front(x: &Tensor, dim: usize) -> Result<Tensor> {
     Ok(x.detach().transpose(0, dim)?.contiguous()?)
 }
 
 /// Moves the first dim back to its position `dim`.
-fn back(x: Tensor, dim: usize) -> Result<Tensor> {
-    if dim == 0 { Ok(x) } else { fresh(&x.transpose(0, dim)?) }
+fn move_dim_back(x: Tensor, dim: usize) -> Result<Tensor> {
+    if dim == 0 { Ok(x) } else { detached_copy(&x.transpose(0, dim)?) }
 }
 
 fn zeros(like: &Tensor, first: usize) -> Result<Tensor> {

@@ -31,7 +31,7 @@ pub(crate) fn agree<C: Communicator + ?Sized>(comm: &C, ranks: &[usize]) -> Resu
 }
 
 /// Returns the ranks with this rank's color, ordered by key, then by rank. `None` without a color.
-pub(crate) fn of_color<C: Communicator + ?Sized>(
+pub(crate) fn members_of_color<C: Communicator + ?Sized>(
     comm: &C,
     color: Option<usize>,
     key: usize,
@@ -53,7 +53,7 @@ pub(crate) fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Res
 }
 
 /// Returns the error of a backend that does not support changing the ranks of a group.
-pub(crate) fn fixed(what: &str, backend: &str) -> Error {
+pub(crate) fn not_elastic(what: &str, backend: &str) -> Error {
     Error::invalid(
         what,
         format!("a group of the backend {backend}"),
@@ -62,7 +62,7 @@ pub(crate) fn fixed(what: &str, backend: &str) -> Error {
 }
 
 /// Returns the index of this rank among the members.
-pub(crate) fn place(rank: usize, ranks: &[usize]) -> Result<usize> {
+pub(crate) fn rank_in(rank: usize, ranks: &[usize]) -> Result<usize> {
     ranks.iter().position(|member| *member == rank).ok_or_else(|| {
         let got = format!("{ranks:?} on rank {rank}");
         Error::invalid("the ranks of a subgroup", got, "call this on its members only")

@@ -48,7 +48,7 @@ impl Before {
 
     /// Makes what is enqueued on `stream` from now on wait for that work.
     #[cfg(feature = "nccl")]
-    pub(crate) fn hold(&self, stream: &CudaStream) -> Result<()> {
+    pub(crate) fn block_stream(&self, stream: &CudaStream) -> Result<()> {
         self.0.iter().try_for_each(|event| stream.wait(event)).map_err(failed)
     }
 
@@ -75,14 +75,14 @@ impl<'a> Stage<'a> {
 
     pub(crate) fn read<R>(&self, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         self.load()?;
-        let host = self.host.get().ok_or_else(gone)?;
+        let host = self.host.get().ok_or_else(unusable)?;
         Ok(look(&host.bytes()[range]))
     }
 
     pub(crate) fn write<R>(&mut self, range: Range<usize>, change: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         self.load()?;
         self.changed = true;
-        let host = self.host.get_mut().ok_or_else(gone)?;
+        let host = self.host.get_mut().ok_or_else(unusable)?;
         Ok(change(&mut host.bytes_mut()[range]))
     }
 
@@ -90,7 +90,7 @@ impl<'a> Stage<'a> {
         if self.host.get().is_some() {
             return Ok(());
         }
-        let Device::Cuda(device) = self.tensor.device() else { return Err(gone()) };
+        let Device::Cuda(device) = self.tensor.device() else { return Err(unusable()) };
         let bytes = self.tensor.elem_count() * self.tensor.dtype().size_in_bytes();
         let mut host = Pinned::new(device.cuda_stream().context(), bytes)?;
         if self.keeps {
@@ -114,7 +114,7 @@ impl<'a> Stage<'a> {
 fn download(tensor: &Tensor, to: &mut [u8]) -> Result<()> {
     let (storage, layout) = tensor.storage_and_layout();
     let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
-        return Err(gone());
+        return Err(unusable());
     };
     let stream = stream_of(storage.device()).map_err(failed)?;
     macro_rules! copy {
@@ -130,7 +130,7 @@ fn download(tensor: &Tensor, to: &mut [u8]) -> Result<()> {
         CudaStorageSlice::U8(data) => copy!(data),
         CudaStorageSlice::U32(data) => copy!(data),
         CudaStorageSlice::I64(data) => copy!(data),
-        _ => return Err(gone()),
+        _ => return Err(unusable()),
     }
     .and_then(|()| stream.synchronize())
     .map_err(failed)
@@ -145,11 +145,11 @@ impl InplaceOp1 for Upload<'_> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        Err(gone().into())
+        Err(unusable().into())
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        let Some((start, end)) = layout.contiguous_offsets() else { return Err(gone().into()) };
+        let Some((start, end)) = layout.contiguous_offsets() else { return Err(unusable().into()) };
         let stream = stream_of(storage.device()).map_err(failed)?;
         macro_rules! copy {
             ($data:expr) => {
@@ -164,7 +164,7 @@ impl InplaceOp1 for Upload<'_> {
             CudaStorageSlice::U8(data) => copy!(data),
             CudaStorageSlice::U32(data) => copy!(data),
             CudaStorageSlice::I64(data) => copy!(data),
-            _ => return Err(gone().into()),
+            _ => return Err(unusable().into()),
         };
         Ok(copied.and_then(|()| stream.synchronize()).map_err(failed)?)
     }
@@ -187,6 +187,6 @@ fn failed(error: DriverError) -> Error {
     Error::system("copying between a CUDA device and the host", error)
 }
 
-fn gone() -> Error {
+fn unusable() -> Error {
     Error::invalid("a tensor", "one that is not contiguous on a CUDA device", "call `contiguous()` first")
 }

@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::Fingerprint;
-use crate::base::last_words::{self, FAREWELL};
+use crate::base::last_words::{self, GOODBYE};
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::blame::control::bureau::job::Job;
 use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::{Activity, Elsewhere, Question, Status, judge};
-use crate::rendezvous::connection::fault::Fault;
+use crate::blame::verdict::{Activity, OtherGroupCall, Question, Status, choose_cause};
+use crate::rendezvous::connection::fault::ConnectError;
 use crate::transport::links::Wait;
-use crate::transport::tcp::switchboard::Switchboard;
+use crate::transport::tcp::switchboard::DataConnections;
 use crate::{Error, Result, TcpConfig};
 
 /// How long rank 0 waits for the ranks to report what they are doing.
@@ -30,21 +30,21 @@ const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
 /// The same for questions after which rank 0 is taken to be the cause if it does not answer.
 const LAST_PATIENCE: Duration = Duration::from_millis(1500);
 /// How long after a rank's death the control thread logs it, if no operation of the group has reported it.
-const SPEAKS: Duration = Duration::from_millis(500);
+const DEATH_LOG_DELAY: Duration = Duration::from_millis(500);
 /// How long an operation on rank 0 waits for rank 0's own control thread: its delay says nothing about other ranks.
 const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Failure state of one rank in one group: its questions, their answers, and the cause of a failure.
 #[derive(Debug)]
-pub(crate) struct Bureau {
+pub(crate) struct FailureState {
     rank: usize,
     members: Members,
     timeout: Duration,
     slow_warning: Duration,
-    switchboard: Arc<Switchboard>,
+    switchboard: Arc<DataConnections>,
     job: Arc<Job>,
     activity: Mutex<Activity>,
-    desk: Mutex<Desk>,
+    desk: Mutex<State>,
     /// Signals a change of `desk`.
     changed: Condvar,
     failed: AtomicBool,
@@ -57,7 +57,7 @@ pub(crate) struct Bureau {
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct State {
     failure: Option<Cause>,
     failed_at: Option<Instant>,
     questions: Vec<(u64, Question)>,
@@ -76,12 +76,12 @@ pub(super) struct Closing {
     pub(super) goodbye: bool,
 }
 
-impl Bureau {
+impl FailureState {
     /// Creates the state, and returns it with the end of the bell socket that the control thread polls.
     pub(crate) fn new(
         config: &TcpConfig,
         members: Members,
-        switchboard: Arc<Switchboard>,
+        switchboard: Arc<DataConnections>,
         job: Arc<Job>,
     ) -> Result<(Self, UnixStream)> {
         let pair = UnixStream::pair().and_then(|(bell, ear)| {
@@ -90,7 +90,7 @@ impl Bureau {
             Ok((bell, ear))
         });
         let (bell, ear) =
-            pair.map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
+            pair.map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
         let bureau = Self {
             rank: config.rank,
             members,
@@ -133,17 +133,17 @@ impl Bureau {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
-            self.switchboard.cut(Shutdown::Both, None);
+            self.switchboard.shutdown(Shutdown::Both, None);
         }
         self.ring();
     }
 
     /// Notifies the peers, on the data connections, that this rank leaves, with the cause if another group of the job
     /// has failed.
-    pub(crate) fn say_farewell(&self) {
+    pub(crate) fn notify_leaving(&self) {
         let because =
             self.job.failure().map(|cause| Cause::InJob { cause: Box::new(cause), host: String::new() });
-        self.switchboard.leave(because.as_ref().and_then(last_words::blame).unwrap_or(FAREWELL));
+        self.switchboard.leave(because.as_ref().and_then(last_words::encode_failure).unwrap_or(GOODBYE));
     }
 
     pub(super) fn closing(&self) -> Option<Closing> {
@@ -155,7 +155,7 @@ impl Bureau {
     }
 
     /// Records that rank 0 has sent a message.
-    pub(super) fn hear_center(&self) {
+    pub(super) fn note_message_from_rank_0(&self) {
         lock(&self.desk).silent_since = None;
     }
 
@@ -174,7 +174,7 @@ impl Bureau {
     pub(super) fn fail(&self, cause: Cause) -> bool {
         let failed = self.note(cause);
         if failed {
-            self.switchboard.cut(Shutdown::Both, None);
+            self.switchboard.shutdown(Shutdown::Both, None);
         }
         failed
     }
@@ -185,36 +185,37 @@ impl Bureau {
     }
 
     /// Whether the group has failed and no operation knows yet.
-    pub(super) fn is_untold(&self) -> bool {
+    pub(super) fn is_unreported(&self) -> bool {
         self.has_failed() && !self.is_known.load(Ordering::Acquire)
     }
 
     /// When to log the death of a rank, if no operation has reported it by then: the process may end before its next
     /// operation.
-    pub(super) fn speaks_at(&self) -> Option<Instant> {
-        let failed_at = self.is_untold().then(|| lock(&self.desk).failed_at).flatten()?;
-        Some(failed_at + SPEAKS)
+    pub(super) fn death_log_at(&self) -> Option<Instant> {
+        let failed_at = self.is_unreported().then(|| lock(&self.desk).failed_at).flatten()?;
+        Some(failed_at + DEATH_LOG_DELAY)
     }
 
     /// Logs the death, if it is time to. Only the group of all ranks does.
-    pub(super) fn speak(&self) {
-        if self.speaks_at().is_none_or(|at| Instant::now() < at) || self.is_known.swap(true, Ordering::AcqRel)
+    pub(super) fn log_death(&self) {
+        if self.death_log_at().is_none_or(|at| Instant::now() < at)
+            || self.is_known.swap(true, Ordering::AcqRel)
         {
             return;
         }
         let is_world = self.job.world().is_some_and(|world| std::ptr::eq(&*world, self));
         let failure = lock(&self.desk).failure.clone();
         if let (true, Some(Cause::Died { rank })) = (is_world, failure) {
-            tracing::warn!("{}", self.news_of_death(rank));
+            tracing::warn!("{}", self.death_text(rank));
         }
     }
 
     /// Text of that log line, on a rank that is in no operation of the group.
-    pub(super) fn news_of_death(&self, rank: usize) -> String {
+    pub(super) fn death_text(&self, rank: usize) -> String {
         let [own, dead] = [self.rank, rank].map(|rank| self.members.world_rank(rank));
         let host = Supervisor::host(self, rank);
         match self.activity().elsewhere.first() {
-            Some(Elsewhere { call, .. }) => {
+            Some(OtherGroupCall { call, .. }) => {
                 format!("rank {dead} (host {host}) has died, and rank {own} is still in {call}")
             }
             None => format!(
@@ -223,13 +224,13 @@ impl Bureau {
         }
     }
 
-    /// Fails the group on this rank alone, because rank 0 has left. The peers are notified by [`Supervisor::hang_up`].
+    /// Fails the group on this rank alone, because rank 0 has left. The peers are notified by [`Supervisor::close_streams`].
     pub(super) fn fail_alone(&self, cause: Cause) {
         self.alone.store(true, Ordering::Release);
-        let words = last_words::blame(&cause);
+        let words = last_words::encode_failure(&cause);
         if self.note(cause) {
             // Wakes only this rank's operations; its peers still receive what it sends.
-            self.switchboard.cut(Shutdown::Read, words);
+            self.switchboard.shutdown(Shutdown::Read, words);
         }
     }
 
@@ -275,7 +276,11 @@ impl Bureau {
             rank if rank == self.rank => Status::Active(self.activity()),
             _ => Status::Unknown,
         };
-        judge(self.rank, question, &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>())
+        choose_cause(
+            self.rank,
+            question,
+            &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>(),
+        )
     }
 
     /// Asks this group only, not the group of all ranks.
@@ -328,9 +333,9 @@ impl Bureau {
     }
 }
 
-impl Supervisor for Bureau {
-    fn goes_on(&self) {
-        self.job.go_on();
+impl Supervisor for FailureState {
+    fn on_program_call(&self) {
+        self.job.clear_reported_failure();
     }
 
     fn begin(&self, call: Fingerprint) {
@@ -356,7 +361,7 @@ impl Supervisor for Bureau {
     fn ask(&self, question: Question) -> Option<Cause> {
         let question = match question {
             Question::Lost { peer, because: Some(cause), .. } => {
-                Question::Known { peer, cause: self.heard(cause) }
+                Question::Known { peer, cause: self.from_other_group(cause) }
             }
             question => question,
         };
@@ -369,14 +374,14 @@ impl Supervisor for Bureau {
         }
     }
 
-    fn hang_up(&self, part: &mut dyn FnMut() -> Vec<usize>) {
+    fn close_streams(&self, part: &mut dyn FnMut() -> Vec<usize>) {
         if !self.alone.load(Ordering::Acquire) {
             return;
         }
-        if let Some(words) = self.failure().as_ref().and_then(last_words::blame) {
-            self.switchboard.tell(&part(), &words);
+        if let Some(words) = self.failure().as_ref().and_then(last_words::encode_failure) {
+            self.switchboard.send_last_message(&part(), &words);
         }
-        self.switchboard.cut(Shutdown::Both, None);
+        self.switchboard.shutdown(Shutdown::Both, None);
     }
 
     fn rank(&self) -> usize {

@@ -11,17 +11,17 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
-use crate::blame::verdict::{Question, Status, judge, may_change};
+use crate::blame::verdict::{Question, Status, choose_cause, may_change};
 
-use super::bureau::{Bureau, PROBE_PATIENCE};
+use super::bureau::{FailureState, PROBE_PATIENCE};
 use super::leaf::drain;
 use super::wire::{Message, Wire};
 
 /// Pause before a new round, when the answers of ranks that were just asked may soon change.
 const PAUSE: Duration = Duration::from_millis(20);
 
-pub(super) struct Center<'a> {
-    bureau: &'a Bureau,
+pub(super) struct Coordinator<'a> {
+    bureau: &'a FailureState,
     ear: &'a UnixStream,
     members: Vec<Member>,
     inquiries: Vec<Inquiry>,
@@ -58,8 +58,8 @@ struct Round {
     statuses: Vec<Option<Status>>,
 }
 
-impl<'a> Center<'a> {
-    pub(super) fn new(bureau: &'a Bureau, ear: &'a UnixStream, wires: Vec<Option<Wire>>) -> Self {
+impl<'a> Coordinator<'a> {
+    pub(super) fn new(bureau: &'a FailureState, ear: &'a UnixStream, wires: Vec<Option<Wire>>) -> Self {
         let member = |wire| Member { wire, left: false, because: None, asked: None };
         let members = wires.into_iter().map(member).collect();
         let not_before = Instant::now();
@@ -73,7 +73,7 @@ impl<'a> Center<'a> {
                 break closing;
             }
             let ready = self.sleep();
-            self.bureau.speak();
+            self.bureau.log_death();
             drain(self.ear);
             for (id, question) in self.bureau.take_questions() {
                 self.inquire(0, id, question);
@@ -81,11 +81,11 @@ impl<'a> Center<'a> {
             for rank in ready {
                 self.listen(rank);
             }
-            self.settle();
+            self.advance();
         };
         if closing.goodbye {
-            let (progress, because) = (self.bureau.progress(), self.bureau.failure_elsewhere());
-            self.tell_all(&Message::Goodbye { progress, because });
+            let (progress, because) = (self.bureau.progress(), self.bureau.failure_of_other_group());
+            self.send_all(&Message::Goodbye { progress, because });
         }
     }
 
@@ -98,7 +98,7 @@ impl<'a> Center<'a> {
         polled.extend(
             live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
         );
-        let deadline = self.next_deadline().into_iter().chain(self.bureau.speaks_at()).min();
+        let deadline = self.next_deadline().into_iter().chain(self.bureau.death_log_at()).min();
         let timeout = deadline.map(|deadline| {
             timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
         });
@@ -139,9 +139,11 @@ impl<'a> Center<'a> {
                 Message::Ask { id, question } if question.peer() < self.members.len() => {
                     self.inquire(rank, id, question)
                 }
-                Message::Doing { inquiry, activity } => self.hear(rank, inquiry, Status::Active(activity)),
+                Message::Doing { inquiry, activity } => {
+                    self.receive_report(rank, inquiry, Status::Active(activity))
+                }
                 Message::Goodbye { because, .. } => {
-                    let because = because.map(|cause| self.bureau.heard(cause));
+                    let because = because.map(|cause| self.bureau.from_other_group(cause));
                     (self.members[rank].left, self.members[rank].because) = (true, because);
                     gone = true;
                 }
@@ -151,7 +153,7 @@ impl<'a> Center<'a> {
         if gone {
             self.members[rank].wire = None;
             if !self.members[rank].left {
-                self.declare(Cause::Died { rank });
+                self.fail_group(Cause::Died { rank });
             }
         }
     }
@@ -163,7 +165,7 @@ impl<'a> Center<'a> {
 
     /// Receives a rank's report, for this round or, if it is late, for an earlier one. A late rank is asked again for
     /// this round.
-    fn hear(&mut self, rank: usize, number: u64, status: Status) {
+    fn receive_report(&mut self, rank: usize, number: u64, status: Status) {
         let Member { wire, asked, .. } = &mut self.members[rank];
         *asked = None;
         match &mut self.round {
@@ -187,7 +189,7 @@ impl<'a> Center<'a> {
     }
 
     /// Judges when all ranks have answered or their time is over, and begins a new round if there are questions.
-    fn settle(&mut self) {
+    fn advance(&mut self) {
         let now = Instant::now();
         let is_over = |round: &Round| self.awaited(round).all(|asked| now >= asked + PROBE_PATIENCE);
         let over = self.round.as_ref().is_some_and(is_over);
@@ -212,18 +214,18 @@ impl<'a> Center<'a> {
             }
             let cause = match question {
                 Question::Stuck { peer, last: false, .. } if statuses[*peer] != Status::Left => {
-                    usual.get_or_insert_with(|| judge(asker, question, &statuses)).clone()
+                    usual.get_or_insert_with(|| choose_cause(asker, question, &statuses)).clone()
                 }
-                _ => judge(asker, question, &statuses),
+                _ => choose_cause(asker, question, &statuses),
             };
             if now < deadline && cause.as_ref().is_some_and(|cause| may_change(cause, &statuses)) {
                 self.not_before = now + PAUSE;
                 self.inquiries.push(inquiry);
                 continue;
             }
-            let cause = cause.map(|cause| self.explain(cause));
+            let cause = cause.map(|cause| self.cause_of_leaving(cause));
             match cause {
-                Some(cause) if question.is_fatal() => self.declare(cause),
+                Some(cause) if question.is_fatal() => self.fail_group(cause),
                 cause => self.answer(asker, id, cause),
             }
         }
@@ -240,7 +242,7 @@ impl<'a> Center<'a> {
     }
 
     /// A rank that has left because of a failure in another group is not the cause itself.
-    fn explain(&self, cause: Cause) -> Cause {
+    fn cause_of_leaving(&self, cause: Cause) -> Cause {
         match cause {
             // The rank number was sent by another rank, and may be invalid.
             Cause::Left { rank } => {
@@ -259,16 +261,16 @@ impl<'a> Center<'a> {
     }
 
     /// Fails the group with this cause. Later causes are ignored.
-    fn declare(&mut self, cause: Cause) {
+    fn fail_group(&mut self, cause: Cause) {
         if self.bureau.has_failed() {
             return;
         }
         // The other ranks first: once this rank knows, its process may end, and would appear to be the cause.
-        self.tell_all(&Message::Verdict(cause.clone()));
+        self.send_all(&Message::Verdict(cause.clone()));
         self.bureau.fail(cause);
     }
 
-    fn tell_all(&mut self, message: &Message) {
+    fn send_all(&mut self, message: &Message) {
         self.members
             .iter_mut()
             .filter_map(|member| member.wire.as_mut())
@@ -294,15 +296,15 @@ mod tests {
     use crate::base::members::Members;
     use crate::blame::supervisor::Supervisor;
     use crate::rendezvous::connection::stream::Stream;
-    use crate::transport::tcp::switchboard::Switchboard;
+    use crate::transport::tcp::switchboard::DataConnections;
 
     const LONG: Duration = Duration::from_secs(60);
 
     /// Rank 0 of a group of `world_size` ranks, without data connections.
-    fn office(world_size: usize) -> (Bureau, UnixStream) {
+    fn office(world_size: usize) -> (FailureState, UnixStream) {
         let config = TcpConfig { world_size, ..TcpConfig::default() };
-        let switchboard = Switchboard::with(0, (0..world_size).map(|_| None).collect());
-        Bureau::new(&config, Members::world(world_size), switchboard, Arc::default()).unwrap()
+        let switchboard = DataConnections::with(0, (0..world_size).map(|_| None).collect());
+        FailureState::new(&config, Members::world(world_size), switchboard, Arc::default()).unwrap()
     }
 
     fn pair() -> [Wire; 2] {
@@ -336,7 +338,7 @@ mod tests {
         let [here, mut there] = pair();
         let cause = Cause::Left { rank: 9 };
         std::thread::scope(|scope| {
-            scope.spawn(|| Center::new(&bureau, &ear, vec![None, Some(here)]).serve());
+            scope.spawn(|| Coordinator::new(&bureau, &ear, vec![None, Some(here)]).serve());
             there.write(&Message::Ask { id: 1, question: Question::Known { peer: 0, cause: cause.clone() } });
             assert_eq!(verdict(&mut there), cause);
             bureau.close(false);
@@ -348,27 +350,27 @@ mod tests {
     #[test]
     fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
         let (bureau, ear) = office(3);
-        let mut center = Center::new(&bureau, &ear, (0..3).map(|_| None).collect());
-        center.declare(Cause::Died { rank: 1 });
-        center.declare(Cause::Died { rank: 2 });
-        assert!(bureau.speaks_at().is_some());
+        let mut center = Coordinator::new(&bureau, &ear, (0..3).map(|_| None).collect());
+        center.fail_group(Cause::Died { rank: 1 });
+        center.fail_group(Cause::Died { rank: 2 });
+        assert!(bureau.death_log_at().is_some());
         // The call to `failure` counts as an operation that knows.
         assert_eq!(bureau.failure(), Some(Cause::Died { rank: 1 }));
-        assert!(bureau.speaks_at().is_none());
+        assert!(bureau.death_log_at().is_none());
     }
 
     #[test]
     fn who_waits_in_another_group_is_not_said_to_have_called_nothing() {
         let bureau = Arc::new(office(3).0);
         let idle = "rank 0 has called nothing since rank 1 (host here) died: its next operation fails";
-        assert_eq!(bureau.news_of_death(1), idle);
+        assert_eq!(bureau.death_text(1), idle);
         let call = "rendezvous in the group [0, 2]".to_string();
-        let meets = bureau.job().meet(&bureau, call, vec![2]).unwrap();
+        let meets = bureau.job().begin_formation(&bureau, call, vec![2]).unwrap();
         assert_eq!(
-            bureau.news_of_death(1),
+            bureau.death_text(1),
             "rank 1 (host here) has died, and rank 0 is still in rendezvous in the group [0, 2]"
         );
         drop(meets);
-        assert_eq!(bureau.news_of_death(1), idle);
+        assert_eq!(bureau.death_text(1), idle);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::wire::{LineBuffer, Message};
 use crate::base::cause::Cause;
 use crate::base::members::Members;
-use crate::blame::verdict::{Status, judge, may_change};
+use crate::blame::verdict::{Status, choose_cause, may_change};
 
 const RANKS: usize = 4;
 
@@ -20,7 +20,7 @@ pub(crate) fn hear(data: &[u8]) {
         match message {
             Message::Ask { question, .. } if question.peer() < RANKS => {
                 for asker in 0..RANKS {
-                    judge(asker, question, &statuses).iter().for_each(|cause| tell(cause, &statuses));
+                    choose_cause(asker, question, &statuses).iter().for_each(|cause| tell(cause, &statuses));
                 }
             }
             Message::Verdict(cause) => tell(cause, &statuses),

@@ -11,14 +11,14 @@ use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
 use crate::blame::verdict::{Question, Status};
 
-use super::bureau::Bureau;
+use super::bureau::FailureState;
 use super::wire::{Message, Wire};
 
 /// Serves until the group is closed. Once rank 0 is gone, it answers questions by itself.
-pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
+pub(super) fn serve(bureau: &FailureState, ear: &UnixStream, center: Option<Wire>) {
     let mut center = center;
     let mut asked: Vec<(u64, Question)> = Vec::new();
-    let mut gone_center = Gone::default();
+    let mut gone_center = RankZeroLeft::default();
     let closing = loop {
         if let Some(closing) = bureau.closing() {
             break closing;
@@ -26,7 +26,7 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         if !sleep(bureau, ear, center.as_ref()) {
             continue;
         }
-        bureau.speak();
+        bureau.log_death();
         drain(ear);
         for (id, question) in bureau.take_questions() {
             match &mut center {
@@ -41,7 +41,7 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         let (messages, ended) = wire.read();
         let mut gone = ended.is_err();
         if !messages.is_empty() {
-            bureau.hear_center();
+            bureau.note_message_from_rank_0();
         }
         for message in messages {
             match message {
@@ -55,8 +55,8 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
                 Message::Verdict(cause) => drop(bureau.fail(cause)),
                 Message::Goodbye { progress, because } => {
                     (center, gone) = (None, false);
-                    let because = because.map(|cause| bureau.heard(cause));
-                    gone_center = Gone { done: progress, because };
+                    let because = because.map(|cause| bureau.from_other_group(cause));
+                    gone_center = RankZeroLeft { done: progress, because };
                     asked
                         .drain(..)
                         .for_each(|(id, question)| decide_alone(bureau, &gone_center, id, &question));
@@ -71,24 +71,24 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         }
     };
     if let Some(mut wire) = center.filter(|_| closing.goodbye) {
-        let (progress, because) = (bureau.progress(), bureau.failure_elsewhere());
+        let (progress, because) = (bureau.progress(), bureau.failure_of_other_group());
         wire.write(&Message::Goodbye { progress, because });
     }
 }
 
 /// Sleeps until there may be something to do. Returns false if `poll` failed.
-fn sleep(bureau: &Bureau, ear: &UnixStream, center: Option<&Wire>) -> bool {
+fn sleep(bureau: &FailureState, ear: &UnixStream, center: Option<&Wire>) -> bool {
     let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
     polled.extend(center.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
     let timeout = bureau
-        .speaks_at()
+        .death_log_at()
         .map(|at| timespec(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)));
     poll(&mut polled, timeout.as_ref()).is_ok()
 }
 
 /// What rank 0 reported when it left.
 #[derive(Default)]
-struct Gone {
+struct RankZeroLeft {
     /// Number of collectives that it has taken part in.
     done: u64,
     /// Why it left, if another group of the job has failed.
@@ -96,7 +96,7 @@ struct Gone {
 }
 
 /// Answers a question with this rank's own knowledge, because rank 0 has left and nobody can be asked.
-fn decide_alone(bureau: &Bureau, gone: &Gone, id: u64, question: &Question) {
+fn decide_alone(bureau: &FailureState, gone: &RankZeroLeft, id: u64, question: &Question) {
     // In a collective in which rank 0 did not take part, all others wait for rank 0.
     let activity = bureau.activity();
     let missed = activity.current().is_some_and(|call| !call.is_message() && call.sequence > gone.done);

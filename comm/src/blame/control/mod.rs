@@ -22,20 +22,20 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::blame::control::bureau::Bureau;
+use crate::blame::control::bureau::FailureState;
 use crate::rendezvous::connection::stream::Stream;
 use crate::{Error, Result};
 
 /// Starts the thread that serves this rank's control connections.
 pub(crate) fn serve(
-    bureau: Arc<Bureau>,
+    bureau: Arc<FailureState>,
     ear: UnixStream,
     connections: Vec<Option<Arc<Stream>>>,
 ) -> Result<JoinHandle<()>> {
     let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
     let thread = std::thread::Builder::new().name("comm-control".into());
     let body = move || match bureau.rank() {
-        0 => center::Center::new(&bureau, &ear, wires).serve(),
+        0 => center::Coordinator::new(&bureau, &ear, wires).serve(),
         _ => leaf::serve(&bureau, &ear, wires.into_iter().flatten().next()),
     };
     thread.spawn(body).map_err(|reason| Error::system("starting a thread", reason))

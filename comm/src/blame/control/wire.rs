@@ -176,7 +176,7 @@ mod tests {
         let mut done = [false; 2];
         while done != [true; 2] {
             for ((stream, session), done) in streams.iter().zip(&mut sessions).zip(&mut done) {
-                *done = session.shake(stream.socket()).is_ok();
+                *done = session.handshake(stream.socket()).is_ok();
             }
         }
         streams.iter().zip(sessions).for_each(|(stream, session)| stream.secure(session));

@@ -33,7 +33,7 @@ impl Yields {
     }
 
     /// Yields the core once. Returns false, without yielding, when it is time to sleep.
-    pub(super) fn give_way(&mut self) -> bool {
+    pub(super) fn yield_once(&mut self) -> bool {
         if self.done == 0 && self.pause > 0 {
             self.pause -= 1;
             self.skip();
@@ -44,11 +44,11 @@ impl Yields {
         self.done += 1;
         let before = Instant::now();
         std::thread::yield_now();
-        self.took(before.elapsed());
+        self.record_time(before.elapsed());
         true
     }
 
-    fn took(&mut self, time: Duration) {
+    fn record_time(&mut self, time: Duration) {
         if time > SLOW {
             self.pause = PAUSE;
             self.skip();
@@ -63,7 +63,7 @@ mod tests {
     fn in_one_wait(yields: &mut Yields) -> u32 {
         yields.reset();
         let mut count = 0;
-        while yields.give_way() {
+        while yields.yield_once() {
             count += 1;
             // The load of the machine is not what is tested.
             yields.pause = 0;
@@ -78,18 +78,18 @@ mod tests {
         assert!((1..=MOST).contains(&count), "{count}");
         yields.reset();
         yields.skip();
-        assert!(!yields.give_way());
+        assert!(!yields.yield_once());
     }
 
     #[test]
     fn after_a_slow_yield_many_waits_make_none() {
         let mut yields = Yields::default();
-        yields.took(SLOW * 2);
+        yields.record_time(SLOW * 2);
         for wait in 0..PAUSE {
             yields.reset();
-            assert!(!yields.give_way() && !yields.give_way(), "wait {wait}");
+            assert!(!yields.yield_once() && !yields.yield_once(), "wait {wait}");
         }
         yields.reset();
-        assert!(yields.give_way());
+        assert!(yields.yield_once());
     }
 }

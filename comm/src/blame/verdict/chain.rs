@@ -8,7 +8,7 @@ use crate::base::cause::{Cause, NO_ANSWER};
 /// Returns the cause if `asker` waits for `first`, these wait for others, and so on. It is the first rank found that
 /// does not answer, else the cause that one of the ranks has failed with, else a rank that has left, else a rank that
 /// is in no operation. `None` if all of them wait, or are busy in a call.
-pub(super) fn end(asker: usize, first: &[usize], statuses: &[Status]) -> Option<Cause> {
+pub(super) fn cause_at_end(asker: usize, first: &[usize], statuses: &[Status]) -> Option<Cause> {
     let mut next: VecDeque<usize> = first.iter().copied().collect();
     let (mut seen, mut reached) = (vec![false; statuses.len()], Vec::new());
     while let Some(rank) = next.pop_front() {

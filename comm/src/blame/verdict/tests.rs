@@ -29,10 +29,10 @@ fn after(call: Fingerprint) -> Status {
 fn the_odd_rank_is_the_one_that_most_disagree_with() {
     let question = Question::Mismatch { peer: 0, mine: call(4, 10), theirs: call(4, 11) };
     let statuses = [within(call(4, 11)), within(call(4, 10)), within(call(4, 10))];
-    let cause = judge(1, &question, &statuses);
+    let cause = choose_cause(1, &question, &statuses);
     assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 0, odd: call(4, 11), rank: 1, call: call(4, 10) }));
     let statuses = [within(call(4, 11)), within(call(4, 10))];
-    let cause = judge(1, &question, &statuses);
+    let cause = choose_cause(1, &question, &statuses);
     assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 1, odd: call(4, 10), rank: 0, call: call(4, 11) }));
 }
 
@@ -40,9 +40,9 @@ fn the_odd_rank_is_the_one_that_most_disagree_with() {
 fn ranks_that_never_talked_are_found_to_disagree() {
     let barrier = Fingerprint::new(Kind::Barrier, 2);
     let question = Question::Stuck { peer: 1, last: false, apart: false };
-    let cause = judge(0, &question, &[within(call(2, 1)), within(call(2, 1)), within(barrier)]);
+    let cause = choose_cause(0, &question, &[within(call(2, 1)), within(call(2, 1)), within(barrier)]);
     assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 2, odd: barrier, rank: 0, call: call(2, 1) }));
-    assert_eq!(judge(0, &question, &[within(call(2, 1)), after(call(1, 1))]), None);
+    assert_eq!(choose_cause(0, &question, &[within(call(2, 1)), after(call(1, 1))]), None);
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn the_first_place_counts_where_ranks_went_on() {
     // Rank 0 received nothing from rank 2 in its first call, and detects the difference in the second.
     let statuses = [Status::Active(ahead), within(call(1, 10)), within(call(1, 11))];
     let question = Question::Mismatch { peer: 2, mine: call(2, 10), theirs: call(1, 11) };
-    let cause = judge(0, &question, &statuses);
+    let cause = choose_cause(0, &question, &statuses);
     assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 2, odd: call(1, 11), rank: 0, call: call(1, 10) }));
 }
 
@@ -63,24 +63,24 @@ fn a_rank_on_its_way_may_turn_the_majority() {
     let question = Question::Mismatch { peer: 1, mine: call(4, 10), theirs: call(4, 11) };
     let late = after(call(3, 10));
     let undecided = [within(call(4, 10)), within(call(4, 11)), late.clone()];
-    assert!(may_change(&judge(0, &question, &undecided).unwrap(), &undecided));
+    assert!(may_change(&choose_cause(0, &question, &undecided).unwrap(), &undecided));
     let decided = [within(call(4, 10)), within(call(4, 11)), within(call(4, 10))];
-    assert!(!may_change(&judge(0, &question, &decided).unwrap(), &decided));
+    assert!(!may_change(&choose_cause(0, &question, &decided).unwrap(), &decided));
     let decided = [vec![within(call(4, 10)); 3], vec![within(call(4, 11)), late]].concat();
-    assert!(!may_change(&judge(0, &question, &decided).unwrap(), &decided));
+    assert!(!may_change(&choose_cause(0, &question, &decided).unwrap(), &decided));
 }
 
 #[test]
 fn a_rank_that_has_left_may_have_done_its_part() {
     let statuses = [within(call(1, 1)), Status::Left, within(call(1, 1))];
-    let stuck = |last, apart| judge(0, &Question::Stuck { peer: 1, last, apart }, &statuses);
+    let stuck = |last, apart| choose_cause(0, &Question::Stuck { peer: 1, last, apart }, &statuses);
     // What it sent before may still arrive.
     assert_eq!(stuck(false, false), None);
     for (last, apart) in [(false, true), (true, false)] {
         assert_eq!(stuck(last, apart), Some(Cause::Left { rank: 1 }));
     }
     let ended = Question::Lost { peer: 1, left: true, because: None };
-    assert_eq!(judge(0, &ended, &statuses), Some(Cause::Left { rank: 1 }));
+    assert_eq!(choose_cause(0, &ended, &statuses), Some(Cause::Left { rank: 1 }));
 }
 
 #[test]
@@ -90,14 +90,14 @@ fn the_dead_explain_everything() {
         Question::Lost { peer: 1, left: true, because: None },
         Question::Stuck { peer: 1, last: true, apart: false },
     ] {
-        assert_eq!(judge(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
+        assert_eq!(choose_cause(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
     }
 }
 
 #[test]
 fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
     let question = Question::Unreached { peer: 1, detail: "refused".into() };
-    let cause = |status| judge(0, &question, &[within(call(1, 1)), status]).unwrap();
+    let cause = |status| choose_cause(0, &question, &[within(call(1, 1)), status]).unwrap();
     assert_eq!(cause(Status::Left), Cause::Left { rank: 1 });
     assert_eq!(cause(Status::Unknown), Cause::Left { rank: 1 });
     assert_eq!(cause(Status::Died), Cause::Died { rank: 1 });
@@ -126,7 +126,7 @@ fn messages_do_not_make_a_rank_forget_its_collectives() {
         let statuses = [waiting.clone(), Status::Active(activity), after(call(19, 1)), waiting];
         let question = Question::Stuck { peer: 1, last: true, apart: false };
         for asker in [0, 3] {
-            let cause = judge(asker, &question, &statuses);
+            let cause = choose_cause(asker, &question, &statuses);
             assert!(matches!(cause, Some(Cause::Stalled { rank: 2, .. })), "{messages}: {cause:?}");
         }
     }
@@ -136,7 +136,7 @@ fn messages_do_not_make_a_rank_forget_its_collectives() {
 #[test]
 fn a_library_fails_on_one_rank_and_the_others_only_notice() {
     let cause = Cause::Failed { rank: 1, detail: "it broke".into() };
-    let members = Members::some([4, 2]);
+    let members = Members::subgroup([4, 2]);
     let error = |own| cause.to_error(own, "barrier #3".into(), Duration::ZERO, &members, |_| "a".into());
     for own in 0..2 {
         assert_eq!(error(own).to_string(), "barrier #3: on rank 2 (host a), it broke");
@@ -147,7 +147,7 @@ fn a_library_fails_on_one_rank_and_the_others_only_notice() {
 #[test]
 fn a_time_out_names_who_is_silent_or_behind() {
     let question = Question::Stuck { peer: 3, last: true, apart: false };
-    let stalled = |statuses: &[Status]| match judge(0, &question, statuses) {
+    let stalled = |statuses: &[Status]| match choose_cause(0, &question, statuses) {
         Some(Cause::Stalled { rank, detail }) => (rank, detail),
         other => panic!("{other:?}"),
     };
@@ -175,14 +175,14 @@ fn waiting_for(peers: &[usize]) -> Status {
 
 /// In a call of another group, waiting there for these peers.
 fn elsewhere(peers: &[usize]) -> Status {
-    let call = Elsewhere { call: "barrier #1 in the group [1, 2]".into(), waits: peers.to_vec() };
+    let call = OtherGroupCall { call: "barrier #1 in the group [1, 2]".into(), waits: peers.to_vec() };
     Status::Active(Activity { elsewhere: vec![call], ..Activity::default() })
 }
 
 #[test]
 fn who_is_at_the_end_of_a_chain_over_groups_is_to_blame() {
     let ask = |peers: &[usize], lost, statuses: &[Status]| {
-        judge(0, &Question::Elsewhere { peers: peers.to_vec(), lost }, statuses)
+        choose_cause(0, &Question::Elsewhere { peers: peers.to_vec(), lost }, statuses)
     };
     let outside = after(call(1, 1));
     let chain = |last: &Status| [waiting_for(&[1]), elsewhere(&[2]), elsewhere(&[0, 3]), last.clone()];
@@ -221,7 +221,7 @@ fn who_is_at_the_end_of_a_chain_over_groups_is_to_blame() {
 fn a_time_out_follows_the_chain() {
     let question = Question::Stuck { peer: 1, last: true, apart: false };
     let statuses = [waiting_for(&[1]), waiting_for(&[2]), after(call(5, 1)), waiting_for(&[2])];
-    assert!(matches!(judge(0, &question, &statuses), Some(Cause::Stalled { rank: 2, .. })));
+    assert!(matches!(choose_cause(0, &question, &statuses), Some(Cause::Stalled { rank: 2, .. })));
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_cause_of_another_group_has_the_jobs_numbers() {
     assert_eq!(told, Cause::Unreachable { rank: 4, by: 2, detail: "refused".into() });
     assert_eq!(told.renumbered(|number| [4, 3].iter().position(|other| *other == number)), None);
     assert_eq!(Cause::Hung.renumbered(Some), None);
-    let (members, host) = (Members::some([4, 2]), "b".into());
+    let (members, host) = (Members::subgroup([4, 2]), "b".into());
     let in_job = Cause::InJob { cause: Box::new(Cause::Died { rank: 0 }), host };
     let error = in_job.to_error(0, "barrier #3".into(), Duration::ZERO, &members, |_| "a".into());
     assert_eq!(error.to_string(), "rank 0 (host b) died during barrier #3");

@@ -1,37 +1,37 @@
 //! Waiting for data that a carrier (NCCL, MPI) moves.
 
 use crate::Result;
-use crate::blame::patience::blame_library;
-use crate::engine::executor::Parcel;
+use crate::blame::patience::library_error;
+use crate::engine::executor::MessageTransfer;
 use crate::engine::memory::Memory;
-use crate::transport::carrier::{Carrier, Nap};
+use crate::transport::carrier::{Carrier, PollBackoff};
 use crate::transport::links::Links;
 
-use super::Executor;
+use super::ScheduleExecutor;
 
-impl<L: Links> Executor<L> {
+impl<L: Links> ScheduleExecutor<L> {
     /// Waits until the operation that the carrier has begun is done, and checks meanwhile over the links for failed
     /// ranks.
-    pub(crate) fn attend(&mut self, carrier: &mut dyn Carrier, rank: usize) -> Result<()> {
+    pub(crate) fn wait_for_carrier(&mut self, carrier: &mut dyn Carrier, rank: usize) -> Result<()> {
         self.patience.reset();
-        let mut nap = Nap::default();
+        let mut nap = PollBackoff::default();
         let (supervisor, fingerprint) = (self.supervisor.clone(), self.call.fingerprint);
-        let failed = |error| blame_library(&*supervisor, rank, error, &fingerprint);
+        let failed = |error| library_error(&*supervisor, rank, error, &fingerprint);
         while !carrier.poll().map_err(failed)? {
             if let Some(peer) = self.call.peers.first().map(|peer| peer.rank)
-                && nap.is_long()
+                && nap.should_check_peers()
             {
                 self.consider(peer)?;
             }
-            nap.take();
+            nap.wait();
         }
         Ok(())
     }
 
     /// Exchanges the announcements of messages while the carrier moves their data. Their ranges are empty.
-    pub(crate) fn exchange_beside(
+    pub(crate) fn exchange_announcements(
         &mut self,
-        parcels: Vec<Parcel>,
+        parcels: Vec<MessageTransfer>,
         carrier: &mut dyn Carrier,
         rank: usize,
     ) -> Result<()> {
@@ -40,7 +40,7 @@ impl<L: Links> Executor<L> {
         let mut lanes = self.lanes(parcels, fingerprint);
         self.open()?;
         self.patience.reset();
-        let mut nap = Nap::default();
+        let mut nap = PollBackoff::default();
         let mut outcome = Ok(false);
         loop {
             let began = self.begin_next(&mut lanes);
@@ -51,7 +51,7 @@ impl<L: Links> Executor<L> {
             match (&outcome, lanes.is_empty()) {
                 (Ok(false), _) | (_, false) => {}
                 (_, true) => {
-                    let failed = |error| blame_library(&*self.supervisor, rank, error, &fingerprint);
+                    let failed = |error| library_error(&*self.supervisor, rank, error, &fingerprint);
                     return outcome.map(drop).map_err(failed);
                 }
             }
@@ -59,16 +59,16 @@ impl<L: Links> Executor<L> {
             let moved = self.send_some(&memory)? | self.receive_some(&mut memory)?;
             if moved || began {
                 self.patience.reset();
-                nap = Nap::default();
+                nap = PollBackoff::default();
                 continue;
             }
             if let Some(wait) = self.waits.iter().find(|wait| wait.read).or(self.waits.first()) {
                 peer = wait.peer;
             }
-            if nap.is_long() {
+            if nap.should_check_peers() {
                 self.consider(peer)?;
             }
-            nap.take();
+            nap.wait();
         }
     }
 }

@@ -10,14 +10,14 @@ use crate::engine::memory::Memory;
 use crate::transport::links::Links;
 use crate::{ReduceOp, Result};
 
-use super::{Executor, Peer, Receiving, Sending};
+use super::{Peer, Receiving, ScheduleExecutor, Sending};
 
 /// How long a rank whose group has failed continues to send messages that it has begun.
 const LAST_SENDS: Duration = Duration::from_millis(200);
 
 /// A message that this rank sends or receives.
 #[derive(Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct MessageTransfer {
     pub(crate) peer: usize,
     pub(crate) outgoing: bool,
     /// Announced by the sender only.
@@ -27,18 +27,18 @@ pub(crate) struct Parcel {
 }
 
 /// Queue of messages in one direction between this rank and a peer.
-pub(super) struct Lane {
+pub(super) struct MessageQueue {
     peer: usize,
     outgoing: bool,
-    waiting: VecDeque<Parcel>,
+    waiting: VecDeque<MessageTransfer>,
     /// The first message is in transfer.
     busy: bool,
 }
 
-impl<L: Links> Executor<L> {
+impl<L: Links> ScheduleExecutor<L> {
     /// Sends and receives all messages. Those in one direction between two ranks keep their order; otherwise no message
     /// waits for another, so that no order of the messages can cause a deadlock between ranks.
-    pub(crate) fn exchange(&mut self, parcels: Vec<Parcel>, memory: &mut Memory<'_>) -> Result<()> {
+    pub(crate) fn exchange(&mut self, parcels: Vec<MessageTransfer>, memory: &mut Memory<'_>) -> Result<()> {
         let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
         let mut lanes = self.lanes(parcels, first);
         self.open()?;
@@ -59,7 +59,7 @@ impl<L: Links> Executor<L> {
     }
 
     /// Sorts the messages into queues by peer and direction, and sets up the call.
-    pub(super) fn lanes(&mut self, parcels: Vec<Parcel>, first: Fingerprint) -> Vec<Lane> {
+    pub(super) fn lanes(&mut self, parcels: Vec<MessageTransfer>, first: Fingerprint) -> Vec<MessageQueue> {
         self.patience.begin(self.links.spins());
         self.waiting_since = None;
         self.sends.clear();
@@ -67,7 +67,7 @@ impl<L: Links> Executor<L> {
         self.call.peers.clear();
         self.call.op = ReduceOp::Sum;
         self.call.fingerprint = first;
-        let mut lanes: Vec<Lane> = Vec::new();
+        let mut lanes: Vec<MessageQueue> = Vec::new();
         for parcel in parcels {
             let (peer, outgoing) = (parcel.peer, parcel.outgoing);
             if !self.call.peers.iter().any(|known| known.rank == peer) {
@@ -75,15 +75,15 @@ impl<L: Links> Executor<L> {
             }
             match lanes.iter_mut().find(|lane| lane.peer == peer && lane.outgoing == outgoing) {
                 Some(lane) => lane.waiting.push_back(parcel),
-                None => lanes.push(Lane { peer, outgoing, waiting: [parcel].into(), busy: false }),
+                None => lanes.push(MessageQueue { peer, outgoing, waiting: [parcel].into(), busy: false }),
             }
         }
         lanes
     }
 
     /// After a failure, returns the ranks to which a failure report can be sent. A message that was begun is first sent
-    /// to its end, if that takes at most [`LAST_SENDS`], so that the report is not taken for a part of it.
-    pub(crate) fn part(&mut self, memory: &Memory<'_>) -> Vec<usize> {
+    /// to its end, if that takes at most [`LAST_SENDS`], so that the report is not taken for a finish_sends of it.
+    pub(crate) fn finish_sends(&mut self, memory: &Memory<'_>) -> Vec<usize> {
         let until = Instant::now() + LAST_SENDS;
         let mut cut_off = Vec::new();
         for send in std::mem::take(&mut self.sends) {
@@ -94,7 +94,7 @@ impl<L: Links> Executor<L> {
                 match self.send_some(memory) {
                     Ok(true) => {}
                     Ok(false) => {
-                        self.links.park(&self.waits, until.saturating_duration_since(Instant::now()))
+                        self.links.wait(&self.waits, until.saturating_duration_since(Instant::now()))
                     }
                     Err(_) => break,
                 }
@@ -110,11 +110,13 @@ impl<L: Links> Executor<L> {
     fn is_cut_off(&self, to: usize) -> bool {
         let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == to) else { return false };
         let left = self.sends.iter().any(|send| send.to == to && send.at < send.end);
-        peer.told > 0 && (peer.told < fingerprint::LEN || left) && !self.links.speaks_apart(to)
+        peer.told > 0
+            && (peer.told < fingerprint::LEN || left)
+            && !self.links.has_separate_control_channel(to)
     }
 
     /// Removes finished messages and begins the next one of each queue. Returns whether one was begun.
-    pub(super) fn begin_next(&mut self, lanes: &mut Vec<Lane>) -> bool {
+    pub(super) fn begin_next(&mut self, lanes: &mut Vec<MessageQueue>) -> bool {
         let mut began = false;
         for lane in lanes.iter_mut() {
             if lane.busy && self.is_done(lane) {
@@ -143,7 +145,7 @@ impl<L: Links> Executor<L> {
         began
     }
 
-    fn is_done(&self, lane: &Lane) -> bool {
+    fn is_done(&self, lane: &MessageQueue) -> bool {
         let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == lane.peer) else { return true };
         if lane.outgoing {
             let send = self.sends.iter().find(|send| send.to == lane.peer);

@@ -1,13 +1,13 @@
 //! Opening the streams to the peers that a call needs, before anything is sent.
 
-use crate::blame::patience::blame;
+use crate::blame::patience::failure_error;
 use crate::blame::verdict::Question;
-use crate::transport::links::{Links, Unopened, Wait};
+use crate::transport::links::{Links, OpenError, Wait};
 use crate::{Error, Result};
 
-use super::Executor;
+use super::ScheduleExecutor;
 
-impl<L: Links> Executor<L> {
+impl<L: Links> ScheduleExecutor<L> {
     /// Waits until there is a stream to each peer of the call, with the same time-out and checks as any other wait.
     pub(super) fn open(&mut self) -> Result<()> {
         // Usually all streams exist already, and this returns at once.
@@ -19,7 +19,7 @@ impl<L: Links> Executor<L> {
                 match self.links.open(peer) {
                     Ok(true) => {}
                     Ok(false) => self.waits.push(Wait { peer, read: true, write: false }),
-                    Err(why) => return Err(self.unopened(peer, why)),
+                    Err(why) => return Err(self.open_error(peer, why)),
                 }
             }
             if self.waits.is_empty() {
@@ -29,16 +29,16 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    fn unopened(&self, peer: usize, why: Unopened) -> Error {
+    fn open_error(&self, peer: usize, why: OpenError) -> Error {
         let question = match why {
-            Unopened::Here(reason) => {
+            OpenError::Here(reason) => {
                 let (rank, host) = (self.supervisor.members().world_rank(peer), self.supervisor.host(peer));
                 return Error::system(format!("connecting to rank {rank} (host {host})"), reason);
             }
-            Unopened::Closed => Question::lost(peer, None),
-            Unopened::Left(words) => Question::lost(peer, Some(words)),
-            Unopened::Unreachable(detail) => Question::Unreached { peer, detail },
+            OpenError::Closed => Question::lost(peer, None),
+            OpenError::Left(words) => Question::lost(peer, Some(words)),
+            OpenError::Unreachable(detail) => Question::Unreached { peer, detail },
         };
-        blame(&*self.supervisor, question, &self.call.fingerprint)
+        failure_error(&*self.supervisor, question, &self.call.fingerprint)
     }
 }

@@ -9,7 +9,7 @@ use crate::base::buffer::staging::Before;
 use crate::base::cause::Cause;
 use crate::base::fingerprint::LEN;
 use crate::base::members::Members;
-use crate::engine::runner::{Run, Runner};
+use crate::engine::runner::{OperationRunner, Run};
 use crate::transport::links::Closed;
 use crate::{Operation, Stats, Topology};
 
@@ -52,7 +52,7 @@ impl Links for Peer {
         Ok(len)
     }
 
-    fn park(&mut self, _: &[Wait], timeout: Duration) {
+    fn wait(&mut self, _: &[Wait], timeout: Duration) {
         std::thread::sleep(timeout.min(self.due.saturating_duration_since(Instant::now())));
     }
 
@@ -116,7 +116,7 @@ fn all_reduce_with(
     let announcement = Vec::with_capacity(LEN);
     let peer = Peer { pieces, announcement, late, begins: None, sent: 0, due: Instant::now() };
     let supervisor = Arc::new(Alone(Members::world(2), timeout));
-    let mut runner = Runner::new(0, Topology::one_host(2), peer, supervisor);
+    let mut runner = OperationRunner::new(0, Topology::one_host(2), peer, supervisor);
     let operation = Operation::AllReduce {
         tensor: Tensor::zeros(bytes, DType::U8, &Device::Cpu).unwrap(),
         op: ReduceOp::Max,

@@ -22,7 +22,7 @@ impl Planner<'_> {
         let segment = self.halves_segment(first, len)?;
         let size = first.dtype().size_in_bytes();
         let room = pairwise_all_reduce::room(self.world_size, len, segment) * size;
-        let memory = tensors.iter().fold(Memory::default(), Memory::tensor).room(room);
+        let memory = tensors.iter().fold(Memory::default(), Memory::tensor).scratch(room);
         let schedule = pairwise_all_reduce::schedule(self.rank, self.world_size, len, segment);
         Some(Plan::narrow(memory, schedule, first, op))
     }
@@ -38,7 +38,7 @@ impl Planner<'_> {
         let segment = self.halves_segment(tensor, len)?;
         let room = pairwise_reduce::room(self.world_size, len, segment) * tensor.dtype().size_in_bytes();
         let schedule = pairwise_reduce::schedule(self.rank, self.world_size, len, root, segment);
-        Some(Plan::narrow(Memory::of(tensor).room(room), schedule, tensor, op))
+        Some(Plan::narrow(Memory::of(tensor).scratch(room), schedule, tensor, op))
     }
 
     /// One step instead of P-1, so it is used for little data as well. But with several ranks per host, much data is
@@ -54,7 +54,7 @@ impl Planner<'_> {
         let once = self.topology.is_regular() && widened > LATENCY_BYTES;
         (self.is_pairwise(input) && !once).then(|| {
             let room = pairwise_reduce_scatter::room(self.rank, parts) * input.dtype().size_in_bytes();
-            let memory = Memory::of(input).output(output).room(room);
+            let memory = Memory::of(input).output(output).scratch(room);
             Plan::narrow(memory, pairwise_reduce_scatter::schedule(self.rank, parts), input, op)
         })
     }

@@ -20,7 +20,7 @@ struct Gate {
     begun: Sender<()>,
     go: Receiver<()>,
     operations: u64,
-    ending: Arc<Ending>,
+    ending: Arc<ShutdownFlag>,
 }
 
 impl Run for Gate {
@@ -40,7 +40,7 @@ impl Run for Gate {
         Stats { operations: self.operations, ..Stats::default() }
     }
 
-    fn ending(&self) -> Arc<Ending> {
+    fn ending(&self) -> Arc<ShutdownFlag> {
         self.ending.clone()
     }
 }
@@ -86,10 +86,10 @@ impl Supervisor for Alone {
 }
 
 /// Returns an engine, a receiver that is notified when an operation begins, and a sender that lets it end.
-fn gated() -> (Engine, Receiver<()>, Sender<()>) {
+fn gated() -> (OperationQueue, Receiver<()>, Sender<()>) {
     let ((begin, begun), (go, gone)) = (channel(), channel());
     let gate = Gate { begun: begin, go: gone, operations: 0, ending: Arc::default() };
-    (Engine::new(0, 1, Box::new(gate), Arc::new(Alone(Members::world(1)))), begun, go)
+    (OperationQueue::new(0, 1, Box::new(gate), Arc::new(Alone(Members::world(1)))), begun, go)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::algorithm::schedule::{Parts, Schedule};
 use crate::algorithm::{dissemination_barrier, pairwise_all_to_all};
 use crate::base::buffer::staging::Before;
 use crate::base::fingerprint::Fingerprint;
-use crate::blame::patience::blame_library;
+use crate::blame::patience::library_error;
 use crate::engine::executor::Task;
 use crate::engine::memory::Memory;
 use crate::engine::plan::Planner;
@@ -13,9 +13,9 @@ use crate::transport::carrier::Carrier;
 use crate::transport::links::Links;
 use crate::{Operation, ReduceOp, Result};
 
-use super::Runner;
+use super::OperationRunner;
 
-impl<L: Links> Runner<L> {
+impl<L: Links> OperationRunner<L> {
     pub(super) fn is_carried(&self, operation: &Operation) -> bool {
         self.carrier.as_ref().is_some_and(|carrier| carrier.takes(operation))
     }
@@ -58,14 +58,16 @@ impl<L: Links> Runner<L> {
             Operation::Recv { .. } => {
                 let announced = self.executor.exchange(parcels, &mut Memory::default());
                 let begun = announced.and_then(|()| self.begin(carrier, operation, before, call));
-                begun.and_then(|()| self.executor.attend(carrier, self.rank))
+                begun.and_then(|()| self.executor.wait_for_carrier(carrier, self.rank))
             }
             _ => {
                 let begun = self.begin(carrier, operation, before, call);
-                begun.and_then(|()| self.executor.exchange_beside(parcels, carrier, self.rank))
+                begun.and_then(|()| self.executor.exchange_announcements(parcels, carrier, self.rank))
             }
         };
-        result.inspect_err(|_| self.supervisor.hang_up(&mut || self.executor.part(&Memory::default())))
+        result.inspect_err(|_| {
+            self.supervisor.close_streams(&mut || self.executor.finish_sends(&Memory::default()))
+        })
     }
 
     fn carry_collective(
@@ -81,13 +83,13 @@ impl<L: Links> Runner<L> {
         let task = Task { fingerprint, pairs: &pairs, op: ReduceOp::Max, dtype: candle_core::DType::U8 };
         // The bytes of the agreement do not count as payload.
         let payload = (self.executor.bytes_sent, self.executor.bytes_received);
-        let agreed = self.executor.run(&task, &schedule, &mut Memory::default().room(1));
+        let agreed = self.executor.run(&task, &schedule, &mut Memory::default().scratch(1));
         (self.executor.bytes_sent, self.executor.bytes_received) = payload;
         let result = agreed
             .and_then(|()| self.begin(carrier, operation, before, fingerprint))
-            .and_then(|()| self.executor.attend(carrier, self.rank));
+            .and_then(|()| self.executor.wait_for_carrier(carrier, self.rank));
         // In the middle of a collective, a failure report would be taken for data, so it is sent to no rank.
-        result.inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))
+        result.inspect_err(|_| self.supervisor.close_streams(&mut Vec::new))
     }
 
     fn begin(
@@ -98,7 +100,7 @@ impl<L: Links> Runner<L> {
         call: Fingerprint,
     ) -> Result<()> {
         let begun = carrier.begin(operation, before);
-        begun.map_err(|error| blame_library(&*self.supervisor, self.rank, error, &call))
+        begun.map_err(|error| library_error(&*self.supervisor, self.rank, error, &call))
     }
 
     /// Returns the schedule by which the ranks agree on a call: a barrier, so that no rank begins before all have come

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 
-use super::fault::{Fault, Try};
+use super::fault::{ConnectError, ConnectResult};
 use super::handshake::{Admission, Credentials};
-use super::wire::{Step, Wire};
+use super::wire::{HandshakeStream, Step};
 use crate::base::timespec::timespec;
 use crate::{Error, Result};
 
@@ -58,15 +58,15 @@ impl Default for Limits {
 const BACKLOG: i32 = 4096;
 
 /// Handler of an acceptor's connections.
-pub(crate) trait Greet: Send + Sync {
+pub(crate) trait ConnectionHandler: Send + Sync {
     /// Credentials that connections must prove.
     fn credentials(&self) -> &Credentials;
 
     /// Serves a connection that has proved them, in its own thread; `until` is when the time for its handshake is over.
-    fn greet(&self, wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()>;
+    fn serve(&self, wire: HandshakeStream, admission: Admission<'_>, until: Instant) -> ConnectResult<()>;
 
     /// Called for a connection that has sent something, and has not proved that it belongs to the job.
-    fn turned_away(&self) {}
+    fn rejected(&self) {}
 }
 
 /// A listener and the thread that serves it. Dropping it closes the listener and ends all connections in progress.
@@ -77,10 +77,14 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(crate) fn start(listener: TcpListener, limits: Limits, greet: Arc<dyn Greet>) -> Result<Self> {
-        let failed = |reason| Error::system("accepting connections", Fault::from(reason));
+    pub(crate) fn start(
+        listener: TcpListener,
+        limits: Limits,
+        greet: Arc<dyn ConnectionHandler>,
+    ) -> Result<Self> {
+        let failed = |reason| Error::system("accepting connections", ConnectError::from(reason));
         listener.set_nonblocking(true).map_err(failed)?;
-        widen(&listener);
+        enlarge_backlog(&listener);
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
         let serve = Serve { listener, limits, greet, stopped: Arc::new(stopped) };
         let thread = thread::Builder::new()
@@ -93,7 +97,7 @@ impl Acceptor {
 
 /// Enlarges the listener's backlog: ranks may connect all at once, and strangers before them. If that fails, ranks
 /// connect again.
-pub(crate) fn widen(listener: &TcpListener) {
+pub(crate) fn enlarge_backlog(listener: &TcpListener) {
     let _ = rustix::net::listen(listener, BACKLOG);
 }
 
@@ -110,35 +114,38 @@ impl Drop for Acceptor {
 struct Serve {
     listener: TcpListener,
     limits: Limits,
-    greet: Arc<dyn Greet>,
+    greet: Arc<dyn ConnectionHandler>,
     stopped: Arc<UnixStream>,
 }
 
 /// A connection without proof, its address, and when it was accepted.
-struct Newcomer {
-    wire: Wire,
+struct PendingConnection {
+    wire: HandshakeStream,
     from: SocketAddr,
     since: Instant,
 }
 
 /// A connection in the handshake, since when, and the poll events that it waits for.
-struct Speaker {
-    newcomer: Newcomer,
+struct HandshakingConnection {
+    newcomer: PendingConnection,
     spoke: Instant,
     waits: PollFlags,
 }
 
 /// Connections that have not proved yet that they belong to the job, the oldest first.
 #[derive(Default)]
-struct Strangers {
+struct Unauthenticated {
     /// They have sent nothing, or not yet their whole first message, which shows whether they hold the job's secret.
-    silent: VecDeque<Newcomer>,
-    speaking: VecDeque<Speaker>,
+    silent: VecDeque<PendingConnection>,
+    speaking: VecDeque<HandshakingConnection>,
 }
 
 /// Returns the index of the oldest connection of the address that has most of them, if these are more than the newcomer's
 /// address has with the newcomer.
-fn oldest_of_most<'a>(all: impl Iterator<Item = &'a Newcomer>, newcomer: &Newcomer) -> Option<usize> {
+fn eviction_candidate<'a>(
+    all: impl Iterator<Item = &'a PendingConnection>,
+    newcomer: &PendingConnection,
+) -> Option<usize> {
     let mut by_address: BTreeMap<IpAddr, (usize, usize)> = BTreeMap::new();
     for (at, stranger) in all.enumerate() {
         by_address.entry(stranger.from.ip()).or_insert((0, at)).0 += 1;
@@ -148,25 +155,27 @@ fn oldest_of_most<'a>(all: impl Iterator<Item = &'a Newcomer>, newcomer: &Newcom
     (most > own + 1).then_some(oldest)
 }
 
-impl Strangers {
-    fn all(&self) -> impl Iterator<Item = &Newcomer> {
+impl Unauthenticated {
+    fn all(&self) -> impl Iterator<Item = &PendingConnection> {
         self.silent.iter().chain(self.speaking.iter().map(|speaker| &speaker.newcomer))
     }
 }
 
 impl Serve {
     fn run(&self) {
-        let (mut strangers, mut complained) = (Strangers::default(), None::<Instant>);
+        let (mut strangers, mut complained) = (Unauthenticated::default(), None::<Instant>);
         thread::scope(|scope| {
             while let Some(comes) = self.wait(scope, &mut strangers) {
                 match comes.then(|| self.listener.accept()) {
                     None => {}
                     Some(Ok((stream, from))) => {
-                        let Ok(wire) = Wire::new(stream, Some(self.stopped.clone())) else { continue };
-                        let newcomer = Newcomer { wire, from, since: Instant::now() };
-                        match newcomer.wire.has_news() {
-                            true => self.hear(scope, &mut strangers, newcomer),
-                            false => self.let_wait(&mut strangers.silent, newcomer),
+                        let Ok(wire) = HandshakeStream::new(stream, Some(self.stopped.clone())) else {
+                            continue;
+                        };
+                        let newcomer = PendingConnection { wire, from, since: Instant::now() };
+                        match newcomer.wire.is_readable() {
+                            true => self.on_first_data(scope, &mut strangers, newcomer),
+                            false => self.add_idle(&mut strangers.silent, newcomer),
                         }
                     }
                     Some(Err(error)) if is_momentary(&error) => {}
@@ -187,9 +196,10 @@ impl Serve {
     fn wait<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        strangers: &mut Strangers,
+        strangers: &mut Unauthenticated,
     ) -> Option<bool> {
-        let left = |newcomer: &Newcomer| self.limits.handshake.saturating_sub(newcomer.since.elapsed());
+        let left =
+            |newcomer: &PendingConnection| self.limits.handshake.saturating_sub(newcomer.since.elapsed());
         let left = strangers.all().map(left).min();
         let mut fds =
             vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.stopped, PollFlags::IN)];
@@ -218,20 +228,20 @@ impl Serve {
         }
         for speaker in std::mem::take(&mut strangers.speaking) {
             if ready.next().unwrap_or(false) {
-                strangers.speaking.extend(self.go_on(scope, speaker));
+                strangers.speaking.extend(self.advance(scope, speaker));
             } else if speaker.newcomer.since.elapsed() < self.limits.handshake {
                 strangers.speaking.push_back(speaker);
             } else {
                 self.close(&speaker.newcomer);
             }
         }
-        spoken.into_iter().for_each(|newcomer| self.hear(scope, strangers, newcomer));
+        spoken.into_iter().for_each(|newcomer| self.on_first_data(scope, strangers, newcomer));
         Some(comes)
     }
 
     /// Leaves the listener alone for a while, where the system lacks the resources for another connection; returns false
     /// when the acceptor is to stop.
-    fn pause(&self, strangers: &mut Strangers) -> bool {
+    fn pause(&self, strangers: &mut Unauthenticated) -> bool {
         // The silent connections may hold what is missing.
         strangers.silent.clear();
         if poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&timespec(PAUSE))).is_err() {
@@ -242,14 +252,14 @@ impl Serve {
     }
 
     /// Adds a connection to the silent ones, whose first message is not complete.
-    fn let_wait(&self, silent: &mut VecDeque<Newcomer>, newcomer: Newcomer) {
+    fn add_idle(&self, silent: &mut VecDeque<PendingConnection>, newcomer: PendingConnection) {
         if silent.len() >= self.limits.at_once {
-            let may_go = |oldest: &Newcomer| oldest.since.elapsed() >= self.limits.silence;
-            let place = oldest_of_most(silent.iter(), &newcomer);
+            let may_go = |oldest: &PendingConnection| oldest.since.elapsed() >= self.limits.silence;
+            let place = eviction_candidate(silent.iter(), &newcomer);
             let place = place.or_else(|| silent.front().is_some_and(may_go).then_some(0));
             match place.and_then(|at| silent.remove(at)) {
                 Some(other) => self.close(&other),
-                None => return self.send_away(&newcomer),
+                None => return self.drop_excess(&newcomer),
             }
         }
         let at = silent.partition_point(|other| other.since <= newcomer.since);
@@ -257,86 +267,91 @@ impl Serve {
     }
 
     /// Handles the first bytes of a connection, or more of its first message.
-    fn hear<'scope>(
+    fn on_first_data<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        strangers: &mut Strangers,
-        newcomer: Newcomer,
+        strangers: &mut Unauthenticated,
+        newcomer: PendingConnection,
     ) {
         if !newcomer.wire.is_open() {
             return;
         }
-        let speaker = Speaker { newcomer, spoke: Instant::now(), waits: PollFlags::IN };
-        match self.go_on(scope, speaker) {
+        let speaker = HandshakingConnection { newcomer, spoke: Instant::now(), waits: PollFlags::IN };
+        match self.advance(scope, speaker) {
             None => {}
-            Some(speaker) if speaker.newcomer.wire.has_knocked() => {
-                self.let_speak(&mut strangers.speaking, speaker)
+            Some(speaker) if speaker.newcomer.wire.has_opening() => {
+                self.add_handshaking(&mut strangers.speaking, speaker)
             }
-            Some(speaker) => self.let_wait(&mut strangers.silent, speaker.newcomer),
+            Some(speaker) => self.add_idle(&mut strangers.silent, speaker.newcomer),
         }
     }
 
     /// Adds a connection to those in the handshake, once its first message is complete. The same message as that of
     /// another connection is a replay, and is refused.
-    fn let_speak(&self, speaking: &mut VecDeque<Speaker>, speaker: Speaker) {
-        let knock = speaker.newcomer.wire.knock();
-        if knock.is_some() && speaking.iter().any(|other| other.newcomer.wire.knock() == knock) {
-            return self.turn_away(speaker.newcomer.from, &Fault::BadProof);
+    fn add_handshaking(
+        &self,
+        speaking: &mut VecDeque<HandshakingConnection>,
+        speaker: HandshakingConnection,
+    ) {
+        let knock = speaker.newcomer.wire.client_opening();
+        if knock.is_some() && speaking.iter().any(|other| other.newcomer.wire.client_opening() == knock) {
+            return self.reject(speaker.newcomer.from, &ConnectError::BadProof);
         }
         if speaking.len() >= self.limits.at_once {
-            let may_go = |oldest: &Speaker| oldest.spoke.elapsed() >= self.limits.patience;
-            let place = oldest_of_most(speaking.iter().map(|speaker| &speaker.newcomer), &speaker.newcomer);
+            let may_go = |oldest: &HandshakingConnection| oldest.spoke.elapsed() >= self.limits.patience;
+            let place =
+                eviction_candidate(speaking.iter().map(|speaker| &speaker.newcomer), &speaker.newcomer);
             let place = place.or_else(|| speaking.front().is_some_and(may_go).then_some(0));
             match place.and_then(|at| speaking.remove(at)) {
                 Some(other) => self.close(&other.newcomer),
-                None => return self.send_away(&speaker.newcomer),
+                None => return self.drop_excess(&speaker.newcomer),
             }
         }
         speaking.push_back(speaker);
     }
 
     /// Drops a connection that exceeds the limit.
-    fn send_away(&self, newcomer: &Newcomer) {
+    fn drop_excess(&self, newcomer: &PendingConnection) {
         tracing::debug!(from = %newcomer.from, "too many connections at once: one was closed");
     }
 
     /// Drops a connection whose time is over; one that has sent something counts as turned away.
-    fn close(&self, newcomer: &Newcomer) {
-        if newcomer.wire.has_spoken() {
-            self.turn_away(newcomer.from, &Fault::TimedOut);
+    fn close(&self, newcomer: &PendingConnection) {
+        if newcomer.wire.has_received() {
+            self.reject(newcomer.from, &ConnectError::TimedOut);
         }
     }
 
     /// Advances the handshake of a connection; returns `None` when it has succeeded or failed.
-    fn go_on<'scope>(
+    fn advance<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        mut speaker: Speaker,
-    ) -> Option<Speaker> {
+        mut speaker: HandshakingConnection,
+    ) -> Option<HandshakingConnection> {
         let from = speaker.newcomer.from;
         match speaker.newcomer.wire.step(self.greet.credentials()) {
-            Ok(Step::Waits(flags)) => return Some(Speaker { waits: flags, ..speaker }),
-            Ok(Step::Proved(admission)) => self.let_in(scope, speaker.newcomer, admission),
-            Err(fault) => self.turn_away(from, &fault),
+            Ok(Step::Waits(flags)) => return Some(HandshakingConnection { waits: flags, ..speaker }),
+            Ok(Step::Proved(admission)) => self.serve_authenticated(scope, speaker.newcomer, admission),
+            Err(fault) => self.reject(from, &fault),
         }
         None
     }
 
-    fn turn_away(&self, from: SocketAddr, fault: &Fault) {
+    fn reject(&self, from: SocketAddr, fault: &ConnectError) {
         tracing::debug!(%from, reason = %fault, "a connection was turned away");
-        self.greet.turned_away();
+        self.greet.rejected();
     }
 
     /// Starts a thread for a connection that has proved that it belongs to the job.
-    fn let_in<'scope>(
+    fn serve_authenticated<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        newcomer: Newcomer,
+        newcomer: PendingConnection,
         admission: Admission<'scope>,
     ) {
-        let Newcomer { wire, from, since } = newcomer;
+        let PendingConnection { wire, from, since } = newcomer;
         let work = move || {
-            if let Err(fault) = self.greet.greet(wire, admission, since + self.limits.handshake) {
+            if let Err(fault) = self.greet.serve(wire, admission, since + self.limits.handshake) {
                 tracing::debug!(%from, reason = %fault, "a connection was turned away");
             }
         };

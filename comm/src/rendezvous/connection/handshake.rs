@@ -26,7 +26,7 @@ pub(crate) mod fuzz;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use super::fault::{Fault, Try};
+use super::fault::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::fault::VERSION;
 use crate::rendezvous::connection::tls::Identity;
 use crate::{Error, Result, Secret, TcpConfig, Tls};
@@ -95,7 +95,7 @@ impl Credentials {
     }
 
     /// Returns the proof with which a client of this job ends its opening.
-    fn knock(&self, opening: &Opening) -> Hmac<Sha256> {
+    fn opening_proof(&self, opening: &Opening) -> Hmac<Sha256> {
         self.proof(b"girandole  knock", &[&opening[..KNOCK]])
     }
 
@@ -126,7 +126,7 @@ pub(crate) enum Purpose {
 
 /// What a client claims to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Caller {
+pub(crate) struct ClientClaim {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) purpose: Purpose,
@@ -158,11 +158,11 @@ pub(crate) struct Verdict {
 }
 
 /// Builds an opening with `word` in place of the version.
-fn opening(word: u16) -> Try<Opening> {
+fn opening(word: u16) -> ConnectResult<Opening> {
     let mut message = [0; OPENING];
     message[..8].copy_from_slice(&MAGIC);
     message[8..10].copy_from_slice(&word.to_le_bytes());
-    getrandom::fill(&mut message[10..]).map_err(|_| Fault::NoRandomness)?;
+    getrandom::fill(&mut message[10..]).map_err(|_| ConnectError::NoRandomness)?;
     Ok(message)
 }
 
@@ -176,22 +176,22 @@ pub(crate) fn encrypts(client: &Opening) -> bool {
 }
 
 /// Checks the opening of a server (`theirs`) that answers the opening `ours`.
-fn check_server(theirs: &Opening, ours: &Opening) -> Try<()> {
+fn check_server(theirs: &Opening, ours: &Opening) -> ConnectResult<()> {
     match word(theirs) {
-        _ if theirs[..8] != MAGIC => Err(Fault::NotOurs),
-        ENCRYPTED => Err(Fault::Encryption { theirs: true }),
-        NO_SECRET => Err(Fault::ProofRefused),
-        VERSION if ours == theirs => Err(Fault::NotOurs),
+        _ if theirs[..8] != MAGIC => Err(ConnectError::NotOurs),
+        ENCRYPTED => Err(ConnectError::Encryption { theirs: true }),
+        NO_SECRET => Err(ConnectError::ProofRefused),
+        VERSION if ours == theirs => Err(ConnectError::NotOurs),
         VERSION => Ok(()),
-        version => Err(Fault::Version(version)),
+        version => Err(ConnectError::Version(version)),
     }
 }
 
-fn check_client(theirs: &Opening) -> Try<()> {
+fn check_client(theirs: &Opening) -> ConnectResult<()> {
     match word(theirs) & !ENCRYPTS {
-        _ if theirs[..8] != MAGIC => Err(Fault::NotOurs),
+        _ if theirs[..8] != MAGIC => Err(ConnectError::NotOurs),
         VERSION => Ok(()),
-        version => Err(Fault::Version(version)),
+        version => Err(ConnectError::Version(version)),
     }
 }
 
@@ -207,22 +207,26 @@ fn number(bytes: &[u8]) -> u32 {
 /// The connecting side, after its opening.
 pub(crate) struct Client<'a> {
     credentials: &'a Credentials,
-    caller: Caller,
+    caller: ClientClaim,
     opening: Opening,
 }
 
 impl<'a> Client<'a> {
-    pub(crate) fn new(credentials: &'a Credentials, caller: Caller) -> Try<Self> {
+    pub(crate) fn new(credentials: &'a Credentials, caller: ClientClaim) -> ConnectResult<Self> {
         Self::opened(credentials, caller, opening(VERSION)?)
     }
 
     /// As [`Client::new`], for a client that encrypts all after its opening.
-    pub(crate) fn encrypting(credentials: &'a Credentials, caller: Caller) -> Try<Self> {
+    pub(crate) fn encrypting(credentials: &'a Credentials, caller: ClientClaim) -> ConnectResult<Self> {
         Self::opened(credentials, caller, opening(VERSION | ENCRYPTS)?)
     }
 
-    fn opened(credentials: &'a Credentials, caller: Caller, mut opening: Opening) -> Try<Self> {
-        let knock = credentials.knock(&opening).finalize().into_bytes();
+    fn opened(
+        credentials: &'a Credentials,
+        caller: ClientClaim,
+        mut opening: Opening,
+    ) -> ConnectResult<Self> {
+        let knock = credentials.opening_proof(&opening).finalize().into_bytes();
         opening[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
         Ok(Self { credentials, caller, opening })
     }
@@ -232,12 +236,12 @@ impl<'a> Client<'a> {
     }
 
     /// Returns why the server answers with this opening, unencrypted.
-    pub(crate) fn refused(&self, server: &Opening) -> Fault {
-        check_server(server, &self.opening).err().unwrap_or(Fault::Encryption { theirs: false })
+    pub(crate) fn refused(&self, server: &Opening) -> ConnectError {
+        check_server(server, &self.opening).err().unwrap_or(ConnectError::Encryption { theirs: false })
     }
 
     /// Returns the claim to send in reply to the server's opening, and the state that checks the answer.
-    pub(crate) fn claim(self, server: Opening) -> Try<(Claim, Claimed<'a>)> {
+    pub(crate) fn claim(self, server: Opening) -> ConnectResult<(Claim, ClientAfterClaim<'a>)> {
         check_server(&server, &self.opening)?;
         let mut claim = [0; 41];
         claim[..4].copy_from_slice(&self.caller.rank.to_le_bytes());
@@ -245,33 +249,33 @@ impl<'a> Client<'a> {
         claim[8] = self.caller.purpose as u8;
         let proof = self.credentials.client_proof(&self.opening, &server, &claim[..9]);
         claim[9..].copy_from_slice(&proof.finalize().into_bytes());
-        Ok((claim, Claimed { credentials: self.credentials, client: self.opening, server, claim }))
+        Ok((claim, ClientAfterClaim { credentials: self.credentials, client: self.opening, server, claim }))
     }
 }
 
 /// The connecting side, after its claim.
-pub(crate) struct Claimed<'a> {
+pub(crate) struct ClientAfterClaim<'a> {
     credentials: &'a Credentials,
     client: Opening,
     server: Opening,
     claim: Claim,
 }
 
-impl Claimed<'_> {
-    pub(crate) fn check(&self, answer: &Answer) -> Try<Verdict> {
+impl ClientAfterClaim<'_> {
+    pub(crate) fn check(&self, answer: &Answer) -> ConnectResult<Verdict> {
         if *answer == NO_PROOF {
-            return Err(Fault::ProofRefused);
+            return Err(ConnectError::ProofRefused);
         }
         let (said, proof) = answer.split_at(answer.len() - PROOF);
         let expected = self.credentials.server_proof(&self.client, &self.server, &self.claim, said);
-        expected.verify_slice(proof).map_err(|_| Fault::BadProof)?;
+        expected.verify_slice(proof).map_err(|_| ConnectError::BadProof)?;
         let status = match said[0] {
             0 => Status::Admitted,
             1 => Status::OtherWorldSize,
             2 => Status::NotAwaited,
             3 => Status::Crossed,
             4 => Status::Gone,
-            _ => return Err(Fault::Malformed("an unknown status".into())),
+            _ => return Err(ConnectError::Malformed("an unknown status".into())),
         };
         Ok(Verdict { status, rank: number(&said[1..5]), world_size: number(&said[5..]) })
     }
@@ -285,30 +289,30 @@ pub(crate) struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    pub(crate) fn new(credentials: &'a Credentials, client: Opening) -> Try<Self> {
+    pub(crate) fn new(credentials: &'a Credentials, client: Opening) -> ConnectResult<Self> {
         check_client(&client)?;
-        let knock = credentials.knock(&client).verify_truncated_left(&client[KNOCK..]);
-        knock.map_err(|_| Fault::BadProof)?;
+        let knock = credentials.opening_proof(&client).verify_truncated_left(&client[KNOCK..]);
+        knock.map_err(|_| ConnectError::BadProof)?;
         Ok(Self { credentials, client, opening: opening(VERSION)? })
     }
 
     /// Restores the state after both openings.
-    pub(crate) fn again(credentials: &'a Credentials, client: Opening, opening: Opening) -> Self {
+    pub(crate) fn resume(credentials: &'a Credentials, client: Opening, opening: Opening) -> Self {
         Self { credentials, client, opening }
     }
 
     /// Opening for a client of another version, or one that encrypts and should not, so that it can report that.
-    pub(crate) fn other_version() -> Try<Opening> {
+    pub(crate) fn other_version() -> ConnectResult<Opening> {
         opening(VERSION)
     }
 
     /// Opening for a client that should encrypt and does not.
-    pub(crate) fn encrypted() -> Try<Opening> {
+    pub(crate) fn encrypted() -> ConnectResult<Opening> {
         opening(ENCRYPTED)
     }
 
     /// Opening for a client whose own opening shows that it does not hold the job's secret.
-    pub(crate) fn no_secret() -> Try<Opening> {
+    pub(crate) fn no_secret() -> ConnectResult<Opening> {
         opening(NO_SECRET)
     }
 
@@ -321,17 +325,17 @@ impl<'a> Server<'a> {
         &self.opening
     }
 
-    pub(crate) fn check(self, claim: Claim) -> Try<Admission<'a>> {
+    pub(crate) fn check(self, claim: Claim) -> ConnectResult<Admission<'a>> {
         let (said, proof) = claim.split_at(claim.len() - PROOF);
         let expected = self.credentials.client_proof(&self.client, &self.opening, said);
-        expected.verify_slice(proof).map_err(|_| Fault::BadProof)?;
+        expected.verify_slice(proof).map_err(|_| ConnectError::BadProof)?;
         let purpose = match said[8] {
             1 => Purpose::Control,
             2 => Purpose::Data,
             3 => Purpose::Door,
-            _ => return Err(Fault::Malformed("an unknown purpose".into())),
+            _ => return Err(ConnectError::Malformed("an unknown purpose".into())),
         };
-        let caller = Caller { rank: number(&said[..4]), world_size: number(&said[4..8]), purpose };
+        let caller = ClientClaim { rank: number(&said[..4]), world_size: number(&said[4..8]), purpose };
         Ok(Admission { server: self, claim, caller })
     }
 }
@@ -340,7 +344,7 @@ impl<'a> Server<'a> {
 pub(crate) struct Admission<'a> {
     server: Server<'a>,
     claim: Claim,
-    pub(crate) caller: Caller,
+    pub(crate) caller: ClientClaim,
 }
 
 impl Admission<'_> {

@@ -65,7 +65,7 @@ impl Stream {
     pub(crate) fn say(&self, words: &[u8]) {
         // A peer that reads nothing now, or has left, learns it in another way.
         let _ = match self.session.get() {
-            Some(session) => lock(session).say(&self.socket, words),
+            Some(session) => lock(session).try_send(&self.socket, words),
             None => self.send(words, &[]).map(drop),
         };
     }

@@ -15,13 +15,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use self::proof::Proof;
+use self::proof::ServerHandshake;
 pub(crate) use self::proof::Step;
-use super::fault::{Fault, Try};
-use super::handshake::{Caller, Client, Credentials, OPENING, Verdict, is_plain};
+use super::fault::{ConnectError, ConnectResult};
+use super::handshake::{Client, ClientClaim, Credentials, OPENING, Verdict, is_plain};
 use super::stream::Stream;
 use crate::base::fingerprint;
-use crate::base::last_words::LastWords;
+use crate::base::last_words::LastMessage;
 use crate::rendezvous::connection::tls::Session;
 
 /// Send buffer of a data connection between ranks of one host. The kernel's automatic size grows to several MiB, which
@@ -46,13 +46,13 @@ pub(crate) fn wait_any(fds: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -
 }
 
 /// Error of rustls about our own key, which no user can cause.
-fn unusable(error: rustls::Error) -> Fault {
-    Fault::Malformed(error.to_string())
+fn unusable(error: rustls::Error) -> ConnectError {
+    ConnectError::Malformed(error.to_string())
 }
 
 /// Returns whether the call that failed with `error` would block; false where it was interrupted, and can be repeated at
 /// once.
-fn must_wait(error: io::Error) -> Try<bool> {
+fn would_block(error: io::Error) -> ConnectResult<bool> {
     match error.kind() {
         io::ErrorKind::Interrupted => Ok(false),
         io::ErrorKind::WouldBlock => Ok(true),
@@ -61,12 +61,12 @@ fn must_wait(error: io::Error) -> Try<bool> {
 }
 
 /// Advances a TLS handshake; returns the poll events that it waits for, `None` when it is done.
-fn shake(session: &mut Session, stream: &Stream) -> Try<Option<PollFlags>> {
+fn advance_tls_handshake(session: &mut Session, stream: &Stream) -> ConnectResult<Option<PollFlags>> {
     loop {
-        match session.shake(stream.socket()) {
+        match session.handshake(stream.socket()) {
             Ok(()) => return Ok(None),
             Err(error) => {
-                if must_wait(error)? {
+                if would_block(error)? {
                     let flags = if session.has_outgoing() { PollFlags::OUT } else { PollFlags::IN };
                     return Ok(Some(flags));
                 }
@@ -76,10 +76,10 @@ fn shake(session: &mut Session, stream: &Stream) -> Try<Option<PollFlags>> {
 }
 
 /// Returns the length of a message, which the four bytes before it announce; more than `limit` is an error.
-pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> Try<usize> {
+pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> ConnectResult<usize> {
     let length = u32::from_le_bytes(announced) as usize;
     if length > limit {
-        return Err(Fault::Malformed(format!(
+        return Err(ConnectError::Malformed(format!(
             "a message of {length} bytes, where at most {limit} are allowed"
         )));
     }
@@ -87,31 +87,34 @@ pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> Try<usize> {
 }
 
 /// Parses a complete message.
-pub(crate) fn parse<T: DeserializeOwned>(message: &[u8]) -> Try<T> {
-    serde_json::from_slice(message).map_err(|error| Fault::Malformed(format!("an unknown message ({error})")))
+pub(crate) fn parse<T: DeserializeOwned>(message: &[u8]) -> ConnectResult<T> {
+    serde_json::from_slice(message)
+        .map_err(|error| ConnectError::Malformed(format!("an unknown message ({error})")))
 }
 
 /// A TCP connection that is not yet part of a group.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct HandshakeStream {
     stream: Arc<Stream>,
     /// Becomes readable when waiting on this connection is cancelled.
     stop: Option<Arc<UnixStream>>,
     /// On the listening side: how far the handshake has come.
-    proof: Proof,
+    proof: ServerHandshake,
 }
 
-impl From<Arc<Stream>> for Wire {
+impl From<Arc<Stream>> for HandshakeStream {
     fn from(stream: Arc<Stream>) -> Self {
-        Self { stream, stop: None, proof: Proof::default() }
+        Self { stream, stop: None, proof: ServerHandshake::default() }
     }
 }
 
-impl Wire {
-    pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> Try<Self> {
+impl HandshakeStream {
+    pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> ConnectResult<Self> {
         // The error of macOS for a connection that has ended already.
         let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
-        stream.set_nodelay(true).map_err(|error| if ended(&error) { Fault::Closed } else { error.into() })?;
+        stream
+            .set_nodelay(true)
+            .map_err(|error| if ended(&error) { ConnectError::Closed } else { error.into() })?;
         stream.set_nonblocking(true)?;
         Ok(Self { stop, ..Self::from(Arc::new(Stream::from(stream))) })
     }
@@ -120,16 +123,20 @@ impl Wire {
     pub(crate) fn connect(
         address: SocketAddr,
         credentials: &Credentials,
-        caller: Caller,
+        caller: ClientClaim,
         deadline: Instant,
-    ) -> Try<(Self, Verdict)> {
+    ) -> ConnectResult<(Self, Verdict)> {
         let mut wire = Self::dial(address, None, deadline)?;
-        let verdict = wire.introduce(credentials, caller, deadline)?;
+        let verdict = wire.authenticate(credentials, caller, deadline)?;
         Ok((wire, verdict))
     }
 
     /// Connects; gives up when `stop` becomes readable.
-    pub(crate) fn dial(address: SocketAddr, stop: Option<Arc<UnixStream>>, deadline: Instant) -> Try<Self> {
+    pub(crate) fn dial(
+        address: SocketAddr,
+        stop: Option<Arc<UnixStream>>,
+        deadline: Instant,
+    ) -> ConnectResult<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
@@ -150,12 +157,12 @@ impl Wire {
     }
 
     /// Proves that this rank belongs to the job; returns the server's verdict.
-    pub(crate) fn introduce(
+    pub(crate) fn authenticate(
         &mut self,
         credentials: &Credentials,
-        caller: Caller,
+        caller: ClientClaim,
         deadline: Instant,
-    ) -> Try<Verdict> {
+    ) -> ConnectResult<Verdict> {
         let client = match credentials.tls(self.is_local()?) {
             Some(identity) => {
                 let client = Client::encrypting(credentials, caller)?;
@@ -175,13 +182,13 @@ impl Wire {
     }
 
     /// Runs the TLS handshake; everything is encrypted after it.
-    fn secure(&mut self, mut session: Session, client: &Client<'_>, deadline: Instant) -> Try<()> {
+    fn secure(&mut self, mut session: Session, client: &Client<'_>, deadline: Instant) -> ConnectResult<()> {
         loop {
-            match shake(&mut session, &self.stream) {
+            match advance_tls_handshake(&mut session, &self.stream) {
                 Ok(None) => break self.stream.secure(session),
                 Ok(Some(flags)) => self.wait(flags, deadline)?,
-                Err(_) if is_plain(session.strange()) => {
-                    let (mut opening, first) = ([0; OPENING], session.strange());
+                Err(_) if is_plain(session.unprocessed()) => {
+                    let (mut opening, first) = ([0; OPENING], session.unprocessed());
                     let known = first.len().min(OPENING);
                     opening[..known].copy_from_slice(&first[..known]);
                     self.fill(&mut opening[known..], deadline)?;
@@ -193,7 +200,7 @@ impl Wire {
         Ok(())
     }
 
-    pub(crate) fn read<const N: usize>(&mut self, deadline: Instant) -> Try<[u8; N]> {
+    pub(crate) fn read<const N: usize>(&mut self, deadline: Instant) -> ConnectResult<[u8; N]> {
         let mut message = [0; N];
         self.fill(&mut message, deadline)?;
         Ok(message)
@@ -201,19 +208,19 @@ impl Wire {
 
     /// Reads the last words of a rank whose group has ended; `first` is their first byte, where it was read already.
     /// `None` where the rank sends something else.
-    pub(crate) fn last_words(&mut self, first: Option<u8>, deadline: Instant) -> Option<LastWords> {
+    pub(crate) fn read_last_words(&mut self, first: Option<u8>, deadline: Instant) -> Option<LastMessage> {
         let mut words = [0; fingerprint::LEN];
         let known = first.iter().len();
         words[..known].copy_from_slice(first.as_slice());
         self.fill(&mut words[known..], deadline).ok()?;
-        LastWords::decode(&words)
+        LastMessage::decode(&words)
     }
 
-    fn fill(&mut self, buffer: &mut [u8], deadline: Instant) -> Try<()> {
+    fn fill(&mut self, buffer: &mut [u8], deadline: Instant) -> ConnectResult<()> {
         let mut filled = 0;
         while filled < buffer.len() {
             match self.stream.recv(&mut buffer[filled..]) {
-                Ok(0) => return Err(Fault::Closed),
+                Ok(0) => return Err(ConnectError::Closed),
                 Ok(count) => filled += count,
                 Err(error) => self.after(error, PollFlags::IN, deadline)?,
             }
@@ -221,7 +228,7 @@ impl Wire {
         Ok(())
     }
 
-    pub(crate) fn write(&mut self, message: &[u8], deadline: Instant) -> Try<()> {
+    pub(crate) fn write(&mut self, message: &[u8], deadline: Instant) -> ConnectResult<()> {
         let mut sent = 0;
         while sent < message.len() {
             match self.stream.send(&message[sent..], &[]) {
@@ -233,48 +240,53 @@ impl Wire {
     }
 
     /// Waits until the call that failed with `error` can be repeated.
-    fn after(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> Try<()> {
-        match must_wait(error)? {
+    fn after(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> ConnectResult<()> {
+        match would_block(error)? {
             true => self.wait(flags, deadline),
             false => Ok(()),
         }
     }
 
-    fn wait(&self, flags: PollFlags, deadline: Instant) -> Try<()> {
+    fn wait(&self, flags: PollFlags, deadline: Instant) -> ConnectResult<()> {
         let mut fds = vec![(self.stream.as_fd(), flags)];
         fds.extend(self.stop.iter().map(|stop| (stop.as_fd(), PollFlags::IN)));
         let ready = wait_any(&fds, deadline)?;
         match (ready[0], ready.get(1)) {
-            (_, Some(true)) => Err(Fault::Stopped),
-            (false, _) => Err(Fault::TimedOut),
+            (_, Some(true)) => Err(ConnectError::Stopped),
+            (false, _) => Err(ConnectError::TimedOut),
             _ => Ok(()),
         }
     }
 
     /// Sends a message: its length in four bytes, then JSON.
-    pub(crate) fn send<T: Serialize>(&mut self, message: &T, deadline: Instant) -> Try<()> {
+    pub(crate) fn send<T: Serialize>(&mut self, message: &T, deadline: Instant) -> ConnectResult<()> {
         self.write(&Self::frame(message)?, deadline)
     }
 
     /// Encodes a message as it is sent.
-    pub(crate) fn frame<T: Serialize>(message: &T) -> Try<Vec<u8>> {
+    pub(crate) fn frame<T: Serialize>(message: &T) -> ConnectResult<Vec<u8>> {
         let mut frame = vec![0; 4];
-        serde_json::to_writer(&mut frame, message).map_err(|error| Fault::Malformed(error.to_string()))?;
-        let length =
-            u32::try_from(frame.len() - 4).map_err(|_| Fault::Malformed("too long a message".into()))?;
+        serde_json::to_writer(&mut frame, message)
+            .map_err(|error| ConnectError::Malformed(error.to_string()))?;
+        let length = u32::try_from(frame.len() - 4)
+            .map_err(|_| ConnectError::Malformed("too long a message".into()))?;
         frame[..4].copy_from_slice(&length.to_le_bytes());
         Ok(frame)
     }
 
     /// Receives a message of at most `limit` bytes; a longer one is refused before memory is allocated for it.
-    pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: usize, deadline: Instant) -> Try<T> {
+    pub(crate) fn receive<T: DeserializeOwned>(
+        &mut self,
+        limit: usize,
+        deadline: Instant,
+    ) -> ConnectResult<T> {
         let mut message = vec![0; message_len(self.read(deadline)?, limit)?];
         self.fill(&mut message, deadline)?;
         parse(&message)
     }
 
     /// Returns whether something has arrived that was not read yet, the end of the connection included.
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn is_readable(&self) -> bool {
         let now = Instant::now();
         wait_any(&[(self.stream.as_fd(), PollFlags::IN)], now).is_ok_and(|ready| ready[0])
     }
@@ -288,7 +300,7 @@ impl Wire {
     }
 
     /// Returns another handle of this connection, for another thread.
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn clone_handle(&self) -> Self {
         Self { stop: self.stop.clone(), ..Self::from(self.stream.clone()) }
     }
 
@@ -299,7 +311,7 @@ impl Wire {
 
     /// Closes the connection so that the other side can still read what was sent: with unread input, the system would
     /// reset it.
-    pub(crate) fn hang_up(&mut self) {
+    pub(crate) fn close_gracefully(&mut self) {
         self.stream.shutdown(Shutdown::Write);
         let mut rest = [0; 1024];
         for _ in 0..64 {
@@ -310,7 +322,7 @@ impl Wire {
     }
 
     /// Shuts the connection down in both directions.
-    pub(crate) fn cut(&self) {
+    pub(crate) fn shutdown(&self) {
         self.stream.shutdown(Shutdown::Both);
     }
 
@@ -323,12 +335,12 @@ impl Wire {
         self.stream.socket()
     }
 
-    pub(crate) fn peer(&self) -> Try<SocketAddr> {
+    pub(crate) fn peer(&self) -> ConnectResult<SocketAddr> {
         Ok(self.stream.socket().peer_addr()?)
     }
 
     /// Returns whether the other side runs on this host.
-    pub(crate) fn is_local(&self) -> Try<bool> {
+    pub(crate) fn is_local(&self) -> ConnectResult<bool> {
         let peer = self.stream.socket().peer_addr()?.ip().to_canonical();
         Ok(peer.is_loopback() || peer == self.stream.socket().local_addr()?.ip().to_canonical())
     }
@@ -348,7 +360,7 @@ impl Wire {
     }
 
     /// Sends as much of `words` as is possible without waiting; errors are ignored.
-    pub(crate) fn say(&self, words: &[u8]) {
+    pub(crate) fn try_send(&self, words: &[u8]) {
         self.stream.say(words);
     }
 }

@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 
 use super::message::{Entry, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
 use super::{meeting_file, store};
-use crate::rendezvous::connection::wire::{Wire, message_len, parse};
-use crate::rendezvous::meeting::text::tidy;
+use crate::rendezvous::connection::wire::{HandshakeStream, message_len, parse};
+use crate::rendezvous::meeting::text::sanitize;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 
@@ -20,7 +20,7 @@ pub(crate) fn read(data: &[u8]) {
         0 => all(rest, HELLO_LIMIT, hello),
         1 => all(rest, LIMIT, |_: ToLeader| {}),
         2 => all(rest, 16 * LIMIT, to_member),
-        3 => drop(parse::<store::Word>(rest)),
+        3 => drop(parse::<store::PublishedAddress>(rest)),
         _ => meeting_file::fuzz(rest),
     }
 }
@@ -39,7 +39,7 @@ fn all<T: Serialize + DeserializeOwned + Debug>(data: &[u8], limit: usize, look:
 
 fn one<T: Serialize + DeserializeOwned + Debug>(text: &[u8], look: &impl Fn(T)) {
     let Ok(message) = parse::<T>(text) else { return };
-    let frame = Wire::frame(&message).unwrap();
+    let frame = HandshakeStream::frame(&message).unwrap();
     let again: T = parse(&frame[4..]).unwrap();
     assert_eq!(format!("{message:?}"), format!("{again:?}"));
     look(message);
@@ -51,7 +51,7 @@ fn site(site: &Site) {
 }
 
 fn hello(hello: Hello) {
-    assert!(!tidy(&hello.host, MAX_HOST).contains(char::is_control));
+    assert!(!sanitize(&hello.host, MAX_HOST).contains(char::is_control));
     site(&hello.site);
 }
 

@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 
 use super::meeting_point::OpenMeetingPoint;
 use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember, milliseconds};
-use super::roster::{Roster, bad_news, gave_up, protocol};
-use super::{Lines, Meeting, Plan, random_nonce};
+use super::roster::{Roster, gave_up_error, protocol, unexpected_message_error};
+use super::{GroupConnections, Meeting, MeetingParams, random_nonce};
 use crate::rendezvous::connection::acceptor::Acceptor;
-use crate::rendezvous::connection::fault::Fault;
+use crate::rendezvous::connection::fault::ConnectError;
 use crate::rendezvous::connection::handshake::Credentials;
-use crate::rendezvous::connection::wire::{Wire, wait_any};
+use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::{Error, Result};
 
 /// How long to try to report to the others that there will be no group.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// By rank, from 1.
-pub(super) type Members = Vec<(usize, Wire, Entry)>;
+pub(super) type Members = Vec<(usize, HandshakeStream, Entry)>;
 
 /// Waits for the other ranks, and makes sure that all are connected.
-pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
+pub(super) fn lead(plan: &MeetingParams<'_>, given: Option<TcpListener>) -> Result<Meeting> {
     let OpenMeetingPoint { listener, credentials, _file } = plan.open_meeting_point(given)?;
     let data = plan.listen_for_data()?;
     let (members, host) = (plan.members.clone(), plan.own.host.clone());
@@ -30,25 +30,26 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
 
     let gathered = roster.gather(plan);
     let mut members = roster.take_wires();
-    let met = gathered.and_then(|()| conclude(plan, &mut members, data, &credentials, roster.until(plan)));
+    let met =
+        gathered.and_then(|()| connect_group(plan, &mut members, data, &credentials, roster.until(plan)));
     let lines = met.inspect_err(|error| {
-        dismiss(plan, std::mem::take(&mut members), error);
+        report_failure(plan, std::mem::take(&mut members), error);
         // Ranks that are about to introduce themselves must be told too, and those that have done so meanwhile.
-        roster.give_up(reason(plan, error));
+        roster.mark_failed(reason(plan, error));
         drop(control);
-        dismiss(plan, roster.take_wires(), error);
+        report_failure(plan, roster.take_wires(), error);
     })?;
     Ok(into_meeting(plan, lines, members))
 }
 
 /// Sends the table, now that all ranks are registered, and waits until all are connected, no longer than `until`.
-pub(super) fn conclude(
-    plan: &Plan<'_>,
+pub(super) fn connect_group(
+    plan: &MeetingParams<'_>,
     members: &mut Members,
     (listener, port): (TcpListener, u16),
     credentials: &Credentials,
     until: Instant,
-) -> Result<Lines> {
+) -> Result<GroupConnections> {
     let session = random_nonce()?;
     let address = SocketAddr::new(plan.config.bind, port);
     let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
@@ -57,13 +58,13 @@ pub(super) fn conclude(
     let patience_ms = milliseconds(until.saturating_duration_since(Instant::now()));
     let table = Table { session, patience_ms, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
-    let lines = plan.open_lines(listener, (credentials, session), peers)?;
+    let lines = plan.open_data_connections(listener, (credentials, session), peers)?;
     connect_all(plan, members, table, until)?;
     Ok(lines)
 }
 
 /// Turns the members' connections into control connections.
-pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> Meeting {
+pub(super) fn into_meeting(plan: &MeetingParams<'_>, lines: GroupConnections, members: Members) -> Meeting {
     let mut control = vec![None];
     control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
     let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.config.bind)).collect();
@@ -71,8 +72,8 @@ pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> M
 }
 
 /// Sends the table to all ranks, and waits until all are connected.
-fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table, until: Instant) -> Result<()> {
-    tell(plan, members, &ToMember::Table(table), false)?;
+fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, until: Instant) -> Result<()> {
+    send_all(plan, members, &ToMember::Table(table), false)?;
     let mut connected = vec![false; members.len()];
     while connected.contains(&false) {
         let fds = plan.watch(members.iter().map(|(_, wire, _)| wire.fd()));
@@ -95,33 +96,44 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table, until: Inst
             members.iter_mut().zip(&mut connected).zip(&ready).filter(|(_, ready)| **ready)
         {
             if *connected {
-                return Err(bad_news(plan, *rank, wire, entry));
+                return Err(unexpected_message_error(plan, *rank, wire, entry));
             }
-            *connected = hear(plan, *rank, wire, entry)?;
+            *connected = receive_connected(plan, *rank, wire, entry)?;
         }
     }
     plan.agree();
-    tell(plan, members, &ToMember::Complete, true)
+    send_all(plan, members, &ToMember::Complete, true)
 }
 
 /// Returns true when the rank reports that it is connected.
-fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<bool> {
+fn receive_connected(
+    plan: &MeetingParams<'_>,
+    rank: usize,
+    wire: &mut HandshakeStream,
+    entry: &Entry,
+) -> Result<bool> {
     match wire.receive(LIMIT, plan.deadline) {
         Ok(ToLeader::Connected) => Ok(true),
-        Ok(ToLeader::Failed(failure)) => Err(gave_up(plan, rank, entry, failure)),
-        Err(Fault::Closed) => Err(plan.died(rank, entry.host.as_str())),
+        Ok(ToLeader::Failed(failure)) => Err(gave_up_error(plan, rank, entry, failure)),
+        Err(ConnectError::Closed) => Err(plan.died(rank, entry.host.as_str())),
         Err(fault) => Err(protocol(plan, rank, entry, &fault.to_string())),
     }
 }
 
 /// Sends a message to all members. With `may_be_dead`, after all have met, one that is dead is no error: its loss is
 /// detected like any later one, and the others are still told.
-fn tell(plan: &Plan<'_>, members: &mut Members, message: &ToMember, may_be_dead: bool) -> Result<()> {
-    let message = Wire::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
+fn send_all(
+    plan: &MeetingParams<'_>,
+    members: &mut Members,
+    message: &ToMember,
+    may_be_dead: bool,
+) -> Result<()> {
+    let message =
+        HandshakeStream::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
     members.iter_mut().try_for_each(|(rank, wire, entry)| match wire.write(&message, plan.deadline) {
         Ok(()) => Ok(()),
-        Err(Fault::Closed) if may_be_dead => Ok(()),
-        Err(Fault::Closed) => Err(plan.died(*rank, entry.host.as_str())),
+        Err(ConnectError::Closed) if may_be_dead => Ok(()),
+        Err(ConnectError::Closed) => Err(plan.died(*rank, entry.host.as_str())),
         Err(fault) => {
             let (rank, host) = (plan.number(*rank), &entry.host);
             Err(plan.failed(format!("nothing can be sent to rank {rank} (host {host}): {fault}")))
@@ -130,22 +142,22 @@ fn tell(plan: &Plan<'_>, members: &mut Members, message: &ToMember, may_be_dead:
 }
 
 /// Reports to the members that there will be no group, and why.
-pub(super) fn dismiss(plan: &Plan<'_>, members: Members, error: &Error) {
-    let (until, failure) = (Instant::now() + FAREWELL, reason(plan, error));
+pub(super) fn report_failure(plan: &MeetingParams<'_>, members: Members, error: &Error) {
+    let (until, failure) = (Instant::now() + FAILURE_REPORT_TIMEOUT, reason(plan, error));
     for (_, mut wire, _) in members {
         if wire.send(&ToMember::Failed(failure.clone()), until).is_ok() {
-            wire.hang_up();
+            wire.close_gracefully();
         }
     }
 }
 
 /// Returns the failure that is reported to the others.
-fn reason(plan: &Plan<'_>, error: &Error) -> Failure {
+fn reason(plan: &MeetingParams<'_>, error: &Error) -> Failure {
     let failure = Failure::of(error);
     match error {
         // These errors name no rank: they are this one's own.
         Error::System { .. } | Error::Listen { .. } | Error::Aborted { .. } => {
-            failure.by(plan.number(0), &plan.own.host)
+            failure.reported_by(plan.number(0), &plan.own.host)
         }
         _ => failure,
     }

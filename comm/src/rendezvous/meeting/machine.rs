@@ -5,14 +5,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::meeting::text::tidy;
+use crate::rendezvous::meeting::text::sanitize;
 
 /// Longest version that is shown, in characters.
 const MAX_VERSION: usize = 40;
 
 /// Version and target of a rank's program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Machine {
+pub(super) struct BuildInfo {
     /// Of the library: ranks of different versions may order their operations differently.
     version: String,
     order: ByteOrder,
@@ -25,7 +25,7 @@ enum ByteOrder {
     Big,
 }
 
-impl Machine {
+impl BuildInfo {
     /// Returns that of this process.
     pub(super) fn own() -> Self {
         Self {
@@ -36,7 +36,12 @@ impl Machine {
     }
 
     /// Returns why a rank that came cannot be in a job with this one. Both are given by rank and host.
-    pub(super) fn misfit(&self, own: (usize, &str), theirs: &Self, who: (usize, &str)) -> Option<String> {
+    pub(super) fn incompatibility(
+        &self,
+        own: (usize, &str),
+        theirs: &Self,
+        who: (usize, &str),
+    ) -> Option<String> {
         let help = match () {
             () if self == theirs => return None,
             () if self.version != theirs.version => "run the same version everywhere",
@@ -49,19 +54,19 @@ impl Machine {
     }
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for BuildInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let order = match self.order {
             ByteOrder::Little => "little-endian",
             ByteOrder::Big => "big-endian",
         };
-        let version = tidy(&self.version, MAX_VERSION);
+        let version = sanitize(&self.version, MAX_VERSION);
         write!(f, "version {version} ({}-bit, {order})", self.pointer_bits)
     }
 }
 
 #[cfg(test)]
-impl Machine {
+impl BuildInfo {
     /// Returns that of a program of another version.
     pub(super) fn of_version(version: &str) -> Self {
         Self { version: version.into(), ..Self::own() }
@@ -74,22 +79,22 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told_with_both_sides() {
-        let own = Machine { version: "1.2.3".into(), order: ByteOrder::Little, pointer_bits: 64 };
-        let misfit = |theirs: &Machine| own.misfit((0, "a"), theirs, (3, "b"));
+        let own = BuildInfo { version: "1.2.3".into(), order: ByteOrder::Little, pointer_bits: 64 };
+        let misfit = |theirs: &BuildInfo| own.incompatibility((0, "a"), theirs, (3, "b"));
         assert_eq!(misfit(&own.clone()), None);
         for (theirs, runs, help) in [
             (
-                Machine { version: "1.2.4".into(), ..own.clone() },
+                BuildInfo { version: "1.2.4".into(), ..own.clone() },
                 "1.2.4 (64-bit, little-endian)",
                 "run the same version everywhere",
             ),
             (
-                Machine { order: ByteOrder::Big, ..own.clone() },
+                BuildInfo { order: ByteOrder::Big, ..own.clone() },
                 "1.2.3 (64-bit, big-endian)",
                 "run it on machines of one byte order and pointer width",
             ),
             (
-                Machine { pointer_bits: 32, ..own.clone() },
+                BuildInfo { pointer_bits: 32, ..own.clone() },
                 "1.2.3 (32-bit, little-endian)",
                 "run it on machines of one byte order and pointer width",
             ),
@@ -99,7 +104,7 @@ mod tests {
             );
             assert_eq!(misfit(&theirs), Some(expected));
         }
-        let rude = Machine { version: format!("\u{1b}[2J{}", "9".repeat(1000)), ..own.clone() };
+        let rude = BuildInfo { version: format!("\u{1b}[2J{}", "9".repeat(1000)), ..own.clone() };
         let text = misfit(&rude).unwrap();
         assert!(text.len() < 300 && !text.contains('\u{1b}'), "{text}");
     }

@@ -31,7 +31,7 @@ impl MeetingFile {
     /// Writes the file atomically: a reader sees the earlier one or all of this one. Replaces only another meeting file,
     /// or an empty file.
     pub(super) fn write(path: &Path, address: SocketAddr, nonce: [u8; 32]) -> Result<Self> {
-        if let Some(what) = anything_else(path) {
+        if let Some(what) = other_content(path) {
             let help = format!("{what}, which would be lost: give a path where nothing is yet");
             return Err(Error::invalid("the meeting's file", path.display(), help));
         }
@@ -74,7 +74,7 @@ impl Drop for MeetingFile {
 }
 
 /// Returns what is at this path that is not a meeting file.
-fn anything_else(path: &Path) -> Option<&'static str> {
+fn other_content(path: &Path) -> Option<&'static str> {
     /// How each meeting file begins, whatever version of this program has written it.
     const BEGINNING: &[u8] = br#"{"address":"#;
     let kind = fs::symlink_metadata(path).ok()?.file_type();

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::meeting_file::{self, MeetingFile};
-use super::store::{Store, Word};
-use super::{Plan, cannot_listen, random_nonce};
+use super::store::{PublishedAddress, Store};
+use super::{MeetingParams, cannot_listen, random_nonce};
 use crate::rendezvous::address::HostPort;
 use crate::rendezvous::config::{agent_store_from_env, master_from_env};
-use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::Credentials;
-use crate::rendezvous::scheduler::{self, seen_by_others};
+use crate::rendezvous::scheduler::{self, without_loopback};
 use crate::{Error, InitMethod, Result, TcpConfig};
 
 /// Name in errors of the host that an init method names.
@@ -69,7 +69,7 @@ pub(super) struct OpenMeetingPoint {
     pub(super) _file: Option<MeetingFile>,
 }
 
-impl Plan<'_> {
+impl MeetingParams<'_> {
     /// Opens the meeting point, on rank 0. `given`: a listener that is already bound.
     pub(super) fn open_meeting_point(&self, given: Option<TcpListener>) -> Result<OpenMeetingPoint> {
         let credentials = self.credentials();
@@ -79,7 +79,7 @@ impl Plan<'_> {
                 // A rank that is to be reached from other hosts must not listen on loopback here.
                 let addresses = match self.config.bind.to_canonical().is_loopback() {
                     true => addresses,
-                    false => seen_by_others(host, addresses.clone()).unwrap_or(addresses),
+                    false => without_loopback(host, addresses.clone()).unwrap_or(addresses),
                 };
                 addresses.iter().try_for_each(|address| self.check_secret(address.ip()))?;
                 let listener = match given {
@@ -95,12 +95,13 @@ impl Plan<'_> {
                 Ok(OpenMeetingPoint { listener, credentials, _file: None })
             }
             MeetingPoint::File(path) => {
-                self.open_told(|address, nonce| MeetingFile::write(path, address, nonce).map(Some))
+                self.open_and_publish(|address, nonce| MeetingFile::write(path, address, nonce).map(Some))
             }
-            MeetingPoint::Store { host, port, key } => self.open_told(|address, nonce| {
-                let found = resolve(host, *port, self.deadline).map_err(Fault::Resolve);
+            MeetingPoint::Store { host, port, key } => self.open_and_publish(|address, nonce| {
+                let found = resolve(host, *port, self.deadline).map_err(ConnectError::Resolve);
                 let left = found.and_then(|addresses| {
-                    Store::connect(&addresses, self.deadline)?.leave(key, &Word { address, nonce })
+                    Store::connect(&addresses, self.deadline)?
+                        .publish(key, &PublishedAddress { address, nonce })
                 });
                 left.map(|()| None)
                     .map_err(|fault| self.failed(format!("nothing can be left there: {fault}")))
@@ -109,11 +110,11 @@ impl Plan<'_> {
     }
 
     /// Opens a meeting point at any free port; `tell` publishes its address and nonce.
-    fn open_told(
+    fn open_and_publish(
         &self,
         tell: impl FnOnce(SocketAddr, [u8; 32]) -> Result<Option<MeetingFile>>,
     ) -> Result<OpenMeetingPoint> {
-        check_one_address(self.config)?;
+        check_specific_address(self.config)?;
         let (listener, port) = self.listen_for_data()?;
         let nonce = random_nonce()?;
         let file = tell(SocketAddr::new(self.config.bind, port), nonce)?;
@@ -121,23 +122,23 @@ impl Plan<'_> {
     }
 
     /// Looks up where rank 0 may be, on another rank; called for each attempt.
-    pub(super) fn find_meeting_point(&self) -> Try<(Vec<SocketAddr>, Credentials)> {
+    pub(super) fn find_meeting_point(&self) -> ConnectResult<(Vec<SocketAddr>, Credentials)> {
         let credentials = self.credentials();
         match &self.place {
             MeetingPoint::Address { host, port } => {
-                Ok((resolve(host, *port, self.deadline).map_err(Fault::Resolve)?, credentials))
+                Ok((resolve(host, *port, self.deadline).map_err(ConnectError::Resolve)?, credentials))
             }
             MeetingPoint::File(path) => {
                 let (address, nonce) =
-                    meeting_file::read(path, self.config.secret.is_none()).map_err(Fault::File)?;
+                    meeting_file::read(path, self.config.secret.is_none()).map_err(ConnectError::File)?;
                 Ok((vec![address], credentials.bound_to(&nonce)))
             }
             MeetingPoint::Store { host, port, key } => {
-                let addresses = resolve(host, *port, self.deadline).map_err(Fault::Resolve)?;
+                let addresses = resolve(host, *port, self.deadline).map_err(ConnectError::Resolve)?;
                 let until = self.deadline.min(Instant::now() + self.limits.handshake);
-                let word = Store::connect(&addresses, until)?.find(key)?;
-                let nothing = || Fault::File("rank 0 has not left word there yet".into());
-                let Word { address, nonce } = word.ok_or_else(nothing)?;
+                let word = Store::connect(&addresses, until)?.lookup(key)?;
+                let nothing = || ConnectError::File("rank 0 has not left word there yet".into());
+                let PublishedAddress { address, nonce } = word.ok_or_else(nothing)?;
                 Ok((vec![address], credentials.bound_to(&nonce)))
             }
         }
@@ -145,7 +146,7 @@ impl Plan<'_> {
 }
 
 /// Opens what rank 0 of a configuration will open, except what its launcher opens, and closes it again.
-pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
+pub(crate) fn check_can_open(config: &TcpConfig) -> Result<()> {
     let address = SocketAddr::new(config.bind, 0);
     TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
     match &config.init_method {
@@ -155,14 +156,14 @@ pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
             listen_on_first(&own_addresses(host, *port, deadline)?).map(drop)
         }
         InitMethod::File(path) => {
-            check_one_address(config)?;
+            check_specific_address(config)?;
             MeetingFile::write(path, address, random_nonce()?).map(drop)
         }
     }
 }
 
 /// Fails where this rank listens on all addresses of its host: only one can be published.
-fn check_one_address(config: &TcpConfig) -> Result<()> {
+fn check_specific_address(config: &TcpConfig) -> Result<()> {
     match config.bind.is_unspecified() {
         false => Ok(()),
         true => {

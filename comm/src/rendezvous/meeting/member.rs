@@ -5,27 +5,27 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::machine::Machine;
+use super::machine::BuildInfo;
 use super::meeting_point::MeetingPoint;
 use super::message::{
-    Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember, before_the_end_of, milliseconds,
+    Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember, milliseconds, with_margin,
 };
-use super::{BackOff, Lines, Meeting, Plan};
-use crate::rendezvous::connection::fault::{Fault, Try};
+use super::{BackOff, GroupConnections, Meeting, MeetingParams};
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
-use crate::rendezvous::connection::wire::{Wire, wait_any};
+use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::rendezvous::meeting::peer::PeerInfo;
 use crate::{Error, Result};
 
 /// Number of rejections in a row by ranks of some job after which this rank gives up.
-const SETTLED: usize = 5;
+const MAX_REJECTIONS: usize = 5;
 /// How long to wait for rank 0 to report why another rank is not there any more.
-const EXPLANATION: Duration = Duration::from_millis(300);
+const FAILURE_REPORT_WAIT: Duration = Duration::from_millis(300);
 /// How long rank 0 may take to answer after it has closed a connection.
-const SECOND_TRY: Duration = Duration::from_secs(1);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Registers with rank 0, and meets the other ranks.
-pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
+pub(super) fn join(plan: &MeetingParams<'_>) -> Result<Meeting> {
     let (wire, mut credentials) = find_leader(plan)?;
     let mut leader = Leader { plan, wire };
     let listening = plan.listen_for_data();
@@ -36,9 +36,9 @@ pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
 }
 
 /// Builds the introduction of this rank; `port` is where it accepts data connections.
-pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
+pub(super) fn hello(plan: &MeetingParams<'_>, port: u16) -> Hello {
     // Rank 0 knows which ranks are missing: it must report them before this rank's own time is over.
-    let patience = before_the_end_of(plan.deadline.saturating_duration_since(Instant::now()));
+    let patience = with_margin(plan.deadline.saturating_duration_since(Instant::now()));
     Hello {
         ip: plan.published_ip(),
         port,
@@ -47,15 +47,15 @@ pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
         site: plan.site(),
         patience_ms: milliseconds(patience),
         door: plan.door,
-        machine: Machine::own(),
+        machine: BuildInfo::own(),
     }
 }
 
 /// Tries to connect to rank 0 until it is there.
-fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
+fn find_leader(plan: &MeetingParams<'_>) -> Result<(HandshakeStream, Credentials)> {
     let mut back_off = BackOff::new();
     let mut settled = 0;
-    let mut last: Option<Fault> = None;
+    let mut last: Option<ConnectError> = None;
     let slow_warning =
         plan.config.slow_warning.clamp(Duration::from_millis(100), Duration::from_secs(1 << 25));
     let mut warn_at = plan.started + slow_warning;
@@ -66,13 +66,13 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
         };
         plan.check_parent()?;
         let leader = plan.number(0);
-        if fault.is_exhausted() {
+        if fault.is_out_of_files() {
             return Err(Error::system(format!("looking for rank {leader} at {}", plan.place), fault));
         }
-        settled = if fault.is_settled() { settled + 1 } else { 0 };
+        settled = if fault.is_permanent() { settled + 1 } else { 0 };
         let now = Instant::now();
-        let fault = before_cut_short(fault, last, plan.deadline);
-        let sure = settled >= SETTLED && matches!(plan.place, MeetingPoint::Address { .. });
+        let fault = prefer_earlier_fault(fault, last, plan.deadline);
+        let sure = settled >= MAX_REJECTIONS && matches!(plan.place, MeetingPoint::Address { .. });
         if sure || now >= plan.deadline {
             return Err(plan.failed(format!("rank {leader} was not found there: {fault}")));
         }
@@ -86,25 +86,28 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
 }
 
 /// Returns the fault of the attempt before where the deadline has cut this one short: it says more.
-fn before_cut_short(fault: Fault, last: Option<Fault>, deadline: Instant) -> Fault {
+fn prefer_earlier_fault(fault: ConnectError, last: Option<ConnectError>, deadline: Instant) -> ConnectError {
     match (fault, last) {
-        (Fault::TimedOut, Some(last)) if Instant::now() >= deadline => last,
+        (ConnectError::TimedOut, Some(last)) if Instant::now() >= deadline => last,
         (fault, _) => fault,
     }
 }
 
 /// Tries each address of rank 0 once, for at most `longest`. The outer error is final.
-fn try_leader(plan: &Plan<'_>, longest: Duration) -> Result<Try<(Wire, Credentials)>> {
+fn try_leader(
+    plan: &MeetingParams<'_>,
+    longest: Duration,
+) -> Result<ConnectResult<(HandshakeStream, Credentials)>> {
     let (addresses, credentials) = match plan.find_meeting_point() {
         Ok(found) => found,
         Err(fault) => return Ok(Err(fault)),
     };
-    let mut worst = Fault::Closed;
+    let mut worst = ConnectError::Closed;
     for address in addresses {
         plan.check_secret(address.ip())?;
         let until = plan.deadline.min(Instant::now() + longest);
-        let connected = Wire::dial(address, plan.parent_ended(), until).and_then(|mut wire| {
-            let verdict = wire.introduce(&credentials, plan.caller(Purpose::Control), until)?;
+        let connected = HandshakeStream::dial(address, plan.parent_ended(), until).and_then(|mut wire| {
+            let verdict = wire.authenticate(&credentials, plan.caller(Purpose::Control), until)?;
             Ok((wire, verdict))
         });
         match connected {
@@ -112,15 +115,15 @@ fn try_leader(plan: &Plan<'_>, longest: Duration) -> Result<Try<(Wire, Credentia
                 check_verdict(plan, verdict)?;
                 return Ok(Ok((wire, credentials)));
             }
-            Ok((_, verdict)) => worst = Fault::OtherRank(verdict.rank),
-            Err(_) if worst.is_settled() => {}
+            Ok((_, verdict)) => worst = ConnectError::OtherRank(verdict.rank),
+            Err(_) if worst.is_permanent() => {}
             Err(fault) => worst = fault,
         }
     }
     Ok(Err(worst))
 }
 
-fn check_verdict(plan: &Plan<'_>, verdict: Verdict) -> Result<()> {
+fn check_verdict(plan: &MeetingParams<'_>, verdict: Verdict) -> Result<()> {
     let own = plan.config.world_size;
     let reason = match verdict.status {
         Status::Admitted => return Ok(()),
@@ -133,14 +136,14 @@ fn check_verdict(plan: &Plan<'_>, verdict: Verdict) -> Result<()> {
     Err(refused(plan, reason))
 }
 
-fn refused(plan: &Plan<'_>, reason: String) -> Error {
+fn refused(plan: &MeetingParams<'_>, reason: String) -> Error {
     Error::Refused { rank: plan.number(plan.config.rank), address: plan.place.to_string(), reason }
 }
 
 /// A member's connection to rank 0.
 pub(super) struct Leader<'a> {
-    pub(super) plan: &'a Plan<'a>,
-    pub(super) wire: Wire,
+    pub(super) plan: &'a MeetingParams<'a>,
+    pub(super) wire: HandshakeStream,
 }
 
 impl Leader<'_> {
@@ -159,13 +162,13 @@ impl Leader<'_> {
                         return Ok(());
                     }
                 }
-                Err(Fault::Closed) => {}
-                Err(fault) => return Err(self.lost(fault)),
+                Err(ConnectError::Closed) => {}
+                Err(fault) => return Err(self.connection_error(fault)),
             }
-            let Ok(found) = try_leader(plan, SECOND_TRY.min(plan.limits.handshake))? else {
+            let Ok(found) = try_leader(plan, RECONNECT_TIMEOUT.min(plan.limits.handshake))? else {
                 // The failure of the parent group may be why.
                 plan.check_parent()?;
-                return Err(self.lost(Fault::Closed));
+                return Err(self.connection_error(ConnectError::Closed));
             };
             (self.wire, *credentials) = found;
             back_off.pause(plan.deadline);
@@ -177,14 +180,14 @@ impl Leader<'_> {
         let plan = self.plan;
         let table = self.hear_table()?;
         // This rank must report which rank it cannot reach before rank 0 has waited long enough.
-        let patience = before_the_end_of(Duration::from_millis(table.patience_ms));
+        let patience = with_margin(Duration::from_millis(table.patience_ms));
         let until =
             Instant::now().checked_add(patience).map_or(plan.deadline, |until| until.min(plan.deadline));
         let peers = self.peers(&table)?;
         let own_ip = peers[plan.config.rank].address.ip();
-        let opened = plan.open_lines(listener, (credentials, table.session), peers);
+        let opened = plan.open_data_connections(listener, (credentials, table.session), peers);
         let lines = opened.map_err(|error| self.give_up(error))?;
-        self.reach(plan.config.rank - 1, &lines, until)?;
+        self.connect_to_previous(plan.config.rank - 1, &lines, until)?;
         self.wait_for_all()?;
 
         let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
@@ -195,9 +198,10 @@ impl Leader<'_> {
 
     fn hear_table(&mut self) -> Result<Table> {
         let limit = HELLO_LIMIT * (self.plan.config.world_size + 1);
-        match self.hear(limit.max(LIMIT))? {
+        match self.receive(limit.max(LIMIT))? {
             ToMember::Table(table) if table.ranks.len() == self.plan.config.world_size => Ok(table),
-            _ => Err(self.lost(Fault::Malformed("something else than the table of ranks".into()))),
+            _ => Err(self
+                .connection_error(ConnectError::Malformed("something else than the table of ranks".into()))),
         }
     }
 
@@ -206,7 +210,7 @@ impl Leader<'_> {
         let mut peers: Vec<PeerInfo> = table.ranks.iter().map(Entry::info).collect();
         for peer in &mut peers {
             if peer.address.ip().is_unspecified() {
-                let leader = self.wire.peer().map_err(|fault| self.lost(fault))?;
+                let leader = self.wire.peer().map_err(|fault| self.connection_error(fault))?;
                 peer.address.set_ip(leader.ip());
             }
             self.plan.check_secret(peer.address.ip())?;
@@ -216,26 +220,29 @@ impl Leader<'_> {
 
     /// Connects to the rank before this one, and meanwhile watches for messages of rank 0. So each rank but the last is
     /// reached once: an address that nobody can reach shows during rendezvous, not in the middle of the work.
-    fn reach(&mut self, rank: usize, lines: &Lines, deadline: Instant) -> Result<()> {
+    fn connect_to_previous(&mut self, rank: usize, lines: &GroupConnections, deadline: Instant) -> Result<()> {
         let plan = self.plan;
         let mut back_off = BackOff::new();
         let mut last = None;
         loop {
             let Err(fault) = lines.switchboard.dial(rank, deadline) else { return Ok(()) };
-            let fault = before_cut_short(fault, last, deadline);
+            let fault = prefer_earlier_fault(fault, last, deadline);
             plan.check_parent().map_err(|error| self.give_up(error))?;
             // It was listening before it was in the table, so a refused connection means that it has ended.
-            let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
-            let explained = Instant::now() + if gone { EXPLANATION } else { Duration::ZERO };
+            let gone =
+                matches!(&fault, ConnectError::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
+            let explained = Instant::now() + if gone { FAILURE_REPORT_WAIT } else { Duration::ZERO };
             if wait_any(&plan.watch([self.wire.fd()].into_iter()), explained).is_ok_and(|ready| ready[0]) {
-                self.hear(LIMIT)?;
-                return Err(self.lost(Fault::Malformed("something before its time".into())));
+                self.receive(LIMIT)?;
+                return Err(
+                    self.connection_error(ConnectError::Malformed("something before its time".into()))
+                );
             }
             plan.check_parent().map_err(|error| self.give_up(error))?;
-            if rank == 0 && Instant::now() >= deadline && matches!(fault, Fault::TimedOut) {
-                return Err(self.lost(fault));
+            if rank == 0 && Instant::now() >= deadline && matches!(fault, ConnectError::TimedOut) {
+                return Err(self.connection_error(fault));
             }
-            let settled = gone || fault.is_exhausted() || matches!(fault, Fault::NoMemory(_));
+            let settled = gone || fault.is_out_of_files() || matches!(fault, ConnectError::NoMemory(_));
             if settled || Instant::now() >= deadline {
                 let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
                 let [own, rank] = [own, rank].map(|rank| plan.number(rank));
@@ -253,32 +260,36 @@ impl Leader<'_> {
     /// Reports to rank 0 that this rank is connected, and waits until all are.
     fn wait_for_all(&mut self) -> Result<()> {
         self.plan.agree();
-        self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault))?;
-        match self.hear(LIMIT)? {
+        self.wire
+            .send(&ToLeader::Connected, self.plan.deadline)
+            .map_err(|fault| self.connection_error(fault))?;
+        match self.receive(LIMIT)? {
             ToMember::Complete => Ok(()),
-            _ => Err(self.lost(Fault::Malformed("something else than that all are connected".into()))),
+            _ => Err(self.connection_error(ConnectError::Malformed(
+                "something else than that all are connected".into(),
+            ))),
         }
     }
 
     /// Receives a message of rank 0; one that ends the meeting is returned as an error.
-    fn hear(&mut self, limit: usize) -> Result<ToMember> {
+    fn receive(&mut self, limit: usize) -> Result<ToMember> {
         match self.wire.receive(limit, self.plan.deadline) {
             Ok(ToMember::Failed(failure)) => Err(self.plan.failed_elsewhere(failure)),
             Ok(ToMember::Refused(reason)) => Err(refused(self.plan, reason)),
             Ok(message) => Ok(message),
-            Err(fault) => Err(self.lost(fault)),
+            Err(fault) => Err(self.connection_error(fault)),
         }
     }
 
     /// Returns the error for a failed connection to rank 0.
-    fn lost(&mut self, fault: Fault) -> Error {
+    fn connection_error(&mut self, fault: ConnectError) -> Error {
         let host =
             self.wire.peer().map_or_else(|_| self.plan.place.to_string(), |peer| peer.ip().to_string());
         let rank = self.plan.number(0);
         match fault {
-            Fault::Closed => self.plan.died(0, host),
+            ConnectError::Closed => self.plan.died(0, host),
             // If it were waiting for other ranks, it would have reported them before this rank's time is over.
-            Fault::TimedOut => {
+            ConnectError::TimedOut => {
                 let error = Error::Timeout {
                     rank,
                     host,
@@ -288,7 +299,7 @@ impl Leader<'_> {
                 };
                 self.give_up(error)
             }
-            Fault::Stopped => {
+            ConnectError::Stopped => {
                 let known = self.plan.check_parent().err();
                 let error = known.unwrap_or_else(|| self.plan.failed(fault.to_string()));
                 self.give_up(error)
@@ -303,7 +314,7 @@ impl Leader<'_> {
     fn give_up(&mut self, error: Error) -> Error {
         let until = Instant::now() + Duration::from_millis(200);
         if self.wire.send(&ToLeader::Failed(Failure::of(&error)), until).is_ok() {
-            self.wire.hang_up();
+            self.wire.close_gracefully();
         }
         error
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::Machine;
-use super::text::tidy;
+use super::machine::BuildInfo;
+use super::text::sanitize;
 use crate::Error;
 use crate::rendezvous::meeting::peer::PeerInfo;
 use crate::rendezvous::site::Site;
@@ -21,7 +21,7 @@ const MAX_DETAIL: usize = 600;
 
 /// Returns how long a rank waits for an event that it must report to another one, which waits for `left`: a little less,
 /// so that the report arrives in time.
-pub(super) fn before_the_end_of(left: Duration) -> Duration {
+pub(super) fn with_margin(left: Duration) -> Duration {
     left - (left / 4).min(Duration::from_millis(500))
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Hello {
     /// Port of its door, at the same address, where the group may change; else 0.
     #[serde(default)]
     pub(super) door: u16,
-    pub(super) machine: Machine,
+    pub(super) machine: BuildInfo,
 }
 
 /// Messages of a rank to rank 0 after [`Hello`].
@@ -95,7 +95,7 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn info(&self) -> PeerInfo {
         let Self { address, pid, ref site, door, .. } = *self;
-        PeerInfo { host: tidy(&self.host, MAX_HOST), pid, address, site: site.clone(), door }
+        PeerInfo { host: sanitize(&self.host, MAX_HOST), pid, address, site: site.clone(), door }
     }
 }
 
@@ -113,9 +113,9 @@ pub(super) struct Failure {
 impl Failure {
     pub(super) fn of(error: &Error) -> Self {
         let (detail, died) = match error {
-            Error::PeerDied { rank, host, .. } => (String::new(), Some((*rank, tidy(host, MAX_HOST)))),
-            Error::Rendezvous { detail, .. } => (tidy(detail, MAX_DETAIL), None),
-            other => (tidy(&other.to_string(), MAX_DETAIL), None),
+            Error::PeerDied { rank, host, .. } => (String::new(), Some((*rank, sanitize(host, MAX_HOST)))),
+            Error::Rendezvous { detail, .. } => (sanitize(detail, MAX_DETAIL), None),
+            other => (sanitize(&other.to_string(), MAX_DETAIL), None),
         };
         let waited_ms = match error {
             Error::Rendezvous { waited, .. } => milliseconds(*waited),
@@ -125,7 +125,7 @@ impl Failure {
     }
 
     /// Adds which rank has reported this failure.
-    pub(super) fn by(self, rank: usize, host: &str) -> Self {
+    pub(super) fn reported_by(self, rank: usize, host: &str) -> Self {
         Self { detail: format!("rank {rank} (host {host}) gave up: {}", self.detail), ..self }
     }
 }
@@ -143,12 +143,12 @@ mod tests {
         let hello = Hello {
             ip,
             port: u16::MAX,
-            host: tidy(&host, MAX_HOST),
+            host: sanitize(&host, MAX_HOST),
             pid,
             site,
             patience_ms,
             door: u16::MAX,
-            machine: Machine::of_version("1234.1234.1234-alpha.1"),
+            machine: BuildInfo::of_version("1234.1234.1234-alpha.1"),
         };
         assert!(serde_json::to_vec(&hello).unwrap().len() <= HELLO_LIMIT);
 
@@ -159,6 +159,6 @@ mod tests {
 
     #[test]
     fn names_cannot_play_with_a_terminal() {
-        assert_eq!(tidy("a\u{1b}[2Jb\n", 100), "a [2Jb ");
+        assert_eq!(sanitize("a\u{1b}[2Jb\n", 100), "a [2Jb ");
     }
 }

@@ -43,22 +43,22 @@ use std::time::{Duration, Instant};
 use self::meeting_point::MeetingPoint;
 use self::parent::Parent;
 use self::peer::PeerInfo;
-use self::plan::{Own, Plan, own_host};
+use self::plan::{MeetingParams, OwnInfo, own_host};
 use crate::base::members::Members;
 use crate::blame::control::bureau::job::Job;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
-use crate::rendezvous::connection::fault::Fault;
+use crate::rendezvous::connection::fault::ConnectError;
 use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::launched::inherited_listener;
 use crate::rendezvous::obstacle::Obstacle;
-use crate::transport::tcp::switchboard::Switchboard;
+use crate::transport::tcp::switchboard::DataConnections;
 use crate::{Error, InitMethod, Result, TcpConfig, Transport};
 
 /// Result of a rendezvous.
 #[derive(Debug)]
 pub(crate) struct Meeting {
-    pub(crate) lines: Lines,
+    pub(crate) lines: GroupConnections,
     /// By rank: on rank 0 one for each other rank, on the others one to rank 0. Non-blocking, with TCP_NODELAY.
     pub(crate) control: Vec<Option<Arc<Stream>>>,
     /// By rank: the address at which that rank reaches this one.
@@ -69,15 +69,15 @@ pub(crate) struct Meeting {
 
 /// A rank's data connections, and the acceptor that takes those of other ranks. Dropping it closes both, in bounded time.
 #[derive(Debug)]
-pub(crate) struct Lines {
-    pub(crate) switchboard: Arc<Switchboard>,
+pub(crate) struct GroupConnections {
+    pub(crate) switchboard: Arc<DataConnections>,
     /// Nonce of the group, which only its ranks know.
     pub(crate) session: [u8; 32],
     /// `None` in a group of one.
     acceptor: Option<Acceptor>,
 }
 
-impl Drop for Lines {
+impl Drop for GroupConnections {
     fn drop(&mut self) {
         self.acceptor = None;
         self.switchboard.end();
@@ -107,7 +107,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
     config.validate()?;
     let members = options.members.unwrap_or_else(|| Members::world(config.world_size));
     if config.world_size == 1 {
-        return meet_nobody(config, members);
+        return meet_alone(config, members);
     }
     let place = MeetingPoint::of(&config.init_method)?;
     let listener = match (options.listener, &config.init_method) {
@@ -115,13 +115,13 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         (given, _) => given,
     };
     let started = Instant::now();
-    let plan = Plan {
+    let plan = MeetingParams {
         config,
         place,
         limits: options.limits,
         started,
         deadline: started + config.bounded_timeout(),
-        own: Own::new(config.transport),
+        own: OwnInfo::new(config.transport),
         credentials: Credentials::of(config)?,
         members,
         parent: options.parent,
@@ -135,16 +135,16 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
     }
 }
 
-fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
+fn meet_alone(config: &TcpConfig, members: Members) -> Result<Meeting> {
     let started = Instant::now();
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let plan = Plan {
+    let plan = MeetingParams {
         config,
         place: MeetingPoint::Address { host: address.to_string(), port: 0 },
         limits: Limits::default(),
         started,
         deadline: started,
-        own: Own::new(Transport::Tcp),
+        own: OwnInfo::new(Transport::Tcp),
         credentials: Credentials::of(config)?,
         members,
         parent: None,
@@ -153,8 +153,8 @@ fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
     };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
     let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
-    let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
-    let lines = Lines { switchboard, session: random_nonce()?, acceptor: None };
+    let switchboard = Arc::new(DataConnections::new(plan.setup(plan.credentials(), peers))?);
+    let lines = GroupConnections { switchboard, session: random_nonce()?, acceptor: None };
     Ok(Meeting { lines, control: vec![None], own_ips: vec![address], job: Arc::default() })
 }
 
@@ -167,7 +167,7 @@ fn check_secret(config: &TcpConfig, ip: IpAddr) -> Result<()> {
 }
 
 /// Error for two ranks that must share memory and cannot.
-fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
+fn shm_unavailable_error(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
     let help = format!(
         "rank {own} and rank {rank} (host {host}) cannot share memory, because {obstacle}; choose auto or tcp"
     );
@@ -175,14 +175,14 @@ fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
 }
 
 fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
-    match Fault::from(reason) {
-        Fault::Io(reason) if reason.kind() == ErrorKind::AddrNotAvailable => {
+    match ConnectError::from(reason) {
+        ConnectError::Io(reason) if reason.kind() == ErrorKind::AddrNotAvailable => {
             let help =
                 "this host has no such address; give one that it has in the network that connects the ranks";
             Error::invalid("bind (GIRANDOLE_BIND)", address.ip(), help)
         }
         // Another port would not help.
-        fault if fault.is_exhausted() => Error::system(format!("listening on {address}"), fault),
+        fault if fault.is_out_of_files() => Error::system(format!("listening on {address}"), fault),
         fault => Error::Listen { address: address.to_string(), reason: fault.to_string() },
     }
 }

@@ -15,11 +15,11 @@ use rustix::event::PollFlags;
 use super::meeting_point::MeetingPoint;
 use super::member::hello;
 use super::message::{Failure, HELLO_LIMIT, Hello, ToLeader, ToMember};
-use super::{Limits, Own, Plan};
+use super::{Limits, MeetingParams, OwnInfo};
 use crate::base::members::Members;
-use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
-use crate::rendezvous::connection::wire::{Wire, wait_any};
+use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::{Error, Result, TcpConfig, Transport};
 
 /// Pause between two attempts.
@@ -48,13 +48,13 @@ impl Announcement {
     /// A configuration that cannot be used. It is no error that no rank is there: they may have met long ago.
     pub fn make(&self) -> Result<()> {
         let Self { config, until, .. } = self;
-        let plan = Plan {
+        let plan = MeetingParams {
             config,
             place: MeetingPoint::of(&config.init_method)?,
             limits: Limits::default(),
             started: Instant::now(),
             deadline: *until,
-            own: Own::new(Transport::Tcp),
+            own: OwnInfo::new(Transport::Tcp),
             credentials: Credentials::of(config)?,
             members: Members::world(config.world_size),
             parent: None,
@@ -81,23 +81,23 @@ impl Announcement {
 
     /// Reports to rank 0 in place of the rank that has ended. Where that rank had registered, rank 0 knows of its end
     /// already.
-    fn tell_leader(&self, plan: &Plan<'_>, death: &Error) -> Try<()> {
+    fn tell_leader(&self, plan: &MeetingParams<'_>, death: &Error) -> ConnectResult<()> {
         let (addresses, credentials) = plan.find_meeting_point()?;
         let until = self.until.min(Instant::now() + PATIENCE);
-        let address = addresses.first().ok_or(Fault::Closed)?;
-        let mut wire = Wire::dial(*address, Some(self.stop.clone()), until)?;
-        let verdict = wire.introduce(&credentials, plan.caller(Purpose::Control), until)?;
+        let address = addresses.first().ok_or(ConnectError::Closed)?;
+        let mut wire = HandshakeStream::dial(*address, Some(self.stop.clone()), until)?;
+        let verdict = wire.authenticate(&credentials, plan.caller(Purpose::Control), until)?;
         if verdict.rank != 0 || verdict.status != Status::Admitted {
-            return Err(Fault::NotAwaited);
+            return Err(ConnectError::NotAwaited);
         }
         wire.send(&hello(plan, 0), until)?;
         wire.send(&ToLeader::Failed(Failure::of(death)), until)?;
-        wire.hang_up();
+        wire.close_gracefully();
         Ok(())
     }
 
     /// Answers in place of rank 0, one rank after the other, until the time is over or the announcement is to stop.
-    fn answer_all(&self, plan: &Plan<'_>, death: &Error, listener: &TcpListener) {
+    fn answer_all(&self, plan: &MeetingParams<'_>, death: &Error, listener: &TcpListener) {
         loop {
             let fds = [(listener.as_fd(), PollFlags::IN), (self.stop.as_fd(), PollFlags::IN)];
             if !wait_any(&fds, self.until).is_ok_and(|ready| ready[0] && !ready[1]) {
@@ -108,15 +108,15 @@ impl Announcement {
         }
     }
 
-    fn answer(&self, plan: &Plan<'_>, death: &Error, listener: &TcpListener) -> Try<()> {
-        let mut wire = Wire::new(listener.accept()?.0, Some(self.stop.clone()))?;
+    fn answer(&self, plan: &MeetingParams<'_>, death: &Error, listener: &TcpListener) -> ConnectResult<()> {
+        let mut wire = HandshakeStream::new(listener.accept()?.0, Some(self.stop.clone()))?;
         let until = self.until.min(Instant::now() + PATIENCE);
         let admission = wire.accept(&plan.credentials, until)?;
         let verdict = Verdict { status: Status::Admitted, rank: 0, world_size: plan.world_size() };
         wire.write(&admission.answer(verdict), until)?;
         wire.receive::<Hello>(HELLO_LIMIT, until)?;
         wire.send(&ToMember::Failed(Failure::of(death)), until)?;
-        wire.hang_up();
+        wire.close_gracefully();
         Ok(())
     }
 }

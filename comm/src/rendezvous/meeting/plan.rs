@@ -13,49 +13,49 @@ use super::message::{Failure, MAX_HOST};
 use super::parent::Parent;
 use super::peer::PeerInfo;
 use super::roster::name_ranks;
-use super::text::tidy;
-use super::{Lines, cannot_listen, check_secret, no_memory};
+use super::text::sanitize;
+use super::{GroupConnections, cannot_listen, check_secret, shm_unavailable_error};
 use crate::base::members::Members;
-use crate::rendezvous::connection::acceptor::{Acceptor, Limits, widen};
-use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose};
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits, enlarge_backlog};
+use crate::rendezvous::connection::handshake::{ClientClaim, Credentials, Purpose};
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
-use crate::transport::shm::Host;
-use crate::transport::tcp::switchboard::{Setup, Switchboard};
+use crate::transport::shm::SharedMemory;
+use crate::transport::tcp::switchboard::{DataConnections, Setup};
 use crate::{Error, Result, TcpConfig, Transport};
 
 /// What a rank reports of itself.
-pub(super) struct Own {
+pub(super) struct OwnInfo {
     pub(super) host: String,
     pub(super) pid: u32,
     /// Handle for sharing memory, or why this rank shares none.
-    pub(super) memory: std::result::Result<Host, Obstacle>,
+    pub(super) memory: std::result::Result<SharedMemory, Obstacle>,
 }
 
 /// Returns the name of this host.
 pub(super) fn own_host() -> String {
-    tidy(&rustix::system::uname().nodename().to_string_lossy(), MAX_HOST)
+    sanitize(&rustix::system::uname().nodename().to_string_lossy(), MAX_HOST)
 }
 
-impl Own {
+impl OwnInfo {
     pub(super) fn new(transport: Transport) -> Self {
         let memory = match transport {
             Transport::Tcp => Err(Obstacle::Unwanted),
-            Transport::Auto | Transport::Shm => Host::open(),
+            Transport::Auto | Transport::Shm => SharedMemory::open(),
         };
         Self { host: own_host(), pid: std::process::id(), memory }
     }
 }
 
 /// Parameters of one rank in a rendezvous.
-pub(super) struct Plan<'a> {
+pub(super) struct MeetingParams<'a> {
     pub(super) config: &'a TcpConfig,
     pub(super) place: MeetingPoint,
     pub(super) limits: Limits,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
-    pub(super) own: Own,
+    pub(super) own: OwnInfo,
     pub(super) credentials: Credentials,
     pub(super) members: Members,
     pub(super) parent: Option<Parent>,
@@ -65,7 +65,7 @@ pub(super) struct Plan<'a> {
     pub(super) agreed: Option<&'a dyn Fn()>,
 }
 
-impl Plan<'_> {
+impl MeetingParams<'_> {
     /// Called when other ranks may complete the meeting from now on.
     pub(super) fn agree(&self) {
         if let Some(agreed) = self.agreed {
@@ -85,7 +85,7 @@ impl Plan<'_> {
 
     /// Name of the rendezvous in errors.
     pub(super) fn operation(&self) -> String {
-        "rendezvous".to_string() + &self.members.place()
+        "rendezvous".to_string() + &self.members.suffix()
     }
 
     /// Fails where the parent group has failed or was aborted: not all members of the new group will come.
@@ -126,8 +126,8 @@ impl Plan<'_> {
         self.config.rank as u32
     }
 
-    pub(super) fn caller(&self, purpose: Purpose) -> Caller {
-        Caller { rank: self.rank(), world_size: self.world_size(), purpose }
+    pub(super) fn caller(&self, purpose: Purpose) -> ClientClaim {
+        ClientClaim { rank: self.rank(), world_size: self.world_size(), purpose }
     }
 
     pub(super) fn site(&self) -> Site {
@@ -148,24 +148,29 @@ impl Plan<'_> {
 
     /// Accepts data connections from now on. Fails where all of them must be shared memory, and one of this rank's cannot
     /// be.
-    pub(super) fn open_lines(
+    pub(super) fn open_data_connections(
         &self,
         listener: TcpListener,
         (credentials, session): (&Credentials, [u8; 32]),
         peers: Vec<PeerInfo>,
-    ) -> Result<Lines> {
+    ) -> Result<GroupConnections> {
         let own = self.config.rank;
         if self.config.transport == Transport::Shm {
             for (rank, peer) in peers.iter().enumerate().filter(|(rank, _)| *rank != own) {
                 if let Some(obstacle) = peers[own].site.obstacle_to(&peer.site) {
-                    return Err(no_memory(self.number(own), self.number(rank), &peer.host, obstacle));
+                    return Err(shm_unavailable_error(
+                        self.number(own),
+                        self.number(rank),
+                        &peer.host,
+                        obstacle,
+                    ));
                 }
             }
         }
         let credentials = credentials.bound_to(&session);
-        let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
+        let switchboard = Arc::new(DataConnections::new(self.setup(credentials, peers))?);
         let acceptor = Acceptor::start(listener, self.limits, switchboard.clone())?;
-        Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
+        Ok(GroupConnections { switchboard, session, acceptor: Some(acceptor) })
     }
 
     /// Returns the address at which other ranks reach this one: the local address of `stream`, where this rank `listens`
@@ -181,7 +186,7 @@ impl Plan<'_> {
     pub(super) fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
         let address = SocketAddr::new(self.config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
-        widen(&listener);
+        enlarge_backlog(&listener);
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
         Ok((listener, port))

@@ -5,15 +5,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Plan;
-use super::machine::Machine;
+use super::MeetingParams;
+use super::machine::BuildInfo;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
 use crate::base::members::Members;
-use crate::rendezvous::connection::acceptor::Greet;
-use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::handshake::{Admission, Caller, Credentials, Purpose, Status, Verdict};
-use crate::rendezvous::connection::wire::Wire;
-use crate::rendezvous::meeting::text::tidy;
+use crate::rendezvous::connection::acceptor::ConnectionHandler;
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::handshake::{
+    Admission, ClientClaim, Credentials, Purpose, Status, Verdict,
+};
+use crate::rendezvous::connection::wire::HandshakeStream;
+use crate::rendezvous::meeting::text::sanitize;
 use crate::{Error, Result};
 
 /// How often rank 0 checks whether a rank that waits has died.
@@ -35,7 +37,7 @@ pub(super) struct Roster {
 
 struct State {
     /// By rank; that of rank 0 stays empty.
-    seats: Vec<Option<Seat>>,
+    seats: Vec<Option<RegisteredRank>>,
     /// Number of connections that came without proof.
     strangers: usize,
     /// Why the last rank with a valid proof was refused.
@@ -44,25 +46,25 @@ struct State {
     failure: Option<Failure>,
 }
 
-struct Seat {
+struct RegisteredRank {
     /// `None` once [`Roster::take_wires`] has taken it.
-    wire: Option<Wire>,
+    wire: Option<HandshakeStream>,
     entry: Entry,
     /// Address of the rank's host; `None` where it is this host.
     host_ip: Option<IpAddr>,
     until: Instant,
 }
 
-impl Greet for Roster {
+impl ConnectionHandler for Roster {
     fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
-    fn greet(&self, wire: Wire, admission: Admission<'_>, _: Instant) -> Try<()> {
-        self.take(wire, &admission)
+    fn serve(&self, wire: HandshakeStream, admission: Admission<'_>, _: Instant) -> ConnectResult<()> {
+        self.register_connection(wire, &admission)
     }
 
-    fn turned_away(&self) {
+    fn rejected(&self) {
         self.state().strangers += 1;
     }
 }
@@ -85,9 +87,9 @@ impl Roster {
     }
 
     /// Registers a rank over its control connection. It has until the meeting's deadline, like all ranks.
-    fn take(&self, mut wire: Wire, admission: &Admission<'_>) -> Try<()> {
+    fn register_connection(&self, mut wire: HandshakeStream, admission: &Admission<'_>) -> ConnectResult<()> {
         let deadline = self.deadline;
-        let Caller { rank, world_size, purpose } = admission.caller;
+        let ClientClaim { rank, world_size, purpose } = admission.caller;
         let status = match () {
             () if world_size != self.world_size() => Status::OtherWorldSize,
             () if purpose != Purpose::Control || rank == 0 || rank >= world_size => Status::NotAwaited,
@@ -105,18 +107,18 @@ impl Roster {
                 ));
                 return Ok(());
             }
-            Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
+            Status::NotAwaited | Status::Crossed | Status::Gone => return Err(ConnectError::NotAwaited),
         }
         let hello: Hello = match wire.receive(HELLO_LIMIT, deadline) {
-            Err(Fault::Stopped) => return self.send_away(wire),
+            Err(ConnectError::Stopped) => return self.send_away(wire),
             hello => hello?,
         };
-        if let Some(reason) = self.misfit(number, &hello) {
+        if let Some(reason) = self.incompatibility(number, &hello) {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(reason);
             return Ok(());
         }
-        if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
+        if let Some((mut wire, reason)) = self.register(rank as usize, wire, hello)? {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(format!("a second rank {number} came: {reason}"));
         }
@@ -124,26 +126,26 @@ impl Roster {
     }
 
     /// Marks the meeting as failed: ranks that are admitted from now on are told so.
-    pub(super) fn give_up(&self, failure: Failure) {
+    pub(super) fn mark_failed(&self, failure: Failure) {
         self.state().failure = Some(failure);
     }
 
     /// Reports the failure to a rank that is about to introduce itself after the meeting has failed.
-    fn send_away(&self, mut wire: Wire) -> Try<()> {
-        let Some(failure) = self.state().failure.clone() else { return Err(Fault::Stopped) };
+    fn send_away(&self, mut wire: HandshakeStream) -> ConnectResult<()> {
+        let Some(failure) = self.state().failure.clone() else { return Err(ConnectError::Stopped) };
         wire.detach();
         let until = Instant::now() + MESSAGE;
         // Unread input could make the system reset the connection before the answer is read.
         let _ = wire.receive::<Hello>(HELLO_LIMIT, until);
         wire.send(&ToMember::Failed(failure), until)?;
-        wire.hang_up();
+        wire.close_gracefully();
         Ok(())
     }
 
     /// Returns why the rank with this world rank cannot be in a group with this one.
-    fn misfit(&self, number: usize, hello: &Hello) -> Option<String> {
-        let (own, host) = (self.members.world_rank(0), tidy(&hello.host, MAX_HOST));
-        Machine::own().misfit((own, &self.host), &hello.machine, (number, &host))
+    fn incompatibility(&self, number: usize, hello: &Hello) -> Option<String> {
+        let (own, host) = (self.members.world_rank(0), sanitize(&hello.host, MAX_HOST));
+        BuildInfo::own().incompatibility((own, &self.host), &hello.machine, (number, &host))
     }
 
     fn note(&self, refused: String) {
@@ -152,18 +154,23 @@ impl Roster {
     }
 
     /// Registers a rank. Returns the connection, with a reason, where its rank is taken.
-    fn seat(&self, rank: usize, mut wire: Wire, hello: Hello) -> Try<Option<(Wire, String)>> {
+    fn register(
+        &self,
+        rank: usize,
+        mut wire: HandshakeStream,
+        hello: Hello,
+    ) -> ConnectResult<Option<(HandshakeStream, String)>> {
         let from = wire.peer()?.ip().to_canonical();
         let host_ip = (!wire.is_local()?).then_some(from);
         let patience = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
         let entry = entry(hello, from);
         let mut state = self.state();
-        let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
-        if let Some(Seat { entry, wire: seated, .. }) = place {
+        let Some(place) = state.seats.get_mut(rank) else { return Err(ConnectError::NotAwaited) };
+        if let Some(RegisteredRank { entry, wire: seated, .. }) = place {
             // The registered rank has died or has given up, and this connection may be from a launcher that reports it.
-            if seated.as_ref().is_some_and(Wire::has_news) {
+            if seated.as_ref().is_some_and(HandshakeStream::is_readable) {
                 self.changed.notify_all();
-                return Err(Fault::NotAwaited);
+                return Err(ConnectError::NotAwaited);
             }
             let number = self.members.world_rank(rank);
             let reason =
@@ -171,14 +178,14 @@ impl Roster {
             return Ok(Some((wire, reason)));
         }
         wire.detach();
-        *place = Some(Seat { wire: Some(wire), entry, host_ip, until: Instant::now() + patience });
+        *place = Some(RegisteredRank { wire: Some(wire), entry, host_ip, until: Instant::now() + patience });
         self.changed.notify_all();
         Ok(None)
     }
 
     /// Waits until all ranks are registered. Fails when one of them cannot wait any longer, or dies, or the parent group
     /// has failed.
-    pub(super) fn gather(&self, plan: &Plan<'_>) -> Result<()> {
+    pub(super) fn gather(&self, plan: &MeetingParams<'_>) -> Result<()> {
         let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
         let mut state = self.state();
         loop {
@@ -191,10 +198,10 @@ impl Roster {
             let until = state.until(plan);
             let now = Instant::now();
             if now >= until {
-                return Err(plan.failed(state.complaint(plan)));
+                return Err(plan.failed(state.missing_description(plan)));
             }
             if now >= warn_at {
-                tracing::warn!(place = %plan.place, "still waiting: {}", state.complaint(plan));
+                tracing::warn!(place = %plan.place, "still waiting: {}", state.missing_description(plan));
                 warn_at = now + plan.config.slow_warning.max(ROUND).min(plan.config.bounded_timeout());
             }
             let wait = ROUND.min(until - now);
@@ -203,12 +210,12 @@ impl Roster {
     }
 
     /// Returns how long all registered ranks wait: they must be told before that why there is no group.
-    pub(super) fn until(&self, plan: &Plan<'_>) -> Instant {
+    pub(super) fn until(&self, plan: &MeetingParams<'_>) -> Instant {
         self.state().until(plan)
     }
 
     /// Takes the connections of all registered ranks: rank, connection, and table entry. They stay registered.
-    pub(super) fn take_wires(&self) -> Vec<(usize, Wire, Entry)> {
+    pub(super) fn take_wires(&self) -> Vec<(usize, HandshakeStream, Entry)> {
         let mut state = self.state();
         let seats = state.seats.iter_mut().enumerate();
         seats
@@ -225,24 +232,24 @@ impl State {
         (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
     }
 
-    fn until(&self, plan: &Plan<'_>) -> Instant {
+    fn until(&self, plan: &MeetingParams<'_>) -> Instant {
         self.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min)
     }
 
     /// Checks the registered ranks. While they wait for the table, all they may send is that they give up, as does a rank
     /// that cannot listen.
-    fn check_alive(&mut self, plan: &Plan<'_>) -> Result<()> {
+    fn check_alive(&mut self, plan: &MeetingParams<'_>) -> Result<()> {
         for (rank, seat) in self.seats.iter_mut().enumerate() {
-            let Some(Seat { wire: Some(wire), entry, .. }) = seat else { continue };
-            if entry.address.port() == 0 || wire.has_news() {
-                return Err(bad_news(plan, rank, wire, entry));
+            let Some(RegisteredRank { wire: Some(wire), entry, .. }) = seat else { continue };
+            if entry.address.port() == 0 || wire.is_readable() {
+                return Err(unexpected_message_error(plan, rank, wire, entry));
             }
         }
         Ok(())
     }
 
     /// Checks that no rank listens on loopback which a rank on another host has to reach.
-    fn check_reach(&self, plan: &Plan<'_>) -> Result<()> {
+    fn check_reach(&self, plan: &MeetingParams<'_>) -> Result<()> {
         let own = (plan.config.bind, None, plan.own.host.as_str());
         let others = self
             .seats
@@ -253,7 +260,7 @@ impl State {
         unreachable_pair(&ranks, &plan.members).map_or(Ok(()), |complaint| Err(plan.failed(complaint)))
     }
 
-    fn complaint(&self, plan: &Plan<'_>) -> String {
+    fn missing_description(&self, plan: &MeetingParams<'_>) -> String {
         let missing = self.missing();
         let verb = if missing.len() == 1 { "is" } else { "are" };
         let mut text = format!("{} {verb} missing", plan.name(&missing));
@@ -271,25 +278,36 @@ impl State {
 /// Builds the table entry of a rank that connects from this address.
 pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
     let Hello { ip, port, host, pid, site, door, .. } = hello;
-    Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site, door }
+    Entry {
+        address: SocketAddr::new(ip.unwrap_or(from), port),
+        host: sanitize(&host, MAX_HOST),
+        pid,
+        site,
+        door,
+    }
 }
 
 /// Returns the error for a rank that sends something, or closes its connection, while it should only wait.
-pub(super) fn bad_news(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Error {
+pub(super) fn unexpected_message_error(
+    plan: &MeetingParams<'_>,
+    rank: usize,
+    wire: &mut HandshakeStream,
+    entry: &Entry,
+) -> Error {
     match wire.receive(LIMIT, Instant::now() + MESSAGE) {
-        Ok(ToLeader::Failed(failure)) => gave_up(plan, rank, entry, failure),
+        Ok(ToLeader::Failed(failure)) => gave_up_error(plan, rank, entry, failure),
         Ok(ToLeader::Connected) => protocol(plan, rank, entry, "it is connected before its time"),
-        Err(Fault::Closed) => plan.died(rank, entry.host.as_str()),
+        Err(ConnectError::Closed) => plan.died(rank, entry.host.as_str()),
         Err(fault) => protocol(plan, rank, entry, &fault.to_string()),
     }
 }
 
 /// Returns the error for a rank that gives up.
-pub(super) fn gave_up(plan: &Plan<'_>, rank: usize, entry: &Entry, failure: Failure) -> Error {
-    plan.failed_elsewhere(failure.by(plan.number(rank), &entry.host))
+pub(super) fn gave_up_error(plan: &MeetingParams<'_>, rank: usize, entry: &Entry, failure: Failure) -> Error {
+    plan.failed_elsewhere(failure.reported_by(plan.number(rank), &entry.host))
 }
 
-pub(super) fn protocol(plan: &Plan<'_>, rank: usize, entry: &Entry, detail: &str) -> Error {
+pub(super) fn protocol(plan: &MeetingParams<'_>, rank: usize, entry: &Entry, detail: &str) -> Error {
     let (rank, host, operation) = (plan.number(rank), entry.host.clone(), plan.operation());
     Error::Protocol { rank, host, operation, detail: detail.into() }
 }
@@ -373,23 +391,23 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let comes = || {
             let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            (there, Wire::new(listener.accept().unwrap().0, None).unwrap())
+            (there, HandshakeStream::new(listener.accept().unwrap().0, None).unwrap())
         };
         let (host, site) = ("a".into(), Site::own(Some(Obstacle::Unwanted)));
-        let machine = Machine::own();
+        let machine = BuildInfo::own();
         let hello = Hello { ip: None, port: 1, host, pid: 7, site, patience_ms: 60_000, door: 0, machine };
         let (first, wire) = comes();
-        assert!(roster.seat(1, wire, hello.clone()).unwrap().is_none());
+        assert!(roster.register(1, wire, hello.clone()).unwrap().is_none());
         let (_second, wire) = comes();
-        let (_, reason) = roster.seat(1, wire, hello.clone()).unwrap().unwrap();
+        let (_, reason) = roster.register(1, wire, hello.clone()).unwrap().unwrap();
         assert_eq!(reason, "rank 1 is already here, from host a, pid 7");
         drop(first);
-        let is_gone = || roster.state().seats[1].as_ref().unwrap().wire.as_ref().unwrap().has_news();
+        let is_gone = || roster.state().seats[1].as_ref().unwrap().wire.as_ref().unwrap().is_readable();
         while !is_gone() {
             assert!(Instant::now() < until);
         }
         let (_third, wire) = comes();
-        let third = roster.seat(1, wire, hello);
-        assert!(matches!(third, Err(Fault::NotAwaited)), "{third:?}");
+        let third = roster.register(1, wire, hello);
+        assert!(matches!(third, Err(ConnectError::NotAwaited)), "{third:?}");
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
 
 const VALIDATE: u8 = 0;
 const MAGIC: u32 = 0x3C85_F7CE;
@@ -23,7 +23,7 @@ const LIMIT: u64 = 4096;
 
 /// The value that rank 0 stores: where it listens, and a nonce that is different in each run.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Word {
+pub(super) struct PublishedAddress {
     pub(super) address: SocketAddr,
     pub(super) nonce: [u8; 32],
 }
@@ -33,8 +33,8 @@ pub(super) struct Store(TcpStream);
 
 impl Store {
     /// Connects to the first address that answers.
-    pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> Try<Self> {
-        let mut last = Fault::Closed;
+    pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> ConnectResult<Self> {
+        let mut last = ConnectError::Closed;
         for address in addresses {
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             match TcpStream::connect_timeout(address, left) {
@@ -52,46 +52,46 @@ impl Store {
     }
 
     /// Stores a value under a key, and checks that it is there.
-    pub(super) fn leave(&mut self, key: &str, word: &Word) -> Try<()> {
-        let json = serde_json::to_vec(word).map_err(|error| Fault::Malformed(error.to_string()))?;
+    pub(super) fn publish(&mut self, key: &str, word: &PublishedAddress) -> ConnectResult<()> {
+        let json = serde_json::to_vec(word).map_err(|error| ConnectError::Malformed(error.to_string()))?;
         self.0.write_all(&[&[SET][..], &text(key.as_bytes()), &text(&json)].concat())?;
         match self.has(key)? {
             true => Ok(()),
-            false => Err(Fault::Malformed("no sign that it keeps what it is given".into())),
+            false => Err(ConnectError::Malformed("no sign that it keeps what it is given".into())),
         }
     }
 
     /// Returns the value under a key, if it is there by now.
-    pub(super) fn find(&mut self, key: &str) -> Try<Option<Word>> {
+    pub(super) fn lookup(&mut self, key: &str) -> ConnectResult<Option<PublishedAddress>> {
         if !self.has(key)? {
             return Ok(None);
         }
         self.0.write_all(&[&[GET][..], &text(key.as_bytes())].concat())?;
         let len = u64::from_le_bytes(self.read()?);
         if len > LIMIT {
-            return Err(Fault::Malformed(format!("{len} bytes where rank 0's word should be")));
+            return Err(ConnectError::Malformed(format!("{len} bytes where rank 0's word should be")));
         }
         let mut json = vec![0; len as usize];
-        self.0.read_exact(&mut json).map_err(late)?;
-        serde_json::from_slice(&json).map(Some).map_err(|error| Fault::Malformed(error.to_string()))
+        self.0.read_exact(&mut json).map_err(convert_timeout)?;
+        serde_json::from_slice(&json).map(Some).map_err(|error| ConnectError::Malformed(error.to_string()))
     }
 
-    fn has(&mut self, key: &str) -> Try<bool> {
+    fn has(&mut self, key: &str) -> ConnectResult<bool> {
         self.0.write_all(&[&[CHECK][..], &1_u64.to_le_bytes(), &text(key.as_bytes())].concat())?;
         Ok(self.read()? == [READY])
     }
 
-    fn read<const N: usize>(&mut self) -> Try<[u8; N]> {
+    fn read<const N: usize>(&mut self) -> ConnectResult<[u8; N]> {
         let mut bytes = [0; N];
-        self.0.read_exact(&mut bytes).map_err(late)?;
+        self.0.read_exact(&mut bytes).map_err(convert_timeout)?;
         Ok(bytes)
     }
 }
 
 /// Converts an error: a time-out of the socket is reported as `WouldBlock`.
-fn late(error: std::io::Error) -> Fault {
+fn convert_timeout(error: std::io::Error) -> ConnectError {
     match error.kind() {
-        std::io::ErrorKind::WouldBlock => Fault::TimedOut,
+        std::io::ErrorKind::WouldBlock => ConnectError::TimedOut,
         _ => error.into(),
     }
 }
@@ -160,7 +160,7 @@ pub(super) mod tests {
         (address, content)
     }
 
-    fn connect(address: SocketAddr) -> Try<Store> {
+    fn connect(address: SocketAddr) -> ConnectResult<Store> {
         Store::connect(&[address], Instant::now() + Duration::from_secs(30))
     }
 
@@ -168,11 +168,11 @@ pub(super) mod tests {
     fn a_word_that_is_left_is_found() {
         let (address, _) = open();
         let mut store = connect(address).unwrap();
-        assert_eq!(store.find("key").unwrap(), None);
+        assert_eq!(store.lookup("key").unwrap(), None);
         for nonce in [[1; 32], [2; 32]] {
-            let word = Word { address, nonce };
-            store.leave("key", &word).unwrap();
-            assert_eq!(connect(address).unwrap().find("key").unwrap(), Some(word));
+            let word = PublishedAddress { address, nonce };
+            store.publish("key", &word).unwrap();
+            assert_eq!(connect(address).unwrap().lookup("key").unwrap(), Some(word));
         }
     }
 
@@ -181,8 +181,8 @@ pub(super) mod tests {
         let (address, content) = open();
         for rubbish in [&b""[..], b"{}", b"\xff", &[b'['; 100_000]] {
             content.lock().unwrap().insert(b"key".to_vec(), rubbish.to_vec());
-            let found = connect(address).unwrap().find("key");
-            assert!(matches!(found, Err(Fault::Malformed(_))), "{found:?}");
+            let found = connect(address).unwrap().lookup("key");
+            assert!(matches!(found, Err(ConnectError::Malformed(_))), "{found:?}");
         }
     }
 }

@@ -66,7 +66,7 @@ fn check(meetings: &[Meeting]) {
     let world_size = meetings.len();
     for (own, Meeting { lines, control, own_ips, .. }) in meetings.iter().enumerate() {
         let peers = lines.switchboard.peers();
-        let me = Own::new(Transport::Tcp);
+        let me = OwnInfo::new(Transport::Tcp);
         assert!(peers.iter().all(|peer| peer.host == me.host && peer.pid == me.pid));
         assert_eq!((peers.len(), own_ips.len()), (world_size, world_size));
         for (to, socket) in control.iter().enumerate() {
@@ -84,7 +84,7 @@ fn check(meetings: &[Meeting]) {
                 let waits = |to| Wait { peer: to, read: true, write: false };
                 for to in (0..world_size).filter(|to| *to != own) {
                     let stream = loop {
-                        match meeting.lines.switchboard.fetch(to).unwrap() {
+                        match meeting.lines.switchboard.take_or_request(to).unwrap() {
                             Some((stream, _)) => break stream,
                             None => meeting.lines.switchboard.wait(&[waits(to)], LONG),
                         }

@@ -1,6 +1,6 @@
 //! Fuzz target: arbitrary environment variables.
 
-use super::{Place, Variables, find, node_list};
+use super::{Place, Variables, detect, node_list};
 
 /// Reads rank and meeting point from an environment given as lines of `NAME=VALUE`.
 pub fn fuzz_environment(data: &[u8]) {
@@ -17,7 +17,7 @@ pub fn fuzz_environment(data: &[u8]) {
         }
     }
     let env = Variables(&lookup);
-    if let Ok(Some(found)) = find(&env) {
+    if let Ok(Some(found)) = detect(&env) {
         assert!(found.place.rank < found.place.world_size);
         let _ = found.master(&env);
     }

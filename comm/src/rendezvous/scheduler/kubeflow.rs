@@ -1,11 +1,11 @@
 //! Kubeflow's training operator: variables of a PyTorchJob's pod. They count pods, `RANK` included.
 
-use super::{Found, Place};
+use super::{Place, SchedulerInfo};
 use crate::rendezvous::variables::Variables;
 use crate::{Error, Result};
 
 /// Reads the operator's variables, where each pod is one rank and there is no launcher in between.
-pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
+pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     let launched = env.text("LOCAL_RANK")?.is_some();
     if launched || env.text("PET_NNODES")?.is_none() {
         return Ok(None);
@@ -18,7 +18,7 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
     let world_size = env.required("PET_NNODES", "the number of pods, from 1")?;
     let rank_from = if env.text("PET_NODE_RANK")?.is_some() { "PET_NODE_RANK" } else { "RANK" };
     let rank = env.required(rank_from, "the number of this pod, from 0")?;
-    Ok(Some(Found {
+    Ok(Some(SchedulerInfo {
         place: Place {
             rank,
             world_size,

@@ -15,7 +15,7 @@ use std::ffi::OsString;
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_environment;
-pub use route::{address_towards, addresses, seen_by_others};
+pub use route::{addresses, local_address_towards, without_loopback};
 
 use crate::rendezvous::address::{is_host, parse_port};
 use crate::rendezvous::variables::Variables;
@@ -63,12 +63,12 @@ impl Place {
     /// # Errors
     /// Those of [`Place::from_env`].
     pub fn is_from_scheduler() -> Result<bool> {
-        Ok(find(&Variables(&|name| std::env::var_os(name)))?.is_some())
+        Ok(detect(&Variables(&|name| std::env::var_os(name)))?.is_some())
     }
 
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
         let env = Variables(lookup);
-        if let Some(found) = find(&env)? {
+        if let Some(found) = detect(&env)? {
             return Ok(Some(found.place));
         }
         if env.text("RANK")?.is_none() && env.text("WORLD_SIZE")?.is_none() {
@@ -92,7 +92,7 @@ fn launched(env: &Variables<'_>) -> Result<Place> {
 
 /// What a scheduler's variables say about this process.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct SchedulerInfo {
     pub(crate) place: Place,
     /// Names of the variables that rank and world size come from.
     pub(crate) rank_from: &'static str,
@@ -106,7 +106,7 @@ pub(crate) struct Found {
     pub(crate) job: String,
 }
 
-impl Found {
+impl SchedulerInfo {
     /// Returns whether there are ranks on other hosts, as far as is known.
     pub(crate) fn is_on_several_hosts(&self) -> bool {
         self.place.local_world_size.is_some_and(|local| local < self.place.world_size)
@@ -134,12 +134,12 @@ impl Found {
                 return Ok((host, parse_port(text.trim()).ok_or_else(wrong)?));
             }
         }
-        Ok((host, port_of(&self.job)))
+        Ok((host, derived_port(&self.job)))
     }
 }
 
 /// Reads the scheduler's variables. `None` where there is no scheduler, or a launcher stands between it and this process.
-pub(crate) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
+pub(crate) fn detect(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     if let Some(found) = kubeflow::find(env)? {
         return checked(found).map(Some);
     }
@@ -155,7 +155,7 @@ pub(crate) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
     Ok(None)
 }
 
-fn checked(found: Found) -> Result<Found> {
+fn checked(found: SchedulerInfo) -> Result<SchedulerInfo> {
     let Place { rank, world_size, .. } = found.place;
     if world_size == 0 {
         return Err(Error::invalid(found.world_size_from, 0, "give the number of ranks, from 1"));
@@ -168,7 +168,7 @@ fn checked(found: Found) -> Result<Found> {
 }
 
 /// Derives a port from the name of a job (FNV-1a): the same for all its ranks, different for most other jobs.
-fn port_of(job: &str) -> u16 {
+fn derived_port(job: &str) -> u16 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     let hash = job.bytes().fold(0xCBF2_9CE4_8422_2325, step);
     FIRST_PORT + u16::try_from(hash % PORTS).unwrap_or_default()

@@ -1,6 +1,6 @@
 //! Variables of Open MPI's `mpirun`, and of PMI launchers: MPICH's `mpiexec` and compatible ones.
 
-use super::{Found, Place};
+use super::{Place, SchedulerInfo};
 use crate::Result;
 use crate::rendezvous::variables::Variables;
 
@@ -11,7 +11,7 @@ const HOST: &str = "mpirun does not tell where rank 0 runs, and there are severa
                     with mpirun -x MASTER_ADDR=HOST (MPICH: -genv MASTER_ADDR HOST)";
 
 /// Reads Open MPI's variables.
-pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<Found>> {
+pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     if env.text("OMPI_COMM_WORLD_RANK")?.is_none() {
         return Ok(None);
     }
@@ -22,7 +22,7 @@ pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<Found>> {
         None => env.optional("SLURM_LOCALID", LOCAL)?,
     };
     let world_size = env.required("OMPI_COMM_WORLD_SIZE", SIZE)?;
-    Ok(Some(Found {
+    Ok(Some(SchedulerInfo {
         place: Place {
             rank: env.required("OMPI_COMM_WORLD_RANK", NUMBER)?,
             world_size,
@@ -39,7 +39,7 @@ pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<Found>> {
 }
 
 /// Reads the variables of a PMI launcher.
-pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<Found>> {
+pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     let told_by_slurm = env.text("PMI_RANK")? == env.text("SLURM_PROCID")?;
     // Under `srun --mpi=pmi2`, Slurm's own variables say more.
     if env.text("PMI_RANK")?.is_none()
@@ -49,7 +49,7 @@ pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<Found>> {
     }
     let local_world_size = env.optional("MPI_LOCALNRANKS", LOCAL)?;
     let world_size = env.required("PMI_SIZE", SIZE)?;
-    Ok(Some(Found {
+    Ok(Some(SchedulerInfo {
         place: Place {
             rank: env.required("PMI_RANK", NUMBER)?,
             world_size,

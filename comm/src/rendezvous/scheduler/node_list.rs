@@ -1,16 +1,16 @@
 //! Slurm's compact notation for many hosts: `n[0-1,5],m03`.
 
 /// More hosts than any cluster has.
-const MOST: usize = 1 << 16;
+const MAX_HOSTS: usize = 1 << 16;
 /// Longest host name (RFC 1035), and longest piece of a name in the notation.
-const LONGEST: usize = 255;
+const MAX_NAME_LEN: usize = 255;
 
 /// Expands a list into its hosts, in order. The error says what is wrong with it.
 pub(super) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
     let mut hosts = Vec::new();
     for part in split(list)? {
         let expanded = expand_one(part)?;
-        if hosts.len() + expanded.len() > MOST {
+        if hosts.len() + expanded.len() > MAX_HOSTS {
             return Err("give at most 65536 hosts");
         }
         hosts.extend(expanded);
@@ -45,7 +45,7 @@ fn split(list: &str) -> Result<Vec<&str>, &'static str> {
 /// are checked before any name is built.
 fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
     const LONG: &str = "give names of at most 255 characters";
-    if part.split(['[', ']', ',']).any(|text| text.len() > LONGEST) {
+    if part.split(['[', ']', ',']).any(|text| text.len() > MAX_NAME_LEN) {
         return Err(LONG);
     }
     let (mut pieces, mut rest) = (Vec::new(), part);
@@ -54,11 +54,11 @@ fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
         let (numbers, after) = more.split_once(']').ok_or("its brackets do not match")?;
         let numbers = ranges(numbers)?;
         count *= numbers.len();
-        if count > MOST {
+        if count > MAX_HOSTS {
             return Err("give at most 65536 hosts");
         }
         length += before.len() + numbers.iter().map(String::len).max().unwrap_or(0);
-        if length > LONGEST {
+        if length > MAX_NAME_LEN {
             return Err(LONG);
         }
         pieces.push((before, numbers));
@@ -67,7 +67,7 @@ fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
     if part.is_empty() {
         return Err("a host in it has no name");
     }
-    if length + rest.len() > LONGEST {
+    if length + rest.len() > MAX_NAME_LEN {
         return Err(LONG);
     }
     Ok((0..count).map(|index| name(&pieces, rest, index, count)).collect())
@@ -96,7 +96,7 @@ fn ranges(text: &str) -> Result<Vec<String>, &'static str> {
     for range in text.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (low, high) = (number(first)?, number(last)?);
-        if low > high || high - low >= MOST || all.len() > MOST {
+        if low > high || high - low >= MAX_HOSTS || all.len() > MAX_HOSTS {
             return Err(wrong);
         }
         let width = first.len();
@@ -158,7 +158,7 @@ mod tests {
             assert!(expand(&many).is_err());
         }
         assert_eq!(expand(&"[1]".repeat(255)), Ok(vec!["1".repeat(255)]));
-        assert_eq!(expand(&"[1-2]".repeat(16)).map(|hosts| hosts.len()), Ok(MOST));
+        assert_eq!(expand(&"[1-2]".repeat(16)).map(|hosts| hosts.len()), Ok(MAX_HOSTS));
     }
 
     proptest! {

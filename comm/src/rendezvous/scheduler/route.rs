@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// How long to wait before a name is looked up again.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Minimum time for a lookup, whatever the deadline: enough for a name that this host knows itself.
-const LEAST: Duration = Duration::from_millis(500);
+const MIN_LOOKUP: Duration = Duration::from_millis(500);
 
 /// Returns the addresses of a host. The system's lookup has no time-out: past the deadline the thread that runs it is
 /// abandoned, and ends by itself.
@@ -24,7 +24,7 @@ pub fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Soc
         let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
     };
     std::thread::Builder::new().name("girandole-name".into()).spawn(ask)?;
-    let left = deadline.saturating_duration_since(Instant::now()).max(LEAST);
+    let left = deadline.saturating_duration_since(Instant::now()).max(MIN_LOOKUP);
     found.recv_timeout(left).unwrap_or_else(|_| Err(io::Error::other("no name server answers")))
 }
 
@@ -34,11 +34,16 @@ pub fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Soc
 ///
 /// # Errors
 /// The reason why there is none.
-pub fn address_towards(host: &str, port: u16, several: bool, deadline: Instant) -> Result<IpAddr, String> {
+pub fn local_address_towards(
+    host: &str,
+    port: u16,
+    several: bool,
+    deadline: Instant,
+) -> Result<IpAddr, String> {
     loop {
         let reason = match addresses(host, port, deadline) {
             Ok(found) if !found.is_empty() => {
-                let found = if several { seen_by_others(host, found)? } else { found };
+                let found = if several { without_loopback(host, found)? } else { found };
                 return own_address(found[0]).map_err(|reason| format!("there is no way to it ({reason})"));
             }
             Ok(_) => "the name has no address".to_string(),
@@ -58,7 +63,7 @@ pub fn address_towards(host: &str, port: u16, several: bool, deadline: Instant) 
 ///
 /// # Errors
 /// Where there are only loopback addresses.
-pub fn seen_by_others(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
+pub fn without_loopback(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
     let is_meant = host.parse::<IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
     let (loopback, others): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|address| !is_meant && address.ip().to_canonical().is_loopback());
@@ -85,9 +90,9 @@ mod tests {
     #[test]
     fn loopback_is_reached_from_loopback_and_a_name_that_is_none_is_told() {
         let now = Instant::now();
-        assert!(address_towards("127.0.0.1", 80, true, now).unwrap().is_loopback());
-        assert!(address_towards("localhost", 80, true, now).unwrap().is_loopback());
-        let no_such = address_towards("no such host", 80, false, now).unwrap_err();
+        assert!(local_address_towards("127.0.0.1", 80, true, now).unwrap().is_loopback());
+        assert!(local_address_towards("localhost", 80, true, now).unwrap().is_loopback());
+        let no_such = local_address_towards("no such host", 80, false, now).unwrap_err();
         assert!(no_such.starts_with("the name has no address"), "{no_such}");
     }
 
@@ -95,7 +100,7 @@ mod tests {
     fn a_name_leads_to_where_other_hosts_reach_the_host() {
         let addresses = |found: &[&str]| found.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
         let [debian, own] = ["127.0.1.1:9", "10.0.0.1:9"];
-        let seen = |host: &str, found: &[&str]| seen_by_others(host, addresses(found));
+        let seen = |host: &str, found: &[&str]| without_loopback(host, addresses(found));
         assert_eq!(seen("node-a", &[debian, own, "[::1]:9"]), Ok(addresses(&[own])));
         assert_eq!(
             seen("node-a", &[debian]).unwrap_err(),

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use super::node_list::expand;
-use super::{Found, Place};
+use super::{Place, SchedulerInfo};
 use crate::rendezvous::variables::Variables;
 use crate::{Error, Result};
 
 /// Reads Slurm's variables. `None` where this process is not a task of a step.
-pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
+pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     if env.text("SLURM_PROCID")?.is_none() || !is_task(env)? {
         return Ok(None);
     }
@@ -37,7 +37,7 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
         return Err(Error::invalid("SLURM_LOCALID", local, help));
     }
     let [job, step] = [env.text("SLURM_JOB_ID")?, env.text("SLURM_STEP_ID")?].map(Option::unwrap_or_default);
-    Ok(Some(Found {
+    Ok(Some(SchedulerInfo {
         place: Place { rank, world_size, local_rank, local_world_size, node_rank },
         rank_from: "SLURM_PROCID",
         world_size_from,

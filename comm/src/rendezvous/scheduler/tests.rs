@@ -8,8 +8,8 @@ fn lookup<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<Os
     |name| variables.iter().rev().find(|(other, _)| *other == name).map(|(_, value)| value.into())
 }
 
-fn found(variables: &[(&str, &str)]) -> Result<Option<Found>> {
-    find(&Variables(&lookup(variables)))
+fn found(variables: &[(&str, &str)]) -> Result<Option<SchedulerInfo>> {
+    detect(&Variables(&lookup(variables)))
 }
 
 fn place(variables: &[(&str, &str)]) -> Place {

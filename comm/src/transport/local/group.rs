@@ -13,8 +13,8 @@ use super::shared::LocalGroup;
 impl Local {
     /// Called on the members, by all at the same point of their sequence of operations.
     pub(super) fn join_group(&self, ranks: &[usize]) -> Result<Local> {
-        let place = crate::api::communicator::group::place(self.rank, ranks)?;
-        let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
+        let place = crate::api::communicator::group::rank_in(self.rank, ranks)?;
+        let members = Members::subgroup(ranks.iter().map(|rank| self.members.world_rank(*rank)));
         let number = Tensor::new(&[0i64], &Device::Cpu)?;
         let shared = if place == 0 {
             let shared = Arc::new(LocalGroup::new(ranks.len(), self.shared.config()));

@@ -22,7 +22,7 @@ impl LocalLinks {
 
     /// Reads the bell's counter before the first try after a sleep, so that no ring between that try and the next sleep
     /// is missed.
-    fn listen(&mut self) {
+    fn note_rings(&mut self) {
         if !self.tried {
             self.heard = self.shared.rings(self.rank);
             self.tried = true;
@@ -32,16 +32,16 @@ impl LocalLinks {
 
 impl Links for LocalLinks {
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
-        self.listen();
+        self.note_rings();
         self.shared.write(self.rank, peer, [head, body])
     }
 
     fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
-        self.listen();
+        self.note_rings();
         self.shared.read(peer, self.rank, into)
     }
 
-    fn park(&mut self, _waits: &[Wait], timeout: Duration) {
+    fn wait(&mut self, _waits: &[Wait], timeout: Duration) {
         self.shared.sleep(self.rank, self.heard, timeout);
         self.tried = false;
     }

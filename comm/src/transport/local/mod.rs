@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::members::Members;
-use crate::engine::queue::Engine;
-use crate::engine::runner::Runner;
+use crate::engine::queue::OperationQueue;
+use crate::engine::runner::OperationRunner;
 use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, Topology, Work};
 
 use links::LocalLinks;
@@ -36,7 +36,7 @@ pub struct Local {
     shared: Arc<LocalGroup>,
     members: Members,
     // Dropped before the rank is marked as having left.
-    engine: Option<Engine>,
+    engine: Option<OperationQueue>,
 }
 
 /// Time limits of a group of threads.
@@ -77,8 +77,8 @@ impl Local {
     fn member(rank: usize, shared: &Arc<LocalGroup>, members: Members, topology: Topology) -> Self {
         let supervisor = shared.supervisor(rank, members.clone());
         let links = LocalLinks::new(rank, shared.clone());
-        let runner = Box::new(Runner::new(rank, topology, links, supervisor.clone()));
-        let engine = Some(Engine::new(rank, shared.world_size(), runner, supervisor));
+        let runner = Box::new(OperationRunner::new(rank, topology, links, supervisor.clone()));
+        let engine = Some(OperationQueue::new(rank, shared.world_size(), runner, supervisor));
         Self { rank, shared: shared.clone(), members, engine }
     }
 
@@ -137,7 +137,7 @@ impl Local {
         }
     }
 
-    fn engine(&self) -> Result<&Engine> {
+    fn engine(&self) -> Result<&OperationQueue> {
         self.engine.as_ref().ok_or_else(|| Error::system("local group", "it is closed"))
     }
 }
@@ -161,7 +161,7 @@ impl Communicator for Local {
     }
 
     fn stats(&self) -> Stats {
-        self.engine.as_ref().map(Engine::stats).unwrap_or_default()
+        self.engine.as_ref().map(OperationQueue::stats).unwrap_or_default()
     }
 
     fn world_ranks(&self) -> &[usize] {
@@ -177,7 +177,7 @@ impl Communicator for Local {
     }
 
     fn abort(&self) {
-        self.engine.iter().for_each(Engine::abort);
+        self.engine.iter().for_each(OperationQueue::abort);
         self.shared.leave(self.rank, false);
     }
 

@@ -9,7 +9,7 @@ use crate::base::fingerprint::Fingerprint;
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::{Activity, Question, Status, judge};
+use crate::blame::verdict::{Activity, Question, Status, choose_cause};
 use crate::transport::links::{Closed, Wait};
 
 use super::LocalConfig;
@@ -24,22 +24,22 @@ pub(super) struct LocalGroup {
     statuses: Vec<Mutex<Status>>,
     failure: Mutex<Option<Cause>>,
     config: LocalConfig,
-    groups: Mutex<Offers>,
-    pub(super) gathering: Mutex<Gathering>,
+    groups: Mutex<PendingGroups>,
+    pub(super) gathering: Mutex<ShrinkState>,
     /// Notified when a rank has joined the gathering, or is gone.
     pub(super) gathered: Condvar,
 }
 
 /// The ranks that wait in `shrink` for a smaller group, and that group once it is made.
 #[derive(Debug, Default)]
-pub(super) struct Gathering {
+pub(super) struct ShrinkState {
     pub(super) here: BTreeSet<usize>,
     pub(super) made: Option<(Arc<LocalGroup>, Vec<usize>)>,
 }
 
 /// Subgroups that not all members have joined yet.
 #[derive(Debug, Default)]
-struct Offers {
+struct PendingGroups {
     made: i64,
     /// By number: the group, and how many members have not joined yet.
     open: HashMap<i64, (Arc<LocalGroup>, usize)>,
@@ -237,7 +237,7 @@ impl Supervisor for Member {
         if failure.is_none() {
             let statuses: Vec<Status> =
                 self.shared.statuses.iter().map(|status| lock(status).clone()).collect();
-            let cause = judge(self.rank, &question, &statuses);
+            let cause = choose_cause(self.rank, &question, &statuses);
             if !question.is_fatal() || cause.is_none() {
                 return cause;
             }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::api::communicator::group::fixed;
+use crate::api::communicator::group::not_elastic;
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::{Communicator, ElasticGroup, Error, Result, Topology};
@@ -22,7 +22,7 @@ impl ElasticGroup for Local {
                 let Some(place) = ranks.iter().position(|rank| *rank == self.rank) else {
                     return Err(Error::Excluded { rank: self.members.world_rank(self.rank) });
                 };
-                let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
+                let members = Members::subgroup(ranks.iter().map(|rank| self.members.world_rank(*rank)));
                 return Ok(Arc::new(Self::member(place, group, members, Topology::one_host(ranks.len()))));
             }
             let missing = shared.present().find(|rank| !gathering.here.contains(rank));
@@ -51,6 +51,6 @@ impl ElasticGroup for Local {
     }
 
     fn grow(&self, _: usize) -> Result<Arc<dyn Communicator>> {
-        Err(fixed("grow", self.backend()))
+        Err(not_elastic("grow", self.backend()))
     }
 }

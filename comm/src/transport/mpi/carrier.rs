@@ -13,7 +13,7 @@ use crate::transport::carrier::{Carrier, Pump};
 use crate::transport::traffic;
 use crate::{Error, Message, Operation, ReduceOp, Result};
 
-use super::flight::{Buffer, Call, Flight, Parts};
+use super::flight::{Buffer, Call, Parts, PendingCall};
 use super::handle::Handle;
 
 /// Most buffers kept for reuse.
@@ -25,13 +25,13 @@ pub(super) struct MpiCarrier {
     comm: Arc<Handle>,
     rank: usize,
     world_size: usize,
-    flights: Vec<(Flight, Landing)>,
+    flights: Vec<(PendingCall, CallOutput)>,
     spare: Vec<Buffer>,
     bytes: (u64, u64),
 }
 
 /// Where the output of a call is stored.
-struct Landing {
+struct CallOutput {
     /// The tensors it fills, one after the other, each with the range of its elements.
     tensors: Vec<(Tensor, std::ops::Range<usize>)>,
     /// The dtype of the output: f32 for tensors of f16 and bf16 that were reduced.
@@ -47,7 +47,7 @@ impl Carrier for MpiCarrier {
 
     fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()> {
         before.wait()?;
-        let (sent, received) = traffic::of(operation, self.rank, self.world_size);
+        let (sent, received) = traffic::operation_bytes(operation, self.rank, self.world_size);
         self.bytes = (self.bytes.0 + sent, self.bytes.1 + received);
         match operation {
             Operation::AllReduce { tensor, op } => self.all_reduce(std::slice::from_ref(tensor), *op),
@@ -74,7 +74,7 @@ impl Carrier for MpiCarrier {
         while index < self.flights.len() {
             if self.flights[index].0.test()? {
                 let (flight, landing) = self.flights.swap_remove(index);
-                self.land(flight, landing)?;
+                self.store_output(flight, landing)?;
             } else {
                 index += 1;
             }
@@ -110,7 +110,7 @@ impl MpiCarrier {
             let input = self.load(&tensors, dtype)?;
             let output = self.buffer(count * dtype.size_in_bytes());
             let call = Call::AllReduce { op, count: count as c_int };
-            self.fly(dtype, call, input, output, Landing { tensors, dtype, divide })?;
+            self.start(dtype, call, input, output, CallOutput { tensors, dtype, divide })?;
         }
         Ok(())
     }
@@ -124,7 +124,7 @@ impl MpiCarrier {
             let output = self.buffer(count * dtype.size_in_bytes());
             let call = Call::Reduce { op, count: count as c_int, root: root as c_int };
             let tensors = if self.rank == root { tensors } else { Vec::new() };
-            self.fly(dtype, call, input, output, Landing { tensors, dtype, divide })?;
+            self.start(dtype, call, input, output, CallOutput { tensors, dtype, divide })?;
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl MpiCarrier {
             };
             let call = Call::Broadcast { count: count as c_int, root: root as c_int };
             let tensors = if own { Vec::new() } else { tensors };
-            self.fly(dtype, call, Buffer::new(), output, Landing { tensors, dtype, divide: None })?;
+            self.start(dtype, call, Buffer::new(), output, CallOutput { tensors, dtype, divide: None })?;
         }
         Ok(())
     }
@@ -150,8 +150,8 @@ impl MpiCarrier {
         for tensors in shares(std::slice::from_ref(tensor)) {
             let call = Call::Send { count: elements(&tensors) as c_int, to: to as c_int };
             let input = self.load(&tensors, dtype)?;
-            let landing = Landing { tensors: Vec::new(), dtype, divide: None };
-            self.fly(dtype, call, input, Buffer::new(), landing)?;
+            let landing = CallOutput { tensors: Vec::new(), dtype, divide: None };
+            self.start(dtype, call, input, Buffer::new(), landing)?;
         }
         Ok(())
     }
@@ -162,7 +162,7 @@ impl MpiCarrier {
             let count = elements(&tensors);
             let call = Call::Receive { count: count as c_int, from: from as c_int };
             let output = self.buffer(count * dtype.size_in_bytes());
-            self.fly(dtype, call, Buffer::new(), output, Landing { tensors, dtype, divide: None })?;
+            self.start(dtype, call, Buffer::new(), output, CallOutput { tensors, dtype, divide: None })?;
         }
         Ok(())
     }
@@ -210,25 +210,25 @@ impl MpiCarrier {
         let loaded = input.map_or(Ok(Buffer::new()), |tensor| self.load(&whole(tensor), dtype))?;
         let room = self.buffer(output.map_or(0, Tensor::elem_count) * dtype.size_in_bytes());
         let divide = (op == Some(ReduceOp::Avg)).then_some(self.world_size);
-        let landing = Landing { tensors: output.map_or(Vec::new(), whole), dtype, divide };
-        self.fly(dtype, call, loaded, room, landing)
+        let landing = CallOutput { tensors: output.map_or(Vec::new(), whole), dtype, divide };
+        self.start(dtype, call, loaded, room, landing)
     }
 
-    fn fly(
+    fn start(
         &mut self,
         dtype: DType,
         call: Call,
         input: Buffer,
         output: Buffer,
-        landing: Landing,
+        landing: CallOutput,
     ) -> Result<()> {
-        self.flights.push((Flight::start(&self.comm, dtype, call, input, output)?, landing));
+        self.flights.push((PendingCall::start(&self.comm, dtype, call, input, output)?, landing));
         Ok(())
     }
 
-    fn land(&mut self, flight: Flight, landing: Landing) -> Result<()> {
+    fn store_output(&mut self, flight: PendingCall, landing: CallOutput) -> Result<()> {
         let Some((input, mut output)) = flight.land() else { return Ok(()) };
-        let Landing { tensors, dtype, divide } = landing;
+        let CallOutput { tensors, dtype, divide } = landing;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut output);
         let mut at = 0;
         for (tensor, range) in &tensors {

@@ -11,7 +11,7 @@ use mpi::ffi;
 use crate::{ReduceOp, Result};
 
 use super::handle::Handle;
-use super::library::{check, give_up};
+use super::library::{check, mark_given_up};
 use super::reduce;
 
 /// The tag of messages with tensors.
@@ -76,24 +76,24 @@ pub(super) struct Parts {
 /// A buffer of u64, so that it is aligned for every element type.
 pub(super) type Buffer = Vec<u64>;
 
-/// A started call. Dropping it before it is done leaks its memory, which MPI may still use, and calls `give_up`.
-pub(super) struct Flight {
+/// A started call. Dropping it before it is done leaks its memory, which MPI may still use, and calls `mark_given_up`.
+pub(super) struct PendingCall {
     request: ffi::MPI_Request,
     /// Not accessed by anyone but MPI while the request is under way.
-    cargo: ManuallyDrop<Cargo>,
+    cargo: ManuallyDrop<CallBuffers>,
     done: bool,
 }
 
-struct Cargo {
+struct CallBuffers {
     input: Buffer,
     output: Buffer,
     call: Call,
 }
 
 // SAFETY: MPI runs with MPI_THREAD_MULTIPLE, so any thread may use its handles.
-unsafe impl Send for Flight {}
+unsafe impl Send for PendingCall {}
 
-impl Flight {
+impl PendingCall {
     /// Starts a call. The buffers must hold as many elements of `dtype` as the call reads and writes.
     pub(super) fn start(
         comm: &Handle,
@@ -102,7 +102,7 @@ impl Flight {
         input: Buffer,
         output: Buffer,
     ) -> Result<Self> {
-        let cargo = ManuallyDrop::new(Cargo { input, output, call });
+        let cargo = ManuallyDrop::new(CallBuffers { input, output, call });
         // SAFETY: the handle is a constant.
         let request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let mut flight = Self { request, cargo, done: false };
@@ -111,7 +111,7 @@ impl Flight {
     }
 
     fn begin(&mut self, comm: &Handle, dtype: DType) -> Result<()> {
-        let Cargo { input, output, call } = &mut *self.cargo;
+        let CallBuffers { input, output, call } = &mut *self.cargo;
         let (input, output): (*const c_void, *mut c_void) =
             (input.as_ptr().cast(), output.as_mut_ptr().cast());
         let (kind, comm, request) = (kind(dtype), comm.raw(), &mut self.request);
@@ -191,18 +191,18 @@ impl Flight {
         if !self.done {
             return None;
         }
-        let Cargo { input, output, .. } = &mut *self.cargo;
+        let CallBuffers { input, output, .. } = &mut *self.cargo;
         Some((std::mem::take(input), std::mem::take(output)))
     }
 }
 
-impl Drop for Flight {
+impl Drop for PendingCall {
     fn drop(&mut self) {
         if self.done {
             // SAFETY: MPI is done with it, and it is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.cargo) };
         } else {
-            give_up();
+            mark_given_up();
         }
     }
 }

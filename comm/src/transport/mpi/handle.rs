@@ -10,7 +10,7 @@ use mpi::ffi;
 
 use crate::{Error, Result};
 
-use super::library::{check, give_up, is_sound};
+use super::library::{check, mark_given_up, may_clean_up};
 
 /// A tag that no message uses.
 const NO_TAG: c_int = 3;
@@ -50,7 +50,7 @@ impl Handle {
         let thread = std::thread::Builder::new().name("mpi-group".into()).spawn(make);
         thread.map_err(|reason| Error::system(CALL, reason))?;
         made.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
-            give_up();
+            mark_given_up();
             let what = format!("not all of ranks {world_ranks:?} took part within the time-out");
             Err(Error::system(CALL, what))
         })
@@ -129,7 +129,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if is_sound() {
+        if may_clean_up() {
             // SAFETY: MPI runs, and nobody else has the communicator.
             unsafe { ffi::MPI_Comm_free(&mut self.0) };
         }
@@ -141,7 +141,7 @@ impl Drop for Handle {
 /// # Safety
 /// The request was started, or is the null request.
 unsafe fn wait(request: &mut ffi::MPI_Request, call: &str, deadline: Instant) -> Result<()> {
-    let mut nap = crate::transport::carrier::Nap::default();
+    let mut nap = crate::transport::carrier::PollBackoff::default();
     loop {
         let mut done = 0;
         // SAFETY: the caller's obligation.
@@ -150,9 +150,9 @@ unsafe fn wait(request: &mut ffi::MPI_Request, call: &str, deadline: Instant) ->
             return Ok(());
         }
         if Instant::now() >= deadline {
-            give_up();
+            mark_given_up();
             return Err(Error::system(call, "not all ranks of the MPI job took part within the time-out"));
         }
-        nap.take();
+        nap.wait();
     }
 }

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 
 /// Set once this process has given up on something that MPI may still be doing: from then on it frees no communicators,
 /// and does not finalize MPI when it exits.
-static BROKEN: AtomicBool = AtomicBool::new(false);
+static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 /// Environment variables by which MPI launchers mark a rank's process: those of Open MPI, PMIx (also Slurm's), MPICH.
 const LAUNCHED: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID"];
@@ -112,11 +112,11 @@ pub(super) fn version() -> String {
         return "MPI".into();
     }
     // SAFETY: the last byte stays zero, whatever was written.
-    tidy(&unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy())
+    short_version(&unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy())
 }
 
 /// Shortens `Open MPI v4.1.4, package: ..` and `MPICH Version:      4.0.2\n..` to a name and a number.
-fn tidy(text: &str) -> String {
+fn short_version(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     let line = line.split(',').next().unwrap_or_default().replace("Version:", " ").replace(" v", " ");
     line.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -139,17 +139,17 @@ pub(super) fn check(call: &str, code: c_int) -> Result<()> {
     Err(Error::system(call, format!("MPI says: {reason} (code {code})")))
 }
 
-/// Records that a call was given up that MPI may still be working on: see [`is_sound`].
-pub(super) fn give_up() {
-    BROKEN.store(true, Ordering::Release);
+/// Records that a call was given up that MPI may still be working on: see [`may_clean_up`].
+pub(super) fn mark_given_up() {
+    GIVEN_UP.store(true, Ordering::Release);
 }
 
 /// Returns whether communicators may be freed and MPI be finalized: no call was given up, and MPI is not finalized yet.
-pub(super) fn is_sound() -> bool {
+pub(super) fn may_clean_up() -> bool {
     let mut ended = 0;
     // SAFETY: this may be called at any time.
     let code = unsafe { ffi::MPI_Finalized(&mut ended) };
-    !BROKEN.load(Ordering::Acquire) && code == ffi::MPI_SUCCESS as c_int && ended == 0
+    !GIVEN_UP.load(Ordering::Acquire) && code == ffi::MPI_SUCCESS as c_int && ended == 0
 }
 
 /// Finalizes MPI when the process exits, as its launcher expects. Not with a failure exit code: finalizing waits for all
@@ -162,7 +162,7 @@ unsafe fn at_exit() {
         fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
     }
     extern "C" fn end(status: c_int, _: *mut c_void) {
-        if status == 0 && is_sound() {
+        if status == 0 && may_clean_up() {
             // SAFETY: MPI was started and has not ended.
             unsafe { ffi::MPI_Finalize() };
         }
@@ -177,7 +177,7 @@ unsafe fn at_exit() {
         fn atexit(function: extern "C" fn()) -> c_int;
     }
     extern "C" fn end() {
-        if is_sound() {
+        if may_clean_up() {
             // SAFETY: MPI was started and has not ended.
             unsafe { ffi::MPI_Finalize() };
         }
@@ -192,9 +192,9 @@ mod tests {
 
     #[test]
     fn versions_are_a_name_and_a_number() {
-        assert_eq!(tidy("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4"), "Open MPI 4.1.4");
-        assert_eq!(tidy("MPICH Version:      4.0.2\nMPICH Release date: x"), "MPICH 4.0.2");
-        assert_eq!(tidy(""), "");
+        assert_eq!(short_version("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4"), "Open MPI 4.1.4");
+        assert_eq!(short_version("MPICH Version:      4.0.2\nMPICH Release date: x"), "MPICH 4.0.2");
+        assert_eq!(short_version(""), "");
     }
 
     #[test]

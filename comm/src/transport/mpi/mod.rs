@@ -99,7 +99,7 @@ impl Mpi {
 
     /// Called on the members, by all at the same point of their sequence of operations.
     fn join_group(&self, ranks: &[usize]) -> Result<Self> {
-        let (config, meeting, members) = self.tcp.meet_group(ranks)?;
+        let (config, meeting, members) = self.tcp.rendezvous(ranks)?;
         // All members have completed the rendezvous, so all call this now. The tag, a digest of the job id, keeps groups
         // apart that are created at the same time, barring a collision.
         let name = digest(config.job_id.bytes().map(usize::from));

@@ -11,7 +11,7 @@ use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, St
 use crate::base::buffer::staging::Before;
 use crate::base::buffer::storage;
 use crate::base::lock::lock;
-use crate::transport::carrier::{Carrier, Nap};
+use crate::transport::carrier::{Carrier, PollBackoff};
 use crate::transport::traffic;
 use crate::{Error, Operation, ReduceOp, Result, TcpConfig};
 
@@ -26,7 +26,7 @@ pub(super) struct NcclCarrier {
     rank: usize,
     world_size: usize,
     timeout: Duration,
-    flight: Option<Flight>,
+    flight: Option<PendingOperation>,
     bytes: (u64, u64),
 }
 
@@ -43,7 +43,7 @@ struct Prepared {
 }
 
 /// An operation under way. It keeps its tensors alive until the device has finished with them.
-struct Flight {
+struct PendingOperation {
     call: &'static str,
     /// What NCCL reads and writes, followed by the tensors involved in rounding.
     tensors: Vec<Tensor>,
@@ -60,7 +60,7 @@ impl Carrier for NcclCarrier {
     }
 
     fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()> {
-        let (sent, received) = traffic::of(operation, self.rank, self.world_size);
+        let (sent, received) = traffic::operation_bytes(operation, self.rank, self.world_size);
         self.bytes = (self.bytes.0 + sent, self.bytes.1 + received);
         let calls = calls::of(operation, self.rank, self.world_size);
         let Some(first) = calls.first() else { return Ok(()) };
@@ -72,7 +72,7 @@ impl Carrier for NcclCarrier {
         self.shared.check()?;
         let mut handle = lock(&self.shared.handle);
         let handle = handle.as_mut().ok_or_else(|| Error::system(name, "NCCL was not started"))?;
-        before.hold(handle.stream())?;
+        before.block_stream(handle.stream())?;
         if let Some(widened) = &widened {
             handle.stream().wait(widened).map_err(failed)?;
         }
@@ -87,7 +87,7 @@ impl Carrier for NcclCarrier {
             addressed.push((call, dtype, addresses));
         }
         // Stored before NCCL is called, so that nothing is freed if the calls fail halfway.
-        self.flight = Some(Flight { call: name, tensors, rounded, end: None });
+        self.flight = Some(PendingOperation { call: name, tensors, rounded, end: None });
         self.shared.begin(name, self.timeout);
         launch::start(handle, &addressed)
     }
@@ -118,9 +118,9 @@ impl Carrier for NcclCarrier {
         self.shared.end();
         let (Some(flight), Some(farewell)) = (self.flight.take(), farewell) else { return };
         // The caller gets its tensors back when the device has finished with them, which does not depend on other ranks.
-        let mut nap = Nap::default();
-        while !farewell.is_over() && !flight.is_past() {
-            nap.take();
+        let mut nap = PollBackoff::default();
+        while !farewell.is_over() && !flight.is_finished() {
+            nap.wait();
         }
         farewell.keep(flight);
     }
@@ -167,7 +167,7 @@ impl NcclCarrier {
         }
         let rounded = results.map(|index| (index, tensors[index].clone())).collect();
         let computing = stream_of(&tensors[0])?;
-        before.hold(&computing)?;
+        before.block_stream(&computing)?;
         // CUDA refuses to convert a tensor without elements.
         for tensor in tensors.iter_mut().filter(|tensor| tensor.elem_count() > 0) {
             *tensor = tensor.to_dtype(DType::F32)?;
@@ -179,7 +179,7 @@ impl NcclCarrier {
 
 impl WatchedHandle {
     /// Returns whether NCCL has put the operation into its stream, and then records an event after it.
-    fn is_queued(&self, flight: &mut Flight) -> Result<bool> {
+    fn is_queued(&self, flight: &mut PendingOperation) -> Result<bool> {
         self.check()?;
         let mut handle = lock(&self.handle);
         let handle = handle.as_mut().ok_or_else(|| Error::system(flight.call, "NCCL was not started"))?;
@@ -194,10 +194,10 @@ impl WatchedHandle {
     }
 }
 
-impl Flight {
+impl PendingOperation {
     /// Returns whether the device has finished with what NCCL has put into its stream. An error counts: a device that has
     /// failed reports nothing else.
-    fn is_past(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.end.as_ref().is_some_and(|end| !matches!(end.try_is_complete(), Ok(false)))
     }
 

@@ -12,7 +12,7 @@ use super::{Nccl, uuid};
 
 /// What a rank has that NCCL needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Means {
+struct NcclSupport {
     /// The GPU that holds its tensors.
     gpu: Option<Vec<u8>>,
     /// Why it cannot load NCCL; None where it can.
@@ -40,28 +40,28 @@ impl Nccl {
     /// Those of [`Tcp::connect`] and [`Nccl::connect`].
     pub fn connect_or_tcp(config: &TcpConfig, device: &Device) -> Result<Arc<dyn Communicator>> {
         let tcp = Tcp::connect(config)?;
-        let means = all_gather_object(&tcp, &Means::of(device)?)?;
+        let means = all_gather_object(&tcp, &NcclSupport::of(device)?)?;
         let Device::Cuda(device) = device else {
-            return Ok(tell(obstacle(&means), tcp));
+            return Ok(warn_and_use_tcp(obstacle(&means), tcp));
         };
         if let Some(obstacle) = obstacle(&means) {
-            return Ok(tell(Some(obstacle), tcp));
+            return Ok(warn_and_use_tcp(Some(obstacle), tcp));
         }
         let ranks: Vec<usize> = (0..tcp.world_size()).collect();
-        let (config, meeting, _) = tcp.meet_group(&ranks)?;
+        let (config, meeting, _) = tcp.rendezvous(&ranks)?;
         Ok(Arc::new(Self::join(config, meeting, Members::world(ranks.len()), device)?))
     }
 }
 
 /// Logs the warning, on rank 0 only, and returns the TCP group.
-fn tell(obstacle: Option<Obstacle>, tcp: Tcp) -> Arc<dyn Communicator> {
+fn warn_and_use_tcp(obstacle: Option<Obstacle>, tcp: Tcp) -> Arc<dyn Communicator> {
     if let (Some(Obstacle::Odd(why)), 0) = (obstacle, tcp.rank()) {
         tracing::warn!("data go over TCP, not by NCCL: {why}");
     }
     Arc::new(tcp)
 }
 
-impl Means {
+impl NcclSupport {
     fn of(device: &Device) -> Result<Self> {
         let Device::Cuda(device) = device else { return Ok(Self::default()) };
         let problem = CudaLibrary::Nccl.load().err().as_ref().map(Error::to_string);
@@ -70,10 +70,10 @@ impl Means {
 }
 
 /// Returns the first reason why the ranks cannot use NCCL; None where all can.
-fn obstacle(means: &[Means]) -> Option<Obstacle> {
+fn obstacle(means: &[NcclSupport]) -> Option<Obstacle> {
     let with_gpu = means.iter().position(|means| means.gpu.is_some());
     let without = means.iter().position(|means| means.gpu.is_none());
-    let shares = |(rank, own): (usize, &Means)| means[..rank].iter().any(|other| other.gpu == own.gpu);
+    let shares = |(rank, own): (usize, &NcclSupport)| means[..rank].iter().any(|other| other.gpu == own.gpu);
     match (with_gpu, without) {
         (None, _) => Some(Obstacle::Plain),
         (Some(gpu), Some(cpu)) => {

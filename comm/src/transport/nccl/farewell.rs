@@ -9,7 +9,7 @@ use crate::base::lock::lock;
 
 /// The end of a communicator, under way or done.
 #[derive(Clone)]
-pub(super) struct Farewell {
+pub(super) struct CommShutdown {
     shared: Arc<Pending>,
     /// When to stop waiting for it.
     until: Instant,
@@ -29,7 +29,7 @@ struct State {
     outcome: Option<bool>,
 }
 
-impl Farewell {
+impl CommShutdown {
     /// Starts `end`, which returns whether the device has finished all submitted work, on a thread. It is waited for no
     /// longer than `patience`, and after that left to its thread, which does not keep the process from exiting.
     pub(super) fn begin(patience: Duration, end: impl FnOnce() -> bool + Send + 'static) -> Self {
@@ -93,7 +93,7 @@ fn release(outcome: Option<bool>, cargo: impl Send) {
     }
 }
 
-impl fmt::Debug for Farewell {
+impl fmt::Debug for CommShutdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if lock(&self.shared.state).outcome.is_some() { "done" } else { "under way" })
     }
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn it_is_waited_for_no_longer_than_said() {
         let (end, ended) = channel::<bool>();
-        let farewell = Farewell::begin(Duration::from_millis(1), move || ended.recv().unwrap());
+        let farewell = CommShutdown::begin(Duration::from_millis(1), move || ended.recv().unwrap());
         farewell.wait();
         assert!(farewell.is_over() && format!("{farewell:?}") == "under way");
         let kept = Arc::new(());
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_the_device_may_still_be_at_is_never_freed() {
-        let farewell = Farewell::begin(Duration::from_secs(60), || false);
+        let farewell = CommShutdown::begin(Duration::from_secs(60), || false);
         let kept = Arc::new(());
         farewell.keep(kept.clone());
         farewell.wait();

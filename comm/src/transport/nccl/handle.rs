@@ -15,11 +15,11 @@ use candle_core::cuda::cudarc::nccl::{result, sys};
 use crate::{Error, ReduceOp, Result};
 
 use super::calls::Call;
-use super::farewell::Farewell;
+use super::farewell::CommShutdown;
 use super::library::{check, check_result};
 
 /// Longest that a rank which closes its group waits for NCCL, which waits for the other ranks of its host.
-const FAREWELL: Duration = Duration::from_secs(5);
+const MAX_SHUTDOWN_WAIT: Duration = Duration::from_secs(5);
 /// Between two polls of a communicator that is being finalized.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Value of `ncclConfig_t::magic` that the library checks.
@@ -45,11 +45,11 @@ pub(super) struct Handle {
     stream: Arc<CudaStream>,
     patience: Duration,
     /// Some once the communicator was given up.
-    farewell: Option<Farewell>,
+    farewell: Option<CommShutdown>,
 }
 
 /// A communicator that is to be ended, by abort or by finalize and destroy.
-struct Leaving {
+struct ClosingComm {
     comm: sys::ncclComm_t,
     stream: Arc<CudaStream>,
 }
@@ -57,7 +57,7 @@ struct Leaving {
 // SAFETY: NCCL allows any thread to use a communicator, one at a time, which `&mut self` ensures.
 unsafe impl Send for Handle {}
 // SAFETY: as above; it is used once, by value.
-unsafe impl Send for Leaving {}
+unsafe impl Send for ClosingComm {}
 
 /// Creates the id of a new communicator, to be sent to its ranks.
 pub(super) fn new_id() -> Result<[u8; ID_BYTES]> {
@@ -78,7 +78,7 @@ impl Handle {
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut config = config();
         // Less than the time-out: another group that waits for this rank meanwhile may have the same one.
-        let patience = FAREWELL.min(timeout / 4);
+        let patience = MAX_SHUTDOWN_WAIT.min(timeout / 4);
         let mut handle = Self { comm: null_mut(), stream, patience, farewell: None };
         // SAFETY: the configuration is valid for NCCL, and is copied; the handle is written before the call returns.
         let code = unsafe {
@@ -164,15 +164,15 @@ impl Handle {
 
     /// Aborts what is under way, here and, once they notice, on the other ranks. Returns at once; None where there was no
     /// communicator.
-    pub(super) fn abort(&mut self) -> Option<Farewell> {
-        self.leave(Leaving::abort)
+    pub(super) fn abort(&mut self) -> Option<CommShutdown> {
+        self.leave(ClosingComm::abort)
     }
 
-    fn leave(&mut self, how: fn(Leaving) -> bool) -> Option<Farewell> {
+    fn leave(&mut self, how: fn(ClosingComm) -> bool) -> Option<CommShutdown> {
         let comm = std::mem::replace(&mut self.comm, null_mut());
         if !comm.is_null() {
-            let leaving = Leaving { comm, stream: self.stream.clone() };
-            self.farewell = Some(Farewell::begin(self.patience, move || how(leaving)));
+            let leaving = ClosingComm { comm, stream: self.stream.clone() };
+            self.farewell = Some(CommShutdown::begin(self.patience, move || how(leaving)));
         }
         self.farewell.clone()
     }
@@ -181,13 +181,13 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         // Finalize first: what this rank has sent may still be in flight.
-        if let Some(farewell) = self.leave(Leaving::finish) {
+        if let Some(farewell) = self.leave(ClosingComm::finish) {
             farewell.wait();
         }
     }
 }
 
-impl Leaving {
+impl ClosingComm {
     /// Aborts the communicator. Returns true if the device has finished all work that was submitted to it.
     fn abort(self) -> bool {
         // SAFETY: the communicator is valid, and not used after this.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::rendezvous::meeting::{Meeting, meet};
-use crate::transport::carrier::Nap;
+use crate::transport::carrier::PollBackoff;
 use crate::{Communicator, Error, Operation, Result, Stats, Tcp, TcpConfig, Work, all_gather_object};
 
 use carrier::{NcclCarrier, failed};
@@ -146,7 +146,7 @@ fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
     let stream = device.cuda_stream().context().new_stream().map_err(failed)?;
     let timeout = config.bounded_timeout();
     let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream, timeout)?;
-    let (deadline, mut nap) = (Instant::now() + timeout, Nap::default());
+    let (deadline, mut nap) = (Instant::now() + timeout, PollBackoff::default());
     loop {
         let error = match handle.is_ready(CALL) {
             Ok(true) => return Ok(handle),
@@ -161,7 +161,7 @@ fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
             handle.abort();
             return Err(error);
         }
-        nap.take();
+        nap.wait();
     }
 }
 
@@ -191,7 +191,7 @@ impl Communicator for Nccl {
     // run a rendezvous anyway, for what goes over our connections, and the id of a new communicator is one more
     // broadcast. Separate communicators also do not share failures.
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
-        let (config, meeting, members) = self.tcp.meet_group(ranks)?;
+        let (config, meeting, members) = self.tcp.rendezvous(ranks)?;
         Ok(Arc::new(Self::join(config, meeting, members, &self.device)?))
     }
 

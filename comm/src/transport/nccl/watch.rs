@@ -56,7 +56,7 @@ impl WatchedHandle {
     }
 
     /// Returns why the communicator is to be given up, if it has failed or its operation is overdue.
-    fn look(&self) -> Option<Error> {
+    fn check_communicator(&self) -> Option<Error> {
         self.check().ok()?;
         let mut handle = match self.handle.try_lock() {
             Ok(handle) => handle,
@@ -105,7 +105,7 @@ impl Watchdog {
         let own = shared.clone();
         let watch = move || {
             while own.pause() {
-                if let Some(error) = own.look() {
+                if let Some(error) = own.check_communicator() {
                     // Before giving up here: the other ranks are to give it up, too.
                     supervisor.ask(Question::Failed { rank, detail: error.to_string() });
                     own.give_up();

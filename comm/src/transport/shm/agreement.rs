@@ -3,16 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use crate::base::last_words::LastWords;
-use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::wire::Wire;
+use crate::base::last_words::LastMessage;
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::obstacle::Obstacle;
 
-use super::host::{Counter, Host, Pair};
+use super::host::{ExchangeSocket, RingPair, SharedMemory};
 use super::{Name, Token};
 
 /// How long passing the memory may take; normally microseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const OFFER: usize = 1 + size_of::<Name>() + size_of::<Token>();
 
 /// The first message of each rank.
@@ -43,57 +43,59 @@ impl Offer {
 /// Sets up the memory between this rank and the one at the other end of `wire`, which makes the same call. Both get the
 /// same kind of result: the two streams, or the reason why memory cannot be shared.
 pub(crate) fn share(
-    host: &Host,
-    wire: &mut Wire,
+    host: &SharedMemory,
+    wire: &mut HandshakeStream,
     deadline: Instant,
-) -> Try<std::result::Result<Pair, Obstacle>> {
+) -> ConnectResult<std::result::Result<RingPair, Obstacle>> {
     let mut own = Token::default();
-    getrandom::fill(&mut own).map_err(|_| Fault::NoRandomness)?;
-    let patience = deadline.min(Instant::now() + PATIENCE);
+    getrandom::fill(&mut own).map_err(|_| ConnectError::NoRandomness)?;
+    let patience = deadline.min(Instant::now() + TIMEOUT);
     let counter = host.open_counter();
-    let name = counter.as_ref().map(Counter::name).unwrap_or_default();
+    let name = counter.as_ref().map(ExchangeSocket::name).unwrap_or_default();
     let offer = Offer { obstacle: counter.as_ref().err().copied(), name, token: own };
     wire.write(&offer.encode(), deadline)?;
-    let first = hear(wire, deadline)?;
+    let first = read_first_byte(wire, deadline)?;
     let theirs = Offer::decode(first, &wire.read(deadline)?);
     let mut counter = match (counter, theirs.obstacle) {
         (Err(obstacle), _) | (Ok(_), Some(obstacle)) => return Ok(Err(obstacle)),
         (Ok(counter), None) => counter,
     };
     let given = counter.give(&theirs.name, &own, patience);
-    let inbox = match compare(wire, given, deadline)? {
+    let inbox = match exchange_outcome(wire, given, deadline)? {
         Ok(inbox) => inbox,
         Err(obstacle) => return Ok(Err(obstacle)),
     };
     let taken = counter.take(inbox, &theirs.token, patience);
-    compare(wire, taken, deadline)
+    exchange_outcome(wire, taken, deadline)
 }
 
 /// Exchanges what prevents sharing, if anything. Where something does, both then check that the other is still connected:
 /// a rank that leaves closes its sockets too, which must be reported as its departure and not as an obstacle to sharing.
-fn compare<T>(
-    wire: &mut Wire,
+fn exchange_outcome<T>(
+    wire: &mut HandshakeStream,
     outcome: std::result::Result<T, Obstacle>,
     deadline: Instant,
-) -> Try<std::result::Result<T, Obstacle>> {
+) -> ConnectResult<std::result::Result<T, Obstacle>> {
     wire.write(&[Obstacle::to_byte(outcome.as_ref().err().copied())], deadline)?;
-    let outcome = match Obstacle::from_byte(hear(wire, deadline)?) {
+    let outcome = match Obstacle::from_byte(read_first_byte(wire, deadline)?) {
         Some(obstacle) => outcome.and(Err(obstacle)),
         None => outcome,
     };
     if outcome.is_err() {
         wire.write(&[0], deadline)?;
-        hear(wire, deadline)?;
+        read_first_byte(wire, deadline)?;
     }
     Ok(outcome)
 }
 
 /// Reads the first byte of an answer. A rank whose group ends meanwhile sends its last message instead, which becomes the
 /// error.
-fn hear(wire: &mut Wire, deadline: Instant) -> Try<u8> {
+fn read_first_byte(wire: &mut HandshakeStream, deadline: Instant) -> ConnectResult<u8> {
     let [first] = wire.read(deadline)?;
-    match LastWords::begin_with(first) {
-        true => Err(wire.last_words(Some(first), deadline).map_or(Fault::Closed, Fault::Gone)),
+    match LastMessage::starts_with(first) {
+        true => {
+            Err(wire.read_last_words(Some(first), deadline).map_or(ConnectError::Closed, ConnectError::Gone))
+        }
         false => Ok(first),
     }
 }

@@ -24,20 +24,20 @@ const MAX_PENDING: usize = 256;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// What one process passes to another: the memory of a ring, and its own bell.
-type Gift = [OwnedFd; 2];
+type SharedDescriptors = [OwnedFd; 2];
 
 /// Receiving end: where other ranks deliver their descriptors to this one.
-pub(super) struct Handover {
+pub(super) struct DescriptorExchange {
     listener: Listener,
     /// Connections that have not delivered anything yet.
     pending: Vec<OwnedFd>,
-    arrived: Vec<(Token, Gift)>,
+    arrived: Vec<(Token, SharedDescriptors)>,
     /// Connections over which this rank has delivered something. They stay open until the exchange is over: on some
     /// systems a connection that is closed before it is accepted behaves differently.
     given: Vec<OwnedFd>,
 }
 
-impl Handover {
+impl DescriptorExchange {
     pub(super) fn open(name: &Name) -> Result<Self> {
         let listener = Listener::open(name)?;
         Ok(Self { listener, pending: Vec::new(), arrived: Vec::new(), given: Vec::new() })
@@ -45,7 +45,7 @@ impl Handover {
 
     /// Delivers `gift` to the process that listens under `name`. Accepts deliveries meanwhile, so that two processes that
     /// deliver to each other do not wait for each other.
-    pub(super) fn give(
+    pub(super) fn send(
         &mut self,
         name: &Name,
         token: &Token,
@@ -69,7 +69,11 @@ impl Handover {
     }
 
     /// Waits for the delivery that shows `token`.
-    pub(super) fn take(&mut self, token: &Token, deadline: Instant) -> std::result::Result<Gift, Obstacle> {
+    pub(super) fn receive(
+        &mut self,
+        token: &Token,
+        deadline: Instant,
+    ) -> std::result::Result<SharedDescriptors, Obstacle> {
         loop {
             self.accept_all();
             if let Some(index) = self.arrived.iter().position(|(shown, _)| shown == token) {
@@ -113,7 +117,7 @@ fn try_give(name: &Name, token: &Token, gift: &[BorrowedFd<'_>]) -> Result<Optio
 }
 
 /// Returns the token and the descriptors; None where the message is not a rank's delivery.
-fn receive(giver: BorrowedFd<'_>) -> Result<Option<(Token, Gift)>> {
+fn receive(giver: BorrowedFd<'_>) -> Result<Option<(Token, SharedDescriptors)>> {
     let mut token = Token::default();
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);

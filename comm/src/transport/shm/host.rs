@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::bell::Bell;
-use super::handover::Handover;
+use super::handover::DescriptorExchange;
 use super::region::Region;
 use super::ring::{Reader, Writer};
 use super::{Name, Token};
@@ -13,14 +13,14 @@ use crate::rendezvous::obstacle::Obstacle;
 
 /// One rank's means to share memory: its bell, which wakes it whichever rank it waits for.
 #[derive(Debug, Clone)]
-pub(crate) struct Host {
+pub(crate) struct SharedMemory {
     pub(super) bell: Arc<Bell>,
 }
 
 /// The socket on which this rank exchanges descriptors with another one; open during that exchange.
-pub(super) struct Counter {
+pub(super) struct ExchangeSocket {
     name: Name,
-    handover: Handover,
+    handover: DescriptorExchange,
     bell: Arc<Bell>,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct StreamMemory(Region);
 
 /// The two streams between two ranks.
 #[derive(Debug)]
-pub(crate) struct Pair {
+pub(crate) struct RingPair {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
     /// The TCP connection beside the memory has ended, or carries a last message.
     pub(super) gone: bool,
 }
 
-impl Host {
+impl SharedMemory {
     /// Fails where the system lacks something that shared memory needs.
     pub(crate) fn open() -> Result<Self, Obstacle> {
         let bell = Bell::new().map_err(|_| Obstacle::Unsupported)?;
@@ -45,18 +45,18 @@ impl Host {
         Ok(host)
     }
 
-    pub(super) fn open_counter(&self) -> Result<Counter, Obstacle> {
+    pub(super) fn open_counter(&self) -> Result<ExchangeSocket, Obstacle> {
         let open = || {
             let mut name = Name::default();
             getrandom::fill(&mut name).ok()?;
-            let handover = Handover::open(&name).ok()?;
-            Some(Counter { name, handover, bell: self.bell.clone() })
+            let handover = DescriptorExchange::open(&name).ok()?;
+            Some(ExchangeSocket { name, handover, bell: self.bell.clone() })
         };
         open().ok_or(Obstacle::NotHandedOver)
     }
 }
 
-impl Counter {
+impl ExchangeSocket {
     pub(super) fn name(&self) -> Name {
         self.name
     }
@@ -70,7 +70,7 @@ impl Counter {
         deadline: Instant,
     ) -> Result<StreamMemory, Obstacle> {
         let (region, file) = Region::create(token).map_err(|_| Obstacle::NotHandedOver)?;
-        self.handover.give(to, token, [file.as_fd(), self.bell.handle()], deadline)?;
+        self.handover.send(to, token, [file.as_fd(), self.bell.handle()], deadline)?;
         Ok(StreamMemory(region))
     }
 
@@ -80,12 +80,12 @@ impl Counter {
         inbox: StreamMemory,
         token: &Token,
         deadline: Instant,
-    ) -> Result<Pair, Obstacle> {
-        let [file, bell] = self.handover.take(token, deadline)?;
+    ) -> Result<RingPair, Obstacle> {
+        let [file, bell] = self.handover.receive(token, deadline)?;
         let outbox = Region::open(&file).ok().filter(|region| region.token() == *token);
         let outbox = outbox.ok_or(Obstacle::NotHandedOver)?;
         let bell = Arc::new(Bell::of(bell));
         let (reader, writer) = (Reader::new(inbox.0, bell.clone()), Writer::new(outbox, bell));
-        Ok(Pair { reader, writer, gone: false })
+        Ok(RingPair { reader, writer, gone: false })
     }
 }

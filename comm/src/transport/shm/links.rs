@@ -11,12 +11,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::timespec::timespec;
-use crate::transport::links::{Closed, Links, Unopened, Wait};
+use crate::transport::links::{Closed, Links, OpenError, Wait};
 use crate::transport::tcp::links::TcpLinks;
 
 use super::bell::Bell;
-use super::host::{Host, Pair};
-use super::ring::settle;
+use super::host::{RingPair, SharedMemory};
+use super::ring::fence_before_recheck;
 
 /// How often to retry before sleeping, where every rank has a core: some tens of microseconds.
 const SPINS: u32 = 1000;
@@ -24,7 +24,7 @@ const SPINS: u32 = 1000;
 pub(crate) struct HybridLinks {
     sockets: TcpLinks,
     /// By rank: the open streams that use shared memory.
-    pairs: Vec<Option<Pair>>,
+    pairs: Vec<Option<RingPair>>,
     /// Number of open streams that do not.
     others: usize,
     bell: Arc<Bell>,
@@ -36,13 +36,13 @@ impl HybridLinks {
         Self { sockets, pairs: Vec::new(), others: 0, bell, crowded }
     }
 
-    fn pair(&mut self, peer: usize) -> Option<&mut Pair> {
+    fn pair(&mut self, peer: usize) -> Option<&mut RingPair> {
         self.pairs.get_mut(peer).and_then(Option::as_mut)
     }
 
     /// Sets or clears the flags that ask the peers to ring this rank's bell. Returns true if one of `waits` is already
     /// ready.
-    fn expect(&mut self, waits: &[Wait], expect: bool) -> bool {
+    fn request_wakeups(&mut self, waits: &[Wait], expect: bool) -> bool {
         for wait in waits {
             let Some(pair) = self.pair(wait.peer) else { continue };
             if wait.read {
@@ -55,11 +55,11 @@ impl HybridLinks {
         if !expect {
             return false;
         }
-        settle();
+        fence_before_recheck();
         waits.iter().any(|wait| match self.pair(wait.peer) {
             Some(pair) => {
                 pair.gone
-                    || wait.read && pair.reader.has_news() != Ok(false)
+                    || wait.read && pair.reader.has_new_bytes() != Ok(false)
                     || wait.write && pair.writer.has_room() != Ok(false)
             }
             None => false,
@@ -96,7 +96,7 @@ impl HybridLinks {
 }
 
 impl Links for HybridLinks {
-    fn open(&mut self, peer: usize) -> Result<bool, Unopened> {
+    fn open(&mut self, peer: usize) -> Result<bool, OpenError> {
         if self.sockets.is_open(peer) {
             return Ok(true);
         }
@@ -109,13 +109,13 @@ impl Links for HybridLinks {
         Ok(true)
     }
 
-    fn trouble(&self, peer: usize) -> Option<String> {
-        self.sockets.trouble(peer)
+    fn last_error(&self, peer: usize) -> Option<String> {
+        self.sockets.last_error(peer)
     }
 
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
         match self.pair(peer) {
-            Some(Pair { gone: true, .. }) => Err(Closed),
+            Some(RingPair { gone: true, .. }) => Err(Closed),
             Some(pair) => pair.writer.write(head, body),
             None => self.sockets.try_send(peer, head, body),
         }
@@ -131,7 +131,7 @@ impl Links for HybridLinks {
     }
 
     fn peek(&mut self, peer: usize) -> Option<Result<&[u8], Closed>> {
-        let Pair { reader, gone, .. } = self.pair(peer)?;
+        let RingPair { reader, gone, .. } = self.pair(peer)?;
         Some(match reader.peek() {
             Ok([]) if *gone => Err(Closed),
             other => other,
@@ -144,22 +144,26 @@ impl Links for HybridLinks {
         }
     }
 
-    fn speaks_apart(&self, peer: usize) -> bool {
+    fn has_separate_control_channel(&self, peer: usize) -> bool {
         self.pairs.get(peer).is_some_and(Option::is_some)
     }
 
-    fn try_hear(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
-        if self.speaks_apart(peer) { self.sockets.try_recv(peer, into) } else { self.try_recv(peer, into) }
+    fn try_recv_last_message(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        if self.has_separate_control_channel(peer) {
+            self.sockets.try_recv(peer, into)
+        } else {
+            self.try_recv(peer, into)
+        }
     }
 
-    fn park(&mut self, waits: &[Wait], timeout: Duration) {
+    fn wait(&mut self, waits: &[Wait], timeout: Duration) {
         if waits.iter().all(|wait| self.pairs.get(wait.peer).is_none_or(Option::is_none)) {
-            return self.sockets.park(waits, timeout);
+            return self.sockets.wait(waits, timeout);
         }
-        if !self.expect(waits, true) {
+        if !self.request_wakeups(waits, true) {
             self.sleep(waits, timeout);
         }
-        self.expect(waits, false);
+        self.request_wakeups(waits, false);
     }
 
     fn spins(&self) -> u32 {
@@ -170,6 +174,6 @@ impl Links for HybridLinks {
 
 /// Returns links that use memory where it is shared, and the sockets for all other ranks. `crowded`: there are more ranks
 /// than cores.
-pub(crate) fn join(sockets: TcpLinks, host: Host, crowded: bool) -> impl Links {
+pub(crate) fn join(sockets: TcpLinks, host: SharedMemory, crowded: bool) -> impl Links {
     HybridLinks::new(sockets, host.bell, crowded)
 }

@@ -18,7 +18,7 @@ mod region;
 mod ring;
 
 pub(crate) use agreement::share;
-pub(crate) use host::{Host, Pair};
+pub(crate) use host::{RingPair, SharedMemory};
 pub(crate) use links::join;
 
 use crate::platform::bell;

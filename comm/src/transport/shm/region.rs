@@ -23,21 +23,21 @@ const MAPPED: usize = FILE + CAPACITY;
 /// A value on its own cache lines (128 bytes, since processors fetch lines in pairs).
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Line<T>(pub(super) T);
+pub(super) struct CacheAligned<T>(pub(super) T);
 
 /// State that the two ends share beside the bytes.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Header {
-    token: Line<[AtomicU64; 4]>,
+    token: CacheAligned<[AtomicU64; 4]>,
     /// Bytes written so far. Stored by the writer only.
-    pub(super) head: Line<AtomicU64>,
+    pub(super) head: CacheAligned<AtomicU64>,
     /// Bytes read so far. Stored by the reader only.
-    pub(super) tail: Line<AtomicU64>,
+    pub(super) tail: CacheAligned<AtomicU64>,
     /// Not 0 while the reader sleeps until bytes arrive.
-    pub(super) reader_waits: Line<AtomicU32>,
+    pub(super) reader_waits: CacheAligned<AtomicU32>,
     /// Not 0 while the writer sleeps until there is room.
-    pub(super) writer_waits: Line<AtomicU32>,
+    pub(super) writer_waits: CacheAligned<AtomicU32>,
 }
 
 /// One process's view of the shared memory of one ring.

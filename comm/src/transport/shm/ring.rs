@@ -18,11 +18,11 @@ use super::bell::Bell;
 use super::region::{AtomicU32, CAPACITY, Ordering, Region, fence};
 
 /// Most bytes written before they are published: the reader can work on these while the writer continues.
-const PUBLISH: usize = 64 * 1024;
+const MAX_WRITE: usize = 64 * 1024;
 /// Free bytes from which on a full ring counts as having room: a sleeping writer is not woken for every few bytes.
-const ENOUGH: usize = CAPACITY / 4;
+const MIN_FREE: usize = CAPACITY / 4;
 /// A message's body is split at multiples of this many bytes only: never within an element.
-const GRAIN: usize = 16;
+const SPLIT_ALIGNMENT: usize = 16;
 
 /// The writing end.
 #[derive(Debug)]
@@ -58,25 +58,25 @@ impl Writer {
         if len > self.room()? && !self.has_room()? && len > self.room()? {
             return Ok(0);
         }
-        let limit = self.room()?.min(PUBLISH);
+        let limit = self.room()?.min(MAX_WRITE);
         let of_head = head.len().min(limit);
         let mut of_body = body.len().min(limit - of_head);
         if of_body < body.len() {
-            of_body -= of_body % GRAIN;
+            of_body -= of_body % SPLIT_ALIGNMENT;
         }
         self.region.write(self.head, &head[..of_head]);
         self.region.write(self.head + of_head as u64, &body[..of_body]);
         self.head += (of_head + of_body) as u64;
         let shared = self.region.header();
         shared.head.0.store(self.head, Ordering::Release);
-        rouse(&shared.reader_waits.0, &self.reader);
+        wake(&shared.reader_waits.0, &self.reader);
         Ok(of_head + of_body)
     }
 
-    /// Loads the reader's position and returns whether there is room: at least `ENOUGH` bytes.
+    /// Loads the reader's position and returns whether there is room: at least `MIN_FREE` bytes.
     pub(super) fn has_room(&mut self) -> Result<bool, Closed> {
         self.tail = self.region.header().tail.0.load(Ordering::Acquire);
-        Ok(self.room()? >= ENOUGH)
+        Ok(self.room()? >= MIN_FREE)
     }
 
     /// Returns the free bytes, going by the reader's position when last loaded.
@@ -86,7 +86,7 @@ impl Writer {
 
     /// Sets whether the reader rings this end's bell when there is room.
     pub(super) fn expect_room(&self, expect: bool) {
-        set(&self.region.header().writer_waits.0, expect);
+        set_wait_flag(&self.region.header().writer_waits.0, expect);
     }
 }
 
@@ -96,10 +96,10 @@ impl Reader {
         Self { region, tail: 0, head: 0, left: 0, writer }
     }
 
-    /// Returns bytes that have arrived and are not consumed yet, at most `PUBLISH` of them.
+    /// Returns bytes that have arrived and are not consumed yet, at most `MAX_WRITE` of them.
     pub(super) fn peek(&mut self) -> Result<&[u8], Closed> {
-        self.look()?;
-        self.left = filled(self.head, self.tail)?.min(PUBLISH);
+        self.load_head()?;
+        self.left = filled(self.head, self.tail)?.min(MAX_WRITE);
         Ok(self.region.bytes(self.tail, self.left))
     }
 
@@ -110,8 +110,8 @@ impl Reader {
         self.tail += len as u64;
         let shared = self.region.header();
         shared.tail.0.store(self.tail, Ordering::Release);
-        if CAPACITY - filled(self.head, self.tail).unwrap_or(0) >= ENOUGH {
-            rouse(&shared.writer_waits.0, &self.writer);
+        if CAPACITY - filled(self.head, self.tail).unwrap_or(0) >= MIN_FREE {
+            wake(&shared.writer_waits.0, &self.writer);
         }
     }
 
@@ -128,19 +128,19 @@ impl Reader {
     }
 
     /// Returns true if more bytes have arrived than the caller has already seen and left.
-    pub(super) fn has_news(&mut self) -> Result<bool, Closed> {
-        self.look()?;
+    pub(super) fn has_new_bytes(&mut self) -> Result<bool, Closed> {
+        self.load_head()?;
         Ok(filled(self.head, self.tail)? > self.left)
     }
 
-    fn look(&mut self) -> Result<(), Closed> {
+    fn load_head(&mut self) -> Result<(), Closed> {
         self.head = self.region.header().head.0.load(Ordering::Acquire);
         filled(self.head, self.tail).map(drop)
     }
 
     /// Sets whether the writer rings this end's bell when bytes arrive.
     pub(super) fn expect_bytes(&self, expect: bool) {
-        set(&self.region.header().reader_waits.0, expect);
+        set_wait_flag(&self.region.header().reader_waits.0, expect);
     }
 }
 
@@ -152,19 +152,19 @@ fn filled(head: u64, tail: u64) -> Result<usize, Closed> {
     }
 }
 
-/// Sets or clears the flag of an end that is about to sleep. A swap, as in [`rouse`], so that all changes of the flag
+/// Sets or clears the flag of an end that is about to sleep. A swap, as in [`wake`], so that all changes of the flag
 /// have one order.
-fn set(waits: &AtomicU32, expect: bool) {
+fn set_wait_flag(waits: &AtomicU32, expect: bool) {
     waits.swap(expect.into(), Ordering::Relaxed);
 }
 
 /// The fence between setting the flag and checking once more.
-pub(super) fn settle() {
+pub(super) fn fence_before_recheck() {
     fence(Ordering::SeqCst);
 }
 
 /// Rings the bell of an end that sleeps until what was just published; at most once each time that end sets its flag.
-fn rouse(waits: &AtomicU32, bell: &Bell) {
+fn wake(waits: &AtomicU32, bell: &Bell) {
     fence(Ordering::SeqCst);
     if waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0 {
         bell.ring();

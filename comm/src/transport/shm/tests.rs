@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::io::dup;
 
 use super::bell::Bell;
-use super::handover::Handover;
-use super::host::Pair;
+use super::handover::DescriptorExchange;
+use super::host::RingPair;
 use super::links::HybridLinks;
 use super::region::{CAPACITY, Region};
 use super::ring::{Reader, Writer};
@@ -18,7 +18,7 @@ use crate::platform::shared;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::transport::links::{Closed, Links, Wait};
 use crate::transport::tcp::links::TcpLinks;
-use crate::transport::tcp::switchboard::Switchboard;
+use crate::transport::tcp::switchboard::DataConnections;
 
 /// Longer than any test sleeps, unless a wake-up gets lost.
 const NEVER: Duration = Duration::from_secs(20);
@@ -47,18 +47,21 @@ fn sockets() -> [TcpStream; 2] {
 }
 
 /// Returns the links of ranks 0 and 1, and the switchboards that hold the connections beside their memory.
-fn links(crowded: bool) -> [(HybridLinks, Arc<Switchboard>); 2] {
+fn links(crowded: bool) -> [(HybridLinks, Arc<DataConnections>); 2] {
     let bells = [0, 1].map(|_| Arc::new(Bell::new().unwrap()));
     let [first, second] = [0, 1].map(|_| Region::create(&[7; 32]).unwrap());
     let files = [&second.1, &first.1].map(|file| Region::open(file).unwrap());
     let ends = [(first.0, 0), (second.0, 1)].into_iter().zip(files).zip(sockets());
     let links = ends.map(|(((inbox, rank), outbox), socket)| {
         let bell = Arc::new(Bell::of(dup(bells[1 - rank].handle()).unwrap()));
-        let pair =
-            Pair { reader: Reader::new(inbox, bell.clone()), writer: Writer::new(outbox, bell), gone: false };
+        let pair = RingPair {
+            reader: Reader::new(inbox, bell.clone()),
+            writer: Writer::new(outbox, bell),
+            gone: false,
+        };
         let mut connections = vec![None, None];
         connections[1 - rank] = Some((socket, Some(pair)));
-        let switchboard = Switchboard::with(rank, connections);
+        let switchboard = DataConnections::with(rank, connections);
         let bell = bells[rank].clone();
         let sockets = TcpLinks::new(switchboard.clone(), 1);
         let mut links = HybridLinks::new(sockets, bell, crowded);
@@ -108,7 +111,7 @@ fn exchange(links: &mut HybridLinks, rank: usize, total: usize, largest: usize, 
             let wait = Wait { peer, read: got < total, write: sent < total };
             let began = Instant::now();
             sleeps.fetch_add(1, Ordering::Relaxed);
-            links.park(&[wait], NEVER);
+            links.wait(&[wait], NEVER);
             assert!(began.elapsed() < NEVER, "rank {rank} was not woken at {sent} sent, {got} got");
         }
     }
@@ -149,7 +152,7 @@ fn one_byte_there_and_back_wakes_both() {
                         let mut bytes = [0; 16];
                         while links.try_recv(1 - rank, &mut bytes).unwrap() == 0 {
                             let began = Instant::now();
-                            links.park(&[Wait { peer: 1 - rank, read: true, write: false }], NEVER);
+                            links.wait(&[Wait { peer: 1 - rank, read: true, write: false }], NEVER);
                             assert!(began.elapsed() < NEVER, "rank {rank} was not woken in round {round}");
                         }
                         assert_eq!(bytes, [round as u8; 16]);
@@ -169,10 +172,10 @@ fn what_was_written_before_the_end_is_read_then_the_end_shows() {
     let read = Wait { peer: 1, read: true, write: false };
     let mut bytes = [0; 50];
     assert_eq!(one.0.try_recv(1, &mut bytes), Ok(50));
-    one.0.park(&[read], NEVER);
+    one.0.wait(&[read], NEVER);
     assert_eq!(one.0.try_recv(1, &mut bytes), Ok(46));
     assert_eq!(bytes[0..46], [2; 46]);
-    one.0.park(&[read], NEVER);
+    one.0.wait(&[read], NEVER);
     assert_eq!(one.0.try_recv(1, &mut bytes), Err(Closed));
     assert_eq!(one.0.peek(1).map(|bytes| bytes.is_err()), Some(true));
     assert_eq!(one.0.try_send(1, &[], &[1]), Err(Closed));
@@ -185,10 +188,10 @@ fn a_group_that_fails_wakes_the_sleeper() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
-            switchboard.cut(std::net::Shutdown::Both, None);
+            switchboard.shutdown(std::net::Shutdown::Both, None);
         });
         let began = Instant::now();
-        one.0.park(&[Wait { peer: 1, read: true, write: false }], NEVER);
+        one.0.wait(&[Wait { peer: 1, read: true, write: false }], NEVER);
         assert!(began.elapsed() < NEVER);
         assert_eq!(one.0.try_recv(1, &mut [0]), Err(Closed));
     });
@@ -223,7 +226,7 @@ fn positions_that_cannot_be_end_the_stream() {
         let mut reader = Reader::new(here, bell());
         assert_eq!(reader.peek(), Err(Closed));
         assert_eq!(reader.read(&mut [0; 10]), Err(Closed));
-        assert_eq!(reader.has_news(), Err(Closed));
+        assert_eq!(reader.has_new_bytes(), Err(Closed));
         assert_eq!(writer.has_room(), Err(Closed));
         assert_eq!(writer.write(&[], &[1]), Err(Closed));
     }
@@ -241,16 +244,16 @@ fn only_memory_of_the_right_size_is_mapped() {
 fn gifts_find_their_way_by_their_tokens_among_strangers() {
     let (name, soon) =
         ([3; 16].map(|_: u8| std::process::id() as u8), Instant::now() + Duration::from_secs(10));
-    let mut taker = Handover::open(&name).unwrap();
-    let mut giver = Handover::open(&name.map(|byte| !byte)).unwrap();
+    let mut taker = DescriptorExchange::open(&name).unwrap();
+    let mut giver = DescriptorExchange::open(&name.map(|byte| !byte)).unwrap();
     let bell = Bell::new().unwrap();
     for token in [[1; 32], [2; 32]] {
-        giver.give(&name, &token, [bell.handle(), bell.handle()], soon).unwrap();
+        giver.send(&name, &token, [bell.handle(), bell.handle()], soon).unwrap();
     }
-    assert!(taker.take(&[2; 32], soon).is_ok());
-    assert!(taker.take(&[1; 32], soon).is_ok());
-    assert_eq!(taker.take(&[3; 32], Instant::now()).err(), Some(Obstacle::NotHandedOver));
+    assert!(taker.receive(&[2; 32], soon).is_ok());
+    assert!(taker.receive(&[1; 32], soon).is_ok());
+    assert_eq!(taker.receive(&[3; 32], Instant::now()).err(), Some(Obstacle::NotHandedOver));
     drop(taker);
-    let gone = giver.give(&name, &[1; 32], [bell.handle(), bell.handle()], soon);
+    let gone = giver.send(&name, &[1; 32], [bell.handle(), bell.handle()], soon);
     assert_eq!(gone, Err(Obstacle::Unreachable));
 }

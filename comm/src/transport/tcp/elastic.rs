@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::base::cause::Cause;
 use crate::base::members::Members;
 use crate::blame::supervisor::Supervisor;
-use crate::rendezvous::launched::tell_met;
+use crate::rendezvous::launched::report_met;
 use crate::rendezvous::meeting::peer::PeerInfo;
-use crate::rendezvous::meeting::regroup::{Card, Lobby, Regrouped, join};
+use crate::rendezvous::meeting::regroup::{RankAddress, RegroupEndpoint, Regrouped, join};
 use crate::rendezvous::meeting::{Meeting, Options, meet_with};
 use crate::{Communicator, Elastic, ElasticGroup, Error, Result, TcpConfig};
 
@@ -19,23 +19,23 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     if elastic.newcomer {
         let (lobby, regrouped) = join(config, elastic)?;
         let group = of_regrouped(lobby, regrouped)?;
-        tell_met(&[]);
+        report_met(&[]);
         return Ok(group);
     }
     config.validate()?;
-    let (listener, door) = Lobby::listen(config)?;
+    let (listener, door) = RegroupEndpoint::listen(config)?;
     let meeting = meet_with(config, Options { door, ..Options::default() })?;
     // From here on nothing is needed from the other ranks: if one is lost now, the others continue without it.
-    let lobby = Lobby::open(listener, config, elastic, config.rank, meeting.lines.session)?;
-    lobby.settle_first(&people(&lobby, &meeting)?)?;
+    let lobby = RegroupEndpoint::open(listener, config, elastic, config.rank, meeting.lines.session)?;
+    lobby.set_first_group(&member_cards(&lobby, &meeting)?)?;
     let mut group = Tcp::join(config, meeting, Members::world(config.world_size), None)?;
     group.lobby = Some(lobby);
-    tell_met(&[]);
+    report_met(&[]);
     Ok(group)
 }
 
 /// Returns every rank's number in the job and the address of its door, the listener at which ranks regroup.
-fn people(lobby: &Lobby, meeting: &Meeting) -> Result<Vec<Card>> {
+fn member_cards(lobby: &RegroupEndpoint, meeting: &Meeting) -> Result<Vec<RankAddress>> {
     let own = lobby.card();
     let card = |(number, peer): (usize, &PeerInfo)| match peer.door {
         _ if number == own.number => Ok(own.clone()),
@@ -44,14 +44,14 @@ fn people(lobby: &Lobby, meeting: &Meeting) -> Result<Vec<Card>> {
             let got = format!("nothing on rank {number} (host {})", peer.host);
             Err(Error::invalid("TcpConfig::elastic (GIRANDOLE_ELASTIC)", got, help))
         }
-        port => Ok(Card { number, door: SocketAddr::new(peer.address.ip(), port) }),
+        port => Ok(RankAddress { number, door: SocketAddr::new(peer.address.ip(), port) }),
     };
     meeting.lines.switchboard.peers().iter().enumerate().map(card).collect()
 }
 
-fn of_regrouped(lobby: Arc<Lobby>, regrouped: Regrouped) -> Result<Tcp> {
+fn of_regrouped(lobby: Arc<RegroupEndpoint>, regrouped: Regrouped) -> Result<Tcp> {
     let Regrouped { config, meeting, numbers } = regrouped;
-    let mut group = Tcp::join(&config, meeting, Members::some(numbers), None)?;
+    let mut group = Tcp::join(&config, meeting, Members::subgroup(numbers), None)?;
     group.lobby = Some(lobby);
     Ok(group)
 }
@@ -83,7 +83,7 @@ impl Tcp {
         let group = of_regrouped(lobby.clone(), lobby.regroup(blamed.as_slice(), room)?)?;
         let is_gone = |rank: &usize| !group.members.world_ranks().contains(rank);
         let gone: Vec<usize> = self.members.world_ranks().iter().copied().filter(is_gone).collect();
-        tell_met(&gone);
+        report_met(&gone);
         Ok(Arc::new(group))
     }
 }
@@ -135,7 +135,7 @@ mod tests {
             })
         });
         // Rank 2 takes the first steps of `connect`, up to the rendezvous, and then ends.
-        let (listener, door) = Lobby::listen(&config(2)).unwrap();
+        let (listener, door) = RegroupEndpoint::listen(&config(2)).unwrap();
         drop(meet_with(&config(2), Options { door, ..Options::default() }).unwrap());
         drop(listener);
         for other in others {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use candle_core::{DType, Device, Tensor};
 
 use crate::base::members::Members;
-use crate::blame::control::bureau::job::Meets;
+use crate::blame::control::bureau::job::FormationGuard;
 use crate::blame::supervisor::Supervisor;
 use crate::rendezvous::meeting::parent::Parent;
 use crate::rendezvous::meeting::{Meeting, Options, meet_with};
@@ -20,30 +20,34 @@ use super::Tcp;
 const INVITATION: usize = 128;
 
 impl Tcp {
-    /// Returns this group as the parent of a new one, to be watched for failures during the rendezvous that `meets`
+    /// Returns this group as the parent of a new one, to be watched for failures during the rendezvous that `register_rendezvous`
     /// stands for.
-    pub(crate) fn as_parent(&self, meets: &Meets) -> Parent {
+    pub(crate) fn as_parent(&self, meets: &FormationGuard) -> Parent {
         let above = meets.above.iter().map(|group| group.clone() as Arc<dyn Supervisor>).collect();
         Parent { supervisor: self.bureau.clone(), above, ended: meets.ended.clone() }
     }
 
     /// Registers, until the result is dropped, that this rank is in a rendezvous (`operation`) with `others`, given by
     /// their world ranks.
-    pub(crate) fn meets(&self, operation: String, others: Vec<usize>) -> Result<Meets> {
-        self.bureau.job().meet(&self.bureau, operation, others)
+    pub(crate) fn register_rendezvous(
+        &self,
+        operation: String,
+        others: Vec<usize>,
+    ) -> Result<FormationGuard> {
+        self.bureau.job().begin_formation(&self.bureau, operation, others)
     }
 
     /// Runs the rendezvous of a new group. Called on its members, by all at the same point of their sequence of
     /// operations.
-    pub(crate) fn meet_group(&self, ranks: &[usize]) -> Result<(TcpConfig, Meeting, Members)> {
-        let (config, listener) = self.arrange(ranks)?;
-        self.meet_members(ranks, config, listener)
+    pub(crate) fn rendezvous(&self, ranks: &[usize]) -> Result<(TcpConfig, Meeting, Members)> {
+        let (config, listener) = self.exchange_invitation(ranks)?;
+        self.rendezvous_of_members(ranks, config, listener)
     }
 
     /// Returns the configuration for the rendezvous, and on the first member the listener for it. The first member sends
     /// its address to the others.
-    fn arrange(&self, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
-        let place = crate::api::communicator::group::place(self.rank, ranks)?;
+    fn exchange_invitation(&self, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
+        let place = crate::api::communicator::group::rank_in(self.rank, ranks)?;
         let config = TcpConfig {
             rank: place,
             world_size: ranks.len(),
@@ -59,18 +63,18 @@ impl Tcp {
 
     /// Runs the rendezvous itself. If this group fails meanwhile, some members may not come, and the rendezvous ends with
     /// an error.
-    fn meet_members(
+    fn rendezvous_of_members(
         &self,
         ranks: &[usize],
         config: TcpConfig,
         listener: Option<TcpListener>,
     ) -> Result<(TcpConfig, Meeting, Members)> {
-        let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
-        let operation = "rendezvous".to_string() + &members.place();
+        let members = Members::subgroup(ranks.iter().map(|rank| self.members.world_rank(*rank)));
+        let operation = "rendezvous".to_string() + &members.suffix();
         let own = self.members.world_rank(self.rank);
         let others: Vec<usize> = members.world_ranks().iter().copied().filter(|rank| *rank != own).collect();
         let job = self.bureau.job().clone();
-        let waits = self.meets(operation.clone(), others.clone())?;
+        let waits = self.register_rendezvous(operation.clone(), others.clone())?;
         let options = Options {
             listener,
             members: Some(members.clone()),
@@ -107,7 +111,7 @@ impl Tcp {
             reason: reason.to_string(),
         })?;
         let own = SocketAddr::new(config.bind, port);
-        Ok((self.at(config, own, self.rank, number), Some(listener)))
+        Ok((self.rendezvous_config(config, own, self.rank, number), Some(listener)))
     }
 
     /// On the other members: receives the invitation.
@@ -123,10 +127,16 @@ impl Tcp {
             let from = self.members.world_rank(from);
             Error::system("a new group", format!("rank {from} could not open a meeting point for it"))
         })?;
-        Ok(self.at(config, address, from, number))
+        Ok(self.rendezvous_config(config, address, from, number))
     }
 
-    fn at(&self, config: TcpConfig, address: SocketAddr, first: usize, number: u64) -> TcpConfig {
+    fn rendezvous_config(
+        &self,
+        config: TcpConfig,
+        address: SocketAddr,
+        first: usize,
+        number: u64,
+    ) -> TcpConfig {
         let (host, port) = (address.ip().to_string(), address.port());
         let job_id = format!("{}/{first}.{number}", self.config.job_id);
         TcpConfig { init_method: InitMethod::Tcp { host, port }, job_id, ..config }
@@ -190,10 +200,10 @@ mod tests {
             }
             let (arranged, comes) = (arranged.clone(), come.contains(&rank));
             Box::new(move |tcp| {
-                let (config, listener) = tcp.arrange(ranks)?;
+                let (config, listener) = tcp.exchange_invitation(ranks)?;
                 arranged.wait();
                 if comes {
-                    return tcp.meet_members(ranks, config, listener).map(drop);
+                    return tcp.rendezvous_of_members(ranks, config, listener).map(drop);
                 }
                 stay_away();
                 Ok(())
@@ -237,7 +247,7 @@ mod tests {
             let part = move |tcp: &Tcp| {
                 std::thread::scope(|scope| {
                     let part = scope.spawn(|| part(tcp));
-                    while tcp.bureau.job().meetings().is_empty() && !part.is_finished() {
+                    while tcp.bureau.job().formations().is_empty() && !part.is_finished() {
                         std::thread::yield_now();
                     }
                     tcp.abort();
@@ -263,28 +273,28 @@ mod tests {
         let ended = Mutex::new(ended);
         let there = arranged.clone();
         let pair = |tcp: &Tcp| {
-            let (config, meeting, members) = tcp.meet_group(&[0, 1])?;
+            let (config, meeting, members) = tcp.rendezvous(&[0, 1])?;
             Tcp::join(&config, meeting, members, None)
         };
         let waits = move |tcp: &Tcp| {
             let pair = pair(tcp)?;
-            let (config, listener) = pair.arrange(ranks)?;
+            let (config, listener) = pair.exchange_invitation(ranks)?;
             arranged.wait();
             meets.send(pair.bureau.job().clone()).unwrap();
-            let outcome = pair.meet_members(ranks, config, listener).map(drop);
+            let outcome = pair.rendezvous_of_members(ranks, config, listener).map(drop);
             end.send(()).unwrap();
             outcome
         };
         let stays_away = move |tcp: &Tcp| {
             let pair = pair(tcp)?;
-            let _invited = pair.arrange(ranks)?;
+            let _invited = pair.exchange_invitation(ranks)?;
             there.wait();
             ended.lock().unwrap().recv_timeout(LONG / 2).unwrap();
             Ok(())
         };
         let dies = move |_: &Tcp| {
             let job = under_way.lock().unwrap().recv().unwrap();
-            while job.meetings().is_empty() {
+            while job.formations().is_empty() {
                 std::thread::yield_now();
             }
             resume_unwind(Box::new("it dies"))
@@ -311,12 +321,12 @@ mod tests {
         let paired = Arc::new(Barrier::new(3));
         let told = |paired: Arc<Barrier>| {
             move |tcp: &Tcp| {
-                let (config, meeting, members) = tcp.meet_group(&[0, 1])?;
+                let (config, meeting, members) = tcp.rendezvous(&[0, 1])?;
                 let pair = Tcp::join(&config, meeting, members, None)?;
                 paired.wait();
                 let error = tcp.run(Operation::Barrier).unwrap_err();
                 assert!(matches!(error, Error::PeerDied { rank: 2, .. }), "{error}");
-                pair.meet_group(&[0, 1]).map(drop)
+                pair.rendezvous(&[0, 1]).map(drop)
             }
         };
         let mut parts: Vec<Part> = vec![Box::new(told(paired.clone())), Box::new(told(paired.clone()))];

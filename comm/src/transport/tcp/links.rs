@@ -9,23 +9,23 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::timespec::timespec;
 use crate::rendezvous::connection::stream::Stream;
-use crate::transport::links::{Closed, Links, Unopened, Wait};
-use crate::transport::shm::Pair;
+use crate::transport::links::{Closed, Links, OpenError, Wait};
+use crate::transport::shm::RingPair;
 
-use super::switchboard::Switchboard;
+use super::switchboard::DataConnections;
 
 /// Least bytes to read at once; what was not asked for is buffered, so that an announcement and a small tensor are one
 /// read.
 const READ_AHEAD: usize = 64 * 1024;
 
 pub(crate) struct TcpLinks {
-    switchboard: Arc<Switchboard>,
+    switchboard: Arc<DataConnections>,
     /// By rank, the connections in use. Kept here so that operations need not lock the switchboard.
-    lines: Vec<Option<Line>>,
+    lines: Vec<Option<PeerStream>>,
     spins: u32,
 }
 
-struct Line {
+struct PeerStream {
     stream: Arc<Stream>,
     inbox: ReadBuffer,
 }
@@ -40,7 +40,7 @@ struct ReadBuffer {
 
 impl TcpLinks {
     /// `spins`: see [`Links::spins`].
-    pub(crate) fn new(switchboard: Arc<Switchboard>, spins: u32) -> Self {
+    pub(crate) fn new(switchboard: Arc<DataConnections>, spins: u32) -> Self {
         Self { switchboard, lines: Vec::new(), spins }
     }
 
@@ -50,12 +50,12 @@ impl TcpLinks {
 
     /// Starts using the connection to a peer, and the shared memory beside it, if any. Returns None while it is being
     /// made.
-    pub(crate) fn fetch(&mut self, peer: usize) -> Result<Option<Option<Pair>>, Unopened> {
-        let Some((stream, pair)) = self.switchboard.fetch(peer)? else { return Ok(None) };
+    pub(crate) fn fetch(&mut self, peer: usize) -> Result<Option<Option<RingPair>>, OpenError> {
+        let Some((stream, pair)) = self.switchboard.take_or_request(peer)? else { return Ok(None) };
         if self.lines.len() <= peer {
             self.lines.resize_with(peer + 1, || None);
         }
-        self.lines[peer] = Some(Line { stream, inbox: ReadBuffer::default() });
+        self.lines[peer] = Some(PeerStream { stream, inbox: ReadBuffer::default() });
         Ok(Some(pair))
     }
 
@@ -74,25 +74,25 @@ impl ReadBuffer {
 }
 
 impl Links for TcpLinks {
-    fn open(&mut self, peer: usize) -> Result<bool, Unopened> {
+    fn open(&mut self, peer: usize) -> Result<bool, OpenError> {
         Ok(self.is_open(peer) || self.fetch(peer)?.is_some())
     }
 
-    fn trouble(&self, peer: usize) -> Option<String> {
-        if self.is_open(peer) { None } else { Some(self.switchboard.trouble(peer)) }
+    fn last_error(&self, peer: usize) -> Option<String> {
+        if self.is_open(peer) { None } else { Some(self.switchboard.last_error(peer)) }
     }
 
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
         // An empty body needs no special case: no reader waits for it.
         match self.stream(peer)?.send(head, body) {
-            Err(error) => not_yet(error.kind()),
+            Err(error) => would_block_or_closed(error.kind()),
             Ok(sent) => Ok(sent),
         }
     }
 
     fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
         let read_ahead = into.len() < READ_AHEAD;
-        let Line { stream, inbox } = self.lines.get_mut(peer).and_then(Option::as_mut).ok_or(Closed)?;
+        let PeerStream { stream, inbox } = self.lines.get_mut(peer).and_then(Option::as_mut).ok_or(Closed)?;
         if inbox.start < inbox.end {
             return Ok(inbox.take(into));
         }
@@ -111,11 +111,11 @@ impl Links for TcpLinks {
                 Ok(inbox.take(into))
             }
             Ok(got) => Ok(got),
-            Err(error) => not_yet(error.kind()),
+            Err(error) => would_block_or_closed(error.kind()),
         }
     }
 
-    fn park(&mut self, waits: &[Wait], timeout: Duration) {
+    fn wait(&mut self, waits: &[Wait], timeout: Duration) {
         let mut polled = Vec::with_capacity(waits.len());
         for wait in waits {
             let mut events = PollFlags::empty();
@@ -137,7 +137,7 @@ impl Links for TcpLinks {
 }
 
 /// Returns 0 where the socket has no bytes, or no room, for now. Any other error is the end of the stream.
-fn not_yet(error: ErrorKind) -> Result<usize, Closed> {
+fn would_block_or_closed(error: ErrorKind) -> Result<usize, Closed> {
     match error {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(0),
         _ => Err(Closed),

@@ -11,18 +11,18 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::base::last_words::FAREWELL;
+use crate::base::last_words::GOODBYE;
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::blame::control;
-use crate::blame::control::bureau::Bureau;
+use crate::blame::control::bureau::FailureState;
 #[cfg(feature = "nccl")]
 use crate::blame::supervisor::Supervisor;
-use crate::engine::queue::Engine;
-use crate::engine::runner::{Run, Runner};
+use crate::engine::queue::OperationQueue;
+use crate::engine::runner::{OperationRunner, Run};
 use crate::rendezvous::meeting::peer::PeerInfo;
-use crate::rendezvous::meeting::regroup::Lobby;
-use crate::rendezvous::meeting::{Lines, Meeting, meet};
+use crate::rendezvous::meeting::regroup::RegroupEndpoint;
+use crate::rendezvous::meeting::{GroupConnections, Meeting, meet};
 use crate::transport::carrier::Carrier;
 use crate::transport::shm;
 use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, TcpConfig, Topology, Work};
@@ -64,12 +64,12 @@ pub struct Tcp {
     own_ips: Vec<IpAddr>,
     /// Number of groups of which this rank was the first member.
     groups: AtomicU64,
-    bureau: Arc<Bureau>,
-    engine: Option<Engine>,
+    bureau: Arc<FailureState>,
+    engine: Option<OperationQueue>,
     control: Mutex<Option<JoinHandle<()>>>,
-    lines: Lines,
+    lines: GroupConnections,
     /// For regrouping, in a group that may change; otherwise None.
-    lobby: Option<Arc<Lobby>>,
+    lobby: Option<Arc<RegroupEndpoint>>,
 }
 
 impl Tcp {
@@ -99,13 +99,13 @@ impl Tcp {
         let own = &peers[rank];
         let shares = |other: &usize| *other != rank && own.site.obstacle_to(&peers[*other].site).is_none();
         let shared_memory_ranks: Vec<usize> = (0..world_size).filter(shares).collect();
-        let is_near = |peer: &&PeerInfo| peer.host == own.host || own.site.is_at(&peer.site);
+        let is_near = |peer: &&PeerInfo| peer.host == own.host || own.site.is_same_machine(&peer.site);
         let neighbours = peers.iter().filter(is_near).count();
         let crowded = neighbours > std::thread::available_parallelism().map_or(1, usize::from);
         // The same on all ranks.
         let topology =
-            Topology::grouped(world_size, |one, other| peers[one].site.is_near(&peers[other].site));
-        let (bureau, ear) = Bureau::new(config, members.clone(), switchboard.clone(), job.clone())?;
+            Topology::grouped(world_size, |one, other| peers[one].site.is_same_network(&peers[other].site));
+        let (bureau, ear) = FailureState::new(config, members.clone(), switchboard.clone(), job.clone())?;
         let bureau = Arc::new(bureau);
         job.add(&bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
@@ -113,11 +113,13 @@ impl Tcp {
         let runner: Box<dyn Run> = match switchboard.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {
                 let links = shm::join(sockets, host.clone(), crowded);
-                Box::new(Runner::new(rank, topology, links, bureau.clone()).carried_by(carrier))
+                Box::new(OperationRunner::new(rank, topology, links, bureau.clone()).carried_by(carrier))
             }
-            None => Box::new(Runner::new(rank, topology, sockets, bureau.clone()).carried_by(carrier)),
+            None => {
+                Box::new(OperationRunner::new(rank, topology, sockets, bureau.clone()).carried_by(carrier))
+            }
         };
-        let engine = Some(Engine::new(rank, world_size, runner, bureau.clone()));
+        let engine = Some(OperationQueue::new(rank, world_size, runner, bureau.clone()));
         let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
         Ok(Self {
             rank,
@@ -148,7 +150,7 @@ impl Tcp {
         Some(bureau.error(&bureau.failure()?, operation.into()))
     }
 
-    fn engine(&self) -> Result<&Engine> {
+    fn engine(&self) -> Result<&OperationQueue> {
         self.engine.as_ref().ok_or_else(|| Error::system("group", "it is closed"))
     }
 }
@@ -177,7 +179,7 @@ impl Communicator for Tcp {
     }
 
     fn stats(&self) -> Stats {
-        self.engine.as_ref().map(Engine::stats).unwrap_or_default()
+        self.engine.as_ref().map(OperationQueue::stats).unwrap_or_default()
     }
 
     fn world_ranks(&self) -> &[usize] {
@@ -185,7 +187,7 @@ impl Communicator for Tcp {
     }
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
-        let (config, meeting, members) = self.meet_group(ranks)?;
+        let (config, meeting, members) = self.rendezvous(ranks)?;
         Ok(Arc::new(Self::join(&config, meeting, members, None)?))
     }
 
@@ -194,14 +196,14 @@ impl Communicator for Tcp {
     }
 
     fn abort(&self) {
-        self.engine.iter().for_each(Engine::abort);
+        self.engine.iter().for_each(OperationQueue::abort);
         self.bureau.close(true);
         if let Some(thread) = lock(&self.control).take() {
             // The goodbye must reach the others before their data connections to this rank end.
             let _ = thread.join();
         }
-        self.lines.switchboard.cut(Shutdown::Both, Some(FAREWELL));
-        self.bureau.end_meetings();
+        self.lines.switchboard.shutdown(Shutdown::Both, Some(GOODBYE));
+        self.bureau.cancel_formations();
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {
@@ -217,8 +219,8 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         // A rank that panics counts as dead, not as having left: the others detect it by the connections that close.
         let died = std::thread::panicking();
-        if !died && self.engine.take().is_some_and(Engine::close) {
-            self.bureau.say_farewell();
+        if !died && self.engine.take().is_some_and(OperationQueue::close) {
+            self.bureau.notify_leaving();
         }
         self.bureau.close(!died);
         if let Some(thread) = lock(&self.control).take() {

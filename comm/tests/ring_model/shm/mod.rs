@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bell::Bell;
 use region::{CAPACITY, Region, Without, take_out};
-use ring::{Reader, Writer, settle};
+use ring::{Reader, Writer, fence_before_recheck};
 
 /// Each message fills the ring, so that both ends have to wait.
 const MESSAGES: u8 = 2;
@@ -21,7 +21,7 @@ fn send(mut writer: Writer, room: &Bell) {
     for message in 1..=MESSAGES {
         while writer.write(&[], &[message; CAPACITY]).unwrap() == 0 {
             writer.expect_room(true);
-            settle();
+            fence_before_recheck();
             if !writer.has_room().unwrap() {
                 room.wait();
             }
@@ -35,8 +35,8 @@ fn receive(mut reader: Reader, bytes: &Bell) {
         let mut got = [0; CAPACITY];
         while reader.read(&mut got).unwrap() == 0 {
             reader.expect_bytes(true);
-            settle();
-            if !reader.has_news().unwrap() {
+            fence_before_recheck();
+            if !reader.has_new_bytes().unwrap() {
                 bytes.wait();
             }
             reader.expect_bytes(false);

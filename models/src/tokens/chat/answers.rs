@@ -8,7 +8,7 @@ use super::{BEGIN, Chat, ChatTemplate, END, is_answer};
 
 impl ChatTemplate {
     /// Returns the text and the byte ranges of answers, by the template's `generation` marks.
-    pub(super) fn marked(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
+    pub(super) fn answers_by_marks(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
         let with_marks = self.text(&chat.messages, chat, false)?;
         let (mut text, mut answers, mut begin) = (String::with_capacity(with_marks.len()), Vec::new(), None);
         for character in with_marks.chars() {
@@ -31,7 +31,7 @@ impl ChatTemplate {
 
     /// Returns the text and the byte ranges of answers, by comparing the text up to each answer with the text before
     /// it.
-    pub(super) fn compared(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
+    pub(super) fn answers_by_prefix(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
         let (messages, whole) = (&chat.messages, self.text(&chat.messages, chat, false)?);
         let mut answers: Vec<Range<usize>> = Vec::new();
         for place in (0..messages.len()).filter(|place| is_answer(&messages[*place])) {

@@ -202,7 +202,7 @@ impl ChatTemplate {
     /// # Errors
     /// Errors of the template; a template that writes an earlier message differently when another one follows.
     pub fn render(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
-        if self.marks { self.marked(chat) } else { self.compared(chat) }
+        if self.marks { self.answers_by_marks(chat) } else { self.answers_by_prefix(chat) }
     }
 
     /// Returns the tokens of a conversation that a model is to answer, up to the beginning of its answer.
@@ -226,7 +226,7 @@ impl ChatTemplate {
     /// ```
     pub fn prompt(&self, chat: &Chat, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         let text = self.text(&chat.messages, chat, true)?.replace([BEGIN, END], "");
-        let tokens = tokenizer.encode_with_places(&text)?;
+        let tokens = tokenizer.encode_with_offsets(&text)?;
         Ok(tokens.into_iter().map(|(token, _)| token).collect())
     }
 

@@ -16,9 +16,9 @@ fn drafts() -> MutexGuard<'static, BTreeSet<PathBuf>> {
 
 /// Temporary name of an unfinished file; dropping it removes the file.
 #[derive(Debug)]
-pub(super) struct Draft(PathBuf);
+pub(super) struct TempName(PathBuf);
 
-impl Draft {
+impl TempName {
     /// Creates the file with `make` and registers its name.
     pub(super) fn new<T>(name: &Path, make: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<(T, Self)> {
         // Held while the file is created, so that `remove_drafts` cannot run in between.
@@ -41,7 +41,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for TempName {
     fn drop(&mut self) {
         if drafts().remove(&self.0) {
             let _ = fs::remove_file(&self.0);

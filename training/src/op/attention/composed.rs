@@ -3,9 +3,14 @@
 use candle_core::{D, Device, Tensor};
 
 use super::super::softmax;
-use super::{Call, Sizes};
+use super::{AttentionCall, Sizes};
 
-pub(super) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call) -> candle_core::Result<Tensor> {
+pub(super) fn composed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    call: &AttentionCall,
+) -> candle_core::Result<Tensor> {
     let Sizes { batch, queries, keys, heads, kv_heads, dims } = call.sizes;
     // Groups query heads by the head of keys and values that they share.
     let group = heads / kv_heads;
@@ -34,7 +39,7 @@ pub(super) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call) -> candl
     mixed.transpose(1, 2)?.reshape((batch, queries, heads * dims))
 }
 
-impl Call {
+impl AttentionCall {
     /// 1 where a query sees a key, otherwise 0.
     fn seen(&self, device: &Device) -> candle_core::Result<Tensor> {
         let Sizes { queries, keys, .. } = self.sizes;

@@ -10,12 +10,12 @@ use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Shape, Tensor, b
 
 use super::super::real::Real;
 use super::super::{dense, with_numbers};
-use super::{Call, NAME};
+use super::{AttentionCall, NAME};
 use crate::Kept;
 use crate::recompute::copied;
 
 pub(super) struct Fused {
-    call: Call,
+    call: AttentionCall,
     /// Whether backward will follow, or results are recorded for recomputation.
     tracked: bool,
     /// Logarithm of each query's sum of exponentials, head by head, for backward.
@@ -49,7 +49,7 @@ impl LogSums {
 }
 
 impl Fused {
-    pub(super) fn new(call: Call, tracked: bool, kept: Kept, known: Option<Vec<Tensor>>) -> Self {
+    pub(super) fn new(call: AttentionCall, tracked: bool, kept: Kept, known: Option<Vec<Tensor>>) -> Self {
         Self { call, tracked, log_sums: LogSums::default(), known, kept }
     }
 

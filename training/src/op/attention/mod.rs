@@ -12,7 +12,7 @@ use self::composed::composed;
 use self::fused::Fused;
 use super::working_dtype;
 use crate::dropout::Mask;
-use crate::product::How;
+use crate::product::ProductConfig;
 use crate::recompute::{keep_results, keeps_results, known_results};
 use crate::{Dropout, Error, Kept, Result};
 
@@ -79,7 +79,7 @@ pub fn attention(
     v: &Tensor,
     config: &AttentionConfig,
 ) -> candle_core::Result<Tensor> {
-    run(q, k, v, None, config)
+    attention_with(q, k, v, None, config)
 }
 
 /// [`attention`] in which some keys (padding) are hidden from all queries of their batch row. A query that sees no
@@ -108,7 +108,7 @@ pub fn attention_with_key_mask(
     key_mask: &Tensor,
     config: &AttentionConfig,
 ) -> candle_core::Result<Tensor> {
-    run(q, k, v, Some(key_mask), config)
+    attention_with(q, k, v, Some(key_mask), config)
 }
 
 /// Sizes derived from the shapes of queries and keys.
@@ -125,7 +125,7 @@ struct Sizes {
 
 /// Parameters of one call, after validation.
 #[derive(Debug)]
-struct Call {
+struct AttentionCall {
     sizes: Sizes,
     mask: AttentionMask,
     scale: f64,
@@ -133,10 +133,10 @@ struct Call {
     hidden: Option<Vec<bool>>,
     /// Dropout mask of the weights (batch, heads, queries, keys).
     dropout: Option<Mask>,
-    how: How,
+    how: ProductConfig,
 }
 
-fn run(
+fn attention_with(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
@@ -150,7 +150,8 @@ fn run(
         Some(dropout) => dropout.mask(sizes.batch, sizes.queries)?,
         None => None,
     };
-    let call = Call { sizes, mask: config.mask, scale, hidden, dropout, how: How::current() };
+    let call =
+        AttentionCall { sizes, mask: config.mask, scale, hidden, dropout, how: ProductConfig::current() };
     let dtype = working_dtype(NAME, q.dtype())?;
     let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
     let (wide_q, k, v) = (wide(q)?, wide(k)?, wide(v)?);

@@ -3,7 +3,7 @@ use sampler::Generator;
 
 use super::super::assert_agree;
 use super::*;
-use crate::product::How;
+use crate::product::ProductConfig;
 
 fn random(dims: &[usize]) -> candle_core::Result<Var> {
     Var::from_tensor(&Tensor::randn(0f64, 2., dims, &Device::Cpu)?)
@@ -35,15 +35,15 @@ fn composed_equals_fused() -> candle_core::Result<()> {
                 let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
                 let again = Dropout::new(0.3, Generator::new(case))?.mask(2, queries)?;
                 let dropout = dropout.and(again);
-                let call = Call {
+                let call = AttentionCall {
                     sizes,
                     mask,
                     scale: 1.0 / (dims as f64).sqrt(),
                     hidden,
                     dropout,
-                    how: How::default(),
+                    how: ProductConfig::default(),
                 };
-                let both = [composed(&q, &k, &v, &call)?, run(&q, &k, &v, key_mask, &config)?];
+                let both = [composed(&q, &k, &v, &call)?, attention_with(&q, &k, &v, key_mask, &config)?];
                 let loss = |y: &Tensor| (y * outer.as_detached_tensor())?.sum_all();
                 let what = format!("{mask:?}, {config:?}, {queries} by {keys}, {}", key_mask.is_some());
                 assert_agree(both, loss, &[&q, &k, &v], 1e-11, &what)?;
@@ -88,8 +88,15 @@ fn what_is_not_a_number_stays_so() -> candle_core::Result<()> {
             let key_mask = Tensor::new(&[seen], &Device::Cpu)?;
             let sizes = check(&q, [("k", &k), ("v", &v)], &config)?;
             let hidden = Some(hidden(&key_mask, &sizes)?);
-            let call = Call { sizes, mask, scale: 1., hidden, dropout: None, how: How::default() };
-            let both = [composed(&q, &k, &v, &call)?, run(&q, &k, &v, Some(&key_mask), &config)?];
+            let call = AttentionCall {
+                sizes,
+                mask,
+                scale: 1.,
+                hidden,
+                dropout: None,
+                how: ProductConfig::default(),
+            };
+            let both = [composed(&q, &k, &v, &call)?, attention_with(&q, &k, &v, Some(&key_mask), &config)?];
             let all_hidden = mask == AttentionMask::Causal && seen[0] == 0;
             for y in both {
                 let rows = y.squeeze(0)?.to_vec2::<f64>()?;

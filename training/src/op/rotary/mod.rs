@@ -145,7 +145,7 @@ impl Rotary {
         let wide = x.to_dtype(dtype)?;
         let turned = if x.device().is_cpu() {
             let head_dim = self.config.head_dim;
-            let turn = Turn { cos, sin, layout: self.config.layout, head_dim, positions, heads };
+            let turn = RotaryOp { cos, sin, layout: self.config.layout, head_dim, positions, heads };
             tape::apply_op1(&wide.contiguous()?, turn)?
         } else {
             self.composed(&wide, &cos, &sin, heads)?
@@ -195,7 +195,7 @@ impl Rotary {
     }
 }
 
-struct Turn {
+struct RotaryOp {
     /// `(positions, head_dim / 2)`.
     cos: Tensor,
     sin: Tensor,
@@ -205,7 +205,7 @@ struct Turn {
     heads: usize,
 }
 
-impl Turn {
+impl RotaryOp {
     /// Rotates forward, or for backward in the opposite direction.
     fn run<T: Real>(&self, x: &[T], is_backward: bool) -> candle_core::Result<Vec<T>> {
         let mut out = vec![T::zero(); x.len()];
@@ -251,7 +251,7 @@ impl Turn {
     }
 }
 
-impl CustomOp1 for Turn {
+impl CustomOp1 for RotaryOp {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use self::pack::{Form, Operand, Part, Tile};
+use self::pack::{Half, Operand, Tile, TileOrder};
 use super::{Matrix, Unit};
 
 /// Lines of a tile, and bf16 pairs in each.
@@ -77,33 +77,33 @@ fn has_avx512_bf16() -> bool {
 
 /// How a bf16 product is computed.
 #[derive(Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct Bf16Product {
     pub(super) unit: Unit,
-    pub(super) digits: Digits,
+    pub(super) digits: OperandBits,
     /// Whether all threads of the pool take part; the bits are the same.
     pub(super) in_parallel: bool,
 }
 
 /// Precision kept of each operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Digits {
+pub(super) enum OperandBits {
     /// 8 bits: bf16.
     Eight,
     /// 16 bits, as the sum of two bf16; the product of both lower halves is omitted.
     Sixteen,
 }
 
-impl Digits {
+impl OperandBits {
     /// Pairs of operand parts that are multiplied and summed, the smallest products first.
-    fn parts(self) -> &'static [[Part; 2]] {
+    fn parts(self) -> &'static [[Half; 2]] {
         match self {
-            Self::Eight => &[[Part::High; 2]],
-            Self::Sixteen => &[[Part::High, Part::Low], [Part::Low, Part::High], [Part::High, Part::High]],
+            Self::Eight => &[[Half::High; 2]],
+            Self::Sixteen => &[[Half::High, Half::Low], [Half::Low, Half::High], [Half::High, Half::High]],
         }
     }
 }
 
-impl Plan {
+impl Bf16Product {
     /// Writes `scale * a b` to all of `out` in dense rows, or adds it. The matrices must fit each other, their slices
     /// and `out`, and have no dimension of 0.
     ///
@@ -117,8 +117,8 @@ impl Plan {
         add: bool,
     ) {
         let (m, n, k) = (pair.0.rows, pair.1.columns, pair.0.columns);
-        let left = Operand { lines: pair.0, form: Form::Lines, scale };
-        let right = Operand { lines: pair.1.t(), form: Form::Pairs, scale: 1.0 };
+        let left = Operand { lines: pair.0, form: TileOrder::Lines, scale };
+        let right = Operand { lines: pair.1.t(), form: TileOrder::Pairs, scale: 1.0 };
         // Taken, since a thread that waits for others in rayon may begin another product.
         let [mut of_left, mut of_right] = PACKED.take();
         for (out, row) in out.chunks_mut(ROWS * n).zip((0..m).step_by(ROWS)) {
@@ -141,7 +141,7 @@ impl Plan {
     }
 
     /// Packs an operand into panels.
-    fn packed<'a>(self, operand: Operand<'_>, part: Part, buffer: &'a mut Vec<Tile>) -> &'a [Tile] {
+    fn packed<'a>(self, operand: Operand<'_>, part: Half, buffer: &'a mut Vec<Tile>) -> &'a [Tile] {
         let panel = 2 * operand.lines.columns.div_ceil(DEPTH);
         let len = operand.lines.rows.div_ceil(WIDTH) * panel;
         if buffer.len() < len {
@@ -175,7 +175,7 @@ impl Plan {
         let panel = 2 * depths.div_ceil(DEPTH);
         let [left, right] = operands;
         let rows = |(out, left): (&mut [MaybeUninit<f32>], &[Tile])| {
-            let mut sums = Sums::new(self.unit);
+            let mut sums = KernelState::new(self.unit);
             for (out, left) in out.chunks_mut(WIDTH * stride).zip(left.chunks_exact(panel)) {
                 for (right, column) in right.chunks_exact(panel).zip((column..).step_by(WIDTH)) {
                     // SAFETY: the caller guarantees `out`.
@@ -195,13 +195,13 @@ impl Plan {
 }
 
 /// Kernel state of one thread.
-struct Sums {
+struct KernelState {
     tiles: Option<amx::Tiles>,
     /// Buffer for a partial block at the edge of the result.
     edge: [f32; WIDTH * WIDTH],
 }
 
-impl Sums {
+impl KernelState {
     fn new(unit: Unit) -> Self {
         let tiles = if unit == Unit::Amx { amx::Tiles::new() } else { None };
         Self { tiles, edge: [0.0; WIDTH * WIDTH] }

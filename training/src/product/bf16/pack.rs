@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::{DEPTH, LINES, WIDTH};
 use crate::product::Matrix;
 
-/// 16 lines of 16 pairs adjacent in depth, or 16 pairs of 16 lines each: see [`Form`].
+/// 16 lines of 16 pairs adjacent in depth, or 16 pairs of 16 lines each: see [`TileOrder`].
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Tile(pub(super) [[u32; LINES]; LINES]);
@@ -24,7 +24,7 @@ impl Tile {
 
 /// Order of the elements in a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum TileOrder {
     /// Line by line: the left operand, whose lines are rows.
     Lines,
     /// Pair by pair: the right operand, whose lines are columns.
@@ -33,7 +33,7 @@ pub(super) enum Form {
 
 /// Which part of each number is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Half {
     /// The number, rounded to bf16.
     High,
     /// The rounding error of `High`, rounded to bf16.
@@ -44,7 +44,7 @@ pub(super) enum Part {
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'a> {
     pub(super) lines: Matrix<'a, f32>,
-    pub(super) form: Form,
+    pub(super) form: TileOrder,
     pub(super) scale: f32,
 }
 
@@ -61,7 +61,7 @@ impl Operand<'_> {
     /// # Safety
     /// The processor has AVX-512 with BW and BF16. The whole matrix lies in its slice.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    pub(super) unsafe fn pack(&self, out: &mut [Tile], part: Part) {
+    pub(super) unsafe fn pack(&self, out: &mut [Tile], part: Half) {
         // In memory order.
         let depths = out.len() / 2;
         let by_depth = self.lines.column_stride == 1;
@@ -74,7 +74,7 @@ impl Operand<'_> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn tile(&self, tile: &mut Tile, line: usize, depth: usize, part: Part) {
+    unsafe fn tile(&self, tile: &mut Tile, line: usize, depth: usize, part: Half) {
         const { assert!(WIDTH == 2 * LINES && DEPTH == 2 * LINES) };
         let Matrix { data, rows, columns, row_stride, column_stride } = self.lines;
         let (lines, depths) =
@@ -85,9 +85,9 @@ impl Operand<'_> {
         }
         let from = data.as_ptr().wrapping_add(line * row_stride + depth * column_stride);
         let mut source = Source { from, stride: row_stride, lines, depths, scale: self.scale, part };
-        let form = if row_stride == 1 && column_stride != 1 { Form::Pairs } else { Form::Lines };
+        let form = if row_stride == 1 && column_stride != 1 { TileOrder::Pairs } else { TileOrder::Lines };
         let mut gathered = [0f32; LINES * DEPTH];
-        let words = if form == Form::Pairs {
+        let words = if form == TileOrder::Pairs {
             source.stride = column_stride;
             // SAFETY: the matrix lies in its slice, and its lines are adjacent in memory.
             unsafe { source.by_pairs() }
@@ -119,7 +119,7 @@ struct Source {
     lines: usize,
     depths: usize,
     scale: f32,
-    part: Part,
+    part: Half,
 }
 
 impl Source {
@@ -194,8 +194,8 @@ impl Source {
     fn rounded(self, numbers: [__m512; 2]) -> __m512i {
         let numbers = numbers.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(self.scale)));
         match self.part {
-            Part::High => round(numbers),
-            Part::Low => round(numbers.map(|x| {
+            Half::High => round(numbers),
+            Half::Low => round(numbers.map(|x| {
                 let high = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(round([x, x])));
                 _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)))
             })),

@@ -9,8 +9,8 @@ use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate, pro
 use crate::room;
 use crate::tokens::{check_length, check_room};
 
+use super::super::memory_per_rank;
 use super::super::mesh::MeshOptions;
-use super::super::needed;
 
 /// Options of `tensor-parallel-transformer`.
 #[derive(Debug, Clone, Args)]
@@ -100,8 +100,9 @@ impl TensorParallelTransformerOptions {
         // Position embeddings are replicated on all ranks.
         let (divided, whole) = count(sizes.map(|(_, size)| size as f64));
         let bytes = |parts| room::with_adam(divided, parts) + room::with_adam(whole, 1);
-        let help = room::too_large(divided + whole, "parameters", needed(&self.common, ranks, bytes))?;
-        let (option, got) = room::largest(sizes, |sizes| count(sizes).0 + count(sizes).1);
+        let help =
+            room::too_large(divided + whole, "parameters", memory_per_rank(&self.common, ranks, bytes))?;
+        let (option, got) = room::option_to_blame(sizes, |sizes| count(sizes).0 + count(sizes).1);
         Some((option, got, help))
     }
 

@@ -2,50 +2,50 @@
 
 use std::sync::Arc;
 
-use super::Bureau;
+use super::FailureState;
 use crate::Error;
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::{Activity, Elsewhere, Question};
+use crate::blame::verdict::{Activity, OtherGroupCall, Question};
 
-impl Bureau {
+impl FailureState {
     /// Returns what this rank is doing, with its calls in other groups of the job.
     pub(crate) fn activity(&self) -> Activity {
         let mut activity = lock(&self.activity).clone();
         let groups = self.job.groups();
         let others = groups.iter().filter(|group| !std::ptr::eq(&***group, self));
         activity.elsewhere = others.filter_map(|group| group.as_seen_by(&self.members)).collect();
-        let own = |meeting: Arc<Elsewhere>| Elsewhere {
+        let own = |meeting: Arc<OtherGroupCall>| OtherGroupCall {
             call: meeting.call.clone(),
             waits: meeting.waits.iter().filter_map(|number| self.members.rank_of(*number)).collect(),
         };
-        activity.elsewhere.extend(self.job.meetings().into_iter().map(own));
-        activity.failed = self.failure_elsewhere();
+        activity.elsewhere.extend(self.job.formations().into_iter().map(own));
+        activity.failed = self.failure_of_other_group();
         activity
     }
 
     /// Returns the call in progress in this group, for another group with these members. `None` if this group has
     /// failed or is closing, since the call then ends as well.
-    fn as_seen_by(&self, members: &Members) -> Option<Elsewhere> {
+    fn as_seen_by(&self, members: &Members) -> Option<OtherGroupCall> {
         if self.has_failed() || self.closing().is_some() {
             return None;
         }
         let activity = lock(&self.activity);
-        let call = activity.current()?.to_string() + &self.members.place();
+        let call = activity.current()?.to_string() + &self.members.suffix();
         let waits = activity.waits().filter_map(|rank| members.rank_of(self.members.world_rank(rank)));
-        Some(Elsewhere { call, waits: waits.collect() })
+        Some(OtherGroupCall { call, waits: waits.collect() })
     }
 
     /// Returns the cause for which a group of the job has failed, in this group's ranks.
-    pub(crate) fn failure_elsewhere(&self) -> Option<Cause> {
-        Some(self.own(self.job.failure()?))
+    pub(crate) fn failure_of_other_group(&self) -> Option<Cause> {
+        Some(self.to_own_ranks(self.job.failure()?))
     }
 
     /// Converts a cause with ranks of the whole job to ranks of this group. If it concerns no rank of this group, it is
     /// wrapped in [`Cause::InJob`].
-    fn own(&self, cause: Cause) -> Cause {
+    fn to_own_ranks(&self, cause: Cause) -> Cause {
         let known = cause.renumbered(|number| self.members.rank_of(number));
         known.unwrap_or_else(|| {
             let world = self.job.world();
@@ -58,9 +58,9 @@ impl Bureau {
     }
 
     /// Converts a cause received from a rank of another group in the same way.
-    pub(crate) fn heard(&self, cause: Cause) -> Cause {
+    pub(crate) fn from_other_group(&self, cause: Cause) -> Cause {
         match cause {
-            Cause::InJob { cause, .. } => self.own(*cause),
+            Cause::InJob { cause, .. } => self.to_own_ranks(*cause),
             cause => cause,
         }
     }
@@ -83,7 +83,7 @@ impl Bureau {
     }
 
     /// The same for ranks given by their numbers in the job.
-    fn ask_of(&self, world: &Bureau, numbers: &[usize], lost: bool) -> Option<Cause> {
+    fn ask_of(&self, world: &FailureState, numbers: &[usize], lost: bool) -> Option<Cause> {
         let peers: Vec<usize> = numbers.iter().filter_map(|number| world.members.rank_of(*number)).collect();
         let cause = match world.failure() {
             None if peers.is_empty() => None,
@@ -91,10 +91,10 @@ impl Bureau {
             known => known,
         };
         match cause? {
-            Cause::InJob { cause, .. } => Some(self.own(*cause)),
-            cause => {
-                cause.renumbered(|rank| Some(world.members.world_rank(rank))).map(|cause| self.own(cause))
-            }
+            Cause::InJob { cause, .. } => Some(self.to_own_ranks(*cause)),
+            cause => cause
+                .renumbered(|rank| Some(world.members.world_rank(rank)))
+                .map(|cause| self.to_own_ranks(cause)),
         }
     }
 
@@ -128,7 +128,7 @@ impl Bureau {
     }
 
     /// Cancels this rank's attempts to form groups from this one, because the group is closed and the other ranks know.
-    pub(crate) fn end_meetings(&self) {
+    pub(crate) fn cancel_formations(&self) {
         self.job.end_meetings(self, true);
     }
 

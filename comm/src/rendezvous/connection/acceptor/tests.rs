@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
-use crate::rendezvous::connection::handshake::{Caller, Client, KNOWN, Purpose};
+use crate::rendezvous::connection::handshake::{Client, ClientClaim, KNOWN, Purpose};
 use crate::{Secret, TcpConfig, Tls};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -27,19 +27,19 @@ enum Came {
 /// Greets ranks, and waits for one more byte of each.
 struct Host(Credentials, mpsc::Sender<Came>);
 
-impl Greet for Host {
+impl ConnectionHandler for Host {
     fn credentials(&self) -> &Credentials {
         &self.0
     }
 
-    fn greet(&self, mut wire: Wire, admission: Admission<'_>, _: Instant) -> Try<()> {
+    fn serve(&self, mut wire: HandshakeStream, admission: Admission<'_>, _: Instant) -> ConnectResult<()> {
         self.1.send(Came::Rank(admission.caller.rank)).unwrap();
         let outcome = wire.read::<1>(Instant::now() + HOUR).map(drop);
         let _ = self.1.send(Came::Ended);
         outcome
     }
 
-    fn turned_away(&self) {
+    fn rejected(&self) {
         let _ = self.1.send(Came::TurnedAway);
     }
 }
@@ -62,7 +62,7 @@ fn connect(address: SocketAddr) -> TcpStream {
 /// Completes the client's side of a handshake.
 fn prove(mut stream: TcpStream, rank: u32) -> io::Result<TcpStream> {
     let credentials = Credentials::new(None, "");
-    let caller = Caller { rank, world_size: 8, purpose: Purpose::Control };
+    let caller = ClientClaim { rank, world_size: 8, purpose: Purpose::Control };
     let client = Client::new(&credentials, caller).unwrap();
     stream.write_all(client.opening())?;
     let mut opening = [0; 42];
@@ -76,7 +76,7 @@ fn speak(address: SocketAddr) -> Option<TcpStream> {
     speak_over(connect(address))
 }
 
-const CALLER: Caller = Caller { rank: 1, world_size: 8, purpose: Purpose::Control };
+const CALLER: ClientClaim = ClientClaim { rank: 1, world_size: 8, purpose: Purpose::Control };
 
 fn speak_over(mut stream: TcpStream) -> Option<TcpStream> {
     stream.write_all(Client::new(&Credentials::new(None, ""), CALLER).unwrap().opening()).ok()?;
@@ -194,7 +194,8 @@ fn encryption_begins_after_the_knock() {
     // An invalid hello ends the connection.
     assert!(matches!(repeat().read_to_end(&mut Vec::new()), Ok(_) | Err(_)));
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
-    let rank = thread::spawn(move || Wire::connect(address, &credentials, CALLER, Instant::now() + HOUR));
+    let rank =
+        thread::spawn(move || HandshakeStream::connect(address, &credentials, CALLER, Instant::now() + HOUR));
     assert_eq!(came.recv(), Ok(Came::Rank(1)));
     // Nothing answers it here.
     drop(acceptor);

@@ -11,7 +11,7 @@ fn take<const N: usize>(next: &mut dyn FnMut() -> u8) -> [u8; N] {
 pub(crate) fn shake(credentials: &Credentials, next: &mut dyn FnMut() -> u8) {
     let mut theirs: Opening = take(next);
     if next() & 1 == 1 {
-        let knock = credentials.knock(&theirs).finalize().into_bytes();
+        let knock = credentials.opening_proof(&theirs).finalize().into_bytes();
         theirs[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
     }
     if let Ok(server) = Server::new(credentials, theirs) {
@@ -20,7 +20,8 @@ pub(crate) fn shake(credentials: &Credentials, next: &mut dyn FnMut() -> u8) {
         let server = Server { credentials, client: theirs, opening: ours };
         prove(credentials, server, next);
     }
-    let client = Client::new(credentials, Caller { rank: 1, world_size: 2, purpose: Purpose::Data }).unwrap();
+    let client =
+        Client::new(credentials, ClientClaim { rank: 1, world_size: 2, purpose: Purpose::Data }).unwrap();
     if let Ok((_, claimed)) = client.claim(take(next)) {
         assert!(claimed.check(&take(next)).is_err(), "an answer without proof was believed");
         let mut answer: Answer = take(next);
@@ -44,7 +45,7 @@ fn prove(credentials: &Credentials, server: Server<'_>, next: &mut dyn FnMut() -
         assert!(!matches!(said[8], 1 | 2), "a claim with proof was refused");
         return;
     };
-    let Caller { rank, world_size, purpose } = admission.caller;
+    let ClientClaim { rank, world_size, purpose } = admission.caller;
     let bytes = [&rank.to_le_bytes()[..], &world_size.to_le_bytes(), &[purpose as u8]].concat();
     assert_eq!(bytes, said);
     admission.answer(Verdict { status: Status::Crossed, rank: 1, world_size: 2 });

@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const CALLER: Caller = Caller { rank: 3, world_size: 7, purpose: Purpose::Data };
+const CALLER: ClientClaim = ClientClaim { rank: 3, world_size: 7, purpose: Purpose::Data };
 const VERDICT: Verdict = Verdict { status: Status::Admitted, rank: 1, world_size: 7 };
 
 fn credentials(digit: &str, job_id: &str) -> Credentials {
@@ -15,7 +15,7 @@ fn shake(
     client: &Credentials,
     server: &Credentials,
     tamper: impl Fn(usize, &mut [u8]),
-) -> Try<(Caller, Verdict)> {
+) -> ConnectResult<(ClientClaim, Verdict)> {
     let client = Client::new(client, CALLER)?;
     let mut opening = *client.opening();
     tamper(0, &mut opening);
@@ -47,11 +47,11 @@ fn another_secret_job_or_meeting_is_refused() {
         Credentials::new(None, "job"),
         right.bound_to(&[0; 32]),
     ] {
-        assert!(matches!(shake(&wrong, &right, |_, _| {}), Err(Fault::BadProof)));
-        assert!(matches!(shake(&right, &wrong, |_, _| {}), Err(Fault::BadProof)));
+        assert!(matches!(shake(&wrong, &right, |_, _| {}), Err(ConnectError::BadProof)));
+        assert!(matches!(shake(&right, &wrong, |_, _| {}), Err(ConnectError::BadProof)));
     }
     let (one, other) = (right.bound_to(&[1; 32]), right.bound_to(&[2; 32]));
-    assert!(matches!(shake(&one, &other, |_, _| {}), Err(Fault::BadProof)));
+    assert!(matches!(shake(&one, &other, |_, _| {}), Err(ConnectError::BadProof)));
     assert!(shake(&one, &right.bound_to(&[1; 32]), |_, _| {}).is_ok());
 }
 
@@ -82,7 +82,7 @@ fn a_claim_is_good_for_one_connection() {
     let second = Server::new(&credentials, opening).unwrap();
     let (claim, _) = client.claim(*first.opening()).unwrap();
     assert!(first.check(claim).is_ok());
-    assert!(matches!(second.check(claim), Err(Fault::BadProof)));
+    assert!(matches!(second.check(claim), Err(ConnectError::BadProof)));
 }
 
 #[test]
@@ -90,21 +90,21 @@ fn nothing_can_be_sent_back_to_whom_it_came_from() {
     let credentials = credentials("a", "job");
     let client = Client::new(&credentials, CALLER).unwrap();
     let opening = *client.opening();
-    assert!(matches!(client.claim(opening), Err(Fault::NotOurs)));
+    assert!(matches!(client.claim(opening), Err(ConnectError::NotOurs)));
 
     let client = Client::new(&credentials, CALLER).unwrap();
     let (claim, claimed) = client.claim(super::opening(VERSION).unwrap()).unwrap();
-    assert!(matches!(claimed.check(&claim), Err(Fault::BadProof)));
+    assert!(matches!(claimed.check(&claim), Err(ConnectError::BadProof)));
 }
 
 #[test]
 fn who_knocks_without_the_secret_is_told_so() {
     let client = Client::new(&credentials("b", "job"), CALLER).map(|client| *client.opening()).unwrap();
-    assert!(matches!(Server::new(&credentials("a", "job"), client), Err(Fault::BadProof)));
+    assert!(matches!(Server::new(&credentials("a", "job"), client), Err(ConnectError::BadProof)));
     let told = Server::no_secret().unwrap();
     let credentials = credentials("b", "job");
     let claim = Client::new(&credentials, CALLER).unwrap().claim(told);
-    assert!(matches!(claim, Err(Fault::ProofRefused)));
+    assert!(matches!(claim, Err(ConnectError::ProofRefused)));
 }
 
 #[test]
@@ -113,10 +113,12 @@ fn another_version_is_told_apart_from_rubbish() {
     let mut opening = super::opening(VERSION).unwrap();
     opening[8] += 1;
     let theirs = crate::rendezvous::connection::fault::VERSION + 1;
-    assert!(matches!(Server::new(&credentials, opening), Err(Fault::Version(version)) if version == theirs));
+    assert!(
+        matches!(Server::new(&credentials, opening), Err(ConnectError::Version(version)) if version == theirs)
+    );
     let claim = Client::new(&credentials, CALLER).unwrap().claim(opening);
-    assert!(matches!(claim, Err(Fault::Version(version)) if version == theirs));
-    assert!(matches!(Server::new(&credentials, [b'G'; 42]), Err(Fault::NotOurs)));
+    assert!(matches!(claim, Err(ConnectError::Version(version)) if version == theirs));
+    assert!(matches!(Server::new(&credentials, [b'G'; 42]), Err(ConnectError::NotOurs)));
 }
 
 proptest! {
@@ -128,8 +130,8 @@ proptest! {
         if is_ours {
             message[..8].copy_from_slice(&MAGIC);
             message[8] = VERSION as u8;
-            prop_assert!(matches!(Server::new(&credentials, message), Err(Fault::BadProof)));
-            let knock = credentials.knock(&message).finalize().into_bytes();
+            prop_assert!(matches!(Server::new(&credentials, message), Err(ConnectError::BadProof)));
+            let knock = credentials.opening_proof(&message).finalize().into_bytes();
             message[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
         }
         let mut claim = [0; 41];

@@ -42,7 +42,7 @@ impl Identity {
         let key = rustls::crypto::ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8))?;
         let public = key.public_key().ok_or(Error::General("a key without a public half".into()))?;
         let shown = CertificateDer::from(public.as_ref().to_vec());
-        let own = Arc::new(OwnKey { shown: shown.clone(), provider: provider.clone() });
+        let own = Arc::new(JobKeyVerifier { shown: shown.clone(), provider: provider.clone() });
         let key = Arc::new(CertifiedKey::new(vec![shown], key));
         let versions = [&rustls::version::TLS13];
         let mut client = ClientConfig::builder_with_provider(provider.clone())
@@ -82,12 +82,12 @@ impl fmt::Debug for Identity {
 
 /// Accepts the job's own key, and nothing else.
 #[derive(Debug)]
-struct OwnKey {
+struct JobKeyVerifier {
     shown: CertificateDer<'static>,
     provider: Arc<CryptoProvider>,
 }
 
-impl OwnKey {
+impl JobKeyVerifier {
     fn check(&self, shown: &CertificateDer<'_>) -> Result<(), Error> {
         match *shown == self.shown {
             true => Ok(()),
@@ -112,7 +112,7 @@ fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(PeerIncompatible::Tls13RequiredForQuic.into())
 }
 
-impl ServerCertVerifier for OwnKey {
+impl ServerCertVerifier for JobKeyVerifier {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -151,7 +151,7 @@ impl ServerCertVerifier for OwnKey {
     }
 }
 
-impl ClientCertVerifier for OwnKey {
+impl ClientCertVerifier for JobKeyVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

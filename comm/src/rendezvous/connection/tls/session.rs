@@ -45,14 +45,14 @@ impl Session {
     }
 
     /// Advances the handshake until it is done or would block.
-    pub(crate) fn shake(&mut self, socket: &TcpStream) -> io::Result<()> {
+    pub(crate) fn handshake(&mut self, socket: &TcpStream) -> io::Result<()> {
         loop {
             self.flush(socket)?;
             if self.tls.wants_write() {
                 self.encrypt()?;
             } else if !self.tls.is_handshaking() {
                 return Ok(());
-            } else if !self.pull(socket)? {
+            } else if !self.read_record(socket)? {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
         }
@@ -64,7 +64,7 @@ impl Session {
     }
 
     /// Returns what has arrived of a record that could not be processed.
-    pub(crate) fn strange(&self) -> &[u8] {
+    pub(crate) fn unprocessed(&self) -> &[u8] {
         &self.record[..self.got]
     }
 
@@ -83,7 +83,7 @@ impl Session {
     }
 
     /// Sends `words` after what [`Session::send`] has encrypted already, if there is space.
-    pub(crate) fn say(&mut self, socket: &TcpStream, words: &[u8]) -> io::Result<()> {
+    pub(crate) fn try_send(&mut self, socket: &TcpStream, words: &[u8]) -> io::Result<()> {
         self.flush(socket)?;
         self.tls.writer().write_all(words)?;
         self.encrypt()?;
@@ -97,7 +97,7 @@ impl Session {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 other => return other,
             }
-            if !self.pull(socket)? {
+            if !self.read_record(socket)? {
                 return Ok(0);
             }
         }
@@ -120,9 +120,9 @@ impl Session {
     }
 
     /// Reads one record and decrypts it; returns false at the end of the connection.
-    fn pull(&mut self, mut socket: &TcpStream) -> io::Result<bool> {
+    fn read_record(&mut self, mut socket: &TcpStream) -> io::Result<bool> {
         loop {
-            let wanted = self.wanted()?;
+            let wanted = self.record_len()?;
             if self.got == wanted {
                 break;
             }
@@ -150,7 +150,7 @@ impl Session {
     }
 
     /// Returns the length of the record that is being received, or of its header as long as that is incomplete.
-    fn wanted(&self) -> io::Result<usize> {
+    fn record_len(&self) -> io::Result<usize> {
         if self.got < HEADER {
             return Ok(HEADER);
         }

@@ -30,7 +30,7 @@ fn wait(socket: &TcpStream, flags: PollFlags) {
 /// Completes a TLS handshake.
 fn shaken(mut session: Session, socket: &TcpStream) -> std::io::Result<Session> {
     loop {
-        match session.shake(socket) {
+        match session.handshake(socket) {
             Ok(()) => return Ok(session),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 wait(socket, if session.has_outgoing() { PollFlags::OUT } else { PollFlags::IN });
@@ -114,7 +114,7 @@ fn words_come_after_what_was_sent() {
     let sockets = sockets();
     let [mut client, mut server] = sessions(&sockets);
     send(&mut client, &sockets[0], b"data", 2);
-    client.say(&sockets[0], b"farewell").unwrap();
+    client.try_send(&sockets[0], b"farewell").unwrap();
     assert_eq!(receive(&mut server, &sockets[1], 12, 12), b"datafarewell");
     sockets[0].shutdown(Shutdown::Both).unwrap();
     wait(&sockets[1], PollFlags::IN);
@@ -128,9 +128,15 @@ fn another_secret_or_job_is_refused_by_the_client_and_heard_by_the_server() {
         let wrong = Identity::new(&secret(digit), job).unwrap();
         let sockets = sockets();
         let faults = shake(&wrong, &right, &sockets)
-            .map(|outcome| crate::rendezvous::connection::fault::Fault::from(outcome.unwrap_err()));
-        assert!(matches!(faults[0], crate::rendezvous::connection::fault::Fault::ProofRefused), "{faults:?}");
-        assert!(matches!(faults[1], crate::rendezvous::connection::fault::Fault::ProofRefused), "{faults:?}");
+            .map(|outcome| crate::rendezvous::connection::fault::ConnectError::from(outcome.unwrap_err()));
+        assert!(
+            matches!(faults[0], crate::rendezvous::connection::fault::ConnectError::ProofRefused),
+            "{faults:?}"
+        );
+        assert!(
+            matches!(faults[1], crate::rendezvous::connection::fault::ConnectError::ProofRefused),
+            "{faults:?}"
+        );
     }
 }
 

@@ -5,16 +5,16 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use super::{Wire, shake, unusable};
-use crate::rendezvous::connection::fault::{Fault, Try};
+use super::{HandshakeStream, advance_tls_handshake, unusable};
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Admission, Credentials, OPENING, Opening, Server, encrypts};
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::connection::tls::Session;
 
 /// How far a client's handshake has come.
 #[derive(Debug)]
-pub(super) enum Proof {
-    Opening(Part<OPENING>),
+pub(super) enum ServerHandshake {
+    Opening(PartialMessage<OPENING>),
     /// The client's opening has arrived. The TLS handshake is under way; the server's opening is sent after it,
     /// encrypted.
     Encrypting {
@@ -26,24 +26,24 @@ pub(super) enum Proof {
     Claim {
         client: Opening,
         server: Opening,
-        claim: Part<41>,
+        claim: PartialMessage<41>,
     },
 }
 
-impl Default for Proof {
+impl Default for ServerHandshake {
     fn default() -> Self {
-        Self::Opening(Part::new())
+        Self::Opening(PartialMessage::new())
     }
 }
 
 /// A message of `N` bytes, of which the first have arrived.
 #[derive(Debug)]
-pub(super) struct Part<const N: usize> {
+pub(super) struct PartialMessage<const N: usize> {
     bytes: [u8; N],
     filled: usize,
 }
 
-impl<const N: usize> Part<N> {
+impl<const N: usize> PartialMessage<N> {
     fn new() -> Self {
         Self { bytes: [0; N], filled: 0 }
     }
@@ -70,13 +70,13 @@ pub(crate) enum Step<'a> {
     Waits(PollFlags),
 }
 
-impl Wire {
-    /// Runs the listening side of [`Wire::connect`], up to the answer.
+impl HandshakeStream {
+    /// Runs the listening side of [`HandshakeStream::connect`], up to the answer.
     pub(crate) fn accept<'a>(
         &mut self,
         credentials: &'a Credentials,
         deadline: Instant,
-    ) -> Try<Admission<'a>> {
+    ) -> ConnectResult<Admission<'a>> {
         loop {
             match self.step(credentials)? {
                 Step::Proved(admission) => return Ok(admission),
@@ -87,21 +87,30 @@ impl Wire {
 
     /// Advances the same as far as is possible without waiting. A client without proof uses no more of this process than
     /// this.
-    pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> Try<Step<'a>> {
+    pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> ConnectResult<Step<'a>> {
         loop {
             self.proof = match &mut self.proof {
-                Proof::Opening(part) => match part.whole(&self.stream)? {
+                ServerHandshake::Opening(part) => match part.whole(&self.stream)? {
                     Some(client) => self.open(credentials, client)?,
                     None => return Ok(Step::Waits(PollFlags::IN)),
                 },
-                Proof::Encrypting { client, server, session } => {
-                    let stranger =
-                        |fault| if matches!(fault, Fault::ProofRefused) { Fault::BadProof } else { fault };
-                    if let Some(flags) = shake(session, &self.stream).map_err(stranger)? {
+                ServerHandshake::Encrypting { client, server, session } => {
+                    let stranger = |fault| {
+                        if matches!(fault, ConnectError::ProofRefused) {
+                            ConnectError::BadProof
+                        } else {
+                            fault
+                        }
+                    };
+                    if let Some(flags) = advance_tls_handshake(session, &self.stream).map_err(stranger)? {
                         return Ok(Step::Waits(flags));
                     }
-                    let claim = Proof::Claim { client: *client, server: *server, claim: Part::new() };
-                    if let Proof::Encrypting { server, session, .. } =
+                    let claim = ServerHandshake::Claim {
+                        client: *client,
+                        server: *server,
+                        claim: PartialMessage::new(),
+                    };
+                    if let ServerHandshake::Encrypting { server, session, .. } =
                         std::mem::replace(&mut self.proof, claim)
                     {
                         self.stream.secure(*session);
@@ -109,12 +118,12 @@ impl Wire {
                     }
                     continue;
                 }
-                Proof::Claim { client, server, claim } => {
+                ServerHandshake::Claim { client, server, claim } => {
                     let Some(claim) = claim.whole(&self.stream)? else {
                         return Ok(Step::Waits(PollFlags::IN));
                     };
-                    let admission = Server::again(credentials, *client, *server).check(claim);
-                    if matches!(admission, Err(Fault::BadProof)) {
+                    let admission = Server::resume(credentials, *client, *server).check(claim);
+                    if matches!(admission, Err(ConnectError::BadProof)) {
                         self.stream.say(&Server::no_proof());
                     }
                     return admission.map(Step::Proved);
@@ -124,50 +133,58 @@ impl Wire {
     }
 
     /// Answers a client's opening.
-    fn open(&mut self, credentials: &Credentials, client: Opening) -> Try<Proof> {
+    fn open(&mut self, credentials: &Credentials, client: Opening) -> ConnectResult<ServerHandshake> {
         let server = match Server::new(credentials, client) {
             Ok(server) => *server.opening(),
-            Err(fault @ Fault::Version(_)) => return Err(self.refuse(&Server::other_version()?, fault)),
-            Err(fault @ Fault::BadProof) => return Err(self.refuse(&Server::no_secret()?, fault)),
+            Err(fault @ ConnectError::Version(_)) => {
+                return Err(self.refuse(&Server::other_version()?, fault));
+            }
+            Err(fault @ ConnectError::BadProof) => return Err(self.refuse(&Server::no_secret()?, fault)),
             Err(fault) => return Err(fault),
         };
         match (credentials.tls(self.is_local()?), encrypts(&client)) {
             (Some(identity), true) => {
                 let session = Box::new(Session::new(identity.server().map_err(unusable)?));
-                Ok(Proof::Encrypting { client, server, session })
+                Ok(ServerHandshake::Encrypting { client, server, session })
             }
             (None, false) => {
                 self.stream.say(&server);
-                Ok(Proof::Claim { client, server, claim: Part::new() })
+                Ok(ServerHandshake::Claim { client, server, claim: PartialMessage::new() })
             }
-            (Some(_), false) => Err(self.refuse(&Server::encrypted()?, Fault::Encryption { theirs: false })),
-            (None, true) => Err(self.refuse(&Server::other_version()?, Fault::Encryption { theirs: true })),
+            (Some(_), false) => {
+                Err(self.refuse(&Server::encrypted()?, ConnectError::Encryption { theirs: false }))
+            }
+            (None, true) => {
+                Err(self.refuse(&Server::other_version()?, ConnectError::Encryption { theirs: true }))
+            }
         }
     }
 
     /// Ends the connection with this message. What has arrived is read first: otherwise the system might reset the
     /// connection.
-    fn refuse(&mut self, words: &Opening, fault: Fault) -> Fault {
+    fn refuse(&mut self, words: &Opening, fault: ConnectError) -> ConnectError {
         self.stream.say(words);
-        self.hang_up();
+        self.close_gracefully();
         fault
     }
 
     /// Returns whether the other side has sent anything.
-    pub(crate) fn has_spoken(&self) -> bool {
-        !matches!(&self.proof, Proof::Opening(part) if part.filled == 0)
+    pub(crate) fn has_received(&self) -> bool {
+        !matches!(&self.proof, ServerHandshake::Opening(part) if part.filled == 0)
     }
 
     /// Returns whether the other side has sent its whole opening, with a valid proof.
-    pub(crate) fn has_knocked(&self) -> bool {
-        !matches!(self.proof, Proof::Opening(_))
+    pub(crate) fn has_opening(&self) -> bool {
+        !matches!(self.proof, ServerHandshake::Opening(_))
     }
 
     /// Returns the client's opening, which differs for each connection unless an eavesdropper repeats it.
-    pub(crate) fn knock(&self) -> Option<&Opening> {
+    pub(crate) fn client_opening(&self) -> Option<&Opening> {
         match &self.proof {
-            Proof::Opening(_) => None,
-            Proof::Encrypting { client, .. } | Proof::Claim { client, .. } => Some(client),
+            ServerHandshake::Opening(_) => None,
+            ServerHandshake::Encrypting { client, .. } | ServerHandshake::Claim { client, .. } => {
+                Some(client)
+            }
         }
     }
 }

@@ -3,19 +3,19 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::super::machine::Machine;
+use super::super::machine::BuildInfo;
 use super::super::message::{Entry, Hello};
 use super::super::roster::entry;
-use super::super::{Own, check_secret, own_host};
+use super::super::{OwnInfo, check_secret, own_host};
 use super::history::History;
-use super::message::{Card, Come, Knock, LIMIT, Reply};
-use super::{Hall, State};
+use super::message::{JoinAttempt, LIMIT, RankAddress, RegroupRequest, Reply};
+use super::{RegroupState, State};
 use crate::Transport;
 use crate::base::lock::lock;
-use crate::rendezvous::connection::acceptor::Greet;
-use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::acceptor::ConnectionHandler;
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Admission, Credentials, Purpose, Status, Verdict};
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::site::Site;
 
 /// Time limit for sending an answer.
@@ -23,20 +23,20 @@ const ANSWER: Duration = Duration::from_secs(1);
 
 /// A rank that has come and waits.
 #[derive(Debug)]
-pub(super) struct Visitor {
-    pub(super) card: Card,
+pub(super) struct WaitingRank {
+    pub(super) card: RankAddress,
     pub(super) history: History,
     pub(super) promised: u64,
     pub(super) hello: Hello,
     /// The address from which it came.
     pub(super) from: IpAddr,
-    pub(super) wire: Wire,
+    pub(super) wire: HandshakeStream,
 }
 
-impl Visitor {
+impl WaitingRank {
     pub(super) fn send_away(mut self, reply: &Reply) {
         if self.wire.send(reply, Instant::now() + ANSWER).is_ok() {
-            self.wire.hang_up();
+            self.wire.close_gracefully();
         }
     }
 
@@ -47,17 +47,22 @@ impl Visitor {
 }
 
 /// Returns why a rank with this number cannot become a member.
-pub(super) fn taken(number: usize) -> String {
+pub(super) fn duplicate_number(number: usize) -> String {
     format!("there is a rank {number} already: give it a number (RANK) that no rank of the job has had")
 }
 
-impl Greet for Hall {
+impl ConnectionHandler for RegroupState {
     fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
     /// Serves a connection to the door.
-    fn greet(&self, mut wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()> {
+    fn serve(
+        &self,
+        mut wire: HandshakeStream,
+        admission: Admission<'_>,
+        until: Instant,
+    ) -> ConnectResult<()> {
         let status = match admission.caller.purpose {
             Purpose::Door => Status::Admitted,
             _ => Status::NotAwaited,
@@ -65,38 +70,38 @@ impl Greet for Hall {
         let verdict = Verdict { status, rank: self.own as u32, world_size: 0 };
         wire.write(&admission.answer(verdict), until)?;
         if status != Status::Admitted {
-            return Err(Fault::NotAwaited);
+            return Err(ConnectError::NotAwaited);
         }
         let from = wire.peer()?.ip().to_canonical();
         match wire.receive(LIMIT, until)? {
-            Knock::Probe { number, generation } => {
+            RegroupRequest::Probe { number, generation } => {
                 let reply = if self.excludes(number, generation) { Reply::Excluded } else { Reply::Here };
                 wire.send(&reply, until)?;
-                wire.hang_up();
+                wire.close_gracefully();
             }
-            Knock::Come(Come { card, history, promised, people, hello }) => {
+            RegroupRequest::Come(JoinAttempt { card, history, promised, people, hello }) => {
                 wire.detach();
-                self.take_in(Visitor { card, history, promised, hello, from, wire }, &people);
+                self.add_member(WaitingRank { card, history, promised, hello, from, wire }, &people);
             }
-            Knock::Join { card, hello } => {
+            RegroupRequest::Join { card, hello } => {
                 let is_local = wire.is_local()?;
                 wire.detach();
                 let (history, promised) = (History::default(), 0);
-                let guest = Visitor { card, history, promised, hello, from, wire };
-                self.let_wait(guest, is_local);
+                let guest = WaitingRank { card, history, promised, hello, from, wire };
+                self.add_newcomer(guest, is_local);
             }
         }
         Ok(())
     }
 }
 
-impl Hall {
+impl RegroupState {
     /// Lets a rank wait to become a member, or tells it why it cannot.
-    fn let_wait(&self, guest: Visitor, is_local: bool) {
+    fn add_newcomer(&self, guest: WaitingRank, is_local: bool) {
         let mut state = self.state();
         // A rank that asks again has given up its first request.
         state.newcomers.retain(|other| other.wire.is_open() && other.card != guest.card);
-        match self.misfit(&state, &guest, is_local) {
+        match self.incompatibility(&state, &guest, is_local) {
             None => state.newcomers.push(guest),
             Some(reason) => {
                 drop(state);
@@ -107,15 +112,17 @@ impl Hall {
 
     /// Returns why a rank cannot become a member. A misfit that is found only during the meeting would keep the members
     /// from meeting.
-    fn misfit(&self, state: &State, guest: &Visitor, is_local: bool) -> Option<String> {
+    fn incompatibility(&self, state: &State, guest: &WaitingRank, is_local: bool) -> Option<String> {
         let (own, number) = (self.own, guest.card.number);
         let waits = state.newcomers.iter().any(|other| other.card.number == number);
         if number == own || waits || state.has_another(&guest.card) {
-            return Some(taken(number));
+            return Some(duplicate_number(number));
         }
         let Entry { address, host, site, .. } = entry(guest.hello.clone(), guest.from);
         let own_host = own_host();
-        if let Some(reason) = Machine::own().misfit((own, &own_host), &guest.hello.machine, (number, &host)) {
+        if let Some(reason) =
+            BuildInfo::own().incompatibility((own, &own_host), &guest.hello.machine, (number, &host))
+        {
             return Some(reason);
         }
         let ip = address.ip();
@@ -123,7 +130,7 @@ impl Hall {
             return Some(error.to_string());
         }
         if self.config.transport == Transport::Shm {
-            let memory = Own::new(Transport::Shm).memory;
+            let memory = OwnInfo::new(Transport::Shm).memory;
             let here = Site::own(memory.as_ref().err().copied());
             if let Some(obstacle) = here.obstacle_to(&site) {
                 return Some(format!(
@@ -156,12 +163,12 @@ impl Hall {
         history.is_known() && newest <= history.met && !history.has_met_with(number)
     }
 
-    fn take_in(&self, guest: Visitor, people: &[Card]) {
+    fn add_member(&self, guest: WaitingRank, people: &[RankAddress]) {
         if self.excludes(guest.card.number, guest.history.newest) {
             return guest.send_away(&Reply::Excluded);
         }
         let mut state = self.state();
-        state.hear_of(people);
+        state.add_addresses(people);
         if state.away {
             drop(state);
             return guest.send_away(&Reply::Elsewhere);
@@ -174,7 +181,7 @@ impl Hall {
     }
 
     /// Marks this rank as away, at another door: ranks that wait at this one must look elsewhere.
-    pub(super) fn go_out(&self) {
+    pub(super) fn stop_leading(&self) {
         let mut state = self.state();
         state.away = true;
         let guests = std::mem::take(&mut state.guests);

@@ -73,7 +73,7 @@ impl History {
     }
 
     /// Records that these ranks have ended.
-    pub(super) fn have_ended(&mut self, ranks: impl IntoIterator<Item = usize>) {
+    pub(super) fn add_ended(&mut self, ranks: impl IntoIterator<Item = usize>) {
         self.ended.extend(ranks);
     }
 
@@ -82,12 +82,12 @@ impl History {
     }
 
     /// Returns whether the ranks that are `here` may form the next group.
-    pub(super) fn may_go_on(&self, here: &Ranks) -> bool {
+    pub(super) fn may_form(&self, here: &Ranks) -> bool {
         let outlived = self.elders.is_empty() || !self.elders.is_disjoint(here);
-        outlived && self.groups.iter().all(|members| self.are_enough(members, here))
+        outlived && self.groups.iter().all(|members| self.is_quorum(members, here))
     }
 
-    fn are_enough(&self, members: &Ranks, here: &Ranks) -> bool {
+    fn is_quorum(&self, members: &Ranks, here: &Ranks) -> bool {
         let present = members.intersection(here).count();
         let missing = members.len() - present;
         let all_have_ended = members.difference(here).all(|number| self.ended.contains(number));
@@ -96,7 +96,7 @@ impl History {
     }
 
     /// Returns the history with the next group, once that is agreed to.
-    pub(super) fn with(&self, newest: u64, members: Ranks) -> Self {
+    pub(super) fn with_group(&self, newest: u64, members: Ranks) -> Self {
         let mut next = Self { newest, ..self.clone() };
         let left_behind = self.all().iter().any(|n| !members.contains(n) && !self.ended.contains(n));
         // A rank that was left behind may have ended since; whether that was before any newcomer was admitted is not
@@ -114,7 +114,7 @@ impl History {
     }
 
     /// Returns the history once the newest group has met.
-    pub(super) fn concluded(self) -> Self {
+    pub(super) fn met(self) -> Self {
         let groups = self.groups.into_iter().next_back().into_iter().collect();
         Self { groups, met: self.newest, ended: Ranks::new(), ..self }
     }
@@ -132,8 +132,8 @@ mod tests {
 
     fn may_go_on(before: Ranks, here: &[usize], ended: &[usize]) -> bool {
         let mut history = History::first(before);
-        history.have_ended(ended.iter().copied());
-        history.may_go_on(&set(here.iter().copied()))
+        history.add_ended(ended.iter().copied());
+        history.may_form(&set(here.iter().copied()))
     }
 
     #[test]
@@ -160,25 +160,25 @@ mod tests {
 
     #[test]
     fn what_may_have_met_counts_as_well_as_what_has() {
-        let agreed = History::first(set(0..5)).with(1, set(0..3));
-        assert!(agreed.may_go_on(&set(0..3)));
+        let agreed = History::first(set(0..5)).with_group(1, set(0..3));
+        assert!(agreed.may_form(&set(0..3)));
         // Two of three, but not of five.
-        assert!(!agreed.may_go_on(&set(0..2)));
-        assert!(agreed.clone().concluded().may_go_on(&set(0..2)));
+        assert!(!agreed.may_form(&set(0..2)));
+        assert!(agreed.clone().met().may_form(&set(0..2)));
         // Three of five, but not of three.
-        assert!(!agreed.may_go_on(&set([2, 3, 4])));
+        assert!(!agreed.may_form(&set([2, 3, 4])));
     }
 
     #[test]
     fn newcomers_alone_are_not_the_group_while_one_was_left_behind() {
-        let left_behind = History::first(set(0..3)).with(1, set(0..2)).concluded();
-        let mut grown = left_behind.with(2, set([0, 1, 3])).concluded();
-        grown.have_ended([0]);
-        assert!(grown.may_go_on(&set([1, 3])));
-        grown.have_ended([1]);
-        assert!(!grown.may_go_on(&set([3])));
-        let mut whole = History::first(set(0..2)).with(1, set([0, 1, 3])).concluded();
-        whole.have_ended([0, 1]);
-        assert!(whole.may_go_on(&set([3])));
+        let left_behind = History::first(set(0..3)).with_group(1, set(0..2)).met();
+        let mut grown = left_behind.with_group(2, set([0, 1, 3])).met();
+        grown.add_ended([0]);
+        assert!(grown.may_form(&set([1, 3])));
+        grown.add_ended([1]);
+        assert!(!grown.may_form(&set([3])));
+        let mut whole = History::first(set(0..2)).with_group(1, set([0, 1, 3])).met();
+        whole.add_ended([0, 1]);
+        assert!(whole.may_form(&set([3])));
     }
 }

@@ -5,65 +5,65 @@ use std::net::SocketAddr;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::super::leader::{Members, conclude, dismiss, into_meeting};
+use super::super::leader::{Members, connect_group, into_meeting, report_failure};
 use super::super::roster::{entry, name_ranks, protocol};
-use super::super::{Own, Plan, meet_nobody};
-use super::door::Visitor;
+use super::super::{MeetingParams, OwnInfo, meet_alone};
+use super::door::WaitingRank;
 use super::history::History;
-use super::message::{Card, LIMIT, Promise, Reply, Seat};
+use super::message::{GroupOffer, LIMIT, Promise, RankAddress, Reply};
 use super::search::{Search, excluded};
-use super::{Attempt, Hall, Miss, Regrouped};
-use crate::rendezvous::connection::fault::Fault;
+use super::{Attempt, AttemptError, RegroupState, Regrouped};
+use crate::rendezvous::connection::fault::ConnectError;
 
 /// How often the leader checks who has come and who is gone.
 const ROUND: Duration = Duration::from_millis(2);
 
 /// The members of a new group, without this rank.
-struct Crew {
+struct NewGroup {
     /// In the order of their numbers in the job.
-    guests: Vec<Visitor>,
+    guests: Vec<WaitingRank>,
     /// History of all ranks that agree to the new group.
     history: History,
 }
 
-impl Hall {
+impl RegroupState {
     /// Waits for the remaining ranks, and forms a group with them.
     pub(super) fn lead(&self, search: &mut Search<'_>, room: usize) -> Attempt<Regrouped> {
         self.gather(search)?;
-        let Crew { guests, history } = self.choose(search, room)?;
+        let NewGroup { guests, history } = self.choose(search, room)?;
         let (rank, world_size) = (0, guests.len() + 1);
         let config = self.config_as(rank, world_size);
-        let people: Vec<Card> =
+        let people: Vec<RankAddress> =
             std::iter::once(self.card()).chain(guests.iter().map(|guest| guest.card.clone())).collect();
-        let met = history.clone().concluded();
+        let met = history.clone().met();
         let decide = || self.agree(met.clone());
-        let plan = self.plan(&config, &people, Own::new(config.transport), search.deadline);
-        let plan = Plan { agreed: Some(&decide), ..plan };
+        let plan = self.plan(&config, &people, OwnInfo::new(config.transport), search.deadline);
+        let plan = MeetingParams { agreed: Some(&decide), ..plan };
         let listener = plan.listen_for_data()?;
         let is_member = |number| people.iter().any(|card| card.number == number);
-        let others = self.state().people(&history, is_member);
+        let others = self.state().relevant_ranks(&history, is_member);
         let mut members: Members = Vec::new();
         let mut outcome = Ok(());
-        for (rank, Visitor { hello, from, mut wire, .. }) in (1..).zip(guests) {
+        for (rank, WaitingRank { hello, from, mut wire, .. }) in (1..).zip(guests) {
             let (history, people, others) = (history.clone(), people.clone(), others.clone());
-            let seat = Reply::Seat(Seat { rank, history, people, others });
+            let seat = Reply::Seat(GroupOffer { rank, history, people, others });
             let host = hello.host.clone();
             match wire.send(&seat, plan.deadline) {
                 Ok(()) => {}
-                Err(Fault::Closed) => outcome = outcome.and(Err(plan.died(rank, host))),
+                Err(ConnectError::Closed) => outcome = outcome.and(Err(plan.died(rank, host))),
                 Err(fault) => outcome = outcome.and(Err(plan.failed(fault.to_string()))),
             }
             members.push((rank, wire, entry(hello, from)));
         }
-        let outcome = outcome.and_then(|()| hear_promises(&plan, &mut members, history.newest));
+        let outcome = outcome.and_then(|()| receive_promises(&plan, &mut members, history.newest));
         let met = match world_size {
-            1 => outcome.and_then(|()| meet_nobody(&config, plan.members.clone())),
+            1 => outcome.and_then(|()| meet_alone(&config, plan.members.clone())),
             _ => outcome
-                .and_then(|()| conclude(&plan, &mut members, listener, &self.credentials, plan.deadline))
+                .and_then(|()| connect_group(&plan, &mut members, listener, &self.credentials, plan.deadline))
                 .map(|lines| into_meeting(&plan, lines, std::mem::take(&mut members))),
         };
-        let meeting = met.inspect_err(|error| dismiss(&plan, std::mem::take(&mut members), error))?;
-        self.settle(history.concluded(), &people)?;
+        let meeting = met.inspect_err(|error| report_failure(&plan, std::mem::take(&mut members), error))?;
+        self.set_group(history.met(), &people)?;
         self.send_away_the_excluded();
         let numbers = people.iter().map(|card| card.number).collect();
         Ok(Regrouped { config, meeting, numbers })
@@ -73,7 +73,7 @@ impl Hall {
     /// until the last call.
     fn gather(&self, search: &mut Search<'_>) -> Attempt<()> {
         loop {
-            search.ask_the_launcher();
+            search.read_launcher_reports();
             let (missing, members) = self.missing();
             let is_awaited =
                 |(number, _): &(usize, _)| members.contains(number) && !search.is_given_up(*number);
@@ -81,7 +81,7 @@ impl Hall {
             if is_over || Instant::now() >= search.last_call {
                 return Ok(());
             }
-            search.look_for(&missing, &members)?;
+            search.probe_missing(&missing, &members)?;
             let state = self.state();
             let here = state.guests.len();
             let came = |state: &mut super::State| state.guests.len() == here;
@@ -97,19 +97,20 @@ impl Hall {
         let history = state.newest();
         let here: BTreeSet<usize> = state.guests.iter().map(|guest| guest.card.number).collect();
         let is_here = |number| number == self.own || here.contains(&number);
-        let people = state.people(&history, |number| is_here(number) || history.ended().contains(&number));
+        let people =
+            state.relevant_ranks(&history, |number| is_here(number) || history.ended().contains(&number));
         (people.into_iter().map(|card| (card.number, card.door)).collect(), history.members())
     }
 
     /// Chooses the members of the new group, if they may go on without the others.
-    fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<Crew> {
+    fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<NewGroup> {
         let mut state = self.state();
         let history = state.newest();
         let before = history.members();
         if !before.contains(&self.own) {
-            return Err(Miss::Final(excluded(self.own)));
+            return Err(AttemptError::Final(excluded(self.own)));
         }
-        let is_member = |guest: &Visitor| {
+        let is_member = |guest: &WaitingRank| {
             let number = guest.card.number;
             before.contains(&number) && !search.blamed.contains(&number)
         };
@@ -120,13 +121,13 @@ impl Hall {
             .map(|guest| guest.card.number)
             .chain([self.own])
             .collect();
-        if !history.may_go_on(&here) {
-            return Err(Miss::Again(why_not(&history, &here)));
+        if !history.may_form(&here) {
+            return Err(AttemptError::Again(not_enough_description(&history, &here)));
         }
         let (members, others) =
             std::mem::take(&mut state.guests).into_iter().partition(|guest| is_member(guest));
         (state.guests, _) = (others, ());
-        let mut guests: Vec<Visitor> = members;
+        let mut guests: Vec<WaitingRank> = members;
         let mut newcomers = std::mem::take(&mut state.newcomers);
         newcomers.retain(|guest| guest.wire.is_open());
         let known = |number: &usize| before.contains(number);
@@ -143,11 +144,11 @@ impl Hall {
         let number = promised.max(history.newest) + 1;
         state.promised = number;
         let members = guests.iter().map(|guest| guest.card.number).chain([self.own]).collect();
-        Ok(Crew { guests, history: history.with(number, members) })
+        Ok(NewGroup { guests, history: history.with_group(number, members) })
     }
 
     /// Tells the ranks that wait at this door why there will be no new group.
-    pub(super) fn tell_guests(&self, why: &str) {
+    pub(super) fn report_failure(&self, why: &str) {
         let guests = std::mem::take(&mut self.state().guests);
         guests.into_iter().for_each(|guest| guest.send_away(&Reply::Over(why.into())));
     }
@@ -160,23 +161,23 @@ impl Hall {
             .partition(|guest| known.contains(&guest.card.number));
         state.guests = stay;
         drop(state);
-        let go: Vec<Visitor> = go;
+        let go: Vec<WaitingRank> = go;
         go.into_iter().for_each(|guest| guest.send_away(&Reply::Excluded));
     }
 }
 
 /// Waits until all have promised to take part: nobody agrees to the group before that.
-fn hear_promises(plan: &Plan<'_>, members: &mut Members, number: u64) -> crate::Result<()> {
+fn receive_promises(plan: &MeetingParams<'_>, members: &mut Members, number: u64) -> crate::Result<()> {
     members.iter_mut().try_for_each(|(rank, wire, entry)| match wire.receive(LIMIT, plan.deadline) {
         Ok(Promise { number: promised }) if promised == number => Ok(()),
         Ok(Promise { .. }) => Err(protocol(plan, *rank, entry, "a promise for another group")),
-        Err(Fault::Closed) => Err(plan.died(*rank, entry.host.as_str())),
+        Err(ConnectError::Closed) => Err(plan.died(*rank, entry.host.as_str())),
         Err(fault) => Err(plan.failed(format!("rank {}: {fault}", plan.number(*rank)))),
     })
 }
 
 /// Describes why the ranks that are here may not go on.
-fn why_not(history: &History, here: &BTreeSet<usize>) -> String {
+fn not_enough_description(history: &History, here: &BTreeSet<usize>) -> String {
     let missing = history.all().into_iter().filter(|n| !here.contains(n) && !history.ended().contains(n));
     match missing.collect::<Vec<_>>().as_slice() {
         [] => "the ranks that were there before newcomers came have ended, and have left others behind that may still be \

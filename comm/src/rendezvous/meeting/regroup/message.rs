@@ -10,35 +10,35 @@ use super::history::History;
 /// The longest message, in bytes: a group's doors, at up to 100 bytes each, and the members of a few groups.
 pub(super) const LIMIT: usize = 1024 * 1024;
 /// In place of a caller's number, where it has none yet.
-pub(super) const NOBODY: u32 = u32::MAX;
+pub(super) const NO_NUMBER: u32 = u32::MAX;
 
 /// A rank's number in the job, and its door.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Card {
+pub(crate) struct RankAddress {
     pub(crate) number: usize,
     pub(crate) door: SocketAddr,
 }
 
 /// First message of a rank that connects to another one's door.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Knock {
+pub(super) enum RegroupRequest {
     /// Checks whether the rank is there; with the number of the newest group that the sender knows.
     Probe { number: usize, generation: u64 },
     /// Comes to form a new group.
-    Come(Come),
+    Come(JoinAttempt),
     /// Asks to become a member.
-    Join { card: Card, hello: Hello },
+    Join { card: RankAddress, hello: Hello },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Come {
-    pub(super) card: Card,
+pub(super) struct JoinAttempt {
+    pub(super) card: RankAddress,
     /// What it knows of the job's groups.
     pub(super) history: History,
     /// The highest number of a group that it has promised to take part in.
     pub(super) promised: u64,
     /// The other ranks that it knows.
-    pub(super) people: Vec<Card>,
+    pub(super) people: Vec<RankAddress>,
     pub(super) hello: Hello,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum Reply {
     /// The rank is there.
     Here,
     /// The new group: the receiver's rank in it, and its members.
-    Seat(Seat),
+    Seat(GroupOffer),
     /// This rank does not lead.
     Elsewhere,
     /// The group goes on without the rank that asks.
@@ -68,14 +68,14 @@ pub(super) enum Reply {
 
 /// A rank's seat in a new group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Seat {
+pub(super) struct GroupOffer {
     pub(super) rank: usize,
     /// History of all ranks that agree to the new group.
     pub(super) history: History,
     /// By rank.
-    pub(super) people: Vec<Card>,
+    pub(super) people: Vec<RankAddress>,
     /// Other ranks that count for later groups.
-    pub(super) others: Vec<Card>,
+    pub(super) others: Vec<RankAddress>,
 }
 
 #[cfg(test)]
@@ -86,11 +86,11 @@ mod tests {
     fn the_largest_group_stays_within_the_limit() {
         let door = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().unwrap();
         let members: Vec<usize> = (0..4096).map(|number| number + (1 << 31)).collect();
-        let card = |number: &usize| Card { number: *number, door };
+        let card = |number: &usize| RankAddress { number: *number, door };
         let (people, others) = (members.iter().map(card).collect(), members.iter().map(card).collect());
         let history = History::first(members.iter().copied().collect());
-        let history = history.with(u64::MAX, members.iter().copied().skip(1).collect());
-        let seat = Reply::Seat(Seat { rank: 4095, history, people, others });
+        let history = history.with_group(u64::MAX, members.iter().copied().skip(1).collect());
+        let seat = Reply::Seat(GroupOffer { rank: 4095, history, people, others });
         assert!(serde_json::to_vec(&seat).unwrap().len() + 4096 < LIMIT);
     }
 }

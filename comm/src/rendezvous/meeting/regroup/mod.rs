@@ -52,42 +52,42 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use self::door::Visitor;
+use self::door::WaitingRank;
 use self::history::History;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::meeting_point::MeetingPoint;
-use super::{Meeting, Own, Plan, cannot_listen, check_secret};
+use super::{Meeting, MeetingParams, OwnInfo, cannot_listen, check_secret};
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
 use crate::rendezvous::connection::handshake::Credentials;
 use crate::{Elastic, Error, Result, TcpConfig};
 
-pub(crate) use message::Card;
+pub(crate) use message::RankAddress;
 pub(crate) use newcomer::join;
 
 /// Time limit for forming a group, once all remaining ranks have come.
-const FORMING: Duration = Duration::from_secs(10);
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A rank's participation in a job whose group changes: its door is open as long as this lives.
-pub(crate) struct Lobby {
-    hall: Arc<Hall>,
+pub(crate) struct RegroupEndpoint {
+    hall: Arc<RegroupState>,
     _door: Acceptor,
 }
 
-impl Deref for Lobby {
-    type Target = Hall;
+impl Deref for RegroupEndpoint {
+    type Target = RegroupState;
 
-    fn deref(&self) -> &Hall {
+    fn deref(&self) -> &RegroupState {
         &self.hall
     }
 }
 
 /// State behind a door: which ranks have come, and what this rank knows of the others.
-pub(crate) struct Hall {
+pub(crate) struct RegroupState {
     /// This rank's number in the job.
     own: usize,
     /// Configuration with which the group was made, except for rank and world size.
@@ -115,9 +115,9 @@ struct State {
     /// Doors of all ranks that it knows, by number in the job.
     doors: BTreeMap<usize, SocketAddr>,
     /// Members that wait at this door.
-    guests: Vec<Visitor>,
+    guests: Vec<WaitingRank>,
     /// Ranks that wait at this door to become members.
-    newcomers: Vec<Visitor>,
+    newcomers: Vec<WaitingRank>,
     /// Whether this rank waits at another one's door.
     away: bool,
     file: Option<MeetingFile>,
@@ -126,7 +126,7 @@ struct State {
 impl State {
     /// Returns whether another process has this number. A member that has missed the start of its group asks again from
     /// the same door.
-    fn has_another(&self, card: &Card) -> bool {
+    fn has_another(&self, card: &RankAddress) -> bool {
         self.doors.get(&card.number).is_some_and(|door| *door != card.door)
     }
 
@@ -136,18 +136,18 @@ impl State {
         let all = || self.guests.iter().map(|guest| &guest.history).chain([&self.history]);
         let newest = all().max_by_key(|history| (history.is_known(), history.newest));
         let mut newest = newest.cloned().unwrap_or_default();
-        all().for_each(|history| newest.have_ended(history.ended().iter().copied()));
+        all().for_each(|history| newest.add_ended(history.ended().iter().copied()));
         newest
     }
 
-    fn hear_of(&mut self, people: &[Card]) {
+    fn add_addresses(&mut self, people: &[RankAddress]) {
         self.doors.extend(people.iter().map(|card| (card.number, card.door)));
     }
 
     /// Returns number and door of all ranks that count for the next group, except those for which `are_not` is true.
-    fn people(&self, history: &History, are_not: impl Fn(usize) -> bool) -> Vec<Card> {
+    fn relevant_ranks(&self, history: &History, are_not: impl Fn(usize) -> bool) -> Vec<RankAddress> {
         let numbers = history.all().into_iter().filter(|number| !are_not(*number));
-        numbers.filter_map(|number| Some(Card { number, door: *self.doors.get(&number)? })).collect()
+        numbers.filter_map(|number| Some(RankAddress { number, door: *self.doors.get(&number)? })).collect()
     }
 }
 
@@ -160,27 +160,27 @@ pub(crate) struct Regrouped {
 }
 
 /// Why an attempt has failed.
-enum Miss {
+enum AttemptError {
     /// Another attempt may succeed.
     Again(String),
     Final(Error),
 }
 
-type Attempt<T> = std::result::Result<T, Miss>;
+type Attempt<T> = std::result::Result<T, AttemptError>;
 
-impl From<Error> for Miss {
+impl From<Error> for AttemptError {
     fn from(error: Error) -> Self {
         match error {
             Error::InvalidArgument { .. }
             | Error::NoSecret { .. }
             | Error::Listen { .. }
-            | Error::System { .. } => Miss::Final(error),
-            other => Miss::Again(other.to_string()),
+            | Error::System { .. } => AttemptError::Final(error),
+            other => AttemptError::Again(other.to_string()),
         }
     }
 }
 
-impl Lobby {
+impl RegroupEndpoint {
     /// Opens the listener for this rank's door; returns it and its port.
     pub(crate) fn listen(config: &TcpConfig) -> Result<(TcpListener, u16)> {
         if config.bind.is_unspecified() {
@@ -204,7 +204,7 @@ impl Lobby {
         nonce: [u8; 32],
     ) -> Result<Arc<Self>> {
         let door = listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
-        let hall = Arc::new(Hall {
+        let hall = Arc::new(RegroupState {
             own,
             config: config.clone(),
             file: elastic.file.clone(),
@@ -221,19 +221,19 @@ impl Lobby {
     }
 }
 
-impl Hall {
+impl RegroupState {
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
     /// Returns what the others must know of this rank.
-    pub(crate) fn card(&self) -> Card {
-        Card { number: self.own, door: self.door }
+    pub(crate) fn card(&self) -> RankAddress {
+        RankAddress { number: self.own, door: self.door }
     }
 
     /// Records the job's first group, which has met.
-    pub(crate) fn settle_first(&self, people: &[Card]) -> Result<()> {
-        self.settle(History::first(people.iter().map(|card| card.number).collect()), people)
+    pub(crate) fn set_first_group(&self, people: &[RankAddress]) -> Result<()> {
+        self.set_group(History::first(people.iter().map(|card| card.number).collect()), people)
     }
 
     /// Records a group that this rank has agreed to, or that all others have agreed to, where this rank leads.
@@ -242,7 +242,7 @@ impl Hall {
     }
 
     /// Records the new group, which has met.
-    fn settle(&self, history: History, people: &[Card]) -> Result<()> {
+    fn set_group(&self, history: History, people: &[RankAddress]) -> Result<()> {
         let mut state = self.state();
         let is_first = people.first().is_some_and(|first| first.number == self.own);
         // A rank that was first in its group stays first, and keeps its file.
@@ -250,7 +250,7 @@ impl Hall {
             state.file = Some(MeetingFile::write(path, self.door, self.nonce)?);
         }
         state.history = history;
-        state.hear_of(people);
+        state.add_addresses(people);
         state.away = false;
         // These came before this rank knew who is in the group.
         let newcomers = std::mem::take(&mut state.newcomers);
@@ -259,7 +259,7 @@ impl Hall {
         state.newcomers = waiting;
         drop(state);
         refused.into_iter().for_each(|guest| {
-            let reason = door::taken(guest.card.number);
+            let reason = door::duplicate_number(guest.card.number);
             guest.refuse(reason);
         });
         Ok(())
@@ -283,12 +283,12 @@ impl Hall {
             self.state().away = false;
             match outcome {
                 Ok(regrouped) => return Ok(regrouped),
-                Err(Miss::Final(error)) => return Err(error),
-                Err(Miss::Again(why)) => {
+                Err(AttemptError::Final(error)) => return Err(error),
+                Err(AttemptError::Again(why)) => {
                     // An attempt that the deadline cuts short says less than the one before it.
                     let why = last.filter(|_| began + self.silence() >= deadline).unwrap_or(why);
                     if Instant::now() >= deadline {
-                        self.tell_guests(&why);
+                        self.report_failure(&why);
                         return Err(Error::Regroup {
                             rank: self.own,
                             waited: started.elapsed(),
@@ -303,18 +303,24 @@ impl Hall {
         }
     }
 
-    /// Returns the plan of an attempt. `people`: the members by rank, or this rank alone where they are not known yet.
-    fn plan<'a>(&self, config: &'a TcpConfig, people: &[Card], own: Own, deadline: Instant) -> Plan<'a> {
+    /// Returns the plan of an attempt. `relevant_ranks`: the members by rank, or this rank alone where they are not known yet.
+    fn plan<'a>(
+        &self,
+        config: &'a TcpConfig,
+        people: &[RankAddress],
+        own: OwnInfo,
+        deadline: Instant,
+    ) -> MeetingParams<'a> {
         let started = Instant::now();
-        Plan {
+        MeetingParams {
             config,
             place: MeetingPoint::Address { host: self.door.ip().to_string(), port: self.door.port() },
             limits: Limits::default(),
             started,
-            deadline: deadline.min(started + FORMING),
+            deadline: deadline.min(started + FORM_TIMEOUT),
             own,
             credentials: self.credentials.clone(),
-            members: Members::some(people.iter().map(|card| card.number)),
+            members: Members::subgroup(people.iter().map(|card| card.number)),
             // Not watched: it is the group that has failed.
             parent: None,
             door: 0,
@@ -327,7 +333,7 @@ impl Hall {
     }
 }
 
-impl std::fmt::Debug for Lobby {
+impl std::fmt::Debug for RegroupEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Lobby(rank {} at {})", self.own, self.door)
     }

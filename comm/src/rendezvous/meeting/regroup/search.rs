@@ -7,15 +7,15 @@ use std::path::Path;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::message::{Knock, LIMIT, Reply};
-use super::{Attempt, FORMING, Hall, Miss};
+use super::message::{LIMIT, RegroupRequest, Reply};
+use super::{Attempt, AttemptError, FORM_TIMEOUT, RegroupState};
 use crate::Error;
-use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose, Status};
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::handshake::{ClientClaim, Credentials, Purpose, Status};
+use crate::rendezvous::connection::wire::HandshakeStream;
 
 /// How long a rank may be unresponsive before the others look for another leader. It is less where the time-out is short.
-const SILENCE: Duration = Duration::from_secs(5);
+const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(5);
 /// Shortest and longest pause between two probes of a rank; each pause is twice as long as the one before.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(250)];
 
@@ -26,7 +26,7 @@ const SETTLED: u32 = 5;
 
 /// What one rank finds out about the others while it looks for them.
 pub(super) struct Search<'a> {
-    pub(super) lobby: &'a Hall,
+    pub(super) lobby: &'a RegroupState,
     pub(super) deadline: Instant,
     /// From then on, ranks that are missing are not waited for: those that have come still need time to form a group.
     pub(super) last_call: Instant,
@@ -43,7 +43,7 @@ pub(super) struct Search<'a> {
 
 /// Result of a probe of a rank's door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sight {
+enum ProbeResult {
     Here,
     /// The rank is there; its group has gone on without this rank.
     Excluded,
@@ -59,27 +59,31 @@ enum Sight {
     Unsure,
 }
 
-impl Sight {
+impl ProbeResult {
     /// Interprets the failure to reach a rank. Only on this host does it prove anything that nothing listens at its door,
     /// or another program does: between hosts, a firewall refuses, and answers, on behalf of a rank that is alive.
-    fn of(fault: &Fault, on_this_host: bool) -> Self {
+    fn of(fault: &ConnectError, on_this_host: bool) -> Self {
         match fault {
-            Fault::Io(error) if on_this_host && error.kind() == ErrorKind::ConnectionRefused => Sight::Gone,
+            ConnectError::Io(error) if on_this_host && error.kind() == ErrorKind::ConnectionRefused => {
+                ProbeResult::Gone
+            }
             // The other side has proved to be of this job: the rank has ended, and its port was assigned to another one.
-            Fault::OtherRank(_) if on_this_host => Sight::Gone,
-            Fault::BadProof | Fault::NotOurs | Fault::Version(_) => Sight::Strange { on_this_host },
+            ConnectError::OtherRank(_) if on_this_host => ProbeResult::Gone,
+            ConnectError::BadProof | ConnectError::NotOurs | ConnectError::Version(_) => {
+                ProbeResult::Strange { on_this_host }
+            }
             // A rank that has too many callers may close the connection at this point.
-            Fault::ProofRefused => Sight::Strange { on_this_host: false },
-            fault if fault.is_exhausted() => Sight::Unsure,
-            Fault::TimedOut | Fault::Io(_) | Fault::OtherRank(_) => Sight::Silent,
-            _ => Sight::Unsure,
+            ConnectError::ProofRefused => ProbeResult::Strange { on_this_host: false },
+            fault if fault.is_out_of_files() => ProbeResult::Unsure,
+            ConnectError::TimedOut | ConnectError::Io(_) | ConnectError::OtherRank(_) => ProbeResult::Silent,
+            _ => ProbeResult::Unsure,
         }
     }
 }
 
 /// Returns whether a rank is gone, unresponsive, or unreachable.
-pub(super) fn is_lost(fault: &Fault) -> bool {
-    Sight::of(fault, false) == Sight::Silent
+pub(super) fn is_lost(fault: &ConnectError) -> bool {
+    ProbeResult::of(fault, false) == ProbeResult::Silent
 }
 
 /// Reads which ranks' processes a launcher has seen end: one number on each complete line.
@@ -90,27 +94,27 @@ fn read_ended(file: &Path) -> BTreeSet<usize> {
 }
 
 /// Connects to a door and sends `message`. `expected`: number of the rank whose door it is, where known.
-pub(super) fn knock(
+pub(super) fn connect(
     address: SocketAddr,
     expected: Option<usize>,
     (credentials, own): (&Credentials, u32),
-    message: &Knock,
+    message: &RegroupRequest,
     deadline: Instant,
-) -> Try<Wire> {
-    let caller = Caller { rank: own, world_size: 0, purpose: Purpose::Door };
-    let (mut wire, verdict) = Wire::connect(address, credentials, caller, deadline)?;
+) -> ConnectResult<HandshakeStream> {
+    let caller = ClientClaim { rank: own, world_size: 0, purpose: Purpose::Door };
+    let (mut wire, verdict) = HandshakeStream::connect(address, credentials, caller, deadline)?;
     if expected.is_some_and(|number| number as u32 != verdict.rank) {
-        return Err(Fault::OtherRank(verdict.rank));
+        return Err(ConnectError::OtherRank(verdict.rank));
     }
     match verdict.status {
         Status::Admitted => wire.send(message, deadline).map(|()| wire),
-        _ => Err(Fault::NotAwaited),
+        _ => Err(ConnectError::NotAwaited),
     }
 }
 
-impl Hall {
+impl RegroupState {
     pub(super) fn silence(&self) -> Duration {
-        SILENCE.min(self.config.bounded_timeout() / 4)
+        UNRESPONSIVE_AFTER.min(self.config.bounded_timeout() / 4)
     }
 
     /// Returns whether this address is one of this host.
@@ -120,36 +124,36 @@ impl Hall {
     }
 
     /// Probes a rank's door.
-    fn look(&self, (number, door): (usize, SocketAddr), until: Instant) -> Sight {
-        let probe = Knock::Probe { number: self.own, generation: self.state().history.newest };
+    fn probe(&self, (number, door): (usize, SocketAddr), until: Instant) -> ProbeResult {
+        let probe = RegroupRequest::Probe { number: self.own, generation: self.state().history.newest };
         let own = (&self.credentials, self.own as u32);
-        match knock(door, Some(number), own, &probe, until) {
+        match connect(door, Some(number), own, &probe, until) {
             Ok(mut wire) => match wire.receive(LIMIT, until) {
-                Ok(Reply::Here) => Sight::Here,
-                Ok(Reply::Excluded) => Sight::Excluded,
-                Err(Fault::TimedOut) => Sight::Silent,
-                _ => Sight::Unsure,
+                Ok(Reply::Here) => ProbeResult::Here,
+                Ok(Reply::Excluded) => ProbeResult::Excluded,
+                Err(ConnectError::TimedOut) => ProbeResult::Silent,
+                _ => ProbeResult::Unsure,
             },
-            Err(fault) => Sight::of(&fault, self.is_on_this_host(door)),
+            Err(fault) => ProbeResult::of(&fault, self.is_on_this_host(door)),
         }
     }
 
     /// Probes several doors at the same time: unresponsive ranks take no longer than one of them.
-    fn look_at_once(&self, ranks: &[(usize, SocketAddr)], until: Instant) -> Vec<Sight> {
+    fn probe_concurrently(&self, ranks: &[(usize, SocketAddr)], until: Instant) -> Vec<ProbeResult> {
         if let [rank] = ranks {
-            return vec![self.look(*rank, until)];
+            return vec![self.probe(*rank, until)];
         }
         std::thread::scope(|scope| {
             let start = |rank: &(usize, SocketAddr)| {
                 let rank = *rank;
-                Builder::new().spawn_scoped(scope, move || self.look(rank, until))
+                Builder::new().spawn_scoped(scope, move || self.probe(rank, until))
             };
             let looks: Vec<_> = ranks.iter().map(start).collect();
             let sights = looks.into_iter().zip(ranks).map(|(look, rank)| match look {
-                Ok(thread) => thread.join().unwrap_or(Sight::Unsure),
+                Ok(thread) => thread.join().unwrap_or(ProbeResult::Unsure),
                 // No thread could be started, and there may be no time left.
-                Err(_) if Instant::now() >= until => Sight::Unsure,
-                Err(_) => self.look(*rank, until),
+                Err(_) if Instant::now() >= until => ProbeResult::Unsure,
+                Err(_) => self.probe(*rank, until),
             });
             sights.collect()
         })
@@ -157,23 +161,23 @@ impl Hall {
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(lobby: &'a Hall, blamed: &[usize], deadline: Instant) -> Self {
+    pub(super) fn new(lobby: &'a RegroupState, blamed: &[usize], deadline: Instant) -> Self {
         let blamed = blamed.iter().copied().collect();
         let (gone, silent) = (BTreeSet::new(), BTreeSet::new());
         let (looks, strange) = (BTreeMap::new(), BTreeMap::new());
-        let forming = FORMING.min(lobby.config.bounded_timeout() / 4);
+        let forming = FORM_TIMEOUT.min(lobby.config.bounded_timeout() / 4);
         let last_call = deadline.checked_sub(forming).unwrap_or(deadline);
         Self { lobby, deadline, last_call, blamed, gone, silent, looks, strange }
     }
 
     /// Returns how long to wait for the answer of a leader.
-    pub(super) fn patience(&self) -> Instant {
+    pub(super) fn answer_deadline(&self) -> Instant {
         self.deadline.min(Instant::now() + self.lobby.silence())
     }
 
     /// Returns how long to wait for the answer of a rank that is missing: the last call is not delayed by it.
     fn patience_for_missing(&self) -> Instant {
-        let until = self.patience();
+        let until = self.answer_deadline();
         if Instant::now() < self.last_call { until.min(self.last_call) } else { until }
     }
 
@@ -187,20 +191,20 @@ impl<'a> Search<'a> {
         };
         let mut pause = PAUSES[0];
         loop {
-            self.ask_the_launcher();
+            self.read_launcher_reports();
             let perhaps: Vec<_> =
                 lower.iter().copied().filter(|(number, _)| !self.is_given_up(*number)).collect();
             let Some((first, door)) = perhaps.first().copied() else { break };
             // A rank that is there answers at once, and no other one need be asked. Where one was unresponsive, more may
             // be.
             let some = if self.silent.is_empty() { 1 } else { AT_ONCE.min(perhaps.len()) };
-            let here = self.look_at(&perhaps[..some], self.patience())?;
+            let here = self.probe_all(&perhaps[..some], self.answer_deadline())?;
             let lowest = perhaps.iter().find(|(number, _)| !self.is_given_up(*number));
             if let Some(leader) = lowest.filter(|(number, _)| here.contains(number)) {
                 return Ok(Some(*leader));
             }
             if Instant::now() >= self.deadline {
-                return Err(Miss::Again(format!("rank {first} cannot be reached at {door}")));
+                return Err(AttemptError::Again(format!("rank {first} cannot be reached at {door}")));
             }
             if self.is_given_up(first) {
                 pause = PAUSES[0];
@@ -216,26 +220,26 @@ impl<'a> Search<'a> {
 
     /// Probes a rank; returns whether it is there, and records what else the probe shows.
     pub(super) fn look(&mut self, number: usize, door: SocketAddr, until: Instant) -> Attempt<bool> {
-        Ok(!self.look_at(&[(number, door)], until)?.is_empty())
+        Ok(!self.probe_all(&[(number, door)], until)?.is_empty())
     }
 
     /// Probes several ranks; returns those that are there.
-    fn look_at(&mut self, ranks: &[(usize, SocketAddr)], until: Instant) -> Attempt<BTreeSet<usize>> {
-        let sights = self.lobby.look_at_once(ranks, until);
+    fn probe_all(&mut self, ranks: &[(usize, SocketAddr)], until: Instant) -> Attempt<BTreeSet<usize>> {
+        let sights = self.lobby.probe_concurrently(ranks, until);
         let mut here = BTreeSet::new();
         for (&(number, _), sight) in ranks.iter().zip(sights) {
             let tries = self.strange.remove(&number).unwrap_or_default() + 1;
             match sight {
-                Sight::Here => {
+                ProbeResult::Here => {
                     self.silent.remove(&number);
                     here.insert(number);
                 }
-                Sight::Excluded => return Err(Miss::Final(excluded(self.lobby.own))),
-                Sight::Silent => drop(self.silent.insert(number)),
-                Sight::Strange { .. } if tries < SETTLED => drop(self.strange.insert(number, tries)),
-                Sight::Strange { on_this_host: true } | Sight::Gone => self.has_ended(number),
-                Sight::Strange { on_this_host: false } => drop(self.silent.insert(number)),
-                Sight::Unsure => {}
+                ProbeResult::Excluded => return Err(AttemptError::Final(excluded(self.lobby.own))),
+                ProbeResult::Silent => drop(self.silent.insert(number)),
+                ProbeResult::Strange { .. } if tries < SETTLED => drop(self.strange.insert(number, tries)),
+                ProbeResult::Strange { on_this_host: true } | ProbeResult::Gone => self.has_ended(number),
+                ProbeResult::Strange { on_this_host: false } => drop(self.silent.insert(number)),
+                ProbeResult::Unsure => {}
             }
         }
         Ok(here)
@@ -243,11 +247,11 @@ impl<'a> Search<'a> {
 
     fn has_ended(&mut self, number: usize) {
         self.gone.insert(number);
-        self.lobby.state().history.have_ended([number]);
+        self.lobby.state().history.add_ended([number]);
     }
 
     /// Reads the launchers' reports of processes that have ended.
-    pub(super) fn ask_the_launcher(&mut self) {
+    pub(super) fn read_launcher_reports(&mut self) {
         let Some(file) = &self.lobby.ended else { return };
         let ended = read_ended(file);
         if ended.is_empty() {
@@ -259,7 +263,7 @@ impl<'a> Search<'a> {
 
     /// Probes the missing ranks again, at growing intervals. This rank does not lead where a lower one of the `members`
     /// is there after all.
-    pub(super) fn look_for(
+    pub(super) fn probe_missing(
         &mut self,
         missing: &[(usize, SocketAddr)],
         members: &BTreeSet<usize>,
@@ -271,7 +275,7 @@ impl<'a> Search<'a> {
             if Instant::now() >= self.last_call {
                 break;
             }
-            let here = self.look_at(some, self.patience_for_missing())?;
+            let here = self.probe_all(some, self.patience_for_missing())?;
             for (number, _) in some {
                 let pause = self.looks.get(number).map_or(PAUSES[0], |(_, pause)| *pause);
                 self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
@@ -280,7 +284,7 @@ impl<'a> Search<'a> {
                 **number < self.lobby.own && members.contains(number) && !self.blamed.contains(number)
             };
             if let Some(number) = here.iter().find(leads) {
-                return Err(Miss::Again(format!("rank {number} leads")));
+                return Err(AttemptError::Again(format!("rank {number} leads")));
             }
         }
         Ok(())
@@ -309,22 +313,30 @@ mod tests {
 
     #[test]
     fn only_on_this_host_a_refusal_proves_that_a_rank_has_ended() {
-        let refused = || Fault::Io(ErrorKind::ConnectionRefused.into());
+        let refused = || ConnectError::Io(ErrorKind::ConnectionRefused.into());
         for (fault, here, elsewhere) in [
-            (refused(), Sight::Gone, Sight::Silent),
-            (Fault::OtherRank(1), Sight::Gone, Sight::Silent),
-            (Fault::Io(ErrorKind::HostUnreachable.into()), Sight::Silent, Sight::Silent),
-            (Fault::Io(ErrorKind::PermissionDenied.into()), Sight::Silent, Sight::Silent),
-            (Fault::TimedOut, Sight::Silent, Sight::Silent),
-            (Fault::NotOurs, Sight::Strange { on_this_host: true }, Sight::Strange { on_this_host: false }),
+            (refused(), ProbeResult::Gone, ProbeResult::Silent),
+            (ConnectError::OtherRank(1), ProbeResult::Gone, ProbeResult::Silent),
+            (ConnectError::Io(ErrorKind::HostUnreachable.into()), ProbeResult::Silent, ProbeResult::Silent),
+            (ConnectError::Io(ErrorKind::PermissionDenied.into()), ProbeResult::Silent, ProbeResult::Silent),
+            (ConnectError::TimedOut, ProbeResult::Silent, ProbeResult::Silent),
             (
-                Fault::ProofRefused,
-                Sight::Strange { on_this_host: false },
-                Sight::Strange { on_this_host: false },
+                ConnectError::NotOurs,
+                ProbeResult::Strange { on_this_host: true },
+                ProbeResult::Strange { on_this_host: false },
+            ),
+            (
+                ConnectError::ProofRefused,
+                ProbeResult::Strange { on_this_host: false },
+                ProbeResult::Strange { on_this_host: false },
             ),
         ] {
-            assert_eq!([Sight::of(&fault, true), Sight::of(&fault, false)], [here, elsewhere], "{fault}");
-            assert_eq!(is_lost(&fault), elsewhere == Sight::Silent);
+            assert_eq!(
+                [ProbeResult::of(&fault, true), ProbeResult::of(&fault, false)],
+                [here, elsewhere],
+                "{fault}"
+            );
+            assert_eq!(is_lost(&fault), elsewhere == ProbeResult::Silent);
         }
     }
 }

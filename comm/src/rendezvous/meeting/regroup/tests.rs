@@ -3,10 +3,10 @@
 
 use std::thread::{JoinHandle, sleep, spawn};
 
-use super::super::machine::Machine;
+use super::super::machine::BuildInfo;
 use super::super::message::Hello;
 use super::*;
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 use crate::{Tcp, Tls, Transport};
@@ -24,26 +24,27 @@ fn doors(ranks: usize) -> Vec<TcpListener> {
     (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect()
 }
 
-fn cards(doors: &[TcpListener]) -> Vec<Card> {
-    let card = |(number, door): (usize, &TcpListener)| Card { number, door: door.local_addr().unwrap() };
+fn cards(doors: &[TcpListener]) -> Vec<RankAddress> {
+    let card =
+        |(number, door): (usize, &TcpListener)| RankAddress { number, door: door.local_addr().unwrap() };
     doors.iter().enumerate().map(card).collect()
 }
 
 /// Opens the door of a rank of the group with these members.
-fn rank(number: usize, door: TcpListener, people: &[Card]) -> Arc<Lobby> {
-    let lobby = Lobby::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
-    lobby.settle_first(people).unwrap();
+fn rank(number: usize, door: TcpListener, people: &[RankAddress]) -> Arc<RegroupEndpoint> {
+    let lobby = RegroupEndpoint::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
+    lobby.set_first_group(people).unwrap();
     lobby
 }
 
 /// Regroups in a thread; returns the numbers of the ranks of the new group.
-fn regroup(lobby: &Arc<Lobby>) -> JoinHandle<Outcome> {
+fn regroup(lobby: &Arc<RegroupEndpoint>) -> JoinHandle<Outcome> {
     let lobby = lobby.clone();
     spawn(move || lobby.regroup(&[], 0).map(|regrouped| regrouped.numbers))
 }
 
-fn probe(number: usize) -> message::Knock {
-    message::Knock::Probe { number, generation: 0 }
+fn probe(number: usize) -> message::RegroupRequest {
+    message::RegroupRequest::Probe { number, generation: 0 }
 }
 
 fn wait_until(is_so: impl Fn() -> bool) {
@@ -81,14 +82,14 @@ fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
     let people = cards(&doors);
     let [first, second, gone] = <[TcpListener; 3]>::try_from(doors).unwrap();
     drop(gone);
-    let second = Lobby::open(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
+    let second = RegroupEndpoint::open(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
     let first = rank(0, first, &people);
     // What the first rank does before it waits for the second.
     let (own, until) = ((&first.credentials, 0), Instant::now() + TIMEOUT);
-    let mut wire = search::knock(second.door, Some(1), own, &probe(0), until).unwrap();
+    let mut wire = search::connect(second.door, Some(1), own, &probe(0), until).unwrap();
     assert!(matches!(wire.receive(message::LIMIT, until), Ok(message::Reply::Here)));
     let waits = regroup(&first);
-    second.settle_first(&people).unwrap();
+    second.set_first_group(&people).unwrap();
     assert_eq!(numbers(vec![waits, regroup(&second)]), [[0, 1], [0, 1]]);
 }
 
@@ -110,12 +111,12 @@ fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
 }
 
 /// Connects as a newcomer with this number and address.
-fn newcomer(lobby: &Lobby, number: usize, ip: &str) -> Wire {
-    newcomer_of(lobby, number, ip, Machine::own())
+fn newcomer(lobby: &RegroupEndpoint, number: usize, ip: &str) -> HandshakeStream {
+    newcomer_of(lobby, number, ip, BuildInfo::own())
 }
 
 /// The same for a program with this version and target.
-fn newcomer_of(lobby: &Lobby, number: usize, ip: &str, machine: Machine) -> Wire {
+fn newcomer_of(lobby: &RegroupEndpoint, number: usize, ip: &str, machine: BuildInfo) -> HandshakeStream {
     let hello = Hello {
         ip: Some(ip.parse().unwrap()),
         port: 1,
@@ -126,14 +127,14 @@ fn newcomer_of(lobby: &Lobby, number: usize, ip: &str, machine: Machine) -> Wire
         door: 0,
         machine,
     };
-    let card = Card { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
-    let own = (&lobby.credentials, message::NOBODY);
+    let card = RankAddress { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
+    let own = (&lobby.credentials, message::NO_NUMBER);
     let until = Instant::now() + TIMEOUT;
-    search::knock(lobby.door, None, own, &message::Knock::Join { card, hello }, until).unwrap()
+    search::connect(lobby.door, None, own, &message::RegroupRequest::Join { card, hello }, until).unwrap()
 }
 
 /// Returns why a newcomer is refused.
-fn refusal(mut wire: Wire) -> String {
+fn refusal(mut wire: HandshakeStream) -> String {
     match wire.receive(message::LIMIT, Instant::now() + TIMEOUT) {
         Ok(message::Reply::Refused(reason)) => reason,
         other => panic!("{other:?}"),
@@ -149,7 +150,7 @@ fn newcomers_that_do_not_fit_hear_it_at_the_door() {
     assert!(refusal(newcomer(&lobby, 1, "127.0.0.1")).starts_with(taken));
     let no_secret = refusal(newcomer(&lobby, 2, "192.0.2.2"));
     assert!(no_secret.contains("192.0.2.2 without a secret"), "{no_secret}");
-    let other = newcomer_of(&lobby, 2, "127.0.0.1", Machine::of_version("9.8.7"));
+    let other = newcomer_of(&lobby, 2, "127.0.0.1", BuildInfo::of_version("9.8.7"));
     let version = refusal(other);
     assert!(
         version.starts_with("rank 2 (host h) runs version 9.8.7 (") && version.contains("rank 0 (host "),
@@ -177,8 +178,8 @@ fn a_number_is_taken_by_one_that_waits_as_well() {
     assert!(refusal(newcomer(&lobby, 7, "127.0.0.1")).starts_with("there is a rank 7 already"));
     let first_to_know = newcomer(&lobby, 1, "127.0.0.1");
     wait_until(|| lobby.waiting() == 2);
-    let history = History::first([0].into()).with(1, [0, 1].into()).concluded();
-    lobby.settle(history, &people).unwrap();
+    let history = History::first([0].into()).with_group(1, [0, 1].into()).met();
+    lobby.set_group(history, &people).unwrap();
     assert!(refusal(first_to_know).starts_with("there is a rank 1 already"));
     assert_eq!(lobby.waiting(), 1);
 }
@@ -188,8 +189,8 @@ fn where_all_share_memory_a_newcomer_must_too() {
     let [first] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
     let people = cards(&[first.try_clone().unwrap()]);
     let config = TcpConfig { transport: Transport::Shm, ..config() };
-    let lobby = Lobby::open(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
-    lobby.settle_first(&people).unwrap();
+    let lobby = RegroupEndpoint::open(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
+    lobby.set_first_group(&people).unwrap();
     let reason = refusal(newcomer(&lobby, 1, "127.0.0.1"));
     assert!(reason.contains("one of the two was told to use TCP"), "{reason}");
 }
@@ -213,12 +214,12 @@ fn without_a_host(ended: &[u8]) -> Outcome {
     let elastic = Elastic { ended: Some(folder.path().join("ended")), ..Elastic::default() };
     std::fs::write(folder.path().join("ended"), ended).unwrap();
     let [door] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
-    let own = Card { number: 2, door: door.local_addr().unwrap() };
+    let own = RankAddress { number: 2, door: door.local_addr().unwrap() };
     // An address that no host has.
-    let elsewhere = |number| Card { number, door: "192.0.2.2:1".parse().unwrap() };
+    let elsewhere = |number| RankAddress { number, door: "192.0.2.2:1".parse().unwrap() };
     let config = TcpConfig { timeout: Duration::from_secs(2), ..config() };
-    let lobby = Lobby::open(door, &config, &elastic, 2, [7; 32]).unwrap();
-    lobby.settle_first(&[elsewhere(0), elsewhere(1), own]).unwrap();
+    let lobby = RegroupEndpoint::open(door, &config, &elastic, 2, [7; 32]).unwrap();
+    lobby.set_first_group(&[elsewhere(0), elsewhere(1), own]).unwrap();
     regroup(&lobby).join().unwrap()
 }
 
@@ -242,8 +243,8 @@ fn those_who_are_not_enough_miss_the_same_ranks() {
     let _still: Vec<TcpListener> = doors.by_ref().take(3).collect();
     let open = |number: usize, door| {
         let config = TcpConfig { timeout: Duration::from_secs(4), world_size: 5, ..config() };
-        let lobby = Lobby::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
-        lobby.settle_first(&people).unwrap();
+        let lobby = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        lobby.set_first_group(&people).unwrap();
         lobby
     };
     let [third, fourth] = [3, 4].map(|number| open(number, doors.next().unwrap()));
@@ -266,8 +267,8 @@ fn ranks_that_stand_still_are_waited_for_together() {
     let people = cards(&still);
     let at_work: Vec<_> = still.split_off(STILL).into_iter().zip(STILL..).collect();
     let at_work = at_work.into_iter().map(|(door, number)| {
-        let lobby = Lobby::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
-        lobby.settle_first(&people).unwrap();
+        let lobby = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        lobby.set_first_group(&people).unwrap();
         lobby
     });
     let at_work: Vec<_> = at_work.collect();

@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use super::misfits::introduced;
 use super::*;
 use crate::rendezvous::connection::handshake::{Status, Verdict};
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting::message::{HELLO_LIMIT, Hello, LIMIT, ToMember};
 use crate::{Communicator, Tcp};
 
@@ -17,7 +17,7 @@ fn aborted<T>(
     under_way: impl FnOnce() -> T,
 ) -> (Result<Meeting>, T) {
     let group = Tcp::connect(&tcp(0, 1, 1)).unwrap();
-    let meets = group.meets("rendezvous".into(), vec![]).unwrap();
+    let meets = group.register_rendezvous("rendezvous".into(), vec![]).unwrap();
     let options = Options { listener, parent: Some(group.as_parent(&meets)), ..Options::default() };
     let (end, ended) = channel();
     let rank = thread::spawn(move || end.send(meet_with(&config, options)).unwrap());
@@ -32,7 +32,7 @@ fn assert_aborted(outcome: Result<Meeting>) {
     assert!(matches!(outcome, Err(Error::Aborted { .. })), "{outcome:?}");
 }
 
-fn assert_told(wire: &mut Wire) {
+fn assert_told(wire: &mut HandshakeStream) {
     match wire.receive(LIMIT, Instant::now() + LONG).unwrap() {
         ToMember::Failed(failure) => assert!(failure.detail.contains("rank 0 (host "), "{failure:?}"),
         other => panic!("{other:?}"),
@@ -76,7 +76,7 @@ fn while_a_rank_waits_for_the_table() {
     let (outcome, _) = aborted(tcp(1, 3, port), None, || {
         let until = Instant::now() + LONG;
         let credentials = Credentials::new(secret().as_ref(), "");
-        let mut wire = Wire::new(listener.accept().unwrap().0, None).unwrap();
+        let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None).unwrap();
         let admission = wire.accept(&credentials, until).unwrap();
         let verdict = Verdict { status: Status::Admitted, rank: 0, world_size: 3 };
         wire.write(&admission.answer(verdict), until).unwrap();

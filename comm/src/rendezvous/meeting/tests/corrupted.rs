@@ -4,9 +4,9 @@ use std::net::Shutdown;
 use std::time::Instant;
 
 use super::*;
-use crate::rendezvous::connection::fault::Try;
-use crate::rendezvous::connection::handshake::{Caller, OPENING, Purpose, Status, Verdict};
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::fault::ConnectResult;
+use crate::rendezvous::connection::handshake::{ClientClaim, OPENING, Purpose, Status, Verdict};
+use crate::rendezvous::connection::wire::HandshakeStream;
 
 /// Lengths of the four messages in bytes, starting with the client's first.
 const MESSAGES: [usize; 4] = [42, 42, 41, 41];
@@ -32,9 +32,13 @@ fn relay(mut client: TcpStream, mut server: TcpStream, mut change: impl FnMut(us
 }
 
 /// Runs the listening side; returns the client that it has accepted.
-fn listen(listener: &TcpListener, credentials: &Credentials, patience: Duration) -> Try<Caller> {
+fn listen(
+    listener: &TcpListener,
+    credentials: &Credentials,
+    patience: Duration,
+) -> ConnectResult<ClientClaim> {
     let deadline = Instant::now() + patience;
-    let mut wire = Wire::new(listener.accept().unwrap().0, None)?;
+    let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None)?;
     let admission = wire.accept(credentials, deadline)?;
     let answer = admission.answer(Verdict { status: Status::Admitted, rank: 0, world_size: 2 });
     wire.write(&answer, deadline)?;
@@ -44,9 +48,9 @@ fn listen(listener: &TcpListener, credentials: &Credentials, patience: Duration)
 /// Returns the results of a handshake on both sides, that of the listening side first.
 fn shake(
     credentials: &Credentials,
-    caller: Caller,
+    caller: ClientClaim,
     change: impl FnMut(usize, &mut [u8]) + Send,
-) -> (Try<Caller>, Try<Verdict>) {
+) -> (ConnectResult<ClientClaim>, ConnectResult<Verdict>) {
     let ((listener, port), (between, entrance)) = (point(), point());
     thread::scope(|scope| {
         let server = scope.spawn(move || listen(&listener, credentials, LONG));
@@ -55,7 +59,7 @@ fn shake(
             relay(client, TcpStream::connect(("127.0.0.1", port)).unwrap(), change);
         });
         let address = ([127, 0, 0, 1], entrance).into();
-        let client = Wire::connect(address, credentials, caller, Instant::now() + LONG);
+        let client = HandshakeStream::connect(address, credentials, caller, Instant::now() + LONG);
         (server.join().unwrap(), client.map(|(_, verdict)| verdict))
     })
 }
@@ -73,7 +77,7 @@ fn kinds() -> [(Credentials, Purpose); 3] {
 #[test]
 fn every_byte_of_a_handshake_counts() {
     for (credentials, purpose) in kinds() {
-        let caller = Caller { rank: 1, world_size: 2, purpose };
+        let caller = ClientClaim { rank: 1, world_size: 2, purpose };
         let (server, client) = shake(&credentials, caller, |_, _| {});
         assert_eq!((server.unwrap(), client.unwrap().status), (caller, Status::Admitted));
         let bytes = MESSAGES.iter().enumerate().flat_map(|(at, &len)| (0..len).map(move |byte| (at, byte)));
@@ -95,7 +99,7 @@ fn every_byte_of_a_handshake_counts() {
 #[test]
 fn what_a_rank_has_said_is_of_no_use_to_others() {
     for (credentials, purpose) in kinds() {
-        let caller = Caller { rank: 1, world_size: 2, purpose };
+        let caller = ClientClaim { rank: 1, world_size: 2, purpose };
         let mut said = Vec::new();
         let heard = |at: usize, bytes: &mut [u8]| {
             if at.is_multiple_of(2) {
@@ -109,7 +113,7 @@ fn what_a_rank_has_said_is_of_no_use_to_others() {
             stream.write_all(&said).unwrap();
             assert!(matches!(
                 listen(&listener, &credentials, LONG),
-                Err(crate::rendezvous::connection::fault::Fault::BadProof)
+                Err(crate::rendezvous::connection::fault::ConnectError::BadProof)
             ));
         }
     }
@@ -153,7 +157,7 @@ fn shake_encrypted(
     patience: Duration,
     wrong: Option<(usize, usize, usize)>,
 ) -> (bool, bool, [Vec<usize>; 2]) {
-    let caller = Caller { rank: 1, world_size: 2, purpose: Purpose::Data };
+    let caller = ClientClaim { rank: 1, world_size: 2, purpose: Purpose::Data };
     let ((listener, port), (between, entrance)) = (point(), point());
     let lengths = std::sync::Mutex::new([Vec::new(), Vec::new()]);
     let change = |way: usize, number: usize, record: &mut [u8]| {
@@ -176,7 +180,8 @@ fn shake_encrypted(
             relay_records(client, server, OPENING, |number, record| change(0, number, record));
         });
         let address = ([127, 0, 0, 1], entrance).into();
-        let client = Wire::connect(address, credentials, caller, Instant::now() + patience).is_ok();
+        let client =
+            HandshakeStream::connect(address, credentials, caller, Instant::now() + patience).is_ok();
         (server.join().unwrap(), client)
     });
     (server, client, lengths.into_inner().unwrap())

@@ -7,7 +7,7 @@ use super::super::obituary::Announcement;
 use super::message::{LIMIT, ToLeader, ToMember};
 use super::misfits::introduced;
 use super::*;
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::wire::HandshakeStream;
 
 /// Announces the end of a rank, as a launcher does, until the returned stream is dropped.
 fn announce(config: TcpConfig) -> (UnixStream, thread::JoinHandle<Result<()>>) {
@@ -114,7 +114,7 @@ fn one_that_dies_once_all_are_connected_does_not_keep_the_others_apart() {
         let leader = leading(tcp(0, 3, port), listener);
         let [mut dying, mut other] = [1, 2].map(|rank| introduced(rank, 3, port));
         let until = Instant::now() + LONG;
-        let connected = Wire::frame(&ToLeader::Connected).unwrap();
+        let connected = HandshakeStream::frame(&ToLeader::Connected).unwrap();
         assert!(matches!(other.receive(LIMIT, until), Ok(ToMember::Table(_))));
         other.write(&connected, until).unwrap();
         // Rank 0 waits for the last byte; the rank dies with the table unread.

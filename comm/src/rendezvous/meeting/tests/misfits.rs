@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::*;
-use crate::rendezvous::connection::handshake::{Caller, Purpose, Status};
-use crate::rendezvous::connection::wire::Wire;
-use crate::rendezvous::meeting::machine::Machine;
+use crate::rendezvous::connection::handshake::{ClientClaim, Purpose, Status};
+use crate::rendezvous::connection::wire::HandshakeStream;
+use crate::rendezvous::meeting::machine::BuildInfo;
 use crate::rendezvous::meeting::message::{Failure, Hello, LIMIT, ToLeader, ToMember};
 use crate::rendezvous::site::Site;
 
@@ -18,12 +18,12 @@ fn text(end: &Result<Meeting>) -> String {
 }
 
 /// Connects as a rank, up to the handshake, without an introduction.
-fn admitted(rank: u32, world_size: u32, port: u16) -> Wire {
+fn admitted(rank: u32, world_size: u32, port: u16) -> HandshakeStream {
     let until = Instant::now() + LONG;
-    let caller = Caller { rank, world_size, purpose: Purpose::Control };
+    let caller = ClientClaim { rank, world_size, purpose: Purpose::Control };
     let credentials = Credentials::new(secret().as_ref(), "");
     let (wire, verdict) = loop {
-        match Wire::connect(([127, 0, 0, 1], port).into(), &credentials, caller, until) {
+        match HandshakeStream::connect(([127, 0, 0, 1], port).into(), &credentials, caller, until) {
             Ok(connected) => break connected,
             Err(_) => assert!(Instant::now() < until),
         }
@@ -33,12 +33,12 @@ fn admitted(rank: u32, world_size: u32, port: u16) -> Wire {
 }
 
 /// Connects as a rank, and introduces itself.
-pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
+pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> HandshakeStream {
     introduced_for(rank, world_size, port, LONG)
 }
 
 /// The same for a rank that claims to wait this long.
-pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
+pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> HandshakeStream {
     let hello = Hello { patience_ms: patience.as_millis() as u64, ..hello() };
     introduced_with(rank, world_size, port, hello)
 }
@@ -53,16 +53,16 @@ pub(super) fn hello() -> Hello {
         site: Site::own(Some(Obstacle::Unwanted)),
         patience_ms: LONG.as_millis() as u64,
         door: 0,
-        machine: Machine::own(),
+        machine: BuildInfo::own(),
     }
 }
 
 /// Introduction of a rank with an older program.
 fn old() -> Hello {
-    Hello { machine: Machine::of_version("9.8.7"), ..hello() }
+    Hello { machine: BuildInfo::of_version("9.8.7"), ..hello() }
 }
 
-pub(super) fn introduced_with(rank: u32, world_size: u32, port: u16, hello: Hello) -> Wire {
+pub(super) fn introduced_with(rank: u32, world_size: u32, port: u16, hello: Hello) -> HandshakeStream {
     let mut wire = admitted(rank, world_size, port);
     wire.send(&hello, Instant::now() + LONG).unwrap();
     wire
@@ -275,7 +275,7 @@ fn the_death_of_rank_0_is_noticed_at_once() {
     let (listener, port) = point();
     let other = joining(tcp(1, 3, port));
     let until = Instant::now() + LONG;
-    let mut wire = Wire::new(listener.accept().unwrap().0, None).unwrap();
+    let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None).unwrap();
     let credentials = Credentials::new(secret().as_ref(), "");
     let admission = wire.accept(&credentials, until).unwrap();
     let verdict = crate::rendezvous::connection::handshake::Verdict {

@@ -3,18 +3,18 @@
 use super::misfits::{hello, introduced, introduced_for, introduced_with};
 use super::*;
 use crate::rendezvous::connection::handshake::{Status, Verdict};
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting::message::{Entry, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 
 /// Returns the error of rank 1 of three, when rank 0 has accepted it, sends what `what` sends, and then nothing more.
-fn joined(what: fn(&mut Wire, &Hello)) -> String {
+fn joined(what: fn(&mut HandshakeStream, &Hello)) -> String {
     let (listener, port) = point();
     let joined = joining(TcpConfig { timeout: Duration::from_secs(1), ..tcp(1, 3, port) });
     let until = Instant::now() + LONG;
     let credentials = Credentials::new(secret().as_ref(), "");
-    let mut wire = Wire::new(listener.accept().unwrap().0, None).unwrap();
+    let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None).unwrap();
     let admission = wire.accept(&credentials, until).unwrap();
     wire.write(&admission.answer(Verdict { status: Status::Admitted, rank: 0, world_size: 3 }), until)
         .unwrap();

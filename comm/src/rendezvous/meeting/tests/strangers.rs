@@ -7,8 +7,8 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
-use crate::rendezvous::connection::handshake::{Caller, Client, KNOWN, Opening, Purpose};
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::handshake::{Client, ClientClaim, KNOWN, Opening, Purpose};
+use crate::rendezvous::connection::wire::HandshakeStream;
 
 const EACH: usize = 100;
 
@@ -40,7 +40,7 @@ fn meet_among(strangers: impl FnOnce(SocketAddr, &AtomicBool) + Send) {
 
 /// Opening of an eavesdropper that replays a rank's.
 pub(super) fn overheard() -> Opening {
-    let caller = Caller { rank: 1, world_size: 3, purpose: Purpose::Control };
+    let caller = ClientClaim { rank: 1, world_size: 3, purpose: Purpose::Control };
     *Client::new(&Credentials::new(secret().as_ref(), ""), caller).unwrap().opening()
 }
 
@@ -115,13 +115,13 @@ fn who_floods() {
 fn who_has_another_secret() {
     meet_among(|address, over| {
         let wrong = Credentials::new(Some(&Secret::random().unwrap()), "");
-        let caller = Caller { rank: 1, world_size: 3, purpose: Purpose::Control };
+        let caller = ClientClaim { rank: 1, world_size: 3, purpose: Purpose::Control };
         for _ in 0..EACH {
             if over.load(Ordering::Acquire) {
                 return;
             }
             let deadline = Instant::now() + Duration::from_secs(1);
-            assert!(Wire::connect(address, &wrong, caller, deadline).is_err());
+            assert!(HandshakeStream::connect(address, &wrong, caller, deadline).is_err());
         }
     });
 }
@@ -153,7 +153,7 @@ proptest! {
         let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stranger.write_all(&bytes).unwrap();
         stranger.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut wire = Wire::new(listener.accept().unwrap().0, None).unwrap();
+        let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None).unwrap();
         let deadline = Instant::now() + LONG;
         let credentials = Credentials::new(None, "");
         let let_in = match kind {
@@ -170,7 +170,7 @@ fn a_message_is_refused_before_room_is_made_for_it() {
     let (listener, port) = point();
     let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stranger.write_all(&u32::MAX.to_le_bytes()).unwrap();
-    let mut wire = Wire::new(listener.accept().unwrap().0, None).unwrap();
+    let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None).unwrap();
     let end = wire.receive::<message::Hello>(message::HELLO_LIMIT, Instant::now() + LONG);
     assert!(end.unwrap_err().to_string().contains("at most 1024"));
 }
@@ -180,10 +180,11 @@ fn a_rank_that_comes_for_data_is_not_taken_for_a_member() {
     let (listener, port) = point();
     let short = TcpConfig { timeout: Duration::from_millis(500), ..tcp(0, 2, port) };
     let leader = leading(short, listener);
-    let caller = Caller { rank: 1, world_size: 2, purpose: Purpose::Data };
+    let caller = ClientClaim { rank: 1, world_size: 2, purpose: Purpose::Data };
     let credentials = Credentials::new(secret().as_ref(), "");
     let (_, verdict) =
-        Wire::connect(([127, 0, 0, 1], port).into(), &credentials, caller, Instant::now() + LONG).unwrap();
+        HandshakeStream::connect(([127, 0, 0, 1], port).into(), &credentials, caller, Instant::now() + LONG)
+            .unwrap();
     assert_eq!(verdict.status, crate::rendezvous::connection::handshake::Status::NotAwaited);
     assert!(leader.join().unwrap().unwrap_err().to_string().contains("rank 1 is missing"));
 }

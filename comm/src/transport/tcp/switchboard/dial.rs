@@ -4,23 +4,23 @@ use std::io::ErrorKind;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Line, State, Switchboard};
-use crate::base::last_words::LastWords;
-use crate::rendezvous::connection::fault::{Fault, Try};
+use super::{ConnectionState, DataConnections, State};
+use crate::base::last_words::LastMessage;
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Status, Verdict};
-use crate::rendezvous::connection::wire::Wire;
-use crate::transport::links::Unopened;
+use crate::rendezvous::connection::wire::HandshakeStream;
+use crate::transport::links::OpenError;
 
 /// Sent by the rank that dials to the one that was dialed, once it has read the answer.
-pub(super) const SEEN: [u8; 1] = [1];
+pub(super) const ANSWER_RECEIVED: [u8; 1] = [1];
 /// Tries in a row that were answered by something other than the peer, after which the peer counts as unreachable.
-const SETTLED: u32 = 5;
+const MAX_WRONG_ANSWERS: u32 = 5;
 const STACK: usize = 256 * 1024;
 /// First and longest pause between two tries; it doubles with each.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// A connection that this rank needs and does not have.
-pub(super) struct Wish {
+pub(super) struct ConnectionRequest {
     pub(super) peer: usize,
     /// When to try next.
     due: Instant,
@@ -30,21 +30,21 @@ pub(super) struct Wish {
     /// The error of the last try.
     trouble: Option<String>,
     /// Why there will be no further try; None while there will.
-    pub(super) failure: Option<Unopened>,
+    pub(super) failure: Option<OpenError>,
 }
 
-impl Switchboard {
+impl DataConnections {
     /// Requests a connection to a peer; an error if it is already known that none can be made.
-    pub(super) fn wish(
+    pub(super) fn request(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, State>,
         peer: usize,
-    ) -> Result<(), Unopened> {
+    ) -> Result<(), OpenError> {
         if let Some(wish) = state.wishes.iter().find(|wish| wish.peer == peer) {
             return wish.failure.clone().map_or(Ok(()), Err);
         }
         let (due, pause) = (Instant::now(), PAUSES[0]);
-        state.wishes.push(Wish { peer, due, pause, strange: 0, trouble: None, failure: None });
+        state.wishes.push(ConnectionRequest { peer, due, pause, strange: 0, trouble: None, failure: None });
         if state.dialing {
             drop(state);
             self.changed.notify_all();
@@ -53,21 +53,21 @@ impl Switchboard {
         let switchboard = self.clone();
         let thread = std::thread::Builder::new().name("comm-dial".into()).stack_size(STACK);
         let thread = thread.spawn(move || switchboard.make_connections());
-        let failed = |reason| Unopened::Here(format!("starting a thread: {reason}"));
+        let failed = |reason| OpenError::Here(format!("starting a thread: {reason}"));
         state.dialer = Some(thread.map_err(failed)?);
         state.dialing = true;
         Ok(())
     }
 
     /// Returns why the connection to a peer is not there yet: the error of the last try.
-    pub(crate) fn trouble(&self, peer: usize) -> String {
+    pub(crate) fn last_error(&self, peer: usize) -> String {
         let state = self.state();
         let wish = state.wishes.iter().find(|wish| wish.peer == peer);
         let trouble = wish.and_then(|wish| wish.trouble.clone());
-        trouble.unwrap_or_else(|| self.reason(peer, &Fault::TimedOut))
+        trouble.unwrap_or_else(|| self.reason(peer, &ConnectError::TimedOut))
     }
 
-    fn reason(&self, peer: usize, fault: &Fault) -> String {
+    fn reason(&self, peer: usize, fault: &ConnectError) -> String {
         format!("{fault} ({})", self.setup.peers[peer].address)
     }
 
@@ -75,7 +75,7 @@ impl Switchboard {
     fn make_connections(&self) {
         while let Some(peer) = self.next_wish() {
             if let Err(fault) = self.dial(peer, Instant::now() + self.setup.timeout) {
-                self.note(peer, &fault);
+                self.record_failure(peer, &fault);
             }
         }
     }
@@ -85,14 +85,16 @@ impl Switchboard {
         let mut state = self.state();
         loop {
             let State { wishes, lines, closed, .. } = &mut *state;
-            wishes.retain(|wish| !matches!(lines[wish.peer], Line::Open { .. }));
+            wishes.retain(|wish| !matches!(lines[wish.peer], ConnectionState::Open { .. }));
             let mut open = wishes.iter().filter(|wish| wish.failure.is_none()).peekable();
             if *closed || open.peek().is_none() {
                 state.dialing = false;
                 return None;
             }
             // Where an attempt is already under way, its outcome must be awaited.
-            let next = open.filter(|wish| matches!(lines[wish.peer], Line::Idle)).min_by_key(|wish| wish.due);
+            let next = open
+                .filter(|wish| matches!(lines[wish.peer], ConnectionState::Idle))
+                .min_by_key(|wish| wish.due);
             let now = Instant::now();
             let wait = match next {
                 Some(wish) if wish.due <= now => return Some(wish.peer),
@@ -104,25 +106,30 @@ impl Switchboard {
     }
 
     /// Records that a try has failed, and whether there will be another.
-    fn note(&self, peer: usize, fault: &Fault) {
+    fn record_failure(&self, peer: usize, fault: &ConnectError) {
         let reason = self.reason(peer, fault);
         let mut state = self.state();
         let Some(wish) = state.wishes.iter_mut().find(|wish| wish.peer == peer) else { return };
-        let is_strange =
-            matches!(fault, Fault::NotOurs | Fault::OtherRank(_) | Fault::BadProof | Fault::Version(_));
+        let is_strange = matches!(
+            fault,
+            ConnectError::NotOurs
+                | ConnectError::OtherRank(_)
+                | ConnectError::BadProof
+                | ConnectError::Version(_)
+        );
         wish.strange = if is_strange { wish.strange + 1 } else { 0 };
         wish.failure = match fault {
             // The peer is making the connection itself.
-            Fault::Crossed => None,
-            Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                Some(Unopened::Unreachable(reason.clone()))
+            ConnectError::Crossed => None,
+            ConnectError::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                Some(OpenError::Unreachable(reason.clone()))
             }
-            fault if fault.is_exhausted() => Some(Unopened::Here(fault.to_string())),
-            Fault::Gone(words) => Some(Unopened::Left(words.clone())),
-            Fault::NoMemory(obstacle) => Some(Unopened::Here(format!(
+            fault if fault.is_out_of_files() => Some(OpenError::Here(fault.to_string())),
+            ConnectError::Gone(words) => Some(OpenError::Left(words.clone())),
+            ConnectError::NoMemory(obstacle) => Some(OpenError::Here(format!(
                 "they cannot share memory, because {obstacle}; choose auto or tcp"
             ))),
-            _ if wish.strange >= SETTLED => Some(Unopened::Unreachable(reason.clone())),
+            _ if wish.strange >= MAX_WRONG_ANSWERS => Some(OpenError::Unreachable(reason.clone())),
             _ => None,
         };
         wish.trouble = Some(reason);
@@ -133,40 +140,50 @@ impl Switchboard {
     }
 
     /// Dials a peer once. Succeeds where this try made a connection, or where there was one already.
-    pub(crate) fn dial(&self, peer: usize, deadline: Instant) -> Try<()> {
+    pub(crate) fn dial(&self, peer: usize, deadline: Instant) -> ConnectResult<()> {
         let mut state = self.state();
         if state.closed {
-            return Err(Fault::Stopped);
+            return Err(ConnectError::Stopped);
         }
         match &mut state.lines[peer] {
-            Line::Open { .. } => return Ok(()),
-            Line::Dialing | Line::Answering(_) => return Err(Fault::Crossed),
-            line @ Line::Idle => *line = Line::Dialing,
+            ConnectionState::Open { .. } => return Ok(()),
+            ConnectionState::Dialing | ConnectionState::Answering(_) => return Err(ConnectError::Crossed),
+            line @ ConnectionState::Idle => *line = ConnectionState::Dialing,
         }
         drop(state);
         // The peer has admitted this connection, so it has given up its own attempt.
-        let is_mine = |line: &Line| !matches!(line, Line::Open { .. });
+        let is_mine = |line: &ConnectionState| !matches!(line, ConnectionState::Open { .. });
         match self.connect(peer, deadline) {
-            Ok(connection) => self.conclude(peer, is_mine, Ok(connection)),
-            Err(fault) => self.conclude(peer, |line| matches!(line, Line::Dialing), Err(fault)),
+            Ok(connection) => self.finish_attempt(peer, is_mine, Ok(connection)),
+            Err(fault) => {
+                self.finish_attempt(peer, |line| matches!(line, ConnectionState::Dialing), Err(fault))
+            }
         }
     }
 
-    fn connect(&self, peer: usize, deadline: Instant) -> Try<(Wire, Option<crate::transport::shm::Pair>)> {
+    fn connect(
+        &self,
+        peer: usize,
+        deadline: Instant,
+    ) -> ConnectResult<(HandshakeStream, Option<crate::transport::shm::RingPair>)> {
         let until = deadline.min(Instant::now() + self.setup.handshake);
-        let mut wire = Wire::dial(self.setup.peers[peer].address, Some(self.stopped.clone()), until)?;
-        let Verdict { status, rank, .. } = wire.introduce(&self.setup.credentials, self.setup.own, until)?;
+        let mut wire =
+            HandshakeStream::dial(self.setup.peers[peer].address, Some(self.stopped.clone()), until)?;
+        let Verdict { status, rank, .. } =
+            wire.authenticate(&self.setup.credentials, self.setup.own, until)?;
         match status {
-            _ if rank as usize != peer => return Err(Fault::OtherRank(rank)),
+            _ if rank as usize != peer => return Err(ConnectError::OtherRank(rank)),
             Status::Admitted => {}
-            Status::Crossed => return Err(Fault::Crossed),
+            Status::Crossed => return Err(ConnectError::Crossed),
             Status::Gone => {
-                return Err(Fault::Gone(wire.last_words(None, until).unwrap_or(LastWords::Farewell)));
+                return Err(ConnectError::Gone(
+                    wire.read_last_words(None, until).unwrap_or(LastMessage::Farewell),
+                ));
             }
-            Status::OtherWorldSize | Status::NotAwaited => return Err(Fault::NotAwaited),
+            Status::OtherWorldSize | Status::NotAwaited => return Err(ConnectError::NotAwaited),
         }
         let deadline = Instant::now() + self.setup.timeout;
-        wire.write(&SEEN, deadline)?;
+        wire.write(&ANSWER_RECEIVED, deadline)?;
         let pair = self.share(peer, &mut wire, deadline)?;
         Ok((wire, pair))
     }

@@ -25,28 +25,28 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::base::fingerprint;
-use crate::base::last_words::FAREWELL;
+use crate::base::last_words::GOODBYE;
 use crate::base::lock::lock;
-use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::handshake::{Caller, Credentials};
+use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::handshake::{ClientClaim, Credentials};
 use crate::rendezvous::connection::stream::Stream;
-use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting::peer::PeerInfo;
-use crate::transport::links::{Unopened, Wait};
-use crate::transport::shm::{self, Host, Pair};
+use crate::transport::links::{OpenError, Wait};
+use crate::transport::shm::{self, RingPair, SharedMemory};
 use crate::{Error, Result, Transport};
 
-use self::dial::Wish;
+use self::dial::ConnectionRequest;
 
 /// Configuration of a switchboard.
 pub(crate) struct Setup {
-    pub(crate) own: Caller,
+    pub(crate) own: ClientClaim,
     /// Valid for this group's rendezvous only.
     pub(crate) credentials: Credentials,
     /// By rank, this one included.
     pub(crate) peers: Arc<Vec<PeerInfo>>,
     /// This rank's means to share memory; None where it does not.
-    pub(crate) host: Option<Host>,
+    pub(crate) host: Option<SharedMemory>,
     pub(crate) transport: Transport,
     /// How long one handshake may take.
     pub(crate) handshake: Duration,
@@ -55,7 +55,7 @@ pub(crate) struct Setup {
 }
 
 /// The data connections of one rank.
-pub(crate) struct Switchboard {
+pub(crate) struct DataConnections {
     setup: Setup,
     state: Mutex<State>,
     changed: Condvar,
@@ -65,9 +65,9 @@ pub(crate) struct Switchboard {
 
 struct State {
     /// By rank.
-    lines: Vec<Line>,
+    lines: Vec<ConnectionState>,
     /// Connections that this rank needs and does not have.
-    wishes: Vec<Wish>,
+    wishes: Vec<ConnectionRequest>,
     /// The thread that makes them; `dialing` is true until it has found nothing more to do.
     dialer: Option<JoinHandle<()>>,
     dialing: bool,
@@ -75,13 +75,13 @@ struct State {
     admitted: u64,
     closed: bool,
     /// The last message for a peer that still dials when this rank has closed its group, or the group has failed.
-    parting: Option<Words>,
+    parting: Option<LastMessageBytes>,
     /// The other end of `stopped`; dropped on close.
     stop: Option<UnixStream>,
 }
 
 /// State of the connection to one peer.
-enum Line {
+enum ConnectionState {
     Idle,
     /// This rank is dialing.
     Dialing,
@@ -90,22 +90,22 @@ enum Line {
     Open {
         stream: Arc<Stream>,
         /// Some until the connection is fetched; the inner value is the memory beside it, if the ranks share any.
-        fresh: Option<Option<Pair>>,
+        fresh: Option<Option<RingPair>>,
     },
 }
 
 /// An encoded last message (farewell or failure report).
-type Words = [u8; fingerprint::LEN];
+type LastMessageBytes = [u8; fingerprint::LEN];
 
 /// A connection, and the shared memory beside it, if any.
-type Connection = (Arc<Stream>, Option<Pair>);
+type Connection = (Arc<Stream>, Option<RingPair>);
 
-impl Switchboard {
+impl DataConnections {
     pub(crate) fn new(setup: Setup) -> Result<Self> {
         let pair = UnixStream::pair()
-            .map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
+            .map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
         let state = State {
-            lines: setup.peers.iter().map(|_| Line::Idle).collect(),
+            lines: setup.peers.iter().map(|_| ConnectionState::Idle).collect(),
             wishes: Vec::new(),
             dialer: None,
             dialing: false,
@@ -130,7 +130,7 @@ impl Switchboard {
     }
 
     /// Returns this rank's means to share memory; None where it does not.
-    pub(crate) fn host(&self) -> Option<&Host> {
+    pub(crate) fn host(&self) -> Option<&SharedMemory> {
         self.setup.host.as_ref()
     }
 
@@ -140,20 +140,23 @@ impl Switchboard {
 
     /// Hands out the connection to a peer, once. Requests it and returns None where there is none yet; an error where
     /// there will never be one.
-    pub(crate) fn fetch(self: &Arc<Self>, peer: usize) -> std::result::Result<Option<Connection>, Unopened> {
+    pub(crate) fn take_or_request(
+        self: &Arc<Self>,
+        peer: usize,
+    ) -> std::result::Result<Option<Connection>, OpenError> {
         let mut state = self.state();
         if state.closed {
-            return Err(Unopened::Closed);
+            return Err(OpenError::Closed);
         }
         match state.lines.get_mut(peer) {
-            Some(Line::Open { stream, fresh }) => {
-                let pair = fresh.take().ok_or(Unopened::Closed)?;
+            Some(ConnectionState::Open { stream, fresh }) => {
+                let pair = fresh.take().ok_or(OpenError::Closed)?;
                 let connection = (stream.clone(), pair);
                 state.wishes.retain(|wish| wish.peer != peer);
                 Ok(Some(connection))
             }
-            Some(_) => self.wish(state, peer).map(|()| None),
-            None => Err(Unopened::Closed),
+            Some(_) => self.request(state, peer).map(|()| None),
+            None => Err(OpenError::Closed),
         }
     }
 
@@ -166,13 +169,18 @@ impl Switchboard {
     }
 
     /// Sets up the memory beside a new connection, where the two ranks share any.
-    fn share(&self, peer: usize, wire: &mut Wire, deadline: Instant) -> Try<Option<Pair>> {
+    fn share(
+        &self,
+        peer: usize,
+        wire: &mut HandshakeStream,
+        deadline: Instant,
+    ) -> ConnectResult<Option<RingPair>> {
         let Setup { peers, host, transport, .. } = &self.setup;
         let obstacle = peers[self.own_rank()].site.obstacle_to(&peers[peer].site);
         let (Some(host), None) = (host, obstacle) else { return Ok(None) };
         match shm::share(host, wire, deadline)? {
             Ok(pair) => Ok(Some(pair)),
-            Err(obstacle) if *transport == Transport::Shm => Err(Fault::NoMemory(obstacle)),
+            Err(obstacle) if *transport == Transport::Shm => Err(ConnectError::NoMemory(obstacle)),
             Err(obstacle) => {
                 let own = self.own_rank();
                 tracing::debug!("rank {own} talks to rank {peer} over TCP: {obstacle}");
@@ -183,34 +191,34 @@ impl Switchboard {
 
     /// Ends an attempt to connect: stores the connection, or goes back to idle, if the peer's state `is_mine`, that is,
     /// still that of this attempt.
-    fn conclude(
+    fn finish_attempt(
         &self,
         peer: usize,
-        is_mine: impl Fn(&Line) -> bool,
-        outcome: Try<(Wire, Option<Pair>)>,
-    ) -> Try<()> {
+        is_mine: impl Fn(&ConnectionState) -> bool,
+        outcome: ConnectResult<(HandshakeStream, Option<RingPair>)>,
+    ) -> ConnectResult<()> {
         let mut state = self.state();
         let (closed, parting) = (state.closed, state.parting);
         let line = &mut state.lines[peer];
         let current = is_mine(line);
         let result = match outcome {
             Ok((wire, pair)) if current && !closed => {
-                *line = Line::Open { stream: wire.into_data_stream(), fresh: Some(pair) };
+                *line = ConnectionState::Open { stream: wire.into_data_stream(), fresh: Some(pair) };
                 Ok(())
             }
             Ok((wire, _)) => {
                 if current {
-                    *line = Line::Idle;
+                    *line = ConnectionState::Idle;
                 }
                 // The peer may already regard the connection as established.
                 if let Some(words) = parting {
-                    wire.say(&words);
+                    wire.try_send(&words);
                 }
-                Err(Fault::Stopped)
+                Err(ConnectError::Stopped)
             }
             Err(fault) => {
                 if current {
-                    *line = Line::Idle;
+                    *line = ConnectionState::Idle;
                 }
                 Err(fault)
             }
@@ -222,7 +230,7 @@ impl Switchboard {
 
     /// Stops making connections, and sends `words` to every connected peer: this rank leaves. Only where no operation was
     /// cut off: otherwise a peer would take the words for data.
-    pub(crate) fn leave(&self, words: Words) {
+    pub(crate) fn leave(&self, words: LastMessageBytes) {
         let mut state = self.state();
         state.close(Some(words));
         state.streams().for_each(|stream| stream.say(&words));
@@ -231,10 +239,10 @@ impl Switchboard {
     }
 
     /// Sends `words` on the connections to these peers, without waiting for room.
-    pub(crate) fn tell(&self, peers: &[usize], words: &[u8]) {
+    pub(crate) fn send_last_message(&self, peers: &[usize], words: &[u8]) {
         let state = self.state();
         for peer in peers {
-            if let Some(Line::Open { stream, .. }) = state.lines.get(*peer) {
+            if let Some(ConnectionState::Open { stream, .. }) = state.lines.get(*peer) {
                 stream.say(words);
             }
         }
@@ -242,7 +250,7 @@ impl Switchboard {
 
     /// Stops making connections and ends all waiting for data: with `Read` on this rank alone, with `Both` on its peers,
     /// too. Peers that dial later get `words`, if any.
-    pub(crate) fn cut(&self, how: Shutdown, words: Option<Words>) {
+    pub(crate) fn shutdown(&self, how: Shutdown, words: Option<LastMessageBytes>) {
         let mut state = self.state();
         state.close(words);
         for stream in state.streams() {
@@ -255,7 +263,7 @@ impl Switchboard {
     /// Closes for good, and waits until the dialing thread has ended.
     pub(crate) fn end(&self) {
         let mut state = self.state();
-        state.close(Some(FAREWELL));
+        state.close(Some(GOODBYE));
         let dialer = state.dialer.take();
         drop(state);
         self.changed.notify_all();
@@ -267,7 +275,7 @@ impl Switchboard {
 }
 
 impl State {
-    fn close(&mut self, words: Option<Words>) {
+    fn close(&mut self, words: Option<LastMessageBytes>) {
         if !self.closed {
             (self.closed, self.parting) = (true, words);
         }
@@ -276,23 +284,23 @@ impl State {
     }
 
     fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.lines
-            .iter()
-            .filter_map(|line| if let Line::Open { stream, .. } = line { Some(&**stream) } else { None })
+        self.lines.iter().filter_map(|line| {
+            if let ConnectionState::Open { stream, .. } = line { Some(&**stream) } else { None }
+        })
     }
 
     fn is_settled(&self, peer: usize) -> bool {
         let failed = self.wishes.iter().any(|wish| wish.peer == peer && wish.failure.is_some());
-        failed || matches!(self.lines.get(peer), Some(Line::Open { .. }))
+        failed || matches!(self.lines.get(peer), Some(ConnectionState::Open { .. }))
     }
 }
 
 #[cfg(test)]
-impl Switchboard {
+impl DataConnections {
     /// Returns a switchboard that dials nobody, with these connections, by rank.
     pub(crate) fn with(
         own: usize,
-        connections: Vec<Option<(std::net::TcpStream, Option<Pair>)>>,
+        connections: Vec<Option<(std::net::TcpStream, Option<RingPair>)>>,
     ) -> Arc<Self> {
         use crate::rendezvous::{obstacle::Obstacle, site::Site};
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
@@ -300,7 +308,7 @@ impl Switchboard {
         let peer = PeerInfo { host: "here".into(), pid: 1, address, site, door: 0 };
         let (rank, world_size) = (own as u32, connections.len() as u32);
         let switchboard = Self::new(Setup {
-            own: Caller {
+            own: ClientClaim {
                 rank,
                 world_size,
                 purpose: crate::rendezvous::connection::handshake::Purpose::Data,
@@ -315,7 +323,7 @@ impl Switchboard {
         let switchboard = switchboard.unwrap();
         for (line, connection) in switchboard.state().lines.iter_mut().zip(connections) {
             if let Some((stream, pair)) = connection {
-                *line = Line::Open { stream: Arc::new(stream.into()), fresh: Some(pair) };
+                *line = ConnectionState::Open { stream: Arc::new(stream.into()), fresh: Some(pair) };
             }
         }
         Arc::new(switchboard)
@@ -325,11 +333,11 @@ impl Switchboard {
     pub(crate) fn connected(&self) -> Vec<usize> {
         let state = self.state();
         let lines = state.lines.iter().enumerate();
-        lines.filter(|(_, line)| matches!(line, Line::Open { .. })).map(|(rank, _)| rank).collect()
+        lines.filter(|(_, line)| matches!(line, ConnectionState::Open { .. })).map(|(rank, _)| rank).collect()
     }
 }
 
-impl std::fmt::Debug for Switchboard {
+impl std::fmt::Debug for DataConnections {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Switchboard({} connections)", self.state().streams().count())
     }

@@ -1,6 +1,6 @@
 //! Tests with two ranks in one process that connect to each other, or cannot.
 
-use crate::base::last_words::LastWords;
+use crate::base::last_words::LastMessage;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
 use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
 use crate::rendezvous::obstacle::Obstacle;
@@ -19,8 +19,8 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-fn caller(rank: usize) -> Caller {
-    Caller { rank: rank as u32, world_size: 2, purpose: Purpose::Data }
+fn caller(rank: usize) -> ClientClaim {
+    ClientClaim { rank: rank as u32, world_size: 2, purpose: Purpose::Data }
 }
 
 fn credentials() -> Credentials {
@@ -28,7 +28,7 @@ fn credentials() -> Credentials {
 }
 
 /// Returns the switchboard of one rank of a group of two, which listen at these addresses.
-fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<Switchboard> {
+fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnections> {
     let site = Site::own(Some(Obstacle::Unwanted));
     let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
     let setup = Setup {
@@ -40,28 +40,28 @@ fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<Switchboard> {
         handshake: Duration::from_millis(500),
         timeout: LONG,
     };
-    Arc::new(Switchboard::new(setup).unwrap())
+    Arc::new(DataConnections::new(setup).unwrap())
 }
 
-fn acceptor(switchboard: &Arc<Switchboard>, listener: TcpListener) -> Acceptor {
+fn acceptor(switchboard: &Arc<DataConnections>, listener: TcpListener) -> Acceptor {
     Acceptor::start(listener, Limits::default(), switchboard.clone()).unwrap()
 }
 
 /// Returns both ranks, each with the acceptor of its connections.
-fn both() -> [(Arc<Switchboard>, Acceptor); 2] {
+fn both() -> [(Arc<DataConnections>, Acceptor); 2] {
     let ((first, one), (second, other)) = (listener(), listener());
     let ranks = [0, 1].map(|rank| switchboard(rank, [one, other]));
     let acceptors = [acceptor(&ranks[0], first), acceptor(&ranks[1], second)];
     ranks.into_iter().zip(acceptors).collect::<Vec<_>>().try_into().unwrap()
 }
 
-fn wait(switchboard: &Switchboard, peer: usize) {
+fn wait(switchboard: &DataConnections, peer: usize) {
     switchboard.wait(&[Wait { peer, read: true, write: false }], LONG);
 }
 
-fn connect(switchboard: &Arc<Switchboard>, peer: usize) -> std::result::Result<Arc<Stream>, Unopened> {
+fn connect(switchboard: &Arc<DataConnections>, peer: usize) -> std::result::Result<Arc<Stream>, OpenError> {
     loop {
-        match switchboard.fetch(peer)? {
+        match switchboard.take_or_request(peer)? {
             Some((stream, _)) => return Ok(stream),
             None => wait(switchboard, peer),
         }
@@ -111,7 +111,7 @@ fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
     let address = ranks[0].0.peers()[0].address;
     for _ in 0..20 {
         let until = Instant::now() + LONG;
-        let (wire, verdict) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
+        let (wire, verdict) = HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
         assert_eq!(verdict, Verdict { status: Status::Admitted, rank: 0, world_size: 2 });
         drop(wire);
     }
@@ -120,7 +120,8 @@ fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
     let there = connect(&ranks[0].0, 1).unwrap();
     assert_connected([&stream, &there]);
     // A connection exists now, so another one is refused.
-    let (_, verdict) = Wire::connect(address, &credentials(), caller(1), Instant::now() + LONG).unwrap();
+    let (_, verdict) =
+        HandshakeStream::connect(address, &credentials(), caller(1), Instant::now() + LONG).unwrap();
     assert_eq!(verdict.status, Status::Crossed);
     ranks.iter().for_each(|(switchboard, _)| switchboard.end());
 }
@@ -131,7 +132,7 @@ fn one_that_was_given_up_and_is_answered_late_leaves_no_trace() {
     let ranks = both();
     let address = ranks[0].0.peers()[0].address;
     let until = Instant::now() + LONG;
-    let dial = || Wire::connect(address, &credentials(), caller(1), until).unwrap();
+    let dial = || HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
     let ((mut kept, _), (given_up, verdict)) = (dial(), dial());
     assert_eq!(verdict.status, Status::Admitted);
     drop(given_up);
@@ -146,14 +147,14 @@ fn where_nobody_or_somebody_else_listens_the_peer_is_unreachable() {
     let ((gone, nobody), (taken, own)) = (listener(), listener());
     drop(gone);
     let alone = switchboard(0, [own, nobody]);
-    let Err(Unopened::Unreachable(why)) = connect(&alone, 1) else { panic!() };
+    let Err(OpenError::Unreachable(why)) = connect(&alone, 1) else { panic!() };
     assert!(why.contains("refused") && why.contains(&nobody.to_string()), "{why}");
     alone.end();
 
     let wrong = switchboard(0, [own, own]);
     let _acceptor = acceptor(&wrong, taken);
     let lost = switchboard(0, [own, own]);
-    let Err(Unopened::Unreachable(why)) = connect(&lost, 1) else { panic!() };
+    let Err(OpenError::Unreachable(why)) = connect(&lost, 1) else { panic!() };
     assert!(why.contains("rank 0 answered instead"), "{why}");
     lost.end();
     wrong.end();
@@ -163,25 +164,25 @@ fn where_nobody_or_somebody_else_listens_the_peer_is_unreachable() {
 fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
     let ((_silent, address), (_, own)) = (listener(), listener());
     let waiting = switchboard(0, [own, address]);
-    assert!(matches!(waiting.fetch(1), Ok(None)));
-    assert!(waiting.trouble(1).contains(&address.to_string()));
+    assert!(matches!(waiting.take_or_request(1), Ok(None)));
+    assert!(waiting.last_error(1).contains(&address.to_string()));
     let began = Instant::now();
-    waiting.leave(FAREWELL);
+    waiting.leave(GOODBYE);
     waiting.end();
-    assert!(matches!(waiting.fetch(1), Err(Unopened::Closed)));
+    assert!(matches!(waiting.take_or_request(1), Err(OpenError::Closed)));
     assert!(began.elapsed() < LONG / 2);
 }
 
 #[test]
 fn a_group_that_fails_or_closes_ends_every_wait() {
-    let cut = |switchboard: &Switchboard| switchboard.cut(Shutdown::Both, None);
-    for close in [cut, |switchboard: &Switchboard| switchboard.leave(FAREWELL)] {
+    let cut = |switchboard: &DataConnections| switchboard.shutdown(Shutdown::Both, None);
+    for close in [cut, |switchboard: &DataConnections| switchboard.leave(GOODBYE)] {
         let ((_silent, address), (_, own)) = (listener(), listener());
         let waiting = switchboard(0, [own, address]);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| connect(&waiting, 1));
             close(&waiting);
-            assert!(matches!(waiter.join().unwrap(), Err(Unopened::Closed)));
+            assert!(matches!(waiter.join().unwrap(), Err(OpenError::Closed)));
         });
         waiting.end();
     }
@@ -192,12 +193,12 @@ fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
     let ranks = both();
     let address = ranks[0].0.peers()[0].address;
     let until = Instant::now() + LONG;
-    let (mut half, _) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
-    ranks[0].0.leave(FAREWELL);
+    let (mut half, _) = HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
+    ranks[0].0.leave(GOODBYE);
     half.write(&[1], until).unwrap();
-    assert_eq!(half.read::<{ FAREWELL.len() }>(until).unwrap(), FAREWELL);
-    let (_, verdict) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
+    assert_eq!(half.read::<{ GOODBYE.len() }>(until).unwrap(), GOODBYE);
+    let (_, verdict) = HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
     assert_eq!(verdict.status, Status::Gone);
-    assert!(matches!(connect(&ranks[1].0, 0), Err(Unopened::Left(LastWords::Farewell))));
+    assert!(matches!(connect(&ranks[1].0, 0), Err(OpenError::Left(LastMessage::Farewell))));
     ranks.iter().for_each(|(switchboard, _)| switchboard.end());
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::op::real::{Real, ln, max, sum, sum_pairs};
 use crate::product::Matrix;
 
-use super::super::{Call, Sizes};
+use super::super::{AttentionCall, Sizes};
 
 /// Queries in a block: its scores, and those of backward, fit a core's caches.
 pub(super) const QUERIES: usize = 64;
@@ -21,14 +21,14 @@ pub(super) struct Block {
 }
 
 /// Online softmax state of a block's queries after some of their keys.
-pub(super) struct Running<T> {
+pub(super) struct OnlineSoftmax<T> {
     /// Highest score so far.
     top: [T; QUERIES],
     /// Sum of `exp(score - top)` so far.
     total: [T; QUERIES],
 }
 
-impl<T: Real> Running<T> {
+impl<T: Real> OnlineSoftmax<T> {
     pub(super) fn new() -> Self {
         Self { top: [T::NEG_INFINITY; QUERIES], total: [T::zero(); QUERIES] }
     }
@@ -49,23 +49,23 @@ impl<T: Real> Running<T> {
     }
 }
 
-impl Call {
+impl AttentionCall {
     /// Turns a block's scores into exponentials relative to the running maximum, and rescales the output so far to
     /// that maximum.
     #[inline(always)]
-    pub(super) fn weigh<T: Real>(
+    pub(super) fn softmax_block<T: Real>(
         &self,
         scores: &mut [T],
         block: &Block,
-        running: &mut Running<T>,
+        running: &mut OnlineSoftmax<T>,
         mixed: &mut [T],
     ) {
         let rows = scores.chunks_exact_mut(block.seen.len()).zip(mixed.chunks_exact_mut(self.sizes.dims));
         let states = running.top.iter_mut().zip(&mut running.total);
         for (at, ((row, mixed), (top, total))) in rows.zip(states).enumerate() {
-            match self.own(block, at) {
+            match self.seen_in_block(block, at) {
                 None => {
-                    row.fill(self.alike());
+                    row.fill(self.weight_without_keys());
                     (*top, *total) = (T::zero(), T::one());
                 }
                 Some(own) => {
@@ -80,22 +80,22 @@ impl Call {
                         continue;
                     }
                     if highest > *top {
-                        let factor = (*top - highest).exp_down();
+                        let factor = (*top - highest).exp_nonpositive();
                         mixed.iter_mut().for_each(|x| *x *= factor);
                         (*top, *total) = (highest, *total * factor);
                     }
-                    seen.iter_mut().for_each(|x| *x = (*x - highest).exp_down());
+                    seen.iter_mut().for_each(|x| *x = (*x - highest).exp_nonpositive());
                     *total += sum(seen, |x| x);
                 }
             }
-            self.drop_some(row, block, at);
+            self.apply_dropout(row, block, at);
         }
     }
 
     /// Recomputes a block's weights from its scores, and turns gradients of weights into gradients of scores, without
     /// the scale.
     #[inline(always)]
-    pub(super) fn weigh_again<T: Real>(
+    pub(super) fn backward_block<T: Real>(
         &self,
         weights: &mut [T],
         of_scores: &mut [T],
@@ -106,9 +106,9 @@ impl Call {
         let width = block.seen.len();
         let rows = weights.chunks_exact_mut(width).zip(of_scores.chunks_exact_mut(width)).zip(log_sums);
         for (at, ((row, of_row), &log_sum)) in rows.enumerate() {
-            let own = match self.own(block, at) {
+            let own = match self.seen_in_block(block, at) {
                 None => {
-                    row.fill(self.alike());
+                    row.fill(self.weight_without_keys());
                     0..0
                 }
                 Some(own) => {
@@ -117,34 +117,34 @@ impl Call {
                     if log_sum == T::NEG_INFINITY && self.hidden.is_some() {
                         seen.fill(T::zero());
                     } else {
-                        seen.iter_mut().for_each(|x| *x = (*x - log_sum).exp_down());
+                        seen.iter_mut().for_each(|x| *x = (*x - log_sum).exp_nonpositive());
                     }
                     own
                 }
             };
-            self.drop_some(of_row, block, at);
+            self.apply_dropout(of_row, block, at);
             let mean = sum_pairs(mixed.row(at), gradient.row(at), |o, g| o * g);
             of_row[..own.start].fill(T::zero());
             of_row[own.end..].fill(T::zero());
             of_row[own.clone()].iter_mut().zip(&row[own]).for_each(|(s, &w)| *s = w * (*s - mean));
-            self.drop_some(row, block, at);
+            self.apply_dropout(row, block, at);
         }
     }
 
     /// Weight of each key for a query whose mask has no key.
-    fn alike<T: Real>(&self) -> T {
+    fn weight_without_keys<T: Real>(&self) -> T {
         if self.hidden.is_some() { T::zero() } else { T::from_f64(1.0 / self.sizes.keys as f64) }
     }
 
     /// Which of the block's keys the query in row `at` sees; `None` if its mask has no key at all.
     #[inline(always)]
-    fn own(&self, block: &Block, at: usize) -> Option<Range<usize>> {
+    fn seen_in_block(&self, block: &Block, at: usize) -> Option<Range<usize>> {
         let own = self.mask.range(block.first + at, self.sizes.queries, self.sizes.keys);
         let within = |key: usize| key.clamp(block.seen.start, block.seen.end) - block.seen.start;
         (!own.is_empty()).then(|| within(own.start)..within(own.end))
     }
 
-    /// Zeroes the scores outside `own`, and sets those of hidden keys inside it to negative infinity.
+    /// Zeroes the scores outside `seen_in_block`, and sets those of hidden keys inside it to negative infinity.
     #[inline(always)]
     fn hide<T: Real>(&self, row: &mut [T], block: &Block, own: Range<usize>) {
         row[..own.start].fill(T::zero());
@@ -158,7 +158,7 @@ impl Call {
     }
 
     #[inline(always)]
-    fn drop_some<T: Real>(&self, row: &mut [T], block: &Block, at: usize) {
+    fn apply_dropout<T: Real>(&self, row: &mut [T], block: &Block, at: usize) {
         if let Some(mask) = &self.dropout {
             let Sizes { heads, queries, keys, .. } = self.sizes;
             let line = mask.line(block.index * queries + block.first + at, heads * queries, keys);

@@ -8,9 +8,9 @@ use crate::op::real::Real;
 use crate::product::{Matrix, multiply};
 use crate::vectors::vectorized;
 
-use super::super::{Call, Sizes};
+use super::super::{AttentionCall, Sizes};
 use super::Inputs;
-use super::block::{Block, QUERIES, Running};
+use super::block::{Block, OnlineSoftmax, QUERIES};
 
 const KEYS: usize = 512;
 
@@ -18,7 +18,7 @@ const KEYS: usize = 512;
 const SMALL: usize = 1 << 18;
 
 /// `seen` relative to the start of `near`.
-fn within(seen: &Range<usize>, near: &Range<usize>) -> Range<usize> {
+fn relative_to(seen: &Range<usize>, near: &Range<usize>) -> Range<usize> {
     seen.start - near.start..seen.end - near.start
 }
 
@@ -30,7 +30,7 @@ impl Sizes {
     }
 
     /// Converts from (batch, head, position, dims) to (batch, position, head, dims).
-    fn side_by_side<T: Real>(self, apart: Vec<T>, len: usize, heads: usize) -> Vec<T> {
+    fn interleave_heads<T: Real>(self, apart: Vec<T>, len: usize, heads: usize) -> Vec<T> {
         if heads == 1 || len == 1 {
             return apart;
         }
@@ -56,7 +56,7 @@ impl Sizes {
     }
 }
 
-impl Call {
+impl AttentionCall {
     /// Returns the output, and the logarithm of each query's sum of exponentials, head by head.
     pub(super) fn forward<T: Real>(&self, inputs: Inputs<'_, T, 3>) -> candle_core::Result<(Vec<T>, Vec<T>)> {
         let sizes @ Sizes { batch, queries, heads, dims, .. } = self.sizes;
@@ -74,7 +74,7 @@ impl Call {
             let heads = mixed.par_chunks_mut(each).zip(log_sums.par_chunks_mut(few)).enumerate();
             heads.try_for_each_init(Default::default, one)?;
         }
-        Ok((sizes.side_by_side(mixed, queries, heads), log_sums))
+        Ok((sizes.interleave_heads(mixed, queries, heads), log_sums))
     }
 
     fn forward_head<T: Real>(
@@ -90,8 +90,9 @@ impl Call {
         let q = sizes.head(q, index, queries, heads);
         let (k, v) = (sizes.head(k, shared, keys, kv_heads), sizes.head(v, shared, keys, kv_heads));
         scores.resize(sizes.scores(), T::zero());
-        let mut running: Vec<Running<T>> = log_sums.chunks(QUERIES).map(|_| Running::new()).collect();
-        for near in self.near_keys() {
+        let mut running: Vec<OnlineSoftmax<T>> =
+            log_sums.chunks(QUERIES).map(|_| OnlineSoftmax::new()).collect();
+        for near in self.key_ranges() {
             k.rows(near.clone()).transpose_into(k_by_dims);
             let k_by_dims = Matrix::new(&*k_by_dims, dims, near.len(), near.len());
             let blocks = out.chunks_mut(QUERIES * dims).zip(&mut running);
@@ -100,9 +101,9 @@ impl Call {
                 let Some(block) = self.block(index, &rows, &near) else { continue };
                 let seen = block.seen.clone();
                 let scores = &mut scores[..rows.len() * seen.len()];
-                let pair = (q.rows(rows.clone()), k_by_dims.columns(within(&seen, &near)));
+                let pair = (q.rows(rows.clone()), k_by_dims.columns(relative_to(&seen, &near)));
                 multiply(scores, pair, T::from_f64(self.scale), false, self.how)?;
-                vectorized!({ self.weigh(scores, &block, running, out) });
+                vectorized!({ self.softmax_block(scores, &block, running, out) });
                 let weights = Matrix::new(&*scores, rows.len(), seen.len(), seen.len());
                 multiply(out, (weights, v.rows(seen)), T::one(), true, self.how)?;
             }
@@ -136,9 +137,9 @@ impl Call {
             parts.try_for_each_init(Default::default, one)?;
         }
         Ok([
-            sizes.side_by_side(of_q, queries, heads),
-            sizes.side_by_side(of_k, keys, kv_heads),
-            sizes.side_by_side(of_v, keys, kv_heads),
+            sizes.interleave_heads(of_q, queries, heads),
+            sizes.interleave_heads(of_k, keys, kv_heads),
+            sizes.interleave_heads(of_v, keys, kv_heads),
         ])
     }
 
@@ -156,7 +157,7 @@ impl Call {
         weights.resize(sizes.scores(), T::zero());
         of_scores.resize(sizes.scores(), T::zero());
         let (scale, one) = (T::from_f64(self.scale), T::one());
-        for near in self.near_keys() {
+        for near in self.key_ranges() {
             k.rows(near.clone()).transpose_into(k_by_dims);
             v.rows(near.clone()).transpose_into(v_by_dims);
             let by_dims = [&*k_by_dims, &*v_by_dims].map(|x| Matrix::new(x, dims, near.len(), near.len()));
@@ -169,12 +170,12 @@ impl Call {
                     let [q, mixed, gradient] = of_head.map(|x| x.rows(rows.clone()));
                     let log_sums = &log_sums[index * queries + rows.start..index * queries + rows.end];
                     let (m, n, seen) = (rows.len(), block.seen.len(), block.seen.clone());
-                    let [k_by_dims, v_by_dims] = by_dims.map(|x| x.columns(within(&seen, &near)));
+                    let [k_by_dims, v_by_dims] = by_dims.map(|x| x.columns(relative_to(&seen, &near)));
                     let (weights, of_scores) = (&mut weights[..m * n], &mut of_scores[..m * n]);
                     multiply(weights, (q, k_by_dims), scale, false, self.how)?;
                     multiply(of_scores, (gradient, v_by_dims), one, false, self.how)?;
                     vectorized!({
-                        self.weigh_again(weights, of_scores, &block, log_sums, [mixed, gradient])
+                        self.backward_block(weights, of_scores, &block, log_sums, [mixed, gradient])
                     });
                     let whole = |numbers| Matrix::new(numbers, m, n, n);
                     let part = seen.start * dims..seen.end * dims;
@@ -189,7 +190,7 @@ impl Call {
 
     /// Ranges of keys small enough that they, their values and the gradients of both stay in a core's cache while all
     /// queries that see them are processed.
-    fn near_keys(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    fn key_ranges(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let keys = self.sizes.keys;
         (0..keys).step_by(KEYS).map(move |start| start..keys.min(start + KEYS))
     }

@@ -170,11 +170,11 @@ impl World {
         let Known { history: mut newest, from, .. } =
             all.iter().max_by_key(|known| known.history.newest).unwrap().clone();
         let is_known = |n: &usize| self.ranks[*n].ended && knows >> n & 1 == 1;
-        newest.have_ended((0..self.ranks.len()).filter(is_known));
+        newest.add_ended((0..self.ranks.len()).filter(is_known));
         let members = newest.members();
         let mut here: Ranks =
             waiting.into_iter().chain([leader]).filter(|rank| members.contains(rank)).collect();
-        if self.attempts[at].offer.is_some() || !here.contains(&leader) || !newest.may_go_on(&here) {
+        if self.attempts[at].offer.is_some() || !here.contains(&leader) || !newest.may_form(&here) {
             return;
         }
         let number = all.iter().map(|known| known.heard).max().unwrap() + 1;
@@ -187,7 +187,7 @@ impl World {
         }
         let before = self.attempts[from].before.iter().copied().chain([from]).collect();
         self.attempts[at].before = before;
-        self.attempts[at].offer = Some(newest.with(number, here));
+        self.attempts[at].offer = Some(newest.with_group(number, here));
         self.ranks[leader].known.heard = number;
     }
 
@@ -226,7 +226,7 @@ impl World {
             attempt.decided = true;
             self.groups.push((at, offer.members()));
             let known = &mut self.ranks[leader].known;
-            (known.history, known.from) = (offer.concluded(), at);
+            (known.history, known.from) = (offer.met(), at);
             self.ranks[leader].at = None;
         }
     }
@@ -234,7 +234,7 @@ impl World {
     fn hear(&mut self, rank: usize) {
         let Some((at, offer)) = self.offered(rank) else { return };
         if self.attempts[at].decided {
-            self.ranks[rank].known.history = offer.concluded();
+            self.ranks[rank].known.history = offer.met();
             self.ranks[rank].at = None;
         }
     }
@@ -293,8 +293,8 @@ proptest! {
         let part = |which| (0..of.len()).filter(|number| of[*number] == which).collect::<Ranks>();
         let goes_on = |which, knows: u16| {
             let mut history = History::first((0..of.len()).collect());
-            history.have_ended(part(0).into_iter().filter(|number| knows >> number & 1 == 1));
-            history.may_go_on(&part(which))
+            history.add_ended(part(0).into_iter().filter(|number| knows >> number & 1 == 1));
+            history.may_form(&part(which))
         };
         prop_assert!(!(goes_on(1, knows[0]) && goes_on(2, knows[1])));
     }
