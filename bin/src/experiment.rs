@@ -1,6 +1,6 @@
 //! The `Experiment` trait and its runner: the steps common to all experiments, in the launcher and in the ranks.
 
-mod usual;
+mod option_methods;
 
 use std::ffi::OsString;
 
@@ -20,7 +20,7 @@ use crate::rank::{Outcome, Rank, RankPhase};
 use crate::start::{self, Start, host_name};
 use crate::trainer::{RunConfig, RunEnd, RunIdentity, find, restart_before_first_step};
 
-pub(crate) use usual::options_of;
+pub(crate) use option_methods::options_of;
 
 /// One tutorial's experiment. [`run`] calls the methods in the order in which they are declared.
 pub trait Experiment: Sized {

@@ -1,10 +1,10 @@
 //! Options shared by all experiments: ranks, backend, device, precision, files.
 
-mod asked;
 mod checkpoints;
 mod elastic;
 mod files;
 mod loader;
+mod resume_note;
 mod transport;
 
 use std::path::{Path, PathBuf};

@@ -8,9 +8,9 @@ use sampler::SamplerError;
 
 use crate::error::Result;
 use crate::file_error::FileError;
+use crate::memory_check;
 use crate::models::transformer::TransformerOptions;
 use crate::options::CommonOptions;
-use crate::room;
 use crate::weights::TensorFile;
 
 /// A row of tokens.
@@ -60,7 +60,7 @@ pub fn check_length(length: usize, max_len: usize) -> std::result::Result<(), St
 /// Checks that so many rows fit in the memory of the ranks here.
 pub(crate) fn check_room((rows, length): (usize, usize), of: (&CommonOptions, usize)) -> Result<()> {
     let bytes = length.saturating_mul(size_of::<u32>()).saturating_add(size_of::<Row>());
-    room::check_samples("--samples", (rows, bytes), of)
+    memory_check::check_samples("--samples", (rows, bytes), of)
 }
 
 /// Reads rows from a file: i64 tokens of shape (rows, length), below the vocabulary size, of an allowed length.

@@ -7,7 +7,7 @@ pub use crate::rendezvous::fuzz::{control, handshake, meeting};
 pub use crate::rendezvous::scheduler::fuzz_environment as environment;
 
 use crate::base::fingerprint::{Fingerprint, LEN};
-use crate::base::last_words::{self, LastMessage};
+use crate::base::last_message::{self, LastMessage};
 
 /// The announcement that precedes data on a connection.
 pub fn announcement(data: &[u8]) {
@@ -20,7 +20,7 @@ pub fn announcement(data: &[u8]) {
             assert_eq!(call.to_string().lines().count(), 1);
         }
         if let Some(LastMessage::Blame(cause)) = words {
-            assert_eq!(last_words::encode_failure(&cause), Some(*bytes));
+            assert_eq!(last_message::encode_failure(&cause), Some(*bytes));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::rendezvous::connection::fault::ConnectError;
+use crate::rendezvous::connection::connect_error::ConnectError;
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting;
 use crate::{Result, TcpConfig};
@@ -16,13 +16,13 @@ use crate::{Result, TcpConfig};
 pub use crate::base::failure::signal_name;
 pub use crate::base::fingerprint::digest;
 pub use crate::base::lock::lock;
-pub use crate::blame::causes::is_peer_failure_text;
-pub use crate::rendezvous::launched::{
+pub use crate::blame::peer_failures::is_peer_failure_text;
+pub use crate::rendezvous::launcher_interface::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
     inherited_listener, is_worker,
 };
+pub use crate::rendezvous::meeting::death_announcement::Announcement;
 pub use crate::rendezvous::meeting::meeting_point::HOST as MEETING_HOST;
-pub use crate::rendezvous::meeting::obituary::Announcement;
 pub use crate::rendezvous::scheduler::{addresses, local_address_towards, without_loopback};
 
 /// Error of a receive or send on a connection between launchers.

@@ -9,8 +9,8 @@ use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Stats};
 
 use crate::builder::{HookingBackend, Registry};
+use crate::group_setup::set_up_group;
 use crate::hook::ReducerRef;
-use crate::meeting::set_up_group;
 use crate::parameter::Parameter;
 use crate::reducer::Reducer;
 use crate::{DdpConfig, Error, Result, lock};

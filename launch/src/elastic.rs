@@ -51,7 +51,7 @@ pub fn elastic_min() -> Option<usize> {
     comm::launcher::elastic_min()
 }
 
-/// A temporary folder of one job, removed on drop; if the launcher is killed, the warden removes it.
+/// A temporary folder of one job, removed on drop; if the launcher is killed, the reaper removes it.
 pub(super) struct JobFolder(PathBuf);
 
 impl JobFolder {

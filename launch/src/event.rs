@@ -19,7 +19,7 @@ pub(super) enum Event {
     OutputFailed(io::Error),
     /// One of the forwarding threads has forwarded all output.
     Drained,
-    /// An order from the council of the job.
+    /// An order from the coordinator of the job.
     Order(Order),
 }
 

@@ -33,10 +33,10 @@ mod elastic;
 mod environment;
 mod event;
 mod failure;
+mod failure_announcer;
 mod forward;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod herald;
 mod layout;
 mod lines;
 #[cfg(test)]
@@ -49,6 +49,7 @@ mod nodes;
 mod notes;
 mod platform;
 mod random;
+mod reaper;
 mod reserved;
 mod rounds;
 mod run;
@@ -56,7 +57,6 @@ mod signals;
 mod sink;
 mod start;
 mod supervise;
-mod warden;
 mod watch;
 mod worker;
 
@@ -137,7 +137,7 @@ pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
         events: sender,
         signal: None,
         job: None,
-        herald: None,
+        announcer: None,
         lost_log: None,
     }
     .run()

@@ -10,14 +10,14 @@ use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
 use super::elastic::JobFolder;
 use super::environment::Job;
 use super::event::{Event, Inbox};
+use super::failure_announcer::{EndedRank, FailureAnnouncer};
 use super::forward::Output;
-use super::herald::{EndedRank, FailureAnnouncer};
 use super::master::Master;
 use super::nodes;
 use super::nodes::Nodes;
+use super::reaper::Reaper;
 use super::start;
 use super::supervise::{Finished, Supervisor};
-use super::warden::Reaper;
 use crate::SpawnConfig;
 use crate::nodes::{Ending, NodeMessage, Order, Round, Verdict};
 
@@ -35,7 +35,7 @@ pub(super) struct Rounds<'a> {
     /// Settings of the last round.
     pub(super) job: Option<Job>,
     /// Announces to ranks of other nodes that are still joining that a rank has ended.
-    pub(super) herald: Option<FailureAnnouncer>,
+    pub(super) announcer: Option<FailureAnnouncer>,
     /// Why a log of this or an earlier round is incomplete.
     pub(super) lost_log: Option<Error>,
 }
@@ -44,7 +44,7 @@ impl Rounds<'_> {
     pub(super) fn run(mut self) -> Result<Reports> {
         loop {
             // It may use the rendezvous port of the round before.
-            self.herald = None;
+            self.announcer = None;
             let master = self.open().inspect_err(|error| {
                 self.nodes.tell(NodeMessage::Ended(Ending::Stopped(error.to_string())));
             })?;
@@ -69,9 +69,9 @@ impl Rounds<'_> {
                 | Order::IsMissed { .. }
                 | Order::Again { .. } => continue,
             };
-            let Finished { result, failed_at, lost_log, herald } =
+            let Finished { result, failed_at, lost_log, announcer } =
                 self.round(&round, master).unwrap_or_else(Finished::of);
-            self.herald = herald;
+            self.announcer = announcer;
             self.lost_log = self.lost_log.take().or(lost_log);
             self.nodes.tell(NodeMessage::Ended(self.ending(&result, failed_at)));
             let had_verdict = self.inbox.has_kept();
@@ -109,8 +109,8 @@ impl Rounds<'_> {
         };
         let job: &Job = self.job.insert(job);
         // Dropped last: by then the ranks that it would kill have been reaped.
-        let warden = config.sweep.then(|| Reaper::start(job.spawn_id())).transpose()?.map(Arc::new);
-        let mut workers = start::start(config, job, (master, warden.clone()), &self.events)?;
+        let reaper = config.sweep.then(|| Reaper::start(job.spawn_id())).transpose()?.map(Arc::new);
+        let mut workers = start::start(config, job, (master, reaper.clone()), &self.events)?;
         let output = Output::start(&mut workers, config, job, &self.events)?;
         Ok(Supervisor::new((config, job), workers, output, &mut self.inbox, &self.nodes).run())
     }
@@ -131,7 +131,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// Waits for the council's next order that concerns this launcher; orders for ranks are skipped, as there are none
+    /// Waits for the coordinator's next order that concerns this launcher; orders for ranks are skipped, as there are none
     /// here.
     fn order(&mut self) -> Result<Order> {
         let period = self.nodes.period();
@@ -166,12 +166,12 @@ impl Rounds<'_> {
     fn announce(&mut self, rank: usize, host: String) {
         if let Some(job) = &self.job {
             let death = EndedRank { rank, host, leader_has_ended: true };
-            FailureAnnouncer::announce(&mut self.herald, self.config, job, death);
+            FailureAnnouncer::announce(&mut self.announcer, self.config, job, death);
         }
     }
 
     /// As [`conclude`](Self::conclude), when the ranks of this node ended before the verdict arrived. If the first node
-    /// is lost, so that no verdict of the council exists, a rank that failed here by itself is the best known cause.
+    /// is lost, so that no verdict of the coordinator exists, a rank that failed here by itself is the best known cause.
     fn conclude_without(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
         let of_first =
             matches!(&verdict, Verdict::Gone(node) | Verdict::Silent { node, .. } if node.node == 0);

@@ -15,8 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::environment::{Job, NEWCOMER};
 use super::event::Event;
 use super::master::Master;
+use super::reaper::Reaper;
 use super::reserved::ReservedPort;
-use super::warden::Reaper;
 use super::watch::Watch;
 use crate::SpawnConfig;
 use crate::platform::{program, tie};
@@ -27,7 +27,7 @@ pub(super) struct Worker {
     pub(super) rank: usize,
     child: Child,
     /// Kills the process if the launcher is killed.
-    warden: Option<Arc<Reaper>>,
+    reaper: Option<Arc<Reaper>>,
     pub(super) pid: u32,
     /// Exit status, once it was reaped.
     pub(super) ended: Option<ExitKind>,
@@ -58,7 +58,7 @@ impl Worker {
 
     /// Waits until the process has ended, and records its exit status.
     pub(super) fn reap(&mut self) -> io::Result<ExitKind> {
-        self.warden.iter().for_each(|warden| warden.remove(Pid::from_child(&self.child)));
+        self.reaper.iter().for_each(|reaper| reaper.remove(Pid::from_child(&self.child)));
         let status = ExitKind::from(self.child.wait()?);
         self.ended = Some(status);
         Ok(status)
@@ -69,7 +69,7 @@ impl Worker {
 pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
-    warden: Option<Arc<Reaper>>,
+    reaper: Option<Arc<Reaper>>,
     /// Reserves the rendezvous port, if rank 0 does not inherit its listener.
     _reserved: Option<ReservedPort>,
     /// Pipes for ranks that may be started later.
@@ -157,12 +157,12 @@ impl Workers {
         let is_newcomer = local_rank >= config.local_world_size();
         let child = command.spawn().map_err(|e| refused(rank, config.world_size, program.as_ref(), &e))?;
         let (pid, handle) = (child.id(), Pid::from_child(&child));
-        self.warden.iter().for_each(|warden| warden.add(handle));
+        self.reaper.iter().for_each(|reaper| reaper.add(handle));
         tracing::debug!(rank, pid, "started");
         self.list.push(Worker {
             rank,
             child,
-            warden: self.warden.clone(),
+            reaper: self.reaper.clone(),
             pid,
             ended: None,
             told: false,
@@ -216,7 +216,7 @@ impl Spare {
 pub(super) fn start(
     config: &SpawnConfig,
     job: &Job,
-    (master, warden): (Option<Master>, Option<Arc<Reaper>>),
+    (master, reaper): (Option<Master>, Option<Arc<Reaper>>),
     events: &Sender<Event>,
 ) -> Result<Workers> {
     let (mut listener, reserved) = master.map_or((None, None), Master::split);
@@ -224,7 +224,7 @@ pub(super) fn start(
     let mut workers = Workers {
         list: Vec::new(),
         watch: Watch::new(events),
-        warden,
+        reaper,
         _reserved: reserved,
         spares,
         given_up: false,

@@ -12,8 +12,8 @@ use signal_hook::consts::SIGPIPE;
 use super::environment::Job;
 use super::event::{Event, Inbox};
 use super::failure::{Ended, first_cause};
+use super::failure_announcer::{EndedRank, FailureAnnouncer};
 use super::forward::{Captured, Output};
-use super::herald::{EndedRank, FailureAnnouncer};
 use super::nodes::{self, Nodes};
 use super::signals::FORWARDED_SIGNALS;
 use super::start::{Worker, Workers};
@@ -38,13 +38,13 @@ pub(super) struct Finished {
     /// Why a log is incomplete.
     pub(super) lost_log: Option<Error>,
     /// Still running, because ranks of other nodes may still be joining.
-    pub(super) herald: Option<FailureAnnouncer>,
+    pub(super) announcer: Option<FailureAnnouncer>,
 }
 
 impl Finished {
     /// The result of a round that could not be started.
     pub(super) fn of(error: Error) -> Self {
-        Self { result: Err(error), failed_at: None, lost_log: None, herald: None }
+        Self { result: Err(error), failed_at: None, lost_log: None, announcer: None }
     }
 }
 
@@ -77,12 +77,12 @@ pub(super) struct Supervisor<'a> {
     ended: Vec<Ended>,
     /// The ranks have formed a group: from now on the others can continue without one of them.
     met: bool,
-    /// Lost ranks without which the others continue; on several nodes, unless the council decides otherwise.
+    /// Lost ranks without which the others continue; on several nodes, unless the coordinator decides otherwise.
     lost: Vec<Ended>,
-    /// The council has announced that the others continue without some ranks.
+    /// The coordinator has announced that the others continue without some ranks.
     gone_on: bool,
     /// Announces the first failure to ranks that are still joining.
-    herald: Option<FailureAnnouncer>,
+    announcer: Option<FailureAnnouncer>,
     drained: usize,
     /// The signal that stopped the job.
     signal: Option<i32>,
@@ -113,7 +113,7 @@ impl<'a> Supervisor<'a> {
             met: false,
             lost: Vec::new(),
             gone_on: false,
-            herald: None,
+            announcer: None,
             drained: 0,
             signal: None,
             output_error: None,
@@ -125,8 +125,13 @@ impl<'a> Supervisor<'a> {
         let mut captured = self.watch();
         let lost_log = captured.as_mut().ok().and_then(|captured| captured.lost_log.take());
         let failed_at = first_cause(&self.ended, self.stopped_by()).map(|(cause, _)| cause.at);
-        let herald = self.herald.take();
-        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log, herald }
+        let announcer = self.announcer.take();
+        Finished {
+            result: captured.and_then(|captured| self.outcome(captured)),
+            failed_at,
+            lost_log,
+            announcer,
+        }
     }
 
     /// Returns the signal that stopped the job, if any. An output pipe without a reader counts as SIGPIPE.
@@ -145,7 +150,7 @@ impl<'a> Supervisor<'a> {
         self.workers.close_spares();
         if self.config.nodes == 1 {
             // Its port may be needed again.
-            self.herald = None;
+            self.announcer = None;
         }
         self.drain()
     }
@@ -162,7 +167,7 @@ impl<'a> Supervisor<'a> {
                 if (is_first || !without.is_empty()) && !are_ended {
                     self.nodes.tell(NodeMessage::Met { without });
                 }
-                // On several nodes the council decides this.
+                // On several nodes the coordinator decides this.
                 if is_first && self.config.nodes == 1 {
                     self.recover_first_failures();
                 }
@@ -179,7 +184,7 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Handles an order of the council, for example because ranks of other nodes have failed or their launcher is gone.
+    /// Handles an order of the coordinator, for example because ranks of other nodes have failed or their launcher is gone.
     fn ordered(&mut self, order: Order) {
         match &order {
             Order::GoOn(what) => {
@@ -211,7 +216,7 @@ impl<'a> Supervisor<'a> {
         if self.config.elastic.is_some() {
             self.nodes.tell(NodeMessage::HasEnded(rank));
         }
-        self.herald.iter().for_each(|herald| herald.note_end(rank));
+        self.announcer.iter().for_each(|announcer| announcer.note_end(rank));
         if self.goes_on_without(end) {
             self.look_who_is_left();
             return Ok(());
@@ -235,7 +240,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Handles a further failure. An earlier failure may have been a consequence of this one, so this rank is announced
-    /// as missing. On several nodes the council may still receive a report that the ranks had formed a group before;
+    /// as missing. On several nodes the coordinator may still receive a report that the ranks had formed a group before;
     /// then this rank is lost like the first one.
     fn further_failure(&mut self, end: Ended) {
         let Ended { rank, status, .. } = end;
@@ -262,7 +267,7 @@ impl<'a> Supervisor<'a> {
         let is_gone = |worker: &Worker| worker.rank == 0 && worker.ended.is_some();
         let leader_has_ended = self.workers.list.iter().any(is_gone);
         let death = EndedRank { rank, host, leader_has_ended };
-        FailureAnnouncer::announce(&mut self.herald, self.config, self.job, death);
+        FailureAnnouncer::announce(&mut self.announcer, self.config, self.job, death);
     }
 
     /// Whether nothing has happened yet that ends the ranks.

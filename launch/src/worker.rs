@@ -8,7 +8,7 @@ use rustix::process::Pid;
 
 use super::environment::RESTART_COUNT;
 use super::lines::{MAX_RESULT, RESULT_PREFIX};
-use super::warden;
+use super::reaper;
 use crate::platform::guard;
 
 /// Whether [`spawn`](crate::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program
@@ -50,7 +50,7 @@ pub fn restarts() -> usize {
 /// }
 /// ```
 pub fn worker_guard() -> Result<()> {
-    warden::serve_if_asked();
+    reaper::serve_if_asked();
     let Some(value) = std::env::var_os(SPAWNER_PID) else { return Ok(()) };
     let value = value.to_string_lossy();
     let spawner = value.parse().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);

@@ -6,7 +6,7 @@ use candle_core::{Tensor, TensorId, Var};
 use comm::{Communicator, ReduceOp, Work};
 use training::{DeferredGrads, GradSums};
 
-use crate::news::FailureReports;
+use crate::failure_reports::FailureReports;
 use crate::stage::Stage;
 use crate::{Action, ActionKind, Error, Result};
 

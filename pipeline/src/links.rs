@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, Stats, Work};
 use serde::{Deserialize, Serialize};
 
-use crate::news::FailureReports;
+use crate::failure_reports::FailureReports;
 use crate::{Action, ActionKind, Error, Result, Table};
 
 /// Receives that are posted ahead on each link.

@@ -15,9 +15,9 @@ use training::{GradSums, RowKeys};
 
 use crate::average::Average;
 use crate::executor::{Run, State};
+use crate::failure_reports::FailureReports;
 use crate::groups::Groups;
 use crate::links::{Links, Spec};
-use crate::news::FailureReports;
 use crate::stage::Stage;
 use crate::tied::{self, Tie};
 use crate::{Action, Error, Plan, Result, Schedule, Span, Table};

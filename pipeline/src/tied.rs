@@ -8,7 +8,7 @@ use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use training::GradSums;
 
-use crate::news::FailureReports;
+use crate::failure_reports::FailureReports;
 use crate::{Error, Result};
 
 /// A set of tied variables, as far as it concerns this rank.

@@ -1,7 +1,7 @@
 //! Distributed sampler: divides a data set among ranks, in PyTorch's order.
 
 use crate::permutation::Permutation;
-use crate::share::share_len;
+use crate::tail::share_len;
 use crate::{Indices, Sampler, SamplerError, SamplerState, Tail};
 
 /// How a data set is divided among ranks. All ranks need the same values except `rank`.

@@ -36,9 +36,9 @@
 
 mod allocation;
 mod batch;
+mod cephes;
 mod dataset;
 mod distributed;
-mod elementary;
 mod error;
 mod fetch;
 mod generator;
@@ -50,9 +50,9 @@ mod order;
 mod permutation;
 mod random;
 mod sequential;
-mod share;
 mod split_mix;
 mod state;
+mod tail;
 mod traits;
 mod workers;
 
@@ -66,7 +66,7 @@ pub use loader::{Batches, DataLoader, DataLoaderConfig};
 pub use order::{Order, OrderConfig};
 pub use random::{RandomSampler, SharedGenerator};
 pub use sequential::SequentialSampler;
-pub use share::Tail;
 pub use split_mix::split_mix;
 pub use state::SamplerState;
+pub use tail::Tail;
 pub use traits::{Indices, Sampler};

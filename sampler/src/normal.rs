@@ -1,7 +1,7 @@
 //! PyTorch's normally distributed random numbers.
 
 use crate::allocation::zeros;
-use crate::{Generator, SamplerError, elementary};
+use crate::{Generator, SamplerError, cephes};
 
 /// PyTorch draws normal numbers in groups of this many if at least that many are requested.
 const GROUP: usize = 16;
@@ -92,8 +92,8 @@ impl Generator {
 fn transform(run: &mut [f32], mean: f32, deviation: f32) {
     let (first, second) = run.split_at_mut(GROUP / 2);
     for (a, b) in first.iter_mut().zip(second) {
-        let radius = (-2.0 * elementary::ln(1.0 - *a)).sqrt();
-        let (sin, cos) = elementary::sin_cos(std::f32::consts::TAU * *b);
+        let radius = (-2.0 * cephes::ln(1.0 - *a)).sqrt();
+        let (sin, cos) = cephes::sin_cos(std::f32::consts::TAU * *b);
         *a = (radius * cos).mul_add(deviation, mean);
         *b = (radius * sin).mul_add(deviation, mean);
     }

@@ -1,7 +1,7 @@
 //! Row order of a run, batch by batch, across epochs.
 
 use crate::allocation::reserved;
-use crate::share::share_len;
+use crate::tail::share_len;
 use crate::{LazyPermutation, SamplerError, SamplerState, Tail};
 
 /// The order in which a run takes the rows of a data set. All ranks need the same values.

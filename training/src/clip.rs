@@ -7,7 +7,7 @@ use candle_core::{D, DType, Device, Storage, Tensor, Var};
 
 use crate::blocks::{BLOCK, blocks_of_work};
 use crate::op::{dense, sum};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 use crate::{Error, Result};
 
 /// Number of elements in each run that is summed in f32.

@@ -53,8 +53,8 @@ mod recompute;
 mod runs;
 mod scoped;
 mod sgd;
+mod simd;
 mod state;
-mod vectors;
 
 pub use adam::{Adam, AdamConfig};
 pub use audit::{AuditConfig, GradientAudit, NoGradient, OnMissingGradient, audit};

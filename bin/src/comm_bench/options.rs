@@ -7,8 +7,8 @@ use candle_core::DType;
 use clap::Args;
 
 use crate::error::{Error, Result};
+use crate::memory_check;
 use crate::options::{DeviceKind, RankOptions, count, seconds};
-use crate::room;
 
 use super::operation::Measured;
 use super::size;
@@ -79,10 +79,12 @@ impl CommBenchOptions {
                 format!("give multiples of {size}, the bytes of an element of {}", self.dtype.as_str());
             return Err(Error::Option { option: "--sizes", got: bytes.to_string(), help });
         }
-        let Some(here) = room::ranks_on_host(&self.ranks, self.device, world_size) else { return Ok(()) };
+        let Some(here) = memory_check::ranks_on_host(&self.ranks, self.device, world_size) else {
+            return Ok(());
+        };
         self.cases(world_size).into_iter().try_for_each(|(op, bytes)| {
             let all = bytes as f64 * op.buffers(world_size);
-            room::check_data("--sizes", bytes, all / world_size.max(1) as f64, here)
+            memory_check::check_data("--sizes", bytes, all / world_size.max(1) as f64, here)
         })
     }
 

@@ -7,7 +7,7 @@ use plan::units::show_bytes;
 use training::build::Recompute;
 
 use crate::error::{Error, Result};
-use crate::room;
+use crate::memory_check;
 
 use super::options::TrainOptions;
 
@@ -37,7 +37,7 @@ struct Host {
 /// The layout, with what it needs and what would fit.
 pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, length: usize) -> Result<()> {
     let common = options.common();
-    let ranks = room::ranks_on_host(&common.ranks, common.device, layout.ranks());
+    let ranks = memory_check::ranks_on_host(&common.ranks, common.device, layout.ranks());
     let (false, Some(ranks), Some(available)) = (options.no_memory_check, ranks, available_memory_bytes())
     else {
         return Ok(());

@@ -1,10 +1,10 @@
 //! `pretrain` and `finetune`: language models in any layout, trained on text.
 
-mod ending;
 mod events;
 mod finetune;
 mod job;
-mod kept;
+mod lifecycle;
+mod log_state;
 mod memory;
 mod options;
 mod pretrain;

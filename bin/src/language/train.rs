@@ -21,8 +21,8 @@ use crate::run_log::RunLog;
 use crate::tensorboard;
 use crate::trainer::agree_on_command;
 
-use super::ending::{Ending, choose};
 use super::job::{Job, Subject};
+use super::lifecycle::{Ending, choose};
 use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;

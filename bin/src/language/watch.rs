@@ -17,7 +17,7 @@ use crate::rank::RankPhase;
 use crate::run_log::RunLog;
 
 use super::events::Events;
-use super::kept;
+use super::log_state;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::speed::Speed;
@@ -159,7 +159,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
     }
 
     fn state(&self) -> girandole::Result<ObserverState> {
-        self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), kept::of)
+        self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), log_state::of)
     }
 
     fn saving(&mut self, _: usize) -> girandole::Result<()> {

@@ -4,8 +4,8 @@ mod nproc;
 mod options;
 mod pet;
 mod program;
-mod strange;
 mod tee;
+mod unknown_options;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -60,7 +60,7 @@ fn is_input_left() -> bool {
 
 fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
     let (name, args) = options.command.split_first().ok_or_else(|| no_program("nothing"))?;
-    strange::check(name)?;
+    unknown_options::check(name)?;
     let program = Program::find(name)?;
     let local_world_size = options.nproc_per_node(pet)?.count()?;
     let (nodes, node_rank) = options.nodes(pet)?;

@@ -12,7 +12,7 @@ use crate::file_error::FileError;
 use crate::options::{CommonOptions, count};
 use crate::outputs::check_folder;
 
-use super::asked;
+use super::resume_note;
 
 /// The value of `--resume` if none is given.
 const LATEST: &str = "latest";
@@ -139,14 +139,14 @@ impl CheckpointOptions {
     ) -> Result<Option<T>> {
         let (true, Some(checkpoints)) = (self.resumes(), self.open()?) else { return Ok(None) };
         let Some(asked) = self.asked() else { return latest(&checkpoints).map_err(with_fallback_hint) };
-        if asked::has_own_checkpoint(&checkpoints, self.dir(), asked)? {
+        if resume_note::has_own_checkpoint(&checkpoints, self.dir(), asked)? {
             return latest(&checkpoints).map_err(with_fallback_hint);
         }
         let folder = self.folder(asked);
         self.refuse_missing(asked, &folder, &checkpoints)?;
         refuse_parent(asked, &folder)?;
         let found = one(&checkpoints, &folder).map_err(with_fallback_hint)?;
-        asked::note(&checkpoints, self.dir(), asked)?;
+        resume_note::note(&checkpoints, self.dir(), asked)?;
         Ok(Some(found))
     }
 

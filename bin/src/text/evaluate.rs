@@ -10,7 +10,7 @@ use girandole::{Layout, Parallel, ParallelConfig};
 use models::CausalLm;
 use models::tokens::NOT_COUNTED;
 
-use super::spread::{LayoutOptions, alone, config};
+use super::layout::{LayoutOptions, alone, config};
 use super::{ModelOptions, OpenedModel, read_text};
 use crate::console::say;
 use crate::error::{Error, Result};

@@ -13,7 +13,7 @@ use models::tokens::{Chat, ChatTemplate};
 use models::{CausalLm, GenerateConfig, ModelConfig, Tokenizer};
 use serde_json::json;
 
-use super::spread::{LayoutOptions, alone, config};
+use super::layout::{LayoutOptions, alone, config};
 use super::{ModelOptions, OpenedModel, read_text};
 use crate::console::note;
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 
 mod evaluate;
 mod generate;
-mod spread;
+mod layout;
 mod tokenize;
 
 use std::collections::BTreeSet;

@@ -174,7 +174,9 @@ fn set_all(vars: &VarMap, saved: &HashMap<String, Tensor>) -> Result<()> {
             }
             (Some(_), None) => return Err(checkpoint_mismatch(format!("it has no tensor `{name}`"))),
             (None, _) => {
-                return Err(checkpoint_mismatch(format!("it has a tensor `{name}`, which the model has not")));
+                return Err(checkpoint_mismatch(format!(
+                    "it has a tensor `{name}`, which the model has not"
+                )));
             }
         }
     }

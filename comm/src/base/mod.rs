@@ -7,7 +7,7 @@ pub(crate) mod digest;
 pub(crate) mod error;
 pub(crate) mod failure;
 pub(crate) mod fingerprint;
-pub(crate) mod last_words;
+pub(crate) mod last_message;
 pub(crate) mod lock;
 pub(crate) mod members;
 pub(crate) mod operation;

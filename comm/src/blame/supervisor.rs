@@ -45,7 +45,7 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// Returns the host name of a rank.
     fn host(&self, rank: usize) -> String;
 
-    /// The time-out of a call, as counted in [`crate::blame::patience`].
+    /// The time-out of a call, as counted in [`crate::blame::timeouts`].
     fn timeout(&self) -> Duration;
 
     /// After this long, counted in the same way, a warning names the rank waited for.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::Fingerprint;
-use crate::base::last_words::LastMessage;
+use crate::base::last_message::LastMessage;
 
 /// Number of calls that a rank remembers, for comparison with those of ranks that lag behind or run ahead.
 const REMEMBERED: usize = 8;

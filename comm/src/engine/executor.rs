@@ -17,10 +17,10 @@ use candle_core::DType;
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 use crate::base::buffer::element::divide_bytes;
 use crate::base::fingerprint::{self, Fingerprint};
-use crate::base::last_words::LastMessage;
-use crate::blame::ending::ShutdownFlag;
-use crate::blame::patience::Timeouts;
+use crate::base::last_message::LastMessage;
+use crate::blame::shutdown::ShutdownFlag;
 use crate::blame::supervisor::Supervisor;
+use crate::blame::timeouts::Timeouts;
 use crate::blame::verdict::Question;
 use crate::engine::memory::Memory;
 use crate::transport::carrier::Pump;
@@ -47,7 +47,7 @@ pub(crate) struct ScheduleExecutor<L> {
     scratch: Vec<Vec<u64>>,
     waits: Vec<Wait>,
     pump: Option<Pump>,
-    patience: Timeouts,
+    timeouts: Timeouts,
     /// Since when some rank that this one receives from has not announced the call. `None` if all have.
     waiting_since: Option<Instant>,
     /// Total time spent in that state, in all calls.
@@ -100,7 +100,7 @@ impl<L: Links> ScheduleExecutor<L> {
         let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
         let (pump, bytes_sent, bytes_received) = (None, 0, 0);
-        let patience = Timeouts::new(Arc::default());
+        let timeouts = Timeouts::new(Arc::default());
         Self {
             links,
             supervisor,
@@ -110,7 +110,7 @@ impl<L: Links> ScheduleExecutor<L> {
             scratch,
             waits,
             pump,
-            patience,
+            timeouts,
             waiting_since: None,
             waited: Duration::ZERO,
             bytes_sent,
@@ -120,7 +120,7 @@ impl<L: Links> ScheduleExecutor<L> {
 
     /// Returns the flags with which the communicator ends the current operation.
     pub(crate) fn ending(&self) -> &Arc<ShutdownFlag> {
-        self.patience.ending()
+        self.timeouts.ending()
     }
 
     /// Sets the function that is called whenever this rank waits.
@@ -135,14 +135,14 @@ impl<L: Links> ScheduleExecutor<L> {
             MAX_SLEEP_WITH_PUMP
         });
         let (waits, moved) = ((&self.waits[..], longest), self.bytes_sent + self.bytes_received);
-        self.patience.wait(&mut self.links, waits, moved, &*self.supervisor, &self.call.fingerprint)
+        self.timeouts.wait(&mut self.links, waits, moved, &*self.supervisor, &self.call.fingerprint)
     }
 
     /// Checks, without waiting, whether it is still worth waiting for `peer`.
     fn consider(&mut self, peer: usize) -> Result<()> {
         let moved = self.bytes_sent + self.bytes_received;
         let considered =
-            self.patience.check_timeouts(&self.links, peer, moved, &*self.supervisor, &self.call.fingerprint);
+            self.timeouts.check_timeouts(&self.links, peer, moved, &*self.supervisor, &self.call.fingerprint);
         considered.map(drop)
     }
 
@@ -177,7 +177,7 @@ impl<L: Links> ScheduleExecutor<L> {
     /// Sets up the announcements of a call. They are sent in both directions between any two ranks that exchange
     /// anything, so that both detect a mismatch.
     fn set_up_announcements(&mut self, task: &Task<'_>, schedule: &Schedule) {
-        self.patience.begin(self.links.spins());
+        self.timeouts.begin(self.links.spins());
         self.waiting_since = None;
         self.call.fingerprint = task.fingerprint;
         (self.call.op, self.call.dtype) = (task.op, task.dtype);
@@ -231,7 +231,7 @@ impl<L: Links> ScheduleExecutor<L> {
 
     /// Transfers bytes until all sends and receives of the step are done.
     fn transfer(&mut self, memory: &mut Memory<'_>) -> Result<()> {
-        self.patience.reset();
+        self.timeouts.reset();
         loop {
             self.waits.clear();
             let moved = self.send_some(memory)? | self.receive_some(memory)?;
@@ -239,7 +239,7 @@ impl<L: Links> ScheduleExecutor<L> {
                 return Ok(());
             }
             if moved {
-                self.patience.reset();
+                self.timeouts.reset();
             } else {
                 self.wait()?;
             }
@@ -393,7 +393,7 @@ impl<L: Links> ScheduleExecutor<L> {
     }
 
     fn failed(&self, question: Question) -> Error {
-        crate::blame::patience::failure_error(&*self.supervisor, question, &self.call.fingerprint)
+        crate::blame::timeouts::failure_error(&*self.supervisor, question, &self.call.fingerprint)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Plans: the buffer and the schedule with which a rank runs an operation.
 
-mod halves;
+mod half_precision;
 
 use candle_core::{DType, Tensor};
 

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 
 use crate::base::buffer::staging::Before;
 use crate::base::lock::lock;
-use crate::blame::causes;
-use crate::blame::ending::ShutdownFlag;
+use crate::blame::peer_failures;
+use crate::blame::shutdown::ShutdownFlag;
 use crate::blame::supervisor::Supervisor;
 use crate::engine::runner::Run;
 use crate::{Error, Operation, Result, Stats};
@@ -251,7 +251,7 @@ impl QueueState {
     /// Records that the group has failed. Returns the first failure, which all operations return.
     fn fail(&self, error: Error) -> Error {
         let first = lock(&self.failed).get_or_insert(error).clone();
-        causes::record(&first);
+        peer_failures::record(&first);
         first
     }
 

@@ -10,7 +10,7 @@ use candle_core::Tensor;
 use crate::base::buffer::staging::Before;
 use crate::base::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::base::members::Members;
-use crate::blame::ending::ShutdownFlag;
+use crate::blame::shutdown::ShutdownFlag;
 use crate::blame::supervisor::Supervisor;
 use crate::engine::executor::{MessageTransfer, ScheduleExecutor, Task};
 use crate::engine::memory::Memory;

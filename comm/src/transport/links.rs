@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::base::last_words::LastMessage;
+use crate::base::last_message::LastMessage;
 
 /// The stream to or from a peer has ended or broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The reducer, which runs a backward pass: hooks deliver gradients, full buckets are averaged, and the averages are
 //! returned.
 
-mod flight;
 mod late;
+mod pending_bucket;
 mod rebuild;
 
 use std::cell::Cell;
@@ -22,7 +22,7 @@ use crate::search::Search;
 use crate::weights::Weights;
 use crate::{DdpConfig, Error, Result, lock};
 
-use flight::PendingBucket;
+use pending_bucket::PendingBucket;
 
 thread_local! {
     /// Address of the reducer whose backward runs on this thread.

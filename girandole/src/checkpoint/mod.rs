@@ -3,15 +3,15 @@
 //! Each rank writes its parts to its own file; the manifest records which elements of which tensor each part holds. A
 //! rank of another layout, or a single process, reads the elements that it needs from the files that hold them.
 
+mod keep_alive;
 mod read;
 mod region;
 mod save;
 mod snapshot;
-mod waiting;
 
+pub(crate) use keep_alive::with_keep_alive;
 pub use read::Saved;
 pub use region::Region;
 pub use save::Snapshot;
 pub(crate) use save::all_or_error;
 pub use snapshot::SnapshotLater;
-pub(crate) use waiting::with_keep_alive;

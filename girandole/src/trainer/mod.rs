@@ -42,10 +42,10 @@
 //! ```
 
 mod config;
+mod consistency;
 mod elastic;
 mod learning_rate;
 mod run;
-mod same;
 mod saver;
 mod tokens;
 
@@ -60,9 +60,9 @@ use serde::{Deserialize, Serialize};
 use crate::Parallel;
 
 pub use config::{CheckpointPlan, TrainConfig};
+pub use consistency::{ChangedSetting, check_resume, observer_state};
 pub use learning_rate::{Decay, LearningRate};
 pub use run::{Ending, Summary, Trainer};
-pub use same::{ChangedSetting, check_resume, observer_state};
 pub use saver::Saver;
 
 /// Training data: rows, accessed by index.

@@ -11,7 +11,7 @@ use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Cont
 
 use comm::broadcast_object;
 
-use super::same::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
+use super::consistency::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
 use super::{Data, Observer, ObserverState, Saver, StepReport, TrainConfig};
 use crate::checkpoint::all_or_error;
 use crate::{Error, Parallel, Result};

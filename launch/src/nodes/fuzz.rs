@@ -1,8 +1,8 @@
-//! Fuzz target for the council: any messages of any nodes, in any order.
+//! Fuzz target for the coordinator: any messages of any nodes, in any order.
 
 use std::time::Instant;
 
-use super::council::Coordinator;
+use super::coordinator::Coordinator;
 use super::message::{NodeMessage, Order, Round, Verdict};
 
 const NODES: usize = 3;
@@ -10,7 +10,7 @@ const NODES: usize = 3;
 /// Each line is a message: one character for the node, then the JSON text.
 pub fn fuzz_council(data: &[u8]) {
     let round = Round { run_id: "run".into(), secret: None, port: 0, restart: 0, max_restarts: 2 };
-    let mut council = Coordinator::new((0..NODES).map(|node| format!("h{node}")).collect(), round);
+    let mut coordinator = Coordinator::new((0..NODES).map(|node| format!("h{node}")).collect(), round);
     // A launcher that is stopped may have left before the others' end.
     let (now, mut over) = (Instant::now(), [false; NODES]);
     for line in data.split(|byte| *byte == b'\n') {
@@ -19,7 +19,7 @@ pub fn fuzz_council(data: &[u8]) {
             look(&order);
         }
         let Ok(word) = serde_json::from_slice::<NodeMessage>(text) else { continue };
-        let orders = council.handle(usize::from(*node) % NODES, word, now);
+        let orders = coordinator.handle(usize::from(*node) % NODES, word, now);
         for (node, order) in &orders {
             assert!(!over[*node], "an order after the end");
             over[*node] = matches!(order, Order::Over(_));

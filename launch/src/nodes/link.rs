@@ -10,8 +10,8 @@ use comm::launcher::{Connection, lock};
 use comm::{Error, NodeName, Result};
 use socket2::{SockRef, TcpKeepalive};
 
-use super::council::Coordinator;
-use super::line::{Limit, NodeConnection, send, warn_silent};
+use super::connection::{Limit, NodeConnection, send, warn_silent};
+use super::coordinator::Coordinator;
 use super::message::{MAX_MESSAGE, NodeMessage, Order, Verdict};
 use crate::event::Event;
 use crate::platform::socket::end_when_unconfirmed;
@@ -35,9 +35,9 @@ pub(super) fn keep_alive(stream: &TcpStream) {
     end_when_unconfirmed(stream, KEEPALIVE_IDLE + KEEPALIVE_PROBES * KEEPALIVE_INTERVAL);
 }
 
-/// The first node's end: the council and the connections to all other nodes.
+/// The first node's end: the coordinator and the connections to all other nodes.
 pub(super) struct CoordinatorLinks {
-    council: Coordinator,
+    coordinator: Coordinator,
     own: Sender<Event>,
     /// Connections to the nodes from 1 on.
     others: Vec<NodeConnection>,
@@ -45,13 +45,13 @@ pub(super) struct CoordinatorLinks {
 
 impl CoordinatorLinks {
     pub(super) fn start(
-        council: Coordinator,
+        coordinator: Coordinator,
         others: Vec<Connection>,
         own: &Sender<Event>,
     ) -> Result<Arc<Mutex<Self>>> {
         let readers = others.iter().map(Connection::again).collect::<Vec<_>>();
         let others = others.into_iter().map(NodeConnection::new).collect();
-        let chair = Arc::new(Mutex::new(Self { council, own: own.clone(), others }));
+        let chair = Arc::new(Mutex::new(Self { coordinator, own: own.clone(), others }));
         for (at, mut wire) in readers.into_iter().enumerate() {
             let chair = Arc::clone(&chair);
             let listen = move || {
@@ -74,7 +74,7 @@ impl CoordinatorLinks {
     }
 
     pub(super) fn hear(&mut self, node: usize, word: NodeMessage) {
-        for (to, order) in self.council.handle(node, word, Instant::now()) {
+        for (to, order) in self.coordinator.handle(node, word, Instant::now()) {
             match to.checked_sub(1) {
                 // The receiver is gone if this launcher is about to return.
                 None => drop(self.own.send(Event::Order(order))),
@@ -102,8 +102,8 @@ impl CoordinatorLinks {
 impl Heartbeats for CoordinatorLinks {
     fn send_heartbeats(&mut self, limit: Limit) {
         for (at, line) in self.others.iter_mut().enumerate() {
-            if line.heartbeat(limit) && !self.council.is_gone(at + 1) {
-                warn_silent(self.council.name(at + 1));
+            if line.heartbeat(limit) && !self.coordinator.is_gone(at + 1) {
+                warn_silent(self.coordinator.name(at + 1));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Ranks that an elastic job has lost, as the council counts them.
+//! Ranks that an elastic job has lost, as the coordinator counts them.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -20,7 +20,7 @@ impl Failed {
     }
 }
 
-/// What the council knows about the ranks that one round has lost.
+/// What the coordinator knows about the ranks that one round has lost.
 #[derive(Default)]
 pub(super) struct Losses {
     has_met: bool,

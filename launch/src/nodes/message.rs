@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum message size in bytes: the last lines of a rank, each character of them escaped.
 pub(super) const MAX_MESSAGE: usize = 512 << 10;
 
-/// Message from a node's launcher to the council of the first node.
+/// Message from a node's launcher to the coordinator of the first node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum NodeMessage {
     /// Nothing of an earlier round is left on this node, and its ranks can be started.
@@ -63,7 +63,7 @@ pub(crate) enum Ending {
     Stopped(String),
 }
 
-/// Order from the council of the first node to a node's launcher.
+/// Order from the coordinator of the first node to a node's launcher.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Order {
     Start(Round),

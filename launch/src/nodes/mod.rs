@@ -1,13 +1,13 @@
 //! Cooperation between the launchers of a job on several nodes.
 //!
-//! The launchers connect through the same rendezvous as ranks, each proving that it has the secret. The council of the
+//! The launchers connect through the same rendezvous as ranks, each proving that it has the secret. The coordinator of the
 //! first node receives all messages and decides; the others keep a connection to it for as long as the job lasts. With
-//! one node the council exists, too, and decides alone.
+//! one node the coordinator exists, too, and decides alone.
 
-mod council;
+mod connection;
+mod coordinator;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
-mod line;
 mod link;
 mod losses;
 pub(super) mod message;
@@ -24,8 +24,8 @@ use super::event::Event;
 use super::random::random_hex;
 use crate::SpawnConfig;
 
-use council::Coordinator;
-use line::Limit;
+use connection::Limit;
+use coordinator::Coordinator;
 use link::{CoordinatorLink, CoordinatorLinks};
 
 #[cfg(any(test, fuzzing))]
@@ -67,8 +67,8 @@ impl Nodes {
         };
         let limit = Limit::new(config.join_timeout.min(MAX_TIMEOUT));
         if config.nodes == 1 {
-            let council = Coordinator::new(vec![host()], round);
-            let link = Link::First(CoordinatorLinks::start(council, Vec::new(), events)?);
+            let coordinator = Coordinator::new(vec![host()], round);
+            let link = Link::First(CoordinatorLinks::start(coordinator, Vec::new(), events)?);
             return Ok(Self { link, address: None, limit, signs: None });
         }
         let address = own_address(config)?;
@@ -104,11 +104,11 @@ impl Nodes {
         }
     }
 
-    /// Sends a message to the council.
+    /// Sends a message to the coordinator.
     pub(super) fn tell(&self, word: NodeMessage) {
         match &self.link {
             Link::First(chair) => lock(chair).hear(0, word),
-            Link::Other(follower) => line::send(&mut lock(follower).line.wire, &word),
+            Link::Other(follower) => connection::send(&mut lock(follower).line.wire, &word),
         }
     }
 }

@@ -25,7 +25,7 @@ impl Supervisor<'_> {
     }
 
     /// Ends the job if too few ranks are left, and returns true then. Failed ranks may have counted as lost while
-    /// excluded ranks were still counted as members. On several nodes the council checks this.
+    /// excluded ranks were still counted as members. On several nodes the coordinator checks this.
     fn are_too_few(&mut self, min: usize) -> bool {
         let left = self.workers.at_work() + self.ended_well();
         let are_enough = left > 0 && left + self.workers.joining() >= min;
@@ -63,7 +63,7 @@ impl Supervisor<'_> {
         self.ended = well;
         let failed: Vec<Ended> = failed;
         for end in failed {
-            // The council has this loss already.
+            // The coordinator has this loss already.
             if self.lost.iter().any(|lost| lost.rank == end.rank) {
                 continue;
             }
@@ -79,14 +79,14 @@ impl Supervisor<'_> {
     /// Whether the others continue after this rank has ended. Starts a replacement if the configuration allows it.
     pub(super) fn goes_on_without(&mut self, end: Ended) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
-        // On several nodes the council knows whether the ranks have formed a group: a rank of another node may have
+        // On several nodes the coordinator knows whether the ranks have formed a group: a rank of another node may have
         // reported it.
         let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
         if end.status.success() || end.told || !may {
             return false;
         }
         if self.config.nodes > 1 {
-            // The remaining ranks of all nodes together have to be enough, which the council checks.
+            // The remaining ranks of all nodes together have to be enough, which the coordinator checks.
             self.tell_of_loss(end);
             if !self.met {
                 self.announce_own(end);
@@ -125,12 +125,12 @@ impl Supervisor<'_> {
         self.nodes.tell(NodeMessage::Lost { failure: self.failure(end), is_final });
     }
 
-    /// Whether the council decides what a lost rank means for the job.
+    /// Whether the coordinator decides what a lost rank means for the job.
     pub(super) fn are_lost_here(&self) -> bool {
         self.config.nodes > 1 && self.config.elastic.is_some()
     }
 
-    /// Whether the result is left to the council: all ranks of this node have ended by themselves, and all failures
+    /// Whether the result is left to the coordinator: all ranks of this node have ended by themselves, and all failures
     /// were reported to it. It may still receive a report from another node that the ranks had formed a group; then the
     /// others continue. So this launcher does not report a failure of its own.
     pub(super) fn is_for_the_council(&self) -> bool {
@@ -144,7 +144,7 @@ impl Supervisor<'_> {
         self.are_lost_here() && is_undisturbed && by_themselves && is_open && self.ended.iter().all(is_known)
     }
 
-    /// Sends the last lines of the lost ranks to the council; what is kept of each fits into one message.
+    /// Sends the last lines of the lost ranks to the coordinator; what is kept of each fits into one message.
     pub(super) fn tell_last_lines(&self, mut tails: Vec<VecDeque<String>>) {
         for rank in self.lost.iter().map(|lost| lost.rank) {
             let tail = tails.get_mut(self.local_rank(rank)).map(std::mem::take).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Tokenizer: text to tokens and back.
 
-mod made;
+mod byte_or_char;
 mod stream;
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, ModelConfig, Result};
 
-use made::{byte_alphabet, description};
+use byte_or_char::{byte_alphabet, description};
 pub use stream::TextStream;
 
 pub(crate) const FILE: &str = "tokenizer.json";
@@ -46,7 +46,7 @@ impl Tokenizer {
         let bytes = Error::read(&path)?;
         let refuse = |problem: String| Error::Format { path: path.clone(), problem };
         let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
-        let kind = made::kind(&json);
+        let kind = byte_or_char::kind(&json);
         let mut tokenizer = Self::from_bytes(&bytes, kind).map_err(refuse)?;
         tokenizer.end = tokenizer.end_of(folder)?.or(tokenizer.end);
         Ok(tokenizer)

@@ -7,11 +7,11 @@ use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
 
 use crate::average::completion_positions;
+use crate::failure_reports::FailureReports;
 use crate::groups::Groups;
 use crate::links::Links;
-use crate::news::FailureReports;
 use crate::{
-    Cost, Error, Modules, PipelineConfig, Result, Schedule, Split, agreement, copies, shapes, stage, tied,
+    Cost, Error, Modules, PipelineConfig, Result, Schedule, Split, agreement, replicas, shapes, stage, tied,
 };
 
 use super::{Pipeline, all_vars};
@@ -108,11 +108,11 @@ impl Pipeline {
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
-        groups.all_agree(copies::broadcast_variables(groups.dp.as_deref(), &all_vars(&stages)))?;
+        groups.all_agree(replicas::broadcast_variables(groups.dp.as_deref(), &all_vars(&stages)))?;
         let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device))?;
         let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
         let news = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
-        let copies = copies::group(&groups)?;
+        let copies = replicas::group(&groups)?;
         let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
         let last_places = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {

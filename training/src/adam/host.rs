@@ -8,8 +8,8 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, WithDType
 use super::{AdamState, Factors};
 use crate::blocks::{BLOCK, blocks};
 use crate::op::{Real, dense};
+use crate::simd::vectorized;
 use crate::state::Buffer;
-use crate::vectors::vectorized;
 
 pub(super) fn step(var: &Var, grad: &Tensor, means: &mut AdamState, factors: Factors) -> Result<()> {
     let (Buffer::Host(of_gradients), Buffer::Host(of_squares)) =

@@ -6,7 +6,7 @@ use super::gated::{Gate, gelu, gelu_tanh, silu};
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{BLOCK, blocks};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 
 impl Gate {
     /// Applies the activation alone: PyTorch's `silu`, `gelu` or `gelu(approximate="tanh")` (`gelu_new`).

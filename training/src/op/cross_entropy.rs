@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
 use super::real::{Real, ln, max, sum};
 use super::{dense, width, with_numbers, working_dtype};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 use crate::{Error, Kept, Result};
 
 const NAME: &str = "cross_entropy";

@@ -6,7 +6,7 @@ use super::gelu::{gelu_derivative, normal_cdf};
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{BLOCK, blocks};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 use crate::{Error, Result};
 
 /// Activation function of a gated linear unit.

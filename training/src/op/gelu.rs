@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 
 const NAME: &str = "gelu";
 

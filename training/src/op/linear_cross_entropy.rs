@@ -10,7 +10,7 @@ use super::real::{Real, ln, max, sum};
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
 use crate::product::{Matrix, ProductConfig, multiply};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 use crate::{Error, Kept, Result};
 
 const NAME: &str = "linear_cross_entropy";

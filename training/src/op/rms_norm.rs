@@ -6,7 +6,7 @@ use candle_nn::{Init, VarBuilder};
 use super::real::{Real, sum, sum_pairs};
 use super::{check_parameter, dense, width, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 
 const NAME: &str = "rms_norm";
 

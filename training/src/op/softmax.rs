@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, bail};
 
 use super::real::{Real, ln, max, sum, sum_pairs};
 use super::{dense, width, with_numbers, working_dtype};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 
 /// Softmax over the last dimension: `exp(x) / sum(exp(x))`, without overflow, and with a gradient
 /// (candle_nn's `softmax_last_dim` has none).

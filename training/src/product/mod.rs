@@ -15,7 +15,7 @@ pub(crate) use self::tensors::{product, product_of};
 
 use crate::Precision;
 use crate::op::Real;
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 
 /// Up to this many multiplications, plain loops are faster than packing for `gemm`.
 const SMALL: usize = 4096;

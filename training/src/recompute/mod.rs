@@ -1,8 +1,8 @@
 //! Activation checkpointing: parts of a model that keep only their input for backward, and are recomputed there.
 
-mod place;
+mod current_node;
+mod gradients;
 mod running;
-mod sink;
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,10 +15,10 @@ use candle_core::{
 use crate::kept::Kept;
 use crate::{Error, Precision, RowKeys, autocast, seeded};
 
-pub use place::recomputed_node;
+pub use current_node::recomputed_node;
+pub use gradients::backward;
 pub use running::{PartMember, drawn, kept_result, runs_in_part};
 pub(crate) use running::{keep_results, keeps_results, known_results};
-pub use sink::backward;
 
 use running::Record;
 
@@ -229,7 +229,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let _place = place::enter(result.id());
+        let _place = current_node::enter(result.id());
         let has_gradient = x.dtype().is_float() && x.track_op();
         let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
         let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
@@ -242,13 +242,13 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         }
         let root = seeded(&output, gradient.clone())?;
         drop(output);
-        let mut gradients = sink::part_gradients(&root)?;
+        let mut gradients = gradients::part_gradients(&root)?;
         drop(root);
         let own = match &input {
             Some(input) => Some(gradients.remove(&input.id()).map_or_else(|| input.zeros_like(), Ok)?),
             None => None,
         };
-        sink::add_to_enclosing(gradients)?;
+        gradients::add_to_enclosing(gradients)?;
         Ok((own, None))
     }
 }

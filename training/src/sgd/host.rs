@@ -8,8 +8,8 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 use super::SgdConfig;
 use crate::blocks::{BLOCK, blocks};
 use crate::op::{Real, dense};
+use crate::simd::vectorized;
 use crate::state::Buffer;
-use crate::vectors::vectorized;
 
 pub(super) fn step(
     var: &Var,

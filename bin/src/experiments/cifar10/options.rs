@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::error::Result;
+use crate::memory_check;
 use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
-use crate::room;
 
 use super::pictures::PICTURE_BYTES;
 
@@ -101,7 +101,7 @@ impl Cifar10Options {
     /// Checks that the generated pictures fit in memory.
     pub(super) fn check_samples(&self, world_size: usize) -> Result<()> {
         let check = |option, samples| {
-            room::check_samples(option, (samples, PICTURE_BYTES), (&self.common, world_size))
+            memory_check::check_samples(option, (samples, PICTURE_BYTES), (&self.common, world_size))
         };
         match self.draws() {
             false => Ok(()),

@@ -9,10 +9,10 @@ use training::TorchInit;
 
 use crate::console::say;
 use crate::error::Result;
+use crate::memory_check::INDEX_BYTES;
 use crate::models::linear::SimpleModel;
 use crate::options::LoaderOptions;
 use crate::python::Fixed;
-use crate::room::INDEX_BYTES;
 use crate::weights::{TensorFile, load_weights};
 
 use super::options::DdpLinearOptions;

@@ -1,9 +1,9 @@
 //! `ddp-linear`, the from-scratch tutorial: one process compared with data-parallel ranks, with the measured speed-up.
 
-mod alone;
 mod data;
 mod ddp;
 mod options;
+mod single_process;
 
 pub use data::Setup;
 pub use options::DdpLinearOptions;
@@ -14,9 +14,9 @@ use report::{Report, RunSeries, Speedup, fact};
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
+use crate::memory_check;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::room;
 
 /// The tutorial prints the mean loss of every so many batches.
 const PRINT_EVERY: usize = 100;
@@ -40,7 +40,7 @@ impl Experiment for DdpLinearOptions {
         self.check_batch(world_size)?;
         match self.common.data {
             Some(_) => Ok(()),
-            None => room::check_samples(
+            None => memory_check::check_samples(
                 "--samples",
                 (self.samples, data::SAMPLE_BYTES),
                 (&self.common, world_size),
@@ -64,7 +64,7 @@ impl Experiment for DdpLinearOptions {
                  run; --keep-total-batch does what the tutorial says"
             ));
         }
-        let single = alone::run(self, &setup, metrics)?;
+        let single = single_process::run(self, &setup, metrics)?;
         let total = self.rank_batch_size(world_size) as u128 * world_size as u128;
         let ranks = if world_size == 1 { "rank" } else { "ranks" };
         say(format_args!("\n===== DDP training ({world_size} {ranks}, total batch size {total}) ====="))?;

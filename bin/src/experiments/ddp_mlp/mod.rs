@@ -15,10 +15,10 @@ pub use options::DdpMlpOptions;
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
+use crate::memory_check;
 use crate::models::mlp::{CLASSES, Mlp};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::room;
 use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
@@ -64,7 +64,7 @@ impl Experiment for DdpMlpOptions {
         let sizes = [("--batch-size", self.batch_size), ("--validation-samples", self.validation_samples)];
         let mut drawn = sizes.into_iter().filter(|_| self.common.data.is_none());
         let check = |(option, samples)| {
-            room::check_samples(option, (samples, size_of::<Sample>()), (&self.common, world_size))
+            memory_check::check_samples(option, (samples, size_of::<Sample>()), (&self.common, world_size))
         };
         drawn.try_for_each(check)
     }

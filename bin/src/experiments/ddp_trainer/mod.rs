@@ -17,8 +17,8 @@ pub use options::{DdpTrainerOptions, LossKind};
 use crate::console::note;
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
+use crate::memory_check::{self, INDEX_BYTES};
 use crate::rank::{Outcome, Rank};
-use crate::room::{self, INDEX_BYTES};
 use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer, conclude};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -52,7 +52,7 @@ impl Experiment for DdpTrainerOptions {
     fn check(&self, world_size: usize) -> Result<()> {
         match self.common.data {
             Some(_) => Ok(()),
-            None => room::check_samples(
+            None => memory_check::check_samples(
                 "--samples",
                 (self.samples, size_of::<Sample>() + INDEX_BYTES),
                 (&self.common, world_size),

@@ -5,9 +5,9 @@ use clap::{Args, ValueEnum};
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
 use crate::error::{Error, Result};
+use crate::memory_check;
 use crate::models::large::{CLASSES, LargeConfig};
 use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
-use crate::room;
 
 /// What is sharded, by the names of PyTorch's `ShardingStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -186,10 +186,10 @@ impl FsdpMlpOptions {
         let sizes = [("--features", self.features), ("--hidden", self.hidden)];
         let parameters = count(sizes.map(|(_, size)| size as f64));
         let CommonOptions { ranks, device, data, .. } = &self.common;
-        let on_host = room::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
-        let needed = (room::with_adam(parameters, shards), on_host);
-        if let Some(help) = room::too_large(parameters, "parameters", needed) {
-            let (option, got) = room::option_to_blame(sizes, count);
+        let on_host = memory_check::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
+        let needed = (memory_check::with_adam(parameters, shards), on_host);
+        if let Some(help) = memory_check::too_large(parameters, "parameters", needed) {
+            let (option, got) = memory_check::option_to_blame(sizes, count);
             return refuse(option, got.to_string(), help);
         }
         if data.is_some() {
@@ -197,6 +197,6 @@ impl FsdpMlpOptions {
         }
         // Features and a class, of 4 bytes each.
         let bytes = self.features.saturating_add(1).saturating_mul(4);
-        room::check_samples("--batch-size", (self.batch_size, bytes), (&self.common, world_size))
+        memory_check::check_samples("--batch-size", (self.batch_size, bytes), (&self.common, world_size))
     }
 }

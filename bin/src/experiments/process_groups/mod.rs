@@ -1,10 +1,10 @@
 //! `process-groups`, from the PyTorch handbook: backends, ranks, rendezvous, collectives and subgroups.
 
 mod groups;
-mod meeting;
 mod operations;
 mod options;
 mod ranks;
+mod rendezvous;
 mod stage;
 
 pub use options::ProcessGroupsOptions;
@@ -60,7 +60,7 @@ fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
     }
     ranks::show(&stage, &*world, options.layout()?)?;
     if world.backend() != "mpi" {
-        meeting::show(&stage, config)?;
+        rendezvous::show(&stage, config)?;
     }
     operations::show(&stage)?;
     groups::show(&stage)?;

@@ -14,10 +14,10 @@ use crate::console::note;
 use crate::error::{Error, Result};
 use crate::experiment::{Experiment, options_of};
 use crate::file_error::FileError;
+use crate::memory_check;
 use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
-use crate::room;
 use crate::start::MOST_RANKS;
 use crate::trainer::sampler_state;
 use crate::weights::TensorFile;
@@ -111,15 +111,16 @@ impl Experiment for TensorParallelMlpOptions {
         }
         let size = self.hidden_size as f64;
         let parameters = 8.0 * size * size + 5.0 * size;
-        let needed =
-            memory_per_rank(&self.common, (world_size, tp), |parts| room::with_adam(parameters, parts));
-        if let Some(help) = room::too_large(parameters, "parameters", needed) {
+        let needed = memory_per_rank(&self.common, (world_size, tp), |parts| {
+            memory_check::with_adam(parameters, parts)
+        });
+        if let Some(help) = memory_check::too_large(parameters, "parameters", needed) {
             return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
         }
         if self.common.data.is_none() {
             // Inputs and targets, f32.
             let bytes = self.hidden_size.saturating_mul(2 * 4);
-            room::check_samples("--samples", (self.samples, bytes), (&self.common, world_size))?;
+            memory_check::check_samples("--samples", (self.samples, bytes), (&self.common, world_size))?;
         }
         if self.mesh.sequence_parallel {
             MeshOptions::divides("--batch-size", self.batch_size, tp)?;

@@ -21,8 +21,8 @@ use tensor_parallel::Weights;
 
 use crate::error::Result;
 use crate::experiment::{self, Experiment};
+use crate::memory_check;
 use crate::options::{Backend, CommonOptions};
-use crate::room;
 
 /// An experiment whose ranks form a mesh.
 pub trait OnMesh: Experiment {
@@ -66,7 +66,7 @@ fn memory_per_rank(
     (world_size, tp): (usize, usize),
     bytes: impl Fn(usize) -> f64,
 ) -> (f64, usize) {
-    match room::ranks_on_host(&common.ranks, common.device, world_size) {
+    match memory_check::ranks_on_host(&common.ranks, common.device, world_size) {
         Some(ranks) => (bytes(1), ranks),
         None => (bytes(tp), 1),
     }

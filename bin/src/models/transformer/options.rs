@@ -5,8 +5,8 @@ use training::AttentionMask;
 
 use super::TransformerConfig;
 use crate::error::{Error, Result};
+use crate::memory_check;
 use crate::options::{CommonOptions, count, probability};
-use crate::room;
 use crate::tokens::{check_length, check_room};
 
 /// Sizes of the tutorials' data set and model.
@@ -110,7 +110,7 @@ impl TransformerOptions {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
             return refuse("--d-model", d_model, help.into());
         }
-        let ranks = room::ranks_on_host(&common.ranks, common.device, world_size);
+        let ranks = memory_check::ranks_on_host(&common.ranks, common.device, world_size);
         if let Some((option, got, help)) = self.too_large(ranks.map_or((1, 1), |ranks| (ranks, parts))) {
             return refuse(option, got, help);
         }
@@ -147,11 +147,11 @@ impl TransformerOptions {
         let table = self.max_len as f64 * self.d_model as f64;
         let bytes = (4.0 * (parameters + table) / parts.max(1) as f64, ranks);
         if table > parameters {
-            let help = room::too_large(table, "numbers of positions", bytes)?;
+            let help = memory_check::too_large(table, "numbers of positions", bytes)?;
             return Some(("--max-len", self.max_len, help));
         }
-        let (option, got) = room::option_to_blame(sizes, count);
-        room::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
+        let (option, got) = memory_check::option_to_blame(sizes, count);
+        memory_check::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
     }
 
     /// Returns the settings that must be unchanged when a run is resumed.

@@ -11,32 +11,32 @@
 //! end of such a chain, so it is asked first at a time-out. A group that is closed because another one has failed sends
 //! that cause with its goodbye: the ranks left in it report that cause, not the rank before them in the chain.
 
-pub(crate) mod bureau;
-mod center;
+mod coordinator;
+pub(crate) mod failure_state;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod leaf;
+mod member;
 mod wire;
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::blame::control::bureau::FailureState;
+use crate::blame::control::failure_state::FailureState;
 use crate::rendezvous::connection::stream::Stream;
 use crate::{Error, Result};
 
 /// Starts the thread that serves this rank's control connections.
 pub(crate) fn serve(
-    bureau: Arc<FailureState>,
-    ear: UnixStream,
+    failure_state: Arc<FailureState>,
+    wake_receiver: UnixStream,
     connections: Vec<Option<Arc<Stream>>>,
 ) -> Result<JoinHandle<()>> {
     let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
     let thread = std::thread::Builder::new().name("comm-control".into());
-    let body = move || match bureau.rank() {
-        0 => center::Coordinator::new(&bureau, &ear, wires).serve(),
-        _ => leaf::serve(&bureau, &ear, wires.into_iter().flatten().next()),
+    let body = move || match failure_state.rank() {
+        0 => coordinator::Coordinator::new(&failure_state, &wake_receiver, wires).serve(),
+        _ => member::serve(&failure_state, &wake_receiver, wires.into_iter().flatten().next()),
     };
     thread.spawn(body).map_err(|reason| Error::system("starting a thread", reason))
 }

@@ -19,7 +19,7 @@ const MAX_LINE: usize = 64 * 1024;
 /// cannot see them.
 const CHUNK: usize = 16 * 1024;
 /// How long writing a message may wait for room in the socket buffer; rank 0 must not block on a rank that is stopped.
-const WRITE_PATIENCE: Duration = Duration::from_millis(100);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 /// The most bytes queued beyond the socket buffer. A rank that reads nothing needs no more messages.
 const MAX_WAITING: usize = MAX_LINE;
 
@@ -124,11 +124,11 @@ impl Wire {
             self.outbox.extend(line);
             self.outbox.push(b'\n');
         }
-        self.flush(WRITE_PATIENCE);
+        self.flush(WRITE_TIMEOUT);
     }
 
-    /// Sends queued bytes, waiting up to `patience` each time the socket buffer is full.
-    fn flush(&mut self, patience: Duration) {
+    /// Sends queued bytes, waiting up to `time_limit` each time the socket buffer is full.
+    fn flush(&mut self, time_limit: Duration) {
         let mut sent = 0;
         while sent < self.outbox.len() {
             match self.stream.send(&self.outbox[sent..], &[]) {
@@ -136,7 +136,7 @@ impl Wire {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let mut polled = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::OUT)];
-                    if !matches!(poll(&mut polled, Some(&timespec(patience))), Ok(ready) if ready > 0) {
+                    if !matches!(poll(&mut polled, Some(&timespec(time_limit))), Ok(ready) if ready > 0) {
                         break;
                     }
                 }

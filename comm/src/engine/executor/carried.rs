@@ -1,7 +1,7 @@
 //! Waiting for data that a carrier (NCCL, MPI) moves.
 
 use crate::Result;
-use crate::blame::patience::library_error;
+use crate::blame::timeouts::library_error;
 use crate::engine::executor::MessageTransfer;
 use crate::engine::memory::Memory;
 use crate::transport::carrier::{Carrier, PollBackoff};
@@ -13,7 +13,7 @@ impl<L: Links> ScheduleExecutor<L> {
     /// Waits until the operation that the carrier has begun is done, and checks meanwhile over the links for failed
     /// ranks.
     pub(crate) fn wait_for_carrier(&mut self, carrier: &mut dyn Carrier, rank: usize) -> Result<()> {
-        self.patience.reset();
+        self.timeouts.reset();
         let mut nap = PollBackoff::default();
         let (supervisor, fingerprint) = (self.supervisor.clone(), self.call.fingerprint);
         let failed = |error| library_error(&*supervisor, rank, error, &fingerprint);
@@ -39,7 +39,7 @@ impl<L: Links> ScheduleExecutor<L> {
         let (fingerprint, mut peer, mut memory) = (first.fingerprint, first.peer, Memory::default());
         let mut lanes = self.lanes(parcels, fingerprint);
         self.open()?;
-        self.patience.reset();
+        self.timeouts.reset();
         let mut nap = PollBackoff::default();
         let mut outcome = Ok(false);
         loop {
@@ -58,7 +58,7 @@ impl<L: Links> ScheduleExecutor<L> {
             self.waits.clear();
             let moved = self.send_some(&memory)? | self.receive_some(&mut memory)?;
             if moved || began {
-                self.patience.reset();
+                self.timeouts.reset();
                 nap = PollBackoff::default();
                 continue;
             }

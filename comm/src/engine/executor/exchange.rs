@@ -42,7 +42,7 @@ impl<L: Links> ScheduleExecutor<L> {
         let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
         let mut lanes = self.lanes(parcels, first);
         self.open()?;
-        self.patience.reset();
+        self.timeouts.reset();
         loop {
             let began = self.begin_next(&mut lanes);
             if lanes.is_empty() {
@@ -51,7 +51,7 @@ impl<L: Links> ScheduleExecutor<L> {
             self.waits.clear();
             let moved = self.send_some(memory)? | self.receive_some(memory)?;
             if moved || began || self.waits.is_empty() {
-                self.patience.reset();
+                self.timeouts.reset();
             } else {
                 self.wait()?;
             }
@@ -60,7 +60,7 @@ impl<L: Links> ScheduleExecutor<L> {
 
     /// Sorts the messages into queues by peer and direction, and sets up the call.
     pub(super) fn lanes(&mut self, parcels: Vec<MessageTransfer>, first: Fingerprint) -> Vec<MessageQueue> {
-        self.patience.begin(self.links.spins());
+        self.timeouts.begin(self.links.spins());
         self.waiting_since = None;
         self.sends.clear();
         self.receives.clear();

@@ -1,6 +1,6 @@
 //! Opening the streams to the peers that a call needs, before anything is sent.
 
-use crate::blame::patience::failure_error;
+use crate::blame::timeouts::failure_error;
 use crate::blame::verdict::Question;
 use crate::transport::links::{Links, OpenError, Wait};
 use crate::{Error, Result};
@@ -11,7 +11,7 @@ impl<L: Links> ScheduleExecutor<L> {
     /// Waits until there is a stream to each peer of the call, with the same time-out and checks as any other wait.
     pub(super) fn open(&mut self) -> Result<()> {
         // Usually all streams exist already, and this returns at once.
-        self.patience.reset_to_sleep();
+        self.timeouts.reset_to_sleep();
         loop {
             self.waits.clear();
             for index in 0..self.call.peers.len() {

@@ -14,7 +14,7 @@ use crate::base::members::Members;
 use crate::blame::verdict::Question;
 
 /// How long the runner waits for the test's signal before the operation fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 struct Gate {
     begun: Sender<()>,
@@ -27,7 +27,7 @@ impl Run for Gate {
     fn run(&mut self, operation: &Operation, _: &Before) -> Result<()> {
         let failed = |reason: String| Error::system(operation.name(), reason);
         self.begun.send(()).map_err(|error| failed(error.to_string()))?;
-        self.go.recv_timeout(PATIENCE).map_err(|error| failed(error.to_string()))?;
+        self.go.recv_timeout(TIME_LIMIT).map_err(|error| failed(error.to_string()))?;
         self.operations += 1;
         Ok(())
     }
@@ -77,11 +77,11 @@ impl Supervisor for Alone {
     }
 
     fn timeout(&self) -> Duration {
-        PATIENCE
+        TIME_LIMIT
     }
 
     fn slow_warning(&self) -> Duration {
-        PATIENCE
+        TIME_LIMIT
     }
 }
 

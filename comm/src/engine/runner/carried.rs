@@ -5,7 +5,7 @@ use crate::algorithm::schedule::{Parts, Schedule};
 use crate::algorithm::{dissemination_barrier, pairwise_all_to_all};
 use crate::base::buffer::staging::Before;
 use crate::base::fingerprint::Fingerprint;
-use crate::blame::patience::library_error;
+use crate::blame::timeouts::library_error;
 use crate::engine::executor::Task;
 use crate::engine::memory::Memory;
 use crate::engine::plan::Planner;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 
-use super::fault::{ConnectError, ConnectResult};
+use super::connect_error::{ConnectError, ConnectResult};
 use super::handshake::{Admission, Credentials};
 use super::wire::{HandshakeStream, Step};
 use crate::base::timespec::timespec;
@@ -37,10 +37,10 @@ pub(crate) struct Limits {
     /// connects again.
     pub(crate) at_once: usize,
     /// Age from which a silent connection is closed in favour of a new one: a rank sends as soon as it is connected.
-    pub(crate) silence: Duration,
+    pub(crate) idle_grace: Duration,
     /// Time in the handshake from which a connection is closed in favour of a new one. A rank needs two or three round
     /// trips.
-    pub(crate) patience: Duration,
+    pub(crate) handshake_grace: Duration,
 }
 
 impl Default for Limits {
@@ -48,8 +48,8 @@ impl Default for Limits {
         Self {
             handshake: Duration::from_secs(5),
             at_once: 64,
-            silence: Duration::from_millis(250),
-            patience: Duration::from_secs(1),
+            idle_grace: Duration::from_millis(250),
+            handshake_grace: Duration::from_secs(1),
         }
     }
 }
@@ -254,7 +254,7 @@ impl Serve {
     /// Adds a connection to the silent ones, whose first message is not complete.
     fn add_idle(&self, silent: &mut VecDeque<PendingConnection>, newcomer: PendingConnection) {
         if silent.len() >= self.limits.at_once {
-            let may_go = |oldest: &PendingConnection| oldest.since.elapsed() >= self.limits.silence;
+            let may_go = |oldest: &PendingConnection| oldest.since.elapsed() >= self.limits.idle_grace;
             let place = eviction_candidate(silent.iter(), &newcomer);
             let place = place.or_else(|| silent.front().is_some_and(may_go).then_some(0));
             match place.and_then(|at| silent.remove(at)) {
@@ -298,7 +298,8 @@ impl Serve {
             return self.reject(speaker.newcomer.from, &ConnectError::BadProof);
         }
         if speaking.len() >= self.limits.at_once {
-            let may_go = |oldest: &HandshakingConnection| oldest.spoke.elapsed() >= self.limits.patience;
+            let may_go =
+                |oldest: &HandshakingConnection| oldest.spoke.elapsed() >= self.limits.handshake_grace;
             let place =
                 eviction_candidate(speaking.iter().map(|speaker| &speaker.newcomer), &speaker.newcomer);
             let place = place.or_else(|| speaking.front().is_some_and(may_go).then_some(0));

@@ -26,8 +26,8 @@ pub(crate) mod fuzz;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use super::fault::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::fault::VERSION;
+use super::connect_error::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::VERSION;
 use crate::rendezvous::connection::tls::Identity;
 use crate::{Error, Result, Secret, TcpConfig, Tls};
 

@@ -17,11 +17,11 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use self::proof::ServerHandshake;
 pub(crate) use self::proof::Step;
-use super::fault::{ConnectError, ConnectResult};
+use super::connect_error::{ConnectError, ConnectResult};
 use super::handshake::{Client, ClientClaim, Credentials, OPENING, Verdict, is_plain};
 use super::stream::Stream;
 use crate::base::fingerprint;
-use crate::base::last_words::LastMessage;
+use crate::base::last_message::LastMessage;
 use crate::rendezvous::connection::tls::Session;
 
 /// Send buffer of a data connection between ranks of one host. The kernel's automatic size grows to several MiB, which

@@ -9,7 +9,7 @@ use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember, milliseco
 use super::roster::{Roster, gave_up_error, protocol, unexpected_message_error};
 use super::{GroupConnections, Meeting, MeetingParams, random_nonce};
 use crate::rendezvous::connection::acceptor::Acceptor;
-use crate::rendezvous::connection::fault::ConnectError;
+use crate::rendezvous::connection::connect_error::ConnectError;
 use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::{Error, Result};

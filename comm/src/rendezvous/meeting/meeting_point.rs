@@ -11,7 +11,7 @@ use super::store::{PublishedAddress, Store};
 use super::{MeetingParams, cannot_listen, random_nonce};
 use crate::rendezvous::address::HostPort;
 use crate::rendezvous::config::{agent_store_from_env, master_from_env};
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::scheduler::{self, without_loopback};
 use crate::{Error, InitMethod, Result, TcpConfig};

@@ -11,7 +11,7 @@ use super::message::{
     Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember, milliseconds, with_margin,
 };
 use super::{BackOff, GroupConnections, Meeting, MeetingParams};
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::rendezvous::meeting::peer::PeerInfo;
@@ -38,14 +38,14 @@ pub(super) fn join(plan: &MeetingParams<'_>) -> Result<Meeting> {
 /// Builds the introduction of this rank; `port` is where it accepts data connections.
 pub(super) fn hello(plan: &MeetingParams<'_>, port: u16) -> Hello {
     // Rank 0 knows which ranks are missing: it must report them before this rank's own time is over.
-    let patience = with_margin(plan.deadline.saturating_duration_since(Instant::now()));
+    let time_limit = with_margin(plan.deadline.saturating_duration_since(Instant::now()));
     Hello {
         ip: plan.published_ip(),
         port,
         host: plan.own.host.clone(),
         pid: plan.own.pid,
         site: plan.site(),
-        patience_ms: milliseconds(patience),
+        patience_ms: milliseconds(time_limit),
         door: plan.door,
         machine: BuildInfo::own(),
     }
@@ -180,9 +180,9 @@ impl Leader<'_> {
         let plan = self.plan;
         let table = self.hear_table()?;
         // This rank must report which rank it cannot reach before rank 0 has waited long enough.
-        let patience = with_margin(Duration::from_millis(table.patience_ms));
+        let time_limit = with_margin(Duration::from_millis(table.patience_ms));
         let until =
-            Instant::now().checked_add(patience).map_or(plan.deadline, |until| until.min(plan.deadline));
+            Instant::now().checked_add(time_limit).map_or(plan.deadline, |until| until.min(plan.deadline));
         let peers = self.peers(&table)?;
         let own_ip = peers[plan.config.rank].address.ip();
         let opened = plan.open_data_connections(listener, (credentials, table.session), peers);
@@ -220,12 +220,17 @@ impl Leader<'_> {
 
     /// Connects to the rank before this one, and meanwhile watches for messages of rank 0. So each rank but the last is
     /// reached once: an address that nobody can reach shows during rendezvous, not in the middle of the work.
-    fn connect_to_previous(&mut self, rank: usize, lines: &GroupConnections, deadline: Instant) -> Result<()> {
+    fn connect_to_previous(
+        &mut self,
+        rank: usize,
+        lines: &GroupConnections,
+        deadline: Instant,
+    ) -> Result<()> {
         let plan = self.plan;
         let mut back_off = BackOff::new();
         let mut last = None;
         loop {
-            let Err(fault) = lines.switchboard.dial(rank, deadline) else { return Ok(()) };
+            let Err(fault) = lines.data_connections.dial(rank, deadline) else { return Ok(()) };
             let fault = prefer_earlier_fault(fault, last, deadline);
             plan.check_parent().map_err(|error| self.give_up(error))?;
             // It was listening before it was in the table, so a refused connection means that it has ended.
@@ -244,7 +249,8 @@ impl Leader<'_> {
             }
             let settled = gone || fault.is_out_of_files() || matches!(fault, ConnectError::NoMemory(_));
             if settled || Instant::now() >= deadline {
-                let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
+                let (own, PeerInfo { host, address, .. }) =
+                    (plan.config.rank, lines.data_connections.peer(rank));
                 let [own, rank] = [own, rank].map(|rank| plan.number(rank));
                 let error = plan.failed(format!(
                     "rank {own} (host {}) cannot reach rank {rank} (host {host}) at {address}: {fault}",

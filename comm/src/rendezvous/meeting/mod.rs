@@ -1,6 +1,6 @@
 //! Rendezvous: all ranks connect to rank 0 at the meeting point, each reports where it listens and with whom it could
 //! share memory, rank 0 answers with the table of all ranks, and each rank connects to the one before it. Further
-//! connections are made when they are needed (see [`crate::transport::tcp::switchboard`]).
+//! connections are made when they are needed (see [`crate::transport::tcp::connections`]).
 //!
 //! ```text
 //! rank r                      rank 0
@@ -18,6 +18,7 @@
 //! --test many -- --nocapture`, 2026-11-21), each with 28 sockets after a reduction, a broadcast and a barrier; a world
 //! has at most 4,096.
 
+pub(crate) mod death_announcement;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod leader;
@@ -26,7 +27,6 @@ mod meeting_file;
 pub(crate) mod meeting_point;
 mod member;
 mod message;
-pub(crate) mod obituary;
 pub(crate) mod parent;
 pub(crate) mod peer;
 mod plan;
@@ -45,14 +45,14 @@ use self::parent::Parent;
 use self::peer::PeerInfo;
 use self::plan::{MeetingParams, OwnInfo, own_host};
 use crate::base::members::Members;
-use crate::blame::control::bureau::job::Job;
+use crate::blame::control::failure_state::job::Job;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
-use crate::rendezvous::connection::fault::ConnectError;
+use crate::rendezvous::connection::connect_error::ConnectError;
 use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::connection::stream::Stream;
-use crate::rendezvous::launched::inherited_listener;
+use crate::rendezvous::launcher_interface::inherited_listener;
 use crate::rendezvous::obstacle::Obstacle;
-use crate::transport::tcp::switchboard::DataConnections;
+use crate::transport::tcp::connections::DataConnections;
 use crate::{Error, InitMethod, Result, TcpConfig, Transport};
 
 /// Result of a rendezvous.
@@ -70,7 +70,7 @@ pub(crate) struct Meeting {
 /// A rank's data connections, and the acceptor that takes those of other ranks. Dropping it closes both, in bounded time.
 #[derive(Debug)]
 pub(crate) struct GroupConnections {
-    pub(crate) switchboard: Arc<DataConnections>,
+    pub(crate) data_connections: Arc<DataConnections>,
     /// Nonce of the group, which only its ranks know.
     pub(crate) session: [u8; 32],
     /// `None` in a group of one.
@@ -80,7 +80,7 @@ pub(crate) struct GroupConnections {
 impl Drop for GroupConnections {
     fn drop(&mut self) {
         self.acceptor = None;
-        self.switchboard.end();
+        self.data_connections.end();
     }
 }
 
@@ -153,8 +153,8 @@ fn meet_alone(config: &TcpConfig, members: Members) -> Result<Meeting> {
     };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
     let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
-    let switchboard = Arc::new(DataConnections::new(plan.setup(plan.credentials(), peers))?);
-    let lines = GroupConnections { switchboard, session: random_nonce()?, acceptor: None };
+    let data_connections = Arc::new(DataConnections::new(plan.setup(plan.credentials(), peers))?);
+    let lines = GroupConnections { data_connections, session: random_nonce()?, acceptor: None };
     Ok(Meeting { lines, control: vec![None], own_ips: vec![address], job: Arc::default() })
 }
 

@@ -22,7 +22,7 @@ use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 use crate::transport::shm::SharedMemory;
-use crate::transport::tcp::switchboard::{DataConnections, Setup};
+use crate::transport::tcp::connections::{DataConnections, Setup};
 use crate::{Error, Result, TcpConfig, Transport};
 
 /// What a rank reports of itself.
@@ -168,9 +168,9 @@ impl MeetingParams<'_> {
             }
         }
         let credentials = credentials.bound_to(&session);
-        let switchboard = Arc::new(DataConnections::new(self.setup(credentials, peers))?);
-        let acceptor = Acceptor::start(listener, self.limits, switchboard.clone())?;
-        Ok(GroupConnections { switchboard, session, acceptor: Some(acceptor) })
+        let data_connections = Arc::new(DataConnections::new(self.setup(credentials, peers))?);
+        let acceptor = Acceptor::start(listener, self.limits, data_connections.clone())?;
+        Ok(GroupConnections { data_connections, session, acceptor: Some(acceptor) })
     }
 
     /// Returns the address at which other ranks reach this one: the local address of `stream`, where this rank `listens`

@@ -10,7 +10,7 @@ use super::machine::BuildInfo;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
 use crate::base::members::Members;
 use crate::rendezvous::connection::acceptor::ConnectionHandler;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{
     Admission, ClientClaim, Credentials, Purpose, Status, Verdict,
 };
@@ -162,7 +162,7 @@ impl Roster {
     ) -> ConnectResult<Option<(HandshakeStream, String)>> {
         let from = wire.peer()?.ip().to_canonical();
         let host_ip = (!wire.is_local()?).then_some(from);
-        let patience = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
+        let time_limit = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
         let entry = entry(hello, from);
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(ConnectError::NotAwaited) };
@@ -178,7 +178,8 @@ impl Roster {
             return Ok(Some((wire, reason)));
         }
         wire.detach();
-        *place = Some(RegisteredRank { wire: Some(wire), entry, host_ip, until: Instant::now() + patience });
+        *place =
+            Some(RegisteredRank { wire: Some(wire), entry, host_ip, until: Instant::now() + time_limit });
         self.changed.notify_all();
         Ok(None)
     }

@@ -65,7 +65,7 @@ fn meetings(ranks: Vec<thread::JoinHandle<Result<Meeting>>>) -> Vec<Meeting> {
 fn check(meetings: &[Meeting]) {
     let world_size = meetings.len();
     for (own, Meeting { lines, control, own_ips, .. }) in meetings.iter().enumerate() {
-        let peers = lines.switchboard.peers();
+        let peers = lines.data_connections.peers();
         let me = OwnInfo::new(Transport::Tcp);
         assert!(peers.iter().all(|peer| peer.host == me.host && peer.pid == me.pid));
         assert_eq!((peers.len(), own_ips.len()), (world_size, world_size));
@@ -84,9 +84,9 @@ fn check(meetings: &[Meeting]) {
                 let waits = |to| Wait { peer: to, read: true, write: false };
                 for to in (0..world_size).filter(|to| *to != own) {
                     let stream = loop {
-                        match meeting.lines.switchboard.take_or_request(to).unwrap() {
+                        match meeting.lines.data_connections.take_or_request(to).unwrap() {
                             Some((stream, _)) => break stream,
-                            None => meeting.lines.switchboard.wait(&[waits(to)], LONG),
+                            None => meeting.lines.data_connections.wait(&[waits(to)], LONG),
                         }
                     };
                     tell(&stream, b'd', own, to);
@@ -119,7 +119,7 @@ fn a_rank_is_connected_to_its_neighbours_at_first() {
     ranks.extend((1..4).map(|rank| joining(tcp(rank, 4, port))));
     let meetings = meetings(ranks);
     let connected =
-        || -> Vec<_> { meetings.iter().map(|meeting| meeting.lines.switchboard.connected()).collect() };
+        || -> Vec<_> { meetings.iter().map(|meeting| meeting.lines.data_connections.connected()).collect() };
     // The rank that was dialed may record the connection a moment after the one that dialed.
     let begun = Instant::now();
     while connected() != [vec![1], vec![0, 2], vec![1, 3], vec![2]] {
@@ -226,7 +226,7 @@ fn processes_meet_through_the_environment() {
     if std::env::var_os("GIRANDOLE_TEST_RANK").is_some() {
         let meeting = meet(&TcpConfig::from_env().unwrap()).unwrap();
         let pids: std::collections::HashSet<_> =
-            meeting.lines.switchboard.peers().iter().map(|peer| peer.pid).collect();
+            meeting.lines.data_connections.peers().iter().map(|peer| peer.pid).collect();
         assert!(pids.len() == 3 && pids.contains(&std::process::id()));
         return;
     }

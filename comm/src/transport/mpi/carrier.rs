@@ -13,8 +13,8 @@ use crate::transport::carrier::{Carrier, Pump};
 use crate::transport::traffic;
 use crate::{Error, Message, Operation, ReduceOp, Result};
 
-use super::flight::{Buffer, Call, Parts, PendingCall};
 use super::handle::Handle;
+use super::pending_call::{Buffer, Call, Parts, PendingCall};
 
 /// Most buffers kept for reuse.
 const SPARE: usize = 4;

@@ -1,10 +1,10 @@
 //! MPI backend: ranks started by an MPI launcher, whose data the MPI library moves.
 
 mod carrier;
-mod flight;
 mod handle;
 mod library;
 mod meeting;
+mod pending_call;
 mod reduce;
 
 use std::fmt;

@@ -15,8 +15,8 @@ use candle_core::cuda::cudarc::nccl::{result, sys};
 use crate::{Error, ReduceOp, Result};
 
 use super::calls::Call;
-use super::farewell::CommShutdown;
 use super::library::{check, check_result};
+use super::shutdown::CommShutdown;
 
 /// Longest that a rank which closes its group waits for NCCL, which waits for the other ranks of its host.
 const MAX_SHUTDOWN_WAIT: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ pub(super) struct Addresses {
 pub(super) struct Handle {
     comm: sys::ncclComm_t,
     stream: Arc<CudaStream>,
-    patience: Duration,
+    time_limit: Duration,
     /// Some once the communicator was given up.
     farewell: Option<CommShutdown>,
 }
@@ -78,8 +78,8 @@ impl Handle {
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut config = config();
         // Less than the time-out: another group that waits for this rank meanwhile may have the same one.
-        let patience = MAX_SHUTDOWN_WAIT.min(timeout / 4);
-        let mut handle = Self { comm: null_mut(), stream, patience, farewell: None };
+        let time_limit = MAX_SHUTDOWN_WAIT.min(timeout / 4);
+        let mut handle = Self { comm: null_mut(), stream, time_limit, farewell: None };
         // SAFETY: the configuration is valid for NCCL, and is copied; the handle is written before the call returns.
         let code = unsafe {
             sys::ncclCommInitRankConfig(&mut handle.comm, world_size as c_int, id, rank as c_int, &mut config)
@@ -172,7 +172,7 @@ impl Handle {
         let comm = std::mem::replace(&mut self.comm, null_mut());
         if !comm.is_null() {
             let leaving = ClosingComm { comm, stream: self.stream.clone() };
-            self.farewell = Some(CommShutdown::begin(self.patience, move || how(leaving)));
+            self.farewell = Some(CommShutdown::begin(self.time_limit, move || how(leaving)));
         }
         self.farewell.clone()
     }

@@ -6,10 +6,10 @@
 mod calls;
 mod carrier;
 mod choice;
-mod farewell;
 mod handle;
 mod launch;
 mod library;
+mod shutdown;
 mod watch;
 
 use std::fmt;

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::base::last_words::LastMessage;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::base::last_message::LastMessage;
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::obstacle::Obstacle;
 
@@ -49,7 +49,7 @@ pub(crate) fn share(
 ) -> ConnectResult<std::result::Result<RingPair, Obstacle>> {
     let mut own = Token::default();
     getrandom::fill(&mut own).map_err(|_| ConnectError::NoRandomness)?;
-    let patience = deadline.min(Instant::now() + TIMEOUT);
+    let time_limit = deadline.min(Instant::now() + TIMEOUT);
     let counter = host.open_counter();
     let name = counter.as_ref().map(ExchangeSocket::name).unwrap_or_default();
     let offer = Offer { obstacle: counter.as_ref().err().copied(), name, token: own };
@@ -60,12 +60,12 @@ pub(crate) fn share(
         (Err(obstacle), _) | (Ok(_), Some(obstacle)) => return Ok(Err(obstacle)),
         (Ok(counter), None) => counter,
     };
-    let given = counter.give(&theirs.name, &own, patience);
+    let given = counter.give(&theirs.name, &own, time_limit);
     let inbox = match exchange_outcome(wire, given, deadline)? {
         Ok(inbox) => inbox,
         Err(obstacle) => return Ok(Err(obstacle)),
     };
-    let taken = counter.take(inbox, &theirs.token, patience);
+    let taken = counter.take(inbox, &theirs.token, time_limit);
     exchange_outcome(wire, taken, deadline)
 }
 

@@ -17,8 +17,8 @@ use super::ring::{Reader, Writer};
 use crate::platform::shared;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::transport::links::{Closed, Links, Wait};
+use crate::transport::tcp::connections::DataConnections;
 use crate::transport::tcp::links::TcpLinks;
-use crate::transport::tcp::switchboard::DataConnections;
 
 /// Longer than any test sleeps, unless a wake-up gets lost.
 const NEVER: Duration = Duration::from_secs(20);
@@ -61,12 +61,12 @@ fn links(crowded: bool) -> [(HybridLinks, Arc<DataConnections>); 2] {
         };
         let mut connections = vec![None, None];
         connections[1 - rank] = Some((socket, Some(pair)));
-        let switchboard = DataConnections::with(rank, connections);
+        let data_connections = DataConnections::with(rank, connections);
         let bell = bells[rank].clone();
-        let sockets = TcpLinks::new(switchboard.clone(), 1);
+        let sockets = TcpLinks::new(data_connections.clone(), 1);
         let mut links = HybridLinks::new(sockets, bell, crowded);
         assert!(links.open(1 - rank).unwrap());
-        (links, switchboard)
+        (links, data_connections)
     });
     links.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!())
 }
@@ -166,9 +166,9 @@ fn one_byte_there_and_back_wakes_both() {
 #[test]
 fn what_was_written_before_the_end_is_read_then_the_end_shows() {
     let [mut one, two] = links(false);
-    let (mut other, switchboard) = two;
+    let (mut other, data_connections) = two;
     assert_eq!(other.try_send(0, &[1; 32], &[2; 64]), Ok(96));
-    drop((other, switchboard));
+    drop((other, data_connections));
     let read = Wait { peer: 1, read: true, write: false };
     let mut bytes = [0; 50];
     assert_eq!(one.0.try_recv(1, &mut bytes), Ok(50));
@@ -184,11 +184,11 @@ fn what_was_written_before_the_end_is_read_then_the_end_shows() {
 #[test]
 fn a_group_that_fails_wakes_the_sleeper() {
     let [mut one, _other] = links(false);
-    let switchboard = one.1.clone();
+    let data_connections = one.1.clone();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
-            switchboard.shutdown(std::net::Shutdown::Both, None);
+            data_connections.shutdown(std::net::Shutdown::Both, None);
         });
         let began = Instant::now();
         one.0.wait(&[Wait { peer: 1, read: true, write: false }], NEVER);

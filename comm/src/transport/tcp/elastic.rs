@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::base::cause::Cause;
 use crate::base::members::Members;
 use crate::blame::supervisor::Supervisor;
-use crate::rendezvous::launched::report_met;
+use crate::rendezvous::launcher_interface::report_met;
 use crate::rendezvous::meeting::peer::PeerInfo;
 use crate::rendezvous::meeting::regroup::{RankAddress, RegroupEndpoint, Regrouped, join};
 use crate::rendezvous::meeting::{Meeting, Options, meet_with};
@@ -17,8 +17,8 @@ use super::Tcp;
 /// Joins the job's first group, or, as a newcomer, the current one. Either can change later.
 pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     if elastic.newcomer {
-        let (lobby, regrouped) = join(config, elastic)?;
-        let group = of_regrouped(lobby, regrouped)?;
+        let (endpoint, regrouped) = join(config, elastic)?;
+        let group = of_regrouped(endpoint, regrouped)?;
         report_met(&[]);
         return Ok(group);
     }
@@ -26,17 +26,17 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     let (listener, door) = RegroupEndpoint::listen(config)?;
     let meeting = meet_with(config, Options { door, ..Options::default() })?;
     // From here on nothing is needed from the other ranks: if one is lost now, the others continue without it.
-    let lobby = RegroupEndpoint::open(listener, config, elastic, config.rank, meeting.lines.session)?;
-    lobby.set_first_group(&member_cards(&lobby, &meeting)?)?;
+    let endpoint = RegroupEndpoint::open(listener, config, elastic, config.rank, meeting.lines.session)?;
+    endpoint.set_first_group(&member_cards(&endpoint, &meeting)?)?;
     let mut group = Tcp::join(config, meeting, Members::world(config.world_size), None)?;
-    group.lobby = Some(lobby);
+    group.endpoint = Some(endpoint);
     report_met(&[]);
     Ok(group)
 }
 
 /// Returns every rank's number in the job and the address of its door, the listener at which ranks regroup.
-fn member_cards(lobby: &RegroupEndpoint, meeting: &Meeting) -> Result<Vec<RankAddress>> {
-    let own = lobby.card();
+fn member_cards(endpoint: &RegroupEndpoint, meeting: &Meeting) -> Result<Vec<RankAddress>> {
+    let own = endpoint.card();
     let card = |(number, peer): (usize, &PeerInfo)| match peer.door {
         _ if number == own.number => Ok(own.clone()),
         0 => {
@@ -46,13 +46,13 @@ fn member_cards(lobby: &RegroupEndpoint, meeting: &Meeting) -> Result<Vec<RankAd
         }
         port => Ok(RankAddress { number, door: SocketAddr::new(peer.address.ip(), port) }),
     };
-    meeting.lines.switchboard.peers().iter().enumerate().map(card).collect()
+    meeting.lines.data_connections.peers().iter().enumerate().map(card).collect()
 }
 
-fn of_regrouped(lobby: Arc<RegroupEndpoint>, regrouped: Regrouped) -> Result<Tcp> {
+fn of_regrouped(endpoint: Arc<RegroupEndpoint>, regrouped: Regrouped) -> Result<Tcp> {
     let Regrouped { config, meeting, numbers } = regrouped;
     let mut group = Tcp::join(&config, meeting, Members::subgroup(numbers), None)?;
-    group.lobby = Some(lobby);
+    group.endpoint = Some(endpoint);
     Ok(group)
 }
 
@@ -60,16 +60,16 @@ impl Tcp {
     /// Makes a new group of the remaining ranks, and of waiting newcomers as long as the group has at most `room` ranks.
     /// `what` is the method's name, for errors.
     fn regroup(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
-        let Some(lobby) = &self.lobby else {
+        let Some(endpoint) = &self.endpoint else {
             let help = "set TcpConfig::elastic (GIRANDOLE_ELASTIC=1) on every rank; groups made by new_group or split do not \
                         change: change the one of all ranks, and create them again";
             return Err(Error::invalid(what, "a group that cannot change", help));
         };
-        let bureau: &dyn Supervisor = &*self.bureau;
-        let blamed = match bureau.failure() {
+        let failure_state: &dyn Supervisor = &*self.failure_state;
+        let blamed = match failure_state.failure() {
             // The cause is not the loss of a rank: the next group would fail in the same way.
             Some(cause @ (Cause::Mismatch { .. } | Cause::Failed { .. } | Cause::Hung)) => {
-                return Err(bureau.error(&cause, what.into()));
+                return Err(failure_state.error(&cause, what.into()));
             }
             Some(
                 Cause::Stalled { rank, .. } | Cause::Protocol { rank, .. } | Cause::Unreachable { rank, .. },
@@ -80,7 +80,7 @@ impl Tcp {
         if blamed == Some(own) {
             return Err(Error::Excluded { rank: own });
         }
-        let group = of_regrouped(lobby.clone(), lobby.regroup(blamed.as_slice(), room)?)?;
+        let group = of_regrouped(endpoint.clone(), endpoint.regroup(blamed.as_slice(), room)?)?;
         let is_gone = |rank: &usize| !group.members.world_ranks().contains(rank);
         let gone: Vec<usize> = self.members.world_ranks().iter().copied().filter(is_gone).collect();
         report_met(&gone);
@@ -94,7 +94,7 @@ impl ElasticGroup for Tcp {
     }
 
     fn waiting(&self) -> usize {
-        self.lobby.as_ref().map_or(0, |lobby| lobby.waiting())
+        self.endpoint.as_ref().map_or(0, |endpoint| endpoint.waiting())
     }
 
     fn grow(&self, world_size: usize) -> Result<Arc<dyn Communicator>> {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use candle_core::{DType, Device, Tensor};
 
 use crate::base::members::Members;
-use crate::blame::control::bureau::job::FormationGuard;
+use crate::blame::control::failure_state::job::FormationGuard;
 use crate::blame::supervisor::Supervisor;
 use crate::rendezvous::meeting::parent::Parent;
 use crate::rendezvous::meeting::{Meeting, Options, meet_with};
@@ -24,7 +24,7 @@ impl Tcp {
     /// stands for.
     pub(crate) fn as_parent(&self, meets: &FormationGuard) -> Parent {
         let above = meets.above.iter().map(|group| group.clone() as Arc<dyn Supervisor>).collect();
-        Parent { supervisor: self.bureau.clone(), above, ended: meets.ended.clone() }
+        Parent { supervisor: self.failure_state.clone(), above, ended: meets.ended.clone() }
     }
 
     /// Registers, until the result is dropped, that this rank is in a rendezvous (`operation`) with `others`, given by
@@ -34,7 +34,7 @@ impl Tcp {
         operation: String,
         others: Vec<usize>,
     ) -> Result<FormationGuard> {
-        self.bureau.job().begin_formation(&self.bureau, operation, others)
+        self.failure_state.job().begin_formation(&self.failure_state, operation, others)
     }
 
     /// Runs the rendezvous of a new group. Called on its members, by all at the same point of their sequence of
@@ -73,7 +73,7 @@ impl Tcp {
         let operation = "rendezvous".to_string() + &members.suffix();
         let own = self.members.world_rank(self.rank);
         let others: Vec<usize> = members.world_ranks().iter().copied().filter(|rank| *rank != own).collect();
-        let job = self.bureau.job().clone();
+        let job = self.failure_state.job().clone();
         let waits = self.register_rendezvous(operation.clone(), others.clone())?;
         let options = Options {
             listener,
@@ -82,7 +82,7 @@ impl Tcp {
             ..Options::default()
         };
         let met = meet_with(&config, options);
-        let met = met.map_err(|error| self.bureau.explain(error, operation, &others));
+        let met = met.map_err(|error| self.failure_state.explain(error, operation, &others));
         drop(waits);
         Ok((config, Meeting { job, ..met? }, members))
     }
@@ -157,7 +157,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::blame::control::bureau::job::Job;
+    use crate::blame::control::failure_state::job::Job;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -247,7 +247,7 @@ mod tests {
             let part = move |tcp: &Tcp| {
                 std::thread::scope(|scope| {
                     let part = scope.spawn(|| part(tcp));
-                    while tcp.bureau.job().formations().is_empty() && !part.is_finished() {
+                    while tcp.failure_state.job().formations().is_empty() && !part.is_finished() {
                         std::thread::yield_now();
                     }
                     tcp.abort();
@@ -280,7 +280,7 @@ mod tests {
             let pair = pair(tcp)?;
             let (config, listener) = pair.exchange_invitation(ranks)?;
             arranged.wait();
-            meets.send(pair.bureau.job().clone()).unwrap();
+            meets.send(pair.failure_state.job().clone()).unwrap();
             let outcome = pair.rendezvous_of_members(ranks, config, listener).map(drop);
             end.send(()).unwrap();
             outcome

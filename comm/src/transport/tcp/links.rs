@@ -12,15 +12,15 @@ use crate::rendezvous::connection::stream::Stream;
 use crate::transport::links::{Closed, Links, OpenError, Wait};
 use crate::transport::shm::RingPair;
 
-use super::switchboard::DataConnections;
+use super::connections::DataConnections;
 
 /// Least bytes to read at once; what was not asked for is buffered, so that an announcement and a small tensor are one
 /// read.
 const READ_AHEAD: usize = 64 * 1024;
 
 pub(crate) struct TcpLinks {
-    switchboard: Arc<DataConnections>,
-    /// By rank, the connections in use. Kept here so that operations need not lock the switchboard.
+    data_connections: Arc<DataConnections>,
+    /// By rank, the connections in use. Kept here so that operations need not lock the data_connections.
     lines: Vec<Option<PeerStream>>,
     spins: u32,
 }
@@ -40,8 +40,8 @@ struct ReadBuffer {
 
 impl TcpLinks {
     /// `spins`: see [`Links::spins`].
-    pub(crate) fn new(switchboard: Arc<DataConnections>, spins: u32) -> Self {
-        Self { switchboard, lines: Vec::new(), spins }
+    pub(crate) fn new(data_connections: Arc<DataConnections>, spins: u32) -> Self {
+        Self { data_connections, lines: Vec::new(), spins }
     }
 
     pub(crate) fn is_open(&self, peer: usize) -> bool {
@@ -51,7 +51,7 @@ impl TcpLinks {
     /// Starts using the connection to a peer, and the shared memory beside it, if any. Returns None while it is being
     /// made.
     pub(crate) fn fetch(&mut self, peer: usize) -> Result<Option<Option<RingPair>>, OpenError> {
-        let Some((stream, pair)) = self.switchboard.take_or_request(peer)? else { return Ok(None) };
+        let Some((stream, pair)) = self.data_connections.take_or_request(peer)? else { return Ok(None) };
         if self.lines.len() <= peer {
             self.lines.resize_with(peer + 1, || None);
         }
@@ -79,7 +79,7 @@ impl Links for TcpLinks {
     }
 
     fn last_error(&self, peer: usize) -> Option<String> {
-        if self.is_open(peer) { None } else { Some(self.switchboard.last_error(peer)) }
+        if self.is_open(peer) { None } else { Some(self.data_connections.last_error(peer)) }
     }
 
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
@@ -124,7 +124,7 @@ impl Links for TcpLinks {
             match self.stream(wait.peer) {
                 Ok(stream) => polled.push(PollFd::from_borrowed_fd(stream.as_fd(), events)),
                 // The connection is still being made.
-                Err(Closed) => return self.switchboard.wait(waits, timeout),
+                Err(Closed) => return self.data_connections.wait(waits, timeout),
             }
         }
         // An error or a signal counts as waking up early.

@@ -1,9 +1,9 @@
 //! Ranks as processes that communicate over TCP, and through shared memory within a host.
 
+pub(crate) mod connections;
 mod elastic;
 mod group;
 pub(crate) mod links;
-pub(crate) mod switchboard;
 
 use std::fmt;
 use std::net::{IpAddr, Shutdown};
@@ -11,11 +11,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::base::last_words::GOODBYE;
+use crate::base::last_message::GOODBYE;
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::blame::control;
-use crate::blame::control::bureau::FailureState;
+use crate::blame::control::failure_state::FailureState;
 #[cfg(feature = "nccl")]
 use crate::blame::supervisor::Supervisor;
 use crate::engine::queue::OperationQueue;
@@ -64,12 +64,12 @@ pub struct Tcp {
     own_ips: Vec<IpAddr>,
     /// Number of groups of which this rank was the first member.
     groups: AtomicU64,
-    bureau: Arc<FailureState>,
+    failure_state: Arc<FailureState>,
     engine: Option<OperationQueue>,
     control: Mutex<Option<JoinHandle<()>>>,
     lines: GroupConnections,
     /// For regrouping, in a group that may change; otherwise None.
-    lobby: Option<Arc<RegroupEndpoint>>,
+    endpoint: Option<Arc<RegroupEndpoint>>,
 }
 
 impl Tcp {
@@ -95,7 +95,7 @@ impl Tcp {
     ) -> Result<Self> {
         let Meeting { lines, control, own_ips, job } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
-        let (switchboard, peers) = (&lines.switchboard, lines.switchboard.peers());
+        let (data_connections, peers) = (&lines.data_connections, lines.data_connections.peers());
         let own = &peers[rank];
         let shares = |other: &usize| *other != rank && own.site.obstacle_to(&peers[*other].site).is_none();
         let shared_memory_ranks: Vec<usize> = (0..world_size).filter(shares).collect();
@@ -105,21 +105,28 @@ impl Tcp {
         // The same on all ranks.
         let topology =
             Topology::grouped(world_size, |one, other| peers[one].site.is_same_network(&peers[other].site));
-        let (bureau, ear) = FailureState::new(config, members.clone(), switchboard.clone(), job.clone())?;
-        let bureau = Arc::new(bureau);
-        job.add(&bureau);
-        let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
-        let sockets = TcpLinks::new(switchboard.clone(), if crowded { 1 } else { SPINS });
-        let runner: Box<dyn Run> = match switchboard.host().filter(|_| !shared_memory_ranks.is_empty()) {
+        let (failure_state, wake_receiver) =
+            FailureState::new(config, members.clone(), data_connections.clone(), job.clone())?;
+        let failure_state = Arc::new(failure_state);
+        job.add(&failure_state);
+        let thread = if world_size > 1 {
+            Some(control::serve(failure_state.clone(), wake_receiver, control)?)
+        } else {
+            None
+        };
+        let sockets = TcpLinks::new(data_connections.clone(), if crowded { 1 } else { SPINS });
+        let runner: Box<dyn Run> = match data_connections.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {
                 let links = shm::join(sockets, host.clone(), crowded);
-                Box::new(OperationRunner::new(rank, topology, links, bureau.clone()).carried_by(carrier))
+                Box::new(
+                    OperationRunner::new(rank, topology, links, failure_state.clone()).carried_by(carrier),
+                )
             }
-            None => {
-                Box::new(OperationRunner::new(rank, topology, sockets, bureau.clone()).carried_by(carrier))
-            }
+            None => Box::new(
+                OperationRunner::new(rank, topology, sockets, failure_state.clone()).carried_by(carrier),
+            ),
         };
-        let engine = Some(OperationQueue::new(rank, world_size, runner, bureau.clone()));
+        let engine = Some(OperationQueue::new(rank, world_size, runner, failure_state.clone()));
         let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
         Ok(Self {
             rank,
@@ -129,25 +136,25 @@ impl Tcp {
             config,
             own_ips,
             groups,
-            bureau,
+            failure_state,
             engine,
             control,
             lines,
-            lobby: None,
+            endpoint: None,
         })
     }
 
     /// Returns the group's supervisor, which detects failures and tells all ranks.
     #[cfg(feature = "nccl")]
     pub(crate) fn supervisor(&self) -> Arc<dyn crate::blame::supervisor::Supervisor> {
-        self.bureau.clone()
+        self.failure_state.clone()
     }
 
     /// Returns the error of `operation` that needed this group, if the group has failed; otherwise None.
     #[cfg(feature = "nccl")]
     pub(crate) fn failure(&self, operation: &str) -> Option<Error> {
-        let bureau: &dyn Supervisor = &*self.bureau;
-        Some(bureau.error(&bureau.failure()?, operation.into()))
+        let failure_state: &dyn Supervisor = &*self.failure_state;
+        Some(failure_state.error(&failure_state.failure()?, operation.into()))
     }
 
     fn engine(&self) -> Result<&OperationQueue> {
@@ -197,13 +204,13 @@ impl Communicator for Tcp {
 
     fn abort(&self) {
         self.engine.iter().for_each(OperationQueue::abort);
-        self.bureau.close(true);
+        self.failure_state.close(true);
         if let Some(thread) = lock(&self.control).take() {
             // The goodbye must reach the others before their data connections to this rank end.
             let _ = thread.join();
         }
-        self.lines.switchboard.shutdown(Shutdown::Both, Some(GOODBYE));
-        self.bureau.cancel_formations();
+        self.lines.data_connections.shutdown(Shutdown::Both, Some(GOODBYE));
+        self.failure_state.cancel_formations();
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {
@@ -220,9 +227,9 @@ impl Drop for Tcp {
         // A rank that panics counts as dead, not as having left: the others detect it by the connections that close.
         let died = std::thread::panicking();
         if !died && self.engine.take().is_some_and(OperationQueue::close) {
-            self.bureau.notify_leaving();
+            self.failure_state.notify_leaving();
         }
-        self.bureau.close(!died);
+        self.failure_state.close(!died);
         if let Some(thread) = lock(&self.control).take() {
             // The thread never panics, and ends after `close`.
             let _ = thread.join();

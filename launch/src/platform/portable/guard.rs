@@ -6,7 +6,7 @@ use comm::{Error, Result};
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid, test_kill_process};
 
-/// How often to check for the launcher. If the launcher has a warden (`warden.rs`), that has killed this process
+/// How often to check for the launcher. If the launcher has a reaper (`reaper.rs`), that has killed this process
 /// before.
 const PERIOD: Duration = Duration::from_millis(500);
 

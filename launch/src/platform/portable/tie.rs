@@ -2,6 +2,6 @@
 
 use std::process::Command;
 
-/// Does nothing: POSIX has no such feature. A rank that calls `worker_guard` notices the launcher's end, and the warden
-/// (`warden.rs`) kills all ranks.
+/// Does nothing: POSIX has no such feature. A rank that calls `worker_guard` notices the launcher's end, and the reaper
+/// (`reaper.rs`) kills all ranks.
 pub(crate) fn to_this_thread(_: &mut Command) {}

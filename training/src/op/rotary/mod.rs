@@ -10,7 +10,7 @@ use self::frequencies::frequencies;
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 use crate::{Error, Result};
 
 const NAME: &str = "rotary";

@@ -5,8 +5,8 @@ use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;
 
 use crate::error::{Error, Result};
+use crate::memory_check;
 use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
-use crate::room;
 use crate::tokens::{check_length, check_room};
 
 use super::super::memory_per_rank;
@@ -99,10 +99,13 @@ impl TensorParallelTransformerOptions {
         };
         // Position embeddings are replicated on all ranks.
         let (divided, whole) = count(sizes.map(|(_, size)| size as f64));
-        let bytes = |parts| room::with_adam(divided, parts) + room::with_adam(whole, 1);
-        let help =
-            room::too_large(divided + whole, "parameters", memory_per_rank(&self.common, ranks, bytes))?;
-        let (option, got) = room::option_to_blame(sizes, |sizes| count(sizes).0 + count(sizes).1);
+        let bytes = |parts| memory_check::with_adam(divided, parts) + memory_check::with_adam(whole, 1);
+        let help = memory_check::too_large(
+            divided + whole,
+            "parameters",
+            memory_per_rank(&self.common, ranks, bytes),
+        )?;
+        let (option, got) = memory_check::option_to_blame(sizes, |sizes| count(sizes).0 + count(sizes).1);
         Some((option, got, help))
     }
 

@@ -13,7 +13,7 @@ use crate::rendezvous::connection::handshake::{Client, ClientClaim, KNOWN, Purpo
 use crate::{Secret, TcpConfig, Tls};
 
 const HOUR: Duration = Duration::from_secs(3600);
-const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, silence: HOUR, patience: HOUR };
+const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, idle_grace: HOUR, handshake_grace: HOUR };
 
 /// What becomes of a connection.
 #[derive(Debug, PartialEq)]
@@ -106,7 +106,7 @@ fn all_are_sent_away_when_it_stops() {
 
 #[test]
 fn one_too_many_takes_the_place_of_the_oldest() {
-    let (_acceptor, address, came) = serve(Limits { patience: Duration::ZERO, ..LIMITS });
+    let (_acceptor, address, came) = serve(Limits { handshake_grace: Duration::ZERO, ..LIMITS });
     let (mut first, mut second) = (speak(address).unwrap(), speak(address).unwrap());
     let third = speak(address).unwrap();
     assert_closed(&mut first);
@@ -224,7 +224,7 @@ fn who_repeats_what_another_has_said_takes_no_second_place() {
 /// An incomplete knock counts as silence.
 #[test]
 fn who_does_not_say_all_takes_a_place_of_the_silent() {
-    let (_acceptor, address, came) = serve(Limits { at_once: 1, silence: Duration::ZERO, ..LIMITS });
+    let (_acceptor, address, came) = serve(Limits { at_once: 1, idle_grace: Duration::ZERO, ..LIMITS });
     let speaking = speak(address).unwrap();
     let begin = || {
         let mut stream = connect(address);
@@ -254,7 +254,7 @@ fn the_silent_take_no_place_from_those_who_speak() {
 
 #[test]
 fn who_is_no_stranger_any_more_is_never_sent_away() {
-    let (_acceptor, address, came) = serve(Limits { at_once: 1, patience: Duration::ZERO, ..LIMITS });
+    let (_acceptor, address, came) = serve(Limits { at_once: 1, handshake_grace: Duration::ZERO, ..LIMITS });
     let streams = [1, 2, 3].map(|rank| {
         let stream = prove(connect(address), rank).unwrap();
         assert_eq!(came.recv(), Ok(Came::Rank(rank)));

@@ -112,7 +112,7 @@ fn another_version_is_told_apart_from_rubbish() {
     let credentials = credentials("a", "job");
     let mut opening = super::opening(VERSION).unwrap();
     opening[8] += 1;
-    let theirs = crate::rendezvous::connection::fault::VERSION + 1;
+    let theirs = crate::rendezvous::connection::connect_error::VERSION + 1;
     assert!(
         matches!(Server::new(&credentials, opening), Err(ConnectError::Version(version)) if version == theirs)
     );

@@ -127,14 +127,15 @@ fn another_secret_or_job_is_refused_by_the_client_and_heard_by_the_server() {
     for (digit, job) in [("b", "job"), ("a", "jab"), ("a", "")] {
         let wrong = Identity::new(&secret(digit), job).unwrap();
         let sockets = sockets();
-        let faults = shake(&wrong, &right, &sockets)
-            .map(|outcome| crate::rendezvous::connection::fault::ConnectError::from(outcome.unwrap_err()));
+        let faults = shake(&wrong, &right, &sockets).map(|outcome| {
+            crate::rendezvous::connection::connect_error::ConnectError::from(outcome.unwrap_err())
+        });
         assert!(
-            matches!(faults[0], crate::rendezvous::connection::fault::ConnectError::ProofRefused),
+            matches!(faults[0], crate::rendezvous::connection::connect_error::ConnectError::ProofRefused),
             "{faults:?}"
         );
         assert!(
-            matches!(faults[1], crate::rendezvous::connection::fault::ConnectError::ProofRefused),
+            matches!(faults[1], crate::rendezvous::connection::connect_error::ConnectError::ProofRefused),
             "{faults:?}"
         );
     }

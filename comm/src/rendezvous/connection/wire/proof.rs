@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 
 use super::{HandshakeStream, advance_tls_handshake, unusable};
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Admission, Credentials, OPENING, Opening, Server, encrypts};
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::connection::tls::Session;

@@ -13,7 +13,7 @@ use super::{RegroupState, State};
 use crate::Transport;
 use crate::base::lock::lock;
 use crate::rendezvous::connection::acceptor::ConnectionHandler;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Admission, Credentials, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::site::Site;

@@ -11,7 +11,7 @@ use super::message::{GroupOffer, JoinAttempt, LIMIT, Promise, RegroupRequest, Re
 use super::search::{Search, connect, excluded};
 use super::{Attempt, AttemptError, RegroupState, Regrouped};
 use crate::Error;
-use crate::rendezvous::connection::fault::ConnectError;
+use crate::rendezvous::connection::connect_error::ConnectError;
 use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 
 impl RegroupState {

@@ -13,7 +13,7 @@ use super::history::History;
 use super::message::{GroupOffer, LIMIT, Promise, RankAddress, Reply};
 use super::search::{Search, excluded};
 use super::{Attempt, AttemptError, RegroupState, Regrouped};
-use crate::rendezvous::connection::fault::ConnectError;
+use crate::rendezvous::connection::connect_error::ConnectError;
 
 /// How often the leader checks who has come and who is gone.
 const ROUND: Duration = Duration::from_millis(2);

@@ -74,7 +74,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// A rank's participation in a job whose group changes: its door is open as long as this lives.
 pub(crate) struct RegroupEndpoint {
-    hall: Arc<RegroupState>,
+    regroup_state: Arc<RegroupState>,
     _door: Acceptor,
 }
 
@@ -82,7 +82,7 @@ impl Deref for RegroupEndpoint {
     type Target = RegroupState;
 
     fn deref(&self) -> &RegroupState {
-        &self.hall
+        &self.regroup_state
     }
 }
 
@@ -204,7 +204,7 @@ impl RegroupEndpoint {
         nonce: [u8; 32],
     ) -> Result<Arc<Self>> {
         let door = listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
-        let hall = Arc::new(RegroupState {
+        let regroup_state = Arc::new(RegroupState {
             own,
             config: config.clone(),
             file: elastic.file.clone(),
@@ -216,8 +216,8 @@ impl RegroupEndpoint {
             came: Condvar::new(),
             turn: Mutex::default(),
         });
-        let _door = Acceptor::start(listener, Limits::default(), hall.clone())?;
-        Ok(Arc::new(Self { hall, _door }))
+        let _door = Acceptor::start(listener, Limits::default(), regroup_state.clone())?;
+        Ok(Arc::new(Self { regroup_state, _door }))
     }
 }
 
@@ -335,7 +335,7 @@ impl RegroupState {
 
 impl std::fmt::Debug for RegroupEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lobby(rank {} at {})", self.own, self.door)
+        write!(f, "RegroupEndpoint(rank {} at {})", self.own, self.door)
     }
 }
 

@@ -24,26 +24,26 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Regroup
     let started = Instant::now();
     let deadline = started + config.bounded_timeout();
     let mut pause = BackOff::new();
-    let mut lobby: Option<Arc<RegroupEndpoint>> = None;
+    let mut endpoint: Option<Arc<RegroupEndpoint>> = None;
     let mut last: Option<String> = None;
     loop {
         let began = Instant::now();
-        if let Some(lobby) = lobby.as_ref().filter(|lobby| lobby.state().history.is_known()) {
+        if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| endpoint.state().history.is_known()) {
             // This rank has agreed to a group, and the others may have met with it.
-            return lobby.regroup(&[], 0).map(|regrouped| (lobby.clone(), regrouped));
+            return endpoint.regroup(&[], 0).map(|regrouped| (endpoint.clone(), regrouped));
         }
         let miss = match meeting_file::read(file, config.secret.is_none()) {
             Ok((door, nonce)) => {
                 // The file may have been that of another group at first.
-                let lobby = match lobby.take().filter(|lobby| lobby.nonce == nonce) {
-                    Some(known) => lobby.insert(known),
+                let endpoint = match endpoint.take().filter(|endpoint| endpoint.nonce == nonce) {
+                    Some(known) => endpoint.insert(known),
                     None => {
                         let (listener, _) = RegroupEndpoint::listen(config)?;
-                        lobby.insert(RegroupEndpoint::open(listener, config, elastic, config.rank, nonce)?)
+                        endpoint.insert(RegroupEndpoint::open(listener, config, elastic, config.rank, nonce)?)
                     }
                 };
-                match lobby.request_admission(door, deadline) {
-                    Ok(regrouped) => return Ok((lobby.clone(), regrouped)),
+                match endpoint.request_admission(door, deadline) {
+                    Ok(regrouped) => return Ok((endpoint.clone(), regrouped)),
                     Err(AttemptError::Final(error)) => return Err(error),
                     Err(AttemptError::Again(why)) => why,
                 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::message::{LIMIT, RegroupRequest, Reply};
 use super::{Attempt, AttemptError, FORM_TIMEOUT, RegroupState};
 use crate::Error;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{ClientClaim, Credentials, Purpose, Status};
 use crate::rendezvous::connection::wire::HandshakeStream;
 
@@ -26,7 +26,7 @@ const SETTLED: u32 = 5;
 
 /// What one rank finds out about the others while it looks for them.
 pub(super) struct Search<'a> {
-    pub(super) lobby: &'a RegroupState,
+    pub(super) endpoint: &'a RegroupState,
     pub(super) deadline: Instant,
     /// From then on, ranks that are missing are not waited for: those that have come still need time to form a group.
     pub(super) last_call: Instant,
@@ -161,18 +161,18 @@ impl RegroupState {
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(lobby: &'a RegroupState, blamed: &[usize], deadline: Instant) -> Self {
+    pub(super) fn new(endpoint: &'a RegroupState, blamed: &[usize], deadline: Instant) -> Self {
         let blamed = blamed.iter().copied().collect();
         let (gone, silent) = (BTreeSet::new(), BTreeSet::new());
         let (looks, strange) = (BTreeMap::new(), BTreeMap::new());
-        let forming = FORM_TIMEOUT.min(lobby.config.bounded_timeout() / 4);
+        let forming = FORM_TIMEOUT.min(endpoint.config.bounded_timeout() / 4);
         let last_call = deadline.checked_sub(forming).unwrap_or(deadline);
-        Self { lobby, deadline, last_call, blamed, gone, silent, looks, strange }
+        Self { endpoint, deadline, last_call, blamed, gone, silent, looks, strange }
     }
 
     /// Returns how long to wait for the answer of a leader.
     pub(super) fn answer_deadline(&self) -> Instant {
-        self.deadline.min(Instant::now() + self.lobby.silence())
+        self.deadline.min(Instant::now() + self.endpoint.silence())
     }
 
     /// Returns how long to wait for the answer of a rank that is missing: the last call is not delayed by it.
@@ -184,10 +184,10 @@ impl<'a> Search<'a> {
     /// Returns the lowest rank that is there, with its door; `None` where that is this one.
     pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
         let lower = {
-            let state = self.lobby.state();
+            let state = self.endpoint.state();
             let members = state.newest().members();
             let door = |number: &usize| Some((*number, *state.doors.get(number)?));
-            members.range(..self.lobby.own).filter_map(door).collect::<Vec<_>>()
+            members.range(..self.endpoint.own).filter_map(door).collect::<Vec<_>>()
         };
         let mut pause = PAUSES[0];
         loop {
@@ -225,7 +225,7 @@ impl<'a> Search<'a> {
 
     /// Probes several ranks; returns those that are there.
     fn probe_all(&mut self, ranks: &[(usize, SocketAddr)], until: Instant) -> Attempt<BTreeSet<usize>> {
-        let sights = self.lobby.probe_concurrently(ranks, until);
+        let sights = self.endpoint.probe_concurrently(ranks, until);
         let mut here = BTreeSet::new();
         for (&(number, _), sight) in ranks.iter().zip(sights) {
             let tries = self.strange.remove(&number).unwrap_or_default() + 1;
@@ -234,7 +234,7 @@ impl<'a> Search<'a> {
                     self.silent.remove(&number);
                     here.insert(number);
                 }
-                ProbeResult::Excluded => return Err(AttemptError::Final(excluded(self.lobby.own))),
+                ProbeResult::Excluded => return Err(AttemptError::Final(excluded(self.endpoint.own))),
                 ProbeResult::Silent => drop(self.silent.insert(number)),
                 ProbeResult::Strange { .. } if tries < SETTLED => drop(self.strange.insert(number, tries)),
                 ProbeResult::Strange { on_this_host: true } | ProbeResult::Gone => self.has_ended(number),
@@ -247,17 +247,17 @@ impl<'a> Search<'a> {
 
     fn has_ended(&mut self, number: usize) {
         self.gone.insert(number);
-        self.lobby.state().history.add_ended([number]);
+        self.endpoint.state().history.add_ended([number]);
     }
 
     /// Reads the launchers' reports of processes that have ended.
     pub(super) fn read_launcher_reports(&mut self) {
-        let Some(file) = &self.lobby.ended else { return };
+        let Some(file) = &self.endpoint.ended else { return };
         let ended = read_ended(file);
         if ended.is_empty() {
             return;
         }
-        let known = self.lobby.state().newest().all();
+        let known = self.endpoint.state().newest().all();
         ended.intersection(&known).for_each(|number| self.has_ended(*number));
     }
 
@@ -281,7 +281,7 @@ impl<'a> Search<'a> {
                 self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
             }
             let leads = |number: &&usize| {
-                **number < self.lobby.own && members.contains(number) && !self.blamed.contains(number)
+                **number < self.endpoint.own && members.contains(number) && !self.blamed.contains(number)
             };
             if let Some(number) = here.iter().find(leads) {
                 return Err(AttemptError::Again(format!("rank {number} leads")));

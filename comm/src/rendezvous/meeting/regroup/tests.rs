@@ -32,15 +32,15 @@ fn cards(doors: &[TcpListener]) -> Vec<RankAddress> {
 
 /// Opens the door of a rank of the group with these members.
 fn rank(number: usize, door: TcpListener, people: &[RankAddress]) -> Arc<RegroupEndpoint> {
-    let lobby = RegroupEndpoint::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
-    lobby.set_first_group(people).unwrap();
-    lobby
+    let endpoint = RegroupEndpoint::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
+    endpoint.set_first_group(people).unwrap();
+    endpoint
 }
 
 /// Regroups in a thread; returns the numbers of the ranks of the new group.
-fn regroup(lobby: &Arc<RegroupEndpoint>) -> JoinHandle<Outcome> {
-    let lobby = lobby.clone();
-    spawn(move || lobby.regroup(&[], 0).map(|regrouped| regrouped.numbers))
+fn regroup(endpoint: &Arc<RegroupEndpoint>) -> JoinHandle<Outcome> {
+    let endpoint = endpoint.clone();
+    spawn(move || endpoint.regroup(&[], 0).map(|regrouped| regrouped.numbers))
 }
 
 fn probe(number: usize) -> message::RegroupRequest {
@@ -111,12 +111,12 @@ fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
 }
 
 /// Connects as a newcomer with this number and address.
-fn newcomer(lobby: &RegroupEndpoint, number: usize, ip: &str) -> HandshakeStream {
-    newcomer_of(lobby, number, ip, BuildInfo::own())
+fn newcomer(endpoint: &RegroupEndpoint, number: usize, ip: &str) -> HandshakeStream {
+    newcomer_of(endpoint, number, ip, BuildInfo::own())
 }
 
 /// The same for a program with this version and target.
-fn newcomer_of(lobby: &RegroupEndpoint, number: usize, ip: &str, machine: BuildInfo) -> HandshakeStream {
+fn newcomer_of(endpoint: &RegroupEndpoint, number: usize, ip: &str, machine: BuildInfo) -> HandshakeStream {
     let hello = Hello {
         ip: Some(ip.parse().unwrap()),
         port: 1,
@@ -128,9 +128,9 @@ fn newcomer_of(lobby: &RegroupEndpoint, number: usize, ip: &str, machine: BuildI
         machine,
     };
     let card = RankAddress { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
-    let own = (&lobby.credentials, message::NO_NUMBER);
+    let own = (&endpoint.credentials, message::NO_NUMBER);
     let until = Instant::now() + TIMEOUT;
-    search::connect(lobby.door, None, own, &message::RegroupRequest::Join { card, hello }, until).unwrap()
+    search::connect(endpoint.door, None, own, &message::RegroupRequest::Join { card, hello }, until).unwrap()
 }
 
 /// Returns why a newcomer is refused.
@@ -145,43 +145,43 @@ fn refusal(mut wire: HandshakeStream) -> String {
 fn newcomers_that_do_not_fit_hear_it_at_the_door() {
     let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
     let people = cards(&[first.try_clone().unwrap(), second]);
-    let lobby = rank(0, first, &people);
+    let endpoint = rank(0, first, &people);
     let taken = "there is a rank 1 already";
-    assert!(refusal(newcomer(&lobby, 1, "127.0.0.1")).starts_with(taken));
-    let no_secret = refusal(newcomer(&lobby, 2, "192.0.2.2"));
+    assert!(refusal(newcomer(&endpoint, 1, "127.0.0.1")).starts_with(taken));
+    let no_secret = refusal(newcomer(&endpoint, 2, "192.0.2.2"));
     assert!(no_secret.contains("192.0.2.2 without a secret"), "{no_secret}");
-    let other = newcomer_of(&lobby, 2, "127.0.0.1", BuildInfo::of_version("9.8.7"));
+    let other = newcomer_of(&endpoint, 2, "127.0.0.1", BuildInfo::of_version("9.8.7"));
     let version = refusal(other);
     assert!(
         version.starts_with("rank 2 (host h) runs version 9.8.7 (") && version.contains("rank 0 (host "),
         "{version}"
     );
-    assert_eq!(lobby.waiting(), 0);
-    let waits = newcomer(&lobby, 7, "127.0.0.1");
-    wait_until(|| lobby.waiting() == 1);
+    assert_eq!(endpoint.waiting(), 0);
+    let waits = newcomer(&endpoint, 7, "127.0.0.1");
+    wait_until(|| endpoint.waiting() == 1);
     // A newcomer that has lost its connection, and connects again, has the same door as before.
-    let again = newcomer(&lobby, 7, "127.0.0.1");
+    let again = newcomer(&endpoint, 7, "127.0.0.1");
     wait_until(|| !waits.is_open());
-    assert_eq!(lobby.waiting(), 1);
+    assert_eq!(endpoint.waiting(), 1);
     drop(again);
-    wait_until(|| lobby.waiting() == 0);
+    wait_until(|| endpoint.waiting() == 0);
 }
 
 #[test]
 fn a_number_is_taken_by_one_that_waits_as_well() {
     let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
     let people = cards(&[first.try_clone().unwrap(), second]);
-    let lobby = rank(0, first, &people[..1]);
-    let _waits = newcomer(&lobby, 7, "127.0.0.1");
-    wait_until(|| lobby.waiting() == 1);
-    lobby.state().newcomers[0].card.door.set_port(9);
-    assert!(refusal(newcomer(&lobby, 7, "127.0.0.1")).starts_with("there is a rank 7 already"));
-    let first_to_know = newcomer(&lobby, 1, "127.0.0.1");
-    wait_until(|| lobby.waiting() == 2);
+    let endpoint = rank(0, first, &people[..1]);
+    let _waits = newcomer(&endpoint, 7, "127.0.0.1");
+    wait_until(|| endpoint.waiting() == 1);
+    endpoint.state().newcomers[0].card.door.set_port(9);
+    assert!(refusal(newcomer(&endpoint, 7, "127.0.0.1")).starts_with("there is a rank 7 already"));
+    let first_to_know = newcomer(&endpoint, 1, "127.0.0.1");
+    wait_until(|| endpoint.waiting() == 2);
     let history = History::first([0].into()).with_group(1, [0, 1].into()).met();
-    lobby.set_group(history, &people).unwrap();
+    endpoint.set_group(history, &people).unwrap();
     assert!(refusal(first_to_know).starts_with("there is a rank 1 already"));
-    assert_eq!(lobby.waiting(), 1);
+    assert_eq!(endpoint.waiting(), 1);
 }
 
 #[test]
@@ -189,9 +189,9 @@ fn where_all_share_memory_a_newcomer_must_too() {
     let [first] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
     let people = cards(&[first.try_clone().unwrap()]);
     let config = TcpConfig { transport: Transport::Shm, ..config() };
-    let lobby = RegroupEndpoint::open(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
-    lobby.set_first_group(&people).unwrap();
-    let reason = refusal(newcomer(&lobby, 1, "127.0.0.1"));
+    let endpoint = RegroupEndpoint::open(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
+    endpoint.set_first_group(&people).unwrap();
+    let reason = refusal(newcomer(&endpoint, 1, "127.0.0.1"));
     assert!(reason.contains("one of the two was told to use TCP"), "{reason}");
 }
 
@@ -218,9 +218,9 @@ fn without_a_host(ended: &[u8]) -> Outcome {
     // An address that no host has.
     let elsewhere = |number| RankAddress { number, door: "192.0.2.2:1".parse().unwrap() };
     let config = TcpConfig { timeout: Duration::from_secs(2), ..config() };
-    let lobby = RegroupEndpoint::open(door, &config, &elastic, 2, [7; 32]).unwrap();
-    lobby.set_first_group(&[elsewhere(0), elsewhere(1), own]).unwrap();
-    regroup(&lobby).join().unwrap()
+    let endpoint = RegroupEndpoint::open(door, &config, &elastic, 2, [7; 32]).unwrap();
+    endpoint.set_first_group(&[elsewhere(0), elsewhere(1), own]).unwrap();
+    regroup(&endpoint).join().unwrap()
 }
 
 #[test]
@@ -243,9 +243,9 @@ fn those_who_are_not_enough_miss_the_same_ranks() {
     let _still: Vec<TcpListener> = doors.by_ref().take(3).collect();
     let open = |number: usize, door| {
         let config = TcpConfig { timeout: Duration::from_secs(4), world_size: 5, ..config() };
-        let lobby = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
-        lobby.set_first_group(&people).unwrap();
-        lobby
+        let endpoint = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        endpoint.set_first_group(&people).unwrap();
+        endpoint
     };
     let [third, fourth] = [3, 4].map(|number| open(number, doors.next().unwrap()));
     let follower = regroup(&fourth);
@@ -267,9 +267,9 @@ fn ranks_that_stand_still_are_waited_for_together() {
     let people = cards(&still);
     let at_work: Vec<_> = still.split_off(STILL).into_iter().zip(STILL..).collect();
     let at_work = at_work.into_iter().map(|(door, number)| {
-        let lobby = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
-        lobby.set_first_group(&people).unwrap();
-        lobby
+        let endpoint = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        endpoint.set_first_group(&people).unwrap();
+        endpoint
     });
     let at_work: Vec<_> = at_work.collect();
     let left: Vec<usize> = (STILL..RANKS).collect();
@@ -290,7 +290,7 @@ fn a_leader_that_falls_silent_is_left_behind() {
     let outcomes = ranks.iter().map(regroup).collect();
     wait_until(|| leader.state().guests.len() == 3);
     // It keeps its connections, and sends nothing more.
-    let stopped = leader.hall.clone();
+    let stopped = leader.regroup_state.clone();
     drop(leader);
     assert_eq!(numbers(outcomes), [[2, 3, 4]; 3]);
     drop((still, stopped));

@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::time::Instant;
 
 use super::*;
-use crate::rendezvous::connection::fault::ConnectResult;
+use crate::rendezvous::connection::connect_error::ConnectResult;
 use crate::rendezvous::connection::handshake::{ClientClaim, OPENING, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 
@@ -35,9 +35,9 @@ fn relay(mut client: TcpStream, mut server: TcpStream, mut change: impl FnMut(us
 fn listen(
     listener: &TcpListener,
     credentials: &Credentials,
-    patience: Duration,
+    time_limit: Duration,
 ) -> ConnectResult<ClientClaim> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + time_limit;
     let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None)?;
     let admission = wire.accept(credentials, deadline)?;
     let answer = admission.answer(Verdict { status: Status::Admitted, rank: 0, world_size: 2 });
@@ -113,7 +113,7 @@ fn what_a_rank_has_said_is_of_no_use_to_others() {
             stream.write_all(&said).unwrap();
             assert!(matches!(
                 listen(&listener, &credentials, LONG),
-                Err(crate::rendezvous::connection::fault::ConnectError::BadProof)
+                Err(crate::rendezvous::connection::connect_error::ConnectError::BadProof)
             ));
         }
     }
@@ -154,7 +154,7 @@ fn relay_records(
 /// succeeded, and the lengths of the records in each direction.
 fn shake_encrypted(
     credentials: &Credentials,
-    patience: Duration,
+    time_limit: Duration,
     wrong: Option<(usize, usize, usize)>,
 ) -> (bool, bool, [Vec<usize>; 2]) {
     let caller = ClientClaim { rank: 1, world_size: 2, purpose: Purpose::Data };
@@ -170,7 +170,7 @@ fn shake_encrypted(
         }
     };
     let (server, client) = thread::scope(|scope| {
-        let server = scope.spawn(|| listen(&listener, credentials, patience).is_ok());
+        let server = scope.spawn(|| listen(&listener, credentials, time_limit).is_ok());
         scope.spawn(|| {
             let client = between.accept().unwrap().0;
             let server = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -181,7 +181,7 @@ fn shake_encrypted(
         });
         let address = ([127, 0, 0, 1], entrance).into();
         let client =
-            HandshakeStream::connect(address, credentials, caller, Instant::now() + patience).is_ok();
+            HandshakeStream::connect(address, credentials, caller, Instant::now() + time_limit).is_ok();
         (server.join().unwrap(), client)
     });
     (server, client, lengths.into_inner().unwrap())

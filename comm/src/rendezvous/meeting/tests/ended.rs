@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::obituary::Announcement;
+use super::super::death_announcement::Announcement;
 use super::message::{LIMIT, ToLeader, ToMember};
 use super::misfits::introduced;
 use super::*;

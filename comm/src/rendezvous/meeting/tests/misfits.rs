@@ -38,8 +38,8 @@ pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> HandshakeStre
 }
 
 /// The same for a rank that claims to wait this long.
-pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> HandshakeStream {
-    let hello = Hello { patience_ms: patience.as_millis() as u64, ..hello() };
+pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, time_limit: Duration) -> HandshakeStream {
+    let hello = Hello { patience_ms: time_limit.as_millis() as u64, ..hello() };
     introduced_with(rank, world_size, port, hello)
 }
 
@@ -90,7 +90,7 @@ fn the_first_who_cannot_wait_any_longer_ends_the_meeting_for_all() {
     let leader = leading(tcp(0, 4, port), listener);
     // Connected by hand, so that they read messages however late: they claim to wait this long, and wait longer.
     let mut others = [(1, LONG), (3, Duration::from_millis(100))]
-        .map(|(rank, patience)| introduced_for(rank, 4, port, patience));
+        .map(|(rank, time_limit)| introduced_for(rank, 4, port, time_limit));
     for wire in &mut others {
         match wire.receive(LIMIT, Instant::now() + LONG).unwrap() {
             ToMember::Failed(failure) => assert!(failure.detail.contains("rank 2 is missing"), "{failure:?}"),

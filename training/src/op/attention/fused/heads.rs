@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::op::real::Real;
 use crate::product::{Matrix, multiply};
-use crate::vectors::vectorized;
+use crate::simd::vectorized;
 
 use super::super::{AttentionCall, Sizes};
 use super::Inputs;

@@ -5,7 +5,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::base::last_words::LastMessage;
+use crate::base::last_message::LastMessage;
 use crate::rendezvous::obstacle::Obstacle;
 
 /// Protocol version: increases with every change of what ranks send to each other.

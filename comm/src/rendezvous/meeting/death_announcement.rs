@@ -17,7 +17,7 @@ use super::member::hello;
 use super::message::{Failure, HELLO_LIMIT, Hello, ToLeader, ToMember};
 use super::{Limits, MeetingParams, OwnInfo};
 use crate::base::members::Members;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::{Error, Result, TcpConfig, Transport};
@@ -25,7 +25,7 @@ use crate::{Error, Result, TcpConfig, Transport};
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Time limit for the exchange with one rank.
-const PATIENCE: Duration = Duration::from_millis(300);
+const TIME_LIMIT: Duration = Duration::from_millis(300);
 
 /// Announcement of the end of a rank.
 pub struct Announcement {
@@ -83,7 +83,7 @@ impl Announcement {
     /// already.
     fn tell_leader(&self, plan: &MeetingParams<'_>, death: &Error) -> ConnectResult<()> {
         let (addresses, credentials) = plan.find_meeting_point()?;
-        let until = self.until.min(Instant::now() + PATIENCE);
+        let until = self.until.min(Instant::now() + TIME_LIMIT);
         let address = addresses.first().ok_or(ConnectError::Closed)?;
         let mut wire = HandshakeStream::dial(*address, Some(self.stop.clone()), until)?;
         let verdict = wire.authenticate(&credentials, plan.caller(Purpose::Control), until)?;
@@ -110,7 +110,7 @@ impl Announcement {
 
     fn answer(&self, plan: &MeetingParams<'_>, death: &Error, listener: &TcpListener) -> ConnectResult<()> {
         let mut wire = HandshakeStream::new(listener.accept()?.0, Some(self.stop.clone()))?;
-        let until = self.until.min(Instant::now() + PATIENCE);
+        let until = self.until.min(Instant::now() + TIME_LIMIT);
         let admission = wire.accept(&plan.credentials, until)?;
         let verdict = Verdict { status: Status::Admitted, rank: 0, world_size: plan.world_size() };
         wire.write(&admission.answer(verdict), until)?;

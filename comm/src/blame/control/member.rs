@@ -11,76 +11,76 @@ use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
 use crate::blame::verdict::{Question, Status};
 
-use super::bureau::FailureState;
+use super::failure_state::FailureState;
 use super::wire::{Message, Wire};
 
 /// Serves until the group is closed. Once rank 0 is gone, it answers questions by itself.
-pub(super) fn serve(bureau: &FailureState, ear: &UnixStream, center: Option<Wire>) {
+pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, center: Option<Wire>) {
     let mut center = center;
     let mut asked: Vec<(u64, Question)> = Vec::new();
     let mut gone_center = RankZeroLeft::default();
     let closing = loop {
-        if let Some(closing) = bureau.closing() {
+        if let Some(closing) = failure_state.closing() {
             break closing;
         }
-        if !sleep(bureau, ear, center.as_ref()) {
+        if !sleep(failure_state, wake_receiver, center.as_ref()) {
             continue;
         }
-        bureau.log_death();
-        drain(ear);
-        for (id, question) in bureau.take_questions() {
+        failure_state.log_death();
+        drain(wake_receiver);
+        for (id, question) in failure_state.take_questions() {
             match &mut center {
                 Some(wire) => {
                     wire.write(&Message::Ask { id, question: question.clone() });
                     asked.push((id, question));
                 }
-                None => decide_alone(bureau, &gone_center, id, &question),
+                None => decide_alone(failure_state, &gone_center, id, &question),
             }
         }
         let Some(wire) = &mut center else { continue };
         let (messages, ended) = wire.read();
         let mut gone = ended.is_err();
         if !messages.is_empty() {
-            bureau.note_message_from_rank_0();
+            failure_state.note_message_from_rank_0();
         }
         for message in messages {
             match message {
                 Message::Probe { inquiry } => {
-                    wire.write(&Message::Doing { inquiry, activity: bureau.activity() })
+                    wire.write(&Message::Doing { inquiry, activity: failure_state.activity() })
                 }
                 Message::Answer { id, cause } => {
                     asked.retain(|(known, _)| *known != id);
-                    bureau.answer(id, cause);
+                    failure_state.answer(id, cause);
                 }
-                Message::Verdict(cause) => drop(bureau.fail(cause)),
+                Message::Verdict(cause) => drop(failure_state.fail(cause)),
                 Message::Goodbye { progress, because } => {
                     (center, gone) = (None, false);
-                    let because = because.map(|cause| bureau.from_other_group(cause));
+                    let because = because.map(|cause| failure_state.from_other_group(cause));
                     gone_center = RankZeroLeft { done: progress, because };
                     asked
                         .drain(..)
-                        .for_each(|(id, question)| decide_alone(bureau, &gone_center, id, &question));
+                        .for_each(|(id, question)| decide_alone(failure_state, &gone_center, id, &question));
                     break;
                 }
                 Message::Ask { .. } | Message::Doing { .. } => gone = true,
             }
         }
         if gone {
-            bureau.fail(Cause::Died { rank: 0 });
+            failure_state.fail(Cause::Died { rank: 0 });
             center = None;
         }
     };
     if let Some(mut wire) = center.filter(|_| closing.goodbye) {
-        let (progress, because) = (bureau.progress(), bureau.failure_of_other_group());
+        let (progress, because) = (failure_state.progress(), failure_state.failure_of_other_group());
         wire.write(&Message::Goodbye { progress, because });
     }
 }
 
 /// Sleeps until there may be something to do. Returns false if `poll` failed.
-fn sleep(bureau: &FailureState, ear: &UnixStream, center: Option<&Wire>) -> bool {
-    let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
+fn sleep(failure_state: &FailureState, wake_receiver: &UnixStream, center: Option<&Wire>) -> bool {
+    let mut polled = vec![PollFd::from_borrowed_fd(wake_receiver.as_fd(), PollFlags::IN)];
     polled.extend(center.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
-    let timeout = bureau
+    let timeout = failure_state
         .death_log_at()
         .map(|at| timespec(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)));
     poll(&mut polled, timeout.as_ref()).is_ok()
@@ -96,13 +96,13 @@ struct RankZeroLeft {
 }
 
 /// Answers a question with this rank's own knowledge, because rank 0 has left and nobody can be asked.
-fn decide_alone(bureau: &FailureState, gone: &RankZeroLeft, id: u64, question: &Question) {
+fn decide_alone(failure_state: &FailureState, gone: &RankZeroLeft, id: u64, question: &Question) {
     // In a collective in which rank 0 did not take part, all others wait for rank 0.
-    let activity = bureau.activity();
+    let activity = failure_state.activity();
     let missed = activity.current().is_some_and(|call| !call.is_message() && call.sequence > gone.done);
     let own = match missed && question.is_fatal() && !matches!(question, Question::Known { .. }) {
         true => Some(Cause::Left { rank: 0 }),
-        false => bureau.judge_alone(question, Status::Left),
+        false => failure_state.judge_alone(question, Status::Left),
     };
     // For these questions, the reason why rank 0 has left also explains why others are waited for in vain.
     let waits = matches!(
@@ -117,13 +117,13 @@ fn decide_alone(bureau: &FailureState, gone: &RankZeroLeft, id: u64, question: &
         (_, own) => own,
     };
     match cause {
-        Some(cause) if question.is_fatal() => bureau.fail_alone(cause),
-        cause => bureau.answer(id, cause),
+        Some(cause) if question.is_fatal() => failure_state.fail_alone(cause),
+        cause => failure_state.answer(id, cause),
     }
 }
 
 /// Empties the bell socket.
-pub(super) fn drain(mut ear: &UnixStream) {
+pub(super) fn drain(mut wake_receiver: &UnixStream) {
     let mut bytes = [0; 64];
-    while matches!(ear.read(&mut bytes), Ok(got) if got > 0) {}
+    while matches!(wake_receiver.read(&mut bytes), Ok(got) if got > 0) {}
 }

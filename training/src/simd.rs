@@ -5,7 +5,7 @@
 /// neither fuses nor reorders floating-point operations: all versions have the same bits.
 macro_rules! vectorized {
     ($block:block) => {
-        $crate::vectors::run(
+        $crate::simd::run(
             #[inline(always)]
             || $block,
         )

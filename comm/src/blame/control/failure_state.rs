@@ -1,7 +1,7 @@
 //! Failure state of one rank in one group, shared by its control thread and the threads that run operations.
 
-mod elsewhere;
 pub(crate) mod job;
+mod other_groups;
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -12,27 +12,27 @@ use std::time::{Duration, Instant};
 
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::Fingerprint;
-use crate::base::last_words::{self, GOODBYE};
+use crate::base::last_message::{self, GOODBYE};
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::blame::control::bureau::job::Job;
+use crate::blame::control::failure_state::job::Job;
 use crate::blame::supervisor::Supervisor;
 use crate::blame::verdict::{Activity, OtherGroupCall, Question, Status, choose_cause};
-use crate::rendezvous::connection::fault::ConnectError;
+use crate::rendezvous::connection::connect_error::ConnectError;
 use crate::transport::links::Wait;
-use crate::transport::tcp::switchboard::DataConnections;
+use crate::transport::tcp::connections::DataConnections;
 use crate::{Error, Result, TcpConfig};
 
 /// How long rank 0 waits for the ranks to report what they are doing.
-pub(super) const PROBE_PATIENCE: Duration = Duration::from_millis(400);
+pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 /// How long a rank waits for rank 0's answer, which may itself wait for other ranks' reports.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(900);
 /// The same for questions after which rank 0 is taken to be the cause if it does not answer.
-const LAST_PATIENCE: Duration = Duration::from_millis(1500);
+const LAST_TIMEOUT: Duration = Duration::from_millis(1500);
 /// How long after a rank's death the control thread logs it, if no operation of the group has reported it.
 const DEATH_LOG_DELAY: Duration = Duration::from_millis(500);
 /// How long an operation on rank 0 waits for rank 0's own control thread: its delay says nothing about other ranks.
-const OWN_PATIENCE: Duration = Duration::from_secs(10);
+const OWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Failure state of one rank in one group: its questions, their answers, and the cause of a failure.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct FailureState {
     members: Members,
     timeout: Duration,
     slow_warning: Duration,
-    switchboard: Arc<DataConnections>,
+    data_connections: Arc<DataConnections>,
     job: Arc<Job>,
     activity: Mutex<Activity>,
     desk: Mutex<State>,
@@ -81,22 +81,22 @@ impl FailureState {
     pub(crate) fn new(
         config: &TcpConfig,
         members: Members,
-        switchboard: Arc<DataConnections>,
+        data_connections: Arc<DataConnections>,
         job: Arc<Job>,
     ) -> Result<(Self, UnixStream)> {
-        let pair = UnixStream::pair().and_then(|(bell, ear)| {
+        let pair = UnixStream::pair().and_then(|(bell, wake_receiver)| {
             bell.set_nonblocking(true)?;
-            ear.set_nonblocking(true)?;
-            Ok((bell, ear))
+            wake_receiver.set_nonblocking(true)?;
+            Ok((bell, wake_receiver))
         });
-        let (bell, ear) =
+        let (bell, wake_receiver) =
             pair.map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
-        let bureau = Self {
+        let failure_state = Self {
             rank: config.rank,
             members,
             timeout: config.bounded_timeout(),
             slow_warning: config.slow_warning,
-            switchboard,
+            data_connections,
             job,
             activity: Mutex::default(),
             desk: Mutex::default(),
@@ -106,7 +106,7 @@ impl FailureState {
             alone: AtomicBool::new(false),
             bell,
         };
-        Ok((bureau, ear))
+        Ok((failure_state, wake_receiver))
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -133,7 +133,7 @@ impl FailureState {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
-            self.switchboard.shutdown(Shutdown::Both, None);
+            self.data_connections.shutdown(Shutdown::Both, None);
         }
         self.ring();
     }
@@ -143,7 +143,8 @@ impl FailureState {
     pub(crate) fn notify_leaving(&self) {
         let because =
             self.job.failure().map(|cause| Cause::InJob { cause: Box::new(cause), host: String::new() });
-        self.switchboard.leave(because.as_ref().and_then(last_words::encode_failure).unwrap_or(GOODBYE));
+        self.data_connections
+            .leave(because.as_ref().and_then(last_message::encode_failure).unwrap_or(GOODBYE));
     }
 
     pub(super) fn closing(&self) -> Option<Closing> {
@@ -174,7 +175,7 @@ impl FailureState {
     pub(super) fn fail(&self, cause: Cause) -> bool {
         let failed = self.note(cause);
         if failed {
-            self.switchboard.shutdown(Shutdown::Both, None);
+            self.data_connections.shutdown(Shutdown::Both, None);
         }
         failed
     }
@@ -227,10 +228,10 @@ impl FailureState {
     /// Fails the group on this rank alone, because rank 0 has left. The peers are notified by [`Supervisor::close_streams`].
     pub(super) fn fail_alone(&self, cause: Cause) {
         self.alone.store(true, Ordering::Release);
-        let words = last_words::encode_failure(&cause);
+        let words = last_message::encode_failure(&cause);
         if self.note(cause) {
             // Wakes only this rank's operations; its peers still receive what it sends.
-            self.switchboard.shutdown(Shutdown::Read, words);
+            self.data_connections.shutdown(Shutdown::Read, words);
         }
     }
 
@@ -279,16 +280,16 @@ impl FailureState {
         choose_cause(
             self.rank,
             question,
-            &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>(),
+            &(0..self.data_connections.peers().len()).map(status).collect::<Vec<_>>(),
         )
     }
 
     /// Asks this group only, not the group of all ranks.
     fn ask_here(&self, question: Question) -> Option<Cause> {
-        let patience = match question {
-            _ if self.rank == 0 => OWN_PATIENCE,
-            Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_PATIENCE,
-            _ => LAST_PATIENCE,
+        let time_limit = match question {
+            _ if self.rank == 0 => OWN_TIMEOUT,
+            Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_TIMEOUT,
+            _ => LAST_TIMEOUT,
         };
         let mut desk = lock(&self.desk);
         if desk.closing.is_some() {
@@ -296,7 +297,7 @@ impl FailureState {
             return desk.failure.clone();
         }
         // The time that rank 0 has already been silent counts against the deadline.
-        let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + patience;
+        let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + time_limit;
         let id = desk.next_id;
         desk.next_id += 1;
         desk.open.push(id);
@@ -378,10 +379,10 @@ impl Supervisor for FailureState {
         if !self.alone.load(Ordering::Acquire) {
             return;
         }
-        if let Some(words) = self.failure().as_ref().and_then(last_words::encode_failure) {
-            self.switchboard.send_last_message(&part(), &words);
+        if let Some(words) = self.failure().as_ref().and_then(last_message::encode_failure) {
+            self.data_connections.send_last_message(&part(), &words);
         }
-        self.switchboard.shutdown(Shutdown::Both, None);
+        self.data_connections.shutdown(Shutdown::Both, None);
     }
 
     fn rank(&self) -> usize {
@@ -393,7 +394,7 @@ impl Supervisor for FailureState {
     }
 
     fn host(&self, rank: usize) -> String {
-        self.switchboard.peers().get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
+        self.data_connections.peers().get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
     }
 
     fn timeout(&self) -> Duration {

@@ -25,9 +25,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::base::fingerprint;
-use crate::base::last_words::GOODBYE;
+use crate::base::last_message::GOODBYE;
 use crate::base::lock::lock;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{ClientClaim, Credentials};
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::connection::wire::HandshakeStream;
@@ -38,7 +38,7 @@ use crate::{Error, Result, Transport};
 
 use self::dial::ConnectionRequest;
 
-/// Configuration of a switchboard.
+/// Configuration of a data_connections.
 pub(crate) struct Setup {
     pub(crate) own: ClientClaim,
     /// Valid for this group's rendezvous only.
@@ -297,7 +297,7 @@ impl State {
 
 #[cfg(test)]
 impl DataConnections {
-    /// Returns a switchboard that dials nobody, with these connections, by rank.
+    /// Returns a data_connections that dials nobody, with these connections, by rank.
     pub(crate) fn with(
         own: usize,
         connections: Vec<Option<(std::net::TcpStream, Option<RingPair>)>>,
@@ -307,7 +307,7 @@ impl DataConnections {
         let site = Site::own(Some(Obstacle::Unwanted));
         let peer = PeerInfo { host: "here".into(), pid: 1, address, site, door: 0 };
         let (rank, world_size) = (own as u32, connections.len() as u32);
-        let switchboard = Self::new(Setup {
+        let data_connections = Self::new(Setup {
             own: ClientClaim {
                 rank,
                 world_size,
@@ -320,13 +320,13 @@ impl DataConnections {
             handshake: Duration::from_secs(5),
             timeout: Duration::from_secs(5),
         });
-        let switchboard = switchboard.unwrap();
-        for (line, connection) in switchboard.state().lines.iter_mut().zip(connections) {
+        let data_connections = data_connections.unwrap();
+        for (line, connection) in data_connections.state().lines.iter_mut().zip(connections) {
             if let Some((stream, pair)) = connection {
                 *line = ConnectionState::Open { stream: Arc::new(stream.into()), fresh: Some(pair) };
             }
         }
-        Arc::new(switchboard)
+        Arc::new(data_connections)
     }
 
     /// Returns the ranks to which there is a connection.

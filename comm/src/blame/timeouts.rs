@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
-use crate::blame::ending::ShutdownFlag;
+use crate::blame::shutdown::ShutdownFlag;
 use crate::blame::supervisor::Supervisor;
 use crate::blame::verdict::Question;
 use crate::transport::links::{Links, Wait};

@@ -1,4 +1,4 @@
-//! The warden: kills what the ranks' programs have started and left running, however the launcher ends.
+//! The reaper: kills what the ranks' programs have started and left running, however the launcher ends.
 //!
 //! It is a separate process that waits for the launcher's end, however that happens. Then it kills the ranks'
 //! processes, whose ids the launcher has sent, and every process that has this launcher's spawn id in its environment.
@@ -17,12 +17,12 @@ use super::elastic::JobFolder;
 use super::environment::SPAWN_ID;
 use crate::platform::{processes, program};
 
-/// Environment variable that makes a process a warden; its value is the spawn id.
+/// Environment variable that makes a process a reaper; its value is the spawn id.
 const WARDEN: &str = "GIRANDOLE_WARDEN";
 /// Longer than a killed process takes to vanish, unless it hangs in the kernel.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The launcher's handle of the warden. Dropping it kills what is left of the job, and waits until that is done.
+/// The launcher's handle of the reaper. Dropping it kills what is left of the job, and waits until that is done.
 #[derive(Debug)]
 pub(super) struct Reaper {
     child: Child,
@@ -55,7 +55,7 @@ impl Reaper {
     }
 
     fn tell(&self, word: i32) {
-        // A pipe takes these few bytes completely or not at all; if it does not, the warden still finds the process by
+        // A pipe takes these few bytes completely or not at all; if it does not, the reaper still finds the process by
         // its environment.
         let _ = self.alive.as_ref().map(|mut pipe| pipe.write_all(&word.to_ne_bytes()));
     }
@@ -69,7 +69,7 @@ impl Drop for Reaper {
     }
 }
 
-/// If this process was started as a warden, does its work and exits.
+/// If this process was started as a reaper, does its work and exits.
 pub(super) fn serve_if_asked() {
     let Some(spawn_id) = std::env::var_os(WARDEN).filter(|id| !id.is_empty()) else { return };
     for process in ranks(std::io::stdin().lock()).into_iter().filter_map(Pid::from_raw) {

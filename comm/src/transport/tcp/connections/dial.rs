@@ -5,8 +5,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{ConnectionState, DataConnections, State};
-use crate::base::last_words::LastMessage;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::base::last_message::LastMessage;
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Status, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::transport::links::OpenError;
@@ -50,9 +50,9 @@ impl DataConnections {
             self.changed.notify_all();
             return Ok(());
         }
-        let switchboard = self.clone();
+        let data_connections = self.clone();
         let thread = std::thread::Builder::new().name("comm-dial".into()).stack_size(STACK);
-        let thread = thread.spawn(move || switchboard.make_connections());
+        let thread = thread.spawn(move || data_connections.make_connections());
         let failed = |reason| OpenError::Here(format!("starting a thread: {reason}"));
         state.dialer = Some(thread.map_err(failed)?);
         state.dialing = true;

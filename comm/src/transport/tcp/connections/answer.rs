@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::dial::ANSWER_RECEIVED;
 use super::{ConnectionState, DataConnections};
 use crate::rendezvous::connection::acceptor::ConnectionHandler;
-use crate::rendezvous::connection::fault::{ConnectError, ConnectResult};
+use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{
     Admission, ClientClaim, Credentials, Purpose, Status, Verdict,
 };

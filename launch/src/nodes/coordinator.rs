@@ -1,4 +1,4 @@
-//! The council: the state machine with which the first node's launcher decides, from the messages of all nodes, how a
+//! The coordinator: the state machine with which the first node's launcher decides, from the messages of all nodes, how a
 //! job continues and ends. Used with one node, too. No sockets, no processes.
 
 use std::time::{Duration, Instant};

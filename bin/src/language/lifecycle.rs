@@ -16,7 +16,7 @@ use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::first_choice;
 
 use super::job::{Job, Subject};
-use super::kept;
+use super::log_state;
 use super::speed::Speed;
 use super::trained;
 
@@ -77,7 +77,7 @@ pub(super) trait Ending: Experiment + Job {
         trainer.resume(&contents).map_err(with_fallback_hint)?;
         self.check_steps(trainer.step())?;
         if let Some(log) = &mut log {
-            kept::resume(
+            log_state::resume(
                 log,
                 trainer.step(),
                 trainer::observer_state(&contents).map_err(with_fallback_hint)?,

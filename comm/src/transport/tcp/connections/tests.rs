@@ -1,6 +1,6 @@
 //! Tests with two ranks in one process that connect to each other, or cannot.
 
-use crate::base::last_words::LastMessage;
+use crate::base::last_message::LastMessage;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
 use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
 use crate::rendezvous::obstacle::Obstacle;
@@ -27,8 +27,8 @@ fn credentials() -> Credentials {
     Credentials::new(None, "switchboard")
 }
 
-/// Returns the switchboard of one rank of a group of two, which listen at these addresses.
-fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnections> {
+/// Returns the data_connections of one rank of a group of two, which listen at these addresses.
+fn data_connections(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnections> {
     let site = Site::own(Some(Obstacle::Unwanted));
     let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
     let setup = Setup {
@@ -43,27 +43,30 @@ fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnections> 
     Arc::new(DataConnections::new(setup).unwrap())
 }
 
-fn acceptor(switchboard: &Arc<DataConnections>, listener: TcpListener) -> Acceptor {
-    Acceptor::start(listener, Limits::default(), switchboard.clone()).unwrap()
+fn acceptor(data_connections: &Arc<DataConnections>, listener: TcpListener) -> Acceptor {
+    Acceptor::start(listener, Limits::default(), data_connections.clone()).unwrap()
 }
 
 /// Returns both ranks, each with the acceptor of its connections.
 fn both() -> [(Arc<DataConnections>, Acceptor); 2] {
     let ((first, one), (second, other)) = (listener(), listener());
-    let ranks = [0, 1].map(|rank| switchboard(rank, [one, other]));
+    let ranks = [0, 1].map(|rank| data_connections(rank, [one, other]));
     let acceptors = [acceptor(&ranks[0], first), acceptor(&ranks[1], second)];
     ranks.into_iter().zip(acceptors).collect::<Vec<_>>().try_into().unwrap()
 }
 
-fn wait(switchboard: &DataConnections, peer: usize) {
-    switchboard.wait(&[Wait { peer, read: true, write: false }], LONG);
+fn wait(data_connections: &DataConnections, peer: usize) {
+    data_connections.wait(&[Wait { peer, read: true, write: false }], LONG);
 }
 
-fn connect(switchboard: &Arc<DataConnections>, peer: usize) -> std::result::Result<Arc<Stream>, OpenError> {
+fn connect(
+    data_connections: &Arc<DataConnections>,
+    peer: usize,
+) -> std::result::Result<Arc<Stream>, OpenError> {
     loop {
-        match switchboard.take_or_request(peer)? {
+        match data_connections.take_or_request(peer)? {
             Some((stream, _)) => return Ok(stream),
-            None => wait(switchboard, peer),
+            None => wait(data_connections, peer),
         }
     }
 }
@@ -83,13 +86,13 @@ fn two_that_dial_each_other_at_once_get_one_connection() {
         let ranks = both();
         let streams = thread::scope(|scope| {
             let threads = [0, 1].map(|rank| {
-                let switchboard = &ranks[rank].0;
-                scope.spawn(move || connect(switchboard, 1 - rank).unwrap())
+                let data_connections = &ranks[rank].0;
+                scope.spawn(move || connect(data_connections, 1 - rank).unwrap())
             });
             threads.map(|thread| thread.join().unwrap())
         });
         assert_connected([&streams[0], &streams[1]]);
-        ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+        ranks.iter().for_each(|(data_connections, _)| data_connections.end());
     }
 }
 
@@ -101,7 +104,7 @@ fn one_is_enough_whatever_the_other_does() {
         wait(&ranks[1 - rank].0, rank);
         let there = connect(&ranks[1 - rank].0, rank).unwrap();
         assert_connected([&stream, &there]);
-        ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+        ranks.iter().for_each(|(data_connections, _)| data_connections.end());
     }
 }
 
@@ -123,7 +126,7 @@ fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
     let (_, verdict) =
         HandshakeStream::connect(address, &credentials(), caller(1), Instant::now() + LONG).unwrap();
     assert_eq!(verdict.status, Status::Crossed);
-    ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+    ranks.iter().for_each(|(data_connections, _)| data_connections.end());
 }
 
 /// On a busy machine the answering threads are scheduled in any order.
@@ -139,21 +142,21 @@ fn one_that_was_given_up_and_is_answered_late_leaves_no_trace() {
     kept.write(&[1], until).unwrap();
     let there = connect(&ranks[0].0, 1).unwrap();
     assert_connected([&kept.into_data_stream(), &there]);
-    ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+    ranks.iter().for_each(|(data_connections, _)| data_connections.end());
 }
 
 #[test]
 fn where_nobody_or_somebody_else_listens_the_peer_is_unreachable() {
     let ((gone, nobody), (taken, own)) = (listener(), listener());
     drop(gone);
-    let alone = switchboard(0, [own, nobody]);
+    let alone = data_connections(0, [own, nobody]);
     let Err(OpenError::Unreachable(why)) = connect(&alone, 1) else { panic!() };
     assert!(why.contains("refused") && why.contains(&nobody.to_string()), "{why}");
     alone.end();
 
-    let wrong = switchboard(0, [own, own]);
+    let wrong = data_connections(0, [own, own]);
     let _acceptor = acceptor(&wrong, taken);
-    let lost = switchboard(0, [own, own]);
+    let lost = data_connections(0, [own, own]);
     let Err(OpenError::Unreachable(why)) = connect(&lost, 1) else { panic!() };
     assert!(why.contains("rank 0 answered instead"), "{why}");
     lost.end();
@@ -163,7 +166,7 @@ fn where_nobody_or_somebody_else_listens_the_peer_is_unreachable() {
 #[test]
 fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
     let ((_silent, address), (_, own)) = (listener(), listener());
-    let waiting = switchboard(0, [own, address]);
+    let waiting = data_connections(0, [own, address]);
     assert!(matches!(waiting.take_or_request(1), Ok(None)));
     assert!(waiting.last_error(1).contains(&address.to_string()));
     let began = Instant::now();
@@ -175,10 +178,10 @@ fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
 
 #[test]
 fn a_group_that_fails_or_closes_ends_every_wait() {
-    let cut = |switchboard: &DataConnections| switchboard.shutdown(Shutdown::Both, None);
-    for close in [cut, |switchboard: &DataConnections| switchboard.leave(GOODBYE)] {
+    let cut = |data_connections: &DataConnections| data_connections.shutdown(Shutdown::Both, None);
+    for close in [cut, |data_connections: &DataConnections| data_connections.leave(GOODBYE)] {
         let ((_silent, address), (_, own)) = (listener(), listener());
-        let waiting = switchboard(0, [own, address]);
+        let waiting = data_connections(0, [own, address]);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| connect(&waiting, 1));
             close(&waiting);
@@ -200,5 +203,5 @@ fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
     let (_, verdict) = HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
     assert_eq!(verdict.status, Status::Gone);
     assert!(matches!(connect(&ranks[1].0, 0), Err(OpenError::Left(LastMessage::Farewell))));
-    ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+    ranks.iter().for_each(|(data_connections, _)| data_connections.end());
 }

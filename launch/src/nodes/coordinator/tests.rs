@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn council(nodes: usize, max_restarts: usize) -> Coordinator {
+fn coordinator(nodes: usize, max_restarts: usize) -> Coordinator {
     let round = Round { run_id: "run".into(), secret: None, port: 0, restart: 0, max_restarts };
     Coordinator::new((0..nodes).map(|node| format!("h{node}")).collect(), round)
 }
@@ -39,42 +39,46 @@ fn told(orders: &Orders) -> Vec<String> {
 }
 
 /// Starts a round on all nodes.
-fn start(council: &mut Coordinator) {
-    let nodes = council.stages.len();
+fn start(coordinator: &mut Coordinator) {
+    let nodes = coordinator.stages.len();
     let now = Instant::now();
-    let orders: Orders = (0..nodes).rev().flat_map(|node| council.handle(node, ready(node), now)).collect();
+    let orders: Orders =
+        (0..nodes).rev().flat_map(|node| coordinator.handle(node, ready(node), now)).collect();
     assert_eq!(orders.len(), nodes);
 }
 
 #[test]
 fn all_start_once_all_are_ready_and_end_when_all_have_ended() {
-    let mut council = council(2, 0);
+    let mut coordinator = coordinator(2, 0);
     let now = Instant::now();
-    assert!(council.handle(1, ready(1), now).is_empty());
-    assert_eq!(told(&council.handle(0, ready(0), now)), ["0 start 0 at 1000", "1 start 0 at 1000"]);
-    assert!(council.handle(0, NodeMessage::Ended(Ending::Done), now).is_empty());
+    assert!(coordinator.handle(1, ready(1), now).is_empty());
+    assert_eq!(told(&coordinator.handle(0, ready(0), now)), ["0 start 0 at 1000", "1 start 0 at 1000"]);
+    assert!(coordinator.handle(0, NodeMessage::Ended(Ending::Done), now).is_empty());
     assert_eq!(
-        told(&council.handle(1, NodeMessage::Ended(Ending::Done), now)),
+        told(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now)),
         ["0 over: Done", "1 over: Done"]
     );
-    assert!(council.handle(1, NodeMessage::Gone, now).is_empty(), "what comes after the end means nothing");
+    assert!(
+        coordinator.handle(1, NodeMessage::Gone, now).is_empty(),
+        "what comes after the end means nothing"
+    );
 }
 
 #[test]
 fn a_failure_stops_the_others_and_all_start_again_as_often_as_they_may() {
-    let mut council = council(2, 1);
+    let mut coordinator = coordinator(2, 1);
     let now = Instant::now();
-    start(&mut council);
+    start(&mut coordinator);
     let failing = NodeMessage::Failing { rank: 3, status: SIGKILL };
-    assert_eq!(told(&council.handle(1, failing, now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
-    assert_eq!(told(&council.handle(1, failed(3, SIGKILL, 5), now)), ["0 stop"]);
+    assert_eq!(told(&coordinator.handle(1, failing, now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
+    assert_eq!(told(&coordinator.handle(1, failed(3, SIGKILL, 5), now)), ["0 stop"]);
     let again = "again 1/1: rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL";
-    let orders = council.handle(0, failed(0, ExitKind::Code(75), 3), now);
+    let orders = coordinator.handle(0, failed(0, ExitKind::Code(75), 3), now);
     assert_eq!(told(&orders), [format!("0 {again}"), format!("1 {again}")]);
-    assert!(council.handle(0, ready(0), now).is_empty());
-    assert_eq!(told(&council.handle(1, ready(1), now)), ["0 start 1 at 1000", "1 start 1 at 1000"]);
-    council.handle(0, NodeMessage::Ended(Ending::Done), now);
-    let over = told(&council.handle(1, failed(2, ExitKind::Code(3), 0), now));
+    assert!(coordinator.handle(0, ready(0), now).is_empty());
+    assert_eq!(told(&coordinator.handle(1, ready(1), now)), ["0 start 1 at 1000", "1 start 1 at 1000"]);
+    coordinator.handle(0, NodeMessage::Ended(Ending::Done), now);
+    let over = told(&coordinator.handle(1, failed(2, ExitKind::Code(3), 0), now));
     assert!(over.len() == 2 && over[0].contains("rank: 2") && over[0].contains("also_failed: 1"), "{over:?}");
 }
 
@@ -82,11 +86,11 @@ fn a_failure_stops_the_others_and_all_start_again_as_often_as_they_may() {
 fn the_first_cause_is_the_earliest_own_one_and_a_kill_comes_first() {
     let now = Instant::now();
     let cause = |words: [(usize, ExitKind, u64); 2]| {
-        let mut council = council(2, 0);
-        start(&mut council);
+        let mut coordinator = coordinator(2, 0);
+        start(&mut coordinator);
         let mut orders = Vec::new();
         for (node, (rank, status, ago)) in words.into_iter().enumerate() {
-            orders = council.handle(node, failed(rank, status, ago), now);
+            orders = coordinator.handle(node, failed(rank, status, ago), now);
         }
         match &orders[0].1 {
             Order::Over(Verdict::Failed(failure)) => (failure.rank, failure.also_failed),
@@ -103,32 +107,32 @@ fn the_first_cause_is_the_earliest_own_one_and_a_kill_comes_first() {
 
 #[test]
 fn a_node_that_is_gone_ends_the_job_without_a_restart() {
-    let mut council = council(3, 5);
+    let mut coordinator = coordinator(3, 5);
     let now = Instant::now();
-    start(&mut council);
-    assert_eq!(told(&council.handle(1, NodeMessage::Gone, now)), ["0 stop", "2 stop"]);
-    assert_eq!(told(&council.handle(0, failed(0, ExitKind::Code(75), 0), now)), ["2 stop"]);
+    start(&mut coordinator);
+    assert_eq!(told(&coordinator.handle(1, NodeMessage::Gone, now)), ["0 stop", "2 stop"]);
+    assert_eq!(told(&coordinator.handle(0, failed(0, ExitKind::Code(75), 0), now)), ["2 stop"]);
     let over = "over: Gone(NodeName { node: 1, host: \"h1\" })";
-    let orders = council.handle(2, NodeMessage::Ended(Ending::Done), now);
+    let orders = coordinator.handle(2, NodeMessage::Ended(Ending::Done), now);
     assert_eq!(told(&orders), [format!("0 {over}"), format!("2 {over}")]);
 }
 
 #[test]
 fn one_that_goes_before_the_start_ends_the_job_at_once() {
-    let mut council = council(2, 5);
+    let mut coordinator = coordinator(2, 5);
     let now = Instant::now();
-    council.handle(0, ready(0), now);
-    assert_eq!(council.handle(1, NodeMessage::Gone, now).len(), 1);
+    coordinator.handle(0, ready(0), now);
+    assert_eq!(coordinator.handle(1, NodeMessage::Gone, now).len(), 1);
 }
 
 #[test]
 fn other_numbers_of_ranks_are_refused_by_name() {
-    let mut council = council(2, 0);
+    let mut coordinator = coordinator(2, 0);
     let now = Instant::now();
-    council.handle(0, ready(0), now);
+    coordinator.handle(0, ready(0), now);
     let odd =
         NodeMessage::Ready { host: "b".into(), local_world_size: 3, port: 0, elastic: None, max_restarts: 0 };
-    let orders = told(&council.handle(1, odd, now));
+    let orders = told(&coordinator.handle(1, odd, now));
     let part = "--nproc-per-node: got 3, node 0 (host h0) has 2; give the same on every node";
     assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
 }
@@ -139,40 +143,40 @@ fn another_elastic_is_refused_by_name() {
         (Some(2), None, "--elastic: got nothing, node 0 (host h0) has at least 2 ranks; give the same"),
         (None, Some(3), "--elastic: got at least 3 ranks, node 0 (host h0) has nothing; give the same"),
     ] {
-        let mut council = council(2, 0);
+        let mut coordinator = coordinator(2, 0);
         let now = Instant::now();
-        council.handle(0, ready_with(0, first), now);
-        let orders = told(&council.handle(1, ready_with(1, second), now));
+        coordinator.handle(0, ready_with(0, first), now);
+        let orders = told(&coordinator.handle(1, ready_with(1, second), now));
         assert!(orders.len() == 2 && orders[0].contains(part), "{orders:?}");
     }
 }
 
 #[test]
 fn another_number_of_restarts_is_refused_by_name() {
-    let mut council = council(2, 1);
+    let mut coordinator = coordinator(2, 1);
     let now = Instant::now();
-    council.handle(0, ready(0), now);
+    coordinator.handle(0, ready(0), now);
     let odd =
         NodeMessage::Ready { host: "b".into(), local_world_size: 2, port: 0, elastic: None, max_restarts: 3 };
-    let orders = told(&council.handle(1, odd, now));
+    let orders = told(&coordinator.handle(1, odd, now));
     let part = "--max-restarts: got 3, node 0 (host h0) has 0; give the same on every node";
     assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
 }
 
 #[test]
 fn a_launcher_that_is_not_heard_of_ends_the_job_by_name() {
-    let mut council = council(3, 5);
+    let mut coordinator = coordinator(3, 5);
     let now = Instant::now();
-    start(&mut council);
-    council.handle(0, NodeMessage::Ended(Ending::Done), now);
-    council.handle(2, NodeMessage::Ended(Ending::Done), now);
+    start(&mut coordinator);
+    coordinator.handle(0, NodeMessage::Ended(Ending::Done), now);
+    coordinator.handle(2, NodeMessage::Ended(Ending::Done), now);
     let over = "over: Silent { node: NodeName { node: 1, host: \"h1\" }, ms: 5000 }";
-    let orders = council.handle(1, NodeMessage::Silent { ms: 5000 }, now);
+    let orders = coordinator.handle(1, NodeMessage::Silent { ms: 5000 }, now);
     assert_eq!(told(&orders), [format!("0 {over}"), format!("2 {over}")]);
 
-    let mut council = elastic(3, 0);
+    let mut coordinator = elastic(3, 0);
     let go_on = "node 1 (host h1) is given up: nothing was heard of its launcher for 5.0 s; the others go on, 4 in all";
-    let orders = council.handle(1, NodeMessage::Silent { ms: 5000 }, now);
+    let orders = coordinator.handle(1, NodeMessage::Silent { ms: 5000 }, now);
     assert_eq!(told(&orders), [0, 2].map(|node| format!("{node} {go_on}")));
 }
 
@@ -184,25 +188,25 @@ fn a_rank_that_had_failed_before_a_node_is_missed_is_told_of() {
         (NodeMessage::Silent { ms: 5000 }, "is given up: nothing was heard of its launcher for 5.0 s"),
         (NodeMessage::Gone, "is gone"),
     ] {
-        let mut council = council_of_two(ExitKind::Code(3));
-        let orders = told(&council.handle(1, word.clone(), now));
+        let mut coordinator = council_of_two(ExitKind::Code(3));
+        let orders = told(&coordinator.handle(1, word.clone(), now));
         assert_eq!(orders[0], format!("0 node 1 (host h1) {what}"));
         assert!(
             orders.len() == 2 && orders[1].starts_with("0 over: Failed(") && orders[1].contains("Code(3)")
         );
 
-        let mut council = council_of_two(ExitKind::Code(EXIT_PEER_FAILED));
-        let orders = told(&council.handle(1, word, now));
+        let mut coordinator = council_of_two(ExitKind::Code(EXIT_PEER_FAILED));
+        let orders = told(&coordinator.handle(1, word, now));
         assert!(orders.len() == 1 && !orders[0].contains("Failed"), "{orders:?}");
     }
 }
 
 /// A rank of the first node has failed; the second node still runs.
 fn council_of_two(status: ExitKind) -> Coordinator {
-    let mut council = council(2, 3);
-    start(&mut council);
-    council.handle(0, failed(1, status, 0), Instant::now());
-    council
+    let mut coordinator = coordinator(2, 3);
+    start(&mut coordinator);
+    coordinator.handle(0, failed(1, status, 0), Instant::now());
+    coordinator
 }
 
 fn lost(rank: usize) -> NodeMessage {
@@ -218,13 +222,13 @@ fn met(without: &[usize]) -> NodeMessage {
 
 /// An elastic round of three nodes with two ranks each, whose ranks have formed a group.
 fn elastic(min: usize, max_restarts: usize) -> Coordinator {
-    let mut council = council(3, max_restarts);
+    let mut coordinator = coordinator(3, max_restarts);
     let now = Instant::now();
     let orders: Orders =
-        (0..3).flat_map(|node| council.handle(node, ready_with(node, Some(min)), now)).collect();
+        (0..3).flat_map(|node| coordinator.handle(node, ready_with(node, Some(min)), now)).collect();
     assert_eq!(orders.len(), 3);
-    assert!(council.handle(1, met(&[]), now).is_empty());
-    council
+    assert!(coordinator.handle(1, met(&[]), now).is_empty());
+    coordinator
 }
 
 #[test]
@@ -232,16 +236,16 @@ fn who_blames_another_rank_or_is_of_the_first_node_is_not_missed() {
     let now = Instant::now();
     let stop = ["0 stop", "1 stop"];
     for (node, rank, status) in [(1, 3, ExitKind::Code(75)), (0, 1, SIGKILL), (1, 0, SIGKILL)] {
-        let mut council = council(2, 0);
-        start(&mut council);
-        assert_eq!(told(&council.handle(node, NodeMessage::Failing { rank, status }, now)), stop);
+        let mut coordinator = coordinator(2, 0);
+        start(&mut coordinator);
+        assert_eq!(told(&coordinator.handle(node, NodeMessage::Failing { rank, status }, now)), stop);
     }
 }
 
 #[test]
 fn a_stop_and_a_failure_that_is_final_end_it_in_spite_of_restarts() {
     let now = Instant::now();
-    let mut stopped = council(2, 5);
+    let mut stopped = coordinator(2, 5);
     start(&mut stopped);
     assert_eq!(
         told(&stopped.handle(0, NodeMessage::Ended(Ending::Stopped("SIGINT".into())), now)),
@@ -250,7 +254,7 @@ fn a_stop_and_a_failure_that_is_final_end_it_in_spite_of_restarts() {
     let orders = told(&stopped.handle(1, failed(2, ExitKind::Code(75), 0), now));
     assert!(orders.len() == 2 && orders[0].contains("SIGINT"), "{orders:?}");
 
-    let mut alone = council(1, 5);
+    let mut alone = coordinator(1, 5);
     start(&mut alone);
     let NodeMessage::Ended(Ending::Failed { failure, ago_ms, .. }) = failed(1, ExitKind::Code(2), 0) else {
         panic!()
@@ -291,7 +295,7 @@ proptest! {
         elastic in proptest::option::of(1_usize..5),
         moves in moves(),
     ) {
-        let mut council = council(nodes, max_restarts);
+        let mut coordinator = coordinator(nodes, max_restarts);
         let now = Instant::now();
         let (mut runs, mut gone, mut starts) = (vec![false; nodes], vec![false; nodes], 0);
         let mut ends: Vec<Vec<Verdict>> = vec![Vec::new(); nodes];
@@ -300,7 +304,7 @@ proptest! {
         let mut moves = moves.into_iter();
         loop {
             while let Some((node, word)) = words.pop_front() {
-                for (to, order) in council.handle(node, word, now) {
+                for (to, order) in coordinator.handle(node, word, now) {
                     match order {
                         Order::Start(round) => {
                             prop_assert!(!gone[to] && round.restart <= max_restarts);

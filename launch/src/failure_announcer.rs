@@ -38,8 +38,8 @@ impl FailureAnnouncer {
     /// port for something else.
     pub(super) fn announce(told: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: EndedRank) {
         if config.port_kind == MasterPort::Inherited && told.is_none() {
-            let herald = Self::start(config, job, death, config.grace);
-            *told = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
+            let announcer = Self::start(config, job, death, config.grace);
+            *told = announcer.inspect_err(|error| tracing::debug!("{error}")).ok();
         }
     }
 
@@ -94,7 +94,7 @@ mod tests {
         let round = Round { run_id: "ab".repeat(16), secret, port: 1, restart: 0, max_restarts: 0 };
         let job = Job::new(&config, &round, None).unwrap();
         let death = EndedRank { rank: 1, host: nodes::host(), leader_has_ended: false };
-        let herald = FailureAnnouncer::start(&config, &job, death, config.grace).unwrap();
-        assert!(herald.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
+        let announcer = FailureAnnouncer::start(&config, &job, death, config.grace).unwrap();
+        assert!(announcer.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
     }
 }

@@ -13,16 +13,16 @@ use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
 use crate::blame::verdict::{Question, Status, choose_cause, may_change};
 
-use super::bureau::{FailureState, PROBE_PATIENCE};
-use super::leaf::drain;
+use super::failure_state::{FailureState, PROBE_TIMEOUT};
+use super::member::drain;
 use super::wire::{Message, Wire};
 
 /// Pause before a new round, when the answers of ranks that were just asked may soon change.
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) struct Coordinator<'a> {
-    bureau: &'a FailureState,
-    ear: &'a UnixStream,
+    failure_state: &'a FailureState,
+    wake_receiver: &'a UnixStream,
     members: Vec<Member>,
     inquiries: Vec<Inquiry>,
     round: Option<Round>,
@@ -59,23 +59,35 @@ struct Round {
 }
 
 impl<'a> Coordinator<'a> {
-    pub(super) fn new(bureau: &'a FailureState, ear: &'a UnixStream, wires: Vec<Option<Wire>>) -> Self {
+    pub(super) fn new(
+        failure_state: &'a FailureState,
+        wake_receiver: &'a UnixStream,
+        wires: Vec<Option<Wire>>,
+    ) -> Self {
         let member = |wire| Member { wire, left: false, because: None, asked: None };
         let members = wires.into_iter().map(member).collect();
         let not_before = Instant::now();
-        Self { bureau, ear, members, inquiries: Vec::new(), round: None, rounds: 0, not_before }
+        Self {
+            failure_state,
+            wake_receiver,
+            members,
+            inquiries: Vec::new(),
+            round: None,
+            rounds: 0,
+            not_before,
+        }
     }
 
     /// Serves until the group is closed.
     pub(super) fn serve(mut self) {
         let closing = loop {
-            if let Some(closing) = self.bureau.closing() {
+            if let Some(closing) = self.failure_state.closing() {
                 break closing;
             }
             let ready = self.sleep();
-            self.bureau.log_death();
-            drain(self.ear);
-            for (id, question) in self.bureau.take_questions() {
+            self.failure_state.log_death();
+            drain(self.wake_receiver);
+            for (id, question) in self.failure_state.take_questions() {
                 self.inquire(0, id, question);
             }
             for rank in ready {
@@ -84,7 +96,8 @@ impl<'a> Coordinator<'a> {
             self.advance();
         };
         if closing.goodbye {
-            let (progress, because) = (self.bureau.progress(), self.bureau.failure_of_other_group());
+            let (progress, because) =
+                (self.failure_state.progress(), self.failure_state.failure_of_other_group());
             self.send_all(&Message::Goodbye { progress, because });
         }
     }
@@ -94,11 +107,11 @@ impl<'a> Coordinator<'a> {
         let wires = self.members.iter().enumerate();
         let live: Vec<(usize, &Wire)> =
             wires.filter_map(|(rank, member)| Some((rank, member.wire.as_ref()?))).collect();
-        let mut polled = vec![PollFd::from_borrowed_fd(self.ear.as_fd(), PollFlags::IN)];
+        let mut polled = vec![PollFd::from_borrowed_fd(self.wake_receiver.as_fd(), PollFlags::IN)];
         polled.extend(
             live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
         );
-        let deadline = self.next_deadline().into_iter().chain(self.bureau.death_log_at()).min();
+        let deadline = self.next_deadline().into_iter().chain(self.failure_state.death_log_at()).min();
         let timeout = deadline.map(|deadline| {
             timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
         });
@@ -116,7 +129,7 @@ impl<'a> Coordinator<'a> {
         match &self.round {
             // At once if no rank owes an answer.
             Some(round) => {
-                Some(self.awaited(round).map(|asked| asked + PROBE_PATIENCE).min().unwrap_or(self.not_before))
+                Some(self.awaited(round).map(|asked| asked + PROBE_TIMEOUT).min().unwrap_or(self.not_before))
             }
             None if self.inquiries.is_empty() => None,
             None => Some(self.not_before),
@@ -143,7 +156,7 @@ impl<'a> Coordinator<'a> {
                     self.receive_report(rank, inquiry, Status::Active(activity))
                 }
                 Message::Goodbye { because, .. } => {
-                    let because = because.map(|cause| self.bureau.from_other_group(cause));
+                    let because = because.map(|cause| self.failure_state.from_other_group(cause));
                     (self.members[rank].left, self.members[rank].because) = (true, because);
                     gone = true;
                 }
@@ -159,7 +172,7 @@ impl<'a> Coordinator<'a> {
     }
 
     fn inquire(&mut self, asker: usize, id: u64, question: Question) {
-        let deadline = Instant::now() + PROBE_PATIENCE;
+        let deadline = Instant::now() + PROBE_TIMEOUT;
         self.inquiries.push(Inquiry { asker, id, question, deadline, in_round: false });
     }
 
@@ -191,7 +204,7 @@ impl<'a> Coordinator<'a> {
     /// Judges when all ranks have answered or their time is over, and begins a new round if there are questions.
     fn advance(&mut self) {
         let now = Instant::now();
-        let is_over = |round: &Round| self.awaited(round).all(|asked| now >= asked + PROBE_PATIENCE);
+        let is_over = |round: &Round| self.awaited(round).all(|asked| now >= asked + PROBE_TIMEOUT);
         let over = self.round.as_ref().is_some_and(is_over);
         if let Some(round) = self.round.take_if(|_| over) {
             self.judge(&round, now);
@@ -233,7 +246,7 @@ impl<'a> Coordinator<'a> {
 
     fn status(&self, rank: usize, said: &Option<Status>) -> Status {
         match said {
-            _ if rank == 0 => Status::Active(self.bureau.activity()),
+            _ if rank == 0 => Status::Active(self.failure_state.activity()),
             _ if self.members[rank].left => Status::Left,
             Some(status) => status.clone(),
             None if self.members[rank].wire.is_some() => Status::Silent,
@@ -254,7 +267,7 @@ impl<'a> Coordinator<'a> {
 
     fn answer(&mut self, asker: usize, id: u64, cause: Option<Cause>) {
         match &mut self.members[asker].wire {
-            _ if asker == 0 => self.bureau.answer(id, cause),
+            _ if asker == 0 => self.failure_state.answer(id, cause),
             Some(wire) => wire.write(&Message::Answer { id, cause }),
             None => {}
         }
@@ -262,12 +275,12 @@ impl<'a> Coordinator<'a> {
 
     /// Fails the group with this cause. Later causes are ignored.
     fn fail_group(&mut self, cause: Cause) {
-        if self.bureau.has_failed() {
+        if self.failure_state.has_failed() {
             return;
         }
         // The other ranks first: once this rank knows, its process may end, and would appear to be the cause.
         self.send_all(&Message::Verdict(cause.clone()));
-        self.bureau.fail(cause);
+        self.failure_state.fail(cause);
     }
 
     fn send_all(&mut self, message: &Message) {
@@ -296,15 +309,15 @@ mod tests {
     use crate::base::members::Members;
     use crate::blame::supervisor::Supervisor;
     use crate::rendezvous::connection::stream::Stream;
-    use crate::transport::tcp::switchboard::DataConnections;
+    use crate::transport::tcp::connections::DataConnections;
 
     const LONG: Duration = Duration::from_secs(60);
 
     /// Rank 0 of a group of `world_size` ranks, without data connections.
     fn office(world_size: usize) -> (FailureState, UnixStream) {
         let config = TcpConfig { world_size, ..TcpConfig::default() };
-        let switchboard = DataConnections::with(0, (0..world_size).map(|_| None).collect());
-        FailureState::new(&config, Members::world(world_size), switchboard, Arc::default()).unwrap()
+        let data_connections = DataConnections::with(0, (0..world_size).map(|_| None).collect());
+        FailureState::new(&config, Members::world(world_size), data_connections, Arc::default()).unwrap()
     }
 
     fn pair() -> [Wire; 2] {
@@ -334,43 +347,43 @@ mod tests {
 
     #[test]
     fn a_rank_that_there_is_not_does_no_harm() {
-        let (bureau, ear) = office(2);
+        let (failure_state, wake_receiver) = office(2);
         let [here, mut there] = pair();
         let cause = Cause::Left { rank: 9 };
         std::thread::scope(|scope| {
-            scope.spawn(|| Coordinator::new(&bureau, &ear, vec![None, Some(here)]).serve());
+            scope.spawn(|| Coordinator::new(&failure_state, &wake_receiver, vec![None, Some(here)]).serve());
             there.write(&Message::Ask { id: 1, question: Question::Known { peer: 0, cause: cause.clone() } });
             assert_eq!(verdict(&mut there), cause);
-            bureau.close(false);
+            failure_state.close(false);
         });
-        let error = bureau.error(&bureau.failure().unwrap(), "barrier #1".into());
+        let error = failure_state.error(&failure_state.failure().unwrap(), "barrier #1".into());
         assert!(error.to_string().starts_with("rank 9 (host ) left the group"), "{error}");
     }
 
     #[test]
     fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
-        let (bureau, ear) = office(3);
-        let mut center = Coordinator::new(&bureau, &ear, (0..3).map(|_| None).collect());
+        let (failure_state, wake_receiver) = office(3);
+        let mut center = Coordinator::new(&failure_state, &wake_receiver, (0..3).map(|_| None).collect());
         center.fail_group(Cause::Died { rank: 1 });
         center.fail_group(Cause::Died { rank: 2 });
-        assert!(bureau.death_log_at().is_some());
+        assert!(failure_state.death_log_at().is_some());
         // The call to `failure` counts as an operation that knows.
-        assert_eq!(bureau.failure(), Some(Cause::Died { rank: 1 }));
-        assert!(bureau.death_log_at().is_none());
+        assert_eq!(failure_state.failure(), Some(Cause::Died { rank: 1 }));
+        assert!(failure_state.death_log_at().is_none());
     }
 
     #[test]
     fn who_waits_in_another_group_is_not_said_to_have_called_nothing() {
-        let bureau = Arc::new(office(3).0);
+        let failure_state = Arc::new(office(3).0);
         let idle = "rank 0 has called nothing since rank 1 (host here) died: its next operation fails";
-        assert_eq!(bureau.death_text(1), idle);
+        assert_eq!(failure_state.death_text(1), idle);
         let call = "rendezvous in the group [0, 2]".to_string();
-        let meets = bureau.job().begin_formation(&bureau, call, vec![2]).unwrap();
+        let meets = failure_state.job().begin_formation(&failure_state, call, vec![2]).unwrap();
         assert_eq!(
-            bureau.death_text(1),
+            failure_state.death_text(1),
             "rank 1 (host here) has died, and rank 0 is still in rendezvous in the group [0, 2]"
         );
         drop(meets);
-        assert_eq!(bureau.death_text(1), idle);
+        assert_eq!(failure_state.death_text(1), idle);
     }
 }

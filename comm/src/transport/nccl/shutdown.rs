@@ -31,10 +31,10 @@ struct State {
 
 impl CommShutdown {
     /// Starts `end`, which returns whether the device has finished all submitted work, on a thread. It is waited for no
-    /// longer than `patience`, and after that left to its thread, which does not keep the process from exiting.
-    pub(super) fn begin(patience: Duration, end: impl FnOnce() -> bool + Send + 'static) -> Self {
+    /// longer than `time_limit`, and after that left to its thread, which does not keep the process from exiting.
+    pub(super) fn begin(time_limit: Duration, end: impl FnOnce() -> bool + Send + 'static) -> Self {
         let now = Instant::now();
-        let farewell = Self { shared: Arc::default(), until: now.checked_add(patience).unwrap_or(now) };
+        let farewell = Self { shared: Arc::default(), until: now.checked_add(time_limit).unwrap_or(now) };
         let shared = farewell.shared.clone();
         let thread = std::thread::Builder::new().name("nccl-end".into());
         if let Err(reason) = thread.spawn(move || shared.finish(end())) {
