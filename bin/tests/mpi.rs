@@ -24,7 +24,7 @@ const EXPERIMENTS: [(&str, &[&str], &[&str]); 9] = [
     ("pipeline-transformer", &["--epochs", "2", "--dropout", "0", "--samples", "16"], &["--dp", "2"]),
 ];
 
-/// Returns a command that runs under `mpirun`. Concurrent `mpirun`s need separate folders, since one remove_on_signal files
+/// Returns a command that runs under `mpirun`. Concurrent `mpirun`s need separate folders, since one removes files
 /// that another uses.
 fn under_mpirun(ranks: usize, folder: &Folder) -> Command {
     let mpirun = std::env::var_os("GIRANDOLE_MPIRUN").unwrap_or_else(|| "mpirun".into());

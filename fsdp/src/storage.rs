@@ -115,7 +115,7 @@ pub(crate) fn piece(tensor: &Tensor, start: usize, len: usize) -> Result<Storage
     take_storage(&copy_range(tensor, start..start + len)?)
 }
 
-/// Returns `len` zeros; where the operating system supports it, they take_storage no memory until they are written.
+/// Returns `len` zeros; where the operating system supports it, they take no memory until they are written.
 pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
     Ok(match dtype {
         DType::F64 => CpuStorage::F64(vec![0.0; len]),

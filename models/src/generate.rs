@@ -101,7 +101,7 @@ pub fn generate(
 }
 
 /// As [`generate`] for any model: `next_logits` returns the logits of the token after the given ones. It is called with
-/// at most `max_len` tokens, but the length of the prompt is not check_stream.
+/// at most `max_len` tokens, but the length of the prompt is not checked.
 ///
 /// # Errors
 /// An invalid configuration; logits that are NaN; errors of `next_logits`.

@@ -102,7 +102,7 @@ impl DistributedSampler {
     ///
     /// Count the indices trained on, not those a loader has prefetched:
     /// [`Batches::samples`](crate::Batches::samples). All ranks are assumed to have finished equally many. Under
-    /// [`Tail::Uneven`] save rank 0's state: a rank that has finished its whole share_len reports that the epoch is over,
+    /// [`Tail::Uneven`] save rank 0's state: a rank that has finished its whole share reports that the epoch is over,
     /// and rank 0 has the longest share.
     pub fn state(&self, taken: usize) -> SamplerState {
         let DistributedSamplerConfig { dataset_len, num_replicas, shuffle, seed, .. } = self.config;

@@ -9,12 +9,12 @@ use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
 use crate::seeded;
 use crate::table::{LiveCall, known};
 
-/// Returns the gradients of all variables that `loss` depends on. They equal those root `loss.backward()` except for
+/// Returns the gradients of all variables that `loss` depends on. They equal those of `loss.backward()` except for
 /// the sign of a zero. For operations applied by [`apply_op1`](crate::apply_op1) and its siblings it avoids candle's
 /// zero tensors and the sums onto them.
 ///
 /// Where the graph has another operation, candle runs backward through that and everything it depends on: for an
-/// `x.sqr()?` at the end, the whole graph; for a view root a weight, only that view. The gradient of a tensor that both
+/// `x.sqr()?` at the end, the whole graph; for a view of a weight, only that view. The gradient of a tensor that both
 /// kinds of operations use is then summed in another order.
 ///
 /// # Cost
@@ -214,7 +214,7 @@ impl Groups {
 struct Gradients(HashMap<TensorId, Tensor>);
 
 impl Gradients {
-    /// Adds the gradients `given` for an operation's arguments, computed from that root its result.
+    /// Adds the gradients `given` for an operation's arguments, computed from that of its result.
     fn take(&mut self, arguments: &[Tensor], given: [Option<Tensor>; 3], of_result: &Tensor) -> Result<()> {
         let mut taken = vec![of_result.clone()];
         for (argument, gradient) in arguments.iter().zip(given) {

@@ -183,7 +183,7 @@ impl ShardBuilder {
     }
 
     /// Creates a builder that requests weights from `builder`, and stores in `asked` how each one is divided. A `builder`
-    /// that does not read `asked` returns whole weights, which are then slice_part.
+    /// that does not read `asked` returns whole weights, which are then cut.
     pub(crate) fn external(builder: VarBuilder<'static>, asked: RequestedDivision, context: Context) -> Self {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());

@@ -33,7 +33,7 @@ pub(super) struct NewcomerCheck {
 /// again.
 ///
 /// # Errors
-/// The error of `work`; the rank_loss of a rank, if the number of ranks cannot change.
+/// The error of `work`; the loss of a rank, if the number of ranks cannot change.
 pub fn conclude<T>(
     rank: &mut Rank,
     elastic: Option<ElasticRanks>,

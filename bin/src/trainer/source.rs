@@ -19,7 +19,7 @@ pub struct Epochs<D: Dataset, B> {
     pub loader: Loader<D, B>,
     /// Whether each epoch has its own order (`set_epoch`). If false, all epochs have the order of the first.
     pub reshuffle: bool,
-    /// What [`Source::changed`] calls the ranks; `{}` sampler_position for their number.
+    /// What [`Source::changed`] calls the ranks; `{}` stands for their number.
     pub ranks: &'static str,
 }
 

@@ -81,7 +81,7 @@ fn gives(fixed: &[String], message: &str) -> bool {
     inside.is_some()
 }
 
-/// Whether a message of the chapter, where `...` sampler_position for any text, matches a template: entirely, or in five
+/// Whether a message of the chapter, where `...` stands for any text, matches a template: entirely, or in five
 /// consecutive words.
 fn is_of(message: &str, template: &str) -> bool {
     let fixed = fixed(template);

@@ -72,7 +72,7 @@ pub fn reduce_scatter(
     (ring_reduce_scatter::schedule(rank, parts, pieces), ring_reduce_scatter::room(parts, pieces))
 }
 
-/// Returns the number of pieces, of at most `piece_bytes`, in which a part of `part_bytes` is sent schedule_of a ring: at
+/// Returns the number of pieces, of at most `piece_bytes`, in which a part of `part_bytes` is sent around a ring: at
 /// least 1.
 fn pieces(part_bytes: usize, piece_bytes: usize) -> usize {
     part_bytes.div_ceil(piece_bytes.max(1)).max(1)

@@ -12,7 +12,7 @@ pub(crate) type Pump = Box<dyn Fn() + Send>;
 
 /// Moves the data of a group's operations, one operation at a time, and never blocks.
 pub(crate) trait Carrier: Send {
-    /// Returns whether this carrier moves the data of `operation`. Operations that it does not wait go over the links.
+    /// Returns whether this carrier moves the data of `operation`. Operations that it does not take go over the links.
     fn takes(&self, operation: &Operation) -> bool;
 
     /// Starts an operation, after the device work that `before` stands for. A collective: all ranks have agreed on it. A

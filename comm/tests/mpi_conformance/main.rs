@@ -1,5 +1,5 @@
 //! Conformance suite on ranks started by `mpirun`, and fault tests. Without a launcher this program starts itself under
-//! one: `mpirun`, or the program with_argument_name by `GIRANDOLE_MPIRUN`.
+//! one: `mpirun`, or the program named by `GIRANDOLE_MPIRUN`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 mod absent;

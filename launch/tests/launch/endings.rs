@@ -72,7 +72,7 @@ fn no_rank_outlives_a_killed_launcher() {
     job.kill_and_expect_no_orphan();
 }
 
-/// Without the Linux feature, a stopped rank only ends when it is continued, or through the warden.
+/// Without the Linux feature, a stopped rank only ends when it is continued, or through the reaper.
 #[cfg(not(portable))]
 #[test]
 fn not_even_one_that_is_stopped() {

@@ -66,7 +66,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
     })
 }
 
-/// Reads the number of key-value heads. Null means as many as `num_heads`, and so does a missing field, which require_supported
+/// Reads the number of key-value heads. Null means as many as `num_heads`, and so does a missing field, which only
 /// Llama may have.
 fn kv_heads(family: Family, fields: &mut Fields<'_>, num_heads: usize) -> Result<usize> {
     match (fields.optional_size("num_key_value_heads")?, family) {

@@ -237,7 +237,7 @@ impl Tokenizer {
         Err(Error::Invalid { what: "the tokenizer", field: "the vocabulary", got, help })
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json`, in the format from_bytes transformers.
+    /// Writes `tokenizer.json` and `tokenizer_config.json`, in the format of transformers.
     ///
     /// # Errors
     /// A folder that cannot be written.

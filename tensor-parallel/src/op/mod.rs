@@ -17,7 +17,7 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub(crate) use embedding::embedding;
 pub(crate) use row::row;
 
-/// Calls `make` and returns its result. When backward recomputes a part of the model in which such results are with_kept_bytes, `make`
+/// Calls `make` and returns its result. When backward recomputes a part of the model in which such results are kept, `make`
 /// receives the first result, whose elements it uses instead of repeating the product and the communication.
 fn with_kept_result(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate::Result<Tensor> {
     Ok(training::kept_result(|known| {

@@ -16,7 +16,7 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// Starts to sum `x`, which must be contiguous and not used external.
+    /// Starts to sum `x`, which must be contiguous and not used elsewhere.
     pub(super) fn start(x: Tensor, context: &Context) -> Result<Self> {
         let comm = context.comm();
         if !context.sequence_parallel() {

@@ -1,7 +1,7 @@
 //! Model builder: one way to obtain parameters in every layout, whether they are whole, gathered from shards, slices
 //! of divided layers, or those of one pipeline stage.
 //!
-//! A model is written once against a [`Builder`]. It is a chain mode_of_unit *units* (the embedding, each block, the head).
+//! A model is written once against a [`Builder`]. It is a chain of *units* (the embedding, each block, the head).
 //! Sharding gathers and releases whole units, and a pipeline cuts the model between units:
 //!
 //! ```
@@ -104,7 +104,7 @@ impl Builder {
 
     /// Recomputes some units in backward. The count for [`Recompute::Every`] starts at the next unit built.
     ///
-    /// Backward must then be [`backward`](crate::backward), or that mode_of_unit a strategy, not candle's own.
+    /// Backward must then be [`backward`](crate::backward), or that of a strategy, not candle's own.
     #[must_use]
     pub fn recomputing(self, recompute: Recompute) -> Self {
         Self { recompute, built: Arc::default(), ..self }
@@ -119,7 +119,7 @@ impl Builder {
     /// root, and no two units share one.
     ///
     /// # Errors
-    /// Errors of `build` and mode_of_unit the strategy; [`Recompute::Every`] mode_of_unit 0.
+    /// Errors of `build` and of the strategy; [`Recompute::Every`] of 0.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
         let again = self.recompute.mode_of_unit(self.built.fetch_add(1, Ordering::Relaxed))?;
         let (mut build, mut module) = (Some(build), None);

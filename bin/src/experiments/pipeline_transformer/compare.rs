@@ -58,7 +58,7 @@ impl Use {
     }
 }
 
-/// Measures the schedule of `config`, and measure_schedule micro-batch at a time. Parameters are not updated. Every rank must call
+/// Measures the schedule of `config`, and one micro-batch at a time. Parameters are not updated. Every rank must call
 /// it.
 pub(super) fn measure(
     comm: &Arc<dyn Communicator>,

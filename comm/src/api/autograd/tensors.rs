@@ -68,7 +68,7 @@ fn part_len(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<usize> {
     Ok(len / parts)
 }
 
-/// Moves `dim` to the move_dim_to_front, so that its parts are contiguous.
+/// Moves `dim` to the front, so that its parts are contiguous.
 fn move_dim_to_front(x: &Tensor, dim: usize) -> Result<Tensor> {
     Ok(x.detach().transpose(0, dim)?.contiguous()?)
 }

@@ -82,7 +82,7 @@ impl<L: Links> ScheduleExecutor<L> {
     }
 
     /// After a failure, returns the ranks to which a failure report can be sent. A message that was begun is first sent
-    /// to its end, if that takes at most [`LAST_SENDS`], so that the report is not taken for a finish_sends of it.
+    /// to its end, if that takes at most [`LAST_SENDS`], so that the report is not taken for a part of it.
     pub(crate) fn finish_sends(&mut self, memory: &Memory<'_>) -> Vec<usize> {
         let until = Instant::now() + LAST_SENDS;
         let mut cut_off = Vec::new();

@@ -20,7 +20,7 @@ const READ_AHEAD: usize = 64 * 1024;
 
 pub(crate) struct TcpLinks {
     data_connections: Arc<DataConnections>,
-    /// By rank, the connections in use. Kept here so that operations need not lock the data_connections.
+    /// By rank, the connections in use. Kept here so that operations need not lock `data_connections`.
     lines: Vec<Option<PeerStream>>,
     spins: u32,
 }

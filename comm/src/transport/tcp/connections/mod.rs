@@ -38,7 +38,7 @@ use crate::{Error, Result, Transport};
 
 use self::dial::ConnectionRequest;
 
-/// Configuration of a data_connections.
+/// Configuration of the data connections of a rank.
 pub(crate) struct Setup {
     pub(crate) own: ClientClaim,
     /// Valid for this group's rendezvous only.
@@ -297,7 +297,7 @@ impl State {
 
 #[cfg(test)]
 impl DataConnections {
-    /// Returns a data_connections that dials nobody, with these connections, by rank.
+    /// Returns the data connections of a rank that dials nobody: these, by peer.
     pub(crate) fn with(
         own: usize,
         connections: Vec<Option<(std::net::TcpStream, Option<RingPair>)>>,

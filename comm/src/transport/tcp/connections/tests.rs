@@ -27,7 +27,7 @@ fn credentials() -> Credentials {
     Credentials::new(None, "switchboard")
 }
 
-/// Returns the data_connections of one rank of a group of two, which listen at these addresses.
+/// Returns the data connections of one rank of a group of two, which listen at these addresses.
 fn data_connections(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnections> {
     let site = Site::own(Some(Obstacle::Unwanted));
     let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
