@@ -26,21 +26,23 @@ static SIGNAL_ACTION: Mutex<Option<SignalAction>> = Mutex::new(None);
 struct SignalAction {
     /// Signals that [`on_signal`] handles.
     signals: Vec<i32>,
-    action: Box<dyn FnMut(i32) + Send>,
+    /// `None` while it runs: then nothing is locked, so that it may call [`on_signal`].
+    action: Option<Action>,
     launchers: Vec<(usize, Sender<Event>)>,
     /// Number of launchers so far; the number of the next one is derived from it.
     count: usize,
 }
 
+type Action = Box<dyn FnMut(i32) + Send>;
+
 impl SignalAction {
-    fn take(&mut self, signal: i32) {
+    /// Passes a signal to the launchers that run. Takes the action out, to be called, if there are none.
+    fn pass_on(&mut self, signal: i32) -> Option<Action> {
         for (_, events) in &self.launchers {
             // The receiver is gone if the launcher is about to return.
             let _ = events.send(Event::Signal(signal));
         }
-        if self.launchers.is_empty() {
-            (self.action)(signal);
-        }
+        if self.launchers.is_empty() { self.action.take() } else { None }
     }
 }
 
@@ -60,10 +62,10 @@ impl SignalAction {
 /// # Ok::<(), comm::Error>(())
 /// ```
 pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
-    let mut desk = lock(&SIGNAL_ACTION);
-    let action = Box::new(action);
-    if let Some(desk) = &mut *desk {
-        desk.action = action;
+    let mut handling = lock(&SIGNAL_ACTION);
+    let action: Option<Action> = Some(Box::new(action));
+    if let Some(handling) = &mut *handling {
+        handling.action = action;
         return Ok(());
     }
     let refused = |e| Error::system("cannot listen for signals", e);
@@ -73,13 +75,17 @@ pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
     let mut all = Signals::new(&signals).map_err(refused)?;
     let listen = move || {
         for signal in all.forever() {
-            if let Some(desk) = &mut *lock(&SIGNAL_ACTION) {
-                desk.take(signal);
+            let action = lock(&SIGNAL_ACTION).as_mut().and_then(|handling| handling.pass_on(signal));
+            let Some(mut action) = action else { continue };
+            action(signal);
+            // Unless it has set another one.
+            if let Some(handling) = &mut *lock(&SIGNAL_ACTION) {
+                handling.action.get_or_insert(action);
             }
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(refused)?;
-    *desk = Some(SignalAction { signals, action, launchers: Vec::new(), count: 0 });
+    *handling = Some(SignalAction { signals, action, launchers: Vec::new(), count: 0 });
     Ok(())
 }
 
@@ -99,8 +105,8 @@ impl SignalRelay {
 
     fn try_start(events: Sender<Event>) -> std::io::Result<Self> {
         let mut running = lock(&RUNNING);
-        let mut desk = lock(&SIGNAL_ACTION);
-        let at_desk = desk.as_ref().map(|desk| desk.signals.clone()).unwrap_or_default();
+        let mut handling = lock(&SIGNAL_ACTION);
+        let at_desk = handling.as_ref().map(|handling| handling.signals.clone()).unwrap_or_default();
         let ignored = Mask::ignored();
         let is_ours = |signal: &i32| !ignored.has(*signal) && !at_desk.contains(signal);
         if running.is_none() {
@@ -128,10 +134,10 @@ impl SignalRelay {
         let thread = std::thread::Builder::new().name("signals".into()).spawn(relay)?;
         *running = running.map(|count| count + 1);
         IDLE.store(false, Ordering::SeqCst);
-        let number = desk.as_mut().map(|desk| {
-            desk.count += 1;
-            desk.launchers.push((desk.count, to_desk));
-            desk.count
+        let number = handling.as_mut().map(|handling| {
+            handling.count += 1;
+            handling.launchers.push((handling.count, to_desk));
+            handling.count
         });
         Ok(Self { handle, thread: Some(thread), number })
     }
@@ -139,8 +145,8 @@ impl SignalRelay {
 
 impl Drop for SignalRelay {
     fn drop(&mut self) {
-        if let (Some(own), Some(desk)) = (self.number, &mut *lock(&SIGNAL_ACTION)) {
-            desk.launchers.retain(|(number, _)| *number != own);
+        if let (Some(own), Some(handling)) = (self.number, &mut *lock(&SIGNAL_ACTION)) {
+            handling.launchers.retain(|(number, _)| *number != own);
         }
         let mut running = lock(&RUNNING);
         *running = running.map(|count| count.saturating_sub(1));

@@ -36,10 +36,12 @@ mod tests {
     #[test]
     fn a_handler_is_seen() {
         // SIGWINCH: a signal that no other test of this program uses.
-        assert!(!Mask::handled().has(SIGWINCH) && !Mask::ignored().has(SIGWINCH));
+        let before = Mask::handled();
+        assert!(!before.has(SIGWINCH) && !Mask::ignored().has(SIGWINCH));
         let id = signal_hook::flag::register(SIGWINCH, std::sync::Arc::default()).unwrap();
         assert!(Mask::handled().has(SIGWINCH) && !Mask::ignored().has(SIGWINCH));
-        assert!(!Mask::handled().has(SIGUSR2));
+        // An emulator may have handlers of its own.
+        assert_eq!(Mask::handled().has(SIGUSR2), before.has(SIGUSR2));
         signal_hook::low_level::unregister(id);
     }
 }
