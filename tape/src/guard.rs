@@ -17,7 +17,10 @@ type Check = dyn Fn() -> Result<()> + Send + Sync;
 
 /// While it exists, backward runs a check at a variable: see [`guard`].
 #[must_use = "a guard ends when it is dropped"]
-pub struct Guard(TensorId);
+pub struct Guard {
+    variable: TensorId,
+    check: Arc<Check>,
+}
 
 /// Registers `check`, which is called whenever backward, including candle's own, goes through an operation applied
 /// directly to `variable` by [`apply_op1`](crate::apply_op1) or its siblings; an error aborts backward. Operations on
@@ -36,23 +39,27 @@ pub struct Guard(TensorId);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn guard(variable: &Tensor, check: impl Fn() -> Result<()> + Send + Sync + 'static) -> Guard {
+    let guard = Guard { variable: variable.id(), check: Arc::new(check) };
     let mut checks = checks();
-    checks.insert(variable.id(), Arc::new(check));
+    checks.insert(guard.variable, guard.check.clone());
     COUNT.store(checks.len(), Ordering::Release);
-    Guard(variable.id())
+    guard
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         let mut checks = checks();
-        let _check = checks.remove(&self.0);
+        // A later guard of the variable has replaced the check: that one stays.
+        if checks.get(&self.variable).is_some_and(|check| Arc::ptr_eq(check, &self.check)) {
+            checks.remove(&self.variable);
+        }
         COUNT.store(checks.len(), Ordering::Release);
     }
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Guard").field(&self.0).finish()
+        f.debug_tuple("Guard").field(&self.variable).finish()
     }
 }
 
@@ -72,4 +79,22 @@ pub(crate) fn run_checks(arguments: &[&Tensor]) -> Result<()> {
 
 fn checks() -> RwLockWriteGuard<'static, HashMap<TensorId, Arc<Check>>> {
     CHECKS.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Var, bail};
+
+    #[test]
+    fn a_guard_that_was_replaced_leaves_the_later_one_in_place() {
+        let x = Var::new(&[1f32], &Device::Cpu).unwrap();
+        let loss = crate::scale(&x, 2.0).unwrap().sum_all().unwrap();
+        let first = guard(&x, || bail!("first"));
+        let second = guard(&x, || bail!("second"));
+        drop(first);
+        assert!(loss.backward().unwrap_err().to_string().contains("second"));
+        drop(second);
+        loss.backward().unwrap();
+    }
 }
