@@ -21,7 +21,7 @@ pub(crate) fn with_keep_alive<T: Send>(
 ) -> Result<T> {
     let result = thread::scope(|scope| {
         let (tell, told) = channel();
-        scope.spawn(move || tell.send(work()));
+        let worker = scope.spawn(move || tell.send(work()));
         let (mut result, mut wait) = (None, Duration::from_millis(1));
         loop {
             if result.is_none() {
@@ -39,6 +39,8 @@ pub(crate) fn with_keep_alive<T: Send>(
             if done.to_vec1::<u8>()?[0] == 1
                 && let Some(result) = result
             {
+                // A panic is in `result` already; unjoined, it would end this thread as well.
+                let _ = worker.join();
                 return Ok(result);
             }
             wait = (wait * 2).min(PERIOD);
