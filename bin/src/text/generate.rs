@@ -11,7 +11,7 @@ use comm::Communicator;
 use girandole::{Layout, Parallel};
 use models::tokens::{Chat, ChatTemplate};
 use models::{CausalLm, GenerateConfig, ModelConfig, Tokenizer};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::layout::{LayoutOptions, alone, config};
 use super::{ModelOptions, OpenedModel, read_text};
@@ -22,6 +22,10 @@ use crate::options::{count, probability, seed};
 use crate::start::{self, Start};
 
 const NAME: &str = "generate";
+/// The file of a model's folder that configures how it writes text.
+const GENERATION: &str = "generation_config.json";
+/// The field of configurations that lists the tokens at which a text ends.
+const END: &str = "eos_token_id";
 
 /// Options of `generate`.
 #[derive(Debug, Clone, Args)]
@@ -187,21 +191,25 @@ impl GenerateOptions {
     /// Returns the tokens that end a text: the tokenizer's, and those of the model's configuration files, of which
     /// there may be several.
     fn stop(&self, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-        let path = self.model.model.join("generation_config.json");
-        let of_generation: serde_json::Value = match path.exists() {
+        let path = self.model.model.join(GENERATION);
+        let of_generation: Value = match path.exists() {
             true => serde_json::from_str(&read_text("--model", &path)?).map_err(|error| {
                 let problem = format!("it is no JSON: {error}");
                 models::Error::Format { path, problem }
             })?,
-            false => serde_json::Value::Null,
+            false => Value::Null,
         };
-        let said = [model.json().get("eos_token_id"), of_generation.get("eos_token_id")];
-        let numbers = said.into_iter().flatten().flat_map(|said| match said.as_array() {
-            Some(several) => several.clone(),
-            None => vec![said.clone()],
-        });
-        let numbers = numbers.filter_map(|number| u32::try_from(number.as_u64()?).ok());
-        Ok(tokenizer.end_of_text().into_iter().chain(numbers).collect())
+        let mut stop: Vec<u32> = tokenizer.end_of_text().into_iter().collect();
+        let given = [("config.json", model.json().get(END)), (GENERATION, of_generation.get(END))];
+        for (file, given) in given {
+            stop.extend(end_tokens(given).map_err(|got| models::Error::Config {
+                file,
+                field: END.into(),
+                got,
+                help: "give a token's number, or a list of numbers".into(),
+            })?);
+        }
+        Ok(stop)
     }
 
     /// Generates the text, on every rank; rank 0 prints it.
@@ -256,6 +264,18 @@ impl GenerateOptions {
         ));
         Ok(())
     }
+}
+
+/// The tokens that a configuration's `eos_token_id` lists: none, one, or several. Any other value is the error.
+fn end_tokens(given: Option<&Value>) -> std::result::Result<Vec<u32>, String> {
+    let given = given.unwrap_or(&Value::Null);
+    let number = |number: &Value| number.as_u64().and_then(|number| u32::try_from(number).ok());
+    let numbers = match given {
+        Value::Null => Some(Vec::new()),
+        Value::Array(several) => several.iter().map(number).collect(),
+        one => number(one).map(|one| vec![one]),
+    };
+    numbers.ok_or_else(|| given.to_string())
 }
 
 fn print(text: &str) -> Result<()> {

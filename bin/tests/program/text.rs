@@ -138,6 +138,12 @@ fn a_message_is_answered() {
         let line = GENERATE.refuse(&[&["--model", &path], options].concat());
         assert!(line.contains(says), "{line}");
     };
+    let configuration = folder.path("model").join("generation_config.json");
+    for end in ["\"</s>\"", "-1", "[1, 0.5]"] {
+        std::fs::write(&configuration, format!("{{\"eos_token_id\": {end}}}")).unwrap();
+        refuse(&["--prompt", "x"], "generation_config.json: eos_token_id is ");
+    }
+    std::fs::remove_file(configuration).unwrap();
     for (messages, says) in [
         ("[]", "there is no message"),
         ("{", "no conversation: EOF while parsing"),

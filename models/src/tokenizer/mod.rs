@@ -106,11 +106,17 @@ impl Tokenizer {
         Ok(Self { inner, kind, end })
     }
 
-    /// Returns the end-of-text token of the folder's `tokenizer_config.json`, if it names one.
+    /// The token that ends a text, if the folder's `tokenizer_config.json` names one.
     fn end_of(&self, folder: &Path) -> Result<Option<u32>> {
         let config = read_config(folder)?;
-        let token = config.get("eos_token").and_then(text_of_token);
-        Ok(token.and_then(|token| self.inner.token_to_id(token)))
+        let Some(given) = config.get("eos_token").filter(|given| !given.is_null()) else { return Ok(None) };
+        match text_of_token(given).and_then(|text| self.inner.token_to_id(text)) {
+            Some(token) => Ok(Some(token)),
+            None => Err(Error::Format {
+                path: folder.join(CONFIG),
+                problem: format!("`eos_token` is {given}; give the text of a token that {FILE} has, or null"),
+            }),
+        }
     }
 
     /// Returns the size of the vocabulary: the highest token id plus 1.

@@ -102,3 +102,21 @@ fn tokenizers_that_cannot_be_are_named() {
         assert!(line().contains("tokenizer.json") && !line().contains('\n'), "{}", line());
     }
 }
+
+#[test]
+fn an_end_of_text_that_is_no_token_is_named() {
+    let out = tempfile::tempdir().unwrap();
+    Tokenizer::bytes().unwrap().save(out.path()).unwrap();
+    let end = |eos_token: &str| {
+        let config = format!("{{\"eos_token\": {eos_token}}}");
+        fs::write(out.path().join("tokenizer_config.json"), config).unwrap();
+        Tokenizer::from_folder(out.path()).map(|tokenizer| tokenizer.end_of_text())
+    };
+    assert_eq!(end("\"a\"").unwrap(), Some(97));
+    assert_eq!(end("{\"content\": \"b\"}").unwrap(), Some(98));
+    assert_eq!(end("null").unwrap(), Some(256));
+    for given in ["7", "\"<|no such token|>\"", "[\"a\"]", "{\"content\": null}"] {
+        let line = end(given).unwrap_err().to_string();
+        assert!(line.contains("tokenizer_config.json: `eos_token` is "), "{line}");
+    }
+}
