@@ -1,4 +1,5 @@
 //! The action that a program sets for signals.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::sync::mpsc::channel;
 use std::time::Duration;

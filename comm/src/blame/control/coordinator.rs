@@ -156,7 +156,7 @@ impl<'a> Coordinator<'a> {
                     self.receive_report(rank, inquiry, Status::Active(activity))
                 }
                 Message::Goodbye { because, .. } => {
-                    let because = because.map(|cause| self.failure_state.from_other_group(cause));
+                    let because = because.map(|cause| self.failure_state.converted_from_group(cause));
                     (self.members[rank].left, self.members[rank].because) = (true, because);
                     gone = true;
                 }

@@ -362,7 +362,7 @@ impl Supervisor for FailureState {
     fn ask(&self, question: Question) -> Option<Cause> {
         let question = match question {
             Question::Lost { peer, because: Some(cause), .. } => {
-                Question::Known { peer, cause: self.from_other_group(cause) }
+                Question::Known { peer, cause: self.converted_from_group(cause) }
             }
             question => question,
         };

@@ -55,7 +55,7 @@ pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, ce
                 Message::Verdict(cause) => drop(failure_state.fail(cause)),
                 Message::Goodbye { progress, because } => {
                     (center, gone) = (None, false);
-                    let because = because.map(|cause| failure_state.from_other_group(cause));
+                    let because = because.map(|cause| failure_state.converted_from_group(cause));
                     gone_center = RankZeroLeft { done: progress, because };
                     asked
                         .drain(..)

@@ -58,7 +58,7 @@ impl FailureState {
     }
 
     /// Converts a cause received from a rank of another group in the same way.
-    pub(crate) fn from_other_group(&self, cause: Cause) -> Cause {
+    pub(crate) fn converted_from_group(&self, cause: Cause) -> Cause {
         match cause {
             Cause::InJob { cause, .. } => self.to_own_ranks(*cause),
             cause => cause,
