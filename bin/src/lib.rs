@@ -33,7 +33,6 @@ mod recipe;
 mod result_line;
 pub mod run_log;
 pub mod start;
-pub mod tensorboard;
 pub mod text;
 pub mod threads;
 pub mod tokens;

@@ -34,6 +34,18 @@ pub(crate) fn check_folder(folder: &Path) -> std::io::Result<()> {
     tempfile::tempfile_in(folder).map(drop)
 }
 
+/// Creates a folder if it does not exist, and checks that files can be created in it.
+///
+/// # Errors
+/// The reason why they cannot.
+pub(crate) fn make_folder(dir: &Path) -> std::result::Result<(), FileError> {
+    if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
+        return Err(FileError::write(dir, "it is a file: give a folder"));
+    }
+    let made = fs::create_dir_all(dir).and_then(|()| check_folder(dir));
+    made.map_err(|error| FileError::write(dir, error))
+}
+
 /// Returns a path that is equal for two names of the same regular file; `None` for devices and pipes, which several
 /// options may share.
 pub(crate) fn file_identity(path: &Path) -> Option<PathBuf> {

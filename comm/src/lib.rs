@@ -24,17 +24,30 @@
 //!   |           comm.all_reduce(..) -> Work
 //! engine      an operation is checked, queued, given its fingerprint, planned, executed
 //!   |
-//! blame       who is at fault when it does not go on, and how long to wait for whom
+//! blame       timeouts; when a call fails or hangs, which rank caused it
 //!   |
 //! transport   streams to each rank (tcp, shm, local), or a library that moves whole operations (mpi, nccl)
 //!   |
-//! rendezvous  how ranks find each other, and prove that they are of one job
+//! rendezvous  ranks find each other, prove that they belong to the job, and connect
 //!   |
 //! base        operations, fingerprints, errors, members, the elements of tensors
 //!   |
-//! algorithm   who sends which part to whom in which step: pure data
+//! algorithm   schedules of the collectives: in each step, which rank sends which part to which: pure data
 //!   |
 //! platform    what operating systems do differently
+//! ```
+//!
+//! One `all_reduce` from the call to the socket:
+//!
+//! ```text
+//! api/communicator.rs      Communicator::all_reduce makes an Operation
+//! transport/tcp/mod.rs     Tcp::submit hands it to the group's queue, and returns a Work
+//! engine/queue.rs          OperationQueue: checks the arguments, and runs operations in order
+//! engine/runner.rs         OperationRunner: sequence number and fingerprint
+//! engine/plan.rs           Planner: buffer and schedule, of the algorithm that `algorithm` picks
+//! engine/executor.rs       ScheduleExecutor: the steps of the schedule, fingerprints first
+//! transport/shm/links.rs   HybridLinks: a ring of shared memory on one host, else
+//! transport/tcp/links.rs   TcpLinks: the socket
 //! ```
 // Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `transport/cuda_library.rs`,
 // `transport/nccl`, `transport/mpi`), mapped memory (`transport/shm/region.rs`) and pinned memory

@@ -5,6 +5,7 @@
 //! - [`metrics`]: one JSON object per line for each step, and one for the whole run.
 //! - [`Report`]: a run as plots and tables, in one self-contained HTML file: losses, times and memory by rank,
 //!   speed-up, the timeline of a pipeline. [`sheet`] makes the same plots and tables from any numbers.
+//! - [`tensorboard`]: the same numbers as event files for TensorBoard.
 //! - [`trace`]: what each rank did when, as one Chrome trace of all ranks.
 //!
 //! Nothing here communicates with other ranks: a program collects the measurements of its ranks itself.
@@ -41,6 +42,7 @@ mod number;
 mod page;
 mod run;
 pub mod sheet;
+pub mod tensorboard;
 mod thin;
 mod timeline;
 pub mod trace;

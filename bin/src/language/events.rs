@@ -4,9 +4,9 @@ use std::path::Path;
 
 use girandole::trainer::StepReport;
 use report::metrics::{StepDetails, StepSpeed};
+use report::tensorboard::EventWriter;
 
 use crate::error::Result;
-use crate::tensorboard::EventWriter;
 
 /// The event file of the reporting rank, created at its first step; a rank that replaces a lost reporter starts
 /// another file.

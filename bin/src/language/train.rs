@@ -13,12 +13,10 @@ use report::{Report, RunSeries, fact};
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::{self, Experiment};
-use crate::file_error::FileError;
 use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
 use crate::outputs;
 use crate::rank::{Outcome, Rank, RankPhase};
 use crate::run_log::RunLog;
-use crate::tensorboard;
 use crate::trainer::agree_on_command;
 
 use super::job::{Job, Subject};
@@ -98,11 +96,10 @@ impl<J: Job> Experiment for J {
             let help = format!("give a multiple of {multiple}: {parts} ranks have different rows{cut}");
             return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
         }
-        options.tensorboard.as_deref().map_or(Ok(()), tensorboard::check)?;
+        options.tensorboard.as_deref().map_or(Ok(()), outputs::make_folder)?;
         let out = &options.out;
         check_output_folder(options)?;
-        let made = std::fs::create_dir_all(out).and_then(|()| outputs::check_folder(out));
-        Ok(made.map_err(|error| FileError::write(out, error))?)
+        Ok(outputs::make_folder(out)?)
     }
 
     fn setup(&self) -> Result<Setup> {

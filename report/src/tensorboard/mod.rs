@@ -1,4 +1,4 @@
-//! `--tensorboard DIR`: writer of TensorBoard event files.
+//! TensorBoard event files.
 //!
 //! A file is a sequence of records (TFRecord): length, its checksum, data, their checksum. Each record is an `Event` of
 //! `tensorboard/compat/proto/event.proto`, of which a few fields are written here.
@@ -11,24 +11,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::file_error::FileError;
-use crate::outputs;
-use crate::start::host_name;
+use crate::{Error, Result};
 
 /// Prefix of event file names; the number that follows determines their order.
 const PREFIX: &str = "events.out.tfevents.";
-
-/// Checks that event files can be written to a folder, which is created if it does not exist.
-///
-/// # Errors
-/// [`FileError::Write`] with the reason.
-pub fn check(dir: &Path) -> Result<(), FileError> {
-    if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
-        return Err(FileError::write(dir, "it is a file: give a folder"));
-    }
-    let made = fs::create_dir_all(dir).and_then(|()| outputs::check_folder(dir));
-    made.map_err(|error| FileError::write(dir, error))
-}
 
 /// An event file. Each record is written immediately in one call: a run that is killed leaves at most one incomplete
 /// record at the end, which TensorBoard ignores.
@@ -43,18 +29,18 @@ impl EventWriter {
     /// only the steps before it.
     ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the system's reason.
+    /// [`Error::Write`] with the path and the system's reason.
     ///
     /// ```
-    /// use bin::tensorboard::EventWriter;
+    /// use report::tensorboard::EventWriter;
     ///
     /// # let folder = tempfile::tempdir()?;
     /// let mut events = EventWriter::create(folder.path(), 1)?;
     /// events.scalars(1, &[("train/loss", 4.67), ("train/learning_rate", 0.001)])?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn create(dir: &Path, first_step: usize) -> Result<Self, FileError> {
-        let refuse = |error| FileError::write(dir, error);
+    pub fn create(dir: &Path, first_step: usize) -> Result<Self> {
+        let refuse = |error| Error::write(dir, error);
         fs::create_dir_all(dir).map_err(refuse)?;
         // Higher than all existing numbers, even if two runs start within one second.
         let mut number = seconds() as u64;
@@ -63,10 +49,10 @@ impl EventWriter {
             let earlier = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.get(..10)?.parse().ok());
             number = number.max(earlier.map_or(0, |earlier: u64| earlier + 1));
         }
-        let host = host_name().replace('/', "-");
+        let host = rustix::system::uname().nodename().to_string_lossy().replace('/', "-");
         let path = dir.join(format!("{PREFIX}{number:010}.{host}.{}", std::process::id()));
         let file = File::options().append(true).create(true).open(&path);
-        let file = file.map_err(|error| FileError::write(&path, error))?;
+        let file = file.map_err(|error| Error::write(&path, error))?;
         let mut events = Self { path, file };
         events.write(&event::version(seconds()))?;
         events.write(&event::begin(seconds(), first_step as u64))?;
@@ -76,14 +62,14 @@ impl EventWriter {
     /// Writes the values of some quantities after a step.
     ///
     /// # Errors
-    /// [`FileError::Write`], for instance if the disk is full.
-    pub fn scalars(&mut self, step: usize, scalars: &[(&str, f64)]) -> Result<(), FileError> {
+    /// [`Error::Write`], for instance if the disk is full.
+    pub fn scalars(&mut self, step: usize, scalars: &[(&str, f64)]) -> Result<()> {
         self.write(&event::scalars(seconds(), step as u64, scalars))
     }
 
-    fn write(&mut self, event: &[u8]) -> Result<(), FileError> {
+    fn write(&mut self, event: &[u8]) -> Result<()> {
         let written = self.file.write_all(&record::of(event));
-        written.map_err(|error| FileError::write(&self.path, error))
+        written.map_err(|error| Error::write(&self.path, error))
     }
 }
 
