@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, WithDType, bail};
+use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
 use super::{AdamState, Factors};
 use crate::blocks::{BLOCK, blocks};
@@ -58,33 +58,72 @@ impl InplaceOp2 for Step<'_> {
 
 impl Factors {
     fn apply<T: Real>(&self, param: &mut [T], grad: &[T], of_gradients: &mut [T], of_squares: &mut [T]) {
-        let [penalty, shrink, beta1, fresh1, beta2, fresh2, rate, root, eps] = [
-            self.penalty,
-            self.shrink,
-            self.beta1,
-            1. - self.beta1,
-            self.beta2,
-            1. - self.beta2,
-            self.rate,
-            self.root,
-            self.eps,
-        ]
-        .map(<T as WithDType>::from_f64);
-        // Interpolates from the nearer end, as PyTorch's `lerp` does.
-        let mostly_old = self.beta1 > 0.5;
-        let (is_scaled, scale, zero) = (self.scale != 1., <T as WithDType>::from_f64(self.scale), T::zero());
+        let numbers = Numbers::<T>::of(self);
+        let (is_scaled, is_mostly_old) = (self.scale != 1., self.beta1 > 0.5);
         blocks([param, of_gradients, of_squares], BLOCK, |at, [param, of_gradients, of_squares]| {
+            let grad = &grad[at..];
+            // Both are const parameters, and the slices arguments, so that each of the four loops is vectorised.
             vectorized!({
-                let states = of_gradients.iter_mut().zip(of_squares);
-                for ((p, &g), (m, v)) in param.iter_mut().zip(&grad[at..]).zip(states) {
-                    // Adds a zero to have the same bits as `scale_grads`, which does.
-                    let g = if is_scaled { g * scale + zero } else { g };
-                    let g = g + penalty * *p;
-                    *m = if mostly_old { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };
-                    *v = beta2 * *v + fresh2 * g * g;
-                    *p = shrink * *p + rate * *m / (v.root() / root + eps);
+                match (is_scaled, is_mostly_old) {
+                    (false, false) => numbers.step::<false, false>(param, grad, of_gradients, of_squares),
+                    (false, true) => numbers.step::<false, true>(param, grad, of_gradients, of_squares),
+                    (true, false) => numbers.step::<true, false>(param, grad, of_gradients, of_squares),
+                    (true, true) => numbers.step::<true, true>(param, grad, of_gradients, of_squares),
                 }
             });
         });
+    }
+}
+
+/// The factors of a step as numbers of the parameter's type.
+#[derive(Clone, Copy)]
+struct Numbers<T> {
+    scale: T,
+    penalty: T,
+    shrink: T,
+    beta1: T,
+    fresh1: T,
+    beta2: T,
+    fresh2: T,
+    rate: T,
+    root: T,
+    eps: T,
+}
+
+impl<T: Real> Numbers<T> {
+    fn of(factors: &Factors) -> Self {
+        Self {
+            scale: T::from_f64(factors.scale),
+            penalty: T::from_f64(factors.penalty),
+            shrink: T::from_f64(factors.shrink),
+            beta1: T::from_f64(factors.beta1),
+            fresh1: T::from_f64(1. - factors.beta1),
+            beta2: T::from_f64(factors.beta2),
+            fresh2: T::from_f64(1. - factors.beta2),
+            rate: T::from_f64(factors.rate),
+            root: T::from_f64(factors.root),
+            eps: T::from_f64(factors.eps),
+        }
+    }
+
+    #[inline(always)]
+    fn step<const SCALED: bool, const MOSTLY_OLD: bool>(
+        self,
+        param: &mut [T],
+        grad: &[T],
+        of_gradients: &mut [T],
+        of_squares: &mut [T],
+    ) {
+        let Self { scale, penalty, shrink, beta1, fresh1, beta2, fresh2, rate, root, eps } = self;
+        let states = of_gradients.iter_mut().zip(of_squares);
+        for ((p, &g), (m, v)) in param.iter_mut().zip(grad).zip(states) {
+            // Adds a zero to have the same bits as `scale_grads`, which does.
+            let g = if SCALED { g * scale + T::zero() } else { g };
+            let g = g + penalty * *p;
+            // Interpolates from the nearer end, as PyTorch's `lerp` does.
+            *m = if MOSTLY_OLD { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };
+            *v = beta2 * *v + fresh2 * g * g;
+            *p = shrink * *p + rate * *m / (v.root() / root + eps);
+        }
     }
 }
