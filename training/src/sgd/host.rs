@@ -76,24 +76,23 @@ impl InplaceOp2 for Step<'_> {
 
 impl Step<'_> {
     fn plain<T: Real>(&self, param: &mut [T], grad: &[T]) {
-        let (rate, decay) = (T::from_f64(-self.config.learning_rate), T::from_f64(self.config.weight_decay));
-        let (is_decayed, scaled) = (self.config.weight_decay != 0., self.scaled::<T>());
+        let rate = T::from_f64(-self.config.learning_rate);
+        let decay = (self.config.weight_decay != 0.).then(|| T::from_f64(self.config.weight_decay));
+        let scale = self.scale();
         blocks([param], BLOCK, |at, [param]| {
+            let grad = &grad[at..];
             vectorized!({
-                for (p, &g) in param.iter_mut().zip(&grad[at..]) {
-                    let g = scaled(g);
-                    let g = if is_decayed { g + decay * *p } else { g };
-                    *p += rate * g;
+                match scale {
+                    None => plain(param, grad, rate, decay, |g| g),
+                    Some(scale) => plain(param, grad, rate, decay, scaled_by(scale)),
                 }
             });
         });
     }
 
-    /// Returns a function that scales a gradient, with a zero added to have the same bits as `scale_grads`.
-    fn scaled<T: Real>(&self) -> impl Fn(T) -> T + Sync + use<T> {
-        let (is_scaled, scale, zero) = (self.scale != 1., T::from_f64(self.scale), T::zero());
-        #[inline(always)]
-        move |g| if is_scaled { g * scale + zero } else { g }
+    /// Returns the factor of the gradients, if it is not 1.
+    fn scale<T: Real>(&self) -> Option<T> {
+        (self.scale != 1.).then(|| T::from_f64(self.scale))
     }
 
     fn momentum<T: Real>(&self, param: &mut [T], grad: &[T], direction: &mut [T]) {
@@ -104,22 +103,47 @@ impl Step<'_> {
             keep: T::from_f64(self.config.momentum),
             fresh: T::from_f64(fresh),
         };
-        let scaled = self.scaled::<T>();
+        let (scale, is_decayed, is_nesterov) =
+            (self.scale(), self.config.weight_decay != 0., self.config.nesterov);
         blocks([param, direction], BLOCK, |at, [param, direction]| {
             let grad = &grad[at..];
-            // Both options are const parameters, so that each of the four loops is vectorised.
             vectorized!({
-                match (self.config.weight_decay != 0., self.config.nesterov) {
-                    (false, false) => factors.apply::<false, false>(param, grad, direction, &scaled),
-                    (false, true) => factors.apply::<false, true>(param, grad, direction, &scaled),
-                    (true, false) => factors.apply::<true, false>(param, grad, direction, &scaled),
-                    (true, true) => factors.apply::<true, true>(param, grad, direction, &scaled),
+                let options = (is_decayed, is_nesterov);
+                match scale {
+                    None => factors.step(param, grad, direction, options, |g| g),
+                    Some(scale) => factors.step(param, grad, direction, options, scaled_by(scale)),
                 }
             });
         });
     }
 }
 
+/// Returns a function that scales a gradient, with a zero added to have the same bits as `scale_grads`.
+#[inline(always)]
+fn scaled_by<T: Real>(scale: T) -> impl Fn(T) -> T {
+    #[inline(always)]
+    move |g| g * scale + T::zero()
+}
+
+/// A loop for each option, so that it is vectorised.
+#[inline(always)]
+fn plain<T: Real>(param: &mut [T], grad: &[T], rate: T, decay: Option<T>, scaled: impl Fn(T) -> T) {
+    let pairs = param.iter_mut().zip(grad);
+    match decay {
+        None => {
+            for (p, &g) in pairs {
+                *p += rate * scaled(g);
+            }
+        }
+        Some(decay) => {
+            for (p, &g) in pairs {
+                *p += rate * (scaled(g) + decay * *p);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
 struct Factors<T> {
     rate: T,
     decay: T,
@@ -128,9 +152,27 @@ struct Factors<T> {
 }
 
 impl<T: Real> Factors<T> {
+    /// The options (weight decay, Nesterov) become const parameters, so that each of the four loops is vectorised.
+    #[inline(always)]
+    fn step(
+        self,
+        param: &mut [T],
+        grad: &[T],
+        direction: &mut [T],
+        options: (bool, bool),
+        scaled: impl Fn(T) -> T,
+    ) {
+        match options {
+            (false, false) => self.apply::<false, false>(param, grad, direction, scaled),
+            (false, true) => self.apply::<false, true>(param, grad, direction, scaled),
+            (true, false) => self.apply::<true, false>(param, grad, direction, scaled),
+            (true, true) => self.apply::<true, true>(param, grad, direction, scaled),
+        }
+    }
+
     #[inline(always)]
     fn apply<const DECAY: bool, const NESTEROV: bool>(
-        &self,
+        self,
         param: &mut [T],
         grad: &[T],
         direction: &mut [T],
