@@ -13,4 +13,4 @@ pub mod workload;
 
 pub use filter::filter;
 pub use job::{Job, Ranks, serve};
-pub use split::Split;
+pub use split::TimeSplit;

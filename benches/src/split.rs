@@ -6,7 +6,7 @@ use crate::clock::Interval;
 
 /// Seconds of a rank, by activity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Split {
+pub struct TimeSplit {
     /// The rank computes, whether or not data is sent meanwhile.
     pub compute_s: f64,
     /// The rank is blocked, and all other ranks are, too.
@@ -17,7 +17,7 @@ pub struct Split {
 
 /// Returns the split of each rank from `began` to `ended`; `ranks` has each rank's blocked intervals, disjoint and in
 /// order.
-pub(crate) fn split(ranks: &[Vec<Interval>], (began, ended): Interval) -> Vec<Split> {
+pub(crate) fn split(ranks: &[Vec<Interval>], (began, ended): Interval) -> Vec<TimeSplit> {
     // Changes of state: the moment, the rank, and whether it stops computing (true) or starts again (false).
     let mut turns: Vec<(u64, usize, bool)> = Vec::new();
     for (rank, intervals) in ranks.iter().enumerate() {
@@ -30,7 +30,7 @@ pub(crate) fn split(ranks: &[Vec<Interval>], (began, ended): Interval) -> Vec<Sp
     }
     // At the same moment, starting again sorts before stopping.
     turns.sort_unstable();
-    let mut splits = vec![Split::default(); ranks.len()];
+    let mut splits = vec![TimeSplit::default(); ranks.len()];
     let (mut blocked, mut last) = (vec![false; ranks.len()], began);
     for (moment, rank, stops) in turns.into_iter().chain([(ended, ranks.len(), false)]) {
         let seconds = (moment - last) as f64 * 1e-9;
@@ -54,7 +54,7 @@ pub(crate) fn split(ranks: &[Vec<Interval>], (began, ended): Interval) -> Vec<Sp
 mod tests {
     use super::*;
 
-    fn seconds(split: &Split) -> [u64; 3] {
+    fn seconds(split: &TimeSplit) -> [u64; 3] {
         [split.compute_s, split.communication_s, split.waiting_s].map(|s| (s * 1e9).round() as u64)
     }
 

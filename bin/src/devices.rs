@@ -116,7 +116,7 @@ mod with_cuda {
 
     fn open() -> Result<Device, String> {
         let gpus = find()?;
-        let place = comm::Place::from_env().ok().flatten();
+        let place = comm::LaunchedRank::from_env().ok().flatten();
         let ordinal = place.and_then(|place| place.local_rank).unwrap_or(0) % gpus;
         Device::new_cuda_with_stream(ordinal).map_err(|error| {
             format!("CUDA device {ordinal} cannot be used: {}; {ALTERNATIVE}", first_line(error))

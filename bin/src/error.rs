@@ -111,7 +111,7 @@ pub enum Error {
     /// A rank was lost before the first step: the remaining ranks start training from the beginning. Internal; never
     /// shown to the user.
     #[error("the ranks start again")]
-    BeginAnew,
+    RestartFromBeginning,
     /// The result that rank 0 handed to the launcher is missing or cannot be decoded.
     #[error("rank 0 ended without a result that can be read: {reason}")]
     NoResult {

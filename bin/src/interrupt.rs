@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use comm::{Error, Place};
+use comm::{Error, LaunchedRank};
 use launch::{is_worker, on_signal};
 use signal_hook::low_level;
 
@@ -20,7 +20,7 @@ use crate::progress;
 pub(crate) fn install_handlers() -> Result<()> {
     let launches = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
     // An invalid environment is reported later, when the process joins the group.
-    let is_rank = is_worker() || matches!(Place::from_env(), Ok(Some(_)));
+    let is_rank = is_worker() || matches!(LaunchedRank::from_env(), Ok(Some(_)));
     if is_rank && !launches {
         return Ok(on_signal(end_rank)?);
     }

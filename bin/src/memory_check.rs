@@ -1,7 +1,7 @@
 //! Memory estimates: checks before anything is allocated that data and model fit in this machine's memory. Without
 //! the check, only the operating system would stop an oversized run.
 
-use comm::{Place, total_memory_bytes};
+use comm::{LaunchedRank, total_memory_bytes};
 
 use crate::devices;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ pub(crate) const INDEX_BYTES: usize = size_of::<u32>();
 /// Returns the number of ranks on this machine: all that this process starts, or the number its launcher passes in
 /// the environment.
 pub(crate) fn ranks_here(options: &RankOptions, world_size: usize) -> usize {
-    match Place::from_env() {
+    match LaunchedRank::from_env() {
         Ok(Some(place)) => place.local_world_size.unwrap_or(1).min(world_size),
         _ if options.backend == Backend::Mpi => 1,
         _ => world_size,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object, peak_rss_bytes};
 use report::RankTimes;
-use report::metrics::{CheckpointTimes, Held, MetricsWriter, Summary};
+use report::metrics::{CheckpointTimes, MemoryUse, MetricsWriter, Summary};
 use report::trace::{self, TraceRecorder};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ pub struct RankSummary {
     /// Peak resident memory, in bytes, where known.
     pub peak_rss_bytes: Option<u64>,
     /// Bytes of model state held and bytes sent, where measured.
-    pub held: Option<Held>,
+    pub held: Option<MemoryUse>,
 }
 
 /// Result of a run, as rank 0 has it at the end.
@@ -137,7 +137,7 @@ pub struct Rank {
     /// The writer of `--metrics`; `Some` on the reporting rank only, or on all ranks of an elastic run.
     pub metrics: Option<MetricsWriter>,
     /// Bytes of model state held and bytes sent, for the summary.
-    pub held: Option<Held>,
+    pub held: Option<MemoryUse>,
     /// Times taken by checkpoints, for the summary.
     pub checkpoints: Option<CheckpointTimes>,
     device: &'static str,
@@ -275,7 +275,7 @@ impl Rank {
         let Some(metrics) = metrics else { return Ok(()) };
         let peaks: Vec<u64> = self.summaries.iter().filter_map(|rank| rank.peak_rss_bytes).collect();
         let world_size = self.comm.world_size();
-        let held: Option<Vec<Held>> = self.summaries.iter().map(|rank| rank.held).collect();
+        let held: Option<Vec<MemoryUse>> = self.summaries.iter().map(|rank| rank.held).collect();
         let held = held.unwrap_or_default();
         let (peak_rss_bytes, held, checkpoints) = (&peaks[..], &held[..], self.checkpoints);
         Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints })?)

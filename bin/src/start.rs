@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use comm::{Place, TcpConfig};
+use comm::{LaunchedRank, TcpConfig};
 use launch::{ElasticJob, Notes, SpawnConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -50,7 +50,7 @@ impl Start {
         }
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
-            _ if Place::is_from_scheduler()? => {}
+            _ if LaunchedRank::is_from_scheduler()? => {}
             (None, None) => {
                 return Self::launcher(options, options.world_size.unwrap_or(default_world_size));
             }
@@ -62,7 +62,7 @@ impl Start {
         options.transport.apply(&mut config);
         let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
-            let help = match Place::is_from_scheduler()? {
+            let help = match LaunchedRank::is_from_scheduler()? {
                 true => format!("the scheduler has started {}; leave the option out", config.world_size),
                 false => {
                     format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size)

@@ -22,7 +22,7 @@ pub fn choose() -> Option<String> {
     }
     CHOSEN_HERE.store(true, Ordering::Relaxed);
     // An invalid environment is reported later, when the process joins the group.
-    let neighbours = comm::Place::from_env().ok().flatten().and_then(|place| place.local_world_size);
+    let neighbours = comm::LaunchedRank::from_env().ok().flatten().and_then(|place| place.local_world_size);
     Some(share(neighbours.unwrap_or(1)))
 }
 

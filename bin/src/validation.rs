@@ -137,16 +137,20 @@ fn count(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> Result<f64> {
     let samples = targets.dims1()?;
     if logits.dims() != [samples, classes] {
         let (expected, got) = (vec![samples, classes], logits.dims().to_vec());
-        return Err(
-            training::Error::Unfit { operation: "validation", tensor: "logits", expected, got }.into()
-        );
+        return Err(training::Error::ShapeMismatch {
+            operation: "validation",
+            tensor: "logits",
+            expected,
+            got,
+        }
+        .into());
     }
     let logits = logits.to_dtype(DType::F64)?.to_vec2::<f64>()?;
     let targets = targets.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     let mut loss = 0.0;
     for (row, (logits, &target)) in logits.iter().zip(&targets).enumerate() {
         let Some(class) = usize::try_from(target).ok().filter(|class| *class < classes) else {
-            return Err(training::Error::NoClass { row, target, classes, ignore_index: None }.into());
+            return Err(training::Error::TargetOutOfRange { row, target, classes, ignore_index: None }.into());
         };
         let found = argmax(logits);
         let total: f64 = logits.iter().map(|logit| (logit - logits[found]).exp()).sum();

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bin::error::Result;
 use bin::run_log::{LogConfig, RunLog};
 use bin::trainer::{
-    DataParallel, Epoch, Epochs, Keeper, Observer, RunEnd, RunIdentity, Saved, Step, StepRandom, Trainer,
+    CheckpointSchedule, DataParallel, Epoch, Epochs, Observer, RunEnd, RunIdentity, Saved, Step, StepRandom,
+    Trainer,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarMap, linear, loss};
@@ -99,7 +100,7 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     // Each rank writes its own checkpoints here, since their sums differ. A resumed run writes none: thousands would
     // take too long.
     if from.is_none() {
-        trainer.keep_checkpoints(Keeper::new(open(keep)?, Some(1), RunIdentity::default()));
+        trainer.keep_checkpoints(CheckpointSchedule::new(open(keep)?, Some(1), RunIdentity::default()));
     }
     trainer.train(RunEnd::Epochs(EPOCHS), Some(&mut log), &mut observer)?;
     let mut weights = Vec::new();

@@ -100,7 +100,7 @@ pub use rendezvous::config::TcpConfig;
 pub use rendezvous::connection::tls::Tls;
 pub use rendezvous::elastic::Elastic;
 pub use rendezvous::init_method::InitMethod;
-pub use rendezvous::scheduler::Place;
+pub use rendezvous::scheduler::LaunchedRank;
 pub use rendezvous::secret::Secret;
 pub use rendezvous::transport::Transport;
 #[cfg(feature = "cuda")]

@@ -117,7 +117,7 @@ impl<'a> HookingBackend<'a> {
     ) -> Result<Tensor> {
         let mut registry = lock(&self.registry);
         if registry.closed {
-            return Err(Error::TooLate { parameter: name.into() }.into());
+            return Err(Error::RequestedAfterBuild { parameter: name.into() }.into());
         }
         if self.config.is_buffer(name) {
             if let Some((_, known)) = registry.buffers.iter().find(|(known, _)| known == name) {

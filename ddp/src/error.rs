@@ -68,7 +68,7 @@ pub enum Error {
     #[error(
         "parameter {parameter} was asked for after Ddp::new: a model must ask for all of them while it is built"
     )]
-    TooLate {
+    RequestedAfterBuild {
         /// The parameter.
         parameter: String,
     },

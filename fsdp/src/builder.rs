@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::Result;
 use candle_nn::VarBuilder;
-use training::build::PartSource;
+use training::build::RangeReader;
 
 use crate::sharding::{Plan, Sharding, UnitRequests};
 use crate::unit::Unit;
@@ -15,7 +15,7 @@ use crate::{Error, UnitConfig, lock};
 #[derive(Clone)]
 pub struct UnitBuilder<'a> {
     vb: VarBuilder<'a>,
-    parts: Option<Arc<dyn PartSource>>,
+    parts: Option<Arc<dyn RangeReader>>,
     plan: Arc<Plan>,
 }
 
@@ -41,11 +41,11 @@ impl<'a> UnitBuilder<'a> {
     /// # use candle_nn::{Init, VarBuilder, VarMap, linear_no_bias};
     /// # use comm::{Communicator, Local};
     /// # use fsdp::{Fsdp, FsdpConfig};
-    /// # use training::build::PartSource;
+    /// # use training::build::RangeReader;
     /// /// Every number is its place.
     /// struct Places;
     ///
-    /// impl PartSource for Places {
+    /// impl RangeReader for Places {
     ///     fn read(&self, _: &str, _: &Shape, _: Init, dtype: DType, ranges: &[Range<usize>]) -> Result<Tensor> {
     ///         let all = ranges.iter().flat_map(|range| range.clone()).map(|place| place as f64);
     ///         Tensor::from_iter(all, &Device::Cpu)?.to_dtype(dtype)
@@ -64,7 +64,7 @@ impl<'a> UnitBuilder<'a> {
     /// # Ok::<(), fsdp::Error>(())
     /// ```
     #[must_use]
-    pub fn reading(&self, source: Arc<dyn PartSource>) -> Self {
+    pub fn reading(&self, source: Arc<dyn RangeReader>) -> Self {
         Self { parts: Some(source), ..self.clone() }
     }
 

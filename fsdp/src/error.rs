@@ -111,7 +111,7 @@ pub enum Error {
     #[error(
         "parameter {parameter} was asked for after unit {unit} was built: a unit must ask for all of them while it is built"
     )]
-    TooLate {
+    RequestedAfterBuild {
         /// The parameter.
         parameter: String,
         /// The unit.
@@ -177,7 +177,7 @@ pub enum Error {
         "the optimizer's state `{key}` belongs to no parameter, so no rank could find its part again: make it from \
          `Fsdp::named_vars`, as in `Adam::named(fsdp.named_vars(), config)`"
     )]
-    StrayState {
+    UnownedOptimizerState {
         /// The optimizer's key for it.
         key: String,
     },

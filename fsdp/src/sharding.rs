@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::Digest;
-use training::build::PartSource;
+use training::build::RangeReader;
 
 use crate::built::{BuiltUnit, Model, Param, ParamIndex};
 use crate::hook::{CoreRef, parameter};
@@ -49,7 +49,7 @@ enum Value {
     /// This rank's piece of a large parameter; the whole of a small one.
     Here(Tensor),
     /// A range of a parameter of this shape, to be read when it is known which range this rank keeps.
-    ToRead(Arc<dyn PartSource>, Shape, Init),
+    ToRead(Arc<dyn RangeReader>, Shape, Init),
 }
 
 /// What was read of a parameter.
@@ -135,7 +135,7 @@ impl UnitRequests {
 
 /// Reads what this rank keeps of a parameter of `len` elements, and the elements that all ranks compare.
 fn read(
-    source: &dyn PartSource,
+    source: &dyn RangeReader,
     (name, len, dtype): (&str, usize, DType),
     (shape, init): (&Shape, Init),
     kept: Range<usize>,
@@ -160,7 +160,7 @@ fn read(
 /// The `VarBuilder` backend inside a unit.
 pub(crate) struct Sharding<'a> {
     pub(crate) inner: VarBuilder<'a>,
-    pub(crate) parts: Option<Arc<dyn PartSource>>,
+    pub(crate) parts: Option<Arc<dyn RangeReader>>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) asked: Arc<Mutex<UnitRequests>>,
     pub(crate) unit: String,
@@ -172,7 +172,9 @@ pub(crate) struct Sharding<'a> {
 impl<'a> Sharding<'a> {
     fn check_open(&self, name: &str) -> Result<()> {
         match lock(&self.asked).closed {
-            true => Err(Error::TooLate { parameter: name.into(), unit: self.unit.clone() }.into()),
+            true => {
+                Err(Error::RequestedAfterBuild { parameter: name.into(), unit: self.unit.clone() }.into())
+            }
             false => Ok(()),
         }
     }
@@ -250,7 +252,7 @@ impl<'a> Sharding<'a> {
     /// Records that this rank's range of a parameter is to be read later. `whole` is the shape that the model requests.
     fn read_later(
         &self,
-        source: &Arc<dyn PartSource>,
+        source: &Arc<dyn RangeReader>,
         name: &str,
         whole: Shape,
         init: Init,

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use models::{CausalLm, FolderConfig, FolderWriter, Lora, Weights};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
-use crate::checkpoint::{Saved, all_or_error, with_keep_alive};
+use crate::checkpoint::{CheckpointReader, all_or_error, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
 /// Folder for the ranks' parts until the model folder is written.
@@ -61,7 +61,11 @@ impl Parallel<CausalLm> {
     }
 
     /// Collects all trained parameters in a temporary checkpoint, and calls `with` on it on rank 0.
-    fn collected(&self, folder: &Path, with: impl FnOnce(&mut Saved) -> Result<()> + Send) -> Result<()> {
+    fn collected(
+        &self,
+        folder: &Path,
+        with: impl FnOnce(&mut CheckpointReader) -> Result<()> + Send,
+    ) -> Result<()> {
         let world = &**self.mesh().world();
         let parts = folder.join(PARTS);
         let open = || Ok(Checkpoints::open(CheckpointConfig { dir: parts.clone(), keep: 1 })?);
@@ -77,14 +81,14 @@ impl Parallel<CausalLm> {
             }
             let latest = checkpoints.latest().map_err(Error::from);
             let contents = latest.and_then(|found| found.ok_or_else(|| Error::file(&parts, "it is gone")));
-            let done = contents.and_then(|contents| with(&mut Saved::open(&contents)?));
+            let done = contents.and_then(|contents| with(&mut CheckpointReader::open(&contents)?));
             let removed = std::fs::remove_dir_all(&parts).map_err(|error| Error::file(&parts, error));
             done.and(removed)
         })
     }
 }
 
-fn adapters(saved: &mut Saved) -> Result<HashMap<String, Tensor>> {
+fn adapters(saved: &mut CheckpointReader) -> Result<HashMap<String, Tensor>> {
     let names: Vec<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
     let names = names.into_iter().filter(|name| Lora::is_adapter(name));
     names.map(|name| Ok((name.clone(), saved.whole(&name)?))).collect()

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use comm::launcher::digest;
 use comm::launcher::is_worker;
-use comm::{Error, Place, Result};
+use comm::{Error, LaunchedRank, Result};
 
 use super::environment::COMMANDS;
 use crate::SpawnConfig;
@@ -23,8 +23,8 @@ impl SpawnConfig {
     /// Refuses to start the command that this process is a rank of, and nesting that is too deep.
     pub(super) fn check_nesting(&self) -> Result<()> {
         // A process that starts another program may want one job of it for each rank.
-        if let (Ok(Some(Place { rank, world_size: 2.., .. })), None, false) =
-            (Place::from_env(), &self.program, is_worker())
+        if let (Ok(Some(LaunchedRank { rank, world_size: 2.., .. })), None, false) =
+            (LaunchedRank::from_env(), &self.program, is_worker())
         {
             return Err(Error::invalid("spawn", format!("a call in rank {rank}"), HELP_STARTED));
         }

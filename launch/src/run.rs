@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
-use comm::{EXIT_PEER_FAILED, Place, Result, Tcp, TcpConfig, launcher};
+use comm::{EXIT_PEER_FAILED, LaunchedRank, Result, Tcp, TcpConfig, launcher};
 
 use super::spawn;
 use crate::{SpawnConfig, worker_guard};
@@ -14,7 +14,7 @@ use crate::{SpawnConfig, worker_guard};
 #[non_exhaustive]
 pub struct RankContext {
     /// Global rank, local rank and sizes.
-    pub place: Place,
+    pub place: LaunchedRank,
     /// Connection settings from the environment; may be changed before [`RankContext::connect`].
     pub config: TcpConfig,
 }
@@ -32,7 +32,7 @@ impl RankContext {
 /// Runs this program as a job of ranks, each of which calls `train`. Call it first thing in `main`, and return its
 /// result.
 ///
-/// In a process that is a rank already, it calls `train` at once. [`Place::from_env`] detects this; it knows `girandole
+/// In a process that is a rank already, it calls `train` at once. [`LaunchedRank::from_env`] detects this; it knows `girandole
 /// launch`, [`spawn`], `torchrun`, Slurm, Open MPI, MPICH and Kubeflow. These set the number of ranks; `world_size` is
 /// not used. Otherwise it starts `world_size` processes of this program with the same arguments, each of which calls
 /// `run` again from `main`, and returns when all have ended, as [`spawn`] does. Code in `main` before this call runs in
@@ -91,7 +91,7 @@ pub fn run<E: Display>(
 /// succeeded.
 fn find_or_start(world_size: usize) -> Result<Option<RankContext>> {
     worker_guard()?;
-    if let Some(place) = Place::from_env()? {
+    if let Some(place) = LaunchedRank::from_env()? {
         return Ok(Some(RankContext { place, config: TcpConfig::from_env()? }));
     }
     let config = SpawnConfig { world_size, ..SpawnConfig::default() };

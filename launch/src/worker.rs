@@ -12,7 +12,7 @@ use super::reaper;
 use crate::platform::guard;
 
 /// Whether [`spawn`](crate::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program
-/// that needs to detect these calls [`run`](crate::run), or [`Place::from_env`](comm::Place::from_env).
+/// that needs to detect these calls [`run`](crate::run), or [`LaunchedRank::from_env`](comm::LaunchedRank::from_env).
 ///
 /// ```
 /// assert!(!launch::is_worker());

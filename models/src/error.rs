@@ -63,7 +63,7 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
         /// The differences.
-        misfits: Box<Misfits>,
+        misfits: Box<TensorMismatches>,
     },
     /// A LoRA target that matches no layer of the model.
     #[error("LoRA target {target:?} matches no layer of the model; layers are called {known}")]
@@ -120,7 +120,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Differences between the tensors of a folder and those of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Misfits {
+pub struct TensorMismatches {
     /// Names of tensors that the model has and the folder does not.
     pub missing: Vec<String>,
     /// Names of tensors that the folder has and the model does not.
@@ -131,14 +131,14 @@ pub struct Misfits {
     pub unreadable: Vec<(String, String)>,
 }
 
-impl Misfits {
+impl TensorMismatches {
     /// Returns true if there are no differences.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-impl fmt::Display for Misfits {
+impl fmt::Display for TensorMismatches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if !self.missing.is_empty() {

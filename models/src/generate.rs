@@ -97,7 +97,7 @@ pub fn generate(
         let new = &row[cache.len()..];
         Ok(model.next_logits(&Tensor::from_slice(new, (1, new.len()), &device)?, &mut cache)?)
     };
-    generate_by(next_logits, model.config().max_len, prompt, config, on_token)
+    generate_with(next_logits, model.config().max_len, prompt, config, on_token)
 }
 
 /// As [`generate`] for any model: `next_logits` returns the logits of the token after the given ones. It is called with
@@ -110,15 +110,15 @@ pub fn generate(
 /// use std::ops::ControlFlow;
 ///
 /// use candle_core::{Device, Tensor};
-/// use models::{GenerateConfig, generate_by};
+/// use models::{GenerateConfig, generate_with};
 ///
 /// // After a token comes the one that is one more.
 /// let next = |row: &[u32]| Ok(Tensor::from_iter((0..8).map(|token| f32::from(token == row[row.len() - 1] + 1)), &Device::Cpu)?);
 /// let config = GenerateConfig { max_new_tokens: 9, ..GenerateConfig::default() };
-/// assert_eq!(generate_by(next, 4, &[2, 3], &config, |_| ControlFlow::Continue(()))?, [4, 5, 6]);
+/// assert_eq!(generate_with(next, 4, &[2, 3], &config, |_| ControlFlow::Continue(()))?, [4, 5, 6]);
 /// # Ok::<(), models::Error>(())
 /// ```
-pub fn generate_by(
+pub fn generate_with(
     mut next_logits: impl FnMut(&[u32]) -> Result<Tensor>,
     max_len: usize,
     prompt: &[u32],

@@ -43,9 +43,9 @@ pub mod tokens;
 mod weights;
 
 pub use config::{DropoutConfig, Family, ModelConfig};
-pub use error::{Error, Misfits, Result};
+pub use error::{Error, Result, TensorMismatches};
 pub use folder::weights_in;
-pub use generate::{GenerateConfig, generate, generate_by};
+pub use generate::{GenerateConfig, generate, generate_with};
 pub use lora::{Lora, LoraConfig};
 pub use model::{Cache, CausalLm};
 pub use save::{FolderConfig, FolderWriter, save_folder};

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use candle_core::{DType, Result, Shape, Tensor};
 use candle_nn::Init;
-use training::build::PartSource;
+use training::build::RangeReader;
 
 use crate::folder::Folder;
 use crate::lora::files;
 use crate::names;
 use crate::weights::{Inner, file_name};
 
-impl PartSource for Inner {
+impl RangeReader for Inner {
     fn read(
         &self,
         name: &str,

@@ -9,9 +9,9 @@ use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use sampler::Generator;
-use training::build::{Builder, PartSource};
+use training::build::{Builder, RangeReader};
 
-use crate::error::Misfits;
+use crate::error::TensorMismatches;
 use crate::folder::Folder;
 use crate::lora::files;
 use crate::{CausalLm, Error, Lora, ModelConfig, Result, names};
@@ -142,7 +142,7 @@ impl Weights {
     /// Returns a source from which each rank reads only its own part: for divided layers with
     /// `tensor_parallel::Weights::from(weights.parts())`, for shards with `units.reading(weights.parts())`, where
     /// `units` is the argument that `Fsdp::new` passes. Random parameters are temporarily drawn whole.
-    pub fn parts(&self) -> Arc<dyn PartSource> {
+    pub fn parts(&self) -> Arc<dyn RangeReader> {
         self.inner.clone()
     }
 
@@ -252,8 +252,8 @@ pub(crate) fn shapes_of(
     Ok(shapes)
 }
 
-fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: &Folder) -> Misfits {
-    let mut misfits = Misfits { missing: folder.lost.clone(), ..Misfits::default() };
+fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: &Folder) -> TensorMismatches {
+    let mut misfits = TensorMismatches { missing: folder.lost.clone(), ..TensorMismatches::default() };
     let mut known = Vec::with_capacity(shapes.len());
     for (name, dims) in shapes {
         let in_file = file_name(config, folder, name);

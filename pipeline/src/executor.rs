@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{DeferredGrads, GradSums, RowKeys, activation_bytes, backward, defer_weights, seeded};
+use training::{
+    DeferredGrads, GradSums, RowKeys, activation_bytes, backward, defer_weights, scalar_with_gradient,
+};
 
 use crate::average::Average;
 use crate::links::{Links, Spec};
@@ -190,7 +192,7 @@ impl Run<'_> {
             true => share(&output, self.table.micro_batches).map_err(during())?,
             false => self.state.gradients.remove(&cell).ok_or_else(none)?,
         };
-        let root = seeded(&output, gradient).map_err(during())?;
+        let root = scalar_with_gradient(&output, gradient).map_err(during())?;
         drop(output);
         let mut grads = if input_only {
             let (grads, deferred) = defer_weights(|| backward(&root)).map_err(during())?;

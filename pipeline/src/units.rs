@@ -79,7 +79,7 @@ struct NameRecorder(Arc<Mutex<Vec<String>>>);
 impl UnitSource for NameRecorder {
     fn unit(&self, name: &str, _: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<UnitPlace> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(name.into());
-        Ok(UnitPlace::Elsewhere)
+        Ok(UnitPlace::OtherProcess)
     }
 }
 
@@ -96,7 +96,7 @@ impl UnitSource for SingleUnitSource {
         build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>,
     ) -> Result<UnitPlace> {
         if name != self.name {
-            return Ok(UnitPlace::Elsewhere);
+            return Ok(UnitPlace::OtherProcess);
         }
         build(self.vb.clone())?;
         Ok(UnitPlace::Here)

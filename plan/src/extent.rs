@@ -12,7 +12,7 @@ const MOST_OF_SAMPLE: f64 = (1u64 << 62) as f64;
 
 /// Upper bounds of the largest numbers of a plan.
 #[derive(Debug, Clone, Copy)]
-pub struct Extent {
+pub struct SizeBounds {
     parameters: f64,
     /// Operations and kept elements of one sample.
     of_sample: f64,
@@ -20,7 +20,7 @@ pub struct Extent {
     sent: f64,
 }
 
-impl Extent {
+impl SizeBounds {
     /// Returns the bounds of an MLP with layers of these sizes.
     pub fn of_layers(sizes: &[u64]) -> Self {
         let product = |pair: &[u64]| pair.iter().map(|size| *size as f64).product::<f64>();

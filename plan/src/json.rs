@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::error::Result;
 use crate::optimizer::Optimizer;
 use crate::step::{Planned, recommended};
-use crate::strategy::{Lack, LeftOut, Memory, Strategy};
+use crate::strategy::{ImpossibleStrategies, Memory, Shortage, Strategy};
 use crate::table::Table;
 
 /// All inputs and results of a plan.
@@ -34,7 +34,7 @@ struct Plan<'a> {
     /// Kind of optimizer, by its state.
     optimizer: Optimizer,
     strategies: Vec<Row>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<ImpossibleStrategies>,
     recommended: Option<String>,
 }
 
@@ -43,7 +43,7 @@ struct Row {
     strategy: String,
     fits: bool,
     /// What is missing if it does not fit.
-    lacks: Option<Lack>,
+    lacks: Option<Shortage>,
     #[serde(flatten)]
     memory: Memory,
     sent: f64,

@@ -38,7 +38,7 @@ mod table;
 pub mod units;
 
 pub use error::{Error, Result};
-pub use extent::Extent;
+pub use extent::SizeBounds;
 pub use model::{MlpLoss, Model, TransformerSizes};
 pub use optimizer::Optimizer;
 pub use step::{Hardware, Planned, planned, recommended};

@@ -5,7 +5,7 @@ use crate::forecast::Link;
 use crate::model::Model;
 use crate::optimizer::Optimizer;
 use crate::step::{Hardware, Planned, planned, recommended};
-use crate::strategy::{Estimate, Lack, LeftOut, Setting, Strategy};
+use crate::strategy::{Estimate, ImpossibleStrategies, Setting, Shortage, Strategy};
 use crate::units::{show_bytes, show_flops, show_time};
 
 /// Largest number of ranks tried when nothing fits.
@@ -110,7 +110,7 @@ impl Table<'_> {
     /// Returns lines for strategies that have too few samples, and for those that are not possible.
     fn missing(&self, all: &[Planned]) -> Vec<String> {
         let &Self { model, setting, memory, .. } = self;
-        let lacks = |planned: &&Planned| planned.estimate.lack(setting, memory) == Some(Lack::Samples);
+        let lacks = |planned: &&Planned| planned.estimate.lack(setting, memory) == Some(Shortage::Samples);
         let few: Vec<String> = all.iter().filter(lacks).map(|planned| self.name(planned)).collect();
         let mut lines = Vec::new();
         if !few.is_empty() {
@@ -120,7 +120,7 @@ impl Table<'_> {
                 listed(&few)
             ));
         }
-        let line = |LeftOut { strategies, reason }: LeftOut| {
+        let line = |ImpossibleStrategies { strategies, reason }: ImpossibleStrategies| {
             format!("not possible: {}: {reason}", listed(&strategies))
         };
         lines.extend(Strategy::left_out(model, setting).into_iter().map(line));
@@ -167,10 +167,10 @@ impl Table<'_> {
         let lack = |other: &Planned| other.estimate.lack(self.setting, self.memory);
         if let Some((other, lack)) = quicker.find_map(|other| Some((other, lack(other)?))) {
             let needs = match lack {
-                Lack::Samples => {
+                Shortage::Samples => {
                     format!("{} samples a step", other.estimate.strategy.copies(self.setting.ranks))
                 }
-                Lack::Memory => {
+                Shortage::Memory => {
                     format!("{} of {}", show_bytes(other.estimate.memory.total()), show_bytes(self.memory))
                 }
             };
@@ -181,7 +181,7 @@ impl Table<'_> {
 
     fn nothing_fits(&self, all: &[Planned]) -> Result<String> {
         let lack = |estimate: &Estimate, setting: &Setting| estimate.lack(setting, self.memory);
-        let enough = |estimate: &&Estimate| lack(estimate, self.setting) != Some(Lack::Samples);
+        let enough = |estimate: &&Estimate| lack(estimate, self.setting) != Some(Shortage::Samples);
         let estimates = all.iter().map(|planned| &planned.estimate).filter(enough);
         let least = estimates.min_by(|a, b| a.memory.total().total_cmp(&b.memory.total()));
         let Some(least) = least else {

@@ -15,7 +15,7 @@ use crate::{Error, Evaluation, Result};
 
 use earlier::PreservedLines;
 
-pub use held::Held;
+pub use held::MemoryUse;
 pub use speed::{CheckpointTimes, StepSpeed};
 
 /// The last line of a run.
@@ -32,8 +32,8 @@ pub struct Summary<'a> {
     #[serde(skip_serializing_if = "<[u64]>::is_empty")]
     pub peak_rss_bytes: &'a [u64],
     /// Memory of the model by kind, and bytes sent in a step, by rank; left out if not measured.
-    #[serde(skip_serializing_if = "<[Held]>::is_empty")]
-    pub held: &'a [Held],
+    #[serde(skip_serializing_if = "<[MemoryUse]>::is_empty")]
+    pub held: &'a [MemoryUse],
     /// Times of checkpoints, if some were written and measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<CheckpointTimes>,

@@ -4,7 +4,7 @@
 //!   resumes within an epoch from a [`SamplerState`], also with another number of ranks.
 //! - [`SequentialSampler`] and [`RandomSampler`] are for one process; [`BatchSampler`] groups the indices of any
 //!   [`Sampler`] into batches.
-//! - [`Order`] is for runs of many epochs and data sets of a billion rows: batches continue across epochs, and no
+//! - [`RunOrder`] is for runs of many epochs and data sets of a billion rows: batches continue across epochs, and no
 //!   whole permutation is stored ([`LazyPermutation`]).
 //! - [`DataLoader`] loads batches of samples of a [`Dataset`], on the calling thread or on workers.
 //! - [`Generator`] draws PyTorch's CPU random numbers, equal to the bit, and [`initial`] the initial values of
@@ -63,7 +63,7 @@ pub use error::{BoxError, SamplerError};
 pub use generator::Generator;
 pub use lazy::LazyPermutation;
 pub use loader::{Batches, DataLoader, DataLoaderConfig};
-pub use order::{Order, OrderConfig};
+pub use order::{OrderConfig, RunOrder};
 pub use random::{RandomSampler, SharedGenerator};
 pub use sequential::SequentialSampler;
 pub use split_mix::split_mix;

@@ -7,7 +7,7 @@ use crate::{LazyPermutation, SamplerError, SamplerState, Tail};
 /// The order in which a run takes the rows of a data set. All ranks need the same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderConfig {
-    /// Number of rows in the data set. Default 0, which [`Order::new`] refuses.
+    /// Number of rows in the data set. Default 0, which [`RunOrder::new`] refuses.
     pub rows: usize,
     /// Whether each epoch has its own random order. Default true.
     pub shuffle: bool,
@@ -50,7 +50,7 @@ impl Default for OrderConfig {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Order {
+pub struct RunOrder {
     config: OrderConfig,
     epoch: u64,
     /// Number of rows of this epoch that were taken, always less than the total.
@@ -59,7 +59,7 @@ pub struct Order {
     permutation: Option<LazyPermutation>,
 }
 
-impl Order {
+impl RunOrder {
     /// Creates the order from the beginning of epoch 0.
     ///
     /// # Errors
@@ -183,12 +183,12 @@ mod tests {
     use super::*;
     use crate::{DistributedSampler, DistributedSamplerConfig, Generator};
 
-    fn order(rows: usize, seed: u64) -> Order {
-        Order::new(OrderConfig { rows, seed, shuffle: true }).unwrap()
+    fn order(rows: usize, seed: u64) -> RunOrder {
+        RunOrder::new(OrderConfig { rows, seed, shuffle: true }).unwrap()
     }
 
     /// Combines what all ranks take of one batch, in the batch's order.
-    fn on_ranks(orders: &mut [Order], batch_size: usize) -> Vec<usize> {
+    fn on_ranks(orders: &mut [RunOrder], batch_size: usize) -> Vec<usize> {
         let ranks = orders.len();
         let parts: Vec<Vec<usize>> = (orders.iter_mut().enumerate())
             .map(|(rank, order)| order.batch(batch_size, ranks, rank).unwrap())
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn ranks_take_what_the_distributed_sampler_deals_out() {
         for (rank, shuffle) in [(0, true), (2, true), (1, false)] {
-            let mut order = Order::new(OrderConfig { rows: 48, seed: 9, shuffle }).unwrap();
+            let mut order = RunOrder::new(OrderConfig { rows: 48, seed: 9, shuffle }).unwrap();
             for epoch in 0..3 {
                 let config = DistributedSamplerConfig {
                     dataset_len: 48,
@@ -223,7 +223,7 @@ mod tests {
             (0..5).flat_map(|epoch| Generator::new(4 + epoch).randperm(23).unwrap()).collect();
         let (mut state, mut rows) = (order(23, 4).state(), Vec::new());
         for (ranks, batch_size) in [(1, 5), (3, 7), (2, 4), (4, 4), (5, 3), (2, 46), (1, 1)] {
-            let mut orders: Vec<Order> = (0..ranks).map(|_| order(23, 4)).collect();
+            let mut orders: Vec<RunOrder> = (0..ranks).map(|_| order(23, 4)).collect();
             orders.iter_mut().for_each(|order| order.resume(&state).unwrap());
             for _ in 0..2 {
                 if batch_size <= expected.len() - rows.len() {
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_errors() {
-        assert!(matches!(Order::new(OrderConfig::default()), Err(SamplerError::NoRows)));
+        assert!(matches!(RunOrder::new(OrderConfig::default()), Err(SamplerError::NoRows)));
         let mut order = order(10, 1);
         assert!(matches!(order.batch(0, 1, 0), Err(SamplerError::ZeroBatchSize)));
         assert!(order.batch(1, 0, 0).is_err() && order.batch(1, 2, 2).is_err());

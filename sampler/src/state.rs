@@ -8,7 +8,7 @@ use crate::SamplerError;
 ///
 /// It is returned by [`DistributedSampler::state`](crate::DistributedSampler::state) and restored by
 /// [`DistributedSampler::resume`](crate::DistributedSampler::resume), and by the same methods of
-/// [`Order`](crate::Order). It does not depend on the number of ranks, as all ranks take turns along one order.
+/// [`RunOrder`](crate::RunOrder). It does not depend on the number of ranks, as all ranks take turns along one order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
     /// Number of samples in the data set.

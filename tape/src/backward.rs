@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
 
-use crate::seeded;
+use crate::scalar_with_gradient;
 use crate::table::{LiveCall, known};
 
 /// Returns the gradients of all variables that `loss` depends on. They equal those of `loss.backward()` except for
@@ -246,7 +246,7 @@ impl Gradients {
         let mut roots = Vec::new();
         for entry in &part.entries {
             if let Some(gradient) = self.0.remove(&entry.id()) {
-                roots.push(seeded(entry, gradient)?.to_dtype(DType::F32)?);
+                roots.push(scalar_with_gradient(entry, gradient)?.to_dtype(DType::F32)?);
             }
         }
         let Some(root) = roots.into_iter().map(Ok).reduce(|sum, root| sum? + root?).transpose()? else {

@@ -32,7 +32,7 @@
 //!
 //! let x = Var::new(&[1f32, 3.0], &Device::Cpu)?;
 //! let y = tape::apply_op1(&x, Doubled)?;
-//! let loss = tape::seeded(&y, Tensor::new(&[10f32, 100.0], &Device::Cpu)?)?;
+//! let loss = tape::scalar_with_gradient(&y, Tensor::new(&[10f32, 100.0], &Device::Cpu)?)?;
 //! assert_eq!(tape::backward(&loss)?.get(&x).unwrap().to_vec1::<f32>()?, [20.0, 200.0]);
 //! # Ok::<(), candle_core::Error>(())
 //! ```
@@ -48,4 +48,4 @@ pub use add::{add, scale};
 pub use apply::{apply_op1, apply_op2, apply_op3};
 pub use backward::{backward, empty};
 pub use guard::{Guard, guard};
-pub use seed::seeded;
+pub use seed::scalar_with_gradient;

@@ -18,15 +18,15 @@ use crate::apply_op1;
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use tape::seeded;
+/// use tape::scalar_with_gradient;
 ///
 /// let x = Var::new(&[1f32, 2.0], &Device::Cpu)?;
 /// let gradient = candle_core::Tensor::new(&[10f32, 100.0], &Device::Cpu)?;
-/// let grads = seeded(&x.sqr()?, gradient)?.backward()?;
+/// let grads = scalar_with_gradient(&x.sqr()?, gradient)?.backward()?;
 /// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [20.0, 400.0]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
-pub fn seeded(output: &Tensor, gradient: Tensor) -> Result<Tensor> {
+pub fn scalar_with_gradient(output: &Tensor, gradient: Tensor) -> Result<Tensor> {
     // Not for a variable: its gradient must have its own storage.
     if !output.is_variable() && output.device().is_cpu() && matches!(output.dtype(), DType::F32 | DType::F64)
     {

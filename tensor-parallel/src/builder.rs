@@ -10,7 +10,7 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
 use tape::Guard;
-use training::build::PartSource;
+use training::build::RangeReader;
 use training::{Runs, TorchInit};
 
 use crate::averaging::{Averaging, Weight};
@@ -34,10 +34,10 @@ pub enum Weights {
 
 /// A source that can read parts of weights.
 #[derive(Clone)]
-pub struct WeightParts(Arc<dyn PartSource>);
+pub struct WeightParts(Arc<dyn RangeReader>);
 
-impl From<Arc<dyn PartSource>> for Weights {
-    fn from(source: Arc<dyn PartSource>) -> Self {
+impl From<Arc<dyn RangeReader>> for Weights {
+    fn from(source: Arc<dyn RangeReader>) -> Self {
         Self::Parts(WeightParts(source))
     }
 }

@@ -11,7 +11,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Mesh, Operation, ReduceOp};
 use training::Runs;
-use training::build::PartSource;
+use training::build::RangeReader;
 
 use crate::builder::lock;
 use crate::division::Division;
@@ -100,8 +100,8 @@ impl Shards {
 
     /// Returns the same weights as a source that reads ranges of this rank's parts, for code that shards them further, as
     /// FSDP units do. `None` if weights are drawn in sequence.
-    pub fn parts(&self) -> Option<Arc<dyn PartSource>> {
-        self.source.has_parts().then(|| Arc::new(Parts(self.clone())) as Arc<dyn PartSource>)
+    pub fn parts(&self) -> Option<Arc<dyn RangeReader>> {
+        self.source.has_parts().then(|| Arc::new(Parts(self.clone())) as Arc<dyn RangeReader>)
     }
 
     /// Returns a builder for layers of this crate, given one from [`var_builder`](Self::var_builder). With any other builder,
@@ -209,7 +209,7 @@ impl SimpleBackend for Backend {
 /// Source that reads ranges of this rank's parts.
 struct Parts(Shards);
 
-impl PartSource for Parts {
+impl RangeReader for Parts {
     fn read(
         &self,
         name: &str,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap};
-use training::build::PartSource;
+use training::build::RangeReader;
 
 use crate::division::Division;
 use crate::file::ShardedFile;
@@ -19,7 +19,7 @@ pub(crate) enum Source {
         scratch: VarMap,
     },
     File(ShardedFile),
-    Parts(Arc<dyn PartSource>),
+    Parts(Arc<dyn RangeReader>),
     /// A file whose header alone is read, to check that it matches the model.
     Outline(ShardedFile),
     /// The builder of a model that is built elsewhere: see [`crate::Shards`].

@@ -24,7 +24,7 @@ pub enum Error {
     },
     /// A tensor does not have the shape that an operation needs.
     #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
-    Unfit {
+    ShapeMismatch {
         /// The operation.
         operation: &'static str,
         /// Which of its tensors.
@@ -36,7 +36,7 @@ pub enum Error {
     },
     /// Two tensors that an operation takes together differ in dtype.
     #[error("{operation}: {tensor} is {got:?}, the input {expected:?}; convert one of them with to_dtype")]
-    OtherDType {
+    DTypeMismatch {
         /// The operation.
         operation: &'static str,
         /// Which of its tensors.
@@ -74,7 +74,7 @@ pub enum Error {
     },
     /// Target classes of a dtype that is not integer.
     #[error("{operation} takes targets of u8, u32 or i64, got {got:?}")]
-    NotWhole {
+    TargetsNotInteger {
         /// The operation.
         operation: &'static str,
         /// The given dtype.
@@ -85,7 +85,7 @@ pub enum Error {
         "the target of row {row} is {target}, which is none of the {classes} classes; rows to be left out are marked with \
          ignore_index, which is {ignore_index:?}"
     )]
-    NoClass {
+    TargetOutOfRange {
         /// The row's index, counted over all dimensions but the last.
         row: usize,
         /// Its target.
@@ -164,7 +164,7 @@ pub enum Error {
     },
     /// Two parameters of an optimizer have the same name, so their saved state would be ambiguous.
     #[error("{optimizer}: two parameters are named `{name}`")]
-    SameName {
+    DuplicateName {
         /// The optimizer.
         optimizer: &'static str,
         /// Their name.

@@ -9,7 +9,7 @@ use candle_core::{Tensor, TensorId};
 static KEPT: LazyLock<Mutex<HashMap<TensorId, usize>>> = LazyLock::new(Mutex::default);
 
 /// Reports to [`activation_bytes`](crate::activation_bytes) the bytes that an operation stores for backward, which
-/// candle's graph does not show. The operation holds the `Kept` as long as it holds the bytes; clones share one
+/// candle's graph does not show. The operation holds the `SavedBytes` as long as it holds the bytes; clones share one
 /// entry.
 ///
 /// ```
@@ -24,12 +24,12 @@ static KEPT: LazyLock<Mutex<HashMap<TensorId, usize>>> = LazyLock::new(Mutex::de
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
-pub struct Kept(Arc<Entry>);
+pub struct SavedBytes(Arc<Entry>);
 
 #[derive(Debug, Default)]
 struct Entry(OnceLock<TensorId>);
 
-impl Kept {
+impl SavedBytes {
     /// Records that the operation with this output stores `bytes`. Only the first call counts.
     pub fn by(&self, output: &Tensor, bytes: usize) {
         if bytes > 0 && self.0.0.set(output.id()).is_ok() {
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn what_is_kept_goes_with_the_operation() {
         let output = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
-        let kept = Kept::default();
+        let kept = SavedBytes::default();
         kept.by(&output, 7);
         kept.by(&output, 9);
         let other = kept.clone();

@@ -20,7 +20,7 @@
 //! - [`recompute`] is activation checkpointing: [`backward`] runs a part of a model again instead of keeping its
 //!   intermediate results; [`recompute_cheap`] keeps the results of matrix products.
 //! - [`activation_bytes`] returns the bytes that a graph holds for backward, including what operations store
-//!   themselves ([`Kept`]).
+//!   themselves ([`SavedBytes`]).
 //! - [`tensor_header`] validates a safetensors header before any of its values are used; [`open_input`] opens regular
 //!   files only, and [`AtomicFile`] replaces a file only when the new one is complete.
 //! - [`build`] lets a model be written once for every parallel layout.
@@ -74,7 +74,7 @@ pub use fuzz::fuzz_tensor_header;
 pub use grad_sums::GradSums;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
-pub use kept::Kept;
+pub use kept::SavedBytes;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
@@ -88,5 +88,5 @@ pub use recompute::{
 };
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
-pub use state::{CopyLater, OptimizerState, named_vars};
-pub use tape::{add, scale, seeded};
+pub use state::{DeferredCopy, OptimizerState, named_vars};
+pub use tape::{add, scalar_with_gradient, scale};

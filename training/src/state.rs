@@ -45,9 +45,9 @@ pub trait OptimizerState {
     ///
     /// # Errors
     /// Errors of [`state`](Self::state).
-    fn state_later(&self) -> Result<Vec<(String, CopyLater)>> {
+    fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
         let now = self.state()?;
-        Ok(now.into_iter().map(|(key, tensor)| (key, CopyLater::done(tensor))).collect())
+        Ok(now.into_iter().map(|(key, tensor)| (key, DeferredCopy::done(tensor))).collect())
     }
 
     /// Replaces all state by this; parameters that are not in it start without state.
@@ -58,13 +58,13 @@ pub trait OptimizerState {
 }
 
 /// A tensor to be copied later, on any thread; see [`OptimizerState::state_later`].
-pub struct CopyLater {
+pub struct DeferredCopy {
     shape: Shape,
     dtype: DType,
     copy: Box<dyn FnOnce() -> candle_core::Result<Tensor> + Send>,
 }
 
-impl CopyLater {
+impl DeferredCopy {
     /// A tensor of this shape and dtype, which `copy` will return.
     pub fn new(
         shape: &Shape,
@@ -98,9 +98,9 @@ impl CopyLater {
     }
 }
 
-impl std::fmt::Debug for CopyLater {
+impl std::fmt::Debug for DeferredCopy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CopyLater").field("shape", &self.shape).field("dtype", &self.dtype).finish()
+        f.debug_struct("DeferredCopy").field("shape", &self.shape).field("dtype", &self.dtype).finish()
     }
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn slots<S>(
     let mut slots = vec![];
     for (name, var) in vars {
         if !names.insert(name.clone()) {
-            return Err(Error::SameName { optimizer, name });
+            return Err(Error::DuplicateName { optimizer, name });
         }
         if var.dtype().is_float() {
             slots.push(Slot { name, var, state: None });
@@ -201,7 +201,7 @@ pub(crate) fn state_dtype(var: &Var) -> DType {
 /// Optimizer state with one element for each of a parameter's.
 #[derive(Debug)]
 pub(crate) enum Buffer {
-    /// For steps in place; a step copies it first if a [`CopyLater`] still shares it.
+    /// For steps in place; a step copies it first if a [`DeferredCopy`] still shares it.
     Host(Arc<CpuStorage>),
     /// For steps by candle's tensor operations.
     Tensor(Tensor),
@@ -232,13 +232,13 @@ impl Buffer {
     }
 
     /// Copies it later, on any thread.
-    pub(crate) fn to_tensor_later(&self, var: &Var) -> candle_core::Result<CopyLater> {
+    pub(crate) fn to_tensor_later(&self, var: &Var) -> candle_core::Result<DeferredCopy> {
         Ok(match self {
             Self::Host(storage) => {
                 let (storage, shape) = (storage.clone(), var.shape().clone());
-                CopyLater::new(var.shape(), state_dtype(var), move || copied(&storage, &shape))
+                DeferredCopy::new(var.shape(), state_dtype(var), move || copied(&storage, &shape))
             }
-            Self::Tensor(tensor) => CopyLater::done(tensor.copy()?),
+            Self::Tensor(tensor) => DeferredCopy::done(tensor.copy()?),
         })
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::train::Train;
 use super::{Steps, Strategy, Training, data_parallel, pipeline, sharded, tensor_parallel};
-use crate::Split;
+use crate::TimeSplit;
 use crate::clock::{self, Interval};
 use crate::split::split;
 
@@ -34,7 +34,7 @@ pub struct Figures {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankFigures {
     /// Breakdown of the time.
-    pub split: Split,
+    pub split: TimeSplit,
     /// Seconds of the forward pass.
     pub forward_s: f64,
     /// Seconds of the backward pass, including all communication.
@@ -97,7 +97,7 @@ fn measured(
     let each = |seconds: f64| seconds / steps as f64;
     let [forward_s, backward_s, optimizer_s] = phases.map(each);
     let own = RankFigures {
-        split: Split::default(),
+        split: TimeSplit::default(),
         forward_s,
         backward_s,
         optimizer_s,
@@ -118,8 +118,8 @@ fn measured(
         blocked.push(intervals);
     }
     for (figures, split) in ranks.iter_mut().zip(split(&blocked, (first, last))) {
-        let Split { compute_s, communication_s, waiting_s } = split;
-        figures.split = Split {
+        let TimeSplit { compute_s, communication_s, waiting_s } = split;
+        figures.split = TimeSplit {
             compute_s: each(compute_s),
             communication_s: each(communication_s),
             waiting_s: each(waiting_s),

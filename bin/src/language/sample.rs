@@ -105,7 +105,7 @@ impl Sample {
                 Ok(stages.forward(&tokens, last).map_err(candle_core::Error::from)?)
             };
             let (prompt, config) = (&self.prompt, &self.config);
-            return Ok(models::generate_by(next_logits, self.max_len, prompt, config, never_stop)?);
+            return Ok(models::generate_with(next_logits, self.max_len, prompt, config, never_stop)?);
         }
         match model.model()? {
             Some(model) => Ok(models::generate(model, &self.prompt, &self.config, never_stop)?),

@@ -39,7 +39,7 @@ pub struct Setup {
 }
 
 /// What the launcher determines before the ranks start.
-pub struct Begun {
+pub struct LauncherState {
     facts: Vec<(String, String)>,
     /// Kept open as long as there are ranks.
     data: SharedRows,
@@ -57,7 +57,7 @@ impl<J: Job> Experiment for J {
     const NAME: &'static str = J::NAME;
     const WORLD_SIZE: usize = 1;
     type Setup = Setup;
-    type Alone = Begun;
+    type Alone = LauncherState;
     type Trained = Trained;
 
     fn common(&self) -> &CommonOptions {
@@ -178,10 +178,10 @@ impl<J: Job> Experiment for J {
             say(format_args!("adapters: rank {}, {adapters} parameters are trained", lora.config().rank))?;
             facts.push(fact("adapters", format!("rank {}, {adapters} parameters", lora.config().rank)));
         }
-        Ok(Begun { facts, data: SharedRows::new(setup.rows, setup.evaluation) })
+        Ok(LauncherState { facts, data: SharedRows::new(setup.rows, setup.evaluation) })
     }
 
-    fn for_ranks(&self, begun: &Begun) -> Vec<(OsString, OsString)> {
+    fn for_ranks(&self, begun: &LauncherState) -> Vec<(OsString, OsString)> {
         begun.data.variable().into_iter().collect()
     }
 
@@ -249,7 +249,7 @@ impl<J: Job> Experiment for J {
         Ok(Trained { series, facts: trained::facts(&summary, &speed) })
     }
 
-    fn report(&self, mut begun: Begun, outcome: Outcome<Trained>) -> Report {
+    fn report(&self, mut begun: LauncherState, outcome: Outcome<Trained>) -> Report {
         begun.facts.extend(outcome.trained.facts);
         Report { facts: begun.facts, runs: vec![outcome.trained.series], ..Report::default() }
     }

@@ -80,7 +80,7 @@ impl<'a> TrainObserver<'a> {
 
     /// Converts the error that ended the training.
     pub(super) fn cause(&self, error: girandole::Error) -> Error {
-        if self.begins_anew { Error::BeginAnew } else { error.into() }
+        if self.begins_anew { Error::RestartFromBeginning } else { error.into() }
     }
 
     fn say(&self, line: std::fmt::Arguments<'_>) -> girandole::Result<()> {
@@ -172,7 +172,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         let stages: Vec<RankPhase> = all_gather_object(&**left, &RankPhase::AtWork)?;
         // If any rank has not begun training, no step can have been completed.
         self.begins_anew = stages.iter().any(|stage| *stage < RankPhase::AtWork);
-        if self.begins_anew { Err(wrap_error(Error::BeginAnew)) } else { Ok(()) }
+        if self.begins_anew { Err(wrap_error(Error::RestartFromBeginning)) } else { Ok(()) }
     }
 
     fn regrouped(

@@ -8,7 +8,7 @@ use clap::Args;
 use comm::{Communicator, TcpConfig};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::CausalLm;
-use models::tokens::NOT_COUNTED;
+use models::tokens::IGNORE_INDEX;
 
 use super::layout::{LayoutOptions, alone, config};
 use super::{ModelOptions, OpenedModel, read_text};
@@ -145,7 +145,7 @@ impl EvaluateOptions {
 fn batch(tokens: &[u32], length: usize, rows: std::ops::Range<usize>) -> (Vec<u32>, Vec<i64>) {
     let places = rows.start * length..rows.end * length;
     let input = |place: usize| tokens.get(place).copied().unwrap_or_default();
-    let target = |place: usize| tokens.get(place + 1).map_or(NOT_COUNTED, |token| i64::from(*token));
+    let target = |place: usize| tokens.get(place + 1).map_or(IGNORE_INDEX, |token| i64::from(*token));
     (places.clone().map(input).collect(), places.map(target).collect())
 }
 

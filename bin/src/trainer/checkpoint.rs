@@ -12,7 +12,10 @@ use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 
 use super::keeper::INIT;
-use super::{Keeper, Kept, Observer, Position, RunConfig, RunIdentity, Source, Strategy, Trainer, share};
+use super::{
+    CheckpointForm, CheckpointSchedule, Observer, Position, RunConfig, RunIdentity, Source, Strategy,
+    Trainer, share,
+};
 
 const LOG: &str = "log";
 const LOSSES: &str = "losses";
@@ -71,10 +74,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let _span = tracing::info_span!("checkpoint").entered();
         let checkpoint = self.snapshot(&keeper.run, taken, log, observer)?;
         match self.strategy.kept() {
-            Kept::Parts(model) => model.save(&keeper.checkpoints, checkpoint)?,
+            CheckpointForm::Parts(model) => model.save(&keeper.checkpoints, checkpoint)?,
             _ => drop(keeper.checkpoints.save(&checkpoint)?),
         }
-        self.keeper = Some(Keeper { kept: Some(self.at.step), ..keeper });
+        self.keeper = Some(CheckpointSchedule { kept: Some(self.at.step), ..keeper });
         Ok(())
     }
 
@@ -87,7 +90,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         observer: &dyn Observer,
     ) -> Result<Checkpoint> {
         let mut tensors = match self.strategy.kept() {
-            Kept::Whole(model) => model.tensors()?,
+            CheckpointForm::Whole(model) => model.tensors()?,
             _ => Default::default(),
         };
         let mut state = LogState::default();
@@ -126,8 +129,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let at = Position { epoch: epoch as usize, batch, step: step as usize };
         self.source.resume(sampler, at)?;
         match (self.strategy.kept(), saved) {
-            (Kept::Whole(model), Saved::Whole(checkpoint)) => model.set(&checkpoint.tensors)?,
-            (Kept::Parts(model), Saved::Parts(contents)) => model.load(contents)?,
+            (CheckpointForm::Whole(model), Saved::Whole(checkpoint)) => model.set(&checkpoint.tensors)?,
+            (CheckpointForm::Parts(model), Saved::Parts(contents)) => model.load(contents)?,
             _ => return Err(checkpoint_mismatch("its parts are not those of several ranks".into())),
         }
         self.at = at;
@@ -144,8 +147,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let options = &config.checkpoints;
         let own = || if rank.is_first() { (config.find)(&config.run) } else { Ok(None) };
         match self.strategy.kept() {
-            Kept::Not => Ok(None),
-            Kept::Whole(_) => {
+            CheckpointForm::Not => Ok(None),
+            CheckpointForm::Whole(_) => {
                 // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
                 let read = |contents: Contents| match options.open()? {
                     Some(checkpoints) => {
@@ -156,7 +159,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 let own = own()?.map_or(Ok(None), read)?;
                 Ok(share::share(&*rank.comm, own, 0)?.map(Saved::Whole))
             }
-            Kept::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),
+            CheckpointForm::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),
         }
     }
 }

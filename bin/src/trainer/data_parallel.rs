@@ -8,14 +8,14 @@ use candle_core::{Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use comm::{Communicator, Stats};
 use ddp::Ddp;
-use report::metrics::Held;
+use report::metrics::MemoryUse;
 use training::{OptimizerState, activation_bytes, named_vars};
 
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
 
 use super::checkpoint_mismatch;
-use super::{Kept, Position, Sets, StepRandom, Strategy, Whole};
+use super::{CheckpointForm, Position, Sets, StepRandom, Strategy, Whole};
 
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
@@ -97,10 +97,10 @@ where
         Ok(Some(loss))
     }
 
-    fn held(&self) -> Result<Held> {
+    fn held(&self) -> Result<MemoryUse> {
         let parameters = self.ddp.parameters();
         let (activations, gradients) = self.first.unwrap_or_default();
-        Ok(Held {
+        Ok(MemoryUse {
             weights: bytes(named_vars(&self.vars).iter().map(|(_, var)| var.as_tensor())),
             copies: bytes(parameters.iter().map(|parameter| parameter.tensor())),
             gradients,
@@ -114,8 +114,8 @@ where
         Stats { bytes_sent: self.sent, ..Stats::default() }
     }
 
-    fn kept(&mut self) -> Kept<'_> {
-        Kept::Whole(self)
+    fn kept(&mut self) -> CheckpointForm<'_> {
+        CheckpointForm::Whole(self)
     }
 }
 
@@ -189,19 +189,19 @@ fn describe(tensor: &Tensor) -> String {
 }
 
 /// Single-process training; `step` takes a batch, updates the model and returns the loss.
-pub struct Alone<B, F> {
+pub struct SingleProcess<B, F> {
     step: F,
     batch: PhantomData<fn(&B)>,
 }
 
-impl<B, F: FnMut(&B) -> Result<Tensor>> Alone<B, F> {
+impl<B, F: FnMut(&B) -> Result<Tensor>> SingleProcess<B, F> {
     /// Creates the strategy with this step.
     pub fn new(step: F) -> Self {
         Self { step, batch: PhantomData }
     }
 }
 
-impl<B, F: FnMut(&B) -> Result<Tensor>> Strategy for Alone<B, F> {
+impl<B, F: FnMut(&B) -> Result<Tensor>> Strategy for SingleProcess<B, F> {
     type Batch = B;
 
     fn step(&mut self, _: Position, batch: &B) -> Result<Option<Tensor>> {

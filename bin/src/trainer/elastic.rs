@@ -14,8 +14,8 @@ use crate::run_log::RunLog;
 
 use super::newcomer::ahead;
 use super::{
-    Kept, Observer, Position, RunConfig, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole,
-    line_printer, share,
+    CheckpointForm, Observer, Position, RunConfig, RunIdentity, Saved, Source, Step, Strategy, Trainer,
+    Whole, line_printer, share,
 };
 
 /// Polling interval while a group that is too small waits for newcomers.
@@ -75,7 +75,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Returns the model if each rank holds all of it; a divided model cannot be elastic.
     fn whole(&mut self) -> Result<&mut dyn Whole> {
         match self.strategy.kept() {
-            Kept::Whole(model) => Ok(model),
+            CheckpointForm::Whole(model) => Ok(model),
             _ => Err(Error::Unavailable {
                 wanted: "--elastic".into(),
                 help: "each rank has a part of the model only".into(),
@@ -208,7 +208,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             let stages: Vec<RankPhase> = all_gather_object(&**comm, &rank.stage)?;
             if stages.iter().any(|stage| RankPhase::New < *stage && *stage < RankPhase::AtWork) {
                 // If any rank has not begun training, no step can have been completed.
-                return Err(Error::BeginAnew);
+                return Err(Error::RestartFromBeginning);
             }
             self.catch_up(&**comm, run)?;
             // Newcomers that did not receive the state, because a rank was lost first.

@@ -96,7 +96,7 @@ pub(super) const EVERY: usize = 20;
 
 /// When and where a trainer writes checkpoints. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
 #[derive(Clone)]
-pub struct Keeper {
+pub struct CheckpointSchedule {
     /// The checkpoint folder.
     pub checkpoints: Checkpoints,
     /// Steps between checkpoints; `None`: one at the end of each epoch.
@@ -107,7 +107,7 @@ pub struct Keeper {
     pub(super) kept: Option<usize>,
 }
 
-impl Keeper {
+impl CheckpointSchedule {
     /// Creates a keeper that has written no checkpoint yet.
     pub fn new(checkpoints: Checkpoints, every: Option<usize>, run: RunIdentity) -> Self {
         Self { checkpoints, every, run, kept: None }

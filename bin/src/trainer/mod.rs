@@ -21,16 +21,16 @@ use crate::run_log::RunLog;
 
 pub use checkpoint::Saved;
 pub(crate) use checkpoint::{agree_on_command, checkpoint_mismatch, find, first_choice};
-pub use data_parallel::{Alone, DataParallel};
+pub use data_parallel::{DataParallel, SingleProcess};
 pub use elastic::conclude;
-pub use keeper::{Keeper, RunEnd, RunIdentity};
+pub use keeper::{CheckpointSchedule, RunEnd, RunIdentity};
 pub(crate) use newcomer::restart_before_first_step;
 pub use observer::{Epoch, Losses, Means, Observer, Step};
 pub use random::StepRandom;
-pub use run::{Find, Ran, RunConfig};
+pub use run::{Find, RunConfig, RunResult};
 pub(crate) use source::sampler_state;
 pub use source::{Epochs, Loader};
-pub use strategy::{Batches, Kept, Parts, Sets, Source, Strategy, Whole};
+pub use strategy::{Batches, CheckpointForm, Parts, Sets, Source, Strategy, Whole};
 
 /// Position of a run: the next batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub struct Trainer<S, D> {
     at: Position,
     /// Where this run ends.
     end: RunEnd,
-    keeper: Option<Keeper>,
+    keeper: Option<CheckpointSchedule>,
     /// Samples that this rank has taken in completed steps, since the epoch began or was resumed.
     taken: usize,
     /// Total number of batches of the epoch on this rank.
@@ -121,7 +121,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Enables checkpoints: call it on every rank if each saves a part, else on one rank only. In that case, buffers
     /// that differ between ranks (running statistics) all become those of the writing rank after a resume.
-    pub fn keep_checkpoints(&mut self, keeper: Keeper) {
+    pub fn keep_checkpoints(&mut self, keeper: CheckpointSchedule) {
         self.keeper = Some(keeper);
     }
 

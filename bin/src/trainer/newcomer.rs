@@ -28,7 +28,7 @@ pub(crate) fn restart_before_first_step(
         return join_again(rank, elastic, error);
     }
     loop {
-        if matches!(error, Error::BeginAnew) {
+        if matches!(error, Error::RestartFromBeginning) {
             // Some rank had not begun training; all ranks learned that in the same all-gather.
             rank.stage = RankPhase::Told;
             return Ok(());

@@ -2,7 +2,7 @@
 
 use comm::Stats;
 use report::RunSeries;
-use report::metrics::Held;
+use report::metrics::MemoryUse;
 use training::Contents;
 
 use crate::console::note;
@@ -13,7 +13,10 @@ use crate::run_log::{LogConfig, RunLog};
 
 use super::elastic::Run;
 use super::keeper::EVERY;
-use super::{Keeper, Kept, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy, Trainer};
+use super::{
+    CheckpointForm, CheckpointSchedule, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy,
+    Trainer,
+};
 
 /// Returns the checkpoint that a run resumes from, if any.
 pub type Find<'a> = Box<dyn Fn(&RunIdentity) -> Result<Option<Contents>> + 'a>;
@@ -40,7 +43,7 @@ pub struct RunConfig<'a> {
 
 /// Result of a run.
 #[derive(Debug)]
-pub struct Ran {
+pub struct RunResult {
     /// The losses, if this rank keeps them for the report.
     pub series: RunSeries,
     /// Time of this rank's training loop, in seconds, without the time before a resume.
@@ -48,7 +51,7 @@ pub struct Ran {
     /// Steps in that time.
     pub steps: usize,
     /// Bytes of model state that this rank held, and bytes sent per step.
-    pub held: Held,
+    pub held: MemoryUse,
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
@@ -62,7 +65,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         rank: &mut Rank,
         config: &RunConfig<'_>,
         observer: &mut dyn Observer,
-    ) -> Result<Ran> {
+    ) -> Result<RunResult> {
         let saved = self.found(rank, config)?;
         let (prints, per_epoch) = (rank.comm.rank() == config.reporter, self.source.remaining(self.at));
         let (steps, steps_per_epoch) = match config.end {
@@ -76,7 +79,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let log = (prints || at_once).then(|| RunLog::new(&log, metrics.as_mut()));
         let mut run = Run { config, log, observer, watch: rank.stopwatch() };
         self.begin(saved.as_ref(), rank, &mut run)?;
-        if let (true, Kept::Whole(model)) = (rank.newcomer, self.strategy.kept()) {
+        if let (true, CheckpointForm::Whole(model)) = (rank.newcomer, self.strategy.kept()) {
             // Collective: the other ranks call it when they send the state.
             model.check()?;
         }
@@ -90,7 +93,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         rank.metrics = metrics;
         let world_size = rank.comm.world_size();
         let (name, seconds) = (self.strategy.name(world_size), ran.series.seconds);
-        Ok(Ran { series: RunSeries { name, seconds, world_size, steps_per_epoch, ..series }, ..ran })
+        Ok(RunResult { series: RunSeries { name, seconds, world_size, steps_per_epoch, ..series }, ..ran })
     }
 
     /// Resumes from a checkpoint, if there is one, and enables new checkpoints.
@@ -102,7 +105,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             log.cut(self.at.epoch, self.at.batch)?;
             note(format_args!("{}", self.resume_note(config, then)));
         }
-        if rank.is_first() || matches!(self.strategy.kept(), Kept::Parts(_)) {
+        if rank.is_first() || matches!(self.strategy.kept(), CheckpointForm::Parts(_)) {
             self.keep(config, config.run.clone())?;
         }
         if let (Some(_), Some(keeper)) = (saved, &mut self.keeper) {
@@ -118,7 +121,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             RunEnd::Epochs(_) => config.checkpoints.checkpoint_every,
             RunEnd::Steps(_) => Some(config.checkpoints.checkpoint_every.unwrap_or(EVERY)),
         };
-        self.keep_checkpoints(Keeper::new(checkpoints, every, run));
+        self.keep_checkpoints(CheckpointSchedule::new(checkpoints, every, run));
         Ok(())
     }
 
@@ -128,12 +131,12 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         rank: &mut Rank,
         (begun, before): (usize, Stats),
         run: &mut Run<'_, '_>,
-    ) -> Result<Ran> {
+    ) -> Result<RunResult> {
         let steps = self.at.step - begun;
         let measured = self.strategy.measured(run.watch.measured(), &before);
         loop {
             let sent = (self.strategy.stats().bytes_sent - before.bytes_sent) as f64 / steps.max(1) as f64;
-            let held = Held { sent, ..self.strategy.held()? };
+            let held = MemoryUse { sent, ..self.strategy.held()? };
             rank.held = Some(held);
             let error = match rank.gather_measured(measured, steps) {
                 Ok(seconds) => {
@@ -142,7 +145,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                         rank.write_summary(run.config.name, log.metrics(), whole)?;
                     }
                     let series = RunSeries { seconds: whole, ..RunSeries::default() };
-                    return Ok(Ran { series, seconds, steps, held });
+                    return Ok(RunResult { series, seconds, steps, held });
                 }
                 Err(error) => error,
             };

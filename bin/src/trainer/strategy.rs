@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use comm::{Communicator, Stats};
-use report::metrics::Held;
+use report::metrics::MemoryUse;
 use serde_json::Value;
 use training::{Checkpoint, Checkpoints, Contents};
 
@@ -37,8 +37,8 @@ pub trait Strategy {
     ///
     /// # Errors
     /// An optimizer whose state cannot be read.
-    fn held(&self) -> Result<Held> {
-        Ok(Held::default())
+    fn held(&self) -> Result<MemoryUse> {
+        Ok(MemoryUse::default())
     }
 
     /// Returns the communication statistics of this rank so far.
@@ -59,13 +59,13 @@ pub trait Strategy {
     }
 
     /// Returns how checkpoints store the model.
-    fn kept(&mut self) -> Kept<'_> {
-        Kept::Not
+    fn kept(&mut self) -> CheckpointForm<'_> {
+        CheckpointForm::Not
     }
 }
 
 /// How checkpoints store a model.
-pub enum Kept<'a> {
+pub enum CheckpointForm<'a> {
     /// Not at all.
     Not,
     /// As a whole: each rank has all of it, rank 0 writes it, and rank 0 reads it and broadcasts it.

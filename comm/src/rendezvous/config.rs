@@ -92,7 +92,7 @@ impl TcpConfig {
     ///
     /// Where `RANK` and `WORLD_SIZE` are not set, and in any Kubeflow pod that is a rank without a launcher, rank and
     /// world size come from the variables of Slurm, Open MPI, MPICH or Kubeflow (see
-    /// [`Place::from_env`](crate::Place::from_env)); so does the meeting point, if `MASTER_ADDR` or `MASTER_PORT` is not
+    /// [`LaunchedRank::from_env`](crate::LaunchedRank::from_env)); so does the meeting point, if `MASTER_ADDR` or `MASTER_PORT` is not
     /// set. Unless `GIRANDOLE_BIND` is set, such a rank listens on the address from which it reaches the host of rank 0.
     ///
     /// # Errors

@@ -169,5 +169,5 @@ fn parameters_are_asked_for_while_the_model_is_built() {
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
     let ddp = Ddp::new(std::sync::Arc::new(comm), vb, &DdpConfig::default(), Ok).expect("nothing to build");
     let late = ddp.model().expect("no failure").get(2, "a").expect_err("too late");
-    assert!(matches!(Error::from(late), Error::TooLate { parameter } if parameter == "a"));
+    assert!(matches!(Error::from(late), Error::RequestedAfterBuild { parameter } if parameter == "a"));
 }

@@ -79,7 +79,7 @@ impl<M> Fsdp<M> {
             let lens: Vec<_> = lens.collect();
             let stray = state.iter().find(|(name, value)| Kind::of(name, value.dims(), &lens) == Kind::Stray);
             if let Some((key, _)) = stray {
-                return Err(Error::StrayState { key: key.clone() });
+                return Err(Error::UnownedOptimizerState { key: key.clone() });
             }
             tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
         }

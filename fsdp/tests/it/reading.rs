@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 use comm::Mesh;
 use fsdp::{Error, Fsdp, FsdpConfig, MixedPrecision, Strategy, UnitBuilder};
-use training::build::PartSource;
+use training::build::RangeReader;
 
 /// Returns ranges of tensors, and records which.
 #[derive(Default)]
@@ -31,7 +31,7 @@ impl Source {
     }
 }
 
-impl PartSource for Source {
+impl RangeReader for Source {
     fn read(
         &self,
         name: &str,

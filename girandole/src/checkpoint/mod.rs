@@ -10,8 +10,8 @@ mod save;
 mod snapshot;
 
 pub(crate) use keep_alive::with_keep_alive;
-pub use read::Saved;
+pub use read::CheckpointReader;
 pub use region::Region;
 pub use save::Snapshot;
 pub(crate) use save::all_or_error;
-pub use snapshot::SnapshotLater;
+pub use snapshot::DeferredSnapshot;

@@ -9,7 +9,7 @@ use candle_nn::Init;
 use comm::{Communicator, all_gather_object};
 use fsdp::TensorFile;
 use serde_json::Value;
-use training::build::{Model, PartSource};
+use training::build::{Model, RangeReader};
 use training::{Contents, OptimizerState, Runs};
 
 use super::save::{Manifest, OptimizerEntry, all_or_error, model_key, optimizer_key};
@@ -22,13 +22,13 @@ const GAP: usize = 2048;
 
 /// An open checkpoint, of which single parameters or parts of them can be read.
 #[derive(Debug)]
-pub struct Saved {
+pub struct CheckpointReader {
     contents: Contents,
     manifest: Manifest,
     files: BTreeMap<String, TensorFile>,
 }
 
-impl Saved {
+impl CheckpointReader {
     /// Opens a checkpoint: reads the headers of its files. Hashes are not compared, see [`Contents::check`].
     ///
     /// # Errors
@@ -198,7 +198,7 @@ impl<M: Model> Parallel<M> {
             let own = contents.files.keys().skip(rank).step_by(ranks);
             Ok(own.into_iter().try_for_each(|name| contents.check(name))?)
         })?;
-        let mut saved = all_or_error(&*world, Saved::open(contents))?;
+        let mut saved = all_or_error(&*world, CheckpointReader::open(contents))?;
         self.check_names(&*world, &saved)?;
         let read = self.read_all(&mut saved, optimizer);
         all_or_error(&*world, read)?;
@@ -209,7 +209,7 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Refuses a checkpoint with parameters that no rank has.
-    fn check_names(&self, world: &dyn Communicator, saved: &Saved) -> Result<()> {
+    fn check_names(&self, world: &dyn Communicator, saved: &CheckpointReader) -> Result<()> {
         let own: Vec<String> = self.pieces().into_iter().map(|piece| piece.name).collect();
         let all: HashSet<String> = all_gather_object(world, &own)?.into_iter().flatten().collect();
         match saved.shapes().find(|(name, _)| !all.contains(*name)) {
@@ -222,7 +222,11 @@ impl<M: Model> Parallel<M> {
         }
     }
 
-    fn read_all(&self, saved: &mut Saved, optimizer: Option<&mut dyn OptimizerState>) -> Result<()> {
+    fn read_all(
+        &self,
+        saved: &mut CheckpointReader,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<()> {
         let pieces = self.pieces();
         let padded = |values: Tensor, var: &candle_core::Var| {
             let missing = var.elem_count() - values.elem_count();
@@ -253,15 +257,15 @@ impl<M: Model> Parallel<M> {
 
 /// A checkpoint as the source of a model's initial weights.
 #[derive(Debug)]
-struct SavedWeights(Mutex<Saved>);
+struct SavedWeights(Mutex<CheckpointReader>);
 
-impl From<Saved> for Arc<dyn PartSource> {
-    fn from(saved: Saved) -> Self {
+impl From<CheckpointReader> for Arc<dyn RangeReader> {
+    fn from(saved: CheckpointReader) -> Self {
         Arc::new(SavedWeights(Mutex::new(saved)))
     }
 }
 
-impl PartSource for SavedWeights {
+impl RangeReader for SavedWeights {
     fn read(
         &self,
         name: &str,

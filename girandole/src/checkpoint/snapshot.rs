@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use candle_core::{Device, Tensor};
 use training::build::Model;
-use training::{CopyLater, LossScaler, OptimizerState};
+use training::{DeferredCopy, LossScaler, OptimizerState};
 
 use super::region::Part;
 use super::save::{OptimizerEntry, Snapshot, SnapshotParts, model_key, optimizer_key};
@@ -14,12 +14,12 @@ use crate::{Error, Parallel, Result};
 /// A rank's contribution to a checkpoint, to be copied on any thread before the parameters change: forward and backward
 /// may run at the same time, and the optimizer must wait.
 #[derive(Debug)]
-pub struct SnapshotLater {
-    tensors: Vec<(String, CopyLater)>,
+pub struct DeferredSnapshot {
+    tensors: Vec<(String, DeferredCopy)>,
     described: SnapshotParts,
 }
 
-impl SnapshotLater {
+impl DeferredSnapshot {
     /// Copies the tensors.
     ///
     /// # Errors
@@ -40,12 +40,12 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Prepares a copy that can be made while forward and backward of the next step run: parameters only change in the
-    /// optimizer's step, which must wait for [`SnapshotLater::copy`]. Variables that forward changes, such as running
+    /// optimizer's step, which must wait for [`DeferredSnapshot::copy`]. Variables that forward changes, such as running
     /// statistics, are copied at once, and so are variables that are not on the CPU.
     ///
     /// # Errors
     /// Those of [`snapshot`](Self::snapshot).
-    pub fn snapshot_later(&self, optimizer: Option<&dyn OptimizerState>) -> Result<SnapshotLater> {
+    pub fn snapshot_later(&self, optimizer: Option<&dyn OptimizerState>) -> Result<DeferredSnapshot> {
         let file = format!("rank-{:05}", self.mesh().world().rank());
         let pieces = self.pieces();
         let changes: HashSet<String> = self.buffers().into_iter().map(|(name, _)| name).collect();
@@ -75,7 +75,7 @@ impl<M: Model> Parallel<M> {
         let loss_scale = self.loss_scaler().map(LossScaler::state);
         let ties = self.ties_of();
         let described = SnapshotParts { file, parts, optimizer: remembered, ties, loss_scale };
-        Ok(SnapshotLater { tensors, described })
+        Ok(DeferredSnapshot { tensors, described })
     }
 }
 
@@ -85,12 +85,12 @@ fn own(tensor: &Tensor, len: usize) -> candle_core::Result<Tensor> {
     if own.device().is_cpu() { own.force_contiguous() } else { own.to_device(&Device::Cpu) }
 }
 
-fn copy_of(piece: &Piece, at_once: bool) -> Result<CopyLater> {
+fn copy_of(piece: &Piece, at_once: bool) -> Result<DeferredCopy> {
     let (tensor, len) = (piece.var.as_detached_tensor(), piece.region.len());
     if at_once || !tensor.device().is_cpu() {
-        return Ok(CopyLater::done(own(&tensor, len)?));
+        return Ok(DeferredCopy::done(own(&tensor, len)?));
     }
-    Ok(CopyLater::new(&len.into(), tensor.dtype(), move || own(&tensor, len)))
+    Ok(DeferredCopy::new(&len.into(), tensor.dtype(), move || own(&tensor, len)))
 }
 
 /// Returns the piece to which an optimizer's key belongs.
@@ -104,14 +104,14 @@ fn piece_of<'a>(pieces: &'a [Piece], key: &str) -> Result<&'a Piece> {
 }
 
 /// Returns optimizer state as stored in a checkpoint: as many elements as the part has, without padding, or one value.
-fn cut(value: CopyLater, elements: Option<usize>) -> CopyLater {
+fn cut(value: DeferredCopy, elements: Option<usize>) -> DeferredCopy {
     let (count, dtype) = (value.dims().iter().product::<usize>(), value.dtype());
     match elements {
-        Some(len) => CopyLater::new(&len.into(), dtype, move || {
+        Some(len) => DeferredCopy::new(&len.into(), dtype, move || {
             let value = value.copy()?;
             // `copy` has already made a copy.
             if count == len { value.flatten_all() } else { own(&value, len) }
         }),
-        None => CopyLater::new(&().into(), dtype, move || value.copy()?.flatten_all()?.reshape(())),
+        None => DeferredCopy::new(&().into(), dtype, move || value.copy()?.flatten_all()?.reshape(())),
     }
 }

@@ -154,6 +154,6 @@ impl UnitSource for NoUnits {
         _: &str,
         _: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
     ) -> CandleResult<UnitPlace> {
-        Ok(UnitPlace::Elsewhere)
+        Ok(UnitPlace::OtherProcess)
     }
 }

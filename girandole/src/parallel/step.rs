@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp};
 use training::build::Model;
-use training::{GradSums, LossScaler, RowKeys, backward, seeded};
+use training::{GradSums, LossScaler, RowKeys, backward, scalar_with_gradient};
 
 use super::{Evaluation, Kind, Parallel, Step};
 use crate::checkpoint::all_or_error;
@@ -252,7 +252,7 @@ pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor
 /// still passes through all units, as on the ranks that share the parameters. (A product with 0 would not do: candle's
 /// backward stops there.)
 pub(super) fn zero_loss(output: &Tensor) -> Result<Tensor> {
-    Ok(seeded(output, output.zeros_like()?)?)
+    Ok(scalar_with_gradient(output, output.zeros_like()?)?)
 }
 
 pub(super) fn number(loss: &Tensor) -> Result<f64> {

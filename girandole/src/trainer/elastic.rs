@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use training::build::Model;
 use training::{LossScaler, LossScalerState, OptimizerState};
 
-use super::{Observer, Saver, StepReport, Trainer};
+use super::{BackgroundSaver, Observer, StepReport, Trainer};
 use crate::{Error, Result};
 
 /// Progress of a rank. The steps of any two ranks are equal or differ by one.
@@ -57,7 +57,7 @@ impl<M: Model> Trainer<'_, M> {
     fn go_on(&mut self, world: &Arc<dyn Communicator>, observer: &mut dyn Observer<M>) -> Result<()> {
         if let Some(mut saver) = self.saver.take() {
             // If a checkpoint is still being written, a part of it was lost with a rank: the one before is the latest.
-            saver.copied();
+            saver.wait_for_copy();
             if saver.abandon() {
                 self.written = self.checkpointed;
             }
@@ -97,7 +97,7 @@ impl<M: Model> Trainer<'_, M> {
         if let (Some(plan), Some(checkpoints)) = (&self.config.checkpoints, &self.checkpoints)
             && plan.in_background
         {
-            self.saver = Some(Saver::new(&**world, checkpoints.clone())?);
+            self.saver = Some(BackgroundSaver::new(&**world, checkpoints.clone())?);
         }
         Ok(())
     }

@@ -62,8 +62,8 @@ use crate::Parallel;
 pub use config::{CheckpointPlan, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{Ending, Summary, Trainer};
-pub use saver::Saver;
+pub use run::{FinalTask, Summary, Trainer};
+pub use saver::BackgroundSaver;
 
 /// Training data: rows, accessed by index.
 pub trait Data: Send + Sync {
@@ -192,6 +192,6 @@ pub trait Observer<M> {
 
 /// An observer that does nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
+pub struct NoObserver;
 
-impl<M> Observer<M> for Silent {}
+impl<M> Observer<M> for NoObserver {}

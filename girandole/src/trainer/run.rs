@@ -5,14 +5,14 @@ mod step;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use sampler::{Order, OrderConfig};
+use sampler::{OrderConfig, RunOrder};
 use training::build::Model;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
 use comm::broadcast_object;
 
 use super::consistency::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
-use super::{Data, Observer, ObserverState, Saver, StepReport, TrainConfig};
+use super::{BackgroundSaver, Data, Observer, ObserverState, StepReport, TrainConfig};
 use crate::checkpoint::all_or_error;
 use crate::{Error, Parallel, Result};
 
@@ -23,7 +23,7 @@ pub struct Trainer<'a, M> {
     evaluation: Option<&'a dyn Data>,
     pub(super) config: TrainConfig,
     pub(super) optimizer: Adam,
-    pub(super) order: Order,
+    pub(super) order: RunOrder,
     pub(super) step: usize,
     /// Step of the last evaluation, of the last checkpoint that was begun, and of the last one that is completely
     /// written.
@@ -35,7 +35,7 @@ pub struct Trainer<'a, M> {
     /// Report of the last step.
     pub(super) latest: Option<StepReport>,
     pub(super) checkpoints: Option<Checkpoints>,
-    pub(super) saver: Option<Saver>,
+    pub(super) saver: Option<BackgroundSaver>,
     /// How long the steps of this run waited for copies of the variables that they were about to change.
     copying_seconds: f64,
 }
@@ -61,7 +61,7 @@ pub struct Summary {
 
 /// Work of all ranks after the last step. After the loss of a rank it may be repeated, also on ranks that had completed
 /// it.
-pub type Ending<'a, M> = &'a mut dyn FnMut(&mut Parallel<M>) -> Result<()>;
+pub type FinalTask<'a, M> = &'a mut dyn FnMut(&mut Parallel<M>) -> Result<()>;
 
 impl<'a, M: Model> Trainer<'a, M> {
     /// Creates a trainer at step 0. Call on every rank.
@@ -75,7 +75,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
         let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
         let order =
-            Order::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
+            RunOrder::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
         let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
         let optimizer = Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name));
         check_equal_on_all_ranks(model, data, &config)?;
@@ -126,7 +126,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let Some(plan) = self.config.checkpoints.clone() else { return Ok(()) };
         let checkpoints = Checkpoints::open(CheckpointConfig { dir: plan.dir.clone(), keep: plan.keep })?;
         if plan.in_background {
-            self.saver = Some(Saver::new(&**self.model.mesh().world(), checkpoints.clone())?);
+            self.saver = Some(BackgroundSaver::new(&**self.model.mesh().world(), checkpoints.clone())?);
         }
         self.checkpoints = Some(checkpoints);
         Ok(())
@@ -198,7 +198,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     pub fn run_and(
         &mut self,
         observer: &mut dyn Observer<M>,
-        endings: &mut [Ending<'_, M>],
+        endings: &mut [FinalTask<'_, M>],
     ) -> Result<Summary> {
         self.run_on(self.config.steps, observer, endings)
     }
@@ -216,7 +216,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         &mut self,
         last_step: usize,
         observer: &mut dyn Observer<M>,
-        endings: &mut [Ending<'_, M>],
+        endings: &mut [FinalTask<'_, M>],
     ) -> Result<Summary> {
         let (began, first) = (Instant::now(), self.step);
         let mut summary = Summary { last_loss: f64::NAN, ..Summary::default() };
@@ -240,7 +240,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// step, and finally the work after the last step. Returns false if nothing is left.
     fn advance(
         &mut self,
-        (last_step, endings): (usize, &mut [Ending<'_, M>]),
+        (last_step, endings): (usize, &mut [FinalTask<'_, M>]),
         observer: &mut dyn Observer<M>,
         summary: &mut Summary,
         last: &mut Instant,

@@ -8,11 +8,11 @@ use std::thread::{Builder, JoinHandle};
 use comm::Communicator;
 use training::{Checkpoint, Checkpoints};
 
-use crate::checkpoint::{Snapshot, SnapshotLater, all_or_error};
+use crate::checkpoint::{DeferredSnapshot, Snapshot, all_or_error};
 use crate::{Error, Result};
 
 /// Writes checkpoints during training, at most one at a time, over its own group.
-pub struct Saver {
+pub struct BackgroundSaver {
     comm: Arc<dyn Communicator>,
     checkpoints: Checkpoints,
     at_work: Option<JoinHandle<Result<PathBuf>>>,
@@ -20,7 +20,7 @@ pub struct Saver {
     copying: Option<Receiver<()>>,
 }
 
-impl Saver {
+impl BackgroundSaver {
     /// Creates a saver. Call on every rank of `world`.
     ///
     /// # Cost
@@ -45,14 +45,14 @@ impl Saver {
         self.begin_with(move || Ok(snapshot), checkpoint)
     }
 
-    /// Like [`begin`](Self::begin), with a copy that is made later: call [`copied`](Self::copied) before parameters
+    /// Like [`begin`](Self::begin), with a copy that is made later: call [`wait_for_copy`](Self::wait_for_copy) before parameters
     /// change.
     ///
     /// # Errors
     /// Those of [`begin`](Self::begin).
     pub fn begin_later(
         &mut self,
-        snapshot: SnapshotLater,
+        snapshot: DeferredSnapshot,
         checkpoint: Checkpoint,
     ) -> Result<Option<PathBuf>> {
         self.begin_with(move || snapshot.copy(), checkpoint)
@@ -68,7 +68,7 @@ impl Saver {
         let (tell, told) = channel();
         let write = move || {
             let snapshot = copy();
-            // A panic also drops this end, so `copied` always returns.
+            // A panic also drops this end, so `wait_for_copy` always returns.
             drop(tell);
             all_or_error(&*comm, snapshot)?.write(&*comm, &checkpoints, &checkpoint)
         };
@@ -79,7 +79,7 @@ impl Saver {
     }
 
     /// Waits until parameters and optimizer state may change again.
-    pub fn copied(&mut self) {
+    pub fn wait_for_copy(&mut self) {
         if let Some(copying) = self.copying.take() {
             // Nothing is ever sent: `recv` returns when the other end is dropped.
             let _ = copying.recv();
@@ -108,7 +108,7 @@ impl Saver {
     }
 }
 
-impl Drop for Saver {
+impl Drop for BackgroundSaver {
     /// Waits, so that the process does not end in the middle. An error is only logged; the next start resumes from an
     /// earlier checkpoint.
     fn drop(&mut self) {
@@ -118,8 +118,8 @@ impl Drop for Saver {
     }
 }
 
-impl std::fmt::Debug for Saver {
+impl std::fmt::Debug for BackgroundSaver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Saver").field("writes", &self.at_work.is_some()).finish_non_exhaustive()
+        f.debug_struct("BackgroundSaver").field("writes", &self.at_work.is_some()).finish_non_exhaustive()
     }
 }

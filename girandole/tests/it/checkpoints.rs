@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::common::{Setup, optimizer, own_batch, step};
 use candle_core::DType;
-use girandole::checkpoint::Saved;
+use girandole::checkpoint::CheckpointReader;
 use girandole::comm::Local;
-use girandole::training::build::PartSource;
+use girandole::training::build::RangeReader;
 use girandole::training::{Checkpoint, CheckpointConfig, Checkpoints};
 use girandole::{InitialWeights, Layout};
 
@@ -85,7 +85,7 @@ fn a_checkpoint_is_a_source_of_weights() {
             let contents = open(dir.path()).latest().unwrap().unwrap();
             let mut parallel = match from {
                 true => {
-                    let source: Arc<dyn PartSource> = Saved::open(&contents)?.into();
+                    let source: Arc<dyn RangeReader> = CheckpointReader::open(&contents)?.into();
                     setup.parallel(comm, &layout, Some(InitialWeights::from(source)))?
                 }
                 false => setup.parallel(comm, &layout, None)?,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::Chain;
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Optimizer;
-use girandole::checkpoint::Saved;
+use girandole::checkpoint::CheckpointReader;
 use girandole::comm::{Communicator, Local};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
@@ -64,7 +64,7 @@ fn go_on(layout: &str, dir: &Path) -> Vec<f64> {
         let step = parallel.step(&(&x * 0.7)?.sin()?, &(x * 0.3)?.cos()?)?;
         adam.step(&step.grads)?;
         parallel.save(&checkpoints, Some(&adam), &Checkpoint::default())?;
-        let mut saved = Saved::open(&checkpoints.latest().unwrap().unwrap())?;
+        let mut saved = CheckpointReader::open(&checkpoints.latest().unwrap().unwrap())?;
         assert_eq!(saved.whole("0.more")?.dims(), [0, WIDTH]);
         Ok(step.loss)
     };

@@ -8,7 +8,7 @@ use crate::common::{Chain, Setup, optimizer, own_batch, step};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
-use girandole::trainer::{Data, Silent, TrainConfig, Trainer};
+use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, LossScalerConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
@@ -244,7 +244,7 @@ fn gradients_that_no_scale_helps_end_the_training() {
         // As with a division by zero in backward; a scale of 1/65536 or less would help here.
         flag.store(true, Ordering::Relaxed);
         let mut trainer = Trainer::new(&mut model, &Rows, train)?;
-        Ok(trainer.run(&mut Silent).unwrap_err().to_string())
+        Ok(trainer.run(&mut NoObserver).unwrap_err().to_string())
     });
     for said in said.unwrap() {
         // From 64 to 1/256 there are 14 halvings.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use girandole::checkpoint::Saved;
+use girandole::checkpoint::CheckpointReader;
 use girandole::comm::{Communicator, Local};
 use girandole::models::{CausalLm, FolderConfig, Lora, LoraConfig, ModelConfig, Weights, save_folder};
 use girandole::training::build::Builder;
@@ -160,7 +160,7 @@ fn a_checkpoint_is_read_by_ranges() {
     for layout in ["tp=4", "shard=4", "shard=2,tp=2"] {
         let ranks = Local::run_shared(4, |comm| {
             let (parallel, contents) = (model(comm, layout, 6)?, checkpoints().latest().unwrap().unwrap());
-            let (mut saved, before) = (Saved::open(&contents)?, bytes_read());
+            let (mut saved, before) = (CheckpointReader::open(&contents)?, bytes_read());
             for piece in parallel.pieces() {
                 assert_eq!(saved.read(&piece.name, &piece.region)?.elem_count(), piece.region.len());
             }

@@ -8,7 +8,7 @@ use crate::common::Chain;
 use candle_core::{DType, Device, Module, Tensor, bail};
 use candle_nn::{BatchNorm, ModuleT, Optimizer, batch_norm};
 use girandole::comm::{Communicator, Local};
-use girandole::trainer::{Data, Silent, TrainConfig, Trainer};
+use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
@@ -172,7 +172,7 @@ fn count(ranks: usize, leaves_after: Option<usize>) -> Vec<Option<Numbers>> {
             fewest_ranks: (ranks > 1).then_some(1),
             ..TrainConfig::default()
         };
-        match Trainer::new(&mut parallel, &Equal, config)?.run(&mut Silent) {
+        match Trainer::new(&mut parallel, &Equal, config)?.run(&mut NoObserver) {
             Err(_) if leaves.is_some() => return Ok(None),
             ended => ended?,
         };

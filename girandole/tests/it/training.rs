@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use girandole::comm::Local;
 use girandole::models::{CausalLm, FolderConfig, Weights};
 use girandole::trainer::{
-    CheckpointPlan, Data, Decay, LearningRate, Observer, Silent, StepReport, TrainConfig, Trainer,
+    CheckpointPlan, Data, Decay, LearningRate, NoObserver, Observer, StepReport, TrainConfig, Trainer,
 };
 use girandole::training::build::Builder;
 use girandole::{Layout, Parallel};
@@ -141,7 +141,7 @@ fn a_trained_model_is_a_folder_in_every_layout() {
         let losses = Local::run_shared(layout.ranks(), |comm| {
             let mut model: Parallel<CausalLm> = Setup::default().parallel(comm, &layout, None)?;
             let mut trainer = Trainer::new(&mut model, &data, config(3, None, false))?;
-            trainer.run(&mut Silent)?;
+            trainer.run(&mut NoObserver)?;
             let loss = trainer.evaluate_on(&data)?;
             let weights = Weights::random(&model_config, 7).unwrap();
             model.save_folder(out.path(), &weights, &FolderConfig::default(), None)?;

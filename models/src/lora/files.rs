@@ -10,7 +10,7 @@ use training::{AtomicFile, write_output, write_tensors};
 
 use super::config::FILE;
 use super::{Lora, LoraConfig};
-use crate::error::Misfits;
+use crate::error::TensorMismatches;
 use crate::{Error, ModelConfig, Result};
 
 pub(crate) const TENSORS: &str = "adapter_model.safetensors";
@@ -59,8 +59,8 @@ impl Lora {
     }
 
     /// Returns the adapter parameters for which `dims` returns `None` or another shape.
-    pub(crate) fn misfits(&self, dims: impl Fn(&str) -> Option<Vec<usize>>) -> Misfits {
-        let mut misfits = Misfits::default();
+    pub(crate) fn misfits(&self, dims: impl Fn(&str) -> Option<Vec<usize>>) -> TensorMismatches {
+        let mut misfits = TensorMismatches::default();
         for (name, expected) in &self.shapes {
             match dims(name) {
                 None => misfits.missing.push(name.clone()),

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 use super::bits;
 use super::digest::Hash;
-use super::rows::{NOT_COUNTED, Row};
+use super::rows::{IGNORE_INDEX, Row};
 
 /// Bytes read at a time when a whole file is read.
 pub(super) const CHUNK: usize = 1 << 20;
@@ -196,7 +196,7 @@ impl TokenFile {
             let bytes = self.bytes(counted + from / 8..counted + bits::bytes(to))?;
             for (target, token) in targets.iter_mut().zip(from..) {
                 if !bits::get(&bytes, from, token) {
-                    *target = NOT_COUNTED;
+                    *target = IGNORE_INDEX;
                 }
             }
         }

@@ -40,6 +40,6 @@ pub use chat::{Chat, ChatTemplate};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;
 pub use file::TokenFile;
-pub use rows::{NOT_COUNTED, Row, Rows};
+pub use rows::{IGNORE_INDEX, Row, Rows};
 pub use text::{Piece, TextSource};
 pub use writer::TokenWriter;

@@ -14,14 +14,14 @@ use super::mixture::Mixture;
 const MOST_ROWS: u128 = u32::MAX as u128;
 
 /// Target of a token that does not count for the loss, like PyTorch's `ignore_index`.
-pub const NOT_COUNTED: i64 = -100;
+pub const IGNORE_INDEX: i64 = -100;
 
 /// Training sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// Input tokens.
     pub tokens: Vec<u32>,
-    /// Target of each input: the token that follows, or [`NOT_COUNTED`].
+    /// Target of each input: the token that follows, or [`IGNORE_INDEX`].
     pub targets: Vec<i64>,
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::folder;
 use models::Tokenizer;
 use models::tokens::{
-    Chat, ChatTemplate, Data, DataConfig, NOT_COUNTED, Piece, TextEncoder, TextSource, TokenWriter,
+    Chat, ChatTemplate, Data, DataConfig, IGNORE_INDEX, Piece, TextEncoder, TextSource, TokenWriter,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -121,7 +121,7 @@ fn only_answers_are_targets() {
         for (place, (token, target)) in row.tokens.iter().zip(&row.targets).enumerate() {
             let at = index * 7 + place;
             assert_eq!(*token, ids[at]);
-            assert_eq!(*target, if mask[at + 1] == 1 { i64::from(ids[at + 1]) } else { NOT_COUNTED });
+            assert_eq!(*target, if mask[at + 1] == 1 { i64::from(ids[at + 1]) } else { IGNORE_INDEX });
         }
     }
 }

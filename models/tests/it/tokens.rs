@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
-use models::tokens::{NOT_COUNTED, Row, Rows, TokenFile, TokenWriter};
+use models::tokens::{IGNORE_INDEX, Row, Rows, TokenFile, TokenWriter};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -89,7 +89,7 @@ proptest! {
         let tokens: Vec<u32> = rows.iter().flat_map(|row| row.tokens.clone()).collect();
         let targets: Vec<i64> = rows.iter().flat_map(|row| row.targets.clone()).collect();
         prop_assert_eq!(&tokens, &flat[..tokens.len()].iter().map(|(token, _)| *token).collect::<Vec<_>>());
-        let target = |(token, counts): &(u32, bool)| if *counts { i64::from(*token) } else { NOT_COUNTED };
+        let target = |(token, counts): &(u32, bool)| if *counts { i64::from(*token) } else { IGNORE_INDEX };
         prop_assert_eq!(&targets, &flat[1..=tokens.len()].iter().map(target).collect::<Vec<_>>());
     }
 

@@ -17,7 +17,7 @@ pub struct RuledOut {
 
 /// Comparison of layouts.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Compared {
+pub struct LayoutComparison {
     /// Possible layouts, in ascending order of the memory of their largest rank.
     pub costs: Vec<LayoutCost>,
     /// Layouts that are not possible.
@@ -43,8 +43,8 @@ impl Subject {
     ///
     /// # Errors
     /// Errors other than [`Error::Layout`] and [`Error::Pipeline`], which rule a layout out.
-    pub fn compare(&self, training: &Training, layouts: &[Layout]) -> Result<Compared> {
-        let mut compared = Compared::default();
+    pub fn compare(&self, training: &Training, layouts: &[Layout]) -> Result<LayoutComparison> {
+        let mut compared = LayoutComparison::default();
         for layout in layouts {
             match self.estimate(training, layout) {
                 Ok(cost) => compared.costs.push(cost),
@@ -58,7 +58,7 @@ impl Subject {
     }
 }
 
-impl Compared {
+impl LayoutComparison {
     fn rule_out(&mut self, layout: &Layout, reason: String) {
         let mesh = layout.to_string();
         match self.ruled_out.iter_mut().find(|known| known.reason == reason) {

@@ -38,7 +38,7 @@ use training::build::Recompute;
 use crate::optimizer::Optimizer;
 use crate::{Error, Result};
 
-pub use layouts::{Compared, RuledOut, layouts};
+pub use layouts::{LayoutComparison, RuledOut, layouts};
 pub use outline::{Layer, Parameter, Unit};
 pub use table::LanguageTable;
 

@@ -143,7 +143,7 @@ impl UnitSource for Source {
     ) -> CandleResult<UnitPlace> {
         self.found.lock().push(Unit { name: name.into(), ..Unit::default() });
         if self.elsewhere.as_deref() == Some(name) {
-            return Ok(UnitPlace::Elsewhere);
+            return Ok(UnitPlace::OtherProcess);
         }
         build(VarBuilder::from_backend(Box::new(self.found.clone()), DType::F32, Device::Cpu))?;
         Ok(UnitPlace::Here)

@@ -2,7 +2,7 @@
 
 use girandole::Layout;
 
-use super::{Compared, LayoutCost};
+use super::{LayoutComparison, LayoutCost};
 use crate::units::{show_bytes, show_time};
 
 /// Layouts within this factor of the fastest count as equally fast; the simplest of them is recommended.
@@ -10,7 +10,7 @@ const EQUAL_SPEED_FACTOR: f64 = 1.02;
 
 /// Returns the index of the fastest layout that fits into `memory` bytes per rank, or of the simplest one that is about
 /// as fast.
-pub(super) fn recommended(compared: &Compared, seconds: &[f64], memory: f64) -> Option<usize> {
+pub(super) fn recommended(compared: &LayoutComparison, seconds: &[f64], memory: f64) -> Option<usize> {
     let fits = |place: &usize| compared.costs[*place].most().total() <= memory;
     let fitting: Vec<usize> = (0..compared.costs.len()).filter(fits).collect();
     let quickest = fitting.iter().map(|place| seconds[*place]).min_by(f64::total_cmp)?;
@@ -27,7 +27,7 @@ fn complexity(layout: &Layout) -> (usize, [bool; 4]) {
 }
 
 /// Returns the recommendation as a line, with reasons.
-pub(super) fn line(compared: &Compared, seconds: &[f64], memory: f64) -> Option<String> {
+pub(super) fn line(compared: &LayoutComparison, seconds: &[f64], memory: f64) -> Option<String> {
     let best = recommended(compared, seconds, memory)?;
     let name = |place: usize| compared.costs[place].layout.to_string();
     let fits = |place: &usize| compared.costs[*place].most().total() <= memory;
@@ -64,13 +64,13 @@ mod tests {
     use super::super::{Memory, StageCost};
     use super::*;
 
-    fn compared(layouts: &[(&str, f64)]) -> Compared {
+    fn compared(layouts: &[(&str, f64)]) -> LayoutComparison {
         let cost = |(layout, parameters): &(&str, f64)| {
             let memory = Memory { parameters: *parameters, ..Memory::default() };
             let stages = vec![StageCost { stage: 0, memory, sent: 0.0 }];
             LayoutCost { layout: layout.parse().unwrap(), stages }
         };
-        Compared { costs: layouts.iter().map(cost).collect(), ..Compared::default() }
+        LayoutComparison { costs: layouts.iter().map(cost).collect(), ..LayoutComparison::default() }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use training::build::Recompute;
 
-use super::layouts::{Compared, RuledOut};
+use super::layouts::{LayoutComparison, RuledOut};
 use super::{LayoutCost, Memory, StageCost, Subject, Training, recommend};
 use crate::table::listed;
 use crate::units::{show_bytes, show_time};
@@ -71,7 +71,7 @@ impl LanguageTable<'_> {
     ///
     /// # Errors
     /// A model that cannot be built.
-    pub fn lines(&self, compared: &Compared) -> Result<Vec<String>> {
+    pub fn lines(&self, compared: &LayoutComparison) -> Result<Vec<String>> {
         let seconds = self.subject.seconds(self.training, compared, self.hardware)?;
         let mut lines = self.heading()?;
         let rows = match &compared.costs[..] {
@@ -94,7 +94,7 @@ impl LanguageTable<'_> {
     }
 
     /// Returns how many layouts fit and the recommendation; or what could help if none fits.
-    fn conclusion(&self, compared: &Compared, seconds: &[f64]) -> Vec<String> {
+    fn conclusion(&self, compared: &LayoutComparison, seconds: &[f64]) -> Vec<String> {
         let fitting = compared.costs.iter().filter(|cost| self.fits(&cost.most())).count();
         if let Some(recommended) = recommend::line(compared, seconds, self.memory) {
             return vec![format!("{fitting} of {} fit", compared.costs.len()), recommended];
@@ -115,7 +115,7 @@ impl LanguageTable<'_> {
     ///
     /// # Errors
     /// A model that cannot be built; a number that cannot be written as JSON.
-    pub fn json(&self, compared: &Compared) -> Result<String> {
+    pub fn json(&self, compared: &LayoutComparison) -> Result<String> {
         let (parameters, trained) = self.subject.parameters()?;
         let seconds = self.subject.seconds(self.training, compared, self.hardware)?;
         let row =

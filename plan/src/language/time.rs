@@ -7,7 +7,7 @@ use training::build::Recompute;
 
 use super::outline::Unit;
 use super::stages::owned_units;
-use super::{Compared, LayoutCost, Subject, Training};
+use super::{LayoutComparison, LayoutCost, Subject, Training};
 use crate::forecast::{Collectives, Layer, Layout as Spread, Sharding, Work, predict_with};
 use crate::{Hardware, Result};
 
@@ -26,7 +26,12 @@ impl Subject {
     ///
     /// # Errors
     /// A model that cannot be built; a pipeline schedule that is not possible.
-    pub fn seconds(&self, training: &Training, compared: &Compared, hardware: &Hardware) -> Result<Vec<f64>> {
+    pub fn seconds(
+        &self,
+        training: &Training,
+        compared: &LayoutComparison,
+        hardware: &Hardware,
+    ) -> Result<Vec<f64>> {
         let mut collectives = Collectives::up_to(&hardware.network, SIMULATED);
         let units = self.units(&Layout::default())?;
         let of = |cost: &LayoutCost| {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::model::Model;
 
-pub use ways::{Lack, LeftOut};
+pub use ways::{ImpossibleStrategies, Shortage};
 
 /// Strategy to distribute a model over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,11 +116,11 @@ pub struct Estimate {
 
 impl Estimate {
     /// Returns what is missing for the strategy if a rank has `memory` bytes; `None` if it fits.
-    pub fn lack(&self, setting: &Setting, memory: f64) -> Option<Lack> {
+    pub fn lack(&self, setting: &Setting, memory: f64) -> Option<Shortage> {
         if self.strategy.copies(setting.ranks) > setting.batch_size {
-            return Some(Lack::Samples);
+            return Some(Shortage::Samples);
         }
-        (self.memory.total() > memory).then_some(Lack::Memory)
+        (self.memory.total() > memory).then_some(Shortage::Memory)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Setting, Sharding, Strategy};
 
 /// Strategies that are not possible, for the same reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LeftOut {
+pub struct ImpossibleStrategies {
     /// Their names.
     pub strategies: Vec<String>,
     /// Why they are not possible.
@@ -18,7 +18,7 @@ pub struct LeftOut {
 /// What is missing for a possible strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Lack {
+pub enum Shortage {
     /// A step has fewer samples than replicas of the model, each of which needs its own.
     Samples,
     /// A rank has less memory than needed.
@@ -32,13 +32,13 @@ impl Strategy {
     }
 
     /// Returns the strategies that are not possible.
-    pub fn left_out(model: &Model, setting: &Setting) -> Vec<LeftOut> {
-        let mut all: Vec<LeftOut> = Vec::new();
+    pub fn left_out(model: &Model, setting: &Setting) -> Vec<ImpossibleStrategies> {
+        let mut all: Vec<ImpossibleStrategies> = Vec::new();
         for (strategy, reason) in Self::ways(model, setting).1 {
             let name = strategy.name(setting.ranks);
             match all.iter_mut().find(|known| known.reason == reason) {
                 Some(known) => known.strategies.push(name),
-                None => all.push(LeftOut { strategies: vec![name], reason }),
+                None => all.push(ImpossibleStrategies { strategies: vec![name], reason }),
             }
         }
         all

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of one rank, as written to `--metrics` and as predicted by `plan`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct MemoryUse {
     /// Parameters, or this rank's part of them.
     pub weights: u64,
     /// Further memory for parameters: copies that a model computes with, and gathered parameters.
@@ -19,7 +19,7 @@ pub struct Held {
     pub sent: f64,
 }
 
-impl Held {
+impl MemoryUse {
     /// Returns the memory of the model's parameters, gradients and optimizer state.
     pub fn model(&self) -> u64 {
         self.weights + self.copies + self.gradients + self.optimizer

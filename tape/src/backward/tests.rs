@@ -171,7 +171,7 @@ fn each_gradient_has_memory_of_its_own() -> Result<()> {
     let [of_a, of_b] = [&a, &b].map(|var| grads.get(var).expect("a gradient"));
     assert!(!share_storage(of_a, of_b));
     let seed = Tensor::ones((3, 4), DType::F64, &Device::Cpu)?;
-    let grads = backward(&seeded(&a, seed.clone())?)?;
+    let grads = backward(&scalar_with_gradient(&a, seed.clone())?)?;
     assert!(!share_storage(grads.get(&a).expect("a gradient"), &seed));
     Ok(())
 }

@@ -8,7 +8,7 @@ mod row;
 
 use candle_core::{Result, Tensor};
 use comm::autograd;
-use training::{Kept, Precision};
+use training::{Precision, SavedBytes};
 
 use crate::averaging::Weight;
 
@@ -35,7 +35,7 @@ fn with_kept_bytes(
     output: Tensor,
     backward: impl Fn(&Tensor) -> comm::Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
 ) -> crate::Result<Tensor> {
-    let kept = Kept::default();
+    let kept = SavedBytes::default();
     let held = kept.clone();
     let output = autograd::custom(name, inputs, output, move |gradient| {
         let _kept = &held;

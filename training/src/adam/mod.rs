@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
+use crate::state::{Buffer, DeferredCopy, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Adam";
@@ -162,7 +162,7 @@ impl Adam {
     /// dtypes are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`], [`Error::SameName`].
+    /// [`Error::InvalidConfig`], [`Error::DuplicateName`].
     pub fn named(vars: impl IntoIterator<Item = (String, Var)>, config: AdamConfig) -> Result<Self> {
         config.validate()?;
         let slots = slots(NAME, vars)?;
@@ -288,12 +288,12 @@ impl OptimizerState for Adam {
         Ok(entries)
     }
 
-    fn state_later(&self) -> Result<Vec<(String, CopyLater)>> {
+    fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
         let mut entries = vec![];
         for Slot { name, var, state } in &self.slots {
             if let Some(means) = state {
                 let step = Tensor::new(means.step, &Device::Cpu)?;
-                entries.push((format!("{name}.step"), CopyLater::done(step)));
+                entries.push((format!("{name}.step"), DeferredCopy::done(step)));
                 entries.push((format!("{name}.exp_avg"), means.of_gradients.to_tensor_later(var)?));
                 entries.push((format!("{name}.exp_avg_sq"), means.of_squares.to_tensor_later(var)?));
             }

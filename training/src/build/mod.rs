@@ -66,7 +66,7 @@ use candle_nn::VarBuilder;
 pub use frozen::frozen;
 pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 pub use model::Model;
-pub use parts::PartSource;
+pub use parts::RangeReader;
 pub use recompute::Recompute;
 pub use unit::{RunUnit, Unit, UnitPlace, UnitSource, Units};
 pub use whole::WholeLayers;

@@ -6,7 +6,7 @@ use candle_core::{DType, Result, Shape, Tensor};
 use candle_nn::Init;
 
 /// Source of initial parameter values, read by ranges.
-pub trait PartSource: Send + Sync {
+pub trait RangeReader: Send + Sync {
     /// Reads a parameter's elements in these ranges of the flattened whole, one range after the other, on the CPU.
     /// `shape` is that of the whole; `init` is used where the source has no value for the parameter.
     ///

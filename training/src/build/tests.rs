@@ -32,7 +32,7 @@ impl UnitSource for Some {
         build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>,
     ) -> Result<UnitPlace> {
         if !self.own.contains(&name) {
-            return Ok(UnitPlace::Elsewhere);
+            return Ok(UnitPlace::OtherProcess);
         }
         build(self.vb.clone())?;
         Ok(UnitPlace::Gathered(Arc::new(Noted(name.into(), self.ran.clone()))))

@@ -38,7 +38,7 @@ pub enum UnitPlace {
     /// In this process only while the unit is run through this [`RunUnit`].
     Gathered(Arc<dyn RunUnit>),
     /// In another process.
-    Elsewhere,
+    OtherProcess,
 }
 
 /// Runs a unit whose parameters are gathered and released.
@@ -59,7 +59,7 @@ pub trait Units {
 impl<M> Unit<M> {
     pub(super) fn new(name: &str, module: Option<M>, place: UnitPlace, again: Option<RecomputeMode>) -> Self {
         let runs = match place {
-            UnitPlace::Here | UnitPlace::Elsewhere => Vec::new(),
+            UnitPlace::Here | UnitPlace::OtherProcess => Vec::new(),
             UnitPlace::Gathered(run) => vec![run],
         };
         Self { name: name.into(), module: module.map(Arc::new), runs, again }

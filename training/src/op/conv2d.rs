@@ -47,14 +47,14 @@ pub fn conv2d(x: &Tensor, layer: &Conv2d) -> candle_core::Result<Tensor> {
     let weight = layer.weight();
     if weight.dtype() != x.dtype() {
         let (expected, got) = (x.dtype(), weight.dtype());
-        return Err(Error::OtherDType { operation: NAME, tensor: "weight", expected, got }.into());
+        return Err(Error::DTypeMismatch { operation: NAME, tensor: "weight", expected, got }.into());
     }
     let windows = Windows::new(x, weight, config.stride, config.padding)?;
     let outputs = weight.dim(0)?;
     let bias = match layer.bias() {
         Some(bias) if bias.dims() != [outputs] => {
             let (expected, got) = (vec![outputs], bias.dims().to_vec());
-            return Err(Error::Unfit { operation: NAME, tensor: "bias", expected, got }.into());
+            return Err(Error::ShapeMismatch { operation: NAME, tensor: "bias", expected, got }.into());
         }
         Some(bias) => bias.to_dtype(dtype)?.contiguous()?,
         None => Tensor::zeros(outputs, dtype, x.device())?,
@@ -79,9 +79,9 @@ impl Windows {
     fn new(x: &Tensor, weight: &Tensor, stride: usize, padding: usize) -> Result<Self> {
         let &[_, channels, kernel_height, kernel_width] = weight.dims() else {
             let (expected, got) = (vec![1; 4], weight.dims().to_vec());
-            return Err(Error::Unfit { operation: NAME, tensor: "weight", expected, got });
+            return Err(Error::ShapeMismatch { operation: NAME, tensor: "weight", expected, got });
         };
-        let unfit = |least: [usize; 4]| Error::Unfit {
+        let unfit = |least: [usize; 4]| Error::ShapeMismatch {
             operation: NAME,
             tensor: "the input",
             expected: least.to_vec(),

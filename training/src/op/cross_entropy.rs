@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 use super::real::{Real, ln, max, sum};
 use super::{dense, width, with_numbers, working_dtype};
 use crate::simd::vectorized;
-use crate::{Error, Kept, Result};
+use crate::{Error, Result, SavedBytes};
 
 const NAME: &str = "cross_entropy";
 
@@ -51,7 +51,7 @@ pub fn cross_entropy(
     let targets = classes(NAME, logits, size, targets, ignore_index)?;
     let loss = if logits.device().is_cpu() {
         let wide = wide.contiguous()?;
-        let (saved, kept) = (wide.track_op().then(Mutex::default), Kept::default());
+        let (saved, kept) = (wide.track_op().then(Mutex::default), SavedBytes::default());
         let numbers = saved.as_ref().map_or(0, |_| wide.elem_count() * wide.dtype().size_in_bytes());
         let bytes = numbers + size_of_val(&targets[..]);
         let loss = tape::apply_op1(&wide, CrossEntropy { targets, saved, kept: kept.clone() })?;
@@ -75,19 +75,21 @@ pub(super) fn classes(
     ignore_index: Option<i64>,
 ) -> candle_core::Result<Targets> {
     let Some((_, rows)) = input.dims().split_last() else {
-        return Err(Error::Unfit { operation, tensor: "logits", expected: vec![1], got: vec![] }.into());
+        return Err(
+            Error::ShapeMismatch { operation, tensor: "logits", expected: vec![1], got: vec![] }.into()
+        );
     };
     if targets.dims() != rows {
         let (expected, got) = (rows.to_vec(), targets.dims().to_vec());
-        return Err(Error::Unfit { operation, tensor: "targets", expected, got }.into());
+        return Err(Error::ShapeMismatch { operation, tensor: "targets", expected, got }.into());
     }
     if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
-        return Err(Error::NotWhole { operation, got: targets.dtype() }.into());
+        return Err(Error::TargetsNotInteger { operation, got: targets.dtype() }.into());
     }
     let class = |(row, target)| match usize::try_from(target) {
         _ if Some(target) == ignore_index => Ok(None),
         Ok(class) if class < classes => Ok(Some(class)),
-        _ => Err(Error::NoClass { row, target, classes, ignore_index }),
+        _ => Err(Error::TargetOutOfRange { row, target, classes, ignore_index }),
     };
     let targets = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     Ok(targets.into_iter().enumerate().map(class).collect::<Result<_>>()?)
@@ -109,7 +111,7 @@ struct CrossEntropy {
     /// Gradient of the logits for a loss gradient of 1; `Some` if backward may follow.
     saved: Option<Mutex<Option<CpuStorage>>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
-    kept: Kept,
+    kept: SavedBytes,
 }
 
 impl CrossEntropy {

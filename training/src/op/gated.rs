@@ -67,11 +67,11 @@ impl Gate {
         let (operation, tensor) = (self.operation(), "up");
         if up.dims() != gate.dims() {
             let (expected, got) = (gate.dims().to_vec(), up.dims().to_vec());
-            return Err(Error::Unfit { operation, tensor, expected, got });
+            return Err(Error::ShapeMismatch { operation, tensor, expected, got });
         }
         if up.dtype() != gate.dtype() {
             let (expected, got) = (gate.dtype(), up.dtype());
-            return Err(Error::OtherDType { operation, tensor, expected, got });
+            return Err(Error::DTypeMismatch { operation, tensor, expected, got });
         }
         Ok(())
     }

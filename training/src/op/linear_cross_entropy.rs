@@ -11,7 +11,7 @@ use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
 use crate::product::{Matrix, ProductConfig, multiply};
 use crate::simd::vectorized;
-use crate::{Error, Kept, Result};
+use crate::{Error, Result, SavedBytes};
 
 const NAME: &str = "linear_cross_entropy";
 
@@ -107,7 +107,7 @@ pub fn linear_cross_entropy(
     // The operation takes three inputs: an empty one stands for no bias.
     let bias = bias.map_or_else(|| Tensor::zeros(0, dtype, x.device()), Ok)?;
     let tracked = [&x, &weight, &bias].map(|tensor| tensor.track_op());
-    let kept = Kept::default();
+    let kept = SavedBytes::default();
     let numbers = [&x, &weight, &bias].into_iter().filter(|tensor| tensor.track_op());
     let bytes = numbers.map(|tensor| tensor.elem_count() * dtype.size_in_bytes()).sum::<usize>();
     let bytes = bytes + size_of_val(&targets[..]);
@@ -128,7 +128,7 @@ struct Sizes {
 
 fn check(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Sizes> {
     let unfit = |tensor, expected: Vec<usize>, got: &Tensor| {
-        Err(Error::Unfit { operation: NAME, tensor, expected, got: got.dims().to_vec() })
+        Err(Error::ShapeMismatch { operation: NAME, tensor, expected, got: got.dims().to_vec() })
     };
     let Some(&width) = x.dims().last() else { return unfit("x", vec![1], x) };
     let classes = weight.dims().first().copied().unwrap_or(1);
@@ -141,7 +141,7 @@ fn check(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Sizes> {
     for (tensor, parameter) in [("weight", Some(weight)), ("bias", bias)] {
         if let Some(parameter) = parameter.filter(|parameter| parameter.dtype() != x.dtype()) {
             let (expected, got) = (x.dtype(), parameter.dtype());
-            return Err(Error::OtherDType { operation: NAME, tensor, expected, got });
+            return Err(Error::DTypeMismatch { operation: NAME, tensor, expected, got });
         }
     }
     Ok(Sizes { width, classes })
@@ -191,7 +191,7 @@ struct Loss {
     /// Their gradients for a loss gradient of 1.
     saved: Mutex<Option<[CpuStorage; 3]>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
-    kept: Kept,
+    kept: SavedBytes,
 }
 
 /// x, weight and bias, which may be empty.

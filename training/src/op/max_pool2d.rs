@@ -61,7 +61,7 @@ impl MaxPool {
             Some((picture, out)) => Ok(Self { kernel, picture, out }),
             None => {
                 let (expected, got) = (vec![kernel.0.max(1), kernel.1.max(1)], x.dims().to_vec());
-                Err(Error::Unfit { operation: NAME, tensor: "the input", expected, got })
+                Err(Error::ShapeMismatch { operation: NAME, tensor: "the input", expected, got })
             }
         }
     }

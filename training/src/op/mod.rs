@@ -59,11 +59,11 @@ fn check_parameter(
 ) -> Result<()> {
     if x.dims().last().is_none_or(|size| parameter.dims() != [*size]) {
         let expected = x.dims().last().map(|&size| vec![size]).unwrap_or_default();
-        return Err(Error::Unfit { operation, tensor, expected, got: parameter.dims().to_vec() });
+        return Err(Error::ShapeMismatch { operation, tensor, expected, got: parameter.dims().to_vec() });
     }
     if parameter.dtype() != x.dtype() {
         let (expected, got) = (x.dtype(), parameter.dtype());
-        return Err(Error::OtherDType { operation, tensor, expected, got });
+        return Err(Error::DTypeMismatch { operation, tensor, expected, got });
     }
     Ok(())
 }

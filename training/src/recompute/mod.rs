@@ -12,8 +12,8 @@ use candle_core::{
     bail,
 };
 
-use crate::kept::Kept;
-use crate::{Error, Precision, RowKeys, autocast, seeded};
+use crate::kept::SavedBytes;
+use crate::{Error, Precision, RowKeys, autocast, scalar_with_gradient};
 
 pub use current_node::recomputed_node;
 pub use gradients::backward;
@@ -129,7 +129,7 @@ fn segment(
     }
     // A variable, so that backward reaches this operation even if `x` depends on none.
     let anchor = Var::zeros((), DType::F32, x.device())?;
-    let (bytes, members, kept) = (met.bytes(), met.members.clone(), Kept::default());
+    let (bytes, members, kept) = (met.bytes(), met.members.clone(), SavedBytes::default());
     let output = Mutex::new(Some(output.detach()));
     let (precision, keys) = (Precision::current(), RowKeys::current());
     let segment = Segment { part, met, precision, keys, output, _kept: kept.clone() };
@@ -165,7 +165,7 @@ struct Segment<F> {
     keys: Option<RowKeys>,
     /// Its result, until that is copied into the graph.
     output: Mutex<Option<Tensor>>,
-    _kept: Kept,
+    _kept: SavedBytes,
 }
 
 impl<F> Segment<F> {
@@ -240,7 +240,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
             let (first, again) = (of(result), of(&output));
             return Err(Error::NotRepeated { what: "it gave", first, again }.into());
         }
-        let root = seeded(&output, gradient.clone())?;
+        let root = scalar_with_gradient(&output, gradient.clone())?;
         drop(output);
         let mut gradients = gradients::part_gradients(&root)?;
         drop(root);

@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
+use crate::state::{Buffer, DeferredCopy, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
@@ -106,7 +106,7 @@ impl Sgd {
     /// dtypes are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`], [`Error::SameName`].
+    /// [`Error::InvalidConfig`], [`Error::DuplicateName`].
     pub fn named(vars: impl IntoIterator<Item = (String, Var)>, config: SgdConfig) -> Result<Self> {
         config.validate()?;
         Ok(Self { config, slots: slots(NAME, vars)? })
@@ -187,7 +187,7 @@ impl OptimizerState for Sgd {
         Ok(entries)
     }
 
-    fn state_later(&self) -> Result<Vec<(String, CopyLater)>> {
+    fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
         let mut entries = vec![];
         for Slot { name, var, state } in &self.slots {
             if let Some(direction) = state {

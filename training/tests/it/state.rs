@@ -132,7 +132,10 @@ fn two_of_a_name_are_refused() -> Result<()> {
     let mut vars = vars(DType::F32)?;
     vars[1].0 = "fc.weight".into();
     let error = Sgd::named(vars, SgdConfig::default()).unwrap_err();
-    assert!(matches!(error, Error::SameName { .. }) && error.to_string().contains("fc.weight"), "{error}");
+    assert!(
+        matches!(error, Error::DuplicateName { .. }) && error.to_string().contains("fc.weight"),
+        "{error}"
+    );
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::machine::gpu_count;
 use crate::models::linear::SimpleModel;
 use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::{Alone, Means, RunEnd, Trainer};
+use crate::trainer::{Means, RunEnd, SingleProcess, Trainer};
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;
@@ -49,7 +49,7 @@ pub(super) fn run(
         optimizer.step(&loss.backward()?)?;
         Ok(loss)
     };
-    let mut trainer = Trainer::new(Alone::new(step), loader);
+    let mut trainer = Trainer::new(SingleProcess::new(step), loader);
     trainer.train(RunEnd::Epochs(options.epochs), Some(&mut log), &mut Means::new(PRINT_EVERY, line))?;
     let seconds = began.elapsed().as_secs_f64();
     let series = log.finish();

@@ -11,7 +11,7 @@ use crate::held::bytes;
 use crate::models::large::LargeModel;
 use crate::options::with_fallback_hint;
 use crate::rank::Measured;
-use crate::trainer::{Kept, Parts, Position, Strategy, checkpoint_mismatch};
+use crate::trainer::{CheckpointForm, Parts, Position, Strategy, checkpoint_mismatch};
 
 use super::memory::PeakMemory;
 use super::options::FsdpMlpOptions;
@@ -41,9 +41,9 @@ impl PeakMemory {
     }
 
     /// Returns the same in the form of `--metrics`.
-    pub(super) fn split(&self, trainee: &FsdpStrategy) -> report::metrics::Held {
+    pub(super) fn split(&self, trainee: &FsdpStrategy) -> report::metrics::MemoryUse {
         let weights = bytes(trainee.fsdp.vars().iter().map(|var| var.as_tensor()));
-        report::metrics::Held {
+        report::metrics::MemoryUse {
             weights,
             copies: (self.parameters as u64).saturating_sub(weights),
             gradients: self.gradients as u64,
@@ -80,7 +80,7 @@ impl Strategy for FsdpStrategy {
         Ok(Some(loss))
     }
 
-    fn held(&self) -> Result<report::metrics::Held> {
+    fn held(&self) -> Result<report::metrics::MemoryUse> {
         Ok(PeakMemory::of(self).split(self))
     }
 
@@ -93,8 +93,8 @@ impl Strategy for FsdpStrategy {
         measured.communicating(self.fsdp.stats().busy_ns - begun.busy_ns)
     }
 
-    fn kept(&mut self) -> Kept<'_> {
-        Kept::Parts(self)
+    fn kept(&mut self) -> CheckpointForm<'_> {
+        CheckpointForm::Parts(self)
     }
 }
 

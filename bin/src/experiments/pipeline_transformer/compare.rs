@@ -20,7 +20,7 @@ const COUNTED: (usize, usize, f64) = (3, 50, 2.0);
 
 /// Measurements of one schedule.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Use {
+pub struct Utilization {
     schedule: ScheduleKind,
     micro_batches: usize,
     /// Mean seconds of a step over the faster half, as the machine may be busy with other work.
@@ -33,7 +33,7 @@ pub struct Use {
     expected: f64,
 }
 
-impl Use {
+impl Utilization {
     fn name(&self) -> String {
         let what = if self.micro_batches == 1 { "micro-batch" } else { "micro-batches" };
         format!("{}, {} {what}", self.schedule, self.micro_batches)
@@ -65,7 +65,7 @@ pub(super) fn measure(
     config: &PipelineConfig,
     batch: &(Tensor, Tensor),
     made: &dyn Fn(&PipelineConfig) -> Result<BuiltPipeline>,
-) -> Result<Vec<Use>> {
+) -> Result<Vec<Utilization>> {
     let naive = PipelineConfig {
         schedule: ScheduleKind::Naive,
         stages_per_rank: None,
@@ -115,7 +115,7 @@ fn measure_schedule(
     config: &PipelineConfig,
     (input, target): &(Tensor, Tensor),
     mut made: BuiltPipeline,
-) -> Result<Use> {
+) -> Result<Utilization> {
     let mut run = |steps: usize| -> Result<Vec<Sample>> {
         comm.run(Operation::Barrier)?;
         let mut began = Instant::now();
@@ -145,7 +145,7 @@ fn measure_schedule(
         message: 0.0,
     };
     let (planned, expected) = (idle(&Durations::default()), idle(&measured));
-    Ok(Use { schedule, micro_batches, step_s, busy_s, planned, expected })
+    Ok(Utilization { schedule, micro_batches, step_s, busy_s, planned, expected })
 }
 
 /// Returns, by rank, the mean over the faster half of the steps.
@@ -167,7 +167,7 @@ fn mean_of_faster_half(ranks: Vec<Vec<Sample>>) -> Vec<Sample> {
     ranks.iter().map(mean).collect()
 }
 
-pub(super) fn print(uses: &[Use]) -> Result<()> {
+pub(super) fn print(uses: &[Utilization]) -> Result<()> {
     say(format_args!("\n===== use of the ranks ====="))?;
     uses.iter().try_for_each(|one| say(format_args!("{}", one.line())))?;
     match uses {

@@ -17,7 +17,7 @@ use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::cross_entropy;
 
-pub use compare::Use;
+pub use compare::Utilization;
 pub use options::PipelineTransformerOptions;
 
 use crate::console::{note, say};
@@ -51,7 +51,7 @@ pub struct Setup {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Trained {
     series: RunSeries,
-    uses: Vec<Use>,
+    uses: Vec<Utilization>,
     /// Timeline of one step on the ranks of the first model copy.
     measured: Plan,
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use candle_core::{Device, Tensor};
 use candle_nn::Optimizer;
 use comm::{Communicator, Stats, broadcast_object};
-use report::metrics::Held;
+use report::metrics::MemoryUse;
 use training::{Checkpoint, Checkpoints, Contents, OptimizerState, Sgd, SgdConfig};
 
 use crate::error::Result;
@@ -14,7 +14,7 @@ use crate::held::{bytes, gradient_bytes};
 use crate::options::with_fallback_hint;
 use crate::rank::Measured;
 use crate::tokens::Batch;
-use crate::trainer::{self, Kept, Parts, Position, Source, Strategy};
+use crate::trainer::{self, CheckpointForm, Parts, Position, Source, Strategy};
 
 use super::BuiltPipeline;
 
@@ -65,14 +65,14 @@ impl Strategy for PipelineStrategy {
         Ok(step.loss.map(|loss| Tensor::new(loss, &Device::Cpu)).transpose()?)
     }
 
-    fn held(&self) -> Result<Held> {
+    fn held(&self) -> Result<MemoryUse> {
         let (gradients, activations) = self.first.unwrap_or_default();
-        Ok(Held {
+        Ok(MemoryUse {
             weights: bytes(self.made.pipeline.vars().iter().map(|var| var.as_tensor())),
             gradients,
             optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),
             activations,
-            ..Held::default()
+            ..MemoryUse::default()
         })
     }
 
@@ -84,8 +84,8 @@ impl Strategy for PipelineStrategy {
         measured.computing(self.busy)
     }
 
-    fn kept(&mut self) -> Kept<'_> {
-        Kept::Parts(self)
+    fn kept(&mut self) -> CheckpointForm<'_> {
+        CheckpointForm::Parts(self)
     }
 }
 

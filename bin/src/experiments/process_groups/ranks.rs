@@ -12,7 +12,7 @@ pub(super) fn show(stage: &OrderedOutput<'_>, world: &dyn Communicator, table: L
     stage.title("world group")?;
     let (rank, world_size) = (world.rank(), world.world_size());
     let NodePlace { node, local_rank, local_world_size } =
-        NodePlace::of(rank, world_size, comm::Place::from_env()?);
+        NodePlace::of(rank, world_size, comm::LaunchedRank::from_env()?);
     let is_member = python_bool(world.world_ranks().contains(&rank));
     stage.each(format_args!(
         "is_initialized True, get_rank {rank}, get_world_size {world_size}, get_backend {}, rank in {:?} {is_member}",
@@ -66,7 +66,7 @@ struct NodePlace {
 
 impl NodePlace {
     /// Takes the values of the launcher's environment (`told`); those that are missing are computed as for one node.
-    fn of(rank: usize, world_size: usize, told: Option<comm::Place>) -> Self {
+    fn of(rank: usize, world_size: usize, told: Option<comm::LaunchedRank>) -> Self {
         let local_world_size =
             told.as_ref().and_then(|told| told.local_world_size).unwrap_or(world_size).max(1);
         let local_rank = told.as_ref().and_then(|told| told.local_rank).unwrap_or(rank % local_world_size);
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_place_is_what_is_told_else_one_node() {
         let told = |local_rank, local_world_size, node_rank| {
-            Some(comm::Place { rank: 5, world_size: 6, local_rank, local_world_size, node_rank })
+            Some(comm::LaunchedRank { rank: 5, world_size: 6, local_rank, local_world_size, node_rank })
         };
         let place = |node, local_rank, local_world_size| NodePlace { node, local_rank, local_world_size };
         assert_eq!(NodePlace::of(3, 4, None), place(0, 3, 4));

@@ -1,27 +1,27 @@
 //! Measurements of a rank: memory by kind, bytes sent, time.
 
 use comm::{Communicator, all_gather_object};
-use report::metrics::Held;
+use report::metrics::MemoryUse;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
 /// Figures of the comparison table, each the largest over all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct Measurements {
     /// Bytes of model state held, and bytes sent.
-    pub held: Held,
+    pub held: MemoryUse,
     /// Peak memory of the process, in bytes, where known.
     pub peak_rss: Option<u64>,
     /// Seconds per step.
     pub step_s: f64,
 }
 
-impl Figures {
+impl Measurements {
     /// Returns the largest of each figure over all ranks, on every rank.
     pub(super) fn largest(self, comm: &dyn Communicator) -> Result<Self> {
         let all = all_gather_object(comm, &self)?;
-        Ok(all.into_iter().fold(Figures::default(), |a, b| Figures {
+        Ok(all.into_iter().fold(Measurements::default(), |a, b| Measurements {
             held: a.held.largest(b.held),
             peak_rss: a.peak_rss.max(b.peak_rss),
             step_s: a.step_s.max(b.step_s),

@@ -8,14 +8,14 @@ mod run;
 mod table;
 mod transformer;
 
-pub use figures::Figures;
+pub use figures::Measurements;
 pub use mesh::MeshOptions;
 pub use mlp::{Mlp, TensorParallelMlpOptions};
 pub use transformer::TensorParallelTransformerOptions;
 
 use std::ffi::OsString;
 
-use comm::Place;
+use comm::LaunchedRank;
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::Weights;
 
@@ -39,7 +39,7 @@ pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
     // A process started as a rank has its world size from the launcher.
     let launched = experiment.common().ranks.backend == Backend::Mpi
         || is_set("WORLD_SIZE")
-        || Place::is_from_scheduler()?;
+        || LaunchedRank::is_from_scheduler()?;
     match experiment.mesh().ranks() {
         Some(ranks) if !launched && experiment.common().ranks.world_size.is_none() => {
             let mut common = experiment.common().clone();

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use candle_nn::Optimizer;
 use comm::{Communicator, Mesh, Stats, peak_rss_bytes, reset_peak_rss};
 use report::RunSeries;
-use report::metrics::Held;
+use report::metrics::MemoryUse;
 use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights};
@@ -16,10 +16,10 @@ use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
 use crate::options::with_fallback_hint;
 use crate::rank::Rank;
-use crate::trainer::{Epochs, Kept, Losses, Parts, Position, Source, Step, Strategy, Trainer};
+use crate::trainer::{CheckpointForm, Epochs, Losses, Parts, Position, Source, Step, Strategy, Trainer};
 
 use super::OnMesh;
-use super::figures::Figures;
+use super::figures::Measurements;
 use super::mesh::mesh;
 
 /// Measured steps of data parallelism, after one warm-up step.
@@ -78,9 +78,9 @@ impl TensorParallelRunConfig {
 pub struct Trained {
     pub(super) series: RunSeries,
     /// Figures of the requested mesh.
-    pub(super) own: Figures,
+    pub(super) own: Measurements,
     /// Figures of data parallelism on the same number of ranks.
-    pub(super) data_parallel: Figures,
+    pub(super) data_parallel: Measurements,
 }
 
 /// Trains on the mesh, then measures data parallelism with the same ranks, model and samples per step.
@@ -98,7 +98,7 @@ pub(super) fn train<E: OnMesh, T: Task>(
     });
     let ran = trainer.run(rank, &experiment.run_config(rank), &mut losses)?;
     let step_s = ran.seconds / ran.steps.max(1) as f64;
-    let own = Figures { held: ran.held, peak_rss: peak_rss_bytes(), step_s };
+    let own = Measurements { held: ran.held, peak_rss: peak_rss_bytes(), step_s };
     if let Some(path) = &experiment.common().save {
         trainer.model().parallel.save(path)?;
     }
@@ -107,7 +107,7 @@ pub(super) fn train<E: OnMesh, T: Task>(
     Ok(Trained { series: ran.series, own, data_parallel: data_parallel(task, config, rank)? })
 }
 
-fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Rank) -> Result<Figures> {
+fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Rank) -> Result<Measurements> {
     let world_size = rank.comm.world_size();
     let parallel = TensorParallelConfig { sequence_parallel: false, ..config.parallel.clone() };
     // The same total number of samples per step.
@@ -132,8 +132,8 @@ fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Ran
     (0..COMPARED_STEPS).try_for_each(|_| step(&mut divided))?;
     let step_s = watch.measured().seconds / COMPARED_STEPS as f64;
     let sent = (divided.stats().bytes_sent - sent) as f64 / COMPARED_STEPS as f64;
-    let held = Held { sent, ..divided.held()? };
-    Figures { held, peak_rss: peak_rss_bytes(), step_s }.largest(&*rank.comm)
+    let held = MemoryUse { sent, ..divided.held()? };
+    Measurements { held, peak_rss: peak_rss_bytes(), step_s }.largest(&*rank.comm)
 }
 
 /// Returns the epochs of sample indices for a rank's position along `dp`, in the order of PyTorch's sampler of the
@@ -204,14 +204,14 @@ impl<T: Task> Strategy for TensorParallelStrategy<'_, T> {
         Ok(Some(loss))
     }
 
-    fn held(&self) -> Result<Held> {
+    fn held(&self) -> Result<MemoryUse> {
         let (gradients, activations) = self.first.unwrap_or_default();
-        Ok(Held {
+        Ok(MemoryUse {
             weights: bytes(self.parallel.vars().iter().map(|var| var.as_tensor())),
             gradients,
             optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),
             activations,
-            ..Held::default()
+            ..MemoryUse::default()
         })
     }
 
@@ -223,8 +223,8 @@ impl<T: Task> Strategy for TensorParallelStrategy<'_, T> {
         self.groups.clone()
     }
 
-    fn kept(&mut self) -> Kept<'_> {
-        Kept::Parts(self)
+    fn kept(&mut self) -> CheckpointForm<'_> {
+        CheckpointForm::Parts(self)
     }
 }
 

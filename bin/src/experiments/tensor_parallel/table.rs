@@ -3,7 +3,7 @@
 use crate::console::say;
 use crate::error::Result;
 
-use super::figures::Figures;
+use super::figures::Measurements;
 use super::run::Trained;
 
 /// Prints the table.
@@ -11,7 +11,7 @@ pub(super) fn print(sizes: (usize, usize), trained: &Trained) -> Result<()> {
     lines(sizes, &trained.own, &trained.data_parallel).iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
-fn lines((dp, tp): (usize, usize), own: &Figures, other: &Figures) -> Vec<String> {
+fn lines((dp, tp): (usize, usize), own: &Measurements, other: &Measurements) -> Vec<String> {
     let ranks = dp * tp;
     let own_name = if dp == 1 { format!("tp {tp}") } else { format!("tp {tp}, dp {dp}") };
     let mut lines = vec![
@@ -49,20 +49,20 @@ pub(crate) fn megabytes(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use report::metrics::Held;
+    use report::metrics::MemoryUse;
 
     #[test]
     fn every_figure_has_a_line() {
-        let held = Held {
+        let held = MemoryUse {
             weights: 500_000,
             gradients: 500_000,
             optimizer: 1_000_000,
             sent: 1000.0,
-            ..Held::default()
+            ..MemoryUse::default()
         };
-        let own = Figures { held, step_s: 0.001, peak_rss: None };
-        let held = Held { weights: 1_000_000, sent: 0.0, ..held };
-        let other = Figures { held, step_s: 0.002, ..own };
+        let own = Measurements { held, step_s: 0.001, peak_rss: None };
+        let held = MemoryUse { weights: 1_000_000, sent: 0.0, ..held };
+        let other = Measurements { held, step_s: 0.002, ..own };
         let lines = lines((1, 2), &own, &other);
         assert_eq!(lines[3], "weights                   0.500 MB      1.000 MB    0.500");
         assert_eq!(lines[7], "sent in a step            0.001 MB      0.000 MB        -");

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use comm::total_memory_bytes;
 use plan::forecast::Network;
-use plan::{Extent, MlpLoss, Model, Optimizer, TransformerSizes, units};
+use plan::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
 
 use crate::error::{Error, Result};
 use crate::options::{count, probability};
@@ -217,7 +217,7 @@ pub struct PlanOptions {
     pub(crate) dropout: Option<f64>,
 }
 
-/// Maximum of a size. Products of several may still overflow: see [`Extent`].
+/// Maximum of a size. Products of several may still overflow: see [`SizeBounds`].
 const LARGEST: usize = 1 << 24;
 /// Maximum number of layers, since each is a separate part of the plan's model.
 const MOST_LAYERS: usize = 1 << 12;
@@ -259,7 +259,7 @@ impl PlanOptions {
         check_sizes(self.sizes.iter().map(|size| ("--sizes", *size)))?;
         let sizes = if given.is_empty() { mlp } else { &given };
         let widest = sizes.iter().copied().max().unwrap_or(1);
-        self.check_extent(Extent::of_layers(sizes), ("--sizes", widest as usize))?;
+        self.check_extent(SizeBounds::of_layers(sizes), ("--sizes", widest as usize))?;
         let model = Model::mlp(&name, sizes, has_function, loss);
         Ok(match self.model {
             ModelName::DdpLinear | ModelName::DdpTrainer => model.with_separate_biases(),
@@ -310,12 +310,12 @@ impl PlanOptions {
             is_modern,
             has_dropout,
         };
-        self.check_extent(Extent::of_transformer(&sizes), ("--d-model", d_model as usize))?;
+        self.check_extent(SizeBounds::of_transformer(&sizes), ("--d-model", d_model as usize))?;
         Ok(Model::transformer(name, &sizes))
     }
 
     /// Rejects a model or batch too large for any machine; `option` is the one to blame for the model's size.
-    fn check_extent(&self, extent: Extent, (option, got): (&'static str, usize)) -> Result<()> {
+    fn check_extent(&self, extent: SizeBounds, (option, got): (&'static str, usize)) -> Result<()> {
         extent.check(self.batch_size()).or_else(|error| match error {
             plan::Error::TooManySamples { .. } => {
                 refuse("--batch-size", self.batch_size(), error.to_string())

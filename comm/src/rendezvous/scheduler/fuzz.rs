@@ -1,6 +1,6 @@
 //! Fuzz target: arbitrary environment variables.
 
-use super::{Place, Variables, detect, node_list};
+use super::{LaunchedRank, Variables, detect, node_list};
 
 /// Reads rank and meeting point from an environment given as lines of `NAME=VALUE`.
 pub fn fuzz_environment(data: &[u8]) {
@@ -21,7 +21,7 @@ pub fn fuzz_environment(data: &[u8]) {
         assert!(found.place.rank < found.place.world_size);
         let _ = found.master(&env);
     }
-    if let Err(error) = Place::from_lookup(&lookup) {
+    if let Err(error) = LaunchedRank::from_lookup(&lookup) {
         assert!(!error.to_string().is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! Kubeflow's training operator: variables of a PyTorchJob's pod. They count pods, `RANK` included.
 
-use super::{Place, SchedulerInfo};
+use super::{LaunchedRank, SchedulerInfo};
 use crate::rendezvous::variables::Variables;
 use crate::{Error, Result};
 
@@ -19,7 +19,7 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     let rank_from = if env.text("PET_NODE_RANK")?.is_some() { "PET_NODE_RANK" } else { "RANK" };
     let rank = env.required(rank_from, "the number of this pod, from 0")?;
     Ok(Some(SchedulerInfo {
-        place: Place {
+        place: LaunchedRank {
             rank,
             world_size,
             local_rank: Some(0),

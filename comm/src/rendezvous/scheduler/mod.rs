@@ -29,11 +29,11 @@ const PORTS: u64 = 20_000;
 ///
 /// ```
 /// // Nothing has started this documentation's test as a rank.
-/// assert!(comm::Place::from_env()?.is_none());
+/// assert!(comm::LaunchedRank::from_env()?.is_none());
 /// # Ok::<(), comm::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct LaunchedRank {
     /// Rank in the job.
     pub rank: usize,
     /// Number of ranks in the job.
@@ -46,7 +46,7 @@ pub struct Place {
     pub node_rank: Option<usize>,
 }
 
-impl Place {
+impl LaunchedRank {
     /// Reads the variables of a launcher (`RANK` and so on, as `torchrun` sets them), Slurm (`SLURM_PROCID`), Open MPI
     /// (`OMPI_COMM_WORLD_RANK`), MPICH and compatible launchers (`PMI_RANK`), or Kubeflow's training operator
     /// (`PET_NODE_RANK`). `None` where nothing has started this process as a rank.
@@ -61,7 +61,7 @@ impl Place {
     /// `WORLD_SIZE` need not be set then.
     ///
     /// # Errors
-    /// Those of [`Place::from_env`].
+    /// Those of [`LaunchedRank::from_env`].
     pub fn is_from_scheduler() -> Result<bool> {
         Ok(detect(&Variables(&|name| std::env::var_os(name)))?.is_some())
     }
@@ -79,9 +79,9 @@ impl Place {
 }
 
 /// Reads the variables that `torchrun` and `launch` set.
-fn launched(env: &Variables<'_>) -> Result<Place> {
+fn launched(env: &Variables<'_>) -> Result<LaunchedRank> {
     let number = |name| env.optional(name, "a whole number");
-    Ok(Place {
+    Ok(LaunchedRank {
         rank: env.required("RANK", "a rank's number, from 0 to WORLD_SIZE - 1")?,
         world_size: env.required("WORLD_SIZE", "the number of ranks, from 1")?,
         local_rank: number("LOCAL_RANK")?,
@@ -93,7 +93,7 @@ fn launched(env: &Variables<'_>) -> Result<Place> {
 /// What a scheduler's variables say about this process.
 #[derive(Debug, PartialEq)]
 pub(crate) struct SchedulerInfo {
-    pub(crate) place: Place,
+    pub(crate) place: LaunchedRank,
     /// Names of the variables that rank and world size come from.
     pub(crate) rank_from: &'static str,
     pub(crate) world_size_from: &'static str,
@@ -156,7 +156,7 @@ pub(crate) fn detect(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
 }
 
 fn checked(found: SchedulerInfo) -> Result<SchedulerInfo> {
-    let Place { rank, world_size, .. } = found.place;
+    let LaunchedRank { rank, world_size, .. } = found.place;
     if world_size == 0 {
         return Err(Error::invalid(found.world_size_from, 0, "give the number of ranks, from 1"));
     }

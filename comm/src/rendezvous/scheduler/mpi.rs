@@ -1,6 +1,6 @@
 //! Variables of Open MPI's `mpirun`, and of PMI launchers: MPICH's `mpiexec` and compatible ones.
 
-use super::{Place, SchedulerInfo};
+use super::{LaunchedRank, SchedulerInfo};
 use crate::Result;
 use crate::rendezvous::variables::Variables;
 
@@ -23,7 +23,7 @@ pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     };
     let world_size = env.required("OMPI_COMM_WORLD_SIZE", SIZE)?;
     Ok(Some(SchedulerInfo {
-        place: Place {
+        place: LaunchedRank {
             rank: env.required("OMPI_COMM_WORLD_RANK", NUMBER)?,
             world_size,
             local_rank,
@@ -50,7 +50,7 @@ pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     let local_world_size = env.optional("MPI_LOCALNRANKS", LOCAL)?;
     let world_size = env.required("PMI_SIZE", SIZE)?;
     Ok(Some(SchedulerInfo {
-        place: Place {
+        place: LaunchedRank {
             rank: env.required("PMI_RANK", NUMBER)?,
             world_size,
             local_rank: env.optional("MPI_LOCALRANKID", LOCAL)?,

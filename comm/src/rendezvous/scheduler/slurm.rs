@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::node_list::expand;
-use super::{Place, SchedulerInfo};
+use super::{LaunchedRank, SchedulerInfo};
 use crate::rendezvous::variables::Variables;
 use crate::{Error, Result};
 
@@ -38,7 +38,7 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     }
     let [job, step] = [env.text("SLURM_JOB_ID")?, env.text("SLURM_STEP_ID")?].map(Option::unwrap_or_default);
     Ok(Some(SchedulerInfo {
-        place: Place { rank, world_size, local_rank, local_world_size, node_rank },
+        place: LaunchedRank { rank, world_size, local_rank, local_world_size, node_rank },
         rank_from: "SLURM_PROCID",
         world_size_from,
         host: host(env, nodes)?.ok_or("Slurm names no nodes: set it to the host of rank 0"),

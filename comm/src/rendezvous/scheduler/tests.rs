@@ -12,17 +12,17 @@ fn found(variables: &[(&str, &str)]) -> Result<Option<SchedulerInfo>> {
     detect(&Variables(&lookup(variables)))
 }
 
-fn place(variables: &[(&str, &str)]) -> Place {
-    Place::from_lookup(&lookup(variables)).unwrap().unwrap()
+fn place(variables: &[(&str, &str)]) -> LaunchedRank {
+    LaunchedRank::from_lookup(&lookup(variables)).unwrap().unwrap()
 }
 
 fn master(variables: &[(&str, &str)]) -> Result<(String, u16)> {
     found(variables).unwrap().unwrap().master(&Variables(&lookup(variables)))
 }
 
-fn at(rank: usize, world_size: usize, local: [Option<usize>; 3]) -> Place {
+fn at(rank: usize, world_size: usize, local: [Option<usize>; 3]) -> LaunchedRank {
     let [local_rank, local_world_size, node_rank] = local;
-    Place { rank, world_size, local_rank, local_world_size, node_rank }
+    LaunchedRank { rank, world_size, local_rank, local_world_size, node_rank }
 }
 
 const SLURM: [(&str, &str); 8] = [
@@ -58,8 +58,11 @@ const KUBEFLOW: [(&str, &str); 6] = [
 
 #[test]
 fn nobody_tells_anything() {
-    assert_eq!(Place::from_lookup(&lookup(&[])).unwrap(), None);
-    assert_eq!(Place::from_lookup(&lookup(&[("SLURM_JOB_ID", "3"), ("SLURM_NTASKS", "4")])).unwrap(), None);
+    assert_eq!(LaunchedRank::from_lookup(&lookup(&[])).unwrap(), None);
+    assert_eq!(
+        LaunchedRank::from_lookup(&lookup(&[("SLURM_JOB_ID", "3"), ("SLURM_NTASKS", "4")])).unwrap(),
+        None
+    );
 }
 
 #[test]

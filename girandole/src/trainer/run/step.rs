@@ -82,7 +82,7 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn wait_for_copies(&mut self) {
         let Some(saver) = &mut self.saver else { return };
         let stood_still = Instant::now();
-        saver.copied();
+        saver.wait_for_copy();
         self.copying_seconds += stood_still.elapsed().as_secs_f64();
     }
 

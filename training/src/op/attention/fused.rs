@@ -11,7 +11,7 @@ use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Shape, Tensor, b
 use super::super::real::Real;
 use super::super::{dense, with_numbers};
 use super::{AttentionCall, NAME};
-use crate::Kept;
+use crate::SavedBytes;
 use crate::recompute::copied;
 
 pub(super) struct Fused {
@@ -23,7 +23,7 @@ pub(super) struct Fused {
     /// Output and log-sums of an earlier run, where the operation is recomputed.
     known: Option<Vec<Tensor>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
-    kept: Kept,
+    kept: SavedBytes,
 }
 
 /// Queries, keys and values; in backward also the output and its gradient.
@@ -49,7 +49,12 @@ impl LogSums {
 }
 
 impl Fused {
-    pub(super) fn new(call: AttentionCall, tracked: bool, kept: Kept, known: Option<Vec<Tensor>>) -> Self {
+    pub(super) fn new(
+        call: AttentionCall,
+        tracked: bool,
+        kept: SavedBytes,
+        known: Option<Vec<Tensor>>,
+    ) -> Self {
         Self { call, tracked, log_sums: LogSums::default(), known, kept }
     }
 

@@ -14,7 +14,7 @@ use super::working_dtype;
 use crate::dropout::Mask;
 use crate::product::ProductConfig;
 use crate::recompute::{keep_results, keeps_results, known_results};
-use crate::{Dropout, Error, Kept, Result};
+use crate::{Dropout, Error, Result, SavedBytes};
 
 const NAME: &str = "attention";
 
@@ -160,7 +160,7 @@ fn attention_with(
     }
     let tracked = wide_q.track_op() || k.track_op() || v.track_op() || keeps_results();
     let log_sums = if tracked { sizes.batch * sizes.heads * sizes.queries } else { 0 };
-    let kept = Kept::default();
+    let kept = SavedBytes::default();
     let fused = Fused::new(call, tracked, kept.clone(), known_results());
     let sums = fused.log_sums();
     let mixed = tape::apply_op3(&wide_q, &k, &v, fused)?;
@@ -173,18 +173,18 @@ fn hidden(mask: &Tensor, sizes: &Sizes) -> candle_core::Result<Vec<bool>> {
     let expected = [sizes.batch, sizes.keys];
     if mask.dims() != expected {
         let (expected, got) = (expected.to_vec(), mask.dims().to_vec());
-        return Err(Error::Unfit { operation: NAME, tensor: "key_mask", expected, got }.into());
+        return Err(Error::ShapeMismatch { operation: NAME, tensor: "key_mask", expected, got }.into());
     }
     if mask.dtype() != DType::U8 {
         let (expected, got) = (DType::U8, mask.dtype());
-        return Err(Error::OtherDType { operation: NAME, tensor: "key_mask", expected, got }.into());
+        return Err(Error::DTypeMismatch { operation: NAME, tensor: "key_mask", expected, got }.into());
     }
     Ok(mask.flatten_all()?.to_vec1::<u8>()?.iter().map(|&seen| seen == 0).collect())
 }
 
 fn check(q: &Tensor, others: [(&'static str, &Tensor); 2], config: &AttentionConfig) -> Result<Sizes> {
     let unfit = |tensor, expected: Vec<usize>, got: &Tensor| {
-        Err(Error::Unfit { operation: NAME, tensor, expected, got: got.dims().to_vec() })
+        Err(Error::ShapeMismatch { operation: NAME, tensor, expected, got: got.dims().to_vec() })
     };
     let (heads, kv_heads) = (config.num_heads, config.num_kv_heads.unwrap_or(config.num_heads));
     let invalid = |field, got: usize, help| {
@@ -217,7 +217,7 @@ fn check(q: &Tensor, others: [(&'static str, &Tensor); 2], config: &AttentionCon
         }
         if tensor.dtype() != q.dtype() {
             let (expected, got) = (q.dtype(), tensor.dtype());
-            return Err(Error::OtherDType { operation: NAME, tensor: name, expected, got });
+            return Err(Error::DTypeMismatch { operation: NAME, tensor: name, expected, got });
         }
     }
     Ok(Sizes { batch, queries, keys, heads, kv_heads, dims })

@@ -93,7 +93,7 @@ impl Linear {
 
     fn check(&self, x: &Tensor) -> Result<()> {
         let unfit = |tensor, expected: Vec<usize>, got: &Tensor| {
-            Err(Error::Unfit { operation: NAME, tensor, expected, got: got.dims().to_vec() })
+            Err(Error::ShapeMismatch { operation: NAME, tensor, expected, got: got.dims().to_vec() })
         };
         let &[outputs, inputs] = self.weight.dims() else { return unfit("weight", vec![1, 1], &self.weight) };
         if let Some(bias) = self.bias.as_ref().filter(|bias| bias.dims() != [outputs]) {
@@ -109,7 +109,7 @@ impl Linear {
         for (tensor, parameter) in parameters.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))) {
             if parameter.dtype() != x.dtype() {
                 let (expected, got) = (x.dtype(), parameter.dtype());
-                return Err(Error::OtherDType { operation: NAME, tensor, expected, got });
+                return Err(Error::DTypeMismatch { operation: NAME, tensor, expected, got });
             }
         }
         Ok(())

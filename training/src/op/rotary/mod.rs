@@ -169,7 +169,7 @@ impl Rotary {
                 expected.resize(got.len().max(2), 1);
                 let width = expected.pop().unwrap_or_default();
                 expected.push(width.div_ceil(head_dim).max(1) * head_dim);
-                Err(Error::Unfit { operation: NAME, tensor: "x", expected, got: got.to_vec() })
+                Err(Error::ShapeMismatch { operation: NAME, tensor: "x", expected, got: got.to_vec() })
             }
         }
     }
