@@ -8,7 +8,7 @@ use crate::kept::kept_by;
 
 /// Returns the bytes that the graph of a loss, or of another start of backward, holds for backward: each storage
 /// once, without variables and without `parameters` (a model's working copies of variables), plus what operations
-/// store themselves, as far as they report it with [`Kept`](crate::Kept), which those of these crates do.
+/// store themselves, as far as they report it with [`SavedBytes`](crate::SavedBytes), which those of these crates do.
 ///
 /// # Cost
 /// One walk over the graph.
