@@ -1,6 +1,5 @@
 //! Functions that use Linux features beyond POSIX.
 
-pub(crate) mod dispositions;
 pub(crate) mod exits;
 pub(crate) mod guard;
 pub(crate) mod processes;

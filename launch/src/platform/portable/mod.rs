@@ -4,7 +4,6 @@
 #[cfg_attr(not(target_vendor = "apple"), path = "stand_in.rs")]
 mod apple;
 mod arguments;
-pub(crate) mod dispositions;
 pub(crate) mod exits;
 pub(crate) mod guard;
 pub(crate) mod processes;
