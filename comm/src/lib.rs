@@ -22,17 +22,17 @@
 //! ```text
 //! api         what a program calls: the trait, groups, meshes, objects, gradients
 //!   |           comm.all_reduce(..) -> Work
-//! engine      an operation is checked, queued, given its fingerprint, planned, executed
+//! engine      operations: checked, queued, fingerprinted, planned, executed
 //!   |
 //! blame       timeouts; when a call fails or hangs, which rank caused it
 //!   |
-//! transport   streams to each rank (tcp, shm, local), or a library that moves whole operations (mpi, nccl)
+//! transport   streams (tcp, shm, local), or a library for whole operations (mpi, nccl)
 //!   |
-//! rendezvous  ranks find each other, prove that they belong to the job, and connect
+//! rendezvous  ranks find each other, prove that they are of the job, connect
 //!   |
 //! base        operations, fingerprints, errors, members, the elements of tensors
 //!   |
-//! algorithm   schedules of the collectives: in each step, which rank sends which part to which: pure data
+//! algorithm   schedules of collectives, as data: who sends what to whom in each step
 //!   |
 //! platform    what operating systems do differently
 //! ```
@@ -41,12 +41,12 @@
 //!
 //! ```text
 //! api/communicator.rs      Communicator::all_reduce makes an Operation
-//! transport/tcp/mod.rs     Tcp::submit hands it to the group's queue, and returns a Work
-//! engine/queue.rs          OperationQueue: checks the arguments, and runs operations in order
+//! transport/tcp/mod.rs     Tcp::submit queues it, and returns a Work
+//! engine/queue.rs          OperationQueue: checks arguments, runs in order
 //! engine/runner.rs         OperationRunner: sequence number and fingerprint
-//! engine/plan.rs           Planner: buffer and schedule, of the algorithm that `algorithm` picks
-//! engine/executor.rs       ScheduleExecutor: the steps of the schedule, fingerprints first
-//! transport/shm/links.rs   HybridLinks: a ring of shared memory on one host, else
+//! engine/plan.rs           Planner: buffer, and schedule from `algorithm`
+//! engine/executor.rs       ScheduleExecutor: fingerprints, then the steps
+//! transport/shm/links.rs   HybridLinks: a ring in shared memory on one host, or
 //! transport/tcp/links.rs   TcpLinks: the socket
 //! ```
 // Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `transport/cuda_library.rs`,
