@@ -4,7 +4,7 @@
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::SIGTERM;
 
 /// Generous: a failure is a wait that never ends.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ fn an_action_may_set_the_next_one() {
     };
     launch::on_signal(first).unwrap();
     for expected in ["first", "second", "second"] {
-        signal_hook::low_level::raise(SIGHUP).unwrap();
+        signal_hook::low_level::raise(SIGTERM).unwrap();
         assert_eq!(received.recv_timeout(TIMEOUT).unwrap(), expected);
     }
 }
