@@ -6,7 +6,7 @@
 //! use candle_core::{Device, Result, Tensor};
 //! use girandole::comm::{Communicator, Local};
 //! use girandole::models::{CausalLm, ModelConfig, Weights};
-//! use girandole::trainer::{Data, Silent, TrainConfig, Trainer};
+//! use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 //! use girandole::{Layout, Parallel, ParallelConfig};
 //!
 //! /// Rows of tokens, each of which tells the next.
@@ -35,7 +35,7 @@
 //!     let mut model = Parallel::new(comm, &layout, weights.parts(), &ParallelConfig::default(), build)?;
 //!     let train = TrainConfig { steps: 40, batch_size: 8, learning_rate: 0.02, ..TrainConfig::default() };
 //!     let mut trainer = Trainer::new(&mut model, &Counting, train)?;
-//!     Ok(trainer.run(&mut Silent)?.last_loss)
+//!     Ok(trainer.run(&mut NoObserver)?.last_loss)
 //! })?;
 //! assert!(trained[0] < 1.0 && trained[0] == trained[1]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
