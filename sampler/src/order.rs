@@ -33,17 +33,17 @@ impl Default for OrderConfig {
 /// As [`LazyPermutation`]: memory and time for the rows taken, not for all rows of the data set.
 ///
 /// ```
-/// use sampler::{Order, OrderConfig};
+/// use sampler::{OrderConfig, RunOrder};
 ///
 /// # fn main() -> Result<(), sampler::SamplerError> {
 /// let config = OrderConfig { rows: 5, shuffle: false, ..OrderConfig::default() };
-/// let mut order = Order::new(config.clone())?;
+/// let mut order = RunOrder::new(config.clone())?;
 /// assert_eq!(order.batch(4, 2, 1)?, [1, 3]); // rank 1 of 2
 /// let state = order.state();
 /// assert_eq!((state.epoch, state.consumed), (0, 4));
 /// assert_eq!(order.batch(4, 2, 1)?, [0, 2]); // of 4, 0, 1, 2
 ///
-/// let mut resumed = Order::new(config)?; // of 4 ranks
+/// let mut resumed = RunOrder::new(config)?; // of 4 ranks
 /// resumed.resume(&state)?;
 /// assert_eq!(resumed.batch(4, 4, 0)?, [4]);
 /// # Ok(())

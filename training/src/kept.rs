@@ -14,11 +14,11 @@ static KEPT: LazyLock<Mutex<HashMap<TensorId, usize>>> = LazyLock::new(Mutex::de
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use training::{Kept, activation_bytes};
+/// use training::{SavedBytes, activation_bytes};
 ///
 /// let x = Var::new(&[1f32, 2.0, 3.0], &Device::Cpu)?;
 /// let output = x.sqr()?; // of an operation that keeps, say, 100 bytes
-/// let kept = Kept::default();
+/// let kept = SavedBytes::default();
 /// kept.by(&output, 100);
 /// assert_eq!(activation_bytes(&output, []), 4 * 3 + 100);
 /// # Ok::<(), candle_core::Error>(())

@@ -7,8 +7,8 @@
 //! ```text
 //! rank r                                lowest rank that is left
 //!   handshake (door)                ->
-//!   Come: what it knows, Hello      ->  waits until all are here, or known to have ended
-//!                                   <-  Seat: new rank, number of the group, doors | Elsewhere | Excluded
+//!   JoinAttempt: what it knows      ->  waits until all are here, or known to have ended
+//!                                   <-  GroupOffer: new rank, number of the group, addresses, or a refusal
 //!   Promise: nothing older any more ->  waits until all have promised
 //!   ... and from here on as at the first meeting, over the same connection. A rank agrees to the group when it says
 //!       that it is connected; the group has met when all have.
