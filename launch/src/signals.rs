@@ -106,9 +106,9 @@ impl SignalRelay {
     fn try_start(events: Sender<Event>) -> std::io::Result<Self> {
         let mut running = lock(&RUNNING);
         let mut handling = lock(&SIGNAL_ACTION);
-        let at_desk = handling.as_ref().map(|handling| handling.signals.clone()).unwrap_or_default();
+        let acted_on = handling.as_ref().map(|handling| handling.signals.clone()).unwrap_or_default();
         let ignored = Mask::ignored();
-        let is_ours = |signal: &i32| !ignored.has(*signal) && !at_desk.contains(signal);
+        let is_ours = |signal: &i32| !ignored.has(*signal) && !acted_on.contains(signal);
         if running.is_none() {
             // A handler stays installed once it was: from now on this process itself performs the default action. A
             // signal that the program handles itself is left to that handler.
@@ -124,7 +124,7 @@ impl SignalRelay {
         wanted.extend(ignored.has(SIGCHLD).then_some(SIGCHLD));
         let mut signals = Signals::new(wanted)?;
         let handle = signals.handle();
-        let to_desk = events.clone();
+        let to_launcher = events.clone();
         let relay = move || {
             for signal in signals.forever().filter(|&signal| signal != SIGCHLD) {
                 // The receiver is gone if the launcher is about to return.
@@ -136,7 +136,7 @@ impl SignalRelay {
         IDLE.store(false, Ordering::SeqCst);
         let number = handling.as_mut().map(|handling| {
             handling.count += 1;
-            handling.launchers.push((handling.count, to_desk));
+            handling.launchers.push((handling.count, to_launcher));
             handling.count
         });
         Ok(Self { handle, thread: Some(thread), number })

@@ -103,9 +103,7 @@ impl TokenizeOptions {
         }
         weights::check_writable(&self.out)?;
         match (&self.save_tokenizer, self.tokenizer) {
-            (Some(folder), _) => Ok(std::fs::create_dir_all(folder)
-                .and_then(|()| outputs::check_folder(folder))
-                .map_err(|error| crate::file_error::FileError::write(folder, error))?),
+            (Some(folder), _) => Ok(outputs::make_folder(folder)?),
             (None, Some(MadeTokenizer::Characters)) => Err(Error::Option {
                 option: "--tokenizer",
                 got: "characters".into(),
