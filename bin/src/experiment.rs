@@ -17,7 +17,7 @@ use crate::options::{
     keeps_losses, with_fallback_hint,
 };
 use crate::rank::{Outcome, Rank, RankPhase};
-use crate::start::{self, Start, host_name};
+use crate::start::{self, Start};
 use crate::trainer::{RunConfig, RunEnd, RunIdentity, find, restart_before_first_step};
 
 pub(crate) use option_methods::options_of;
@@ -364,7 +364,7 @@ fn finish<E: Experiment>(experiment: &E, alone: E::Alone, outcome: Outcome<E::Tr
         title: E::NAME.into(),
         command_line: command_line(),
         date: now_rfc3339(),
-        host: host_name(),
+        host: comm::host_name(),
         facts,
         ranks,
         ..own

@@ -6,7 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object, peak_rss_bytes};
+use comm::{
+    Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object, host_name, peak_rss_bytes,
+};
 use report::RankTimes;
 use report::metrics::{CheckpointTimes, MemoryUse, MetricsWriter, Summary};
 use report::trace::{self, TraceRecorder};
@@ -16,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::options::Backend;
 use crate::outputs;
-use crate::start::host_name;
 use crate::{backends, devices};
 
 /// A limit longer than any real timeout, so that it can be added to an `Instant`.

@@ -166,8 +166,3 @@ pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option
 pub fn hand_over<T: Serialize>(result: &T) -> Result<()> {
     Ok(launch::report_result(&result_line::write(result)?)?)
 }
-
-/// Returns this machine's host name.
-pub fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}

@@ -95,7 +95,7 @@ pub use base::error::{Error, Result, carried, carry};
 pub use base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 pub use base::operation::{Message, Operation, ReduceOp};
 pub use base::stats::Stats;
-pub use platform::{available_memory_bytes, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
+pub use platform::{available_memory_bytes, host_name, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub use rendezvous::config::TcpConfig;
 pub use rendezvous::connection::tls::Tls;
 pub use rendezvous::elastic::Elastic;

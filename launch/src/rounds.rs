@@ -13,7 +13,6 @@ use super::event::{Event, Inbox};
 use super::failure_announcer::{EndedRank, FailureAnnouncer};
 use super::forward::Output;
 use super::master::Master;
-use super::nodes;
 use super::nodes::Nodes;
 use super::reaper::Reaper;
 use super::start;
@@ -53,7 +52,7 @@ impl Rounds<'_> {
             let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
             let max_restarts = self.config.max_restarts;
             self.nodes.tell(NodeMessage::Ready {
-                host: nodes::host(),
+                host: comm::host_name(),
                 local_world_size,
                 port,
                 elastic,

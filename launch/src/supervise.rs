@@ -14,7 +14,7 @@ use super::event::{Event, Inbox};
 use super::failure::{Ended, first_cause};
 use super::failure_announcer::{EndedRank, FailureAnnouncer};
 use super::forward::{Captured, Output};
-use super::nodes::{self, Nodes};
+use super::nodes::Nodes;
 use super::signals::FORWARDED_SIGNALS;
 use super::start::{Worker, Workers};
 use crate::SpawnConfig;
@@ -258,7 +258,7 @@ impl<'a> Supervisor<'a> {
     /// group, or has reported the failure itself.
     fn announce_own(&mut self, end: Ended) {
         if end.status != ExitKind::Code(EXIT_PEER_FAILED) {
-            self.announce(end.rank, nodes::host());
+            self.announce(end.rank, comm::host_name());
         }
     }
 

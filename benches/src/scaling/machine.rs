@@ -3,8 +3,7 @@
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use bin::start::host_name;
-use comm::total_memory_bytes;
+use comm::{host_name, total_memory_bytes};
 use serde::{Deserialize, Serialize};
 
 /// A machine, and the commit of the measured program.

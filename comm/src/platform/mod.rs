@@ -18,3 +18,12 @@ use portable as system;
 pub use memory::{available_memory_bytes, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub(crate) use system::machine::{boot_id, network};
 pub(crate) use system::{bell, local, shared, socket};
+
+/// Returns the host name of this machine.
+///
+/// ```
+/// assert!(!comm::host_name().is_empty());
+/// ```
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

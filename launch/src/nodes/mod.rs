@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use comm::launcher::{self, Connection, local_address_towards, lock};
-use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport};
+use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport, host_name};
 
 use super::event::Event;
 use super::random::random_hex;
@@ -67,7 +67,7 @@ impl Nodes {
         };
         let limit = Limit::new(config.join_timeout.min(MAX_TIMEOUT));
         if config.nodes == 1 {
-            let coordinator = Coordinator::new(vec![host()], round);
+            let coordinator = Coordinator::new(vec![host_name()], round);
             let link = Link::First(CoordinatorLinks::start(coordinator, Vec::new(), events)?);
             return Ok(Self { link, address: None, limit, signs: None });
         }
@@ -77,7 +77,7 @@ impl Nodes {
             Connections::OfAll(wires) => {
                 let peer =
                     |wire: &Connection| wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
-                let hosts = std::iter::once(host()).chain(wires.iter().map(peer)).collect();
+                let hosts = std::iter::once(host_name()).chain(wires.iter().map(peer)).collect();
                 let chair = CoordinatorLinks::start(Coordinator::new(hosts, round), wires, events)?;
                 let signs = link::keep_up(&chair, limit)?;
                 (Link::First(chair), signs)
@@ -120,11 +120,6 @@ impl Drop for Nodes {
             Link::Other(follower) => lock(follower).line.wire.hang_up(),
         }
     }
-}
-
-/// Returns this machine's host name.
-pub(super) fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Returns this node's address in the network of the first node: the source address of the route to it.

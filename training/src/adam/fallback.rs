@@ -18,8 +18,8 @@ pub(super) fn step(var: &Var, grad: &Tensor, means: &mut AdamState, factors: Fac
     if factors.penalty != 0. {
         grad = (grad + (&param * factors.penalty)?)?;
     }
-    let m = (m + ((grad.clone() - m)? * (1. - factors.beta1))?)?;
-    let v = ((v * factors.beta2)? + (grad.sqr()? * (1. - factors.beta2))?)?;
+    let m = (m + ((grad.clone() - m)? * factors.fresh1)?)?;
+    let v = ((v * factors.beta2)? + (grad.sqr()? * factors.fresh2)?)?;
     let root = ((v.sqrt()? / factors.root)? + factors.eps)?;
     let param = ((param * factors.shrink)? + ((&m * factors.rate)? / root)?)?;
     var.set(&param.to_dtype(var.dtype())?)?;

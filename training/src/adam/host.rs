@@ -58,7 +58,7 @@ impl InplaceOp2 for Step<'_> {
 
 impl Factors {
     fn apply<T: Real>(&self, param: &mut [T], grad: &[T], of_gradients: &mut [T], of_squares: &mut [T]) {
-        let numbers = Numbers::<T>::of(self);
+        let numbers = Factors::<T>::of(self);
         let (is_scaled, is_mostly_old) = (self.scale != 1., self.beta1 > 0.5);
         blocks([param, of_gradients, of_squares], BLOCK, |at, [param, of_gradients, of_squares]| {
             let grad = &grad[at..];
@@ -75,35 +75,12 @@ impl Factors {
     }
 }
 
-/// The factors of a step as numbers of the parameter's type.
-#[derive(Clone, Copy)]
-struct Numbers<T> {
-    scale: T,
-    penalty: T,
-    shrink: T,
-    beta1: T,
-    fresh1: T,
-    beta2: T,
-    fresh2: T,
-    rate: T,
-    root: T,
-    eps: T,
-}
-
-impl<T: Real> Numbers<T> {
+impl<T: Real> Factors<T> {
     fn of(factors: &Factors) -> Self {
-        Self {
-            scale: T::from_f64(factors.scale),
-            penalty: T::from_f64(factors.penalty),
-            shrink: T::from_f64(factors.shrink),
-            beta1: T::from_f64(factors.beta1),
-            fresh1: T::from_f64(1. - factors.beta1),
-            beta2: T::from_f64(factors.beta2),
-            fresh2: T::from_f64(1. - factors.beta2),
-            rate: T::from_f64(factors.rate),
-            root: T::from_f64(factors.root),
-            eps: T::from_f64(factors.eps),
-        }
+        let &Factors { scale, penalty, shrink, beta1, fresh1, beta2, fresh2, rate, root, eps } = factors;
+        let [scale, penalty, shrink, beta1, fresh1, beta2, fresh2, rate, root, eps] =
+            [scale, penalty, shrink, beta1, fresh1, beta2, fresh2, rate, root, eps].map(T::from_f64);
+        Self { scale, penalty, shrink, beta1, fresh1, beta2, fresh2, rate, root, eps }
     }
 
     #[inline(always)]

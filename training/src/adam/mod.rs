@@ -120,20 +120,24 @@ struct AdamState {
 
 /// Coefficients of one step, the same for all elements of a parameter.
 #[derive(Debug, Clone, Copy)]
-struct Factors {
+struct Factors<T = f64> {
     /// Multiplies the gradient first.
-    scale: f64,
+    scale: T,
     /// Times the parameter, is added to the gradient (L2 penalty).
-    penalty: f64,
+    penalty: T,
     /// Multiplies the parameter first (decoupled weight decay).
-    shrink: f64,
-    beta1: f64,
-    beta2: f64,
+    shrink: T,
+    beta1: T,
+    /// One minus `beta1`.
+    fresh1: T,
+    beta2: T,
+    /// One minus `beta2`.
+    fresh2: T,
     /// Minus the learning rate, divided by the bias correction of the mean.
-    rate: f64,
+    rate: T,
     /// Square root of the bias correction of the mean of squares.
-    root: f64,
-    eps: f64,
+    root: T,
+    eps: T,
 }
 
 impl AdamConfig {
@@ -149,7 +153,9 @@ impl AdamConfig {
             penalty,
             shrink,
             beta1: self.beta1,
+            fresh1: 1. - self.beta1,
             beta2: self.beta2,
+            fresh2: 1. - self.beta2,
             rate: -self.learning_rate / correction(self.beta1),
             root: correction(self.beta2).sqrt(),
             eps: self.eps,

@@ -1,10 +1,9 @@
 //! Positions of ranks: in the world group, on their nodes, and in a table of several nodes.
 
-use comm::Communicator;
+use comm::{Communicator, host_name};
 use launch::Layout;
 
 use crate::error::Result;
-use crate::start::host_name;
 
 use super::stage::{OrderedOutput, python_bool};
 

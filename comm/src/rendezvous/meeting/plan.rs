@@ -16,6 +16,7 @@ use super::roster::name_ranks;
 use super::text::sanitize;
 use super::{GroupConnections, cannot_listen, check_secret, shm_unavailable_error};
 use crate::base::members::Members;
+use crate::platform::host_name;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits, enlarge_backlog};
 use crate::rendezvous::connection::handshake::{ClientClaim, Credentials, Purpose};
 use crate::rendezvous::connection::stream::Stream;
@@ -35,7 +36,7 @@ pub(super) struct OwnInfo {
 
 /// Returns the name of this host.
 pub(super) fn own_host() -> String {
-    sanitize(&rustix::system::uname().nodename().to_string_lossy(), MAX_HOST)
+    sanitize(&host_name(), MAX_HOST)
 }
 
 impl OwnInfo {

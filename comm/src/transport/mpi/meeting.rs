@@ -4,6 +4,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
+use crate::platform::host_name;
 use crate::{Error, InitMethod, Result, Secret, TcpConfig};
 
 use super::handle::Handle;
@@ -21,9 +22,8 @@ pub(super) fn arrange(
         0 => open(&config)?,
         _ => (None, String::new()),
     };
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let reach = if config.bind.to_canonical().is_loopback() { "loopback" } else { "network" };
-    let host: String = host.chars().filter(|c| !c.is_whitespace()).take(128).collect();
+    let host: String = host_name().chars().filter(|c| !c.is_whitespace()).take(128).collect();
     let mut record = format!("{host} {reach} {invitation}").into_bytes();
     record.resize(RECORD, b' ');
     let records = comm.all_gather(&record, config.world_size, deadline)?;
