@@ -6,6 +6,9 @@
 Vocabulary 8192, d 512, 8 heads, feed-forward 2048, 6 layers, 256 tokens, 4 rows a rank, causal, SGD, no dropout, one thread a rank.
 PyTorch computes attention by `scaled_dot_product_attention`, and as the tutorial writes it; the faster one counts. Its bf16 is
 `autocast`, ours `--precision bf16`. The first steps, in which memory is new, count on neither side; peak memory is that of rank 0.
+
+The limit of a step is what its matrix products take alone, forward and backward, at their shapes in the faster of PyTorch's precisions that
+the row allows, plus SGD's pass over parameters and gradients; everything else that a step does is counted as free.
 """
 
 import argparse
@@ -64,6 +67,37 @@ def train(rank, world_size, precision, attention, steps):
     return {"seconds": (ends[-1] - ends[0]) / (steps - 1), "losses": losses, "memory": memory}
 
 
+def limit(rank, world_size, precision):
+    """The seconds of a step's matrix products and of its update of the parameters, alone."""
+    import torch
+
+    tokens, d, ff = SIZES["BATCH_SIZE"] * (SIZES["LENGTH"] - 1), SIZES["D_MODEL"], SIZES["D_FF"]
+    layers, heads, length = SIZES["LAYERS"], SIZES["HEADS"], SIZES["LENGTH"] - 1
+    # (batch, rows, inner, columns) and how often a step has it; backward has one for the input and one for the weight.
+    linear = [((1, tokens, d, d), 4 * layers), ((1, tokens, d, ff), layers), ((1, tokens, ff, d), layers), ((1, tokens, d, SIZES["VOCABULARY"]), 1)]
+    products = [shape for (b, m, k, n), count in linear for shape in [((b, m, k, n), count), ((b, m, n, k), count), ((b, k, m, n), count)]]
+    # Attention: two products forward and four backward, half of each masked.
+    groups, head = SIZES["BATCH_SIZE"] * heads, d // heads
+    products += [((groups, length, head, length), 3 * layers / 2), ((groups, length, length, head), 3 * layers / 2)]
+
+    def fastest(call, repeats=5):
+        times = []
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        return min(times[1:])
+
+    seconds = 0
+    for (b, m, k, n), count in products:
+        kinds = [torch.float32, torch.bfloat16] if precision == "bf16" else [torch.float32]
+        pairs = [(torch.randn(b, m, k).to(kind), torch.randn(b, k, n).to(kind)) for kind in kinds]
+        seconds += count * min(fastest(lambda: torch.bmm(x, y)) for x, y in pairs)
+    parameters = 2 * d * SIZES["VOCABULARY"] + layers * (4 * d * d + 2 * d * ff)
+    weights, gradients = torch.zeros(parameters), torch.ones(parameters)
+    return seconds + fastest(lambda: weights.add_(gradients, alpha=-0.01))
+
+
 def theirs(ranks, precision):
     from ranks import on_ranks
 
@@ -94,13 +128,16 @@ def ours(girandole, ranks, precision, folder):
 
 
 def measure(girandole, rounds, ranks, precisions):
-    """For each number of ranks and precision the runs of ours and of theirs, in turn."""
-    taken = {(count, precision): ([], []) for count in ranks for precision in precisions}
+    """For each number of ranks and precision the runs of ours and of theirs, in turn, and the limit's seconds."""
+    from ranks import on_ranks
+
+    taken = {(count, precision): ([], [], []) for count in ranks for precision in precisions}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds):
-            for (count, precision), (mine, other) in taken.items():
+            for (count, precision), (mine, other, least) in taken.items():
                 mine.append(ours(girandole, count, precision, folder))
                 other.append(theirs(count, "f32" if precision == "f32-high" else precision))
+                least.append(on_ranks(limit, count, precision=precision))
     return taken
 
 
@@ -113,10 +150,10 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if not os.access(options.girandole, os.X_OK):
         sys.exit(f"error: --girandole: there is no program {options.girandole}; build it: cargo build --release -p bin")
-    print("| ranks | precision | girandole | PyTorch | ratio | memory | PyTorch's |\n| --- | --- | --- | --- | --- | --- | --- |")
+    print("| ranks | precision | girandole | PyTorch | ratio | limit | of the limit | memory | PyTorch's |\n" + "| --- " * 9 + "|")
     ranks = [int(count) for count in options.ranks.split(",")]
-    for (count, precision), runs in measure(options.girandole, options.rounds, ranks, options.precisions.split(",")).items():
+    for (count, precision), (*runs, least) in measure(options.girandole, options.rounds, ranks, options.precisions.split(",")).items():
         mine, other = (statistics.median(run["seconds"] for run in of) for of in runs)
         memory = (statistics.median(run["memory"] for run in of) for of in runs)
-        sizes = " | ".join(f"{size:.0f} MiB" for size in memory)
-        print(f"| {count} | {precision} | {mine:.3f} s | {other:.3f} s | {other / mine:.2f} | {sizes} |")
+        sizes, least = " | ".join(f"{size:.0f} MiB" for size in memory), statistics.median(least)
+        print(f"| {count} | {precision} | {mine:.3f} s | {other:.3f} s | {other / mine:.2f} | {least:.3f} s | {mine / least:.2f} | {sizes} |")
