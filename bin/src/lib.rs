@@ -21,7 +21,7 @@ pub mod language;
 pub mod launch;
 mod machine;
 mod memory_check;
-pub mod models;
+pub mod module_tree;
 pub mod options;
 mod origin;
 pub mod outputs;

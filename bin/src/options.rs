@@ -5,6 +5,7 @@ mod elastic;
 mod files;
 mod loader;
 mod resume_note;
+mod transformer;
 mod transport;
 
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ pub(crate) use checkpoints::{keeps_losses, with_fallback_hint};
 pub use elastic::{ElasticOptions, ElasticRanks};
 pub use loader::LoaderOptions;
 pub(crate) use loader::workers;
+pub use transformer::TransformerOptions;
 pub use transport::TransportOption;
 
 /// How `--init` is described in a run's settings if no file is given.

@@ -9,8 +9,8 @@ use sampler::SamplerError;
 use crate::error::Result;
 use crate::file_error::FileError;
 use crate::memory_check;
-use crate::models::transformer::TransformerOptions;
 use crate::options::CommonOptions;
+use crate::options::TransformerOptions;
 use crate::weights::TensorFile;
 
 /// A row of tokens.

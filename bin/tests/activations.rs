@@ -5,11 +5,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bin::models::mlp::{FEATURES, Mlp};
-use bin::models::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, VarBuilder, VarMap, linear, loss};
 use comm::{Local, Mesh};
+use models::tutorials::mlp::{FEATURES, Mlp};
+use models::tutorials::transformer::{Transformer, TransformerConfig};
 use plan::strategy::{Setting, Strategy};
 use plan::{MlpLoss, Model, TransformerSizes};
 use sampler::{Generator, SharedGenerator};

@@ -25,6 +25,8 @@
 //!
 //! [`Tokenizer`] converts text to tokens, [`generate`] continues a text. [`Lora`] trains low-rank adapters of a frozen
 //! model. [`CausalLm::new`] is the only constructor of a model, for all layouts: see [`training::build`].
+//!
+//! [`tutorials`] has the small models of PyTorch's tutorials, which the experiments of the command line train.
 #![forbid(unsafe_code)]
 
 mod block;
@@ -40,6 +42,7 @@ mod rotary;
 mod save;
 mod tokenizer;
 pub mod tokens;
+pub mod tutorials;
 mod weights;
 
 pub use config::{DropoutConfig, Family, ModelConfig};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use bin::error::Result;
-use bin::models::transformer::Transformer;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
+use models::tutorials::transformer::Transformer;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss, share};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ::pipeline::{ActionKind, Cost, Pipeline, PipelineConfig, Split};
 use bin::error::{Error, Result};
-use bin::models::transformer::Transformer;
+use bin::experiments::pipeline_transformer::transformer_modules;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use comm::Communicator;
@@ -27,7 +27,7 @@ impl Job {
             return Err(Error::NoResult { reason: "it is no pipeline".into() });
         };
         let (random, sizes) = (generator(), training.sizes.transformer());
-        let modules = Transformer::modules(&sizes, &random);
+        let modules = transformer_modules(&sizes, &random);
         let builder = |map: &VarMap| TorchInit::var_builder(&random, map, DType::F32, &Device::Cpu);
         let batch = training.sizes.batch(training.batch_size)?;
         let example = batch.0.narrow(0, 0, training.batch_size / micro_batches)?;

@@ -15,3 +15,4 @@ mod tensor_parallel;
 mod tokenizers;
 mod tokens;
 mod transformers;
+mod tutorials;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device};
+use models::tutorials::convnet::ConvNet;
 use sampler::DistributedSampler;
 
 use crate::error::Result;
 use crate::file_error::FileError;
-use crate::models::convnet::ConvNet;
 use crate::options::LoaderOptions;
 use crate::trainer::Loader;
 use crate::variables::Variables;

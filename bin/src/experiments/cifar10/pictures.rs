@@ -1,9 +1,8 @@
 //! Sets of 32 x 32 pictures with class labels, stored as bytes.
 
 use candle_core::{Device, Tensor};
+use models::tutorials::convnet::ConvNet;
 use sampler::{BoxError, Dataset};
-
-use crate::models::convnet::ConvNet;
 
 /// Height and width, in pixels.
 pub(super) const SIDE: usize = 32;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::file_error::FileError;
-use crate::models::convnet::ConvNet;
+use models::tutorials::convnet::ConvNet;
 
 use super::pictures::{PICTURE_BYTES, Pictures};
 

@@ -1,9 +1,9 @@
 //! Generated pictures, used without CIFAR-10: random, of the same shape, with classes that can be learned.
 
+use models::tutorials::convnet::ConvNet;
 use sampler::{Generator, SamplerError};
 
 use crate::error::Result;
-use crate::models::convnet::ConvNet;
 
 use super::pictures::{PICTURE_BYTES, Pictures, SIDE};
 

@@ -6,12 +6,12 @@ use candle_core::{DType, Device};
 use candle_nn::{Module, VarMap};
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
+use models::tutorials::convnet::ConvNet;
 use sampler::{Generator, SharedGenerator};
 use training::TorchInit;
 
 use crate::console::say;
 use crate::error::Result;
-use crate::models::convnet::ConvNet;
 use crate::python::Fixed;
 use crate::rank::Rank;
 use crate::validation::{Validation, ValidationConfig, argmax, validate};

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use candle_nn::{Module, Optimizer, loss};
 use comm::peak_rss_bytes;
+use models::tutorials::linear::SimpleModel;
 use report::RunSeries;
 use report::metrics::{MetricsWriter, Summary};
 use sampler::RandomSampler;
@@ -12,7 +13,6 @@ use training::{Sgd, SgdConfig};
 use crate::console::say;
 use crate::error::Result;
 use crate::machine::gpu_count;
-use crate::models::linear::SimpleModel;
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::{Means, RunEnd, SingleProcess, Trainer};
 

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
+use models::tutorials::mlp::{CLASSES, FEATURES};
 use sampler::{BoxError, Dataset, Generator};
 
 use crate::error::Result;
-use crate::models::mlp::{CLASSES, FEATURES};
 use crate::rank::Rank;
 use crate::trainer::Loader;
 use crate::weights::TensorFile;

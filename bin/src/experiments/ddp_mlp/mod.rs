@@ -5,6 +5,7 @@ mod options;
 
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
+use models::tutorials::mlp::{CLASSES, Mlp};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,6 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
 use crate::memory_check;
-use crate::models::mlp::{CLASSES, Mlp};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};

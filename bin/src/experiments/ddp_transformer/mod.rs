@@ -7,6 +7,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::ModuleT;
 use ddp::{Ddp, DdpConfig};
+use models::tutorials::transformer::Transformer;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
@@ -17,7 +18,7 @@ pub use options::{DdpTransformerOptions, Mask};
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
-use crate::models::transformer::Transformer;
+use crate::module_tree;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::tokens::{self, Batch, Row};
@@ -65,7 +66,7 @@ impl Experiment for DdpTransformerOptions {
 
     fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         self.remark();
-        say(format_args!("{}", Transformer::tree(&self.sizes.printed())))?;
+        say(format_args!("{}", module_tree::transformer(&self.sizes.printed())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
     }
 

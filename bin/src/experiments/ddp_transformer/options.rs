@@ -1,9 +1,10 @@
 //! The options of `ddp-transformer`.
 
 use clap::{Args, ValueEnum};
+use models::tutorials::transformer::TransformerConfig;
 use training::AttentionMask;
 
-use crate::models::transformer::{TransformerConfig, TransformerOptions};
+use crate::options::TransformerOptions;
 use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 
 /// Tokens that a token attends to.

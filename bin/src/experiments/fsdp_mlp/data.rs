@@ -7,11 +7,11 @@ use sampler::{DistributedSampler, Generator, Sampler};
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::models::large::CLASSES;
 use crate::rank::Rank;
 use crate::trainer::{self, Position, Source};
 use crate::weights::TensorFile;
 
+use super::model::CLASSES;
 use super::options::FsdpMlpOptions;
 
 /// Samples from a file.

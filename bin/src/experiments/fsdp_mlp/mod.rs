@@ -2,6 +2,7 @@
 
 mod data;
 mod memory;
+mod model;
 mod options;
 mod step;
 #[cfg(test)]
@@ -21,7 +22,6 @@ pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 use crate::console::say;
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
-use crate::models::large::LargeModel;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::trainer::{Losses, Step, Trainer};
@@ -29,6 +29,7 @@ use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
 use memory::PeakMemory;
+use model::LargeModel;
 use step::FsdpStrategy;
 
 /// The handbook prints the loss of every so many steps.

@@ -6,8 +6,9 @@ use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
 use crate::error::{Error, Result};
 use crate::memory_check;
-use crate::models::large::{CLASSES, LargeConfig};
 use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
+
+use super::model::{CLASSES, LargeConfig};
 
 /// What is sharded, by the names of PyTorch's `ShardingStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -8,12 +8,12 @@ use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, cross_entrop
 
 use crate::error::Result;
 use crate::held::bytes;
-use crate::models::large::LargeModel;
 use crate::options::with_fallback_hint;
 use crate::rank::Measured;
 use crate::trainer::{CheckpointForm, Parts, Position, Strategy, checkpoint_mismatch};
 
 use super::memory::PeakMemory;
+use super::model::LargeModel;
 use super::options::FsdpMlpOptions;
 
 /// Key of the loss scaler's state in a checkpoint.

@@ -1,6 +1,7 @@
 //! `pipeline-transformer`, the pipeline tutorial: a Transformer cut into stages, trained with micro-batches.
 
 mod compare;
+mod modules;
 mod options;
 mod staged;
 mod stages;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Mesh, Operation, all_gather_object};
+use models::tutorials::transformer::Transformer;
 use pipeline::{Pipeline, PipelineConfig, Plan};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Timeline, fact};
@@ -18,13 +20,14 @@ use serde::{Deserialize, Serialize};
 use training::cross_entropy;
 
 pub use compare::Utilization;
+pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
 
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{self, Experiment, options_of};
 use crate::file_error::FileError;
-use crate::models::transformer::Transformer;
+use crate::module_tree;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::result_line;
@@ -92,7 +95,7 @@ impl Experiment for PipelineTransformerOptions {
     fn check(&self, world_size: usize) -> Result<()> {
         // First, since sizes that do not fit in memory must be rejected before the modules are built.
         self.check_sizes(world_size)?;
-        let modules = Transformer::modules(&self.sizes.config(), &SharedGenerator::from(Generator::new(0)));
+        let modules = transformer_modules(&self.sizes.config(), &SharedGenerator::from(Generator::new(0)));
         self.check_stages(world_size, &modules.names())
     }
 
@@ -120,7 +123,7 @@ impl Experiment for PipelineTransformerOptions {
         note(format_args!(
             "as the pipeline tutorial does, this run shows each token all others, so that the answer is in sight"
         ));
-        say(format_args!("{}", Transformer::tree(&self.sizes.printed())))?;
+        say(format_args!("{}", module_tree::transformer(&self.sizes.printed())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
     }
 
@@ -257,7 +260,7 @@ impl PipelineTransformerOptions {
         copy: usize,
     ) -> Result<BuiltPipeline> {
         let random = SharedGenerator::from(Generator::new(self.common.seed));
-        let modules = Transformer::modules(&self.sizes.config(), &random);
+        let modules = transformer_modules(&self.sizes.config(), &random);
         let length = setup.rows.first().map_or(1, |row| row.len() - 1);
         let example =
             Tensor::zeros((self.batch_size / config.micro_batches, length), DType::U32, &setup.device)?;

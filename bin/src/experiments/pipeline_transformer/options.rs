@@ -4,7 +4,7 @@ use clap::Args;
 use pipeline::{Cost, PipelineConfig, Schedule, ScheduleKind, Split};
 
 use crate::error::{Error, Result};
-use crate::models::transformer::TransformerOptions;
+use crate::options::TransformerOptions;
 use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 
 /// Options of `pipeline-transformer`.

@@ -1,25 +1,22 @@
 //! The Transformer's module tree as PyTorch prints it.
 
-use crate::models::tree::ModuleTree;
+use models::tutorials::transformer::{LAYER_NORM_EPS, TransformerConfig};
+
+use super::ModuleTree;
 use crate::python::Float;
 
-use super::block::EPS;
-use super::{Transformer, TransformerConfig};
-
-impl Transformer {
-    /// Returns what PyTorch prints for a model of these sizes, without creating the model.
-    pub fn tree(config: &TransformerConfig) -> ModuleTree {
-        let &TransformerConfig { vocab_size, d_model, num_layers, .. } = config;
-        ModuleTree::new(
-            "Transformer",
-            [
-                ("embedding", ModuleTree::leaf(format!("Embedding({vocab_size}, {d_model})"))),
-                ("pos_encoding", ModuleTree::leaf("PositionalEncoding")),
-                ("layers", ModuleTree::list((0..num_layers).map(|_| block(config)))),
-                ("out_linear", ModuleTree::linear(d_model, vocab_size)),
-            ],
-        )
-    }
+/// Returns what PyTorch prints for a model of these sizes, without creating the model.
+pub fn transformer(config: &TransformerConfig) -> ModuleTree {
+    let &TransformerConfig { vocab_size, d_model, num_layers, .. } = config;
+    ModuleTree::new(
+        "Transformer",
+        [
+            ("embedding", ModuleTree::leaf(format!("Embedding({vocab_size}, {d_model})"))),
+            ("pos_encoding", ModuleTree::leaf("PositionalEncoding")),
+            ("layers", ModuleTree::list((0..num_layers).map(|_| block(config)))),
+            ("out_linear", ModuleTree::linear(d_model, vocab_size)),
+        ],
+    )
 }
 
 fn block(config: &TransformerConfig) -> ModuleTree {
@@ -28,7 +25,7 @@ fn block(config: &TransformerConfig) -> ModuleTree {
     let linears = ["q_linear", "k_linear", "v_linear", "out_linear"].map(|name| (name, square()));
     let feed = [("fc1", ModuleTree::linear(d_model, d_ff)), ("fc2", ModuleTree::linear(d_ff, d_model))];
     let norm = || {
-        let eps = Float(EPS);
+        let eps = Float(LAYER_NORM_EPS);
         ModuleTree::leaf(format!("LayerNorm(({d_model},), eps={eps}, elementwise_affine=True)"))
     };
     ModuleTree::new(
@@ -83,11 +80,11 @@ Transformer(
   )
   (out_linear): Linear(in_features=32, out_features=1000, bias=True)
 )";
-        assert_eq!(Transformer::tree(&config).to_string(), expected);
-        let one = Transformer::tree(&TransformerConfig { num_layers: 1, dropout: 0.0, ..config.clone() });
+        assert_eq!(transformer(&config).to_string(), expected);
+        let one = transformer(&TransformerConfig { num_layers: 1, dropout: 0.0, ..config.clone() });
         assert!(one.to_string().contains("\n    (0): TransformerBlock(\n"));
         assert!(one.to_string().contains("(dropout): Dropout(p=0.0, inplace=False)"));
-        let none = Transformer::tree(&TransformerConfig { num_layers: 0, ..config });
+        let none = transformer(&TransformerConfig { num_layers: 0, ..config });
         assert!(none.to_string().contains("\n  (layers): ModuleList()\n"));
     }
 }

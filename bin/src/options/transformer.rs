@@ -1,9 +1,9 @@
-//! The options of commands that train a [`Transformer`](super::Transformer) on rows of equal tokens.
+//! The options of commands that train a [`Transformer`](models::tutorials::transformer::Transformer) on rows of equal tokens.
 
 use clap::Args;
+use models::tutorials::transformer::TransformerConfig;
 use training::AttentionMask;
 
-use super::TransformerConfig;
 use crate::error::{Error, Result};
 use crate::memory_check;
 use crate::options::{CommonOptions, count, probability};

@@ -1,18 +1,14 @@
 //! The Transformer of the DDP and pipeline tutorials.
 
 mod block;
-mod modules;
-mod options;
 mod positions;
-mod tree;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Embedding, ModuleT, VarBuilder, embedding};
 use sampler::SharedGenerator;
 use training::{AttentionMask, Linear, linear};
 
-pub use block::TransformerBlock;
-pub use options::TransformerOptions;
+pub use block::{LAYER_NORM_EPS, TransformerBlock};
 pub use positions::PositionalEncoding;
 
 /// The sizes of a [`Transformer`].
@@ -54,12 +50,12 @@ impl Default for TransformerConfig {
 /// Embedding, sinusoidal positions, blocks of attention and feed-forward, and a linear layer to logits.
 ///
 /// Its variables have PyTorch's names and are created in PyTorch's order. `pos_encoding.pe` is a buffer, not a
-/// parameter: pass the last part of its name to [`ddp::DdpConfig::buffers`].
+/// parameter: pass the last part of its name to `ddp::DdpConfig::buffers`.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{ModuleT, VarBuilder, VarMap};
-/// use bin::models::transformer::{Transformer, TransformerConfig};
+/// use models::tutorials::transformer::{Transformer, TransformerConfig};
 /// use sampler::{Generator, SharedGenerator};
 ///
 /// let config = TransformerConfig { vocab_size: 100, d_model: 12, num_heads: 4, max_len: 10, ..Default::default() };

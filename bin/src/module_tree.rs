@@ -1,11 +1,15 @@
 //! Module trees, printed as PyTorch's `print(model)` does.
 
+mod transformer;
+
 use std::fmt::{self, Display};
+
+pub use transformer::transformer;
 
 /// A module and its submodules; displayed as PyTorch's `print(model)` does.
 ///
 /// ```
-/// use bin::models::tree::ModuleTree;
+/// use bin::module_tree::ModuleTree;
 ///
 /// let block = ModuleTree::leaf("Linear(in_features=2, out_features=2, bias=True)");
 /// let model = ModuleTree::list([block.clone(), block]);

@@ -10,7 +10,7 @@ use training::{
 use super::TransformerConfig;
 
 /// PyTorch's default epsilon of LayerNorm.
-pub(super) const EPS: f64 = 1e-5;
+pub const LAYER_NORM_EPS: f64 = 1e-5;
 
 /// A block of a [`Transformer`](super::Transformer).
 #[derive(Debug)]
@@ -35,9 +35,9 @@ impl TransformerBlock {
         let d_model = config.d_model;
         Ok(Self {
             attention: SelfAttention::new(builder.pp("attention"), config)?,
-            norm1: layer_norm(d_model, EPS, builder.pp("norm1"))?,
+            norm1: layer_norm(d_model, LAYER_NORM_EPS, builder.pp("norm1"))?,
             ffn: FeedForward::new(builder.pp("ffn"), d_model, config.d_ff)?,
-            norm2: layer_norm(d_model, EPS, builder.pp("norm2"))?,
+            norm2: layer_norm(d_model, LAYER_NORM_EPS, builder.pp("norm2"))?,
             dropout: Dropout::new(config.dropout, random.clone())?,
         })
     }

@@ -1,12 +1,12 @@
 //! Every parameter of every model gets a gradient: some of candle's fused operations have none, without any error.
 #![allow(clippy::unwrap_used)]
 
-use bin::models::convnet::ConvNet;
-use bin::models::linear::SimpleModel;
-use bin::models::mlp::Mlp;
-use bin::models::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap, linear, loss};
+use models::tutorials::convnet::ConvNet;
+use models::tutorials::linear::SimpleModel;
+use models::tutorials::mlp::Mlp;
+use models::tutorials::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
 use training::{AttentionMask, TorchInit, cross_entropy};
 

@@ -5,15 +5,15 @@ use fsdp::{Unit, UnitBuilder};
 use training::{Linear, linear};
 
 /// Number of classes.
-pub const CLASSES: usize = 10;
+pub(super) const CLASSES: usize = 10;
 
 /// Sizes of a [`LargeModel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LargeConfig {
+pub(super) struct LargeConfig {
     /// Features of a sample. Default: 1024.
-    pub features: usize,
+    pub(super) features: usize,
     /// Width of the second and the third layer. Default: 4096.
-    pub hidden: usize,
+    pub(super) hidden: usize,
 }
 
 impl Default for LargeConfig {
@@ -24,13 +24,13 @@ impl Default for LargeConfig {
 
 impl LargeConfig {
     /// Returns the numbers of inputs and outputs of each layer.
-    pub fn layers(&self) -> [(usize, usize); 4] {
+    pub(super) fn layers(&self) -> [(usize, usize); 4] {
         let &Self { features, hidden } = self;
         [(features, hidden), (hidden, hidden), (hidden, features), (features, CLASSES)]
     }
 
     /// Returns the number of elements of each layer's weight and bias; `None` on overflow.
-    pub fn elements(&self) -> Option<[usize; 4]> {
+    pub(super) fn elements(&self) -> Option<[usize; 4]> {
         let mut elements = [0; 4];
         for (elements, (inputs, outputs)) in elements.iter_mut().zip(self.layers()) {
             *elements = inputs.checked_add(1)?.checked_mul(outputs)?;
@@ -45,14 +45,14 @@ impl LargeConfig {
 
 /// `layer1` to `layer4`, with nothing between them, as in the handbook.
 #[derive(Debug)]
-pub struct LargeModel([Unit<Linear>; 4]);
+pub(super) struct LargeModel([Unit<Linear>; 4]);
 
 impl LargeModel {
     /// Creates the layers.
     ///
     /// # Errors
     /// Those of the builder.
-    pub fn new(config: &LargeConfig, units: &UnitBuilder<'_>) -> Result<Self> {
+    pub(super) fn new(config: &LargeConfig, units: &UnitBuilder<'_>) -> Result<Self> {
         let [one, two, three, four] = config.layers();
         let layer = |number: usize, (inputs, outputs)| {
             units.pp(format!("layer{number}")).unit(|builder| linear(inputs, outputs, builder))
