@@ -68,14 +68,19 @@ pub fn all_agree<'a, T, E: Display + From<Error>>(
 /// ```
 pub fn first_of<'a, T: Serialize + DeserializeOwned>(
     groups: impl IntoIterator<Item = &'a dyn Communicator>,
-    mut own: Option<T>,
+    own: Option<T>,
 ) -> Result<Option<(usize, T)>> {
-    let mut first = None;
+    // As text, which can always be sent: a value that cannot must be an error on the ranks of all groups.
+    let mut own = own.map(|own| serde_json::to_string(&own).map_err(|reason| reason.to_string()));
+    let mut first: Option<(usize, std::result::Result<String, String>)> = None;
     for group in groups {
         let told = own.take().map(|own| (group.world_ranks()[group.rank()], own)).or(first.take());
         first = all_gather_object(group, &told)?.into_iter().flatten().min_by_key(|(rank, _)| *rank);
     }
-    Ok(first)
+    let Some((rank, value)) = first else { return Ok(None) };
+    let value = value.and_then(|text| serde_json::from_str(&text).map_err(|reason| reason.to_string()));
+    let what = || format!("the value of rank {rank}, which JSON cannot hold");
+    value.map(|value| Some((rank, value))).map_err(|reason| Error::system(what(), reason))
 }
 
 #[cfg(test)]
@@ -156,5 +161,19 @@ mod tests {
             Ok(said.unwrap_err().to_string())
         });
         assert_eq!(said.unwrap(), ["", "rank 2: disk 2: full", "disk 2: full"]);
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_sent_is_an_error_on_all_ranks_of_all_groups() {
+        let said = Local::run_shared(4, |comm| {
+            let own = (comm.rank() == 3).then_some(f64::NAN);
+            let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)])?;
+            let groups = [mesh.axis("tp")?, mesh.axis("dp")?];
+            let groups = groups.iter().map(|group| &***group as &dyn Communicator);
+            Ok(first_of(groups, own).map_err(|error| error.to_string()))
+        });
+        for said in said.unwrap() {
+            assert!(said.unwrap_err().contains("the value of rank 3"));
+        }
     }
 }

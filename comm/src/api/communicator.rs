@@ -19,7 +19,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Returns the number of ranks in the group.
     fn world_size(&self) -> usize;
 
-    /// Returns the backend's name: `local`, `tcp`, `mpi`.
+    /// Returns the backend's name: `local`, `tcp`, `nccl`, `mpi`.
     fn backend(&self) -> &'static str;
 
     /// Returns the ranks with which this one exchanges data through shared memory so far. Empty if the backend does not
@@ -28,7 +28,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         &[]
     }
 
-    /// Returns how many bytes a rank can send to another before that one receives any of them, including a header of 64
+    /// Returns how many bytes a rank can send to another before that one receives any of them, including a header of 32
     /// bytes for each message: the capacity of the transport's buffers. For more bytes, and for any if this is 0,
     /// [`Communicator::run`] of a send may wait until the other rank receives.
     fn eager_bytes(&self) -> usize {
@@ -154,6 +154,9 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// that dtype: 2 steps and 2S(P-1)/P bytes, half of what f32 would take. Up to 64 KiB (in f32), and with more than
     /// 64 ranks, they are sent as f32 by the algorithms above.
     ///
+    /// With several ranks on each of several hosts, large tensors are reduced within each host first (f16 and bf16 as
+    /// f32), then between hosts, so that less crosses the network.
+    ///
     /// # Errors
     /// Those of [`Communicator::submit`].
     fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Work> {
@@ -208,7 +211,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     ///
     /// # Cost
     /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
-    /// f16 and bf16, with up to 64 ranks: pairwise, 1 step, the same number of bytes.
+    /// f16 and bf16, with up to 64 ranks: pairwise, 1 step, the same number of bytes. With equally many ranks, two or more,
+    /// on each of several hosts, large tensors (f16 and bf16 as f32) are reduced within each host first.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].

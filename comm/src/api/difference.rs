@@ -3,7 +3,7 @@
 use crate::api::communicator::group::all_gather;
 use crate::{Communicator, Digest, Result, all_gather_object};
 
-/// The most lines that are compared one by one after a difference was found.
+/// How many lines are compared at once after a difference was found.
 const MAX_LINES: usize = 1 << 16;
 
 /// The first line that is not the same on all ranks. Ranks are those of the whole job.
@@ -28,7 +28,8 @@ pub struct LineDifference {
 /// group must call it; ranks that pass the same number as `party` are compared with each other.
 ///
 /// # Cost
-/// An all-gather of 24 bytes a rank. Only where lines differ: 8 bytes for each of them, and then one.
+/// An all-gather of 24 bytes a rank. Only where lines differ: 8 bytes for each line up to the first that differs (in
+/// blocks of 65,536 lines), and then that line.
 ///
 /// # Errors
 /// Those of [`Communicator::run`].
@@ -56,11 +57,16 @@ pub fn line_difference(
     let Some((rank, odd_rank)) = odd_of_a_party(&all) else { return Ok(None) };
 
     let longest = all.iter().map(|answer| answer[1]).max().unwrap_or(0);
-    let compared = usize::try_from(longest).unwrap_or(0).min(MAX_LINES);
+    let mut place = usize::try_from(longest).unwrap_or(0);
     let mut padded = digests;
-    padded.resize(compared, 0);
-    let all = all_gather(comm, &padded)?;
-    let place = (0..compared).find(|&line| all[rank][line] != all[odd_rank][line]).unwrap_or(compared);
+    padded.resize(place, 0);
+    for (block, own) in padded.chunks(MAX_LINES).enumerate() {
+        let all = all_gather(comm, own)?;
+        if let Some(line) = (0..own.len()).find(|&line| all[rank][line] != all[odd_rank][line]) {
+            place = block * MAX_LINES + line;
+            break;
+        }
+    }
 
     let all = all_gather_object(comm, &lines.get(place).cloned())?;
     let line = |rank: usize| all[rank].clone().unwrap_or_else(|| "nothing".into());
@@ -120,6 +126,13 @@ mod tests {
         assert_eq!(differs.unwrap(), "1: rank 1 has btrue, and rank 0 has bfalse");
         let longer = said(3, |_| 0, |rank| vec!["a".into(); 1 + usize::from(rank == 0)]);
         assert_eq!(longer.unwrap(), "1: rank 0 has a, and rank 1 has nothing");
+        let late = |rank: usize| {
+            (0..70_000)
+                .map(|line| (line * 2 + usize::from(line == 69_000 && rank == 2)).to_string())
+                .collect()
+        };
+        let differs = said(3, |_| 0, late);
+        assert_eq!(differs.unwrap(), "69000: rank 2 has 138001, and rank 0 has 138000");
     }
 
     #[test]

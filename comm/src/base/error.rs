@@ -183,7 +183,8 @@ pub enum Error {
          must make the same calls, in the same order, with the same dtype and element count"
     )]
     Mismatch {
-        /// The rank that differs from most; with two ranks, the higher one.
+        /// The rank that differs from most; with two ranks, the higher one. For `all_to_all_v`, the higher one of two whose
+        /// counts differ: either may be wrong.
         odd_rank: usize,
         /// Its call.
         odd_call: String,

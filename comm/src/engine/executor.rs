@@ -278,9 +278,11 @@ impl<L: Links> ScheduleExecutor<L> {
             let from = self.receives[index].from;
             let heard = self.read_announcement(from)?;
             unheard |= heard.is_none();
+            // Also before an empty message, of which nothing else comes.
+            moved |= heard == Some(true);
             if heard.is_none() || self.receives[index].got < self.receives[index].len {
                 let got = if heard.is_some() { self.receive(index, memory)? } else { 0 };
-                moved |= got > 0 || heard == Some(true);
+                moved |= got > 0;
                 if heard.is_none() || self.receives[index].got < self.receives[index].len {
                     self.waits.push(Wait { peer: from, read: true, write: false });
                 }

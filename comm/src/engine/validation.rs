@@ -8,6 +8,9 @@ use crate::base::fingerprint;
 use crate::engine::overlap::{Span, first_overlap};
 use crate::{Error, Message, Operation, ReduceOp, Result};
 
+/// The rule of operations with an input and an output.
+const SAME_DTYPE: &str = "input and output must have the same dtype";
+
 impl Operation {
     /// Checks what one rank can check alone.
     pub(crate) fn validate(&self, rank: usize, world_size: usize) -> Result<()> {
@@ -41,7 +44,7 @@ impl Operation {
                 self.check_rooted(whole.as_ref(), part, counts.as_deref(), rank, world_size)
             }
             Operation::AllToAll { output, input, output_counts, input_counts } => {
-                self.check_dtypes(output, input)?;
+                self.check_dtypes(output, input, SAME_DTYPE)?;
                 let output = self.parts("output", output, output_counts.as_deref(), world_size)?;
                 let input = self.parts("input", input, input_counts.as_deref(), world_size)?;
                 let (expected, got) = (input.of(rank).len(), output.of(rank).len());
@@ -50,7 +53,7 @@ impl Operation {
             }
             Operation::Barrier => Ok(()),
             Operation::AllReduceCoalesced { tensors, op } => tensors.iter().try_for_each(|tensor| {
-                self.check_dtypes(&tensors[0], tensor)?;
+                self.check_dtypes(&tensors[0], tensor, "all tensors must have the same dtype")?;
                 self.check_reduce(tensor, *op)
             }),
             Operation::BroadcastCoalesced { root, .. } => self.check_rank(*root, world_size),
@@ -81,7 +84,8 @@ impl Operation {
             return Err(Error::invalid(
                 operation(),
                 got,
-                "it is written in place and must be contiguous: call `contiguous()` first",
+                "it must be contiguous: `contiguous()` gives a copy, which will do for a tensor that is only read; one that is \
+                 written must be contiguous where it is kept",
             ));
         }
         Ok(())
@@ -211,7 +215,7 @@ impl Operation {
         rank: usize,
         world_size: usize,
     ) -> Result<()> {
-        self.check_dtypes(whole, part)?;
+        self.check_dtypes(whole, part, SAME_DTYPE)?;
         match counts {
             None => self.check_elements(whole_name, whole, part.elem_count() * world_size),
             Some(counts) => {
@@ -221,10 +225,10 @@ impl Operation {
         }
     }
 
-    fn check_dtypes(&self, a: &Tensor, b: &Tensor) -> Result<()> {
+    fn check_dtypes(&self, a: &Tensor, b: &Tensor, rule: &str) -> Result<()> {
         if a.dtype() != b.dtype() {
             let got = format!("{:?} and {:?}", a.dtype(), b.dtype());
-            return Err(Error::invalid(self.name(), got, "input and output must have the same dtype"));
+            return Err(Error::invalid(self.name(), got, rule));
         }
         Ok(())
     }

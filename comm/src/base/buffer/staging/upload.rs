@@ -4,10 +4,15 @@ use candle_core::{Device, Tensor};
 
 use super::{Stage, failed, stream_of};
 use crate::base::buffer::storage;
+use crate::base::fingerprint;
 
 /// Copies a CPU tensor to a device, through pinned memory if it is a CUDA device.
 pub(crate) fn upload(tensor: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
     let Device::Cuda(cuda) = device else { return tensor.to_device(device) };
+    // Of other dtypes the bytes cannot be read.
+    if !fingerprint::supports(tensor.dtype()) {
+        return tensor.to_device(device);
+    }
     let (tensor, output) = (tensor.contiguous()?, Tensor::zeros(tensor.shape(), tensor.dtype(), device)?);
     let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
     let Some(mut stage) = Stage::of(&output, false).filter(|_| bytes > 0) else { return Ok(output) };
