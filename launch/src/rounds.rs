@@ -188,7 +188,11 @@ impl Rounds<'_> {
 
     fn conclude(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
         match verdict {
-            Verdict::Done => self.lost_log.clone().map_or(result, Err),
+            Verdict::Done => match self.signal {
+                // One that came while the last processes were cleaned up.
+                Some(signal) => Err(Error::Interrupted { signal }),
+                None => self.lost_log.clone().map_or(result, Err),
+            },
             Verdict::Failed(failure) => Err(Box::new(failure).into()),
             Verdict::Gone(node) => Err(Error::NodeGone(node)),
             Verdict::Silent { node, ms } => {

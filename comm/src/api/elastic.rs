@@ -13,9 +13,9 @@ pub trait ElasticGroup {
     /// if there are enough of them (see below). The remaining rank with the lowest number leads: as long as it answers,
     /// no group is formed without it.
     ///
-    /// A rank that does not answer, because it is stopped or cut off, is excluded if the others are more than half of
-    /// the ranks that are not known to be gone, or exactly half including the one with the lowest number of all. It
-    /// gets [`crate::Error::Excluded`] when it asks. So there is never a second group. Errors name a rank by the same
+    /// A rank that does not answer, because it is stopped or cut off, is excluded if the others are more than half of the
+    /// group (ranks that are gone count as missing), or exactly half including the one with the lowest number, or if all
+    /// ranks but these are known to have ended. It gets [`crate::Error::Excluded`] when it asks. So there is never a second group. Errors name a rank by the same
     /// number as before ([`Communicator::world_ranks`]).
     ///
     /// The program's state is not synchronised: some ranks may have finished a step that others have not.
@@ -61,8 +61,8 @@ pub trait ElasticGroup {
     /// knows.
     fn waiting(&self) -> usize;
 
-    /// Returns a new group of the ranks of this group, followed by those that wait to be admitted, up to `world_size`
-    /// ranks in all. Every rank of this group must call it, at the same position among its operations, while none is in
+    /// Returns a new group of the ranks of this group and of those that wait to be admitted, in the order of their
+    /// numbers, up to `world_size` ranks in all. Every rank of this group must call it, at the same position among its operations, while none is in
     /// progress. The new ranks call [`crate::Tcp::connect`] with [`crate::Elastic::newcomer`]. A rank that dies
     /// meanwhile is left out.
     ///

@@ -119,11 +119,14 @@ impl TcpConfig {
     /// As [`TcpConfig::from_env`], for a process whose rank, world size, meeting point and secret come from elsewhere.
     #[cfg(feature = "mpi")]
     pub(crate) fn from_env_as(rank: usize, world_size: usize) -> Result<Self> {
+        // The real one comes through MPI; without any, TLS would be refused.
+        let secret = Secret::random()?.to_hex();
         let lookup = |name: &str| match name {
             "RANK" => Some(rank.to_string().into()),
             "WORLD_SIZE" => Some(world_size.to_string().into()),
             "GIRANDOLE_INIT_METHOD" => Some("tcp://127.0.0.1:1".into()),
-            "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" | "PET_NNODES" => None,
+            "GIRANDOLE_SECRET" => Some(secret.clone().into()),
+            "GIRANDOLE_SECRET_FILE" | "PET_NNODES" => None,
             name => std::env::var_os(name),
         };
         Self::from_lookup(&lookup, None)
@@ -143,7 +146,7 @@ impl TcpConfig {
                 env.required("WORLD_SIZE", "the number of ranks, from 1")?,
             ),
         };
-        let job = found.as_ref().map(|found| found.job.clone());
+        let job = found.as_ref().and_then(|found| found.job.clone());
         let job_id = env.text("GIRANDOLE_JOB_ID")?.or(job).unwrap_or_default();
         let mut config = Self { rank, world_size, secret: env.secret()?, job_id, ..Self::default() };
         if let Some(bind) = env.optional("GIRANDOLE_BIND", "an IP address of this host, without port")? {
@@ -215,6 +218,10 @@ impl TcpConfig {
             return Err(Error::invalid(WORLD_SIZE, world_size, format!("give 1 to {MAX_WORLD_SIZE} ranks")));
         }
         let newcomer = self.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+        // Regrouping sends numbers of ranks as 32 bits.
+        if newcomer && u32::try_from(rank).is_err() {
+            return Err(Error::invalid(RANK, rank, "give a newcomer a number below 4294967296"));
+        }
         if rank >= world_size && !newcomer {
             return Err(Error::invalid(
                 RANK,

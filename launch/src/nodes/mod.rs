@@ -175,6 +175,13 @@ fn of_nodes(error: Error) -> Error {
             Error::NodeRefused { node: rank, address, reason: say(reason) }
         }
         Error::PeerDied { rank, host, .. } => Error::NodeGone(NodeName { node: rank, host }),
+        Error::Timeout { rank, host, waited, .. } => {
+            Error::NodeSilent { node: NodeName { node: rank, host }, silence: waited }
+        }
+        Error::Protocol { rank, host, detail, .. } => {
+            let reason = say(format!("it broke the protocol: {detail}"));
+            Error::NodeStopped { node: NodeName { node: rank, host }, reason }
+        }
         Error::InvalidArgument { what, got, .. } if what == launcher::MEETING_HOST => Error::invalid(
             "master_addr",
             got,

@@ -50,6 +50,8 @@ pub(crate) struct FailureState {
     failed: AtomicBool,
     /// An operation has read the failure.
     is_known: AtomicBool,
+    /// Whether the death of a rank has been logged, which the program need not have seen.
+    is_logged: AtomicBool,
     /// The failure was decided by this rank alone, since rank 0 has left: no rank 0 sends it to the others.
     alone: AtomicBool,
     /// A byte written here wakes the control thread.
@@ -103,6 +105,7 @@ impl FailureState {
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
             is_known: AtomicBool::new(false),
+            is_logged: AtomicBool::new(false),
             alone: AtomicBool::new(false),
             bell,
         };
@@ -193,14 +196,15 @@ impl FailureState {
     /// When to log the death of a rank, if no operation has reported it by then: the process may end before its next
     /// operation.
     pub(super) fn death_log_at(&self) -> Option<Instant> {
-        let failed_at = self.is_unreported().then(|| lock(&self.desk).failed_at).flatten()?;
+        let is_due = self.is_unreported() && !self.is_logged.load(Ordering::Acquire);
+        let failed_at = is_due.then(|| lock(&self.desk).failed_at).flatten()?;
         Some(failed_at + DEATH_LOG_DELAY)
     }
 
     /// Logs the death, if it is time to. Only the group of all ranks does.
     pub(super) fn log_death(&self) {
         if self.death_log_at().is_none_or(|at| Instant::now() < at)
-            || self.is_known.swap(true, Ordering::AcqRel)
+            || self.is_logged.swap(true, Ordering::AcqRel)
         {
             return;
         }

@@ -30,6 +30,6 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
         world_size_from: "PET_NNODES",
         host: env.text("PET_MASTER_ADDR")?.ok_or("PET_MASTER_ADDR is not set either: give the host of pod 0"),
         port_from: Some("PET_MASTER_PORT"),
-        job: "kubeflow".into(),
+        job: Some("kubeflow".into()),
     }))
 }

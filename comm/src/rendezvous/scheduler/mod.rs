@@ -24,6 +24,8 @@ use crate::{Error, Result};
 /// Ports that no system assigns by itself, for jobs whose ranks must choose the same one without communicating.
 const FIRST_PORT: u16 = 10_000;
 const PORTS: u64 = 20_000;
+const PORT: &str = "the launcher does not name the job, and there are several hosts, so that no port follows from a name: set it \
+                    to a free port of rank 0's host, the same on every rank, such as with mpiexec -genv MASTER_PORT 29500";
 
 /// Rank of this process and size of its job, and the same for its node.
 ///
@@ -102,8 +104,8 @@ pub(crate) struct SchedulerInfo {
     /// Variable that is read for the port where `MASTER_PORT` is not set.
     port_from: Option<&'static str>,
     /// Name of the job: the same for all its ranks, different for each job that may run at the same time. A constant
-    /// under Kubeflow, where the port comes from a variable.
-    pub(crate) job: String,
+    /// under Kubeflow, where the port comes from a variable. `None` where nothing names it.
+    pub(crate) job: Option<String>,
 }
 
 impl SchedulerInfo {
@@ -134,7 +136,10 @@ impl SchedulerInfo {
                 return Ok((host, parse_port(text.trim()).ok_or_else(wrong)?));
             }
         }
-        Ok((host, derived_port(&self.job)))
+        match self.job.clone().or(env.text("GIRANDOLE_JOB_ID")?) {
+            Some(job) => Ok((host, derived_port(&job))),
+            None => Err(Error::invalid("MASTER_PORT", "nothing", PORT)),
+        }
     }
 }
 

@@ -22,6 +22,7 @@ pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
         None => env.optional("SLURM_LOCALID", LOCAL)?,
     };
     let world_size = env.required("OMPI_COMM_WORLD_SIZE", SIZE)?;
+    let is_alone = is_alone(local_world_size, world_size);
     Ok(Some(SchedulerInfo {
         place: LaunchedRank {
             rank: env.required("OMPI_COMM_WORLD_RANK", NUMBER)?,
@@ -32,9 +33,9 @@ pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
         },
         rank_from: "OMPI_COMM_WORLD_RANK",
         world_size_from: "OMPI_COMM_WORLD_SIZE",
-        host: host(local_world_size, world_size),
+        host: host(is_alone),
         port_from: None,
-        job: job(env, &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"])?,
+        job: job(env, &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"], is_alone)?,
     }))
 }
 
@@ -49,6 +50,7 @@ pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     }
     let local_world_size = env.optional("MPI_LOCALNRANKS", LOCAL)?;
     let world_size = env.required("PMI_SIZE", SIZE)?;
+    let is_alone = is_alone(local_world_size, world_size);
     Ok(Some(SchedulerInfo {
         place: LaunchedRank {
             rank: env.required("PMI_RANK", NUMBER)?,
@@ -59,26 +61,30 @@ pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
         },
         rank_from: "PMI_RANK",
         world_size_from: "PMI_SIZE",
-        host: host(local_world_size, world_size),
+        host: host(is_alone),
         port_from: None,
-        job: job(env, &["PMI_JOBID", "PMI_PORT", "PMI_KVS"])?,
+        job: job(env, &["PMI_JOBID", "PMI_PORT", "PMI_KVS"], is_alone)?,
     }))
 }
 
+/// Whether all ranks run on this host.
+fn is_alone(local_world_size: Option<usize>, world_size: usize) -> bool {
+    world_size == 1 || local_world_size == Some(world_size)
+}
+
 /// Returns loopback where all ranks run on this host; otherwise the host of rank 0 is unknown.
-fn host(local_world_size: Option<usize>, world_size: usize) -> std::result::Result<String, &'static str> {
-    let alone = world_size == 1 || local_world_size == Some(world_size);
-    if alone { Ok("127.0.0.1".into()) } else { Err(HOST) }
+fn host(is_alone: bool) -> std::result::Result<String, &'static str> {
+    if is_alone { Ok("127.0.0.1".into()) } else { Err(HOST) }
 }
 
 /// Names the job after the first of these variables that is set; failing that, after the process that started the ranks
-/// of this host.
-fn job(env: &Variables<'_>, names: &[&str]) -> Result<String> {
+/// of this host. Each host has its own such process, so that with several hosts the job has no name.
+fn job(env: &Variables<'_>, names: &[&str], is_alone: bool) -> Result<Option<String>> {
     for name in names {
         if let Some(text) = env.text(name)? {
-            return Ok(format!("mpi-{text}"));
+            return Ok(Some(format!("mpi-{text}")));
         }
     }
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_pid());
-    Ok(format!("mpi-of-process-{parent}"))
+    Ok(is_alone.then(|| format!("mpi-of-process-{parent}")))
 }

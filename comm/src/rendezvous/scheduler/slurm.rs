@@ -43,7 +43,7 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
         world_size_from,
         host: host(env, nodes)?.ok_or("Slurm names no nodes: set it to the host of rank 0"),
         port_from: None,
-        job: format!("slurm-{job}.{step}"),
+        job: Some(format!("slurm-{job}.{step}")),
     }))
 }
 

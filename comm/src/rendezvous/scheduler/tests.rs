@@ -112,6 +112,12 @@ fn where_rank_0_is() {
     let apart = [&OPEN_MPI[..], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
     let message = master(&apart).unwrap_err().to_string();
     assert!(message.starts_with("MASTER_ADDR: got nothing; mpirun does not tell"), "{message}");
+    // Of several hosts, MPICH's mpiexec names neither rank 0's nor the job.
+    let apart = [&PMI[..], &[("MPI_LOCALNRANKS", "1"), ("MASTER_ADDR", "10.0.0.9")]].concat();
+    let message = master(&apart).unwrap_err().to_string();
+    assert!(message.starts_with("MASTER_PORT: got nothing; the launcher does not name the job"), "{message}");
+    assert!(master(&[&apart[..], &[("GIRANDOLE_JOB_ID", "night")]].concat()).is_ok());
+    assert_eq!(master(&[&apart[..], &given].concat()).unwrap(), ("10.0.0.9".into(), 1234));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::base::cause::Cause;
 use crate::base::members::Members;
+use crate::blame::peer_failures;
 use crate::blame::supervisor::Supervisor;
 use crate::rendezvous::launcher_interface::report_met;
 use crate::rendezvous::meeting::peer::PeerInfo;
@@ -60,6 +61,10 @@ impl Tcp {
     /// Makes a new group of the remaining ranks, and of waiting newcomers as long as the group has at most `room` ranks.
     /// `what` is the method's name, for errors.
     fn regroup(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
+        self.remaining(what, room).inspect_err(peer_failures::record)
+    }
+
+    fn remaining(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
         let Some(endpoint) = &self.endpoint else {
             let help = "set TcpConfig::elastic (GIRANDOLE_ELASTIC=1) on every rank; groups made by new_group or split do not \
                         change: change the one of all ranks, and create them again";

@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::base::members::Members;
 use crate::blame::control::failure_state::job::FormationGuard;
+use crate::blame::peer_failures;
 use crate::blame::supervisor::Supervisor;
 use crate::rendezvous::meeting::parent::Parent;
 use crate::rendezvous::meeting::{Meeting, Options, meet_with};
@@ -83,6 +84,7 @@ impl Tcp {
         };
         let met = meet_with(&config, options);
         let met = met.map_err(|error| self.failure_state.explain(error, operation, &others));
+        let met = met.inspect_err(peer_failures::record);
         drop(waits);
         Ok((config, Meeting { job, ..met? }, members))
     }

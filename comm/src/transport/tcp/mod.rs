@@ -16,6 +16,7 @@ use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::blame::control;
 use crate::blame::control::failure_state::FailureState;
+use crate::blame::peer_failures;
 #[cfg(feature = "nccl")]
 use crate::blame::supervisor::Supervisor;
 use crate::engine::queue::OperationQueue;
@@ -79,10 +80,13 @@ impl Tcp {
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
     /// [`Error::Rendezvous`] when not all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        match &config.elastic {
+        let connected = match &config.elastic {
             Some(elastic) => elastic::connect(config, elastic),
-            None => Self::join(config, meet(config)?, Members::world(config.world_size), None),
-        }
+            None => {
+                meet(config).and_then(|met| Self::join(config, met, Members::world(config.world_size), None))
+            }
+        };
+        connected.inspect_err(peer_failures::record)
     }
 
     /// Builds the group of ranks that have found each other. Operations that `carrier` takes send no data over its
