@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Tensor, Var};
@@ -11,10 +11,11 @@ use serde_json::{Map, Value, json};
 use training::{AtomicFile, tensor_file_begin, write_output};
 
 use crate::folder::{INDEX, SINGLE};
+use crate::lora::files::ADAPTER_FILES;
 use crate::{Error, ModelConfig, Result, Weights, names};
 
-/// Tokenizer and generation files, copied from another folder if they exist there.
-const COPIED: &[&str] = &[
+/// Tokenizer and generation files, copied from another folder if they exist there, and removed if they do not.
+pub(crate) const COPIED: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -189,13 +190,7 @@ impl FolderWriter {
             return Err(Error::Format { path: self.folder.clone(), problem });
         }
         // Without its configuration, a folder that has only some of the new files cannot be loaded.
-        let config = self.folder.join("config.json");
-        match fs::remove_file(&config) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::Io { action: "remove", path: config, source });
-            }
-            _ => {}
-        }
+        remove(&self.folder.join("config.json"))?;
         let mut kept = BTreeSet::new();
         for (name, file) in std::mem::take(&mut self.files) {
             let file = file.into_inner().map_err(std::io::IntoInnerError::into_error);
@@ -233,7 +228,7 @@ impl FolderWriter {
         write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 
-    /// Removes weight files of an older model: a program that loads the folder could read them.
+    /// Removes weight files of an older model or of adapters: a program that loads the folder could read them.
     fn remove_older(&self, kept: &BTreeSet<String>) -> Result<()> {
         let refuse = Error::io("look through", &self.folder);
         for entry in fs::read_dir(&self.folder).map_err(&refuse)? {
@@ -241,8 +236,10 @@ impl FolderWriter {
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_shard =
                 name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
-            if (is_shard || name == SINGLE || name == INDEX) && !kept.contains(&name) {
-                fs::remove_file(entry.path()).map_err(Error::io("remove", &entry.path()))?;
+            // Adapters beside a whole model are applied to it.
+            let is_older = is_shard || name == SINGLE || name == INDEX || ADAPTER_FILES.contains(&&*name);
+            if is_older && !kept.contains(&name) {
+                remove(&entry.path())?;
             }
         }
         Ok(())
@@ -257,8 +254,20 @@ impl FolderWriter {
             if from.exists() {
                 let bytes = Error::read(&from)?;
                 write_output(&to, &bytes).map_err(Error::io("write", &to))?;
+            } else {
+                remove(&to)?;
             }
         }
         Ok(())
+    }
+}
+
+/// Removes a file, if it is there.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(Error::Io { action: "remove", path: path.into(), source })
+        }
+        _ => Ok(()),
     }
 }

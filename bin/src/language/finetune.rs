@@ -121,6 +121,10 @@ impl Job for FinetuneOptions {
         self.merge
     }
 
+    fn saves_adapters(&self) -> bool {
+        (self.lora_rank.is_some() || self.adapters.is_some()) && !self.merge
+    }
+
     fn folder(&self) -> Option<&Path> {
         Some(&self.model)
     }

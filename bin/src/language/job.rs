@@ -30,6 +30,11 @@ pub trait Job: Clone {
         false
     }
 
+    /// Whether adapters alone are saved.
+    fn saves_adapters(&self) -> bool {
+        false
+    }
+
     /// Returns the folder whose tokenizer files are copied to the saved model, if any.
     fn folder(&self) -> Option<&Path>;
 }

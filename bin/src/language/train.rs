@@ -98,7 +98,7 @@ impl<J: Job> Experiment for J {
         }
         options.tensorboard.as_deref().map_or(Ok(()), outputs::make_folder)?;
         let out = &options.out;
-        check_output_folder(options)?;
+        check_output_folder(options, self.saves_adapters())?;
         Ok(outputs::make_folder(out)?)
     }
 
@@ -255,16 +255,18 @@ impl<J: Job> Experiment for J {
     }
 }
 
-/// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed.
-fn check_output_folder(options: &TrainOptions) -> Result<()> {
+/// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed. Adapters never go
+/// beside a whole model: who loads the folder would find two models in it.
+fn check_output_folder(options: &TrainOptions, saves_adapters: bool) -> Result<()> {
     let out = &options.out;
-    let Some(file) = models::weights_in(out).filter(|_| !options.overwrite) else { return Ok(()) };
-    if options.checkpoints.has_checkpoint_to_resume()? {
+    let Some(file) = models::weights_in(out) else { return Ok(()) };
+    let help = if saves_adapters && !file.starts_with("adapter") {
+        format!("it holds a whole model ({file}), and adapters alone are saved: give another folder")
+    } else if options.overwrite || options.checkpoints.has_checkpoint_to_resume()? {
         return Ok(());
-    }
-    let help = format!(
-        "it holds a model already ({file}): give another folder, or --overwrite to replace the model"
-    );
+    } else {
+        format!("it holds a model already ({file}): give another folder, or --overwrite to replace the model")
+    };
     Err(Error::Option { option: "--out", got: out.display().to_string(), help })
 }
 

@@ -77,13 +77,16 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Continues in another group, with the state of a rank that has done most steps.
     fn go_on(&mut self, world: &Arc<dyn Communicator>, observer: &mut dyn Observer<M>) -> Result<()> {
+        let mut completed = None;
         if let Some(mut saver) = self.saver.take() {
             // If a checkpoint is still being written, a part of it was lost with a rank: the one before is the latest.
             saver.wait_for_copy();
-            if saver.abandon() {
+            (completed, self.abandoned) = saver.abandon();
+            if completed.is_some() {
                 self.written = self.checkpointed;
             }
         }
+        let completed_step = self.checkpointed;
         let own = Progress {
             step: self.step,
             order: self.order.state(),
@@ -119,9 +122,12 @@ impl<M: Model> Trainer<'_, M> {
         if let (Some(plan), Some(checkpoints)) = (&self.config.checkpoints, &self.checkpoints)
             && plan.in_background
         {
-            self.saver = Some(BackgroundSaver::new(&**world, checkpoints.clone())?);
+            self.saver = Some(BackgroundSaver::after(&**world, checkpoints.clone(), self.abandoned.take())?);
         }
-        Ok(())
+        match completed.filter(|_| self.written == completed_step) {
+            Some(folder) => observer.saved(self.written, &folder),
+            None => Ok(()),
+        }
     }
 
     /// Brings ranks that have not done the last step up to date, with the state of the rank `ahead`.

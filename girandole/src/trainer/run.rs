@@ -12,6 +12,7 @@ use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Cont
 use comm::broadcast_object;
 
 use super::consistency::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
+use super::saver::Writing;
 use super::{BackgroundSaver, Data, Observer, ObserverState, StepReport, TrainConfig};
 use crate::checkpoint::all_or_error;
 use crate::{Error, Parallel, Result};
@@ -36,6 +37,8 @@ pub struct Trainer<'a, M> {
     pub(super) latest: Option<StepReport>,
     pub(super) checkpoints: Option<Checkpoints>,
     pub(super) saver: Option<BackgroundSaver>,
+    /// A checkpoint of a saver that was abandoned, until another saver waits for it.
+    pub(super) abandoned: Option<Writing>,
     /// How long the steps of this run waited for copies of the variables that they were about to change.
     copying_seconds: f64,
 }
@@ -94,6 +97,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             latest: None,
             checkpoints: None,
             saver: None,
+            abandoned: None,
             copying_seconds: 0.0,
         };
         trainer.open_checkpoints()?;
@@ -262,7 +266,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
             observer.stepped(&report)?;
         } else if let Some(ending) = endings.get_mut(self.ended) {
-            // Runs before the wait for the last checkpoint, whose error would prevent it.
+            // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.
+            self.wait_for_copies();
             ending(self.model)?;
             self.ended += 1;
         } else {
@@ -292,6 +297,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn evaluate(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(data) = self.evaluation else { return Ok(()) };
         let loss = self.evaluate_on(data)?;
+        // The observer may change variables.
+        self.wait_for_copies();
         observer.evaluated(self.step, loss, self.model)
     }
 

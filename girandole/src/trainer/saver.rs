@@ -15,10 +15,15 @@ use crate::{Error, Result};
 pub struct BackgroundSaver {
     comm: Arc<dyn Communicator>,
     checkpoints: Checkpoints,
-    at_work: Option<JoinHandle<Result<PathBuf>>>,
+    at_work: Option<Writing>,
     /// Disconnects when parameters and optimizer state are copied.
     copying: Option<Receiver<()>>,
+    /// A checkpoint of an earlier saver that may still be written: nothing else may be written before it ends.
+    before: Option<Writing>,
 }
+
+/// A thread that writes a checkpoint, and returns its folder.
+pub(super) type Writing = JoinHandle<Result<PathBuf>>;
 
 impl BackgroundSaver {
     /// Creates a saver. Call on every rank of `world`.
@@ -29,11 +34,20 @@ impl BackgroundSaver {
     /// # Errors
     /// Failures of communication.
     pub fn new(world: &dyn Communicator, checkpoints: Checkpoints) -> Result<Self> {
+        Self::after(world, checkpoints, None)
+    }
+
+    /// Like [`new`](Self::new), in place of a saver that was abandoned.
+    pub(super) fn after(
+        world: &dyn Communicator,
+        checkpoints: Checkpoints,
+        before: Option<Writing>,
+    ) -> Result<Self> {
         let comm = world.split(Some(0), world.rank())?;
         let comm = comm.ok_or_else(|| {
             Error::invalid("the group of checkpoints", "none", "this is a mistake in girandole")
         })?;
-        Ok(Self { comm, checkpoints, at_work: None, copying: None })
+        Ok(Self { comm, checkpoints, at_work: None, copying: None, before })
     }
 
     /// Waits for the previous checkpoint, and starts to write another. Returns the folder of the previous one, if there
@@ -64,12 +78,15 @@ impl BackgroundSaver {
         checkpoint: Checkpoint,
     ) -> Result<Option<PathBuf>> {
         let before = self.wait()?;
-        let (comm, checkpoints) = (self.comm.clone(), self.checkpoints.clone());
+        let (comm, checkpoints, abandoned) =
+            (self.comm.clone(), self.checkpoints.clone(), self.before.take());
         let (tell, told) = channel();
         let write = move || {
             let snapshot = copy();
             // A panic also drops this end, so `wait_for_copy` always returns.
             drop(tell);
+            // Its error is that of a checkpoint that does not count.
+            drop(abandoned.map(JoinHandle::join));
             all_or_error(&*comm, snapshot)?.write(&*comm, &checkpoints, &checkpoint)
         };
         let thread = Builder::new().name("checkpoint".into()).spawn(write);
@@ -86,12 +103,13 @@ impl BackgroundSaver {
         }
     }
 
-    /// Abandons a checkpoint that cannot be completed. Returns true if it is already written.
-    pub(super) fn abandon(mut self) -> bool {
+    /// Abandons a checkpoint that cannot be completed. Returns the folder of one that is already written, or a thread that is
+    /// still at work: it ends by itself when its collectives fail because of the lost ranks, or completes the checkpoint if
+    /// it has none left.
+    pub(super) fn abandon(mut self) -> (Option<PathBuf>, Option<Writing>) {
         match self.at_work.take_if(|thread| !thread.is_finished()) {
-            // The thread ends by itself when its collectives fail because of the lost ranks.
-            Some(_) => false,
-            None => matches!(self.wait(), Ok(Some(_))),
+            Some(thread) => (None, Some(thread)),
+            None => (self.wait().ok().flatten(), self.before.take()),
         }
     }
 

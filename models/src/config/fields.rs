@@ -63,7 +63,7 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Returns a reader of a model's `config_error.json`.
+    /// Returns a reader of a model's `config.json`.
     pub(super) fn of_model(family: super::Family, json: &'a Map<String, Value>) -> Self {
         Self::new("config.json", family.to_string(), IGNORED_FIELDS, json)
     }

@@ -1,4 +1,4 @@
-//! `config_error.json` of Llama, Mistral, Qwen2 and Qwen3.
+//! `config.json` of Llama, Mistral, Qwen2 and Qwen3.
 
 use serde_json::{Map, Value, json};
 use training::Gate;

@@ -199,6 +199,10 @@ impl ModelConfig {
         if let Some((field, got)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return refuse(field, got, "it must be above 0");
         }
+        // Keeps the sizes of weights from overflowing.
+        if self.num_heads.saturating_mul(self.head_dim) > 1 << 31 {
+            return refuse("head_dim", self.head_dim, "times the number of heads it must be at most 2^31");
+        }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return refuse("num_key_value_heads", self.num_kv_heads, "it must divide num_attention_heads");
         }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::config::Fields;
 use crate::{Error, ModelConfig, Result};
 
-pub(super) const FILE: &str = "adapter_config.json";
+pub(crate) const FILE: &str = "adapter_config.json";
 
 /// Target name for all linear layers except the head.
 pub(super) const ALL: &str = "all-linear";

@@ -15,6 +15,9 @@ use crate::{Error, ModelConfig, Result};
 
 pub(crate) const TENSORS: &str = "adapter_model.safetensors";
 
+/// All files of adapters, also those that only `peft` writes.
+pub(crate) const ADAPTER_FILES: [&str; 3] = [FILE, TENSORS, "adapter_model.bin"];
+
 /// Prefix of parameter names in `peft`'s files.
 pub(crate) const PREFIX: &str = "base_model.model.";
 

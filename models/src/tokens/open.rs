@@ -182,7 +182,7 @@ fn scan_table(mut file: TokenFile) -> Result<TokenFile> {
             if token >= u64::from(u32::MAX) {
                 let place = (from - begin) / 8 + place as u64;
                 let problem = format!("row {} has token {}", place / length, token as i64);
-                return Err(file.refuse(format!("{problem}; tokens are 0 or more, and below 2^32")));
+                return Err(file.refuse(format!("{problem}; tokens are 0 or more, and below 2^32 - 1")));
             }
             highest = highest.max(token);
         }

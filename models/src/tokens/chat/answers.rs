@@ -36,8 +36,12 @@ impl ChatTemplate {
         let mut answers: Vec<Range<usize>> = Vec::new();
         for place in (0..messages.len()).filter(|place| is_answer(&messages[*place])) {
             let follows_answer = place > 0 && is_answer(&messages[place - 1]);
+            // After another answer, a template may fail without a message of the user.
             let begin = match answers.last().filter(|_| follows_answer) {
-                Some(answer) => Some(answer.end),
+                Some(before) => {
+                    let begin = self.begin(place, chat, &whole).ok().flatten();
+                    Some(begin.map_or(before.end, |begin| begin.max(before.end)))
+                }
                 None => self.begin(place, chat, &whole)?,
             };
             let end = match place + 1 == messages.len() {

@@ -20,6 +20,8 @@ use generation::{BEGIN, END};
 
 const FILE: &str = "chat_template.jinja";
 const NAME: &str = "chat_template";
+/// The template for conversations with tools, where a folder has several.
+const NAME_WITH_TOOLS: &str = "tool_use";
 /// Limit on a template's work for one conversation: about ten million steps, about a second.
 const FUEL: u64 = 20_000_000;
 
@@ -149,7 +151,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// Special tokens by name, such as `bos_token`.
     special: BTreeMap<String, String>,
-    marks: bool,
+    /// Whether the template marks the answers, and whether that for conversations with tools does, if there is one.
+    marks: (bool, Option<bool>),
     path: PathBuf,
 }
 
@@ -162,13 +165,13 @@ impl ChatTemplate {
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
         let (own, config) = (folder.join(FILE), folder.join(CONFIG));
         let json = read_config(folder)?;
-        let (path, text) = if own.exists() {
+        let (path, text, with_tools) = if own.exists() {
             let text = String::from_utf8(Error::read(&own)?);
             let text =
                 text.map_err(|error| Error::Format { path: own.clone(), problem: error.to_string() })?;
-            (own, text)
-        } else if let Some(text) = of_config(&json) {
-            (config, text.to_string())
+            (own, text, None)
+        } else if let Some(text) = of_config(&json, "default") {
+            (config, text.to_string(), of_config(&json, NAME_WITH_TOOLS))
         } else {
             return Ok(None);
         };
@@ -176,11 +179,18 @@ impl ChatTemplate {
         let special =
             special.filter_map(|(name, value)| Some((name.clone(), text_of_token(value)?.to_string())));
         let special = special.collect();
-        Self::new(&text, special, path).map(Some)
+        Self::new(&text, with_tools, special, path).map(Some)
     }
 
-    fn new(text: &str, special: BTreeMap<String, String>, path: PathBuf) -> Result<Self> {
+    fn new(
+        text: &str,
+        with_tools: Option<&str>,
+        special: BTreeMap<String, String>,
+        path: PathBuf,
+    ) -> Result<Self> {
         let (text, marks) = generation::with_marks(text);
+        let with_tools = with_tools.map(generation::with_marks);
+        let marks = (marks, with_tools.as_ref().map(|(_, marks)| *marks));
         let mut environment = Environment::new();
         let prepared = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let prepared = prepared.and_then(|syntax| {
@@ -188,7 +198,8 @@ impl ChatTemplate {
             environment.set_fuel(Some(FUEL));
             environment.set_unknown_method_callback(unknown_method_callback);
             filters::add(&mut environment);
-            environment.add_template_owned(NAME, text)
+            environment.add_template_owned(NAME, text)?;
+            with_tools.map_or(Ok(()), |(text, _)| environment.add_template_owned(NAME_WITH_TOOLS, text))
         });
         let template = Self { environment, special, marks, path };
         prepared.map_err(|error| template.refuse(&error))?;
@@ -202,7 +213,8 @@ impl ChatTemplate {
     /// # Errors
     /// Errors of the template; a template that writes an earlier message differently when another one follows.
     pub fn render(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
-        if self.marks { self.answers_by_marks(chat) } else { self.answers_by_prefix(chat) }
+        let marks = if self.takes_tools(chat) { self.marks.1 } else { None }.unwrap_or(self.marks.0);
+        if marks { self.answers_by_marks(chat) } else { self.answers_by_prefix(chat) }
     }
 
     /// Returns the tokens of a conversation that a model is to answer, up to the beginning of its answer.
@@ -232,7 +244,12 @@ impl ChatTemplate {
 
     /// Returns whether the template itself marks the answers.
     pub fn marks_answers(&self) -> bool {
-        self.marks
+        self.marks.0
+    }
+
+    /// Whether the template for conversations with tools is used, as transformers chooses.
+    fn takes_tools(&self, chat: &Chat) -> bool {
+        chat.tools.is_some() && self.marks.1.is_some()
     }
 
     /// Renders some messages, with marks if the template has them.
@@ -241,7 +258,8 @@ impl ChatTemplate {
         let special =
             Value::from_pairs(self.special.iter().map(|(name, text)| (name.as_str(), text.as_str())));
         let context = context! { messages, tools, documents => (), add_generation_prompt, ..special };
-        let template = self.environment.get_template(NAME);
+        let name = if self.takes_tools(chat) { NAME_WITH_TOOLS } else { NAME };
+        let template = self.environment.get_template(name);
         template.and_then(|template| template.render(context)).map_err(|error| self.refuse(&error))
     }
 
@@ -257,9 +275,10 @@ impl ChatTemplate {
     }
 }
 
-/// Returns the template in a configuration: a single one, or the one named `default`.
-fn of_config(json: &serde_json::Map<String, serde_json::Value>) -> Option<&str> {
+/// Returns a template of a configuration by its name. A single one is named `default`.
+fn of_config<'a>(json: &'a serde_json::Map<String, serde_json::Value>, name: &str) -> Option<&'a str> {
     let template = json.get("chat_template")?;
-    let named = |named: &&serde_json::Value| named.get("name").is_some_and(|name| name == "default");
-    template.as_str().or_else(|| template.as_array()?.iter().find(named)?.get("template")?.as_str())
+    let single = || template.as_str().filter(|_| name == "default");
+    let named = |named: &&serde_json::Value| named.get("name").is_some_and(|found| found == name);
+    single().or_else(|| template.as_array()?.iter().find(named)?.get("template")?.as_str())
 }
