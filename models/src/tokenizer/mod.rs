@@ -155,6 +155,18 @@ impl Tokenizer {
         }
     }
 
+    /// Returns the tokens of a text between others, as they are within the whole: those that end in `text`.
+    pub(crate) fn encode_within(&self, before: &str, text: &str, after: &str) -> Result<Vec<u32>> {
+        if before.is_empty() && after.is_empty() || !matches!(self.kind, Kind::General) {
+            return self.encode(text);
+        }
+        let (begin, end) = (before.len(), before.len() + text.len());
+        let tokens = self.encode_with_offsets(&[before, text, after].concat())?;
+        let is_own = |place: &Range<usize>| (place.end > begin || begin == 0) && place.end <= end;
+        let own = tokens.into_iter().filter(|(_, place)| is_own(place));
+        Ok(own.map(|(token, _)| token).collect())
+    }
+
     fn unknown(place: usize, character: char) -> Error {
         Error::Invalid {
             what: "the text",

@@ -138,9 +138,9 @@ impl<'a> TextEncoder<'a> {
 
     fn piece(&self, piece: &Piece) -> Result<Encoded> {
         match piece {
-            Piece::Text { text, begins, ends } => {
+            Piece::Text { text, context: (before, after), begins, ends } => {
                 let mut tokens = if *begins { self.before.clone() } else { Vec::new() };
-                tokens.extend(self.tokenizer.encode(text)?);
+                tokens.extend(self.tokenizer.encode_within(before, text, after)?);
                 if *ends {
                     tokens.extend(&self.after);
                 }
@@ -150,6 +150,50 @@ impl<'a> TextEncoder<'a> {
                 let (tokens, counted) = self.chat(chat)?;
                 Ok(Encoded { tokens, counted: Some(counted), ends: true })
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Byte-level, where two line ends are one token unless a word follows; and one that prepends a space to a text.
+    const TOKENIZERS: [(&str, &str, &str); 2] = [
+        (
+            r#"null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}"#,
+            r#"{"Ċ": 0, "ĊĊ": 1, "T": 2, "o": 3, "Ġ": 4, "be": 5, "b": 6, "e": 7}"#,
+            r#"["Ċ Ċ", "b e"]"#,
+        ),
+        (
+            r#"{"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}, "pre_tokenizer": null"#,
+            r#"{"\n": 0, "▁": 1, "T": 2, "o": 3, "▁T": 4, "b": 5, "e": 6}"#,
+            r#"["▁ T"]"#,
+        ),
+    ];
+
+    #[test]
+    fn a_long_text_has_the_tokens_of_the_whole() {
+        for (normalizer, vocabulary, merges) in TOKENIZERS {
+            let folder = tempfile::tempdir().unwrap();
+            let json = format!(
+                r#"{{"version": "1.0", "added_tokens": [], "normalizer": {normalizer},
+                    "model": {{"type": "BPE", "vocab": {vocabulary}, "merges": {merges}}}}}"#
+            );
+            std::fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+            let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+            let text = "To be To be\n\n".repeat(60_000) + "To\n\n";
+            let path = folder.path().join("text");
+            std::fs::write(&path, &text).unwrap();
+            let (encoder, mut source) =
+                (TextEncoder::new(&tokenizer, None).unwrap(), TextSource::open(&path, None).unwrap());
+            let (mut tokens, mut pieces) = (Vec::new(), 0);
+            while let Some(piece) = source.next_piece().unwrap() {
+                tokens.extend(encoder.piece(&piece).unwrap().tokens);
+                pieces += 1;
+            }
+            assert!(pieces > 2 && tokens == tokenizer.encode(&text).unwrap());
         }
     }
 }

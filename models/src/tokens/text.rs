@@ -15,6 +15,8 @@ use super::chat::{Chat, json_kind};
 const PIECE: usize = 1 << 18;
 /// Maximum length of a piece in which the end of a line is looked for.
 const LONGEST_PIECE: usize = 64 * PIECE;
+/// Maximum bytes of the text before a piece that are kept as its context.
+const CONTEXT: usize = 1 << 10;
 /// UTF-8 byte order mark, which is not part of the text.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Fields of a record that are looked for by default.
@@ -30,6 +32,9 @@ pub enum Piece {
     Text {
         /// Never empty.
         text: String,
+        /// What comes directly before and after it in the document, some of it: a tokenizer needs it to split the text as it
+        /// would within the whole document. Empty where the text is the whole document, or cut within a line.
+        context: (String, String),
         /// Whether it begins the document.
         begins: bool,
         /// Whether it ends the document.
@@ -47,7 +52,8 @@ pub enum Piece {
 /// - `.parquet`, in a build with the feature `parquet`: a document for each row, from the column `text` or `messages`;
 ///   another column can be named.
 /// - Any other: UTF-8 text, one document. A long text is cut at line ends that are not followed by white space: most
-///   tokenizers never make a token that spans such a line end.
+///   tokenizers never make a token that spans such a line end, and [`TextEncoder`](super::TextEncoder) shows each piece to its
+///   tokenizer with a little of what is around it.
 #[derive(Debug)]
 pub struct TextSource {
     path: PathBuf,
@@ -62,6 +68,8 @@ enum Kind {
     Plain {
         rest: Vec<u8>,
         begun: bool,
+        /// The end of the piece before.
+        before: String,
     },
     Lines {
         line: u64,
@@ -117,7 +125,7 @@ impl TextSource {
         }
         let kind = match is_lines(path) {
             true => Kind::Lines { line: 0, field: field.map(str::to_string) },
-            false => Kind::Plain { rest: Vec::new(), begun: false },
+            false => Kind::Plain { rest: Vec::new(), begun: false, before: String::new() },
         };
         let mut file = BufReader::with_capacity(1 << 18, file);
         // Some editors begin UTF-8 files with it.
@@ -203,8 +211,8 @@ impl TextSource {
     }
 
     fn plain(&mut self) -> Result<Option<Piece>> {
-        let Kind::Plain { rest, begun } = &mut self.kind else { return Ok(None) };
-        let mut bytes = std::mem::take(rest);
+        let Kind::Plain { rest, begun, before } = &mut self.kind else { return Ok(None) };
+        let (mut bytes, before) = (std::mem::take(rest), std::mem::take(before));
         let (begins, kept) = (!std::mem::replace(begun, true), bytes.len());
         let (end, is_last) = loop {
             let room = (PIECE.max(bytes.len()) as u64).min(LONGEST_PIECE as u64);
@@ -220,6 +228,9 @@ impl TextSource {
         self.done += (bytes.len() - kept) as u64;
         let left = bytes.split_off(end);
         let from = self.done - (end + left.len()) as u64;
+        let is_at_line_end = !is_last && bytes.ends_with(b"\n");
+        // The first byte is a visible ASCII character: see `cut`.
+        let after = left.first().filter(|_| is_at_line_end).map(|byte| char::from(*byte).to_string());
         if let Kind::Plain { rest, .. } = &mut self.kind {
             *rest = left;
         }
@@ -227,7 +238,11 @@ impl TextSource {
             let place = from + error.utf8_error().valid_up_to() as u64;
             self.refuse(format!("it is no text in UTF-8 from byte {place} on"))
         })?;
-        Ok((!text.is_empty()).then_some(Piece::Text { text, begins, ends: is_last }))
+        if let (Kind::Plain { before, .. }, true) = (&mut self.kind, is_at_line_end) {
+            *before = text[text.floor_char_boundary(text.len().saturating_sub(CONTEXT))..].to_string();
+        }
+        let context = (before, after.unwrap_or_default());
+        Ok((!text.is_empty()).then_some(Piece::Text { text, context, begins, ends: is_last }))
     }
 
     fn line(&mut self) -> Result<Option<Piece>> {
@@ -281,7 +296,12 @@ impl TextSource {
         };
         if let Some(text) = value.as_str() {
             let text = text.to_string();
-            return Ok((!text.is_empty()).then_some(Piece::Text { text, begins: true, ends: true }));
+            return Ok((!text.is_empty()).then_some(Piece::Text {
+                text,
+                context: Default::default(),
+                begins: true,
+                ends: true,
+            }));
         }
         // A row of a table has all columns, so null is no document.
         if value.is_none() && !matches!(self.kind, Kind::Lines { .. }) {
@@ -315,7 +335,7 @@ mod tests {
     fn texts(source: &mut TextSource) -> Vec<(String, bool, bool)> {
         std::iter::from_fn(|| source.next_piece().unwrap())
             .map(|piece| match piece {
-                Piece::Text { text, begins, ends } => (text, begins, ends),
+                Piece::Text { text, begins, ends, .. } => (text, begins, ends),
                 Piece::Chat(_) => unreachable!(),
             })
             .collect()
