@@ -16,6 +16,8 @@ use crate::{DdpConfig, Error, lock};
 pub(crate) struct Registry {
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) buffers: Vec<(String, Var)>,
+    /// Integers, which have no gradient.
+    pub(crate) integers: Vec<(String, Var)>,
     /// By name, and for the user's variables by identity: a variable may have several names.
     names: HashMap<String, usize>,
     variables: HashMap<TensorId, usize>,
@@ -24,9 +26,8 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// Returns what was registered, and refuses all later requests.
-    pub(crate) fn close(&mut self) -> (Vec<Parameter>, Vec<(String, Var)>) {
-        self.closed = true;
-        (std::mem::take(&mut self.parameters), std::mem::take(&mut self.buffers))
+    pub(crate) fn close(&mut self) -> Self {
+        std::mem::replace(self, Self { closed: true, ..Self::default() })
     }
 
     /// Returns the tensor that an earlier request for this name got.
@@ -52,8 +53,13 @@ impl Registry {
             if given.dtype().is_float() {
                 return Err(Error::UnsupportedDtype { parameter: name.into(), dtype: given.dtype() }.into());
             }
-            // Integers have no gradient.
-            return Ok(given);
+            if let Some((_, known)) = self.integers.iter().find(|(known, _)| known == name) {
+                return Ok(known.as_tensor().clone());
+            }
+            let var = Var::from_tensor(&given)?;
+            let tensor = var.as_tensor().clone();
+            self.integers.push((name.into(), var));
+            return Ok(tensor);
         }
         let index = match self.variables.get(&given.id()) {
             Some(&index) => index,

@@ -14,16 +14,18 @@ use crate::{CommHook, DdpConfig, Error, Result, initial, lock};
 /// Checks that all ranks of a group have the same model, broadcasts rank 0's values, and creates the reducer.
 pub(crate) fn set_up_group(
     comm: Arc<dyn Communicator>,
-    (parameters, buffers): (&[Parameter], &[(String, Var)]),
+    (parameters, buffers, integers): (&[Parameter], &[(String, Var)], &[(String, Var)]),
     config: &DdpConfig,
     link: &ReducerRef,
 ) -> Result<Arc<Reducer>> {
-    if let Some(difference) = line_difference(&*comm, 0, &describe(parameters, buffers, config))? {
+    if let Some(difference) = line_difference(&*comm, 0, &describe((parameters, buffers, integers), config))?
+    {
         return Err(Error::ModelMismatch(difference));
     }
     if comm.world_size() > 1 {
         let parameters = parameters.iter().map(Parameter::var);
-        let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();
+        let others = buffers.iter().chain(integers).map(|(_, var)| var);
+        let vars: Vec<&Var> = parameters.chain(others).collect();
         initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
     }
     let reducer = Arc::new(Reducer::new(comm, parameters, buffers, config));
@@ -32,7 +34,10 @@ pub(crate) fn set_up_group(
 }
 
 /// Describes what must be equal on all ranks, one line per item.
-fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
+fn describe(
+    (parameters, buffers, integers): (&[Parameter], &[(String, Var)], &[(String, Var)]),
+    config: &DdpConfig,
+) -> Vec<String> {
     let DdpConfig {
         bucket_bytes,
         first_bucket_bytes,
@@ -63,5 +68,6 @@ fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpCon
     };
     parameters.iter().for_each(|parameter| line("parameter", parameter.name(), parameter.var()));
     buffers.iter().for_each(|(name, buffer)| line("buffer", name, buffer));
+    integers.iter().for_each(|(name, var)| line("integers", name, var));
     lines
 }

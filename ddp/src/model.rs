@@ -32,6 +32,8 @@ pub struct Ddp<M> {
     model: M,
     parameters: Vec<Parameter>,
     buffers: Vec<(String, Var)>,
+    /// Tensors of integers, which are synchronised like parameters and never change.
+    integers: Vec<(String, Var)>,
     config: DdpConfig,
     link: ReducerRef,
     reducer: Arc<Reducer>,
@@ -41,7 +43,7 @@ impl<M> Ddp<M> {
     /// Builds the model with `build`, on every rank, and sets all ranks to rank 0's parameters and buffers.
     ///
     /// `vb` supplies the parameters: variables of a `VarMap` are shared with it, everything else gets new variables.
-    /// Parameters of floating-point dtype are trained; a name or variable that is requested twice is one parameter. Anything
+    /// Parameters of floating-point dtype are trained, and integers stay as rank 0 has them; a name or variable that is requested twice is one parameter. Anything
     /// that the model creates without `vb` is not synchronised.
     ///
     /// # Cost
@@ -77,10 +79,10 @@ impl<M> Ddp<M> {
         let link = ReducerRef::default();
         let registry: Arc<Mutex<Registry>> = Arc::default();
         let built = build(HookingBackend::builder(vb, registry.clone(), link.clone(), config));
-        let (parameters, buffers) = lock(&registry).close();
+        let Registry { parameters, buffers, integers, .. } = lock(&registry).close();
         let model = built.map_err(Error::during("building the model"))?;
-        let reducer = set_up_group(comm, (&parameters, &buffers), config, &link)?;
-        let ddp = Self { model, parameters, buffers, config: config.clone(), link, reducer };
+        let reducer = set_up_group(comm, (&parameters, &buffers, &integers), config, &link)?;
+        let ddp = Self { model, parameters, buffers, integers, config: config.clone(), link, reducer };
         ddp.model()?;
         Ok(ddp)
     }
@@ -133,7 +135,9 @@ impl<M> Ddp<M> {
     /// # Ok::<(), ddp::Error>(())
     /// ```
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
-        self.reducer = set_up_group(comm, (&self.parameters, &self.buffers), &self.config, &self.link)?;
+        let state = (&self.parameters[..], &self.buffers[..], &self.integers[..]);
+        let reducer = set_up_group(comm, state, &self.config, &self.link);
+        self.reducer = reducer.map_err(|error| self.reducer.fail(error))?;
         self.model().map(drop)
     }
 

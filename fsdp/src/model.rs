@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
-use comm::{Communicator, Mesh, Stats, line_difference};
+use comm::{Communicator, Digest, Mesh, Stats, line_difference};
 use training::AuditConfig;
 
 use crate::builder::UnitBuilder;
@@ -97,7 +97,9 @@ impl<M> Fsdp<M> {
         // Reading may fail on one rank alone.
         let peer_failed = |rank, reason| Error::PeerFailed { rank, reason };
         let model = comm::all_agree([&*groups.world as &dyn Communicator], built, peer_failed)?;
-        let mut difference = line_difference(&*groups.world, 0, &describe(&parts, config))?;
+        let described = describe(&parts, config);
+        let described = comm::all_agree([&*groups.world as &dyn Communicator], described, peer_failed)?;
+        let mut difference = line_difference(&*groups.world, 0, &described)?;
         let kept = describe_kept(&parts);
         if difference.is_none() && !kept.is_empty() {
             // Compared among the ranks that keep the same shard.
@@ -256,7 +258,7 @@ fn check_dtypes(config: &FsdpConfig) -> Result<()> {
 }
 
 /// Describes what must be equal on all ranks, one line per item.
-fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
+fn describe(model: &Model, config: &FsdpConfig) -> Result<Vec<String>> {
     let FsdpConfig { strategy, mixed_precision, pack_elements, buffer_dtype, audit, .. } = config;
     let mut lines = vec![format!(
         "{strategy:?}, {mixed_precision:?}, buffers in {buffer_dtype:?}, small: below {pack_elements} elements"
@@ -273,7 +275,14 @@ fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
         let values = if unit.is_read { "that read first values" } else { "with values" };
         lines.push(format!("unit {name} {values} of hash {:016x}", digest.value()));
     }
-    lines
+    for (name, var) in &model.buffers {
+        let floats =
+            var.as_detached_tensor().to_dtype(DType::F64).map_err(Error::during("hashing a buffer"))?;
+        let digest = Digest::new().floats(&floats)?;
+        let (dims, dtype, hash) = (var.dims(), var.dtype(), digest.value());
+        lines.push(format!("buffer {name} {dims:?} {dtype:?} with values of hash {hash:016x}"));
+    }
+    Ok(lines)
 }
 
 /// Describes what must be equal on all ranks that keep the same shard.

@@ -103,12 +103,15 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`training::Error::DamagedCheckpoint`]; a checkpoint of another model. Nothing is then changed on any rank, and the
-    /// other ranks return [`Error::PeerFailed`]. Failures of communication.
+    /// other ranks return [`Error::PeerFailed`]. The cause, if an earlier step failed; failures of communication.
     pub fn load_checkpoint(
         &self,
         contents: &Contents,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<serde_json::Value> {
+        if let Some(first) = self.failed() {
+            return Err(first.clone());
+        }
         let groups = self.groups();
         let Saved { values, state, extra } = groups.all_agree(self.read(contents, optimizer.is_some()))?;
         let loaded = match optimizer {
@@ -214,7 +217,7 @@ struct Saved {
 
 /// Returns true if `name` is that of optimizer state of one of these variables.
 fn is_of(vars: &[(String, Var)], name: &str) -> bool {
-    vars.iter().any(|(var, _)| name.strip_prefix(var.as_str()).is_some_and(|field| field.starts_with('.')))
+    name.rsplit_once('.').is_some_and(|(of, _)| vars.iter().any(|(var, _)| var == of))
 }
 
 /// What a rank has written.

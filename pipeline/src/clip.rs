@@ -59,8 +59,9 @@ impl Pipeline {
         Ok(norm)
     }
 
-    /// Compares variables, bit for bit, over all ranks that hold the same: all of them over data-parallel replicas, those
-    /// that every tensor-parallel rank holds whole over these ranks, and tied ones. Must be called on every rank, at the same
+    /// Compares parameters, bit for bit, over all ranks that hold the same: all of them over data-parallel replicas, those
+    /// that every tensor-parallel rank holds whole over these ranks, and tied ones on different ranks. Running statistics
+    /// and other buffers ([`Modules::buffers`](crate::Modules::buffers)), which differ between replicas, are not compared. Must be called on every rank, at the same
     /// point: occasionally during a long training, or when debugging.
     ///
     /// # Cost
@@ -72,7 +73,8 @@ impl Pipeline {
     /// values. Training can continue after it. Otherwise as [`grad_norm`](Self::grad_norm).
     pub fn check_parameters(&self) -> Result<()> {
         self.check("a comparison of parameters")?;
-        let vars = self.named_vars();
+        let mut vars = self.named_vars();
+        vars.retain(|(name, _)| !self.is_buffer(name));
         let listed = |vars: &mut dyn Iterator<Item = &(String, Var)>, among: Option<&dyn Communicator>| {
             let Some(among) = among else { return Ok(None) };
             let tensors: Vec<(&str, &Tensor)> = vars.map(|(name, var)| (&**name, var.as_tensor())).collect();
@@ -91,6 +93,12 @@ impl Pipeline {
             Some((_, difference)) => Err(Box::new(difference).into()),
             None => Ok(()),
         }
+    }
+
+    /// By the last component of its name, as in `ddp` and `fsdp`.
+    fn is_buffer(&self, name: &str) -> bool {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        self.buffer_names().iter().any(|buffer| buffer == last)
     }
 
     fn is_divided(&self, var: &Var) -> bool {

@@ -33,7 +33,7 @@ type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>>>
 #[derive(Default)]
 pub struct Modules {
     list: Vec<(String, Build)>,
-    buffers: Vec<String>,
+    pub(crate) buffers: Vec<String>,
 }
 
 impl Modules {

@@ -70,6 +70,8 @@ pub struct Pipeline {
     rows: usize,
     /// Variables of which the tensor-parallel ranks have parts; `None` until that was declared.
     divided: Option<HashSet<TensorId>>,
+    /// Names of variables that are not parameters, as in [`Modules::buffers`](crate::Modules::buffers).
+    buffers: Vec<String>,
     failed: Option<Error>,
 }
 
@@ -125,6 +127,12 @@ impl Pipeline {
     fn try_step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
         let (inputs, targets) = self.micro_batches(input, target)?;
         let table = self.schedule.table();
+        let keys = self.row_keys.len();
+        if keys > 0 && keys != table.micro_batches {
+            let (what, got) = ("the row keys of a step".to_string(), format!("{keys} of them"));
+            let help = format!("give one for each of the {} micro-batches", table.micro_batches);
+            return Err(Error::InvalidArgument { what, got, help });
+        }
         let Some(links) = &mut self.links else {
             return Err(Error::BadTable { reason: "the pipeline is closed".into() });
         };
@@ -264,6 +272,10 @@ impl Pipeline {
 
     pub(crate) fn divided(&self) -> Option<&HashSet<TensorId>> {
         self.divided.as_ref()
+    }
+
+    pub(crate) fn buffer_names(&self) -> &[String] {
+        &self.buffers
     }
 
     pub(crate) fn ties(&self) -> &[Tie] {

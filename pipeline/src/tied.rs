@@ -9,6 +9,7 @@ use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use training::GradSums;
 
 use crate::failure_reports::FailureReports;
+use crate::links::Spec;
 use crate::{Error, Result};
 
 /// A set of tied variables, as far as it concerns this rank.
@@ -33,11 +34,11 @@ pub(crate) fn tie(
     if pairs.is_empty() {
         return Ok((ties, tied));
     }
-    let known: Vec<(String, Vec<usize>)> =
-        vars.iter().map(|(name, var)| (name.clone(), var.dims().to_vec())).collect();
+    let known: Vec<(String, Spec)> =
+        vars.iter().map(|(name, var)| (name.clone(), Spec::of(var.as_tensor()))).collect();
     let all = all_gather_object(comm, &known)?;
     let find = |name: &str| {
-        let has = |(rank, vars): (usize, &Vec<(String, Vec<usize>)>)| {
+        let has = |(rank, vars): (usize, &Vec<(String, Spec)>)| {
             Some((rank, vars.iter().find(|(known, _)| known == name)?.1.clone()))
         };
         all.iter().enumerate().find_map(has).ok_or_else(|| {
@@ -47,11 +48,12 @@ pub(crate) fn tie(
     };
     for names in sets(pairs) {
         let found = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?;
-        let dims = &found[0].1;
-        if let Some(place) = found.iter().position(|(_, others)| others != dims) {
+        let spec = &found[0].1;
+        if let Some(place) = found.iter().position(|(_, other)| other != spec) {
             let what = format!("tied variables {} and {}", names[0], names[place]);
-            let got = format!("shapes {dims:?} and {:?}", found[place].1);
-            return Err(Error::InvalidArgument { what, got, help: "they must have one shape".into() });
+            let got = format!("{spec} and {}", found[place].1);
+            let help = "they must have one shape and dtype".into();
+            return Err(Error::InvalidArgument { what, got, help });
         }
         // The rank that has the first variable comes first.
         let mut ranks: Vec<usize> = Vec::new();
@@ -127,10 +129,16 @@ pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &FailureReports)
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;
         if let (Some(group), Some(var)) = (&tie.group, tie.vars.first()) {
+            let is_some = sum.is_some();
             let own = sum.map_or_else(|| GradSums::zeros(var), Ok).map_err(during())?;
-            let operation = Operation::AllReduce { tensor: own.clone(), op: ReduceOp::Sum };
-            group.run(operation).map_err(|error| news.cause(error))?;
-            sum = Some(own);
+            // Where no rank has a gradient there is none, as in one process: an optimizer must not change the variable.
+            let found = Tensor::new(&[u8::from(is_some)], var.device()).map_err(during())?;
+            for (tensor, op) in [(&found, ReduceOp::Max), (&own, ReduceOp::Sum)] {
+                let operation = Operation::AllReduce { tensor: tensor.clone(), op };
+                group.run(operation).map_err(|error| news.cause(error))?;
+            }
+            let found = found.to_vec1::<u8>().map_err(during())?;
+            sum = (found[0] > 0).then_some(own);
         }
         let Some(sum) = sum else { continue };
         tie.vars.iter().for_each(|var| gradients.set(var, sum.clone()));

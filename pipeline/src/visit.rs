@@ -5,8 +5,9 @@ use comm::{Operation, all_gather_object};
 
 use crate::{Error, Pipeline, Result};
 
-/// The dtypes that ranks exchange, by index. Variables of other dtypes are skipped.
-const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
+/// The dtypes that ranks exchange, by index.
+const DTYPES: [DType; 7] =
+    [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U8, DType::U32, DType::I64];
 
 impl Pipeline {
     /// Passes each variable of all stages and its name to `visit` on the first rank, for writing other file formats. Of tied
@@ -17,7 +18,8 @@ impl Pipeline {
     /// On the first rank, one variable at a time.
     ///
     /// # Errors
-    /// On every rank, the error of `visit`; a pipeline of divided layers; failures of communication.
+    /// On every rank, the error of `visit`; a pipeline of divided layers; a variable of a dtype that ranks do not exchange;
+    /// failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
         if let Some(first) = self.failed() {
             return Err(first.clone());
@@ -35,6 +37,14 @@ impl Pipeline {
         let described: Vec<(String, Option<usize>, Vec<usize>)> =
             own.iter().map(|(name, var)| (name.clone(), place(var.dtype()), var.dims().to_vec())).collect();
         let all = all_gather_object(pp, &described)?;
+        if let Some((name, ..)) = all.iter().flatten().find(|(_, dtype, _)| dtype.is_none()) {
+            let (what, got) = (
+                "the variables of a pipeline".into(),
+                format!("{name} of a dtype that ranks do not exchange"),
+            );
+            let help = "save a checkpoint in its place".into();
+            return Err(Error::InvalidArgument { what, got, help });
+        }
         let (mut failed, is_first) = (None, groups.is_first());
         let mut show = |name: &str, tensor: Tensor| {
             if is_first && failed.is_none() {

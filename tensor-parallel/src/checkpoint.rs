@@ -27,8 +27,30 @@ struct Extra {
 #[derive(Serialize, Deserialize)]
 struct Description {
     ranks: usize,
-    /// Name and whole shape of each parameter, in order of construction.
-    parameters: Vec<(String, Vec<usize>)>,
+    /// Each parameter, in order of construction.
+    parameters: Vec<Divided>,
+}
+
+/// A parameter and how it was divided, without which a part's rows would be taken for others.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Divided {
+    name: String,
+    /// The whole shape.
+    dims: Vec<usize>,
+    split: String,
+}
+
+impl Divided {
+    fn of(parameter: &Parameter) -> Self {
+        let split = format!("{:?}", parameter.split());
+        Self { name: parameter.name().to_string(), dims: parameter.dims().to_vec(), split }
+    }
+}
+
+impl std::fmt::Display for Divided {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?}, divided as {}", self.name, self.dims, self.split)
+    }
 }
 
 impl<M> TensorParallel<M> {
@@ -121,8 +143,7 @@ impl<M> TensorParallel<M> {
         checkpoint: &Checkpoint,
         files: BTreeMap<String, FileHash>,
     ) -> Result<()> {
-        let describe = |p: &Parameter| (p.name().to_string(), p.dims().to_vec());
-        let parameters = self.parameters().iter().map(describe).collect();
+        let parameters = self.parameters().iter().map(Divided::of).collect();
         let tensor_parallel = Description { ranks: self.context().ranks(), parameters };
         let extra = serde_json::to_value(Extra { tensor_parallel, extra: checkpoint.extra.clone() })
             .map_err(|error| Error::invalid("the checkpoint's extra", error, "give what JSON can hold"))?;
@@ -228,9 +249,8 @@ impl Saved {
 
     /// Checks that the checkpoint is of the same model.
     fn check(&self, parameters: &[Parameter], folder: &Path) -> Result<()> {
-        let own: Vec<_> = parameters.iter().map(|p| format!("{} {:?}", p.name(), p.dims())).collect();
-        let saved = self.description.parameters.iter().map(|(name, dims)| format!("{name} {dims:?}"));
-        let saved: Vec<_> = saved.collect();
+        let own: Vec<String> = parameters.iter().map(|p| Divided::of(p).to_string()).collect();
+        let saved: Vec<String> = self.description.parameters.iter().map(Divided::to_string).collect();
         let place = (0..own.len().max(saved.len())).find(|&place| own.get(place) != saved.get(place));
         let Some(place) = place else { return Ok(()) };
         let shown = |all: &[String]| all.get(place).map_or("nothing".into(), String::clone);

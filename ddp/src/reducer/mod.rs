@@ -287,7 +287,7 @@ impl Reducer {
         lock(&self.state).bucket_bytes
     }
 
-    fn fail(&self, error: Error) -> Error {
+    pub(crate) fn fail(&self, error: Error) -> Error {
         lock(&self.state).failed.get_or_insert(error).clone()
     }
 

@@ -22,8 +22,8 @@ impl<M: Model + Send + 'static> Parallel<M> {
     /// Distributes a model over the ranks of `comm`. Call on every rank, with equal arguments.
     ///
     /// `weights` are the initial values of the parameters. [`InitialWeights::seed`](crate::InitialWeights) draws the
-    /// same values as PyTorch. `models::Weights::parts` reads them from a model folder; each rank reads only what it
-    /// keeps: its part of divided layers, its shard, its stages. `build` creates the model; with `pp` it is called once
+    /// same values as PyTorch. `models::Weights::parts` reads them from a model folder; each rank reads only its
+    /// part of divided layers and its shard; with `pp` it reads the units of all stages, one at a time, and keeps its own. `build` creates the model; with `pp` it is called once
     /// for each unit.
     ///
     /// # Cost

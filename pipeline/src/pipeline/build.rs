@@ -133,6 +133,10 @@ impl Pipeline {
             bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
             divided: None,
+            buffers: ["running_mean".into(), "running_var".into()]
+                .into_iter()
+                .chain(modules.buffers.clone())
+                .collect(),
             failed: None,
             schedule,
         })
