@@ -50,7 +50,28 @@ impl CustomOp1 for Seed {
         Ok((zero, Shape::from(())))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(self.0.clone()))
+    fn bwd(&self, _: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        // 1 where the scalar itself is the loss.
+        let upstream = upstream.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+        if upstream == 1.0 { Ok(Some(self.0.clone())) } else { (&self.0 * upstream).map(Some) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::*;
+
+    #[test]
+    fn it_may_be_a_part_of_a_loss() -> Result<()> {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let x = Var::from_tensor(&Tensor::new(&[1f32, 2.0], &Device::Cpu)?.to_dtype(dtype)?)?;
+            let gradient = Tensor::new(&[8f32, 16.0], &Device::Cpu)?.to_dtype(dtype)?;
+            let loss = (scalar_with_gradient(&(x.as_tensor() * 2.0)?, gradient)? * 0.5)?;
+            let found = loss.backward()?.get(&x).unwrap().to_dtype(DType::F32)?;
+            assert_eq!(found.to_vec1::<f32>()?, [8.0, 16.0]);
+        }
+        Ok(())
     }
 }

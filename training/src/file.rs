@@ -75,6 +75,11 @@ pub fn write_tensors<K: AsRef<str>>(
     for (_, _, tensor) in all {
         // Copied to the host here, where a failure is an error; safetensors would panic.
         let tensor = tensor.to_device(&Device::Cpu).map_err(io::Error::other)?;
+        if tensor.storage_and_layout().0.dtype() != tensor.dtype() {
+            let problem = "a tensor's memory is released, as that of a sharded parameter between its uses: save the model with its \
+                           own methods";
+            return Err(io::Error::other(problem));
+        }
         to.write_all(&View::data(&tensor))?;
     }
     to.flush()

@@ -144,7 +144,7 @@ impl LossScaler {
     /// # Errors
     /// candle's.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
-        Ok((loss * self.factor)?)
+        Ok(tape::scale(loss, self.factor)?)
     }
 
     /// Divides gradients by the factor and adapts the factor for the next step. Returns whether the optimizer should
@@ -165,8 +165,8 @@ impl LossScaler {
         // All ranks get the same norm, so all decide the same.
         let finite = model.norm(grads)?.is_finite();
         if !finite {
-            // A factor of 0 would make every later gradient 0.
-            self.factor = (self.factor * self.config.backoff).max(f64::MIN_POSITIVE);
+            // A factor of 0 would make every later gradient 0; gradients are divided by it in f32.
+            self.factor = (self.factor * self.config.backoff).max(f64::from(f32::MIN_POSITIVE));
             (self.good, self.skipped) = (0, self.skipped + 1);
             return Ok(false);
         }

@@ -215,7 +215,7 @@ impl Buffer {
     /// Copies the tensor to where the parameter is.
     pub(crate) fn from_tensor(tensor: &Tensor, var: &Var) -> candle_core::Result<Self> {
         if !on_host(var) {
-            return Ok(Self::Tensor(tensor.detach().copy()?.to_device(var.device())?));
+            return Ok(Self::Tensor(tensor.detach().force_contiguous()?.to_device(var.device())?));
         }
         let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;
         Ok(Self::Host(Arc::new(match flat.dtype() {
@@ -227,7 +227,7 @@ impl Buffer {
     pub(crate) fn to_tensor(&self, var: &Var) -> candle_core::Result<Tensor> {
         match self {
             Self::Host(storage) => copied(storage, var.shape()),
-            Self::Tensor(tensor) => tensor.copy(),
+            Self::Tensor(tensor) => tensor.force_contiguous(),
         }
     }
 
@@ -238,7 +238,7 @@ impl Buffer {
                 let (storage, shape) = (storage.clone(), var.shape().clone());
                 DeferredCopy::new(var.shape(), state_dtype(var), move || copied(&storage, &shape))
             }
-            Self::Tensor(tensor) => DeferredCopy::done(tensor.copy()?),
+            Self::Tensor(tensor) => DeferredCopy::done(tensor.force_contiguous()?),
         })
     }
 }

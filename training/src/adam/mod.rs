@@ -314,12 +314,17 @@ impl OptimizerState for Adam {
             all.push(match reader.optional(name, "step", &[], DType::I64)? {
                 None => None,
                 Some(step) => {
+                    let step = step.to_scalar::<i64>()?;
+                    if !(1..i64::MAX).contains(&step) {
+                        let (of, field, help) = (NAME, "a saved step", "it must be 1 or more");
+                        return Err(Error::InvalidConfig { of, field, got: step as f64, help });
+                    }
                     let mut buffer = |field| {
                         let tensor = reader.required(name, field, var.dims(), state_dtype(var))?;
                         Result::Ok(Buffer::from_tensor(tensor, var)?)
                     };
                     let (of_gradients, of_squares) = (buffer("exp_avg")?, buffer("exp_avg_sq")?);
-                    Some(AdamState { step: step.to_scalar::<i64>()?, of_gradients, of_squares })
+                    Some(AdamState { step, of_gradients, of_squares })
                 }
             });
         }

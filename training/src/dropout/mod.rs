@@ -17,7 +17,7 @@ pub use rows::RowKeys;
 ///
 /// The masks come from the generator, so they are the same in every run. Ranks that seed it differently (for example,
 /// with the seed plus the rank) drop different elements. Each forward in training draws one `next_u64` as the key of
-/// its mask, whatever the tensor's size; the mask is never stored, as backward computes it again from the key. The
+/// its mask, whatever the tensor's size (none for an empty one, or a probability of 0); the mask is never stored, as backward computes it again from the key. The
 /// same generator gives the same masks on every device; they are not PyTorch's. A part that is recomputed
 /// ([`recompute`](crate::recompute)) gets the same mask again.
 ///

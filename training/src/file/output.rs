@@ -84,15 +84,6 @@ impl AtomicFile {
         Ok(Self { place, file, name })
     }
 
-    /// Commits it under another path in the folder it was created for: see [`commit`](Self::commit).
-    ///
-    /// # Errors
-    /// Errors of [`create`](Self::create) and [`commit`](Self::commit).
-    pub fn commit_as(mut self, path: &Path) -> io::Result<()> {
-        self.place = Destination::find(path)?;
-        self.commit()
-    }
-
     /// Syncs the file to disk, and moves it to its path.
     ///
     /// # Errors
@@ -145,6 +136,10 @@ impl Destination {
         };
         if target.file_name().is_none() || target.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return refuse("the path names no file");
+        }
+        // Its temporary name is longer.
+        if target.file_name().is_some_and(|name| name.len() + TEMPORARY > LONGEST_NAME) {
+            return refuse("the file name is too long: give one of up to 233 bytes");
         }
         // A file without write permission may not be replaced either.
         let permissions = match is_file {
@@ -203,6 +198,10 @@ impl Destination {
 }
 
 const SUFFIX: &str = ".tmp";
+/// Bytes that a temporary name has beyond the file's own: two dots, 16 digits and [`SUFFIX`].
+const TEMPORARY: usize = 18 + SUFFIX.len();
+/// The longest name that file systems take, in bytes.
+const LONGEST_NAME: usize = 255;
 
 #[cfg(unix)]
 mod locks {

@@ -30,7 +30,7 @@ impl Gate {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn activate(self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let wide = x.to_dtype(working_dtype(self.operation(), x.dtype())?)?;
+        let wide = x.to_dtype(working_dtype(self.function(), x.dtype())?)?;
         let y = match (x.device().is_cpu(), self) {
             (true, _) => tape::apply_op1(&wide.contiguous()?, Activation(self))?,
             (false, Self::Silu) => wide.silu()?,
@@ -38,6 +38,17 @@ impl Gate {
             (false, Self::GeluTanh) => wide.gelu()?,
         };
         y.to_dtype(x.dtype())
+    }
+}
+
+impl Gate {
+    /// The activation's own name.
+    fn function(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+            Self::GeluTanh => "gelu_tanh",
+        }
     }
 }
 
@@ -102,7 +113,7 @@ fn backward<T: Real>(x: &[T], gradient: &[T], activation: impl Fn(T) -> (T, T) +
 
 impl CustomOp1 for Activation {
     fn name(&self) -> &'static str {
-        "activation"
+        self.0.function()
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {

@@ -16,8 +16,8 @@ const NAME: &str = "cross_entropy";
 /// Rows whose target is `ignore_index` are excluded from the mean, and get a gradient of 0 (PyTorch's default is
 /// `Some(-100)`). If all rows are excluded the loss is NaN, as in PyTorch.
 ///
+/// # Shapes
 /// Logits `(.., classes)` of rank 1 or more; targets, of u8, u32 or i64, the same without the last dimension.
-/// The loss has no dimensions.
 /// The loss has no dimensions.
 ///
 /// # Cost
@@ -99,6 +99,10 @@ fn composed(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {
     let counted: Vec<u32> = (0..).zip(targets).filter(|(_, t)| t.is_some()).map(|(row, _)| row).collect();
     let classes: Vec<u32> = targets.iter().flatten().map(|&class| class as u32).collect();
     let count = counted.len();
+    if count == 0 {
+        // No device selects 0 rows.
+        return Tensor::new(f32::NAN, logits.device())?.to_dtype(logits.dtype());
+    }
     let rows = logits.reshape(((), width(logits.dims())))?;
     let rows = rows.index_select(&Tensor::from_vec(counted, count, logits.device())?, 0)?;
     let picked =

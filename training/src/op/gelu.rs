@@ -1,12 +1,9 @@
 //! Exact GELU: x times the standard normal distribution function of x.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
+use candle_core::Tensor;
 
+use super::gated::Gate;
 use super::real::Real;
-use super::{dense, with_numbers, working_dtype};
-use crate::simd::vectorized;
-
-const NAME: &str = "gelu";
 
 /// `x Φ(x)`, where Φ is the distribution function of the standard normal distribution: PyTorch's `nn.GELU()`, in one
 /// pass forward and one backward (the backward of candle's `gelu_erf` takes a dozen passes, with a constant of six
@@ -16,7 +13,7 @@ const NAME: &str = "gelu";
 /// Any; the result has the same shape.
 ///
 /// # Cost
-/// On a CPU one pass forward and one backward; only the input is kept.
+/// That of [`Gate::activate`].
 ///
 /// # Errors
 /// A tensor that is not of f16, bf16, f32 or f64.
@@ -32,32 +29,7 @@ const NAME: &str = "gelu";
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn gelu(x: &Tensor) -> candle_core::Result<Tensor> {
-    let wide = x.to_dtype(working_dtype(NAME, x.dtype())?)?;
-    let y = if x.device().is_cpu() { tape::apply_op1(&wide.contiguous()?, Gelu)? } else { wide.gelu_erf()? };
-    y.to_dtype(x.dtype())
-}
-
-struct Gelu;
-
-fn forward<T: Real>(numbers: &[T]) -> Vec<T> {
-    let mut out = numbers.to_vec();
-    vectorized!({
-        for x in &mut out {
-            *x *= normal_cdf(*x);
-        }
-    });
-    out
-}
-
-/// The gradient of the input: `gradient` times the derivative.
-fn backward<T: Real>(numbers: &[T], gradient: &[T]) -> Vec<T> {
-    let mut out = gradient.to_vec();
-    vectorized!({
-        for (g, &x) in out.iter_mut().zip(numbers) {
-            *g *= gelu_derivative(x);
-        }
-    });
-    out
+    Gate::Gelu.activate(x)
 }
 
 /// Derivative of GELU.
@@ -75,36 +47,9 @@ pub(super) fn normal_cdf<T: Real>(x: T) -> T {
     if x < T::zero() { beyond } else { T::one() - beyond }
 }
 
-impl CustomOp1 for Gelu {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let out = match storage {
-            CpuStorage::F32(_) => CpuStorage::F32(forward(dense::<f32>(storage, layout)?)),
-            CpuStorage::F64(_) => CpuStorage::F64(forward(dense::<f64>(storage, layout)?)),
-            _ => bail!("{NAME}: neither f32 nor f64"),
-        };
-        Ok((out, layout.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        fn run<T: Real>(x: &Tensor, gradient: &Tensor) -> candle_core::Result<Tensor> {
-            let found = with_numbers(x, |x| with_numbers(gradient, |g| Ok(backward::<T>(x, g))))?;
-            Tensor::from_vec(found, x.shape(), x.device())
-        }
-        let gradient = gradient.contiguous()?;
-        match x.dtype() {
-            DType::F32 => run::<f32>(x, &gradient).map(Some),
-            _ => run::<f64>(x, &gradient).map(Some),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Var};
+    use candle_core::{DType, Device, Var};
 
     use super::*;
 

@@ -173,6 +173,8 @@ impl<F> Segment<F> {
     fn take_output<T>(&self, copy: impl FnOnce(&Storage, &Layout) -> Result<T>) -> Result<(T, Shape)> {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(output) = output else { bail!("recompute: a result is given once") };
+        // Metal converts no dtype to itself.
+        let output = if output.device().is_metal() { output.force_contiguous()? } else { output };
         let (storage, layout) = output.storage_and_layout();
         Ok((copy(&storage, layout)?, layout.shape().clone()))
     }
@@ -217,7 +219,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         _: &Layout,
     ) -> Result<(MetalStorage, Shape)> {
         self.take_output(|output, layout| match output {
-            Storage::Metal(output) => output.to_dtype(layout, output.dtype()),
+            Storage::Metal(output) => output.try_clone(layout),
             _ => device_error(),
         })
     }

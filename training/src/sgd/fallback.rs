@@ -26,8 +26,8 @@ pub(super) fn step(
             Some(Buffer::Tensor(last)) => {
                 ((&*last * config.momentum)? + (&update * (1. - config.dampening))?)?
             }
-            // A copy: the gradient's memory may be overwritten before the next step.
-            _ => update.copy()?,
+            // A copy of its own elements: the gradient may be a view of a bucket, which is overwritten before the next step.
+            _ => update.force_contiguous()?,
         };
         update = if config.nesterov { (update + (&fresh * config.momentum)?)? } else { fresh.clone() };
         *direction = Some(Buffer::Tensor(fresh));

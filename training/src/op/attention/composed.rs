@@ -32,8 +32,9 @@ pub(super) fn composed(
     }
     if let Some(mask) = &call.dropout {
         let factors = mask.factors(&[batch, heads, queries, keys]);
-        weights =
-            (&weights * Tensor::from_vec(factors, weights.shape(), q.device())?.to_dtype(q.dtype())?)?;
+        // Converted on the host: not every device has f64.
+        let factors = Tensor::from_vec(factors, weights.shape(), &Device::Cpu)?.to_dtype(q.dtype())?;
+        weights = (&weights * factors.to_device(q.device())?)?;
     }
     let mixed = weights.matmul(&shared(v)?)?;
     mixed.transpose(1, 2)?.reshape((batch, queries, heads * dims))
