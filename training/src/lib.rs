@@ -45,6 +45,7 @@ mod graph;
 mod init;
 mod kept;
 mod loss_scaler;
+mod narrow;
 mod op;
 mod platform;
 mod precision;

@@ -190,7 +190,8 @@ impl<S> Slot<S> {
 }
 
 fn on_host(var: &Var) -> bool {
-    matches!(var.device(), Device::Cpu) && matches!(var.dtype(), DType::F32 | DType::F64)
+    let known = matches!(var.dtype(), DType::F32 | DType::F64 | DType::F16 | DType::BF16);
+    matches!(var.device(), Device::Cpu) && known
 }
 
 /// The dtype in which a parameter is stepped and its buffers are kept.

@@ -44,18 +44,32 @@ mod tests {
 
     #[test]
     fn agrees_with_the_step_in_place() -> Result<()> {
-        for config in [AdamConfig::default(), AdamConfig::adamw()] {
-            let config = AdamConfig { learning_rate: 0.1, weight_decay: 0.1, ..config };
-            let start = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
+        // The parameter's dtype, the gradient's, and a bit more than one unit in the last place of a number below 4.
+        let dtypes = [
+            (DType::F32, DType::F32, 1e-6),
+            (DType::BF16, DType::BF16, 0.017),
+            (DType::BF16, DType::F32, 0.017),
+            (DType::F16, DType::F16, 0.0021),
+        ];
+        let configs = [AdamConfig::default(), AdamConfig::adamw()];
+        for (config, (dtype, of_grad, ulp)) in
+            configs.iter().flat_map(|config| dtypes.map(|dtype| (config, dtype)))
+        {
+            let config = AdamConfig { learning_rate: 0.1, weight_decay: 0.1, ..config.clone() };
+            // Several blocks.
+            let random = || Tensor::rand(-1f32, 1., 40_000, &Device::Cpu);
+            let start = random()?.to_dtype(dtype)?;
             let (a, b) = (Var::from_tensor(&start)?, Var::from_tensor(&start.copy()?)?);
             let (mut ma, mut mb) = (means(&a, true)?, means(&b, false)?);
             for step_number in 1..5 {
-                let grad = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
+                let grad = random()?.to_dtype(of_grad)?;
                 host::step(&a, &grad, &mut ma, config.factors(step_number, 0.5))?;
                 step(&b, &grad, &mut mb, config.factors(step_number, 0.5))?;
             }
-            let gap = (a.as_tensor() - b.as_tensor())?.abs()?.max_all()?.to_scalar::<f32>()?;
-            assert!(gap < 1e-6, "{config:?}: {gap}");
+            let wide = |var: &Var| var.to_dtype(DType::F32);
+            let gap = (wide(&a)? - wide(&b)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
+            assert!(gap < ulp, "{config:?}, {dtype:?}: {gap}");
+            assert!((wide(&a)? - start.to_dtype(DType::F32)?)?.abs()?.max_all()?.to_scalar::<f32>()? > 0.1);
         }
         Ok(())
     }

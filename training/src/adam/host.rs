@@ -7,6 +7,7 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
 use super::{AdamState, Factors};
 use crate::blocks::{BLOCK, blocks};
+use crate::narrow::step_in_f32;
 use crate::op::{Real, dense};
 use crate::simd::vectorized;
 use crate::state::Buffer;
@@ -43,12 +44,21 @@ impl InplaceOp2 for Step<'_> {
             bail!("adam: the parameter is not contiguous");
         };
         let mut means = self.means.borrow_mut();
+        let factors = self.factors;
+        let in_f32 = |p: &mut [f32], g: &[f32], [m, v]: [&mut [f32]; 2]| factors.apply(p, g, m, v);
+        let grad_of = (grad, grad_layout);
         match (param, &mut *means) {
             (CpuStorage::F32(p), (CpuStorage::F32(m), CpuStorage::F32(v))) => {
                 self.factors.apply(&mut p[start..end], dense(grad, grad_layout)?, m, v);
             }
             (CpuStorage::F64(p), (CpuStorage::F64(m), CpuStorage::F64(v))) => {
                 self.factors.apply(&mut p[start..end], dense(grad, grad_layout)?, m, v);
+            }
+            (CpuStorage::F16(p), (CpuStorage::F32(m), CpuStorage::F32(v))) => {
+                step_in_f32(&mut p[start..end], grad_of, [&mut m[..], &mut v[..]], in_f32)?;
+            }
+            (CpuStorage::BF16(p), (CpuStorage::F32(m), CpuStorage::F32(v))) => {
+                step_in_f32(&mut p[start..end], grad_of, [&mut m[..], &mut v[..]], in_f32)?;
             }
             _ => bail!("adam: parameter and means differ in dtype"),
         }

@@ -52,16 +52,21 @@ mod tests {
             (0.9, 0., 0., true),
         ] {
             let config = SgdConfig { learning_rate: 0.1, momentum, dampening, weight_decay, nesterov };
-            let start = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
-            let (a, b) = (Var::from_tensor(&start)?, Var::from_tensor(&start.copy()?)?);
-            let (mut da, mut db) = (None, None);
-            for _ in 0..4 {
-                let grad = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
-                host::step(&a, &grad, &mut da, (&config, 0.5))?;
-                step(&b, &grad, &mut db, (&config, 0.5))?;
+            // With a bit more than one unit in the last place of a number below 2.
+            for (dtype, ulp) in [(DType::F32, 1e-6), (DType::BF16, 0.0081), (DType::F16, 0.0011)] {
+                let random = || Tensor::rand(-1f32, 1., 40_000, &Device::Cpu)?.to_dtype(dtype);
+                let start = random()?;
+                let (a, b) = (Var::from_tensor(&start)?, Var::from_tensor(&start.copy()?)?);
+                let (mut da, mut db) = (None, None);
+                for _ in 0..4 {
+                    let grad = random()?;
+                    host::step(&a, &grad, &mut da, (&config, 0.5))?;
+                    step(&b, &grad, &mut db, (&config, 0.5))?;
+                }
+                let wide = |var: &Var| var.to_dtype(DType::F32);
+                let gap = (wide(&a)? - wide(&b)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                assert!(gap < ulp, "{config:?}, {dtype:?}: {gap}");
             }
-            let gap = (a.as_tensor() - b.as_tensor())?.abs()?.max_all()?.to_scalar::<f32>()?;
-            assert!(gap < 1e-6, "{config:?}: {gap}");
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
 use super::SgdConfig;
 use crate::blocks::{BLOCK, blocks};
+use crate::narrow::step_in_f32;
 use crate::op::{Real, dense};
 use crate::simd::vectorized;
 use crate::state::Buffer;
@@ -18,14 +19,22 @@ pub(super) fn step(
     (config, scale): (&SgdConfig, f64),
 ) -> Result<()> {
     if config.momentum == 0. {
-        return run(var, grad, &Step { config, scale, first: false, direction: RefCell::new(None) });
+        return run(
+            var,
+            grad,
+            &Step { rule: Rule { config, scale, first: false }, direction: RefCell::new(None) },
+        );
     }
     let first = direction.is_none();
     if !matches!(direction, Some(Buffer::Host(_))) {
         *direction = Some(Buffer::zeros(var)?);
     }
     let Some(Buffer::Host(storage)) = direction else { bail!("sgd: a direction was lost") };
-    run(var, grad, &Step { config, scale, first, direction: RefCell::new(Some(Arc::make_mut(storage))) })
+    run(
+        var,
+        grad,
+        &Step { rule: Rule { config, scale, first }, direction: RefCell::new(Some(Arc::make_mut(storage))) },
+    )
 }
 
 fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
@@ -38,12 +47,18 @@ fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
 }
 
 struct Step<'a> {
+    rule: Rule<'a>,
+    direction: RefCell<Option<&'a mut CpuStorage>>,
+}
+
+/// How a parameter changes.
+#[derive(Clone, Copy)]
+struct Rule<'a> {
     config: &'a SgdConfig,
     /// Multiplies the gradient first.
     scale: f64,
     /// True at a parameter's first step with momentum: dampening does not apply yet.
     first: bool,
-    direction: RefCell<Option<&'a mut CpuStorage>>,
 }
 
 impl InplaceOp2 for Step<'_> {
@@ -58,15 +73,26 @@ impl InplaceOp2 for Step<'_> {
         grad: &CpuStorage,
         grad_layout: &Layout,
     ) -> Result<()> {
-        let mut direction = self.direction.borrow_mut();
+        let (rule, mut direction) = (self.rule, self.direction.borrow_mut());
+        let plain = |p: &mut [f32], g: &[f32], []: [&mut [f32]; 0]| rule.plain(p, g);
+        let momentum = |p: &mut [f32], g: &[f32], [b]: [&mut [f32]; 1]| rule.momentum(p, g, b);
+        let grad_of = (grad, grad_layout);
         match (param, direction.as_deref_mut()) {
-            (CpuStorage::F32(p), None) => self.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
-            (CpuStorage::F64(p), None) => self.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
+            (CpuStorage::F32(p), None) => rule.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
+            (CpuStorage::F64(p), None) => rule.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
             (CpuStorage::F32(p), Some(CpuStorage::F32(b))) => {
-                self.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
+                rule.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
             }
             (CpuStorage::F64(p), Some(CpuStorage::F64(b))) => {
-                self.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
+                rule.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
+            }
+            (CpuStorage::F16(p), None) => step_in_f32(dense_mut(p, param_layout)?, grad_of, [], plain)?,
+            (CpuStorage::BF16(p), None) => step_in_f32(dense_mut(p, param_layout)?, grad_of, [], plain)?,
+            (CpuStorage::F16(p), Some(CpuStorage::F32(b))) => {
+                step_in_f32(dense_mut(p, param_layout)?, grad_of, [&mut b[..]], momentum)?;
+            }
+            (CpuStorage::BF16(p), Some(CpuStorage::F32(b))) => {
+                step_in_f32(dense_mut(p, param_layout)?, grad_of, [&mut b[..]], momentum)?;
             }
             _ => bail!("sgd: parameter and direction differ in dtype"),
         }
@@ -74,7 +100,7 @@ impl InplaceOp2 for Step<'_> {
     }
 }
 
-impl Step<'_> {
+impl Rule<'_> {
     fn plain<T: Real>(&self, param: &mut [T], grad: &[T]) {
         let rate = T::from_f64(-self.config.learning_rate);
         let decay = (self.config.weight_decay != 0.).then(|| T::from_f64(self.config.weight_decay));
