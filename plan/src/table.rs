@@ -226,7 +226,7 @@ pub(crate) fn listed(names: &[String]) -> String {
     format!("{}{more}", named.join(" | "))
 }
 
-fn aligned(rows: Vec<[String; 10]>) -> Vec<String> {
+pub(crate) fn aligned(rows: Vec<[String; 10]>) -> Vec<String> {
     let width = rows.iter().map(|[name, ..]| name.len() + 1).max().unwrap_or(0).max(20);
     let line = |[name, fits, numbers @ ..]: [String; 10]| {
         let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();

@@ -281,6 +281,13 @@ impl MetricsWriter {
             return Ok(());
         }
         let text = std::fs::read(&self.path).map_err(refuse)?;
+        // An incomplete last line has no newline.
+        let is_foreign =
+            |line: &[u8]| line.ends_with(b"\n") && serde_json::from_slice::<LineKey>(line).is_err();
+        if text.split_inclusive(|&byte| byte == b'\n').any(is_foreign) {
+            let problem = "it has lines that are no metrics, which would be lost: give another file";
+            return Err(Error::write(&self.path, problem));
+        }
         let stays = |line: &[u8]| {
             let Ok(line) = serde_json::from_slice::<LineKey>(line) else { return false };
             let comes_before = match line.event.as_str() {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use models::{Lora, LoraConfig, Tokenizer, Weights};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::count;
 
 use super::job::{Job, Subject};
@@ -81,7 +81,13 @@ impl FinetuneOptions {
         if let Some(folder) = &self.adapters {
             return Ok(Some(Lora::from_folder(folder, weights.config())?));
         }
-        let Some(rank) = self.lora_rank else { return Ok(None) };
+        let Some(rank) = self.lora_rank else {
+            if self.merge {
+                let help = "there are no adapters to merge: give --lora-rank or --adapters".into();
+                return Err(Error::Option { option: "--merge", got: "true".into(), help });
+            }
+            return Ok(None);
+        };
         let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
         let (targets, dropout) = (self.lora_targets.clone(), self.lora_dropout);
         let config = LoraConfig { rank, alpha, targets, dropout, ..LoraConfig::default() };

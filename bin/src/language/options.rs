@@ -1,6 +1,6 @@
 //! Options shared by `pretrain` and `finetune`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use candle_core::DType;
@@ -168,8 +168,13 @@ pub struct TrainOptions {
     #[arg(long, value_name = "FILE", help_heading = "Evaluation and logging")]
     pub(super) evaluate: Option<DataFile>,
     /// Steps between evaluations [default: 1/10 of all]
-    #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
+    #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
     evaluate_every: Option<usize>,
+    /// Rows of an evaluation, from the beginning of the file
+    ///
+    /// In batches as large as in training: rows that fill no batch are left out.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
+    evaluate_rows: usize,
     /// The sample of text at each evaluation.
     #[command(flatten)]
     pub(super) sample: SampleOptions,
@@ -250,6 +255,12 @@ impl TrainOptions {
             trace: self.trace.clone(),
             report: self.report.clone(),
         })
+    }
+
+    /// Returns the files of text that are read, each with its option.
+    pub(super) fn text_files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let data = self.data.iter().map(|file| ("--data", &*file.path));
+        data.chain(self.evaluate.iter().map(|file| ("--evaluate", &*file.path)))
     }
 
     pub(super) fn with_common(&self, common: CommonOptions) -> Self {
@@ -348,6 +359,7 @@ impl TrainOptions {
             shuffle: !self.no_shuffle,
             seed: self.seed,
             evaluate_every: self.evaluate.as_ref().map(|_| self.evaluate_every()),
+            evaluation_rows: self.evaluate_rows,
             checkpoints,
             ..TrainConfig::default()
         }

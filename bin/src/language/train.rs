@@ -1,5 +1,6 @@
 //! Training shared by `pretrain` and `finetune`: read data, build the model in its layout, train, save.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 
 use candle_core::{DType, Device, Tensor};
@@ -85,6 +86,14 @@ impl<J: Job> Experiment for J {
         let options = self.options();
         let layout = options.layout(world_size)?;
         options.check_elastic(&layout)?;
+        if options.sequence_parallel && layout.tp == 1 {
+            let help = "rows are divided over the ranks of tp: give a --mesh with tp".into();
+            return Err(Error::Option {
+                option: "--sequence-parallel",
+                got: format!("--mesh {layout}"),
+                help,
+            });
+        }
         let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
         if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
             let cut = if micro_batches > 1 {
@@ -95,6 +104,9 @@ impl<J: Job> Experiment for J {
             let multiple = parts.saturating_mul(micro_batches);
             let help = format!("give a multiple of {multiple}: {parts} ranks have different rows{cut}");
             return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
+        }
+        for (option, path) in options.text_files() {
+            options.common().refuse_as_output(option, path)?;
         }
         options.tensorboard.as_deref().map_or(Ok(()), outputs::make_folder)?;
         let out = &options.out;
@@ -207,20 +219,23 @@ impl<J: Job> Experiment for J {
         if let Some(evaluation) = &evaluation {
             trainer = trainer.evaluating(evaluation);
         }
-        let (mut watch, begun) = (rank.stopwatch(), trainer.step());
+        let (watch, begun, communication) = (rank.stopwatch(), trainer.step(), Cell::new(0.0));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let mut observer =
-            TrainObserver::new(options, log, samples, (speed, begun, trainer.epoch() as usize));
+        let mut observer = TrainObserver::new(
+            options,
+            log,
+            samples,
+            (speed, begun, trainer.epoch() as usize),
+            &communication,
+        );
         rank.stage = RankPhase::AtWork;
         let steps = options.steps() - begun;
         let (mut seconds, mut measured) = (0.0, None);
         let mut measure = |model: &mut Parallel<CausalLm>| {
             let world = model.mesh().world();
-            if world.world_size() != rank.comm.world_size() {
-                watch.regroup(world);
-                rank.comm = world.clone();
-            }
-            let measured = *measured.get_or_insert_with(|| watch.measured());
+            rank.comm = world.clone();
+            let busy_ns = (communication.get() * 1e9) as u64;
+            let measured = *measured.get_or_insert_with(|| watch.measured().communicating(busy_ns));
             seconds = rank.gather_measured(measured, steps).map_err(wrap_error)?;
             Ok(())
         };

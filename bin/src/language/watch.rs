@@ -1,5 +1,6 @@
 //! Training observer: prints and logs steps, evaluations and samples.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ pub(super) struct TrainObserver<'a> {
     last: Option<StepReport>,
     /// Epoch of the first step.
     epoch: usize,
+    /// Seconds in collectives so far, in all groups of the mesh.
+    communication: &'a Cell<f64>,
     /// Whether the ranks must start from the beginning, since a rank had not begun training when another was lost.
     begins_anew: bool,
 }
@@ -50,6 +53,7 @@ impl<'a> TrainObserver<'a> {
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
         (speed, begun, epoch): (Speed, usize, usize),
+        communication: &'a Cell<f64>,
     ) -> Self {
         Self {
             options,
@@ -64,6 +68,7 @@ impl<'a> TrainObserver<'a> {
             left: None,
             last: None,
             epoch,
+            communication,
             begins_anew: false,
         }
     }
@@ -119,6 +124,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         self.targets += targets;
         self.steps += 1;
         self.seconds += seconds;
+        self.communication.set(self.communication.get() + report.communication_seconds);
         self.last = Some(*report);
         self.write(report)?;
         let steps = self.options.steps();

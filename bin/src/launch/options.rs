@@ -25,9 +25,9 @@ itself. Its last line names the first cause. Its exit code is 0, or that of the 
 failed.
 
 Elastic jobs (--elastic MIN:MAX): a rank that fails after all have met is lost, and the others continue
-as long as MIN are left, if PROGRAM supports that. ddp-transformer, pretrain and finetune do, and so do
-programs that shrink their group with the crate comm; all other programs end as without the option. With
-fewer than MIN ranks the job ends, and --max-restarts applies. Lost ranks are not replaced. The job is
+as long as MIN are left, if PROGRAM supports that. ddp-trainer, ddp-transformer, ddp-mlp, cifar10, pretrain
+and finetune do, and so do programs that shrink their group with the crate comm; all other programs end as
+without the option. With fewer than MIN ranks the job ends, and --max-restarts applies. Lost ranks are not replaced. The job is
 done when all remaining ranks are; a rank that hangs and was left behind is then ended, with a warning
 that names it.
 

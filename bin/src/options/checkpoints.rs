@@ -23,7 +23,7 @@ pub struct CheckpointOptions {
     /// Folder for checkpoints; the last two are kept
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub checkpoint_dir: Option<PathBuf>,
-    /// Steps from one checkpoint to the next [default: those of an epoch, or 20 without epochs]
+    /// Steps from one checkpoint to the next [default: those of an epoch; 20 without epochs; 1/10 of all for language models]
     #[arg(
         long,
         value_name = "STEPS",
@@ -63,13 +63,21 @@ impl CheckpointOptions {
     pub fn check(&self) -> Result<()> {
         self.check_folder()?;
         let Some(checkpoints) = self.open()? else { return Ok(()) };
-        if !self.resumes() && !checkpoints.list()?.is_empty() {
+        if self.resume.is_some() {
+            return Ok(());
+        }
+        // What a job has refused it must not accept when its launcher starts it again.
+        let is_own = self.starts_again() && resume_note::has_begun_here(self.dir())?;
+        if !is_own && !checkpoints.list()?.is_empty() {
+            if !self.starts_again() {
+                resume_note::forget_begin(self.dir())?;
+            }
             let help =
                 "it holds checkpoints of an earlier run; give --resume to go on from them, or another folder";
             let got = self.dir().display().to_string();
             return Err(Error::Option { option: "--checkpoint-dir", got, help: help.into() });
         }
-        Ok(())
+        resume_note::note_begin(self.dir())
     }
 
     /// Checks only that checkpoints can be written to the folder.
@@ -103,13 +111,12 @@ impl CheckpointOptions {
         self.resume.is_some() || self.starts_again()
     }
 
-    /// Whether there is a checkpoint to resume from; it is not read, and may be damaged. Also true if the launcher
-    /// has restarted the run, which may already be complete.
+    /// Whether there is a checkpoint to resume from; it is not read, and may be damaged.
     ///
     /// # Errors
     /// A folder that cannot be read.
     pub(crate) fn has_checkpoint_to_resume(&self) -> Result<bool> {
-        if restarts() > 0 || self.asked().is_some() {
+        if self.asked().is_some() {
             return Ok(true);
         }
         let checkpoints = if self.resumes() { self.open()? } else { None };

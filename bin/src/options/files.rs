@@ -40,6 +40,16 @@ impl CommonOptions {
         Ok(check_in_place(path)?)
     }
 
+    /// Checks that no output file is this input.
+    pub(crate) fn refuse_as_output(&self, input: &str, path: &Path) -> Result<()> {
+        let Some(place) = file_identity(path) else { return Ok(()) };
+        let is_it = |path: &Option<PathBuf>| path.as_deref().and_then(file_identity).as_ref() == Some(&place);
+        match self.outputs().into_iter().find(|(_, path)| is_it(path)) {
+            Some((option, _)) => Err(Error::SameFile { option, other: input.into(), path: place }),
+            None => Ok(()),
+        }
+    }
+
     fn inputs(&self) -> [(&'static str, &Option<PathBuf>); 2] {
         [("--data", &self.data), ("--init", &self.init)]
     }

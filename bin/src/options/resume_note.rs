@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use launch::restarts;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use training::Checkpoints;
 
@@ -13,6 +14,8 @@ use crate::file_error::FileError;
 
 /// File name of the note, in the checkpoint folder.
 const NOTE_FILE: &str = "asked-for";
+/// File with the name of the job that began to write checkpoints to the folder, without `--resume`.
+const BEGUN_FILE: &str = "begun-by";
 
 /// Written by rank 0 before the first step: each start of a job is a new process, possibly on another host.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -37,26 +40,52 @@ pub(super) fn has_own_checkpoint(checkpoints: &Checkpoints, dir: &Path, asked: &
     let Some(job) = job().filter(|_| restarts() > 0) else { return Ok(false) };
     let own = ResumeNote::new(checkpoints, asked, job)?;
     // Without a note, the job ended before its first step.
-    let Some(then) = read(dir)? else { return Ok(false) };
+    let Some(then) = read::<ResumeNote>(dir, NOTE_FILE)? else { return Ok(false) };
     Ok(then.job == own.job && then.asked == own.asked && then.latest != own.latest)
 }
 
 /// Records that this job begins with the requested checkpoint, if the job may be restarted.
 pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<()> {
     let Some(job) = job() else { return Ok(()) };
-    let note = ResumeNote::new(checkpoints, asked, job)?;
-    let path = dir.join(NOTE_FILE);
+    write(dir, NOTE_FILE, &ResumeNote::new(checkpoints, asked, job)?)
+}
+
+/// Records that this job begins to write checkpoints to the folder, if it may be restarted.
+pub(super) fn note_begin(dir: &Path) -> Result<()> {
+    job().map_or(Ok(()), |job| write(dir, BEGUN_FILE, &job))
+}
+
+/// Whether this job has begun to write checkpoints to the folder. `torchrun` names every job `none` by default, so that
+/// [`forget_begin`] is needed where a job does not begin.
+pub(super) fn has_begun_here(dir: &Path) -> Result<bool> {
+    let begun: Option<String> = read(dir, BEGUN_FILE)?;
+    Ok(begun.is_some() && begun == job())
+}
+
+/// Removes the record of a job that began here.
+pub(super) fn forget_begin(dir: &Path) -> Result<()> {
+    let path = dir.join(BEGUN_FILE);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(FileError::write(&path, error).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn write(dir: &Path, name: &str, note: &impl Serialize) -> Result<()> {
+    let path = dir.join(name);
     let write = || -> std::io::Result<()> {
         // With this prefix the next save removes the file, if this process ends before renaming it.
         let mut file = tempfile::Builder::new().prefix(Checkpoints::UNFINISHED).tempfile_in(dir)?;
-        file.write_all(serde_json::to_string(&note)?.as_bytes())?;
+        file.write_all(serde_json::to_string(note)?.as_bytes())?;
         file.persist(&path).map(drop).map_err(|error| error.error)
     };
     Ok(write().map_err(|error| FileError::write(&path, error))?)
 }
 
-fn read(dir: &Path) -> Result<Option<ResumeNote>> {
-    let path = dir.join(NOTE_FILE);
+fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<T>> {
+    let path = dir.join(name);
     match training::read_input(&path) {
         // Content that is no valid note was not written by this job.
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),

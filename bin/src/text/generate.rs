@@ -135,6 +135,12 @@ impl GenerateOptions {
             let help = "one copy of the model writes the text: give tp, shard or both".into();
             return Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
         }
+        let top_k = self.top_k.map(|k| ("--top-k", k.to_string()));
+        let top_p = self.top_p.map(|p| ("--top-p", p.to_string()));
+        if let (Some((option, got)), true) = (top_k.or(top_p), self.temperature == 0.0) {
+            let help = "without --temperature the likeliest token is taken: give one above 0".into();
+            return Err(Error::Option { option, got, help });
+        }
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),
             (None, Some(path)) => read_text("--prompt-file", path)?,

@@ -269,11 +269,17 @@ impl Plan<'_> {
         self.kept.backward() as f64 * self.tokens
     }
 
-    /// Returns the bytes of the sum that the embedding's gradient is added to: zeros, or the gradient of a tied head.
+    /// Returns the bytes of the sum that the embedding's gradient is added to: the gradient of a tied head, or zeros in 16 bits
+    /// (those are candle's; the one of 32 bits needs none). With `pp` a tied head has a table of its own.
     pub(super) fn embedding(&self) -> f64 {
         let is_trained = self.units.first().is_some_and(|unit| unit.trained() > 0);
+        let is_added = (self.is_tied && self.layout.pp == 1) || self.element() != self.working();
         // Twice if the vocabulary is divided.
-        let times = if self.layout.tp > 1 { 2.0 } else { 1.0 };
+        let times = match (self.layout.tp > 1, is_added) {
+            (true, _) => 2.0,
+            (false, true) => 1.0,
+            (false, false) => 0.0,
+        };
         if is_trained { times * self.vocabulary * self.element() } else { 0.0 }
     }
 

@@ -5,7 +5,7 @@ use training::build::Recompute;
 
 use super::layouts::{LayoutComparison, RuledOut};
 use super::{LayoutCost, Memory, StageCost, Subject, Training, recommend};
-use crate::table::listed;
+use crate::table::{aligned, listed};
 use crate::units::{show_bytes, show_time};
 use crate::{Hardware, Result};
 
@@ -210,13 +210,4 @@ impl LanguageTable<'_> {
         let step = show_time(seconds);
         [name, fits.into(), parameters, gradients, optimizer, activations, buffers, all, sent, step]
     }
-}
-
-fn aligned(rows: Vec<[String; 10]>) -> Vec<String> {
-    let width = rows.iter().map(|[name, ..]| name.len() + 1).max().unwrap_or(0).max(20);
-    let line = |[name, fits, numbers @ ..]: [String; 10]| {
-        let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();
-        format!("{name:<width$}{fits:<5}{numbers}")
-    };
-    rows.into_iter().map(line).collect()
 }

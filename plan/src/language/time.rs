@@ -8,7 +8,9 @@ use training::build::Recompute;
 use super::outline::Unit;
 use super::stages::owned_units;
 use super::{LayoutComparison, LayoutCost, Subject, Training};
-use crate::forecast::{Collectives, Layer, Layout as Spread, Sharding, Work, predict_with};
+use crate::forecast::{
+    Collective, Collectives, Group, Layer, Layout as Spread, Sharding, Work, predict_with,
+};
 use crate::{Hardware, Result};
 
 /// Numbers that an optimizer step reads and writes per parameter, besides two for each number of state: the parameter
@@ -60,7 +62,14 @@ impl StepTime<'_> {
         let spread =
             Spread { dp: dp * shard, tp, pp, sharding, schedule, micro_batches, ..Spread::default() };
         let work = self.work(sharding, self.imbalance()?);
-        let step = predict_with(&work, &spread, collectives)?.step_s;
+        let mut step = predict_with(&work, &spread, collectives)?.step_s;
+        if pp > 1 && shard > 1 {
+            // A stage's parameters are gathered once a step, and each rank's optimizer has a part of them.
+            let own = work.parameters().div_ceil(pp * tp);
+            let group = Group { ranks: shard, stride: tp };
+            step += collectives.seconds(Collective::AllGather, group, own * work.element_bytes);
+            step -= work.optimizer_s * own as f64 * (1.0 - 1.0 / shard as f64);
+        }
         if pp > 1 || micro_batches < 2 {
             return Ok(step);
         }

@@ -50,10 +50,17 @@ pub(crate) struct LanguagePlanOptions {
     #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
     recompute: Option<Recompute>,
     /// Schedule of pipeline stages
-    #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Language models")]
+    #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, requires = "folder", help_heading = "Language models")]
     pipeline_schedule: ScheduleKind,
     /// Type of parameters
-    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Language models")]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        value_enum,
+        default_value = "f32",
+        requires = "folder",
+        help_heading = "Language models"
+    )]
     parameters: ParametersDtype,
     /// Rank of adapters (LoRA) [default: no adapters]
     ///
