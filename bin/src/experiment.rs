@@ -160,14 +160,14 @@ pub trait Experiment: Sized {
     /// Whatever goes wrong.
     fn alone(
         &self,
-        setup: Self::Setup,
+        setup: &Self::Setup,
         world_size: usize,
         metrics: Option<&mut MetricsWriter>,
     ) -> Result<Self::Alone>;
 
     /// Returns environment variables for the ranks that this process starts on this machine.
-    fn for_ranks(&self, alone: &Self::Alone) -> Vec<(OsString, OsString)> {
-        let _ = alone;
+    fn for_ranks(&self, setup: &Self::Setup) -> Vec<(OsString, OsString)> {
+        let _ = setup;
         Vec::new()
     }
 
@@ -221,11 +221,14 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
                 }
             }
             let mut metrics = begin_metrics(experiment)?;
-            let alone = here.alone(setup, world_size, metrics.as_mut())?;
+            let alone = here.alone(&setup, world_size, metrics.as_mut())?;
             // The ranks append to the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
-            let told = here.for_ranks(&alone);
-            finish(experiment, alone, start::spawn_told(E::NAME, world_size, elastic.job(), told)?)?;
+            // What the ranks are told of exists as long as `setup`.
+            let told = here.for_ranks(&setup);
+            let outcome = start::spawn_told(E::NAME, world_size, elastic.job(), told)?;
+            drop(setup);
+            finish(experiment, alone, outcome)?;
             if let Some(metrics) = metrics {
                 metrics.finish();
             }
@@ -267,7 +270,7 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
-    let trained = train(experiment, setup, &mut rank, |rank| {
+    let trained = train(experiment, setup, &mut rank, |rank, _| {
         // If the rank that writes the metrics may be lost, any other one may replace it.
         if rank.comm.rank() == experiment.reporter(config.world_size) || experiment.elastic().is_some() {
             rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
@@ -286,7 +289,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     // Before anything is printed, so that incompatible ranks are reported early.
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     let mut alone = None;
-    let trained = train(experiment, setup, &mut rank, |rank| {
+    let trained = train(experiment, setup, &mut rank, |rank, setup| {
         // On a restart, the first attempt's writer is dropped first: if unused, it puts the lines of an earlier run
         // back.
         rank.metrics = None;
@@ -298,7 +301,6 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
         if !rank.newcomer && rank.stage < RankPhase::Told {
             rank.first_alone(config.timeout, || {
                 if alone.is_none() {
-                    let setup = experiment.setup()?;
                     alone = Some(experiment.alone(setup, config.world_size, metrics.as_mut())?);
                 }
                 Ok(())
@@ -327,10 +329,10 @@ fn train<E: Experiment>(
     experiment: &E,
     mut setup: E::Setup,
     rank: &mut Rank,
-    mut prepare: impl FnMut(&mut Rank) -> Result<()>,
+    mut prepare: impl FnMut(&mut Rank, &E::Setup) -> Result<()>,
 ) -> Result<E::Trained> {
     loop {
-        let error = match prepare(rank).and_then(|()| experiment.train(setup, rank)) {
+        let error = match prepare(rank, &setup).and_then(|()| experiment.train(setup, rank)) {
             Ok(trained) => return Ok(trained),
             Err(error) => error,
         };

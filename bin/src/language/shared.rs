@@ -9,29 +9,18 @@ use models::tokens::{DataFile, Rows};
 /// `--evaluate`.
 const VARIABLE: &str = "GIRANDOLE_TOKENS";
 
-/// Rows that the launcher keeps open as long as there are ranks, so that the token files exist.
-pub(super) struct SharedRows {
-    rows: Rows,
-    evaluation: Option<Rows>,
-}
-
-impl SharedRows {
-    pub(super) fn new(rows: Rows, evaluation: Option<Rows>) -> Self {
-        Self { rows, evaluation }
+/// Returns the variable for the ranks' environment; `None` if there are no shared files. They exist as long as the rows are
+/// open.
+pub(super) fn variable(rows: &Rows, evaluation: Option<&Rows>) -> Option<(OsString, OsString)> {
+    let files = |rows: &Rows| rows.files().map(|(file, _)| file.shared()).collect::<Vec<_>>();
+    let all: Vec<Option<PathBuf>> =
+        files(rows).into_iter().chain(evaluation.into_iter().flat_map(files)).collect();
+    if all.iter().all(Option::is_none) {
+        return None;
     }
-
-    /// Returns the variable for the ranks' environment; `None` if there are no shared files.
-    pub(super) fn variable(&self) -> Option<(OsString, OsString)> {
-        let files = |rows: &Rows| rows.files().map(|(file, _)| file.shared()).collect::<Vec<_>>();
-        let all: Vec<Option<PathBuf>> =
-            files(&self.rows).into_iter().chain(self.evaluation.iter().flat_map(files)).collect();
-        if all.iter().all(Option::is_none) {
-            return None;
-        }
-        let all: Vec<OsString> =
-            all.into_iter().map(|path| path.map(OsString::from).unwrap_or_default()).collect();
-        Some((VARIABLE.into(), all.join(OsString::from(":").as_os_str())))
-    }
+    let all: Vec<OsString> =
+        all.into_iter().map(|path| path.map(OsString::from).unwrap_or_default()).collect();
+    Some((VARIABLE.into(), all.join(OsString::from(":").as_os_str())))
 }
 
 /// Returns the files of `--data` and that of `--evaluate`, with the token files that the launcher made of them.

@@ -26,7 +26,7 @@ use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::settings::{note_changed_settings, train_config};
-use super::shared::{self, SharedRows};
+use super::shared;
 use super::speed::Speed;
 use super::trained::{self, Trained};
 use super::watch::{TrainObserver, wrap_error};
@@ -42,8 +42,6 @@ pub struct Setup {
 /// What the launcher determines before the ranks start.
 pub struct LauncherState {
     facts: Vec<(String, String)>,
-    /// Kept open as long as there are ranks.
-    data: SharedRows,
 }
 
 /// Runs `pretrain` or `finetune`.
@@ -159,7 +157,7 @@ impl<J: Job> Experiment for J {
         Ok(Setup { subject, rows, evaluation, sample })
     }
 
-    fn alone(&self, setup: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<Self::Alone> {
+    fn alone(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<Self::Alone> {
         let (options, model) = (self.options(), setup.subject.weights.config());
         let shapes = setup.subject.weights.shapes().values();
         let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
@@ -190,11 +188,11 @@ impl<J: Job> Experiment for J {
             say(format_args!("adapters: rank {}, {adapters} parameters are trained", lora.config().rank))?;
             facts.push(fact("adapters", format!("rank {}, {adapters} parameters", lora.config().rank)));
         }
-        Ok(LauncherState { facts, data: SharedRows::new(setup.rows, setup.evaluation) })
+        Ok(LauncherState { facts })
     }
 
-    fn for_ranks(&self, begun: &LauncherState) -> Vec<(OsString, OsString)> {
-        begun.data.variable().into_iter().collect()
+    fn for_ranks(&self, setup: &Setup) -> Vec<(OsString, OsString)> {
+        shared::variable(&setup.rows, setup.evaluation.as_ref()).into_iter().collect()
     }
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {

@@ -72,7 +72,7 @@ impl Experiment for Cifar10Options {
         Setup::new(self)
     }
 
-    fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if self.draws() {
             note(format_args!(
                 "no --data-dir with CIFAR-10: these pictures of its shape are drawn from the seed"

@@ -52,19 +52,15 @@ impl Experiment for DdpLinearOptions {
         Setup::new(self)
     }
 
-    fn alone(
-        &self,
-        setup: Setup,
-        world_size: usize,
-        metrics: Option<&mut MetricsWriter>,
-    ) -> Result<RunSeries> {
+    fn alone(&self, _: &Setup, world_size: usize, metrics: Option<&mut MetricsWriter>) -> Result<RunSeries> {
         if world_size > 1 && !self.keep_total_batch {
             note(format_args!(
                 "the from-scratch tutorial means to keep the total batch size, but keeps that of each rank, and so does this \
                  run; --keep-total-batch does what the tutorial says"
             ));
         }
-        let single = single_process::run(self, &setup, metrics)?;
+        // It trains, and the ranks begin where it began.
+        let single = single_process::run(self, &self.setup()?, metrics)?;
         let total = self.rank_batch_size(world_size) as u128 * world_size as u128;
         let ranks = if world_size == 1 { "rank" } else { "ranks" };
         say(format_args!("\n===== DDP training ({world_size} {ranks}, total batch size {total}) ====="))?;

@@ -80,7 +80,7 @@ impl Experiment for DdpMlpOptions {
         Ok(Setup { variables, sets })
     }
 
-    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         note(format_args!(
             "the PyTorch handbook does not sum right answers over ranks, and its validation loss is the sum of the batches' \
             means, \

@@ -70,7 +70,7 @@ impl Experiment for DdpTrainerOptions {
         Ok(Setup { samples: Arc::new(samples), variables })
     }
 
-    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if self.loss == LossKind::Mse {
             note(format_args!(
                 "the Trainer tutorial takes the cross-entropy of a single output, which is always 0 and teaches nothing; this run \

@@ -64,7 +64,7 @@ impl Experiment for DdpTransformerOptions {
         Ok(Setup { rows, variables, random })
     }
 
-    fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         self.remark();
         say(format_args!("{}", module_tree::transformer(&self.sizes.printed())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))

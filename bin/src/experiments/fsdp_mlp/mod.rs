@@ -85,7 +85,7 @@ impl Experiment for FsdpMlpOptions {
         Ok(Setup { samples: self.common.data.as_deref().map(read).transpose()? })
     }
 
-    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         Ok(())
     }
 

@@ -119,7 +119,7 @@ impl Experiment for PipelineTransformerOptions {
         Ok(Setup { rows, weights, device })
     }
 
-    fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         note(format_args!(
             "as the pipeline tutorial does, this run shows each token all others, so that the answer is in sight"
         ));

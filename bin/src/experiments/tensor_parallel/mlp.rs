@@ -152,7 +152,7 @@ impl Experiment for TensorParallelMlpOptions {
         Ok(Setup { x, y, weights })
     }
 
-    fn alone(&self, setup: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
+    fn alone(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
         if let (Some(path), true) = (&self.common.data, self.mesh.sequence_parallel) {
             let samples = setup.x.dim(0)?;
             if let Some(help) = self.uneven(samples, self.mesh.sizes(world_size)?) {

@@ -80,7 +80,7 @@ impl Experiment for TensorParallelTransformerOptions {
         Ok(Setup { rows, weights })
     }
 
-    fn alone(&self, _: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
+    fn alone(&self, _: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
         Ok(world_size)
     }
 
