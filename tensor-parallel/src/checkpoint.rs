@@ -47,12 +47,6 @@ impl Divided {
     }
 }
 
-impl std::fmt::Display for Divided {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {:?}, divided as {}", self.name, self.dims, self.split)
-    }
-}
-
 impl<M> TensorParallel<M> {
     /// Writes a checkpoint: each tensor-parallel rank writes its part of the model and of the optimizer state to a separate
     /// file; one manifest contains the hashes of all. Must be called on every rank, with the same folder, which all ranks
@@ -249,12 +243,21 @@ impl Saved {
 
     /// Checks that the checkpoint is of the same model.
     fn check(&self, parameters: &[Parameter], folder: &Path) -> Result<()> {
-        let own: Vec<String> = parameters.iter().map(|p| Divided::of(p).to_string()).collect();
-        let saved: Vec<String> = self.description.parameters.iter().map(Divided::to_string).collect();
+        let own: Vec<Divided> = parameters.iter().map(Divided::of).collect();
+        let saved = &self.description.parameters;
         let place = (0..own.len().max(saved.len())).find(|&place| own.get(place) != saved.get(place));
         let Some(place) = place else { return Ok(()) };
-        let shown = |all: &[String]| all.get(place).map_or("nothing".into(), String::clone);
-        let (own, saved) = (shown(&own), shown(&saved));
+        let whole = |divided: &Divided| format!("{} {:?}", divided.name, divided.dims);
+        let (own, saved) = match (own.get(place), saved.get(place)) {
+            (Some(own), Some(saved)) if whole(own) == whole(saved) => (
+                format!("it divided as {}", own.split),
+                format!("{} divided as {}", whole(saved), saved.split),
+            ),
+            (own, saved) => {
+                let shown = |of: Option<&Divided>| of.map_or("nothing".into(), whole);
+                (shown(own), shown(saved))
+            }
+        };
         Err(misfit(folder, format!("it is of another model: it has {saved}, the model has {own}")))
     }
 

@@ -115,3 +115,18 @@ fn after_rank_0_has_joined_the_first_that_has_data_counts() {
     assert!(ranks.iter().all(|rank| *rank == ranks[0]));
     assert_close(&ranks[0].0, &alone([0, 1, 2, 2].into_iter()).expect("one process"), 1e-12);
 }
+
+/// Tables of integers are no parameters, and yet part of the model.
+#[test]
+fn integers_are_rank_0s() {
+    let found = on_all_ranks(3, |comm| {
+        let rank = comm.rank() as u32;
+        let table = Tensor::new(&[rank, 7 + rank], &Device::Cpu)?;
+        let vb = VarBuilder::from_tensors([("table".to_string(), table)].into(), DType::F64, &Device::Cpu);
+        let read = |vb: VarBuilder<'_>| vb.get_with_hints_dtype(2, "table", Init::Const(0.0), DType::U32);
+        let ddp = Ddp::new(comm, vb, &DdpConfig::default(), read)?;
+        assert!(ddp.parameters().is_empty());
+        Ok(ddp.model()?.to_vec1::<u32>()?)
+    });
+    assert_eq!(found, vec![vec![0, 7]; 3]);
+}

@@ -62,3 +62,21 @@ fn whole_copies_are_compared_as_well() {
         assert!(matches!(error, Error::ParametersDiffer(found) if found.odd_rank == 1), "{error}");
     }
 }
+
+#[test]
+fn a_buffer_that_differs_is_named_on_every_rank() {
+    let lines = on_all_ranks(2, |comm| {
+        let rank = comm.rank() as f64;
+        let config = FsdpConfig { buffers: vec!["pe".into()], ..FsdpConfig::default() };
+        let built = Fsdp::new(comm, builder(1, DType::F64), &config, |units| {
+            units.pp("table").unit(|vb| {
+                vb.get_with_hints(3, "pe", candle_nn::Init::Const(rank))?;
+                candle_nn::linear(2, 2, vb)
+            })
+        });
+        Ok(built.map(drop).expect_err("the tables differ").to_string())
+    });
+    for line in lines {
+        assert!(line.contains("buffer table.pe"), "{line}");
+    }
+}

@@ -256,3 +256,38 @@ fn texts_are_between_the_folders_tokens() {
     assert_eq!(file.read(0..file.tokens()).unwrap(), expected);
     assert_eq!(file.read(file.document(1).unwrap()).unwrap(), expected[one.len() + 2..]);
 }
+
+/// Of several templates, transformers takes `tool_use` for conversations with tools.
+#[test]
+fn tools_have_a_template_of_their_own() {
+    let out = with_template("");
+    fs::remove_file(out.path().join("chat_template.jinja")).unwrap();
+    let path = out.path().join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let messages = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    config["chat_template"] = serde_json::json!([
+        { "name": "default", "template": messages },
+        { "name": "tool_use", "template": format!("{{{{ tools[0].name }}}}\n{messages}") },
+    ]);
+    fs::write(&path, config.to_string()).unwrap();
+    let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
+    let chat = r#""messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]"#;
+    for (tools, begin) in [("", ""), (r#""tools": [{"name": "clock"}], "#, "clock\n")] {
+        let chat = chat_of(&format!("{{{tools}{chat}}}"), out.path());
+        assert_eq!(template.render(&chat).unwrap().0, format!("{begin}user: hi\nassistant: ho\n"));
+    }
+}
+
+#[test]
+fn the_head_of_a_second_answer_in_a_row_is_no_answer() {
+    let turn = "<{{ m.role }}>{{ m.content }}\n";
+    let out = with_template(&format!(
+        "{{% for m in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}<assistant>{{% endif %}}"
+    ));
+    let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
+    let line = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"},
+        {"role": "assistant", "content": "hum"}]}"#;
+    let (text, answers) = template.render(&chat_of(&line.replace('\n', ""), out.path())).unwrap();
+    let answers: Vec<&str> = answers.into_iter().map(|answer| &text[answer]).collect();
+    assert_eq!(answers, ["ho\n", "hum\n"]);
+}

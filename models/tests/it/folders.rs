@@ -189,3 +189,35 @@ fn a_writer_takes_each_tensor_once() {
     assert!(begin().finish().unwrap_err().to_string().contains("not written: lm_head.weight"));
     assert!(!out.path().join("model.safetensors").exists() && !out.path().join("config.json").exists());
 }
+
+/// A program that loads the folder would read them: adapters beside a model, a template in the place of the model's own.
+#[test]
+fn nothing_of_the_model_that_is_replaced_stays() {
+    let (from, out) = (copy("llama"), tempfile::tempdir().unwrap());
+    fs::write(from.path().join("tokenizer.json"), "{}").unwrap();
+    let stale =
+        ["adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "generation_config.json"];
+    let write = || stale.iter().for_each(|name| fs::write(out.path().join(name), "old").unwrap());
+    let left = || stale.iter().filter(|name| out.path().join(name).exists()).count();
+    write();
+    let vars = VarMap::new();
+    let model = load(from.path(), &vars, DType::F32);
+    let how = FolderConfig { tokenizer_of: Some(from.path().into()), ..FolderConfig::default() };
+    save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
+    assert_eq!(left(), 0);
+    write();
+    models::Tokenizer::bytes().unwrap().save(out.path()).unwrap();
+    assert_eq!(left(), 2, "the adapters");
+}
+
+#[test]
+fn sizes_whose_product_is_too_large_are_refused() {
+    let folder = copy("llama");
+    let path = folder.path().join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for name in ["num_attention_heads", "num_key_value_heads", "head_dim"] {
+        json[name] = 2_147_483_648u64.into();
+    }
+    fs::write(&path, json.to_string()).unwrap();
+    assert!(ModelConfig::from_folder(folder.path()).unwrap_err().to_string().contains("head_dim"));
+}

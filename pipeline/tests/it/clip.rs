@@ -219,3 +219,27 @@ fn copies_and_tied_parameters_that_differ_are_named_by_all() {
         );
     }
 }
+
+/// As in one process: an optimizer with weight decay must not change variables that nothing depends on.
+#[test]
+fn ties_that_no_stage_uses_have_no_gradient() {
+    let found = Local::run_shared(2, |comm| {
+        let unused = |vb: VarBuilder<'static>| {
+            let weight = drawn(&vb, "weight")?.detach();
+            Ok(product(weight))
+        };
+        let modules = Modules::new().module("first", unused).module("middle", |vb| linear(WIDTH, WIDTH, vb));
+        let modules = modules.module("last", unused);
+        let tied = vec![("first.weight".to_string(), "last.weight".to_string())];
+        let config = PipelineConfig { tied, ..PipelineConfig::default() };
+        let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu)?;
+        let mut pipeline = Pipeline::new(comm, &modules, &weights(), &example, loss, &config)?;
+        let (x, y) = batch(0, ROWS)?;
+        let grads = pipeline.step(Some(&x), Some(&y))?.grads;
+        let found = pipeline.named_vars().into_iter().map(|(name, var)| (name, grads.get(&var).is_some()));
+        Ok(found.collect::<Vec<_>>())
+    });
+    for (name, has_gradient) in found.unwrap().into_iter().flatten() {
+        assert_eq!(has_gradient, name.starts_with("middle"), "{name}");
+    }
+}

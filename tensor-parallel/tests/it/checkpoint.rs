@@ -7,7 +7,8 @@ use crate::common::{Part, batch, bits, on_mesh, sizes, try_on_mesh, values, whol
 use candle_nn::Optimizer;
 use comm::{Local, Mesh};
 use tensor_parallel::{
-    LanguageModel, LanguageModelConfig, Result, TensorParallel, TensorParallelConfig, Weights,
+    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, Result, ShardBuilder,
+    TensorParallel, TensorParallelConfig, Weights,
 };
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, OptimizerState};
 
@@ -240,4 +241,26 @@ fn other_axes_have_models_of_their_own() {
             }
         }
     }
+}
+
+/// The same shapes, and yet other rows on each rank.
+#[test]
+fn a_layer_that_was_divided_otherwise_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    on_mesh(1, 2, |mesh| {
+        let layer = |groups| {
+            let config = ColumnConfig { groups, ..ColumnConfig::default() };
+            let make = |builder: ShardBuilder| ColumnParallelLinear::new(2, 12, &config, &builder);
+            TensorParallel::new(mesh, &TensorParallelConfig::default(), &Weights::seed(1), make)
+        };
+        let (one, three) = (layer(1)?, layer(3)?);
+        let mut adam = Adam::named(one.named_vars(), AdamConfig::default())?;
+        let checkpoints = open(folder.path());
+        one.save_checkpoint(&checkpoints, &adam, &Checkpoint::default())?;
+        let contents = checkpoints.latest()?.unwrap();
+        one.load_checkpoint(&contents, &mut adam)?;
+        let message = three.load_checkpoint(&contents, &mut adam).unwrap_err().to_string();
+        assert!(message.contains("divided as Rows { groups: 1 }, the model has it divided as"), "{message}");
+        Ok(())
+    });
 }
