@@ -170,3 +170,84 @@ fn the_page_of_a_run_that_went_on_shows_all_of_it() {
         assert!(line["sample"].as_str().unwrap().starts_with("one two "), "{line}");
     }
 }
+
+#[test]
+fn training_data_are_not_written_over() {
+    let runs = Runs::new();
+    let before = fs::read(runs.0.path("text.txt")).unwrap();
+    for option in ["--trace", "--report"] {
+        let line = runs.refuse(&["--steps", "2", option, "text.txt"]);
+        assert!(line.contains(option) && line.contains("--data"), "{line}");
+    }
+    fs::copy(runs.0.path("text.txt"), runs.0.path("other.txt")).unwrap();
+    let line = runs.refuse(&["--steps", "2", "--evaluate", "other.txt", "--report", "other.txt"]);
+    assert!(line.contains("--report") && line.contains("--evaluate"), "{line}");
+    assert!(fs::read(runs.0.path("text.txt")).unwrap() == before);
+}
+
+/// A launcher that knows nothing of exit codes starts a job again that has refused to begin.
+#[test]
+fn what_was_refused_is_refused_again_after_a_restart() {
+    let runs = Runs::new();
+    runs.run(&with(&["--steps", "4"]));
+    let model = || fs::read(runs.0.path("out/model.safetensors")).unwrap();
+    let before = model();
+    let again = |options: &[&str]| {
+        let program = env!("CARGO_BIN_EXE_girandole");
+        let arguments = Runs::arguments(&[options, &["--steps", "5"]].concat()).join(" ");
+        let script = format!("{program} pretrain {arguments}");
+        let mut command = crate::common::girandole();
+        command.current_dir(runs.0.path("")).args([
+            "launch",
+            "--nproc-per-node",
+            "1",
+            "--max-restarts",
+            "1",
+            "--",
+        ]);
+        command.args(["sh", "-c", &script]).output().unwrap()
+    };
+    for (options, reason) in [
+        (&[][..], "it holds a model already"),
+        (&with(&["--overwrite"])[..], "it holds checkpoints of an earlier run"),
+    ] {
+        let output = again(options);
+        let said = text(&output.stderr);
+        assert_eq!(said.matches(reason).count(), 2, "{said}");
+        assert!(!output.status.success() && model() == before, "{said}");
+    }
+    // One that has begun goes on.
+    let output = again(&with(&["--overwrite", "--resume"]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn adapters_do_not_go_beside_a_whole_model() {
+    let runs = Runs::new();
+    runs.run(&["--steps", "2"]);
+    let finetune = |options: &[&str]| {
+        let mut command = Girandole("finetune").command();
+        command.current_dir(runs.0.path("")).args(["--data", "text.txt", "--length", "16", "--steps", "1"]);
+        command.args(options).output().unwrap()
+    };
+    let output = finetune(&["--model", "out", "--lora-rank", "2", "--out", "out", "--overwrite"]);
+    let said = text(&output.stderr);
+    assert!(said.contains("--out: got out; it holds a whole model (model.safetensors)"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+    let output = finetune(&["--model", "out", "--lora-rank", "2", "--out", "adapters"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = finetune(&[
+        "--model",
+        "out",
+        "--adapters",
+        "adapters",
+        "--out",
+        "adapters",
+        "--merge",
+        "--overwrite",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!runs.0.path("adapters/adapter_config.json").exists());
+    let output = finetune(&["--model", "out", "--merge", "--out", "more"]);
+    assert!(text(&output.stderr).contains("--merge"), "{}", text(&output.stderr));
+}

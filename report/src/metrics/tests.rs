@@ -147,3 +147,15 @@ fn a_wrong_path_is_one_line_with_path_and_reason() {
         assert!(!line.contains('\n'), "{line}");
     }
 }
+
+#[test]
+fn a_file_of_something_else_is_not_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes.txt");
+    for text in ["my notes\nline 2\n", "{\"event\":\"step\",\"epoch\":0,\"batch\":0,\"loss\":1.0}\n[1]\n"] {
+        std::fs::write(&path, text).unwrap();
+        let line = MetricsWriter::append(&path).unwrap().cut(None, 0, 1).unwrap_err().to_string();
+        assert!(line.contains("notes.txt: it has lines that are no metrics"), "{line}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+}
