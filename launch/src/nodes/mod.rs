@@ -253,4 +253,24 @@ mod tests {
             "within 1.0 s: nodes 1 and 2 are missing; this node (host frankfurt-2, rank-3): the --nnodes, --nnodes"
         );
     }
+
+    #[test]
+    fn a_launcher_that_stands_still_is_a_node() {
+        let (rank, host, waited) = (2, "c".to_string(), Duration::from_secs(3));
+        let operation = "rendezvous".to_string();
+        let error = of_nodes(Error::Timeout {
+            rank,
+            host: host.clone(),
+            operation: operation.clone(),
+            waited,
+            detail: "it does not answer".into(),
+        });
+        assert!(
+            matches!(&error, Error::NodeSilent { node, silence } if node.node == 2 && *silence == waited)
+        );
+        assert!(!error.is_peer_failure() && !error.to_string().contains("rank"), "{error}");
+        let error =
+            of_nodes(Error::Protocol { rank, host, operation, detail: "rank 2 sent nonsense".into() });
+        assert!(error.to_string().contains("node 2 sent nonsense"), "{error}");
+    }
 }
