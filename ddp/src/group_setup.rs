@@ -11,17 +11,25 @@ use crate::parameter::{Kinds, Parameter};
 use crate::reducer::Reducer;
 use crate::{CommHook, DdpConfig, Error, Result, initial, lock};
 
+/// What all ranks of a group have of a model.
+pub(crate) struct ModelState<'a> {
+    pub(crate) parameters: &'a [Parameter],
+    pub(crate) buffers: &'a [(String, Var)],
+    /// Synchronised like parameters, and never changed.
+    pub(crate) integers: &'a [(String, Var)],
+}
+
 /// Checks that all ranks of a group have the same model, broadcasts rank 0's values, and creates the reducer.
 pub(crate) fn set_up_group(
     comm: Arc<dyn Communicator>,
-    (parameters, buffers, integers): (&[Parameter], &[(String, Var)], &[(String, Var)]),
+    state: &ModelState<'_>,
     config: &DdpConfig,
     link: &ReducerRef,
 ) -> Result<Arc<Reducer>> {
-    if let Some(difference) = line_difference(&*comm, 0, &describe((parameters, buffers, integers), config))?
-    {
+    if let Some(difference) = line_difference(&*comm, 0, &describe(state, config))? {
         return Err(Error::ModelMismatch(difference));
     }
+    let &ModelState { parameters, buffers, integers } = state;
     if comm.world_size() > 1 {
         let parameters = parameters.iter().map(Parameter::var);
         let others = buffers.iter().chain(integers).map(|(_, var)| var);
@@ -34,10 +42,8 @@ pub(crate) fn set_up_group(
 }
 
 /// Describes what must be equal on all ranks, one line per item.
-fn describe(
-    (parameters, buffers, integers): (&[Parameter], &[(String, Var)], &[(String, Var)]),
-    config: &DdpConfig,
-) -> Vec<String> {
+fn describe(state: &ModelState<'_>, config: &DdpConfig) -> Vec<String> {
+    let &ModelState { parameters, buffers, integers } = state;
     let DdpConfig {
         bucket_bytes,
         first_bucket_bytes,

@@ -9,7 +9,7 @@ use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Stats};
 
 use crate::builder::{HookingBackend, Registry};
-use crate::group_setup::set_up_group;
+use crate::group_setup::{ModelState, set_up_group};
 use crate::hook::ReducerRef;
 use crate::parameter::Parameter;
 use crate::reducer::Reducer;
@@ -81,7 +81,8 @@ impl<M> Ddp<M> {
         let built = build(HookingBackend::builder(vb, registry.clone(), link.clone(), config));
         let Registry { parameters, buffers, integers, .. } = lock(&registry).close();
         let model = built.map_err(Error::during("building the model"))?;
-        let reducer = set_up_group(comm, (&parameters, &buffers, &integers), config, &link)?;
+        let state = ModelState { parameters: &parameters, buffers: &buffers, integers: &integers };
+        let reducer = set_up_group(comm, &state, config, &link)?;
         let ddp = Self { model, parameters, buffers, integers, config: config.clone(), link, reducer };
         ddp.model()?;
         Ok(ddp)
@@ -135,8 +136,9 @@ impl<M> Ddp<M> {
     /// # Ok::<(), ddp::Error>(())
     /// ```
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
-        let state = (&self.parameters[..], &self.buffers[..], &self.integers[..]);
-        let reducer = set_up_group(comm, state, &self.config, &self.link);
+        let Self { parameters, buffers, integers, .. } = &*self;
+        let state = ModelState { parameters, buffers, integers };
+        let reducer = set_up_group(comm, &state, &self.config, &self.link);
         self.reducer = reducer.map_err(|error| self.reducer.fail(error))?;
         self.model().map(drop)
     }
