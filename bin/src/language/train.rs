@@ -219,19 +219,13 @@ impl<J: Job> Experiment for J {
         }
         let (watch, begun, communication) = (rank.stopwatch(), trainer.step(), Cell::new(0.0));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let mut observer = TrainObserver::new(
-            options,
-            log,
-            samples,
-            (speed, begun, trainer.epoch() as usize),
-            &communication,
-        );
+        let counters = (speed, begun, trainer.epoch() as usize, &communication);
+        let mut observer = TrainObserver::new(options, log, samples, counters);
         rank.stage = RankPhase::AtWork;
         let steps = options.steps() - begun;
         let (mut seconds, mut measured) = (0.0, None);
         let mut measure = |model: &mut Parallel<CausalLm>| {
-            let world = model.mesh().world();
-            rank.comm = world.clone();
+            rank.comm = model.mesh().world().clone();
             let busy_ns = (communication.get() * 1e9) as u64;
             let measured = *measured.get_or_insert_with(|| watch.measured().communicating(busy_ns));
             seconds = rank.gather_measured(measured, steps).map_err(wrap_error)?;

@@ -52,8 +52,7 @@ impl<'a> TrainObserver<'a> {
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
-        (speed, begun, epoch): (Speed, usize, usize),
-        communication: &'a Cell<f64>,
+        (speed, begun, epoch, communication): (Speed, usize, usize, &'a Cell<f64>),
     ) -> Self {
         Self {
             options,
