@@ -224,10 +224,11 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             let alone = here.alone(&setup, world_size, metrics.as_mut())?;
             // The ranks append to the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
-            // What the ranks are told of exists as long as `setup`.
+            // What the ranks are told of exists as long as `setup`, which otherwise only takes memory.
             let told = here.for_ranks(&setup);
+            let kept = (!told.is_empty()).then_some(setup);
             let outcome = start::spawn_told(E::NAME, world_size, elastic.job(), told)?;
-            drop(setup);
+            drop(kept);
             finish(experiment, alone, outcome)?;
             if let Some(metrics) = metrics {
                 metrics.finish();

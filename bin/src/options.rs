@@ -1,5 +1,6 @@
 //! Options shared by all experiments: ranks, backend, device, precision, files.
 
+pub(crate) mod begin_note;
 mod checkpoints;
 mod elastic;
 mod files;

@@ -53,13 +53,7 @@ impl Registry {
             if given.dtype().is_float() {
                 return Err(Error::UnsupportedDtype { parameter: name.into(), dtype: given.dtype() }.into());
             }
-            if let Some((_, known)) = self.integers.iter().find(|(known, _)| known == name) {
-                return Ok(known.as_tensor().clone());
-            }
-            let var = Var::from_tensor(&given)?;
-            let tensor = var.as_tensor().clone();
-            self.integers.push((name.into(), var));
-            return Ok(tensor);
+            return self.add_integers(name, given);
         }
         let index = match self.variables.get(&given.id()) {
             Some(&index) => index,
@@ -75,6 +69,26 @@ impl Registry {
         };
         self.names.insert(name.into(), index);
         Ok(self.parameters[index].tensor().clone())
+    }
+
+    /// Registers integers, which have no gradient: those of the dtypes that ranks exchange become rank 0's.
+    fn add_integers(&mut self, name: &str, given: Tensor) -> Result<Tensor> {
+        if !matches!(given.dtype(), DType::U8 | DType::U32 | DType::I64) {
+            return Ok(given);
+        }
+        if let Some((_, known)) = self.integers.iter().find(|(known, _)| known == name) {
+            if (known.dims(), known.dtype()) == (given.dims(), given.dtype()) {
+                return Ok(known.as_detached_tensor());
+            }
+            let describe = |tensor: &Tensor| format!("{:?} {:?}", tensor.dims(), tensor.dtype());
+            let (first, then) = (describe(known), describe(&given));
+            return Err(Error::Ambiguous { parameter: name.into(), first, then }.into());
+        }
+        let var = Var::from_tensor(&given)?;
+        // Without a graph, and with the variable's memory, in which the broadcast writes.
+        let tensor = var.as_detached_tensor();
+        self.integers.push((name.into(), var));
+        Ok(tensor)
     }
 
     fn add_buffer(&mut self, name: &str, given: &Tensor) -> Result<Tensor> {

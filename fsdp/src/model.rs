@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Digest, Mesh, Stats, line_difference};
 use training::AuditConfig;
@@ -276,8 +276,10 @@ fn describe(model: &Model, config: &FsdpConfig) -> Result<Vec<String>> {
         lines.push(format!("unit {name} {values} of hash {:016x}", digest.value()));
     }
     for (name, var) in &model.buffers {
-        let floats =
-            var.as_detached_tensor().to_dtype(DType::F64).map_err(Error::during("hashing a buffer"))?;
+        // On the host: not every device has f64.
+        let on_host = var.as_detached_tensor().to_device(&Device::Cpu);
+        let floats = on_host.and_then(|buffer| buffer.to_dtype(DType::F64));
+        let floats = floats.map_err(Error::during("hashing a buffer"))?;
         let digest = Digest::new().floats(&floats)?;
         let (dims, dtype, hash) = (var.dims(), var.dtype(), digest.value());
         lines.push(format!("buffer {name} {dims:?} {dtype:?} with values of hash {hash:016x}"));

@@ -11,15 +11,17 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use training::TensorHeader;
 
+use crate::lora::files::ADAPTER_FILES;
 use crate::{Error, Result};
 
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// Returns the file name of a folder's weights, of a model or of adapters; `None` if there are none. Only safetensors
-/// files are looked for.
+/// Returns the file name of a folder's weights, of a model or of adapters; `None` if there are none. Of models only
+/// safetensors files are looked for.
 pub fn weights_in(folder: &Path) -> Option<&'static str> {
-    [SINGLE, INDEX, crate::lora::files::TENSORS].into_iter().find(|name| folder.join(name).exists())
+    let [_, adapters, older] = ADAPTER_FILES;
+    [SINGLE, INDEX, adapters, older].into_iter().find(|name| folder.join(name).exists())
 }
 
 /// Elements in the read buffer, which is in memory in addition to the tensor that is read.

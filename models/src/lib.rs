@@ -51,6 +51,6 @@ pub use folder::weights_in;
 pub use generate::{GenerateConfig, generate, generate_with};
 pub use lora::{Lora, LoraConfig};
 pub use model::{Cache, CausalLm};
-pub use save::{FolderConfig, FolderWriter, save_folder};
+pub use save::{FolderConfig, FolderWriter, is_model_file, remove_tokenizer, save_folder};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::Weights;

@@ -14,8 +14,8 @@ use crate::folder::{INDEX, SINGLE};
 use crate::lora::files::ADAPTER_FILES;
 use crate::{Error, ModelConfig, Result, Weights, names};
 
-/// Tokenizer and generation files, copied from another folder if they exist there, and removed if they do not.
-pub(crate) const COPIED: &[&str] = &[
+/// Tokenizer and generation files, copied from another folder if they exist there.
+const COPIED: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -254,16 +254,28 @@ impl FolderWriter {
             if from.exists() {
                 let bytes = Error::read(&from)?;
                 write_output(&to, &bytes).map_err(Error::io("write", &to))?;
-            } else {
-                remove(&to)?;
             }
         }
         Ok(())
     }
 }
 
+/// Returns whether this is the name of a file of a model: its configuration, tokenizer or generation settings.
+pub fn is_model_file(name: &str) -> bool {
+    name == "config.json" || COPIED.contains(&name)
+}
+
+/// Removes the tokenizer and the generation settings of a model that is to be replaced: programs that load the new model
+/// would use those that it does not have itself.
+///
+/// # Errors
+/// A file that cannot be removed.
+pub fn remove_tokenizer(folder: &Path) -> Result<()> {
+    COPIED.iter().try_for_each(|name| remove(&folder.join(name)))
+}
+
 /// Removes a file, if it is there.
-pub(crate) fn remove(path: &Path) -> Result<()> {
+fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != ErrorKind::NotFound => {
             Err(Error::Io { action: "remove", path: path.into(), source })

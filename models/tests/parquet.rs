@@ -62,7 +62,7 @@ fn texts(path: &Path, field: Option<&str>) -> models::Result<Vec<String>> {
     let mut source = TextSource::open(path, field)?;
     let mut all = Vec::new();
     while let Some(piece) = source.next_piece()? {
-        if let Piece::Text { text, begins: true, ends: true } = piece {
+        if let Piece::Text { text, begins: true, ends: true, .. } = piece {
             all.push(text);
         }
         assert!(source.bytes_read() <= source.bytes());

@@ -281,9 +281,12 @@ impl MetricsWriter {
             return Ok(());
         }
         let text = std::fs::read(&self.path).map_err(refuse)?;
-        // An incomplete last line has no newline.
-        let is_foreign =
-            |line: &[u8]| line.ends_with(b"\n") && serde_json::from_slice::<LineKey>(line).is_err();
+        // An incomplete last line has no newline; and an earlier start that was killed may have left a part of a line, which
+        // another start went on in.
+        let is_foreign = |line: &[u8]| {
+            let is_ours = line.starts_with(b"{\"event\":") || serde_json::from_slice::<LineKey>(line).is_ok();
+            line.ends_with(b"\n") && !is_ours
+        };
         if text.split_inclusive(|&byte| byte == b'\n').any(is_foreign) {
             let problem = "it has lines that are no metrics, which would be lost: give another file";
             return Err(Error::write(&self.path, problem));

@@ -10,7 +10,7 @@ use training::{Checkpoints, Contents};
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::options::{CheckpointOptions, keeps_losses, with_fallback_hint};
+use crate::options::{CheckpointOptions, begin_note, keeps_losses, with_fallback_hint};
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::first_choice;
@@ -19,6 +19,7 @@ use super::job::{Job, Subject};
 use super::log_state;
 use super::speed::Speed;
 use super::trained;
+use super::watch::wrap_error;
 
 /// How a job resumes from a checkpoint and what it does at its end; separate from [`Job`], so that no other module
 /// calls it.
@@ -72,6 +73,10 @@ pub(super) trait Ending: Experiment + Job {
         rank: &Rank,
     ) -> Result<()> {
         let Some(contents) = first_choice_of_checkpoint(&self.options().checkpoints, rank)? else {
+            // The file has the steps of a start before the first checkpoint.
+            if let (Some(log), true) = (log, self.options().checkpoints.resumes() && rank.is_first()) {
+                log.cut(trainer.epoch() as usize, trainer.step())?;
+            }
             return Ok(());
         };
         trainer.resume(&contents).map_err(with_fallback_hint)?;
@@ -93,15 +98,22 @@ pub(super) trait Ending: Experiment + Job {
     /// Writes the trained model. Every rank must call it.
     fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> girandole::Result<()> {
         let out = &self.options().out;
+        let is_first = model.mesh().world().rank() == 0;
+        let is_source =
+            self.folder().is_some_and(|folder| folder.canonicalize().ok() == out.canonicalize().ok());
+        if is_first && self.options().overwrite && !is_source && models::weights_in(out).is_some() {
+            models::remove_tokenizer(out)?;
+        }
         // A newly made tokenizer is saved first, since the model's configuration must be the last file written.
-        if let (Some(tokenizer), None, 0) = (&subject.tokenizer, self.folder(), model.mesh().world().rank()) {
+        if let (Some(tokenizer), None, true) = (&subject.tokenizer, self.folder(), is_first) {
             tokenizer.save(out)?;
         }
         let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
         match &subject.lora {
-            Some(lora) if !self.merges() => model.save_adapters(out, lora),
-            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref()),
+            Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
+            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
         }
+        if is_first { begin_note::forget(out).map_err(wrap_error) } else { Ok(()) }
     }
 }
 

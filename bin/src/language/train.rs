@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use girandole::trainer::{self, TrainConfig, Trainer};
@@ -14,7 +15,7 @@ use report::{Report, RunSeries, fact};
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::{self, Experiment};
-use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, begin_note};
 use crate::outputs;
 use crate::rank::{Outcome, Rank, RankPhase};
 use crate::run_log::RunLog;
@@ -105,11 +106,13 @@ impl<J: Job> Experiment for J {
         }
         for (option, path) in options.text_files() {
             options.common().refuse_as_output(option, path)?;
+            refuse_in_output(&options.out, option, path)?;
         }
         options.tensorboard.as_deref().map_or(Ok(()), outputs::make_folder)?;
         let out = &options.out;
         check_output_folder(options, self.saves_adapters())?;
-        Ok(outputs::make_folder(out)?)
+        outputs::make_folder(out)?;
+        begin_note::write(out)
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -262,6 +265,23 @@ impl<J: Job> Experiment for J {
     }
 }
 
+/// Refuses a text that is among the files of a model in the output folder, which are replaced.
+fn refuse_in_output(out: &Path, option: &'static str, path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_there =
+        folder.canonicalize().is_ok_and(|folder| out.canonicalize().is_ok_and(|out| folder == out));
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match is_there && models::is_model_file(name) {
+        true => {
+            let help = format!(
+                "in --out, {name} is a file of the model that is written: give another name or folder"
+            );
+            Err(Error::Option { option, got: path.display().to_string(), help })
+        }
+        false => Ok(()),
+    }
+}
+
 /// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed. Adapters never go
 /// beside a whole model: who loads the folder would find two models in it.
 fn check_output_folder(options: &TrainOptions, saves_adapters: bool) -> Result<()> {
@@ -269,9 +289,13 @@ fn check_output_folder(options: &TrainOptions, saves_adapters: bool) -> Result<(
     let Some(file) = models::weights_in(out) else { return Ok(()) };
     let help = if saves_adapters && !file.starts_with("adapter") {
         format!("it holds a whole model ({file}), and adapters alone are saved: give another folder")
-    } else if options.overwrite || options.checkpoints.has_checkpoint_to_resume()? {
+    } else if options.overwrite
+        || options.checkpoints.has_checkpoint_to_resume()?
+        || begin_note::is_of_a_restarted_job(out)?
+    {
         return Ok(());
     } else {
+        begin_note::refuse(out)?;
         format!("it holds a model already ({file}): give another folder, or --overwrite to replace the model")
     };
     Err(Error::Option { option: "--out", got: out.display().to_string(), help })

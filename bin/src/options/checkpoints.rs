@@ -12,7 +12,7 @@ use crate::file_error::FileError;
 use crate::options::{CommonOptions, count};
 use crate::outputs::check_folder;
 
-use super::resume_note;
+use super::{begin_note, resume_note};
 
 /// The value of `--resume` if none is given.
 const LATEST: &str = "latest";
@@ -66,18 +66,14 @@ impl CheckpointOptions {
         if self.resume.is_some() {
             return Ok(());
         }
-        // What a job has refused it must not accept when its launcher starts it again.
-        let is_own = self.starts_again() && resume_note::has_begun_here(self.dir())?;
-        if !is_own && !checkpoints.list()?.is_empty() {
-            if !self.starts_again() {
-                resume_note::forget_begin(self.dir())?;
-            }
+        if !checkpoints.list()?.is_empty() && !begin_note::is_of_a_restarted_job(self.dir())? {
+            begin_note::refuse(self.dir())?;
             let help =
                 "it holds checkpoints of an earlier run; give --resume to go on from them, or another folder";
             let got = self.dir().display().to_string();
             return Err(Error::Option { option: "--checkpoint-dir", got, help: help.into() });
         }
-        resume_note::note_begin(self.dir())
+        begin_note::write(self.dir())
     }
 
     /// Checks only that checkpoints can be written to the folder.

@@ -14,8 +14,6 @@ use crate::file_error::FileError;
 
 /// File name of the note, in the checkpoint folder.
 const NOTE_FILE: &str = "asked-for";
-/// File with the name of the job that began to write checkpoints to the folder, without `--resume`.
-const BEGUN_FILE: &str = "begun-by";
 
 /// Written by rank 0 before the first step: each start of a job is a new process, possibly on another host.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -50,30 +48,7 @@ pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Resul
     write(dir, NOTE_FILE, &ResumeNote::new(checkpoints, asked, job)?)
 }
 
-/// Records that this job begins to write checkpoints to the folder, if it may be restarted.
-pub(super) fn note_begin(dir: &Path) -> Result<()> {
-    job().map_or(Ok(()), |job| write(dir, BEGUN_FILE, &job))
-}
-
-/// Whether this job has begun to write checkpoints to the folder. `torchrun` names every job `none` by default, so that
-/// [`forget_begin`] is needed where a job does not begin.
-pub(super) fn has_begun_here(dir: &Path) -> Result<bool> {
-    let begun: Option<String> = read(dir, BEGUN_FILE)?;
-    Ok(begun.is_some() && begun == job())
-}
-
-/// Removes the record of a job that began here.
-pub(super) fn forget_begin(dir: &Path) -> Result<()> {
-    let path = dir.join(BEGUN_FILE);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(FileError::write(&path, error).into())
-        }
-        _ => Ok(()),
-    }
-}
-
-fn write(dir: &Path, name: &str, note: &impl Serialize) -> Result<()> {
+pub(super) fn write(dir: &Path, name: &str, note: &impl Serialize) -> Result<()> {
     let path = dir.join(name);
     let write = || -> std::io::Result<()> {
         // With this prefix the next save removes the file, if this process ends before renaming it.
@@ -84,7 +59,7 @@ fn write(dir: &Path, name: &str, note: &impl Serialize) -> Result<()> {
     Ok(write().map_err(|error| FileError::write(&path, error))?)
 }
 
-fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<T>> {
+pub(super) fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<T>> {
     let path = dir.join(name);
     match training::read_input(&path) {
         // Content that is no valid note was not written by this job.
@@ -95,7 +70,7 @@ fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<T>> {
 }
 
 /// Returns the launcher's name for this job, if the launcher restarts failed ranks.
-fn job() -> Option<String> {
+pub(super) fn job() -> Option<String> {
     let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     value("TORCHELASTIC_MAX_RESTARTS").filter(|most| most != "0")?;
     Some(value("TORCHELASTIC_RUN_ID").unwrap_or_default())

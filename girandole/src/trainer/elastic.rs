@@ -77,16 +77,16 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Continues in another group, with the state of a rank that has done most steps.
     fn go_on(&mut self, world: &Arc<dyn Communicator>, observer: &mut dyn Observer<M>) -> Result<()> {
-        let mut completed = None;
         if let Some(mut saver) = self.saver.take() {
             // If a checkpoint is still being written, a part of it was lost with a rank: the one before is the latest.
             saver.wait_for_copy();
-            (completed, self.abandoned) = saver.abandon();
-            if completed.is_some() {
+            let (completed, abandoned) = saver.abandon();
+            self.abandoned = abandoned;
+            if let Some(folder) = completed {
                 self.written = self.checkpointed;
+                self.unobserved = Some((self.written, folder));
             }
         }
-        let completed_step = self.checkpointed;
         let own = Progress {
             step: self.step,
             order: self.order.state(),
@@ -122,10 +122,12 @@ impl<M: Model> Trainer<'_, M> {
         if let (Some(plan), Some(checkpoints)) = (&self.config.checkpoints, &self.checkpoints)
             && plan.in_background
         {
-            self.saver = Some(BackgroundSaver::after(&**world, checkpoints.clone(), self.abandoned.take())?);
+            let mut saver = BackgroundSaver::new(&**world, checkpoints.clone())?;
+            saver.before = self.abandoned.take();
+            self.saver = Some(saver);
         }
-        match completed.filter(|_| self.written == completed_step) {
-            Some(folder) => observer.saved(self.written, &folder),
+        match self.unobserved.take().filter(|(step, _)| self.written == *step) {
+            Some((step, folder)) => observer.saved(step, &folder),
             None => Ok(()),
         }
     }

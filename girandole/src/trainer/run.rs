@@ -39,6 +39,8 @@ pub struct Trainer<'a, M> {
     pub(super) saver: Option<BackgroundSaver>,
     /// A checkpoint of a saver that was abandoned, until another saver waits for it.
     pub(super) abandoned: Option<Writing>,
+    /// Step and folder of a checkpoint that was complete when a rank was lost, before the observer heard of it.
+    pub(super) unobserved: Option<(usize, PathBuf)>,
     /// How long the steps of this run waited for copies of the variables that they were about to change.
     copying_seconds: f64,
 }
@@ -98,6 +100,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             checkpoints: None,
             saver: None,
             abandoned: None,
+            unobserved: None,
             copying_seconds: 0.0,
         };
         trainer.open_checkpoints()?;

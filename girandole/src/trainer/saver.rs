@@ -19,7 +19,7 @@ pub struct BackgroundSaver {
     /// Disconnects when parameters and optimizer state are copied.
     copying: Option<Receiver<()>>,
     /// A checkpoint of an earlier saver that may still be written: nothing else may be written before it ends.
-    before: Option<Writing>,
+    pub(super) before: Option<Writing>,
 }
 
 /// A thread that writes a checkpoint, and returns its folder.
@@ -34,20 +34,11 @@ impl BackgroundSaver {
     /// # Errors
     /// Failures of communication.
     pub fn new(world: &dyn Communicator, checkpoints: Checkpoints) -> Result<Self> {
-        Self::after(world, checkpoints, None)
-    }
-
-    /// Like [`new`](Self::new), in place of a saver that was abandoned.
-    pub(super) fn after(
-        world: &dyn Communicator,
-        checkpoints: Checkpoints,
-        before: Option<Writing>,
-    ) -> Result<Self> {
         let comm = world.split(Some(0), world.rank())?;
         let comm = comm.ok_or_else(|| {
             Error::invalid("the group of checkpoints", "none", "this is a mistake in girandole")
         })?;
-        Ok(Self { comm, checkpoints, at_work: None, copying: None, before })
+        Ok(Self { comm, checkpoints, at_work: None, copying: None, before: None })
     }
 
     /// Waits for the previous checkpoint, and starts to write another. Returns the folder of the previous one, if there

@@ -10,7 +10,6 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::save::{COPIED, remove};
 use crate::{Error, ModelConfig, Result};
 
 use byte_or_char::{byte_alphabet, description};
@@ -256,8 +255,7 @@ impl Tokenizer {
         Err(Error::Invalid { what: "the tokenizer", field: "the vocabulary", got, help })
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json`, in the format of transformers. Removes other files of a tokenizer
-    /// and for generation, which are an older model's.
+    /// Writes `tokenizer.json` and `tokenizer_config.json`, in the format of transformers.
     ///
     /// # Errors
     /// A folder that cannot be written.
@@ -265,9 +263,6 @@ impl Tokenizer {
         let text = self.inner.to_string(true).map_err(|error| failed(&*error))?;
         let end = self.end.and_then(|end| self.inner.id_to_token(end));
         let config = serde_json::json!({ "eos_token": end, "tokenizer_class": "PreTrainedTokenizerFast" });
-        for name in COPIED.iter().filter(|name| ![FILE, CONFIG].contains(name)) {
-            remove(&folder.join(name))?;
-        }
         for (name, text) in [(FILE, text), (CONFIG, format!("{config:#}\n"))] {
             let path = folder.join(name);
             training::write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))?;

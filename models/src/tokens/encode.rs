@@ -66,7 +66,7 @@ impl<'a> TextEncoder<'a> {
             });
         };
         let (text, mut answers) = template.render(chat)?;
-        if !template.marks_answers() {
+        if !template.marks_answers_of(chat) {
             for answer in &mut answers {
                 answer.end = answer.start + self.without_space(&text[answer.clone()]);
             }

@@ -80,9 +80,8 @@ impl AdamConfig {
 /// `v = beta2 * v + (1 - beta2) g^2`; `p -= learning_rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)`.
 /// A parameter without a gradient is not changed, and its t does not advance.
 ///
-/// On a CPU, f32 and f64 parameters are updated in place in one parallel pass; the bits do not depend on the number
-/// of threads. Elsewhere, and for f16 and bf16, the step uses candle's tensor operations; f16 and bf16 are computed
-/// in f32, with f32 means.
+/// On a CPU parameters are updated in place in one parallel pass, f16 and bf16 block by block in f32; the bits do not
+/// depend on the number of threads. Elsewhere the step uses candle's tensor operations. f16 and bf16 have f32 means.
 ///
 /// # Cost
 /// Memory for two copies of the parameters.

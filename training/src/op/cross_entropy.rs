@@ -100,8 +100,8 @@ fn composed(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {
     let classes: Vec<u32> = targets.iter().flatten().map(|&class| class as u32).collect();
     let count = counted.len();
     if count == 0 {
-        // No device selects 0 rows.
-        return Tensor::new(f32::NAN, logits.device())?.to_dtype(logits.dtype());
+        // No device selects 0 rows. Gradients of 0, as on a CPU.
+        return (logits * logits.zeros_like()?)?.sum_all()?.affine(1.0, f64::NAN);
     }
     let rows = logits.reshape(((), width(logits.dims())))?;
     let rows = rows.index_select(&Tensor::from_vec(counted, count, logits.device())?, 0)?;

@@ -75,9 +75,8 @@ impl SgdConfig {
 /// `p -= learning_rate * d` with d = b, or `g + momentum * b` with `nesterov`, or g without momentum.
 /// A parameter without a gradient is not changed, nor is its direction.
 ///
-/// On a CPU, f32 and f64 parameters are updated in place in one parallel pass; the bits do not depend on the number
-/// of threads. Elsewhere, and for f16 and bf16, the step uses candle's tensor operations; f16 and bf16 are computed
-/// in f32, with an f32 direction.
+/// On a CPU parameters are updated in place in one parallel pass, f16 and bf16 block by block in f32; the bits do not
+/// depend on the number of threads. Elsewhere the step uses candle's tensor operations. f16 and bf16 have an f32 direction.
 ///
 /// # Cost
 /// No memory without momentum; one copy of the parameters with it.

@@ -213,8 +213,7 @@ impl ChatTemplate {
     /// # Errors
     /// Errors of the template; a template that writes an earlier message differently when another one follows.
     pub fn render(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
-        let marks = if self.takes_tools(chat) { self.marks.1 } else { None }.unwrap_or(self.marks.0);
-        if marks { self.answers_by_marks(chat) } else { self.answers_by_prefix(chat) }
+        if self.marks_answers_of(chat) { self.answers_by_marks(chat) } else { self.answers_by_prefix(chat) }
     }
 
     /// Returns the tokens of a conversation that a model is to answer, up to the beginning of its answer.
@@ -245,6 +244,12 @@ impl ChatTemplate {
     /// Returns whether the template itself marks the answers.
     pub fn marks_answers(&self) -> bool {
         self.marks.0
+    }
+
+    /// Whether the template of this conversation marks the answers.
+    pub(super) fn marks_answers_of(&self, chat: &Chat) -> bool {
+        let with_tools = if self.takes_tools(chat) { self.marks.1 } else { None };
+        with_tools.unwrap_or(self.marks.0)
     }
 
     /// Whether the template for conversations with tools is used, as transformers chooses.
