@@ -11,7 +11,7 @@ pub struct DdpConfig {
     /// Bytes of gradients that are communicated together. Default: 25 MiB. Large buckets use the network better; small ones
     /// leave less to wait for after backward. A larger parameter has its own bucket; 0 gives every parameter its own.
     pub bucket_bytes: usize,
-    /// Bytes of the first bucket of each dtype and device. Default: 1 MiB, so that communication starts early.
+    /// Bytes of the first bucket of each dtype and device, at most `bucket_bytes`. Default: 1 MiB, so that communication starts early.
     pub first_bucket_bytes: usize,
     /// Tries `bucket_bytes` and several other sizes in the first steps, and keeps the one for which the slowest rank's step,
     /// from the start of backward to the last average, is shortest. Default: false. Four steps per size that results in
@@ -49,6 +49,11 @@ impl Default for DdpConfig {
 }
 
 impl DdpConfig {
+    /// Returns the bytes of the first bucket.
+    pub(crate) fn first_bytes(&self) -> usize {
+        self.first_bucket_bytes.min(self.bucket_bytes)
+    }
+
     pub(crate) fn is_buffer(&self, name: &str) -> bool {
         let last = name.rsplit('.').next().unwrap_or(name);
         self.buffers.iter().any(|buffer| buffer == last)

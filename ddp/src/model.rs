@@ -47,7 +47,7 @@ impl<M> Ddp<M> {
     /// that the model creates without `vb` is not synchronised.
     ///
     /// # Cost
-    /// One all-gather of 16 bytes per rank to compare the models; then the parameters once, in broadcasts of
+    /// One all-gather of 24 bytes per rank to compare the models; then the parameters once, in broadcasts of
     /// [`DdpConfig::bucket_bytes`].
     ///
     /// # Errors

@@ -156,7 +156,7 @@ impl<M> Fsdp<M> {
     /// ranks' losses depend on it, it counts as zero on the others. Every rank must use the same units.
     ///
     /// # Cost
-    /// For each unit an all-gather of its parameters, overlapped with the computation of the unit after it, and a
+    /// For each unit an all-gather of each of its large parameters and one of the small ones together, overlapped with the computation of the unit after it, and a
     /// reduce-scatter of its gradients, overlapped with that of the unit before it. Then 8 bytes per rank, and one bit per
     /// parameter.
     ///

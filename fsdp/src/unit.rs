@@ -75,7 +75,7 @@ impl<M> Unit<M> {
     /// of the previous unit are gathered.
     ///
     /// # Cost
-    /// An all-gather of the unit's parameters, which is started when the previous unit starts to run, and a copy of what
+    /// An all-gather of each of the unit's large parameters, and one of the small ones together, which are started when the previous unit starts to run, and a copy of what
     /// `body` returns.
     ///
     /// # Errors

@@ -18,17 +18,15 @@ const WIDTH: usize = 16;
 
 fn train(rank: RankContext) -> Result<()> {
     let comm: Arc<dyn Communicator> = Arc::new(rank.connect()?);
-    // The whole model; each rank builds only the modules of its stage.
+    // The whole model; each rank keeps only the modules of its stage.
     let modules = (0..6).fold(Modules::new(), |modules, layer| {
         let build = |builder: VarBuilder| linear(WIDTH, WIDTH, builder);
         modules.module(&format!("layers.{layer}"), build)
     });
     let config =
         PipelineConfig { schedule: ScheduleKind::OneFOneB, micro_batches: 4, ..PipelineConfig::default() };
-    let weights = |map: &VarMap| {
-        let generator = SharedGenerator::from(Generator::new(42));
-        TorchInit::var_builder(&generator, map, DType::F32, &Device::Cpu)
-    };
+    let generator = SharedGenerator::from(Generator::new(42));
+    let weights = |map: &VarMap| TorchInit::var_builder(&generator, map, DType::F32, &Device::Cpu);
     let example = Tensor::zeros((2, WIDTH), DType::F32, &Device::Cpu)?; // a micro-batch: 8 rows in 4 parts
     let mut pipeline = Pipeline::new(comm.clone(), &modules, &weights, &example, loss::mse, &config)?;
     let mut optimizer = Adam::named(pipeline.named_vars(), AdamConfig::default())?;

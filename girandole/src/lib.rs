@@ -56,7 +56,7 @@
 //! # Ok::<(), girandole::Error>(())
 //! ```
 //!
-//! All crates of Girandole are re-exported under their names, so that a program needs only one dependency.
+//! The crates that a training program needs are re-exported under their names, so that it has only one dependency.
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;

@@ -9,7 +9,8 @@ use training::build::{Builder, UnitPlace, UnitSource, Units};
 use crate::Modules;
 
 impl Modules {
-    /// Creates the list of a model's units, one module each. `build` is called once for each unit, to build only that one.
+    /// Creates the list of a model's units, one module each. `build` is called several times; each call
+    /// builds one unit at most.
     ///
     /// If two units share a parameter, each stage has a copy: list both names in
     /// [`PipelineConfig::tied`](crate::PipelineConfig).

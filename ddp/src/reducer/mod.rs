@@ -81,7 +81,7 @@ impl Reducer {
         let mut kinds = Kinds::default();
         let items: Vec<Item> = parameters.iter().map(|parameter| kinds.item(parameter.tensor())).collect();
         let order = plan::complete([], items.len());
-        let plan = Plan::new(&items, &order, config.first_bucket_bytes, config.bucket_bytes);
+        let plan = Plan::new(&items, &order, config.first_bytes(), config.bucket_bytes);
         let state = State {
             buckets: Buckets::new(plan),
             weights: Weights::default(),

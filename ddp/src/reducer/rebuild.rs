@@ -37,7 +37,7 @@ impl Reducer {
 
     /// After the first step: refills the buckets in the order in which gradients arrived on rank 0.
     fn reorder(&self, state: &mut State) -> Result<()> {
-        let (bytes, first_bytes) = (self.config.bucket_bytes, self.config.first_bucket_bytes);
+        let (bytes, first_bytes) = (self.config.bucket_bytes, self.config.first_bytes());
         if state.buckets.plan.buckets.len() < 2 && !self.config.measure_bucket_bytes {
             return Ok(());
         }

@@ -23,8 +23,8 @@ impl<M: Model + Send + 'static> Parallel<M> {
     ///
     /// `weights` are the initial values of the parameters. [`InitialWeights::seed`](crate::InitialWeights) draws the
     /// same values as PyTorch. `models::Weights::parts` reads them from a model folder; each rank reads only its
-    /// part of divided layers and its shard; with `pp` it reads the units of all stages, one at a time, and keeps its own. `build` creates the model; with `pp` it is called once
-    /// for each unit.
+    /// part of divided layers and its shard; with `pp` it reads the units of all stages, one at a time, and keeps its
+    /// own. `build` creates the model; with `pp` it is called several times, for one unit each.
     ///
     /// # Cost
     /// One group for each axis, and one for the ranks of `dp` and `shard` together; the cost of the strategy.

@@ -25,7 +25,7 @@ impl Pipeline {
     /// micro-batch and returns the mean over its rows.
     ///
     /// # Cost
-    /// Every module is built once; each stage runs forward once; the first replica's variables are broadcast. Groups of two
+    /// Every module is built once, and once more with zeros unless the split is [`Split::At`]; each stage runs forward once; the first replica's variables are broadcast. Groups of two
     /// ranks: one for each direction between stages, and two for each pair of neighbours, of ranks with tied variables, and
     /// of replicas. One group of all replicas, and one of all ranks with the same tied variables.
     ///
