@@ -91,7 +91,7 @@ pub use api::tensors::broadcast_tensors;
 pub use api::upload::upload_pinned;
 pub use api::work::Work;
 pub use base::digest::Digest;
-pub use base::error::{Error, Result, carried, carry};
+pub use base::error::{Error, Result, carried, carried_as, carry};
 pub use base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 pub use base::operation::{Message, Operation, ReduceOp};
 pub use base::stats::Stats;

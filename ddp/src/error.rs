@@ -139,22 +139,14 @@ impl Error {
 
     /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
     pub(crate) fn during(operation: &'static str) -> impl FnOnce(candle_core::Error) -> Self {
-        move |source| match find(&source) {
+        move |source| match comm::carried_as(&source) {
             Some(error) => error,
             None => Error::Tensor { operation, source: Arc::new(source) },
         }
     }
 }
 
-impl From<Error> for candle_core::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            // Carried as a `comm::Error`, so that code that does not know this crate can detect that another rank failed.
-            Error::Comm(error) => comm::carry(error),
-            other => comm::carry(other),
-        }
-    }
-}
+comm::error_conversions!(Error);
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
@@ -166,21 +158,6 @@ impl From<training::Error> for Error {
     fn from(error: training::Error) -> Self {
         Error::Training(Arc::new(error))
     }
-}
-
-impl From<Error> for comm::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Comm(error) => error,
-            other => candle_core::Error::from(other).into(),
-        }
-    }
-}
-
-/// Returns the error of this crate, or of `comm`, that a candle error carries.
-fn find(error: &candle_core::Error) -> Option<Error> {
-    let of_comm = || comm::carried(error).cloned().map(Error::Comm);
-    comm::carried::<Error>(error).cloned().or_else(of_comm)
 }
 
 #[cfg(test)]

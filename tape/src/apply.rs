@@ -71,120 +71,35 @@ struct Applied<O> {
     _place: Arc<TableEntry>,
 }
 
-impl<O: CustomOp1> CustomOp1 for Applied<O> {
-    fn name(&self) -> &'static str {
-        self.op.name()
-    }
+/// Implements one of candle's traits for [`Applied`], given its name, the inputs and layouts of a call, and the
+/// gradients' type.
+macro_rules! impl_custom_op {
+    ($op:ident($($x:ident $layout:ident),+) -> $gradients:ty) => {
+        impl<O: $op> $op for Applied<O> {
+            fn name(&self) -> &'static str {
+                self.op.name()
+            }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.op.cpu_fwd(x, layout)
-    }
+            fn cpu_fwd(&self, $($x: &CpuStorage, $layout: &Layout),+) -> Result<(CpuStorage, Shape)> {
+                self.op.cpu_fwd($($x, $layout),+)
+            }
 
-    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        self.op.cuda_fwd(x, layout)
-    }
+            fn cuda_fwd(&self, $($x: &CudaStorage, $layout: &Layout),+) -> Result<(CudaStorage, Shape)> {
+                self.op.cuda_fwd($($x, $layout),+)
+            }
 
-    fn metal_fwd(&self, x: &MetalStorage, layout: &Layout) -> Result<(MetalStorage, Shape)> {
-        self.op.metal_fwd(x, layout)
-    }
+            fn metal_fwd(&self, $($x: &MetalStorage, $layout: &Layout),+) -> Result<(MetalStorage, Shape)> {
+                self.op.metal_fwd($($x, $layout),+)
+            }
 
-    fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        run_checks(&[x])?;
-        self.op.bwd(x, result, gradient)
-    }
+            fn bwd(&self, $($x: &Tensor,)+ result: &Tensor, gradient: &Tensor) -> Result<$gradients> {
+                run_checks(&[$($x),+])?;
+                self.op.bwd($($x,)+ result, gradient)
+            }
+        }
+    };
 }
 
-impl<O: CustomOp2> CustomOp2 for Applied<O> {
-    fn name(&self) -> &'static str {
-        self.op.name()
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, l: &Layout, y: &CpuStorage, m: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.op.cpu_fwd(x, l, y, m)
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        l: &Layout,
-        y: &CudaStorage,
-        m: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.op.cuda_fwd(x, l, y, m)
-    }
-
-    fn metal_fwd(
-        &self,
-        x: &MetalStorage,
-        l: &Layout,
-        y: &MetalStorage,
-        m: &Layout,
-    ) -> Result<(MetalStorage, Shape)> {
-        self.op.metal_fwd(x, l, y, m)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        run_checks(&[x, y])?;
-        self.op.bwd(x, y, result, gradient)
-    }
-}
-
-impl<O: CustomOp3> CustomOp3 for Applied<O> {
-    fn name(&self) -> &'static str {
-        self.op.name()
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        l: &Layout,
-        y: &CpuStorage,
-        m: &Layout,
-        z: &CpuStorage,
-        n: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.op.cpu_fwd(x, l, y, m, z, n)
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        l: &Layout,
-        y: &CudaStorage,
-        m: &Layout,
-        z: &CudaStorage,
-        n: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.op.cuda_fwd(x, l, y, m, z, n)
-    }
-
-    fn metal_fwd(
-        &self,
-        x: &MetalStorage,
-        l: &Layout,
-        y: &MetalStorage,
-        m: &Layout,
-        z: &MetalStorage,
-        n: &Layout,
-    ) -> Result<(MetalStorage, Shape)> {
-        self.op.metal_fwd(x, l, y, m, z, n)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-        z: &Tensor,
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        run_checks(&[x, y, z])?;
-        self.op.bwd(x, y, z, result, gradient)
-    }
-}
+impl_custom_op!(CustomOp1(x l) -> Option<Tensor>);
+impl_custom_op!(CustomOp2(x l, y m) -> (Option<Tensor>, Option<Tensor>));
+impl_custom_op!(CustomOp3(x l, y m, z n) -> (Option<Tensor>, Option<Tensor>, Option<Tensor>));

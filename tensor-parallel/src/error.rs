@@ -175,19 +175,11 @@ impl Error {
     }
 }
 
-impl From<Error> for candle_core::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            // Carried as a `comm::Error`, so that code that does not know this crate can detect that another rank failed.
-            Error::Comm(error) => comm::carry(error),
-            other => comm::carry(other),
-        }
-    }
-}
+comm::error_conversions!(Error);
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
-        find(&source).unwrap_or_else(|| Error::Tensor { source: Arc::new(source) })
+        comm::carried_as(&source).unwrap_or_else(|| Error::Tensor { source: Arc::new(source) })
     }
 }
 
@@ -195,19 +187,4 @@ impl From<training::Error> for Error {
     fn from(error: training::Error) -> Self {
         Error::Training(Arc::new(error))
     }
-}
-
-impl From<Error> for comm::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Comm(error) => error,
-            other => candle_core::Error::from(other).into(),
-        }
-    }
-}
-
-/// Returns the error of this crate, or of `comm`, that a candle error carries.
-fn find(error: &candle_core::Error) -> Option<Error> {
-    let of_comm = || comm::carried(error).cloned().map(Error::Comm);
-    comm::carried::<Error>(error).cloned().or_else(of_comm)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use signal_hook::consts::SIGPIPE;
 
-pub use candle::{carried, carry};
+pub use candle::{carried, carried_as, carry};
 
 /// An error of communication between ranks, or of launching them. Failures of the transport name ranks by their number
 /// in the whole job, even if the call was in a subgroup. Mistakes of the caller name them by their number in the group,

@@ -163,129 +163,52 @@ impl Custom {
     }
 }
 
-impl CustomOp1 for Custom {
-    fn name(&self) -> &'static str {
-        self.name
-    }
+/// Implements one of candle's traits for [`Custom`], given its name, the inputs, and the gradients' type and value. The
+/// `_` of an input is the pattern for its storage and layout, which the forward pass ignores.
+macro_rules! impl_custom_op {
+    ($op:ident($($input:ident $ignored:tt),+) -> $gradients:ty { $value:expr }) => {
+        impl $op for Custom {
+            fn name(&self) -> &'static str {
+                self.name
+            }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.on_cpu()
-    }
+            fn cpu_fwd(
+                &self,
+                $($ignored: &CpuStorage, $ignored: &Layout),+
+            ) -> candle_core::Result<(CpuStorage, Shape)> {
+                self.on_cpu()
+            }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.on_cuda()
-    }
+            fn cuda_fwd(
+                &self,
+                $($ignored: &CudaStorage, $ignored: &Layout),+
+            ) -> candle_core::Result<(CudaStorage, Shape)> {
+                self.on_cuda()
+            }
 
-    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> candle_core::Result<(MetalStorage, Shape)> {
-        self.on_metal()
-    }
+            fn metal_fwd(
+                &self,
+                $($ignored: &MetalStorage, $ignored: &Layout),+
+            ) -> candle_core::Result<(MetalStorage, Shape)> {
+                self.on_metal()
+            }
 
-    fn bwd(&self, a: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        let [gradient] = self.gradients([a], grad)?;
-        Ok(gradient)
-    }
+            fn bwd(
+                &self,
+                $($input: &Tensor,)+
+                _: &Tensor,
+                grad: &Tensor,
+            ) -> candle_core::Result<$gradients> {
+                let [$($input),+] = self.gradients([$($input),+], grad)?;
+                Ok($value)
+            }
+        }
+    };
 }
 
-impl CustomOp2 for Custom {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.on_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.on_cuda()
-    }
-
-    fn metal_fwd(
-        &self,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(MetalStorage, Shape)> {
-        self.on_metal()
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [a, b] = self.gradients([a, b], grad)?;
-        Ok((a, b))
-    }
-}
-
-impl CustomOp3 for Custom {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.on_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.on_cuda()
-    }
-
-    fn metal_fwd(
-        &self,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(MetalStorage, Shape)> {
-        self.on_metal()
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        c: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [a, b, c] = self.gradients([a, b, c], grad)?;
-        Ok((a, b, c))
-    }
-}
+impl_custom_op!(CustomOp1(a _) -> Option<Tensor> { a });
+impl_custom_op!(CustomOp2(a _, b _) -> (Option<Tensor>, Option<Tensor>) { (a, b) });
+impl_custom_op!(CustomOp3(a _, b _, c _) -> (Option<Tensor>, Option<Tensor>, Option<Tensor>) { (a, b, c) });
 
 /// Takes the elements of a tensor that is the whole of its storage and used nowhere else, without a copy.
 fn into_storage(tensor: Tensor) -> candle_core::Result<CpuStorage> {

@@ -50,6 +50,60 @@ pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core
     }
 }
 
+/// Returns the error of type `E` that a candle error carries, or else the [`Error`] of this crate, converted to `E`. See
+/// [`carried`].
+///
+/// ```
+/// #[derive(Debug, Clone, thiserror::Error)]
+/// enum Error {
+///     #[error("the queue is full")]
+///     Full,
+///     #[error(transparent)]
+///     Comm(#[from] comm::Error),
+/// }
+///
+/// let own = comm::carry(Error::Full).context("in the model");
+/// assert!(matches!(comm::carried_as(&own), Some(Error::Full)));
+/// let left = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
+/// let through = comm::carry(left).context("in the model");
+/// assert!(matches!(comm::carried_as(&through), Some(Error::Comm(comm::Error::PeerLeft { rank: 1, .. }))));
+/// ```
+pub fn carried_as<E>(error: &candle_core::Error) -> Option<E>
+where
+    E: std::error::Error + From<Error> + Clone + Send + Sync + 'static,
+{
+    let of_comm = || carried::<Error>(error).cloned().map(E::from);
+    carried::<E>(error).cloned().or_else(of_comm)
+}
+
+/// Implements the conversions of a crate's error type, which has a variant `Comm` for this crate's, to candle's error
+/// and to this crate's.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! error_conversions {
+    ($error:ident) => {
+        impl From<$error> for ::candle_core::Error {
+            fn from(error: $error) -> Self {
+                match error {
+                    // Carried as a `comm::Error`, so that code that does not know the crate can detect that another rank
+                    // failed.
+                    $error::Comm(error) => $crate::carry(error),
+                    other => $crate::carry(other),
+                }
+            }
+        }
+
+        impl From<$error> for $crate::Error {
+            fn from(error: $error) -> Self {
+                match error {
+                    $error::Comm(error) => error,
+                    other => ::candle_core::Error::from(other).into(),
+                }
+            }
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
