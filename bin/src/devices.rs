@@ -80,8 +80,8 @@ mod with_cuda {
     use comm::CudaLibrary;
 
     use crate::console::note;
-    use crate::file_error::first_line;
     use crate::machine::gpu_count;
+    use training::first_line;
 
     const ALTERNATIVE: &str = "use --device cpu";
 
@@ -163,7 +163,7 @@ mod with_metal {
 
     use candle_core::Device;
 
-    use crate::file_error::first_line;
+    use training::first_line;
 
     pub(super) fn device() -> Result<Device, String> {
         static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();

@@ -6,9 +6,8 @@ use std::io::ErrorKind;
 
 use launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
 use signal_hook::consts::SIGPIPE;
-use training::Fallback;
+use training::{Fallback, FileError};
 
-use crate::file_error::FileError;
 use crate::origin::origin;
 
 /// How many of a failed rank's last lines on standard error are repeated; the launcher has already forwarded them.

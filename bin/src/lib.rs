@@ -12,7 +12,6 @@ mod devices;
 pub mod error;
 pub mod experiment;
 pub mod experiments;
-pub mod file_error;
 #[cfg(doctest)]
 mod guide;
 pub mod held;
@@ -39,4 +38,3 @@ pub mod tokens;
 pub mod trainer;
 pub mod validation;
 pub mod variables;
-pub mod weights;

@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::file_error::FileError;
-use crate::weights;
+use training::FileError;
 
 /// Checks whether [`write()`] can write a file. An existing file is not changed, and a missing one not created, since
 /// several ranks check at the same time.
@@ -15,7 +14,7 @@ pub fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
     match fs::metadata(path) {
         // A device or a pipe: opening it may have side effects.
         Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
-        _ => weights::check_writable(path),
+        _ => training::check_writable(path),
     }
 }
 

@@ -5,13 +5,12 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use sampler::SamplerError;
+use training::{FileError, TensorFile};
 
 use crate::error::Result;
-use crate::file_error::FileError;
 use crate::memory_check;
 use crate::options::CommonOptions;
 use crate::options::TransformerOptions;
-use crate::weights::TensorFile;
 
 /// A row of tokens.
 pub type Row = Vec<u32>;

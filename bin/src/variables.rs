@@ -3,12 +3,11 @@
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
 use sampler::{Generator, SharedGenerator};
-use training::TorchInit;
+use training::{TorchInit, load_weights, save_weights};
 
 use crate::error::Result;
 use crate::options::CommonOptions;
 use crate::rank::Rank;
-use crate::weights::{load_weights, save_weights};
 
 /// A model's variables and the random generator that initializes them: the same in every process of a run.
 ///

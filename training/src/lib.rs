@@ -38,6 +38,7 @@ mod defer;
 mod dropout;
 mod error;
 mod file;
+mod file_error;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
 mod grad_sums;
@@ -56,6 +57,7 @@ mod scoped;
 mod sgd;
 mod simd;
 mod state;
+mod tensor_file;
 
 pub use adam::{Adam, AdamConfig};
 pub use audit::{AuditConfig, GradientAudit, NoGradient, OnMissingGradient, audit};
@@ -70,6 +72,7 @@ pub use file::{
     AtomicFile, TensorHeader, load_tensors, open_input, open_output, read_input, read_tensor_file,
     remove_drafts, save_tensors, tensor_file_begin, tensor_header, write_output, write_tensors,
 };
+pub use file_error::{FileError, first_line};
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_tensor_header;
 pub use grad_sums::GradSums;
@@ -91,3 +94,4 @@ pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{DeferredCopy, OptimizerState, named_vars};
 pub use tape::{add, scalar_with_gradient, scale};
+pub use tensor_file::{TensorFile, check_writable, load_weights, save_weights};

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 use bin::console::note;
 use bin::error::Result;
-use bin::file_error::FileError;
 use bin::outputs::check_in_place;
 use clap::Parser;
 use plan::forecast::fit::Fit;
 use report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};
+use training::FileError;
 
 pub use case::{Case, Kind};
 pub use machine::Machine;

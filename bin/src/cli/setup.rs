@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
+use training::FileError;
 
 use crate::console::say;
 use crate::error::{Error, Result};
-use crate::file_error::FileError;
 use crate::outputs;
 
 /// Options of `completions`.

@@ -11,6 +11,8 @@ pub use options::CommBenchOptions;
 
 use std::path::Path;
 
+use training::FileError;
+
 use candle_core::Device;
 use comm::{Communicator, TcpConfig};
 use report::trace;
@@ -18,7 +20,6 @@ use report::trace;
 use crate::backends;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
-use crate::file_error::FileError;
 use crate::outputs::{self, check_in_place};
 use crate::start::{self, Start};
 

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use launch::restarts;
+use training::FileError;
 
 use crate::error::Result;
-use crate::file_error::FileError;
 
 use super::resume_note;
 

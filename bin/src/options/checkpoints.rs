@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use launch::restarts;
 use serde::{Deserialize, Serialize};
-use training::{CheckpointConfig, Checkpoints, Fallback};
+use training::{CheckpointConfig, Checkpoints, Fallback, FileError};
 
 use crate::error::{Error, Result};
-use crate::file_error::FileError;
 use crate::options::{CommonOptions, count};
 use crate::outputs::check_folder;
 

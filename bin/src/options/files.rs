@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::options::CommonOptions;
 use crate::outputs::{check_in_place, file_identity};
-use crate::weights;
 
 impl CommonOptions {
     /// Checks that all output files can be written, and that none overwrites another one or an input.
@@ -26,7 +25,7 @@ impl CommonOptions {
         for path in [&self.metrics, &self.trace, &self.report].into_iter().flatten() {
             check_in_place(path)?;
         }
-        Ok(self.save.as_deref().map_or(Ok(()), weights::check_writable)?)
+        Ok(self.save.as_deref().map_or(Ok(()), training::check_writable)?)
     }
 
     /// Does the same check for one more output file of an experiment.

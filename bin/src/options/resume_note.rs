@@ -7,10 +7,9 @@ use std::path::Path;
 use launch::restarts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use training::Checkpoints;
+use training::{Checkpoints, FileError};
 
 use crate::error::Result;
-use crate::file_error::FileError;
 
 /// File name of the note, in the checkpoint folder.
 const NOTE_FILE: &str = "asked-for";

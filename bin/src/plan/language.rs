@@ -5,10 +5,10 @@ use std::path::Path;
 use models::{Lora, LoraConfig, ModelConfig};
 use plan::Optimizer;
 use plan::language::{LanguageTable, Subject, layouts};
+use training::FileError;
 
 use crate::console::say;
 use crate::error::{Error, Result};
-use crate::file_error::FileError;
 use crate::outputs;
 
 use super::hardware;

@@ -12,7 +12,6 @@ use crate::console::say;
 use crate::error::{Error, Result};
 use crate::outputs;
 use crate::progress::Progress;
-use crate::weights;
 
 /// The unit of the progress bar, in bytes.
 const MEGABYTE: u64 = 1_000_000;
@@ -101,7 +100,7 @@ impl TokenizeOptions {
             }
             TextSource::open(path, None)?;
         }
-        weights::check_writable(&self.out)?;
+        training::check_writable(&self.out)?;
         match (&self.save_tokenizer, self.tokenizer) {
             (Some(folder), _) => Ok(outputs::make_folder(folder)?),
             (None, Some(MadeTokenizer::Characters)) => Err(Error::Option {

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use candle_core::{DType, Device};
 use models::tutorials::convnet::ConvNet;
 use sampler::DistributedSampler;
+use training::{FileError, TensorFile};
 
 use crate::error::Result;
-use crate::file_error::FileError;
 use crate::options::LoaderOptions;
 use crate::trainer::Loader;
 use crate::variables::Variables;
-use crate::weights::TensorFile;
 
 use super::Cifar10Options;
 use super::pictures::{Batch, PICTURE_BYTES, Pictures, SIDE};

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use font8x8::UnicodeFonts;
+use training::FileError;
 
-use crate::file_error::FileError;
 use crate::outputs;
 
 use super::pictures::{Pictures, SIDE};

@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::file_error::FileError;
 use models::tutorials::convnet::ConvNet;
+use training::FileError;
 
 use super::pictures::{PICTURE_BYTES, Pictures};
 

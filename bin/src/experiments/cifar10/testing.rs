@@ -8,14 +8,13 @@ use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
 use models::tutorials::convnet::ConvNet;
 use sampler::{Generator, SharedGenerator};
-use training::TorchInit;
+use training::{TorchInit, load_weights};
 
 use crate::console::say;
 use crate::error::Result;
 use crate::python::Fixed;
 use crate::rank::Rank;
 use crate::validation::{Validation, ValidationConfig, argmax, validate};
-use crate::weights::load_weights;
 
 use super::Cifar10Options;
 use super::grid;

@@ -6,14 +6,13 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use models::tutorials::linear::SimpleModel;
 use sampler::{DataLoader, Generator, Sampler, SharedGenerator};
-use training::TorchInit;
+use training::{TensorFile, TorchInit, load_weights};
 
 use crate::console::say;
 use crate::error::Result;
 use crate::memory_check::INDEX_BYTES;
 use crate::options::LoaderOptions;
 use crate::python::Fixed;
-use crate::weights::{TensorFile, load_weights};
 
 use super::options::DdpLinearOptions;
 

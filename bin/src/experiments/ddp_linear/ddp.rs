@@ -4,14 +4,13 @@ use candle_nn::{Module, loss};
 use ddp::{Ddp, DdpConfig};
 use models::tutorials::linear::SimpleModel;
 use report::RunSeries;
-use training::{Sgd, SgdConfig};
+use training::{Sgd, SgdConfig, save_weights};
 
 use crate::console::say;
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::rank::Rank;
 use crate::trainer::{DataParallel, Epochs, Means, RunConfig, Trainer};
-use crate::weights::save_weights;
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 use models::tutorials::mlp::{CLASSES, FEATURES};
 use sampler::{BoxError, Dataset, Generator};
+use training::TensorFile;
 
 use crate::error::Result;
 use crate::rank::Rank;
 use crate::trainer::Loader;
-use crate::weights::TensorFile;
 
 use super::options::DdpMlpOptions;
 

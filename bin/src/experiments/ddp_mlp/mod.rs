@@ -9,7 +9,7 @@ use models::tutorials::mlp::{CLASSES, Mlp};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
-use training::{Sgd, SgdConfig, cross_entropy};
+use training::{Sgd, SgdConfig, TensorFile, cross_entropy};
 
 pub use options::DdpMlpOptions;
 
@@ -22,7 +22,6 @@ use crate::rank::{Outcome, Rank};
 use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
-use crate::weights::TensorFile;
 
 use data::{Batch, Sample, Sets};
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use sampler::{DistributedSampler, Generator, SamplerError};
+use training::TensorFile;
 
 use crate::error::Result;
 use crate::options::LoaderOptions;
 use crate::trainer::Loader;
-use crate::weights::TensorFile;
 
 /// Features of a sample.
 pub(super) const FEATURES: usize = 20;

@@ -10,7 +10,7 @@ use candle_nn::{Linear, Module, linear, loss};
 use ddp::{Ddp, DdpConfig};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
-use training::{Sgd, SgdConfig, log_softmax};
+use training::{Sgd, SgdConfig, TensorFile, log_softmax};
 
 pub use options::{DdpTrainerOptions, LossKind};
 
@@ -21,7 +21,6 @@ use crate::memory_check::{self, INDEX_BYTES};
 use crate::rank::{Outcome, Rank};
 use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer, conclude};
 use crate::variables::Variables;
-use crate::weights::TensorFile;
 
 use data::{Batch, FEATURES, Sample};
 

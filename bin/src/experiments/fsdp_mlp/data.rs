@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use candle_core::{Device, Tensor};
 use sampler::{DistributedSampler, Generator, Sampler};
 use serde_json::Value;
+use training::TensorFile;
 
 use crate::error::Result;
 use crate::rank::Rank;
 use crate::trainer::{self, Position, Source};
-use crate::weights::TensorFile;
 
 use super::model::CLASSES;
 use super::options::FsdpMlpOptions;

@@ -8,6 +8,8 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+use training::{TensorFile, TorchInit};
+
 use candle_core::DType;
 use comm::{Mesh, all_gather_object};
 use fsdp::Fsdp;
@@ -15,7 +17,6 @@ use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::TorchInit;
 
 pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 
@@ -25,7 +26,6 @@ use crate::experiment::{Experiment, options_of};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::trainer::{Losses, Step, Trainer};
-use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
 use memory::PeakMemory;

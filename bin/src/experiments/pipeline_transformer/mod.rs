@@ -17,7 +17,7 @@ use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Timeline, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::cross_entropy;
+use training::{FileError, cross_entropy, save_weights};
 
 pub use compare::Utilization;
 pub use modules::transformer_modules;
@@ -26,7 +26,6 @@ pub use options::PipelineTransformerOptions;
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{self, Experiment, options_of};
-use crate::file_error::FileError;
 use crate::module_tree;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
@@ -35,7 +34,6 @@ use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::{Losses, Step, StepRandom, Trainer};
 use crate::variables::Variables;
-use crate::weights::save_weights;
 
 use staged::{Batches, PipelineStrategy};
 use stages::Weights;

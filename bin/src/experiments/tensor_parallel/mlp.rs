@@ -8,19 +8,17 @@ use sampler::Generator;
 use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
 };
-use training::Contents;
+use training::{Contents, FileError, TensorFile};
 
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::experiment::{Experiment, options_of};
-use crate::file_error::FileError;
 use crate::memory_check;
 use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::start::MOST_RANKS;
 use crate::trainer::sampler_state;
-use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
 use super::run::{self, Task, TensorParallelRunConfig, Trained};

@@ -1,4 +1,4 @@
-//! Tensors in safetensors files: `--init`, `--data` and `--save`.
+//! Tensors in safetensors files that a user names: weights and data, checked, with errors of one line.
 //!
 //! Files are read into memory, never mapped, so that a file that is changed meanwhile does no harm.
 
@@ -7,13 +7,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
+use crate::file_error::{FileError, first_line};
+use crate::{AtomicFile, read_tensor_file, write_tensors};
 use candle_core::safetensors::{BufferedSafetensors, Load};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use safetensors::tensor::TensorView;
-use training::AtomicFile;
-
-use crate::file_error::{FileError, first_line};
 
 type Result<T> = std::result::Result<T, FileError>;
 
@@ -36,7 +35,7 @@ impl TensorFile {
     /// A file that cannot be read, is no safetensors file, or is truncated.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |reason| FileError::NotSafetensors { path: path.to_path_buf(), reason };
-        let bytes = training::read_tensor_file(path).map_err(|error| match error.kind() {
+        let bytes = read_tensor_file(path).map_err(|error| match error.kind() {
             ErrorKind::InvalidData => refuse(first_line(error)),
             _ => FileError::read(path, error),
         })?;
@@ -74,7 +73,7 @@ impl TensorFile {
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
-    /// use bin::weights::TensorFile;
+    /// use training::TensorFile;
     ///
     /// let path = std::env::temp_dir().join(format!("data-{}.safetensors", std::process::id()));
     /// Tensor::zeros((100, 20), DType::F32, &Device::Cpu)?.save_safetensors("x", &path)?;
@@ -107,7 +106,10 @@ impl TensorFile {
     }
 
     /// Returns a tensor of samples, f32 of shape (samples, features), with at least one sample.
-    pub(crate) fn samples(&self, name: &str, features: usize, device: &Device) -> Result<Tensor> {
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor); no samples.
+    pub fn samples(&self, name: &str, features: usize, device: &Device) -> Result<Tensor> {
         let samples = self.tensor(name, &[None, Some(features)], DType::F32, device)?;
         match samples.elem_count() {
             0 => Err(FileError::tensor(&self.path, name, "it has no samples; give at least 1")),
@@ -116,7 +118,10 @@ impl TensorFile {
     }
 
     /// Returns the class of each of `samples` samples, stored as i64; each must be below `count`.
-    pub(crate) fn classes(&self, name: &str, samples: usize, count: usize) -> Result<Vec<u32>> {
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor); a class that is not below `count`.
+    pub fn classes(&self, name: &str, samples: usize, count: usize) -> Result<Vec<u32>> {
         let classes = self.tensor(name, &[Some(samples)], DType::I64, &Device::Cpu)?;
         let classes = classes.to_vec1::<i64>().map_err(|error| FileError::tensor(&self.path, name, error))?;
         let known = |class: &i64| usize::try_from(*class).is_ok_and(|class| class < count);
@@ -179,7 +184,7 @@ pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
     }
     let written = || -> std::io::Result<()> {
         let mut file = AtomicFile::create(path)?;
-        training::write_tensors(&mut file, &tensors, Some("pt"))?;
+        write_tensors(&mut file, &tensors, Some("pt"))?;
         file.commit()
     };
     written().map_err(|error| FileError::write(path, error))

@@ -1,8 +1,8 @@
-//! Errors about files named by options: one line each, starting with the path.
+//! Errors about files that a user names: one line each, starting with the path.
 
 use std::path::{Path, PathBuf};
 
-/// Why a file that the command line names cannot be used.
+/// Why a file that a user names cannot be used: one line, which starts with the path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
@@ -79,7 +79,8 @@ pub enum FileError {
 }
 
 impl FileError {
-    pub(crate) fn read(path: &Path, reason: impl std::fmt::Display) -> Self {
+    /// Returns the error for a file that cannot be read.
+    pub fn read(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Read { path: path.to_path_buf(), reason: first_line(reason) }
     }
 
@@ -88,12 +89,13 @@ impl FileError {
         Self::Write { path: path.to_path_buf(), reason: first_line(reason) }
     }
 
-    pub(crate) fn tensor(path: &Path, name: &str, reason: impl std::fmt::Display) -> Self {
+    /// Returns the error for a tensor that cannot be used.
+    pub fn tensor(path: &Path, name: &str, reason: impl std::fmt::Display) -> Self {
         Self::Tensor { path: path.to_path_buf(), name: name.to_string(), reason: first_line(reason) }
     }
 }
 
 /// Returns the first line of an error: candle's errors print a backtrace below the message if RUST_BACKTRACE is set.
-pub(crate) fn first_line(reason: impl std::fmt::Display) -> String {
+pub fn first_line(reason: impl std::fmt::Display) -> String {
     reason.to_string().lines().next().unwrap_or_default().to_string()
 }
