@@ -36,5 +36,4 @@ pub mod text;
 pub mod threads;
 pub mod tokens;
 pub mod trainer;
-pub mod validation;
 pub mod variables;

@@ -65,6 +65,7 @@ mod folder;
 mod layout;
 pub mod parallel;
 pub mod trainer;
+pub mod validation;
 
 pub use {comm, ddp, fsdp, launch, models, pipeline, sampler, tensor_parallel, training};
 

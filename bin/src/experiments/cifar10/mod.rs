@@ -11,6 +11,7 @@ mod testing;
 use candle_core::Tensor;
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
+use girandole::validation::Validation;
 use models::tutorials::convnet::ConvNet;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
@@ -27,7 +28,6 @@ use crate::options::contents_of;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::trainer::{DataParallel, Epochs, Means, Trainer, conclude};
-use crate::validation::Validation;
 
 use pictures::Batch;
 

@@ -6,6 +6,7 @@ use candle_core::{DType, Device};
 use candle_nn::{Module, VarMap};
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
+use girandole::validation::{Validation, ValidationConfig, argmax, validate};
 use models::tutorials::convnet::ConvNet;
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, load_weights};
@@ -14,7 +15,6 @@ use crate::console::say;
 use crate::error::Result;
 use crate::python::Fixed;
 use crate::rank::Rank;
-use crate::validation::{Validation, ValidationConfig, argmax, validate};
 
 use super::Cifar10Options;
 use super::grid;

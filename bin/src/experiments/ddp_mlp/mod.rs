@@ -5,6 +5,7 @@ mod options;
 
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
+use girandole::validation::{Validation, ValidationConfig, validate};
 use models::tutorials::mlp::{CLASSES, Mlp};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
@@ -20,7 +21,6 @@ use crate::memory_check;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};
-use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
 
 use data::{Batch, Sample, Sets};
