@@ -82,6 +82,9 @@ pub enum Error {
     /// An error of `models`.
     #[error(transparent)]
     Models(#[from] models::Error),
+    /// An error of `sampler`.
+    #[error(transparent)]
+    Sampler(#[from] sampler::SamplerError),
     /// An error of `training`: of an optimizer or a tensor file.
     #[error(transparent)]
     Training(#[from] training::Error),

@@ -39,11 +39,14 @@ pub struct FolderConfig {
     pub dtype: Option<DType>,
     /// Folder to copy the tokenizer from. Default: none.
     pub tokenizer_of: Option<PathBuf>,
+    /// Whether tokenizer and generation files that `tokenizer_of` does not have are removed: those of a model that is
+    /// replaced, which programs that load the folder would use. Default: false.
+    pub replaces: bool,
 }
 
 impl Default for FolderConfig {
     fn default() -> Self {
-        Self { max_file_bytes: 5_000_000_000, dtype: None, tokenizer_of: None }
+        Self { max_file_bytes: 5_000_000_000, dtype: None, tokenizer_of: None, replaces: false }
     }
 }
 
@@ -234,11 +237,8 @@ impl FolderWriter {
         for entry in fs::read_dir(&self.folder).map_err(&refuse)? {
             let entry = entry.map_err(&refuse)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            let is_shard =
-                name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
             // Adapters beside a whole model are applied to it.
-            let is_older = is_shard || name == SINGLE || name == INDEX || ADAPTER_FILES.contains(&&*name);
-            if is_older && !kept.contains(&name) {
+            if is_weight_file(&name) && !kept.contains(&name) {
                 remove(&entry.path())?;
             }
         }
@@ -254,15 +254,23 @@ impl FolderWriter {
             if from.exists() {
                 let bytes = Error::read(&from)?;
                 write_output(&to, &bytes).map_err(Error::io("write", &to))?;
+            } else if self.how.replaces {
+                remove(&to)?;
             }
         }
         Ok(())
     }
 }
 
-/// Returns whether this is the name of a file of a model: its configuration, tokenizer or generation settings.
+/// Returns whether this is the name of a file of a model: weights, adapters, configuration, tokenizer or generation
+/// settings.
 pub fn is_model_file(name: &str) -> bool {
-    name == "config.json" || COPIED.contains(&name)
+    name == "config.json" || COPIED.contains(&name) || is_weight_file(name)
+}
+
+fn is_weight_file(name: &str) -> bool {
+    let is_shard = name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
+    is_shard || name == SINGLE || name == INDEX || ADAPTER_FILES.contains(&name)
 }
 
 /// Removes the tokenizer and the generation settings of a model that is to be replaced: programs that load the new model

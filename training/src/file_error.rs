@@ -1,8 +1,8 @@
-//! Errors about files that a user names: one line each, starting with the path.
+//! Errors about files that a user names: one line each, which names the path.
 
 use std::path::{Path, PathBuf};
 
-/// Why a file that a user names cannot be used: one line, which starts with the path.
+/// Why a file that a user names cannot be used: one line, which names the path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {

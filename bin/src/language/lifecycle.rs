@@ -101,19 +101,21 @@ pub(super) trait Ending: Experiment + Job {
         let is_first = model.mesh().world().rank() == 0;
         let is_source =
             self.folder().is_some_and(|folder| folder.canonicalize().ok() == out.canonicalize().ok());
-        if is_first && self.options().overwrite && !is_source && models::weights_in(out).is_some() {
-            models::remove_tokenizer(out)?;
-        }
+        let replaces = is_first && !self.saves_adapters() && !is_source && models::weights_in(out).is_some();
         // A newly made tokenizer is saved first, since the model's configuration must be the last file written.
         if let (Some(tokenizer), None, true) = (&subject.tokenizer, self.folder(), is_first) {
+            if replaces {
+                models::remove_tokenizer(out)?;
+            }
             tokenizer.save(out)?;
         }
-        let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
+        let how =
+            FolderConfig { tokenizer_of: self.folder().map(Into::into), replaces, ..FolderConfig::default() };
         match &subject.lora {
             Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
             lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
         }
-        if is_first { begin_note::forget(out).map_err(wrap_error) } else { Ok(()) }
+        if is_first { begin_note::forget(out, begin_note::MODEL).map_err(wrap_error) } else { Ok(()) }
     }
 }
 

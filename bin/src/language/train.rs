@@ -112,7 +112,7 @@ impl<J: Job> Experiment for J {
         let out = &options.out;
         check_output_folder(options, self.saves_adapters())?;
         outputs::make_folder(out)?;
-        begin_note::write(out)
+        begin_note::write(out, begin_note::MODEL)
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -267,19 +267,18 @@ impl<J: Job> Experiment for J {
 
 /// Refuses a text that is among the files of a model in the output folder, which are replaced.
 fn refuse_in_output(out: &Path, option: &'static str, path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let is_there =
-        folder.canonicalize().is_ok_and(|folder| out.canonicalize().is_ok_and(|out| folder == out));
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    match is_there && models::is_model_file(name) {
-        true => {
-            let help = format!(
-                "in --out, {name} is a file of the model that is written: give another name or folder"
-            );
-            Err(Error::Option { option, got: path.display().to_string(), help })
-        }
-        false => Ok(()),
-    }
+    let out = out.canonicalize().ok();
+    let name = |path: &Path| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let is_there = out.is_some() && folder.canonicalize().ok() == out;
+        let name = path.file_name()?.to_str()?;
+        (is_there && models::is_model_file(name)).then(|| name.to_string())
+    };
+    // By the name that is given, and by that of the file that it leads to.
+    let Some(name) = name(path).or_else(|| name(&path.canonicalize().ok()?)) else { return Ok(()) };
+    let help =
+        format!("in --out, {name} is a file of the model that is written: give another name or folder");
+    Err(Error::Option { option, got: path.display().to_string(), help })
 }
 
 /// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed. Adapters never go
@@ -291,11 +290,14 @@ fn check_output_folder(options: &TrainOptions, saves_adapters: bool) -> Result<(
         format!("it holds a whole model ({file}), and adapters alone are saved: give another folder")
     } else if options.overwrite
         || options.checkpoints.has_checkpoint_to_resume()?
-        || begin_note::is_of_a_restarted_job(out)?
+        || begin_note::is_of_a_restarted_job(out, begin_note::MODEL)?
     {
         return Ok(());
     } else {
-        begin_note::refuse(out)?;
+        begin_note::refuse(out, begin_note::MODEL)?;
+        if options.checkpoints.keeps() {
+            begin_note::refuse(options.checkpoints.dir(), begin_note::CHECKPOINTS)?;
+        }
         format!("it holds a model already ({file}): give another folder, or --overwrite to replace the model")
     };
     Err(Error::Option { option: "--out", got: out.display().to_string(), help })

@@ -11,34 +11,34 @@ use crate::error::Result;
 
 use super::resume_note;
 
-/// File name of the record.
-const FILE: &str = "begun-by";
-/// The name that `torchrun` gives every job by default.
-const NAMELESS: &str = "none";
+/// Name of the record of who writes checkpoints to a folder.
+pub(crate) const CHECKPOINTS: &str = "begun-by";
+/// Name of the record of who writes a model to a folder.
+pub(crate) const MODEL: &str = "model-begun-by";
 
 /// Records that this job writes to the folder, if its launcher may start it again.
-pub(crate) fn write(folder: &Path) -> Result<()> {
-    resume_note::job().map_or(Ok(()), |job| resume_note::write(folder, FILE, &job))
+pub(crate) fn write(folder: &Path, record: &str) -> Result<()> {
+    resume_note::job().map_or(Ok(()), |job| resume_note::write(folder, record, &job))
 }
 
 /// Whether this job was started again, and has written to the folder before.
-pub(crate) fn is_of_a_restarted_job(folder: &Path) -> Result<bool> {
+pub(crate) fn is_of_a_restarted_job(folder: &Path, record: &str) -> Result<bool> {
     if restarts() == 0 {
         return Ok(false);
     }
-    let begun: Option<String> = resume_note::read(folder, FILE)?;
+    let begun: Option<String> = resume_note::read(folder, record)?;
     Ok(begun.is_some() && begun == resume_note::job())
 }
 
-/// Makes sure that this job, which refuses the folder, does not take the record of another one for its own.
-pub(crate) fn refuse(folder: &Path) -> Result<()> {
-    let is_nameless = resume_note::job().is_none_or(|job| job == NAMELESS);
-    if restarts() == 0 && is_nameless { forget(folder) } else { Ok(()) }
+/// Makes sure that this job, which refuses the folder, does not take the record of another one of the same name for its
+/// own when it is started again.
+pub(crate) fn refuse(folder: &Path, record: &str) -> Result<()> {
+    if restarts() == 0 { forget(folder, record) } else { Ok(()) }
 }
 
 /// Removes the record.
-pub(crate) fn forget(folder: &Path) -> Result<()> {
-    let path = folder.join(FILE);
+pub(crate) fn forget(folder: &Path, record: &str) -> Result<()> {
+    let path = folder.join(record);
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::write(&path, error).into()),
         _ => Ok(()),

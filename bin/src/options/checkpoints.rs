@@ -65,14 +65,16 @@ impl CheckpointOptions {
         if self.resume.is_some() {
             return Ok(());
         }
-        if !checkpoints.list()?.is_empty() && !begin_note::is_of_a_restarted_job(self.dir())? {
-            begin_note::refuse(self.dir())?;
+        if !checkpoints.list()?.is_empty()
+            && !begin_note::is_of_a_restarted_job(self.dir(), begin_note::CHECKPOINTS)?
+        {
+            begin_note::refuse(self.dir(), begin_note::CHECKPOINTS)?;
             let help =
                 "it holds checkpoints of an earlier run; give --resume to go on from them, or another folder";
             let got = self.dir().display().to_string();
             return Err(Error::Option { option: "--checkpoint-dir", got, help: help.into() });
         }
-        begin_note::write(self.dir())
+        begin_note::write(self.dir(), begin_note::CHECKPOINTS)
     }
 
     /// Checks only that checkpoints can be written to the folder.
