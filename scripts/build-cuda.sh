@@ -22,7 +22,7 @@ What comes out:
   DIR/girandole-conformance   checks collectives of CUDA tensors; scripts/gpu-check.sh runs it
   DIR/girandole-cuda.tar.xz   both and gpu-check.sh, to be carried to a machine with a GPU
 
-The program starts on any machine, and opens NVIDIA's libraries when CUDA is asked for: the driver (580 or later), cuBLAS 13
+The program starts on any machine whose glibc is not older than this one's, and opens NVIDIA's libraries when CUDA is asked for: the driver (580 or later), cuBLAS 13
 and cuRAND 10, and NCCL for --backend nccl. It looks in LD_LIBRARY_PATH, beside itself, in /usr/local/cuda/lib64, and where
 the system has libraries. Beside itself means
 
@@ -82,6 +82,10 @@ cat > "$folder/nvcc" <<NVCC
 args=()
 for arg in "\$@"; do
     case "\$arg" in -gencode=*,code=sm_*) arg=\${arg/,code=sm_/,code=compute_} ;; esac
+    # From 90 on candle asks for one generation's own instructions (90a), which no later GPU has.
+    if [[ \$arg =~ ^-gencode=arch=compute_([0-9]+)[af]?, ]]; then
+        arg=-gencode=arch=compute_\${BASH_REMATCH[1]},code=compute_\${BASH_REMATCH[1]}
+    fi
     args+=("\$arg")
 done
 exec '$toolkit/bin/nvcc' "\${args[@]}"
@@ -112,7 +116,7 @@ export PATH=$folder/bin:$PATH
 # In the order of `comm::CudaLibrary`.
 export GIRANDOLE_CUDA_LIBRARIES="libcuda.so.1 libcublas.so.13 libcurand.so.10 libnccl.so.2"
 # Kernels of another capability are another build.
-build=$folder/build-$compute_cap
+build=$folder/build-ptx-$compute_cap
 cargo build --locked --release --target-dir "$build" --package bin --package girandole-comm --features bin/nccl,girandole-comm/nccl \
     --bin girandole --test cuda_conformance
 conformance=$(ls -t "$build"/release/deps/cuda_conformance-* | grep -v '\.d$' | head -1)

@@ -46,7 +46,6 @@ program=$(cd "$(dirname "$program")" && pwd)/$(basename "$program")
 conformance=$(dirname "$program")/girandole-conformance
 work=$(mktemp -d) || fail "there is no place for temporary files"
 trap 'rm -rf "$work"' EXIT
-: > "$report" || fail "$report cannot be written"
 failures=0
 
 # ---- libraries and the GPU ----
@@ -58,17 +57,27 @@ import glob, sys
 for path in sys.path:
     print(*glob.glob(path + "/nvidia/*/lib"), sep="\n")' 2>/dev/null
 }
-usable() { "$program" ddp-linear --device "$device" --world-size 1 --epochs 1 --samples 64 >/dev/null 2>"$work/error"; }
+usable() { timeout 300 "$program" ddp-linear --device "$device" --world-size 1 --epochs 1 --samples 64 >/dev/null 2>"$work/error"; }
 # All of it is read: the program would end by SIGPIPE if grep left early.
-without_nccl() { "$program" process-groups --backend tcp --world-size 1 2>/dev/null | grep '^NCCL.*missing:.*libnccl' >/dev/null; }
+without_nccl() { timeout 300 "$program" process-groups --backend tcp --world-size 1 2>/dev/null | grep '^NCCL.*missing:.*libnccl' >/dev/null; }
+if [ "$device" = cuda ]; then
+    # One GPU, in the order in which nvidia-smi lists them.
+    export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
+fi
 if [ "$device" = cuda ] && { ! usable || without_nccl; }; then
     folders=$(library_folders | grep . | paste -sd:)
     export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folders
 fi
-usable || { grep '^error:' "$work/error" | tail -n 1 >&2; exit 1; }
+usable || {
+    # Where the program itself says nothing, the system's loader or NVIDIA's code may.
+    grep '^error:' "$work/error" | tail -n 1 | grep . >&2 || tail -n 5 "$work/error" >&2
+    fail "$program cannot use the device"
+}
 [ "$device" = cpu ] || [ -x "$conformance" ] || fail "$conformance is not here: it comes from scripts/build-cuda.sh"
 
 # ---- the report ----
+: > "$report" || fail "$report cannot be written"
 # To the report and to the screen.
 say() { printf '%s\n' "$*" | tee -a "$report"; }
 now() { date +%s.%N; }
@@ -85,7 +94,7 @@ gpu() {
     if [ "$device" = cpu ]; then
         echo "none: this is a rehearsal, in which everything ran on the CPU"
     elif command -v nvidia-smi >/dev/null; then
-        nvidia-smi --query-gpu=name,memory.total,compute_cap,driver_version --format=csv,noheader | head -n 1 |
+        nvidia-smi -i "$CUDA_VISIBLE_DEVICES" --query-gpu=name,memory.total,compute_cap,driver_version --format=csv,noheader | head -n 1 |
             sed 's/\(.*\), \(.*\), \(.*\), \(.*\)/\1, \2, compute capability \3, driver \4/'
     else
         grep -h '^Model' /proc/driver/nvidia/gpus/*/information 2>/dev/null | head -n 1 | sed 's/Model: *//'
@@ -169,7 +178,8 @@ experiment() {
 say "## Losses, $device against cpu"
 say ""
 say "The largest difference of a step's loss, relative to it or to 1, and what is allowed: sums are in another order on a GPU,"
-say "and in f16 (fsdp-mlp) rounded more. Seconds are those of the training loop alone."
+say "and in f16 (fsdp-mlp) rounded more. Seconds are those of the training loop alone, on a GPU"
+say "with the time to load and, once, to compile its kernels."
 say ""
 say "| experiment | ranks | steps | difference | allowed | seconds, cpu | seconds, $device |"
 say "| --- | --- | --- | --- | --- | --- | --- |"

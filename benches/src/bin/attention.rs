@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let before = peak_mib()?;
     // Warm-up pass, which touches new memory; not counted.
     pass()?;
-    let (end, mut times) = (Instant::now() + Duration::from_secs_f64(seconds), Vec::new());
+    let (end, mut times) = (Instant::now() + Duration::try_from_secs_f64(seconds)?, Vec::new());
     while Instant::now() < end || times.len() < 3 {
         let began = Instant::now();
         pass()?;

@@ -84,20 +84,22 @@ impl<F: FnMut(&Step<'_>, f32) -> Result<()>> Observer for Losses<F> {
 pub struct Means<F> {
     every: usize,
     sum: f64,
+    /// Batches in the sum; another run before a resume may have had another `every`.
+    count: usize,
     line: F,
 }
 
 impl<F: Fn(usize, usize, f64) -> String> Means<F> {
     /// `line` formats epoch and batch, counted from 1, and the mean loss.
     pub fn new(every: usize, line: F) -> Self {
-        Self { every, sum: 0.0, line }
+        Self { every, sum: 0.0, count: 0, line }
     }
 }
 
 impl<F: Fn(usize, usize, f64) -> String> Observer for Means<F> {
     fn epoch_begins(&mut self, epoch: &Epoch<'_>) -> Result<()> {
         if epoch.batch == 0 {
-            self.sum = 0.0;
+            (self.sum, self.count) = (0.0, 0);
         }
         Ok(())
     }
@@ -105,20 +107,22 @@ impl<F: Fn(usize, usize, f64) -> String> Observer for Means<F> {
     fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
         let Some(loss) = step.value else { return Ok(()) };
         self.sum += f64::from(loss);
+        self.count += 1;
         let (epoch, batch) = (step.epoch + 1, step.batch + 1);
         if !batch.is_multiple_of(self.every) {
             return Ok(());
         }
-        let mean = std::mem::take(&mut self.sum) / self.every as f64;
+        let mean = std::mem::take(&mut self.sum) / std::mem::take(&mut self.count) as f64;
         step.say(format_args!("{}", (self.line)(epoch, batch, mean)))
     }
 
     fn state(&self) -> Value {
-        self.sum.to_bits().into()
+        serde_json::json!([self.sum.to_bits(), self.count])
     }
 
     fn load_state(&mut self, state: &Value) {
-        self.sum = f64::from_bits(state.as_u64().unwrap_or_default());
+        let number = |place: usize| state.get(place).and_then(Value::as_u64).unwrap_or_default();
+        (self.sum, self.count) = (f64::from_bits(number(0)), number(1) as usize);
     }
 }
 

@@ -37,7 +37,10 @@ impl CudaLibrary {
     /// A library that is missing or cannot be used; the error says what to do.
     pub fn load(self) -> Result<()> {
         match self.name() {
-            Some(name) => open(name).map_err(|reason| self.missing(name, &reason)),
+            Some(name) => {
+                let library = open(name).map_err(|reason| self.missing(name, &reason))?;
+                if let CudaLibrary::Driver = self { check_version(driver_version(library)) } else { Ok(()) }
+            }
             None => Ok(()),
         }
     }
@@ -65,8 +68,38 @@ impl CudaLibrary {
     }
 }
 
-/// Opens the library and keeps it open for the rest of the program.
-fn open(name: &str) -> std::result::Result<(), String> {
+/// The lowest version of CUDA that the driver must support: 1000 times the major number, plus 10 times the minor one.
+const DRIVER_VERSION: i32 = 13_000;
+
+/// Refuses a driver that is too old, which would otherwise be an error of the first library that needs it.
+fn check_version(version: Option<i32>) -> Result<()> {
+    match version.filter(|version| *version < DRIVER_VERSION) {
+        Some(old) => {
+            let (major, minor) = (old / 1000, old % 1000 / 10);
+            let problem = format!(
+                "it is for CUDA {major}.{minor} at most, and 13.0 is needed; install driver 580 or later"
+            );
+            Err(Error::system("NVIDIA's driver is too old", problem))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns the version of CUDA that the driver supports; None where it does not tell.
+fn driver_version(driver: *mut std::ffi::c_void) -> Option<i32> {
+    // SAFETY: the handle is that of an open library, and the name a C string.
+    let function = unsafe { libc::dlsym(driver, c"cuDriverGetVersion".as_ptr()) };
+    if function.is_null() {
+        return None;
+    }
+    // SAFETY: the driver's function of this name has this type, and needs no initialisation.
+    let function: extern "C" fn(*mut i32) -> i32 = unsafe { std::mem::transmute(function) };
+    let mut version = 0;
+    (function(&raw mut version) == 0).then_some(version)
+}
+
+/// Opens the library and keeps it open for the rest of the program. Returns its handle.
+fn open(name: &str) -> std::result::Result<*mut std::ffi::c_void, String> {
     use std::ffi::{CStr, CString};
 
     let name = CString::new(name).map_err(|error| error.to_string())?;
@@ -74,7 +107,7 @@ fn open(name: &str) -> std::result::Result<(), String> {
     // NVIDIA's software that they are sound.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {
-        return Ok(());
+        return Ok(handle);
     }
     // SAFETY: no arguments.
     let reason = unsafe { libc::dlerror() };
@@ -106,7 +139,15 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_library_that_is_here_is_opened() {
-        open("libc.so.6").unwrap();
+        let library = open("libc.so.6").unwrap();
+        assert_eq!(driver_version(library), None);
+    }
+
+    #[test]
+    fn a_driver_that_is_too_old_is_named() {
+        assert!(check_version(None).is_ok() && check_version(Some(13_010)).is_ok());
+        let line = check_version(Some(12_040)).unwrap_err().to_string();
+        assert!(line.contains("driver is too old: it is for CUDA 12.4 at most"), "{line}");
     }
 
     #[test]

@@ -58,10 +58,10 @@ impl Utilization {
     }
 }
 
-/// Measures the schedule of `config`, and one micro-batch at a time. Parameters are not updated. Every rank must call
-/// it.
+/// Measures the schedule of `config`, and one micro-batch at a time. Parameters are not updated. Every rank of `world` must
+/// call it, with the group of its stages.
 pub(super) fn measure(
-    comm: &Arc<dyn Communicator>,
+    (world, comm): (&dyn Communicator, &Arc<dyn Communicator>),
     config: &PipelineConfig,
     batch: &(Tensor, Tensor),
     made: &dyn Fn(&PipelineConfig) -> Result<BuiltPipeline>,
@@ -79,7 +79,7 @@ pub(super) fn measure(
     };
     [naive, config.clone()]
         .iter()
-        .map(|config| measure_schedule(comm, config, batch, made(config)?))
+        .map(|config| measure_schedule((world, comm), config, batch, made(config)?))
         .collect()
 }
 
@@ -111,7 +111,7 @@ impl Sample {
 }
 
 fn measure_schedule(
-    comm: &Arc<dyn Communicator>,
+    (world, comm): (&dyn Communicator, &Arc<dyn Communicator>),
     config: &PipelineConfig,
     (input, target): &(Tensor, Tensor),
     mut made: BuiltPipeline,
@@ -130,7 +130,8 @@ fn measure_schedule(
     let (least, most, seconds) = COUNTED;
     let first = run(FIRST)?.iter().map(|sample| sample.seconds).sum::<f64>() / FIRST as f64;
     let steps = ((seconds / first) as usize).clamp(least, most);
-    let samples = run(broadcast_object(&**comm, &steps, 0)?)?;
+    // The same for all copies of the pipeline, which average in each step.
+    let samples = run(broadcast_object(world, &steps, 0)?)?;
     let ranks = mean_of_faster_half(all_gather_object(&**comm, &samples)?);
     let step_s = ranks.iter().map(|rank| rank.seconds).sum::<f64>() / ranks.len() as f64;
     let busy_s = ranks.iter().map(Sample::busy).collect();

@@ -155,7 +155,7 @@ impl Experiment for PipelineTransformerOptions {
             save_weights(path, &vars)?;
         }
         let uses = match (self.compare, &first) {
-            (true, Some(batch)) => compare::measure(&stages, &config, batch, &made)?,
+            (true, Some(batch)) => compare::measure((&*world, &stages), &config, batch, &made)?,
             _ => Vec::new(),
         };
         // Not JSON, which cannot represent infinite losses.
