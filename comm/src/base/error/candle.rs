@@ -56,14 +56,14 @@ pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core
 /// ```
 /// #[derive(Debug, Clone, thiserror::Error)]
 /// enum Error {
-///     #[error("the queue is full")]
-///     Full,
+///     #[error("{0}")]
+///     Own(String),
 ///     #[error(transparent)]
 ///     Comm(#[from] comm::Error),
 /// }
 ///
-/// let own = comm::carry(Error::Full).context("in the model");
-/// assert!(matches!(comm::carried_as(&own), Some(Error::Full)));
+/// let own = comm::carry(Error::Own("the queue is full".into())).context("in the model");
+/// assert!(matches!(comm::carried_as(&own), Some(Error::Own(_))));
 /// let left = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
 /// let through = comm::carry(left).context("in the model");
 /// assert!(matches!(comm::carried_as(&through), Some(Error::Comm(comm::Error::PeerLeft { rank: 1, .. }))));
