@@ -41,10 +41,12 @@ struct Bar {
 }
 
 impl Bar {
-    /// Creates a bar at position `done`; the remaining time is estimated from here on.
-    fn new(unit: Unit, done: u64, total: u64) -> Self {
+    /// Creates a bar at position `done`, and passes it to `keep` before it is drawn; the remaining time is estimated from
+    /// here on.
+    fn new(unit: Unit, done: u64, total: u64, keep: impl FnOnce(&ProgressBar)) -> Self {
         let speed: Arc<AtomicU64> = Arc::default();
         let bar = new_bar(unit, total, speed.clone());
+        keep(&bar);
         bar.set_position(done);
         bar.reset_eta();
         Self { bar, speed }
@@ -140,11 +142,11 @@ impl Progress {
         match &mut self.shown {
             Display::Nowhere => {}
             Display::Here(bar) => {
-                let begin = || {
-                    let bar = Bar::new(self.unit, self.steps as u64, self.total as u64);
-                    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.bar.clone());
-                    bar
+                // A signal that comes as soon as it is drawn erases it.
+                let keep = |bar: &ProgressBar| {
+                    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
                 };
+                let begin = || Bar::new(self.unit, self.steps as u64, self.total as u64, keep);
                 bar.get_or_insert_with(begin).set(self.steps as u64, speed);
             }
             Display::ByLauncher(told) => {
@@ -298,7 +300,7 @@ impl Notes for RanksBar {
             _ => return,
         };
         let mut bar = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        bar.get_or_insert_with(|| Bar::new(Unit::Steps, steps, total)).set(steps, speed);
+        bar.get_or_insert_with(|| Bar::new(Unit::Steps, steps, total, |_| {})).set(steps, speed);
     }
 
     fn aside(&self, write: &mut dyn FnMut()) {
