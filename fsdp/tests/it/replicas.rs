@@ -1,8 +1,8 @@
 //! Replicas of shards that differ are named on every rank.
 
 use crate::common::{INPUTS, Mlp, builder, on_all_ranks, values};
-use candle_core::DType;
-use candle_nn::{Module, Optimizer, SGD};
+use candle_core::{DType, Device};
+use candle_nn::{Init, Module, Optimizer, SGD, VarBuilder, VarMap};
 use comm::Mesh;
 use fsdp::{Error, Fsdp, FsdpConfig, Strategy};
 
@@ -68,10 +68,11 @@ fn a_buffer_that_differs_is_named_on_every_rank() {
     let lines = on_all_ranks(2, |comm| {
         let rank = comm.rank() as f64;
         let config = FsdpConfig { buffers: vec!["pe".into()], ..FsdpConfig::default() };
-        let built = Fsdp::new(comm, builder(1, DType::F64), &config, |units| {
+        let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F64, &Device::Cpu);
+        let built = Fsdp::new(comm, vb, &config, |units| {
             units.pp("table").unit(|vb| {
-                vb.get_with_hints(3, "pe", candle_nn::Init::Const(rank))?;
-                candle_nn::linear(2, 2, vb)
+                vb.get_with_hints(3, "pe", Init::Const(rank))?;
+                vb.get_with_hints((2, 2), "weight", Init::Const(1.0))
             })
         });
         Ok(built.map(drop).expect_err("the tables differ").to_string())
