@@ -56,14 +56,14 @@ pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core
 /// ```
 /// #[derive(Debug, Clone, thiserror::Error)]
 /// enum Error {
-///     #[error("{0}")]
-///     Own(String),
+///     #[error(transparent)]
+///     Config(#[from] std::num::ParseIntError),
 ///     #[error(transparent)]
 ///     Comm(#[from] comm::Error),
 /// }
 ///
-/// let own = comm::carry(Error::Own("the queue is full".into())).context("in the model");
-/// assert!(matches!(comm::carried_as(&own), Some(Error::Own(_))));
+/// let own = comm::carry(Error::Config("many".parse::<u8>().unwrap_err())).context("in the model");
+/// assert!(matches!(comm::carried_as(&own), Some(Error::Config(_))));
 /// let left = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
 /// let through = comm::carry(left).context("in the model");
 /// assert!(matches!(comm::carried_as(&through), Some(Error::Comm(comm::Error::PeerLeft { rank: 1, .. }))));
