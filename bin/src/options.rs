@@ -27,6 +27,7 @@ pub use elastic::{ElasticOptions, ElasticRanks};
 pub use loader::LoaderOptions;
 pub(crate) use loader::workers;
 pub use transformer::TransformerOptions;
+pub(crate) use transformer::check_heads;
 pub use transport::TransportOption;
 
 /// How `--init` is described in a run's settings if no file is given.

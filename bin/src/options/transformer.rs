@@ -102,10 +102,7 @@ impl TransformerOptions {
         let refuse =
             |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
-        if !d_model.is_multiple_of(num_heads) {
-            let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
-            return refuse("--d-model", d_model, help);
-        }
+        check_heads(d_model, num_heads)?;
         if !d_model.is_multiple_of(2) {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
             return refuse("--d-model", d_model, help.into());
@@ -168,4 +165,16 @@ impl TransformerOptions {
             ("--max-len", self.max_len.to_string()),
         ]
     }
+}
+
+/// Checks that the attention heads divide the features of a token.
+///
+/// # Errors
+/// `--d-model` is not a multiple of `--num-heads`.
+pub(crate) fn check_heads(d_model: usize, num_heads: usize) -> Result<()> {
+    if d_model.is_multiple_of(num_heads) {
+        return Ok(());
+    }
+    let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
+    Err(Error::Option { option: "--d-model", got: d_model.to_string(), help })
 }

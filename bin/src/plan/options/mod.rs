@@ -10,7 +10,7 @@ use plan::forecast::Network;
 use plan::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
 
 use crate::error::{Error, Result};
-use crate::options::{count, probability};
+use crate::options::{check_heads, count, probability};
 
 use language::LanguagePlanOptions;
 
@@ -287,10 +287,7 @@ impl PlanOptions {
             sizes[5] = sizes[5].max(sizes[6].saturating_sub(1));
         }
         let [_, d_model, num_heads, _, _, max_len, length] = sizes;
-        if !d_model.is_multiple_of(num_heads) {
-            let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
-            return refuse("--d-model", d_model, help);
-        }
+        check_heads(d_model, num_heads)?;
         if length < 2 || length - 1 > max_len {
             let most = max_len + 1;
             return refuse("--length", length, format!("give 2 to {most} tokens with --max-len {max_len}"));

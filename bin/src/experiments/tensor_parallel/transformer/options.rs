@@ -6,7 +6,7 @@ use training::AttentionMask;
 
 use crate::error::{Error, Result};
 use crate::memory_check;
-use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
+use crate::options::{CheckpointOptions, CommonOptions, check_heads, count, learning_rate, probability};
 use crate::tokens::{check_length, check_room};
 
 use super::super::memory_per_rank;
@@ -114,10 +114,7 @@ impl TensorParallelTransformerOptions {
         let refuse =
             |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
-        if !d_model.is_multiple_of(num_heads) {
-            let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
-            return refuse("--d-model", d_model, help);
-        }
+        check_heads(d_model, num_heads)?;
         if let Some((option, got, help)) = self.too_large((world_size, tp)) {
             return refuse(option, got, help);
         }
