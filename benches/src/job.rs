@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use bin::comm_bench::{Measured, Row, measure};
-use bin::error::{Error, Result};
-use bin::start::{hand_over, handed_over};
 use candle_core::{DType, Device};
 use comm::{Communicator, Operation, Tcp, TcpConfig, Transport};
+use experiment::error::{Error, Result};
+use experiment::start::{hand_over, handed_over};
 use launch::SpawnConfig;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,7 @@ impl Ranks {
         let env: Vec<(OsString, OsString)> = vec![
             (JOB.into(), job.into()),
             ("GIRANDOLE_TRANSPORT".into(), self.transport.to_string().into()),
-            (bin::threads::VARIABLE.into(), self.threads.to_string().into()),
+            (experiment::threads::VARIABLE.into(), self.threads.to_string().into()),
         ];
         let (world_size, args) = (self.world_size, Some(Vec::new()));
         handed_over(launch::spawn(&SpawnConfig { world_size, args, env, ..SpawnConfig::default() })?)

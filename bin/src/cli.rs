@@ -9,10 +9,13 @@ use std::process::{ExitCode, exit};
 use ::launch::worker_guard;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use experiment::error::{Error, Result};
+use experiment::interrupt;
+use language::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
+use language::{FinetuneOptions, PretrainOptions};
 
 use crate::comm_bench::{self, CommBenchOptions};
-use crate::error::{Error, Result};
-use crate::experiment;
+
 use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
 use crate::experiments::ddp_mlp::DdpMlpOptions;
@@ -23,12 +26,9 @@ use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
-use crate::interrupt;
-use crate::language::{self, FinetuneOptions, PretrainOptions};
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
 use crate::recipe;
-use crate::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 
 use self::setup::{CompletionsOptions, ManOptions};
 

@@ -1,7 +1,7 @@
 //! Measuring all cases, in rounds.
 
-use bin::console::note;
-use bin::error::Result;
+use experiment::console::note;
+use experiment::error::Result;
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Options};

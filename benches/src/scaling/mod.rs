@@ -10,10 +10,10 @@ mod scale;
 
 use std::path::{Path, PathBuf};
 
-use bin::console::note;
-use bin::error::Result;
-use bin::outputs::check_in_place;
 use clap::Parser;
+use experiment::console::note;
+use experiment::error::Result;
+use experiment::outputs::check_in_place;
 use plan::forecast::fit::Fit;
 use report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
-use bin::error::{Error, Result};
 use clap::{Parser, ValueEnum};
+use experiment::error::{Error, Result};
 use plan::forecast::Network;
 use serde::{Deserialize, Serialize, Serializer};
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use bin::error::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
+use experiment::error::Result;
 use models::tutorials::transformer::Transformer;
 use training::{Adam, AdamConfig, TorchInit};
 

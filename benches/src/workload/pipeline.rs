@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ::pipeline::{ActionKind, Cost, Pipeline, PipelineConfig, Split};
-use bin::error::{Error, Result};
 use bin::experiments::pipeline_transformer::transformer_modules;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use comm::Communicator;
+use experiment::error::{Error, Result};
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss};

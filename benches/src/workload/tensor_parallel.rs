@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ::tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
-use bin::error::Result;
 use candle_core::Tensor;
 use comm::{Communicator, Mesh};
+use experiment::error::Result;
 use training::{Adam, AdamConfig};
 
 use super::Training;

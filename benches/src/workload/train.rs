@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use bin::error::Result;
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
+use experiment::error::Result;
 use training::Adam;
 
 /// A training workload on one rank.

@@ -7,11 +7,10 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
+use experiment::console::say;
+use experiment::error::{Error, Result};
+use experiment::outputs;
 use training::FileError;
-
-use crate::console::say;
-use crate::error::{Error, Result};
-use crate::outputs;
 
 /// Options of `completions`.
 #[derive(Debug, Clone, Args)]

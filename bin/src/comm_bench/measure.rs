@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation};
+use experiment::error::Result;
 use plan::forecast::fit::Measurement;
 use serde::{Deserialize, Serialize};
-
-use crate::error::Result;
 
 use super::operation::Measured;
 

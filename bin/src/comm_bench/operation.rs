@@ -3,8 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use clap::ValueEnum;
 use comm::{Communicator, Message, Operation, ReduceOp};
-
-use crate::error::Result;
+use experiment::error::Result;
 
 /// An operation of the communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use candle_core::DType;
 use clap::Args;
-
-use crate::error::{Error, Result};
-use crate::memory_check;
-use crate::options::{DeviceKind, RankOptions, count, seconds};
+use experiment::error::{Error, Result};
+use experiment::memory_check;
+use experiment::options::{DeviceKind, RankOptions, count, seconds};
 
 use super::operation::Measured;
 use super::size;

@@ -10,3 +10,5 @@ pub mod pipeline_transformer;
 pub mod process_groups;
 pub mod sampler;
 pub mod tensor_parallel;
+pub mod tokens;
+pub mod transformer_options;

@@ -11,12 +11,11 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 
 use comm::Secret;
+use experiment::console::note;
+use experiment::error::{Error, Result};
+use experiment::start::{SPAWNED_FOR, spawn_with_bar};
 use launch::{LogConfig, MasterPort, SpawnConfig};
 use report::trace;
-
-use crate::console::note;
-use crate::error::{Error, Result};
-use crate::start::{SPAWNED_FOR, spawn_with_bar};
 
 use pet::Pet;
 use program::Program;

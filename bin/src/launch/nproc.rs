@@ -3,8 +3,8 @@
 use std::str::FromStr;
 use std::thread::available_parallelism;
 
-use crate::error::{Error, Result};
-use crate::machine::gpu_count;
+use experiment::error::{Error, Result};
+use experiment::machine::gpu_count;
 
 /// A value of `--nproc-per-node`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

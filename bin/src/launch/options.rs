@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use comm::Tls;
+use experiment::error::{Error, Result};
+use experiment::options::{ElasticRanks, TransportOption, seconds};
 use launch::ElasticJob;
-
-use crate::error::{Error, Result};
-use crate::options::{ElasticRanks, TransportOption, seconds};
 
 use super::nproc::ProcessCount;
 use super::pet::Pet;

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::str::FromStr;
 
-use crate::error::{Error, Result};
+use experiment::error::{Error, Result};
 
 /// The non-empty variables whose names begin with `PET_`.
 #[derive(Debug, Default)]

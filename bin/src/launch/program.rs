@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::Result;
-use crate::machine::in_path;
+use experiment::error::Result;
+use experiment::machine::in_path;
 
 use super::no_program;
 

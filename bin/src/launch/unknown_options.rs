@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use crate::error::{Error, Result};
+use experiment::error::{Error, Result};
 
 /// Hints for options of `torchrun`.
 const TORCHRUN: [(&[&str], &str); 6] = [

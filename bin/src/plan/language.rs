@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
+use experiment::console::say;
+use experiment::error::{Error, Result};
+use experiment::outputs;
 use models::{Lora, LoraConfig, ModelConfig};
 use plan::Optimizer;
 use plan::language::{LanguageTable, Subject, layouts};
 use training::FileError;
-
-use crate::console::say;
-use crate::error::{Error, Result};
-use crate::outputs;
 
 use super::hardware;
 use super::options::PlanOptions;

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 use comm::{Communicator, Tcp, TcpConfig};
+use experiment::error::{Error, Result};
+use experiment::start;
 use serde::{Deserialize, Serialize};
 use training::{Adam, AdamConfig};
 
 use crate::comm_bench::{Measured, measure};
-use crate::error::{Error, Result};
-use crate::start;
 
 use super::NAME;
 

@@ -4,16 +4,15 @@ mod language;
 mod machine;
 mod options;
 
+use experiment::console::say;
+use experiment::error::Result;
+use experiment::outputs::{self, check_in_place};
+use experiment::start::SPAWNED_FOR;
 use plan::forecast::{Link, Network};
 use plan::{Hardware, Setting, Table, planned};
 use report::trace;
 
 pub use options::{ModelName, NetworkName, OptimizerName, PlanOptions};
-
-use crate::console::say;
-use crate::error::Result;
-use crate::outputs::{self, check_in_place};
-use crate::start::SPAWNED_FOR;
 
 use machine::Machine;
 

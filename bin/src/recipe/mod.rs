@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 
 use clap::error::ContextValue;
 use clap::{Arg, Command, value_parser};
-
-use crate::error::{Error, Result};
-use crate::origin::{self, Recipe, origin};
-use crate::text::read_text;
+use experiment::error::{Error, Result};
+use experiment::options::read_text;
+use experiment::origin::{self, Recipe, origin};
 
 use entries::{Entry, is_flag};
 

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device};
+use experiment::error::Result;
+use experiment::options::LoaderOptions;
+use experiment::trainer::Loader;
+use experiment::variables::Variables;
 use models::tutorials::convnet::ConvNet;
 use sampler::DistributedSampler;
 use training::{FileError, TensorFile};
-
-use crate::error::Result;
-use crate::options::LoaderOptions;
-use crate::trainer::Loader;
-use crate::variables::Variables;
 
 use super::Cifar10Options;
 use super::pictures::{Batch, PICTURE_BYTES, Pictures, SIDE};
@@ -37,7 +36,10 @@ impl Setup {
             (None, None) => variables.generator.with(|generator| {
                 let patterns = Patterns::draw(generator)?;
                 let train = patterns.pictures(generator, options.samples)?;
-                Ok::<_, crate::error::Error>((train, patterns.pictures(generator, options.test_samples)?))
+                Ok::<_, experiment::error::Error>((
+                    train,
+                    patterns.pictures(generator, options.test_samples)?,
+                ))
             })?,
         };
         variables.make(&options.common, ConvNet::new)?;

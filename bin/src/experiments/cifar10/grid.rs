@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
+use experiment::outputs;
 use font8x8::UnicodeFonts;
 use training::FileError;
-
-use crate::outputs;
 
 use super::pictures::{Pictures, SIDE};
 

@@ -11,6 +11,12 @@ mod testing;
 use candle_core::Tensor;
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
+use experiment::console::{note, say};
+use experiment::error::Result;
+use experiment::options::contents_of;
+use experiment::rank::{Outcome, Rank};
+use experiment::trainer::{DataParallel, Epochs, Means, Trainer, conclude};
+use experiment::{Experiment, options_of};
 use girandole::validation::Validation;
 use models::tutorials::convnet::ConvNet;
 use report::metrics::MetricsWriter;
@@ -21,13 +27,7 @@ use training::{Sgd, SgdConfig, cross_entropy};
 pub use data::Setup;
 pub use options::Cifar10Options;
 
-use crate::console::{note, say};
-use crate::error::Result;
-use crate::experiment::{Experiment, options_of};
-use crate::options::contents_of;
 use crate::python::Fixed;
-use crate::rank::{Outcome, Rank};
-use crate::trainer::{DataParallel, Epochs, Means, Trainer, conclude};
 
 use pictures::Batch;
 

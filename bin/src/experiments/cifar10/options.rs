@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-
-use crate::error::Result;
-use crate::memory_check;
-use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
+use experiment::error::Result;
+use experiment::memory_check;
+use experiment::options::{
+    CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate,
+};
 
 use super::pictures::PICTURE_BYTES;
 

@@ -1,9 +1,8 @@
 //! Generated pictures, used without CIFAR-10: random, of the same shape, with classes that can be learned.
 
+use experiment::error::Result;
 use models::tutorials::convnet::ConvNet;
 use sampler::{Generator, SamplerError};
-
-use crate::error::Result;
 
 use super::pictures::{PICTURE_BYTES, Pictures, SIDE};
 

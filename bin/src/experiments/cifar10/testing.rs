@@ -6,15 +6,15 @@ use candle_core::{DType, Device};
 use candle_nn::{Module, VarMap};
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
+use experiment::console::say;
+use experiment::error::Result;
+use experiment::rank::Rank;
 use girandole::validation::{Validation, ValidationConfig, argmax, validate};
 use models::tutorials::convnet::ConvNet;
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, load_weights};
 
-use crate::console::say;
-use crate::error::Result;
 use crate::python::Fixed;
-use crate::rank::Rank;
 
 use super::Cifar10Options;
 use super::grid;

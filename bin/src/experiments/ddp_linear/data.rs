@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
+use experiment::console::say;
+use experiment::error::Result;
+use experiment::memory_check::INDEX_BYTES;
+use experiment::options::LoaderOptions;
 use models::tutorials::linear::SimpleModel;
 use sampler::{DataLoader, Generator, Sampler, SharedGenerator};
 use training::{TensorFile, TorchInit, load_weights};
 
-use crate::console::say;
-use crate::error::Result;
-use crate::memory_check::INDEX_BYTES;
-use crate::options::LoaderOptions;
 use crate::python::Fixed;
 
 use super::options::DdpLinearOptions;

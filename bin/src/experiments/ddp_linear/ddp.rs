@@ -2,15 +2,14 @@
 
 use candle_nn::{Module, loss};
 use ddp::{Ddp, DdpConfig};
+use experiment::Experiment;
+use experiment::console::say;
+use experiment::error::Result;
+use experiment::rank::Rank;
+use experiment::trainer::{DataParallel, Epochs, Means, RunConfig, Trainer};
 use models::tutorials::linear::SimpleModel;
 use report::RunSeries;
 use training::{Sgd, SgdConfig, save_weights};
-
-use crate::console::say;
-use crate::error::Result;
-use crate::experiment::Experiment;
-use crate::rank::Rank;
-use crate::trainer::{DataParallel, Epochs, Means, RunConfig, Trainer};
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;

@@ -8,15 +8,15 @@ mod single_process;
 pub use data::Setup;
 pub use options::DdpLinearOptions;
 
+use experiment::console::{note, say};
+use experiment::error::Result;
+use experiment::memory_check;
+use experiment::rank::{Outcome, Rank};
+use experiment::{Experiment, options_of};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Speedup, fact};
 
-use crate::console::{note, say};
-use crate::error::Result;
-use crate::experiment::{Experiment, options_of};
-use crate::memory_check;
 use crate::python::Fixed;
-use crate::rank::{Outcome, Rank};
 
 /// The tutorial prints the mean loss of every so many batches.
 const PRINT_EVERY: usize = 100;

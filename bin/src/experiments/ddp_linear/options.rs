@@ -1,9 +1,8 @@
 //! The options of `ddp-linear`.
 
 use clap::Args;
-
-use crate::error::{Error, Result};
-use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
+use experiment::error::{Error, Result};
+use experiment::options::{CommonOptions, LoaderOptions, count, learning_rate};
 
 /// Options of `ddp-linear`.
 #[derive(Debug, Clone, Args)]

@@ -4,17 +4,16 @@ use std::time::Instant;
 
 use candle_nn::{Module, Optimizer, loss};
 use comm::peak_rss_bytes;
+use experiment::console::say;
+use experiment::error::Result;
+use experiment::machine::gpu_count;
+use experiment::run_log::{LogConfig, RunLog};
+use experiment::trainer::{Means, RunEnd, SingleProcess, Trainer};
 use models::tutorials::linear::SimpleModel;
 use report::RunSeries;
 use report::metrics::{MetricsWriter, Summary};
 use sampler::RandomSampler;
 use training::{Sgd, SgdConfig};
-
-use crate::console::say;
-use crate::error::Result;
-use crate::machine::gpu_count;
-use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::{Means, RunEnd, SingleProcess, Trainer};
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;

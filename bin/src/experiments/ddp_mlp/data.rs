@@ -4,13 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
+use experiment::error::Result;
+use experiment::rank::Rank;
+use experiment::trainer::Loader;
 use models::tutorials::mlp::{CLASSES, FEATURES};
 use sampler::{BoxError, Dataset, Generator};
 use training::TensorFile;
-
-use crate::error::Result;
-use crate::rank::Rank;
-use crate::trainer::Loader;
 
 use super::options::DdpMlpOptions;
 

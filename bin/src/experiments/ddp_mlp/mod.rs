@@ -5,6 +5,13 @@ mod options;
 
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
+use experiment::console::{note, say};
+use experiment::error::Result;
+use experiment::memory_check;
+use experiment::rank::{Outcome, Rank};
+use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};
+use experiment::variables::Variables;
+use experiment::{Experiment, options_of};
 use girandole::validation::{Validation, ValidationConfig, validate};
 use models::tutorials::mlp::{CLASSES, Mlp};
 use report::metrics::MetricsWriter;
@@ -14,14 +21,7 @@ use training::{Sgd, SgdConfig, TensorFile, cross_entropy};
 
 pub use options::DdpMlpOptions;
 
-use crate::console::{note, say};
-use crate::error::Result;
-use crate::experiment::{Experiment, options_of};
-use crate::memory_check;
 use crate::python::Fixed;
-use crate::rank::{Outcome, Rank};
-use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};
-use crate::variables::Variables;
 
 use data::{Batch, Sample, Sets};
 

@@ -1,8 +1,9 @@
 //! The options of `ddp-mlp`.
 
 use clap::Args;
-
-use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
+use experiment::options::{
+    CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate,
+};
 
 /// Options of `ddp-mlp`.
 #[derive(Debug, Clone, Args)]

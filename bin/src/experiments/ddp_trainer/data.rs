@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use experiment::error::Result;
+use experiment::options::LoaderOptions;
+use experiment::trainer::Loader;
 use sampler::{DistributedSampler, Generator, SamplerError};
 use training::TensorFile;
-
-use crate::error::Result;
-use crate::options::LoaderOptions;
-use crate::trainer::Loader;
 
 /// Features of a sample.
 pub(super) const FEATURES: usize = 20;

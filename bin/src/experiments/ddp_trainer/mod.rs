@@ -8,19 +8,18 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, linear, loss};
 use ddp::{Ddp, DdpConfig};
+use experiment::console::note;
+use experiment::error::Result;
+use experiment::memory_check::{self, INDEX_BYTES};
+use experiment::rank::{Outcome, Rank};
+use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer, conclude};
+use experiment::variables::Variables;
+use experiment::{Experiment, options_of};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use training::{Sgd, SgdConfig, TensorFile, log_softmax};
 
 pub use options::{DdpTrainerOptions, LossKind};
-
-use crate::console::note;
-use crate::error::Result;
-use crate::experiment::{Experiment, options_of};
-use crate::memory_check::{self, INDEX_BYTES};
-use crate::rank::{Outcome, Rank};
-use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer, conclude};
-use crate::variables::Variables;
 
 use data::{Batch, FEATURES, Sample};
 

@@ -1,8 +1,9 @@
 //! The options of `ddp-trainer`.
 
 use clap::{Args, ValueEnum};
-
-use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
+use experiment::options::{
+    CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate,
+};
 
 /// What is minimised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -7,6 +7,12 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::ModuleT;
 use ddp::{Ddp, DdpConfig};
+use experiment::console::{note, say};
+use experiment::error::Result;
+use experiment::rank::{Outcome, Rank};
+use experiment::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer, conclude};
+use experiment::variables::Variables;
+use experiment::{Experiment, options_of};
 use models::tutorials::transformer::Transformer;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
@@ -15,15 +21,9 @@ use training::{Sgd, SgdConfig, cross_entropy};
 
 pub use options::{DdpTransformerOptions, Mask};
 
-use crate::console::{note, say};
-use crate::error::Result;
-use crate::experiment::{Experiment, options_of};
+use crate::experiments::tokens::{self, Batch, Row};
 use crate::module_tree;
 use crate::python::{Float, IntTensor};
-use crate::rank::{Outcome, Rank};
-use crate::tokens::{self, Batch, Row};
-use crate::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer, conclude};
-use crate::variables::Variables;
 
 /// What each process creates at the start.
 pub struct Setup {

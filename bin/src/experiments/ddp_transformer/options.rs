@@ -1,11 +1,13 @@
 //! The options of `ddp-transformer`.
 
 use clap::{Args, ValueEnum};
+use experiment::options::{
+    CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate,
+};
 use models::tutorials::transformer::TransformerConfig;
 use training::AttentionMask;
 
-use crate::options::TransformerOptions;
-use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
+use crate::experiments::transformer_options::TransformerOptions;
 
 /// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -3,13 +3,12 @@
 use std::collections::VecDeque;
 
 use candle_core::{Device, Tensor};
+use experiment::error::Result;
+use experiment::rank::Rank;
+use experiment::trainer::{self, Position, Source};
 use sampler::{DistributedSampler, Generator, Sampler};
 use serde_json::Value;
 use training::TensorFile;
-
-use crate::error::Result;
-use crate::rank::Rank;
-use crate::trainer::{self, Position, Source};
 
 use super::model::CLASSES;
 use super::options::FsdpMlpOptions;

@@ -8,6 +8,11 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+use experiment::console::say;
+use experiment::error::Result;
+use experiment::rank::{Outcome, Rank};
+use experiment::trainer::{Losses, Step, Trainer};
+use experiment::{Experiment, options_of};
 use training::{TensorFile, TorchInit};
 
 use candle_core::DType;
@@ -20,12 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 
-use crate::console::say;
-use crate::error::Result;
-use crate::experiment::{Experiment, options_of};
 use crate::python::Fixed;
-use crate::rank::{Outcome, Rank};
-use crate::trainer::{Losses, Step, Trainer};
 
 use data::{Batches, Samples};
 use memory::PeakMemory;

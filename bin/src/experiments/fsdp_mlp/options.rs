@@ -2,11 +2,10 @@
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
+use experiment::error::{Error, Result};
+use experiment::memory_check;
+use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
-
-use crate::error::{Error, Result};
-use crate::memory_check;
-use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 
 use super::model::{CLASSES, LargeConfig};
 

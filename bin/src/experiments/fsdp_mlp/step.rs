@@ -3,14 +3,13 @@
 use candle_core::Tensor;
 use candle_nn::{Module, Optimizer};
 use comm::{Stats, peak_rss_bytes};
+use experiment::error::Result;
+use experiment::held::bytes;
+use experiment::options::with_fallback_hint;
+use experiment::rank::Measured;
+use experiment::trainer::{CheckpointForm, Parts, Position, Strategy, checkpoint_mismatch};
 use fsdp::{Fsdp, LossScaler, LossScalerConfig, LossScalerState};
 use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, cross_entropy};
-
-use crate::error::Result;
-use crate::held::bytes;
-use crate::options::with_fallback_hint;
-use crate::rank::Measured;
-use crate::trainer::{CheckpointForm, Parts, Position, Strategy, checkpoint_mismatch};
 
 use super::memory::PeakMemory;
 use super::model::LargeModel;

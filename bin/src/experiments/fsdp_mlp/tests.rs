@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Parser;
 use comm::{Communicator, Local, Operation, Result, Stats, Work};
+use experiment::Experiment;
+use experiment::rank::Rank;
 
 use super::{FsdpMlpOptions, Setup};
-use crate::experiment::Experiment;
-use crate::rank::Rank;
 
 /// A communicator whose stats report one second for each operation.
 #[derive(Debug)]

@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation, all_gather_object, broadcast_object};
+use experiment::console::say;
+use experiment::error::Result;
 use pipeline::{ActionKind, Durations, PipelineConfig, Schedule, ScheduleKind, Span};
 use serde::{Deserialize, Serialize};
-
-use crate::console::say;
-use crate::error::Result;
 
 use super::BuiltPipeline;
 

@@ -11,6 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Mesh, Operation, all_gather_object};
+use experiment::console::{note, say};
+use experiment::error::Result;
+use experiment::rank::{Outcome, Rank};
+use experiment::result_line;
+use experiment::start::check_world_size;
+use experiment::trainer::{Losses, Step, StepRandom, Trainer};
+use experiment::variables::Variables;
+use experiment::{self, Experiment, options_of};
 use models::tutorials::transformer::Transformer;
 use pipeline::{Pipeline, PipelineConfig, Plan};
 use report::metrics::MetricsWriter;
@@ -23,17 +31,9 @@ pub use compare::Utilization;
 pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
 
-use crate::console::{note, say};
-use crate::error::Result;
-use crate::experiment::{self, Experiment, options_of};
+use crate::experiments::tokens::{self, Batch, Row};
 use crate::module_tree;
 use crate::python::{Float, IntTensor};
-use crate::rank::{Outcome, Rank};
-use crate::result_line;
-use crate::start::check_world_size;
-use crate::tokens::{self, Batch, Row};
-use crate::trainer::{Losses, Step, StepRandom, Trainer};
-use crate::variables::Variables;
 
 use staged::{Batches, PipelineStrategy};
 use stages::Weights;

@@ -1,11 +1,11 @@
 //! The options of `pipeline-transformer`.
 
 use clap::Args;
+use experiment::error::{Error, Result};
+use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use pipeline::{Cost, PipelineConfig, Schedule, ScheduleKind, Split};
 
-use crate::error::{Error, Result};
-use crate::options::TransformerOptions;
-use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
+use crate::experiments::transformer_options::TransformerOptions;
 
 /// Options of `pipeline-transformer`.
 #[derive(Debug, Clone, Args)]

@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering;
 use candle_core::{Device, Tensor};
 use candle_nn::Optimizer;
 use comm::{Communicator, Stats, broadcast_object};
+use experiment::error::Result;
+use experiment::held::{bytes, gradient_bytes};
+use experiment::options::with_fallback_hint;
+use experiment::rank::Measured;
+use experiment::trainer::{self, CheckpointForm, Parts, Position, Source, Strategy};
 use report::metrics::MemoryUse;
 use training::{Checkpoint, Checkpoints, Contents, OptimizerState, Sgd, SgdConfig};
 
-use crate::error::Result;
-use crate::held::{bytes, gradient_bytes};
-use crate::options::with_fallback_hint;
-use crate::rank::Measured;
-use crate::tokens::Batch;
-use crate::trainer::{self, CheckpointForm, Parts, Position, Source, Strategy};
+use crate::experiments::tokens::Batch;
 
 use super::BuiltPipeline;
 

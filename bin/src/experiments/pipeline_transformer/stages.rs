@@ -6,10 +6,9 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Communicator, Operation, all_gather_object};
+use experiment::error::Result;
 use sampler::{Generator, SharedGenerator};
 use training::TorchInit;
-
-use crate::error::Result;
 
 /// Source of the initial weights.
 pub(super) enum Weights {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, ReduceOp};
-
-use crate::error::Result;
+use experiment::error::Result;
 
 use super::stage::{OrderedOutput, numbers, python_bool};
 

@@ -10,13 +10,12 @@ mod stage;
 pub use options::ProcessGroupsOptions;
 
 use comm::TcpConfig;
+use experiment::backends;
+use experiment::console::{note, say};
+use experiment::error::{Error, Result};
+use experiment::options::DeviceKind;
+use experiment::start::{self, Start};
 use report::trace;
-
-use crate::backends;
-use crate::console::{note, say};
-use crate::error::{Error, Result};
-use crate::options::DeviceKind;
-use crate::start::{self, Start};
 
 use stage::OrderedOutput;
 

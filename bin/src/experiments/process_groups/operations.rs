@@ -2,8 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use comm::ReduceOp;
-
-use crate::error::Result;
+use experiment::error::Result;
 
 use super::stage::{OrderedOutput, numbers};
 

@@ -1,10 +1,9 @@
 //! The options of `process-groups`.
 
 use clap::Args;
+use experiment::error::{Error, Result};
+use experiment::options::{RankOptions, count};
 use launch::Layout;
-
-use crate::error::{Error, Result};
-use crate::options::{RankOptions, count};
 
 /// Options of `process-groups`.
 #[derive(Debug, Clone, Args)]

@@ -1,9 +1,8 @@
 //! Positions of ranks: in the world group, on their nodes, and in a table of several nodes.
 
 use comm::{Communicator, host_name};
+use experiment::error::Result;
 use launch::Layout;
-
-use crate::error::Result;
 
 use super::stage::{OrderedOutput, python_bool};
 

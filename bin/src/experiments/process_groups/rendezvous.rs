@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, InitMethod, ReduceOp, Tcp, TcpConfig, broadcast_object};
+use experiment::error::Result;
+use experiment::interrupt;
 use launch::ReservedPort;
-
-use crate::error::Result;
-use crate::interrupt;
 
 use super::stage::{OrderedOutput, numbers};
 

@@ -4,9 +4,8 @@ use std::fmt::{Arguments, Display};
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, gather_object};
-
-use crate::console::say;
-use crate::error::Result;
+use experiment::console::say;
+use experiment::error::Result;
 
 /// Output of the demonstration: rank 0 prints for all ranks, so that the order is always the same.
 #[derive(Debug)]

@@ -1,9 +1,8 @@
 //! The handbook's `compare_samplers`: the sample order of one process, and the share of each rank.
 
+use experiment::console::say;
+use experiment::error::Result;
 use sampler::{Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
-
-use crate::console::say;
-use crate::error::Result;
 
 use super::coverage::Coverage;
 use super::{SamplerOptions, inspect_indices, ranks};

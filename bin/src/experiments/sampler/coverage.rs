@@ -2,9 +2,8 @@
 
 use std::fmt;
 
+use experiment::error::Result;
 use sampler::SamplerError;
-
-use crate::error::Result;
 
 /// Marks a sample that several ranks got; no rank has so high a number.
 const SHARED: u32 = u32::MAX;

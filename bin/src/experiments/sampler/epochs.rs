@@ -4,10 +4,9 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use experiment::console::say;
+use experiment::error::Result;
 use sampler::{BoxError, DataLoader, DataLoaderConfig, Dataset, DistributedSampler, Sampler};
-
-use crate::console::say;
-use crate::error::Result;
 
 use super::coverage::Coverage;
 use super::{SamplerOptions, inspect_indices, ranks};

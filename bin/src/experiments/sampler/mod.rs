@@ -1,14 +1,14 @@
 //! `sampler`, from the PyTorch handbook: which rank gets which samples, with a plain and a distributed sampler.
 
+use experiment::console::note;
+use experiment::error::Result;
+
 mod comparison;
 mod coverage;
 mod epochs;
 mod options;
 
 pub use options::{SamplerOptions, Tail};
-
-use crate::console::note;
-use crate::error::Result;
 
 impl SamplerOptions {
     /// Divides a data set and prints each rank's share. No ranks are started, as a sampler needs no communication.

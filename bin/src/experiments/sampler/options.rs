@@ -1,12 +1,11 @@
 //! The options of `sampler`.
 
 use clap::{Args, ValueEnum};
+use experiment::error::Result;
+use experiment::memory_check::{self, INDEX_BYTES};
+use experiment::options::{count, seed, workers};
+use experiment::start::check_world_size;
 use sampler::{DistributedSampler, DistributedSamplerConfig};
-
-use crate::error::Result;
-use crate::memory_check::{self, INDEX_BYTES};
-use crate::options::{count, seed, workers};
-use crate::start::check_world_size;
 
 /// What becomes of the last samples where the ranks do not divide the data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,10 +1,9 @@
 //! Measurements of a rank: memory by kind, bytes sent, time.
 
 use comm::{Communicator, all_gather_object};
+use experiment::error::Result;
 use report::metrics::MemoryUse;
 use serde::{Deserialize, Serialize};
-
-use crate::error::Result;
 
 /// Figures of the comparison table, each the largest over all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

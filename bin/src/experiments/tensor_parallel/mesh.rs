@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use comm::{Communicator, Mesh};
+use experiment::error::{Error, Result};
+use experiment::options::count;
 use report::fact;
-
-use crate::error::{Error, Result};
-use crate::options::count;
 
 /// How ranks are laid out.
 #[derive(Debug, Clone, Args)]

@@ -2,6 +2,14 @@
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
+use experiment::console::note;
+use experiment::error::{Error, Result};
+use experiment::memory_check;
+use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
+use experiment::rank::{Outcome, Rank};
+use experiment::start::MOST_RANKS;
+use experiment::trainer::sampler_state;
+use experiment::{Experiment, options_of};
 use report::metrics::MetricsWriter;
 use report::{Report, fact};
 use sampler::Generator;
@@ -10,15 +18,7 @@ use tensor_parallel::{
 };
 use training::{Contents, FileError, TensorFile};
 
-use crate::console::note;
-use crate::error::{Error, Result};
-use crate::experiment::{Experiment, options_of};
-use crate::memory_check;
-use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use crate::python::Float;
-use crate::rank::{Outcome, Rank};
-use crate::start::MOST_RANKS;
-use crate::trainer::sampler_state;
 
 use super::mesh::MeshOptions;
 use super::run::{self, Task, TensorParallelRunConfig, Trained};

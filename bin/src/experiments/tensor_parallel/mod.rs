@@ -16,13 +16,12 @@ pub use transformer::TensorParallelTransformerOptions;
 use std::ffi::OsString;
 
 use comm::LaunchedRank;
+use experiment::error::Result;
+use experiment::memory_check;
+use experiment::options::{Backend, CommonOptions};
+use experiment::{self, Experiment};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::Weights;
-
-use crate::error::Result;
-use crate::experiment::{self, Experiment};
-use crate::memory_check;
-use crate::options::{Backend, CommonOptions};
 
 /// An experiment whose ranks form a mesh.
 pub trait OnMesh: Experiment {

@@ -5,18 +5,17 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::Optimizer;
 use comm::{Communicator, Mesh, Stats, peak_rss_bytes, reset_peak_rss};
+use experiment::error::Result;
+use experiment::held::{bytes, gradient_bytes};
+use experiment::options::with_fallback_hint;
+use experiment::rank::Rank;
+use experiment::trainer::{CheckpointForm, Epochs, Losses, Parts, Position, Source, Step, Strategy, Trainer};
 use report::RunSeries;
 use report::metrics::MemoryUse;
 use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights};
 use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, OptimizerState, activation_bytes};
-
-use crate::error::Result;
-use crate::held::{bytes, gradient_bytes};
-use crate::options::with_fallback_hint;
-use crate::rank::Rank;
-use crate::trainer::{CheckpointForm, Epochs, Losses, Parts, Position, Source, Step, Strategy, Trainer};
 
 use super::OnMesh;
 use super::figures::Measurements;

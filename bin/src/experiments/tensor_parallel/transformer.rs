@@ -4,6 +4,9 @@ mod data;
 mod options;
 
 use candle_core::{Device, Tensor};
+use experiment::error::Result;
+use experiment::rank::{Outcome, Rank};
+use experiment::{Experiment, options_of};
 use report::metrics::MetricsWriter;
 use report::{Report, fact};
 use sampler::Generator;
@@ -14,10 +17,7 @@ use tensor_parallel::{
 
 pub use options::TensorParallelTransformerOptions;
 
-use crate::error::Result;
-use crate::experiment::{Experiment, options_of};
 use crate::python::Float;
-use crate::rank::{Outcome, Rank};
 
 use super::mesh::MeshOptions;
 use super::run::{self, Task, TensorParallelRunConfig, Trained};

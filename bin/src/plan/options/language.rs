@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use experiment::options::count;
 use girandole::Layout;
+use language::{ParametersDtype, recompute, schedule};
 use pipeline::ScheduleKind;
 use plan::Optimizer;
 use plan::language::Training;
 use training::build::Recompute;
-
-use crate::language::{ParametersDtype, recompute, schedule};
-use crate::options::count;
 
 /// Options of `plan --model`, those of `pretrain` and `finetune`.
 #[derive(Debug, Clone, Args)]

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use comm::total_memory_bytes;
+use experiment::error::{Error, Result};
+use experiment::options::{count, probability};
 use plan::forecast::Network;
 use plan::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
 
-use crate::error::{Error, Result};
-use crate::options::{check_heads, count, probability};
+use crate::experiments::transformer_options::check_heads;
 
 use language::LanguagePlanOptions;
 

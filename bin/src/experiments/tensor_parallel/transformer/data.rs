@@ -1,10 +1,10 @@
 //! Rows of tokens, read from a file or generated as arithmetic sequences.
 
 use candle_core::Device;
+use experiment::error::Result;
 use sampler::Generator;
 
-use crate::error::Result;
-use crate::tokens::{self, Batch, Row};
+use crate::experiments::tokens::{self, Batch, Row};
 
 use super::TensorParallelTransformerOptions;
 

@@ -1,13 +1,14 @@
 //! The options of `tensor-parallel-transformer`.
 
 use clap::Args;
+use experiment::error::{Error, Result};
+use experiment::memory_check;
+use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
 use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;
 
-use crate::error::{Error, Result};
-use crate::memory_check;
-use crate::options::{CheckpointOptions, CommonOptions, check_heads, count, learning_rate, probability};
-use crate::tokens::{check_length, check_room};
+use crate::experiments::tokens::{check_length, check_room};
+use crate::experiments::transformer_options::check_heads;
 
 use super::super::memory_per_rank;
 use super::super::mesh::MeshOptions;

@@ -1,0 +1,180 @@
+//! The options of commands that train a [`Transformer`](models::tutorials::transformer::Transformer) on rows of equal tokens.
+
+use clap::Args;
+use experiment::error::{Error, Result};
+use experiment::memory_check;
+use experiment::options::{CommonOptions, count, probability};
+use models::tutorials::transformer::TransformerConfig;
+use training::AttentionMask;
+
+use crate::experiments::tokens::{check_length, check_room};
+
+/// Sizes of the tutorials' data set and model.
+#[derive(Debug, Clone, Args)]
+pub struct TransformerOptions {
+    /// Rows in the data set
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "12",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
+    pub samples: usize,
+    /// Tokens in a row
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "10",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
+    pub length: usize,
+    /// Dropout: the probability of zeroing a number
+    #[arg(long, value_name = "P", default_value = "0.1", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
+    pub dropout: f64,
+    /// Tokens in the vocabulary
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub vocab_size: usize,
+    /// Features of a token
+    #[arg(long, value_name = "N", default_value = "12", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub d_model: usize,
+    /// Attention heads
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub num_heads: usize,
+    /// Width of the feed-forward layers
+    #[arg(long, value_name = "N", default_value = "24", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub d_ff: usize,
+    /// Blocks (layers)
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub num_layers: usize,
+    /// Positions: the longest row of tokens that the model takes
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub max_len: usize,
+}
+
+/// The model that the tutorials train: the options' defaults.
+const TRAINED: TransformerConfig = TransformerConfig {
+    vocab_size: 100,
+    d_model: 12,
+    num_heads: 4,
+    d_ff: 24,
+    num_layers: 2,
+    max_len: 100,
+    dropout: 0.1,
+    visible: AttentionMask::Full,
+};
+/// The model whose tree the tutorials print, which differs from the one they train.
+const PRINTED: TransformerConfig =
+    TransformerConfig { vocab_size: 1000, d_model: 32, num_heads: 8, d_ff: 64, max_len: 5000, ..TRAINED };
+
+impl TransformerOptions {
+    /// Returns the model whose module tree is printed. With the tutorials' sizes it is the tutorials' larger printed
+    /// model; with other sizes it is the trained model.
+    pub fn printed(&self) -> TransformerConfig {
+        let trained = self.config();
+        if trained == TRAINED { PRINTED } else { trained }
+    }
+
+    /// Returns the model's configuration; each token attends to all.
+    pub fn config(&self) -> TransformerConfig {
+        let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, .. } = self;
+        TransformerConfig {
+            vocab_size,
+            d_model,
+            num_heads,
+            d_ff,
+            num_layers,
+            max_len,
+            dropout,
+            ..TransformerConfig::default()
+        }
+    }
+
+    /// Checks that sizes are compatible and fit in the memory of `world_size` ranks, with each copy of the model cut
+    /// into `parts`. The sizes of the data set are not checked with `--data`, whose rows come from the file.
+    ///
+    /// # Errors
+    /// The first option that cannot be used.
+    pub fn check(&self, common: &CommonOptions, world_size: usize, parts: usize) -> Result<()> {
+        let refuse =
+            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
+        let &Self { d_model, num_heads, .. } = self;
+        check_heads(d_model, num_heads)?;
+        if !d_model.is_multiple_of(2) {
+            let help = "positions are encoded in pairs of sine and cosine: give an even number";
+            return refuse("--d-model", d_model, help.into());
+        }
+        let ranks = memory_check::ranks_on_host(&common.ranks, common.device, world_size);
+        if let Some((option, got, help)) = self.too_large(ranks.map_or((1, 1), |ranks| (ranks, parts))) {
+            return refuse(option, got, help);
+        }
+        if common.data.is_some() {
+            return Ok(());
+        }
+        check_length(self.length, self.max_len).map_err(|help| Error::Option {
+            option: "--length",
+            got: self.length.to_string(),
+            help,
+        })?;
+        if self.samples > self.vocab_size {
+            let help =
+                format!("row i holds token i, and there are {} tokens (--vocab-size)", self.vocab_size);
+            return refuse("--samples", self.samples, help);
+        }
+        check_room((self.samples, self.length), (common, world_size))
+    }
+
+    /// Returns the option to blame, its value and the message if the model does not fit in memory.
+    fn too_large(&self, (ranks, parts): (usize, usize)) -> Option<(&'static str, usize, String)> {
+        let sizes = [
+            ("--d-model", self.d_model),
+            ("--d-ff", self.d_ff),
+            ("--vocab-size", self.vocab_size),
+            ("--num-layers", self.num_layers),
+        ];
+        let count = |[model, ff, words, blocks]: [f64; 4]| {
+            let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
+            words * model + blocks * block + words * (model + 1.0)
+        };
+        let parameters = count(sizes.map(|(_, size)| size as f64));
+        // The table of positions is computed, not trained.
+        let table = self.max_len as f64 * self.d_model as f64;
+        let bytes = (4.0 * (parameters + table) / parts.max(1) as f64, ranks);
+        if table > parameters {
+            let help = memory_check::too_large(table, "numbers of positions", bytes)?;
+            return Some(("--max-len", self.max_len, help));
+        }
+        let (option, got) = memory_check::option_to_blame(sizes, count);
+        memory_check::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
+    }
+
+    /// Returns the settings that must be unchanged when a run is resumed.
+    pub fn settings(&self) -> [(&'static str, String); 9] {
+        [
+            ("--samples", self.samples.to_string()),
+            ("--length", self.length.to_string()),
+            ("--dropout", self.dropout.to_string()),
+            ("--vocab-size", self.vocab_size.to_string()),
+            ("--d-model", self.d_model.to_string()),
+            ("--num-heads", self.num_heads.to_string()),
+            ("--d-ff", self.d_ff.to_string()),
+            ("--num-layers", self.num_layers.to_string()),
+            ("--max-len", self.max_len.to_string()),
+        ]
+    }
+}
+
+/// Checks that the attention heads divide the features of a token.
+///
+/// # Errors
+/// `--d-model` is not a multiple of `--num-heads`.
+pub(crate) fn check_heads(d_model: usize, num_heads: usize) -> Result<()> {
+    if d_model.is_multiple_of(num_heads) {
+        return Ok(());
+    }
+    let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
+    Err(Error::Option { option: "--d-model", got: d_model.to_string(), help })
+}

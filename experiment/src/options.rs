@@ -1,0 +1,288 @@
+//! Options shared by all experiments: ranks, backend, device, precision, files.
+
+pub mod begin_note;
+mod checkpoints;
+mod elastic;
+mod files;
+mod loader;
+mod resume_note;
+mod transport;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use candle_core::Device;
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::{Args, ValueEnum};
+use comm::InitMethod;
+use training::{FileHash, Precision};
+
+use crate::devices;
+use crate::error::Error;
+
+pub use checkpoints::{CheckpointOptions, keeps_losses, with_fallback_hint};
+pub use elastic::{ElasticOptions, ElasticRanks};
+pub use files::read_text;
+pub use loader::{LoaderOptions, workers};
+pub use transport::TransportOption;
+
+/// How `--init` is described in a run's settings if no file is given.
+pub(crate) const NO_INIT: &str = "random weights";
+
+/// How ranks talk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// NCCL with CUDA devices, TCP otherwise.
+    Auto,
+    /// TCP connections; tensors on the CPU.
+    Tcp,
+    /// NVIDIA's library; tensors on CUDA devices.
+    Nccl,
+    /// An MPI library.
+    Mpi,
+}
+
+/// Where tensors are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// CUDA where this build and this machine have it, the CPU otherwise.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// One CUDA device a rank.
+    Cuda,
+    /// Apple's GPU.
+    Metal,
+}
+
+/// How exactly matrix products are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionOption {
+    /// Products of f32.
+    F32,
+    /// Each product as three of bf16, on processors with a matrix unit for it.
+    F32High,
+    /// Products of bf16, summed in f32; parameters and everything else stay f32.
+    Bf16,
+}
+
+impl From<PrecisionOption> for Precision {
+    fn from(option: PrecisionOption) -> Self {
+        match option {
+            PrecisionOption::F32 => Self::F32,
+            PrecisionOption::F32High => Self::F32High,
+            PrecisionOption::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// Options of every command that has ranks.
+#[derive(Debug, Clone, Args)]
+pub struct RankOptions {
+    /// Ranks [default: from the environment, or the command's]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
+    pub world_size: Option<usize>,
+    /// Backend of communication between ranks
+    #[arg(long, value_parser = BackendParser, default_value = "auto", help_heading = "Ranks")]
+    pub backend: Backend,
+    /// What carries data between ranks of one host.
+    #[command(flatten)]
+    pub transport: TransportOption,
+    /// Where ranks meet: env://, tcp://HOST:PORT or file:///PATH [default: GIRANDOLE_INIT_METHOD, else env://]
+    #[arg(long, value_name = "METHOD", help_heading = "Ranks")]
+    pub init_method: Option<InitMethod>,
+    /// How long ranks wait for each other [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
+    pub timeout: Option<Duration>,
+}
+
+/// Parses a [`Backend`]; PyTorch's `gloo` is rejected with a hint to use `tcp`.
+#[derive(Debug, Clone)]
+struct BackendParser;
+
+impl TypedValueParser for BackendParser {
+    type Value = Backend;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        option: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<Backend, clap::Error> {
+        if value.eq_ignore_ascii_case("gloo") {
+            let refuse = |_: &str| Err::<Backend, _>("Gloo is PyTorch's back end for the CPU: use tcp");
+            return refuse.parse_ref(command, option, value);
+        }
+        EnumValueParser::new().parse_ref(command, option, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Backend::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
+}
+
+impl RankOptions {
+    /// Whether the options allow ranks to communicate over TCP.
+    pub(crate) fn is_tcp(&self) -> bool {
+        matches!(self.backend, Backend::Auto | Backend::Tcp)
+    }
+
+    /// Checks that the device exists, without opening it (except for Metal): an opened device keeps some memory.
+    ///
+    /// # Errors
+    /// A device that does not exist here.
+    pub fn check_device(&self, kind: DeviceKind) -> Result<(), Error> {
+        match kind {
+            DeviceKind::Cuda => devices::check_cuda(),
+            DeviceKind::Metal => devices::metal().map(drop),
+            DeviceKind::Auto if self.backend == Backend::Nccl => devices::check_cuda(),
+            DeviceKind::Cpu | DeviceKind::Auto => Ok(()),
+        }
+    }
+
+    /// Returns the device of this process's tensors. NCCL requires CUDA, and MPI is used here with the CPU only.
+    ///
+    /// # Errors
+    /// A device that does not exist here.
+    pub fn device(&self, kind: DeviceKind) -> Result<Device, Error> {
+        match kind {
+            DeviceKind::Cpu => Ok(Device::Cpu),
+            DeviceKind::Cuda => devices::cuda(),
+            DeviceKind::Metal => devices::metal(),
+            DeviceKind::Auto if self.backend == Backend::Nccl => devices::cuda(),
+            DeviceKind::Auto if self.backend == Backend::Mpi => Ok(Device::Cpu),
+            DeviceKind::Auto => Ok(devices::any()),
+        }
+    }
+}
+
+/// Options of every experiment.
+#[derive(Debug, Clone, Args)]
+pub struct CommonOptions {
+    /// How its ranks come together.
+    #[command(flatten)]
+    pub ranks: RankOptions,
+    /// Device of tensors
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
+    pub device: DeviceKind,
+    /// Seed of data and initial weights
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
+    pub seed: u64,
+    /// Matrix products of f32 on the CPU
+    #[arg(long, value_enum, default_value = "f32")]
+    pub precision: PrecisionOption,
+    /// Initial weights under PyTorch's names, in place of random ones
+    #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
+    pub init: Option<PathBuf>,
+    /// Data, in place of random data
+    #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
+    pub data: Option<PathBuf>,
+    /// File to save the trained weights to
+    #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
+    pub save: Option<PathBuf>,
+    /// File for the loss of each step, one JSON object per line
+    #[arg(long, value_name = "FILE.jsonl", help_heading = "Files")]
+    pub metrics: Option<PathBuf>,
+    /// File for a timeline of all ranks: a Chrome trace, which Perfetto opens
+    #[arg(long, value_name = "FILE.json", help_heading = "Files")]
+    pub trace: Option<PathBuf>,
+    /// File for plots of the run, one self-contained HTML page
+    #[arg(long, value_name = "FILE.html", help_heading = "Files")]
+    pub report: Option<PathBuf>,
+}
+
+/// Parses a count of at least 1.
+pub fn count(text: &str) -> Result<usize, &'static str> {
+    text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number, 1 or more")
+}
+
+/// Parses a seed.
+pub fn seed(text: &str) -> Result<u64, &'static str> {
+    text.parse().map_err(|_| "give a whole number from 0 to 18446744073709551615")
+}
+
+/// Parses a learning rate: finite, at least 0.
+pub fn learning_rate(text: &str) -> Result<f64, &'static str> {
+    let lr = text.parse().ok().filter(|lr: &f64| lr.is_finite() && *lr >= 0.0);
+    lr.ok_or("give a finite number, 0 or more")
+}
+
+/// Parses a probability, such as dropout's.
+pub fn probability(text: &str) -> Result<f64, &'static str> {
+    let p = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+    p.ok_or("give a number from 0 to 1")
+}
+
+/// Parses a duration in seconds, greater than 0.
+pub fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.filter(|time| !time.is_zero()).ok_or("give a number of seconds greater than 0")
+}
+
+impl CommonOptions {
+    /// Checks what can be checked before any work: that the device exists, and that output files can be written.
+    ///
+    /// # Errors
+    /// The first option that cannot be used.
+    pub fn check(&self) -> Result<(), Error> {
+        self.ranks.check_device(self.device)?;
+        self.check_files()
+    }
+
+    /// Returns the device of this process's tensors.
+    ///
+    /// # Errors
+    /// A device that does not exist here.
+    pub fn device(&self) -> Result<Device, Error> {
+        self.ranks.device(self.device)
+    }
+
+    /// Returns the settings that must be unchanged when a run is resumed, for [`RunIdentity`]. Data and initial
+    /// weights are identified by the hash of the file's content, wherever the file is; it is only read for that if
+    /// `checkpoints` are kept.
+    ///
+    /// [`RunIdentity`]: crate::trainer::RunIdentity
+    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 4] {
+        let is_kept = checkpoints.is_some_and(CheckpointOptions::keeps);
+        let file = |path: &Option<PathBuf>, none: &str| match path {
+            None => none.into(),
+            Some(path) if is_kept => contents_of("a file", [path]),
+            Some(_) => "a file".into(),
+        };
+        let (data, init) = (file(&self.data, "random data"), file(&self.init, NO_INIT));
+        let precision =
+            self.precision.to_possible_value().map_or_else(String::new, |value| value.get_name().into());
+        [("--seed", self.seed.to_string()), ("--data", data), ("--init", init), ("--precision", precision)]
+    }
+}
+
+/// Describes the content of files for messages and comparison: `what`, then their SHA-256.
+pub fn contents_of(what: &str, files: impl IntoIterator<Item = impl AsRef<Path>>) -> String {
+    let one = |file: &Path| FileHash::of(file).map_or_else(|error| error.to_string(), |hash| hash.sha256);
+    let all: Vec<String> = files.into_iter().map(|file| one(file.as_ref())).collect();
+    format!("{what} with SHA-256 {}", all.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_cannot_be_used_are_refused() {
+        for text in ["0", "-1", "1.5", "", "x", "99999999999999999999"] {
+            assert!(count(text).is_err(), "{text}");
+        }
+        for text in ["-1", "1.5", "", "x", "18446744073709551616"] {
+            assert!(seed(text).is_err(), "{text}");
+        }
+        for text in ["NaN", "inf", "-1", "-1e-9", "", "x"] {
+            assert!(learning_rate(text).is_err(), "{text}");
+        }
+        for text in ["0", "-1", "NaN", "inf", "1e300", "1e-12", "5s"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+        assert_eq!((count("7"), learning_rate("1e-3")), (Ok(7), Ok(1e-3)));
+        assert_eq!((seed("0"), seed("18446744073709551615")), (Ok(0), Ok(u64::MAX)));
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+    }
+}

@@ -1,0 +1,76 @@
+//! Checks of input and output files named by options, before any work is done.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::options::CommonOptions;
+use crate::outputs::{check_in_place, file_identity};
+
+impl CommonOptions {
+    /// Checks that all output files can be written, and that none overwrites another one or an input.
+    pub fn check_files(&self) -> Result<()> {
+        let (inputs, outputs) = (self.inputs(), self.outputs());
+        let mut seen: Vec<(&str, PathBuf)> = Vec::new();
+        for (option, path) in inputs.into_iter().chain(outputs) {
+            let Some(place) = path.as_deref().and_then(file_identity) else { continue };
+            let is_input = inputs.iter().any(|(input, _)| *input == option);
+            if let Some((other, _)) = seen.iter().find(|(_, taken)| *taken == place).filter(|_| !is_input) {
+                // Saving weights to the file they came from is allowed.
+                if (*other, option) != ("--init", "--save") {
+                    return Err(Error::SameFile { option, other: other.to_string(), path: place });
+                }
+            }
+            seen.push((option, place));
+        }
+        for path in [&self.metrics, &self.trace, &self.report].into_iter().flatten() {
+            check_in_place(path)?;
+        }
+        Ok(self.save.as_deref().map_or(Ok(()), training::check_writable)?)
+    }
+
+    /// Does the same check for one more output file of an experiment.
+    pub fn check_output(&self, option: &'static str, path: &Path) -> Result<()> {
+        let found = file_identity(path);
+        for (other, path) in self.inputs().into_iter().chain(self.outputs()) {
+            if let (Some(found), true) = (&found, path.as_deref().and_then(file_identity) == found) {
+                return Err(Error::SameFile { option, other: other.to_string(), path: found.clone() });
+            }
+        }
+        Ok(check_in_place(path)?)
+    }
+
+    /// Checks that no output file is this input.
+    pub fn refuse_as_output(&self, input: &str, path: &Path) -> Result<()> {
+        let Some(place) = file_identity(path) else { return Ok(()) };
+        let is_it = |path: &Option<PathBuf>| path.as_deref().and_then(file_identity).as_ref() == Some(&place);
+        match self.outputs().into_iter().find(|(_, path)| is_it(path)) {
+            Some((option, _)) => Err(Error::SameFile { option, other: input.into(), path: place }),
+            None => Ok(()),
+        }
+    }
+
+    fn inputs(&self) -> [(&'static str, &Option<PathBuf>); 2] {
+        [("--data", &self.data), ("--init", &self.init)]
+    }
+
+    fn outputs(&self) -> [(&'static str, &Option<PathBuf>); 4] {
+        [
+            ("--metrics", &self.metrics),
+            ("--trace", &self.trace),
+            ("--report", &self.report),
+            ("--save", &self.save),
+        ]
+    }
+}
+
+/// Reads a UTF-8 text file; an error names the option.
+///
+/// # Errors
+/// A file that cannot be read, or is not text in UTF-8.
+pub fn read_text(option: &'static str, path: &Path) -> Result<String> {
+    let refuse = |help: String| Error::Option { option, got: path.display().to_string(), help };
+    let bytes = training::read_input(path).map_err(|error| refuse(format!("it cannot be read: {error}")))?;
+    String::from_utf8(bytes).map_err(|error| {
+        refuse(format!("it is no text in UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
+    })
+}

@@ -1,0 +1,297 @@
+//! The state of one rank of a job: its communicator, metrics, time measurements and summary.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use comm::{
+    Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object, host_name, peak_rss_bytes,
+};
+use report::RankTimes;
+use report::metrics::{CheckpointTimes, MemoryUse, MetricsWriter, Summary};
+use report::trace::{self, TraceRecorder};
+use sampler::{DistributedSampler, DistributedSamplerConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::options::Backend;
+use crate::outputs;
+use crate::{backends, devices};
+
+/// A limit longer than any real timeout, so that it can be added to an `Instant`.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Measurements of one rank, gathered on all ranks at the end.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct RankSummary {
+    /// Time of the training loop, in seconds.
+    pub seconds: f64,
+    /// Part of `seconds` spent in collectives.
+    pub communication_s: f64,
+    /// Steps of the training loop.
+    pub steps: usize,
+    /// Peak resident memory, in bytes, where known.
+    pub peak_rss_bytes: Option<u64>,
+    /// Bytes of model state held and bytes sent, where measured.
+    pub held: Option<MemoryUse>,
+}
+
+/// Result of a run, as rank 0 has it at the end.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome<T> {
+    /// Rank 0's result of training.
+    pub trained: T,
+    /// Indexed by rank.
+    pub ranks: Vec<RankSummary>,
+    /// Name of the communication backend.
+    pub backend: String,
+    /// Device of rank 0's tensors, as `--device` spells it.
+    pub device: String,
+}
+
+impl<T> Outcome<T> {
+    /// Returns each rank's mean time per step, for the report.
+    pub fn rank_times(&self) -> Vec<RankTimes> {
+        let times = |(rank, summary): (usize, &RankSummary)| {
+            let steps = summary.steps.max(1) as f64;
+            RankTimes {
+                rank,
+                compute_s: (summary.seconds - summary.communication_s).max(0.0) / steps,
+                communication_s: summary.communication_s / steps,
+                peak_rss_bytes: summary.peak_rss_bytes,
+            }
+        };
+        self.ranks.iter().enumerate().map(times).collect()
+    }
+}
+
+/// Measures a rank's training loop: elapsed time, and time spent in collectives.
+#[derive(Debug)]
+pub struct Stopwatch {
+    comms: Vec<Arc<dyn Communicator>>,
+    began: Instant,
+    busy_ns: u64,
+    /// Time in collectives of earlier groups, in nanoseconds.
+    before_ns: u64,
+}
+
+impl Stopwatch {
+    /// Switches to a new group; the time measured in the old one is kept.
+    pub(crate) fn regroup(&mut self, comm: &Arc<dyn Communicator>) {
+        self.before_ns += busy_ns(&self.comms) - self.busy_ns;
+        self.comms = vec![comm.clone()];
+        self.busy_ns = busy_ns(&self.comms);
+    }
+
+    /// Returns the time since the start, and how much of it was spent in collectives.
+    pub fn measured(&self) -> Measured {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let busy_ns = self.before_ns + busy_ns(&self.comms) - self.busy_ns;
+        Measured { seconds, communication_s: busy_ns as f64 * 1e-9 }
+    }
+}
+
+/// Returns the nanoseconds spent in collectives of these groups.
+fn busy_ns(comms: &[Arc<dyn Communicator>]) -> u64 {
+    comms.iter().map(|comm| comm.stats().busy_ns).sum()
+}
+
+/// Times measured by a [`Stopwatch`].
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    pub(crate) seconds: f64,
+    communication_s: f64,
+}
+
+impl Measured {
+    /// Returns the same with the time in collectives set to `busy_ns` nanoseconds.
+    pub fn communicating(self, busy_ns: u64) -> Self {
+        Self { communication_s: busy_ns as f64 * 1e-9, ..self }
+    }
+
+    /// Returns the same with `seconds` of computation, and the rest of the time counted as communication.
+    pub fn computing(self, seconds: f64) -> Self {
+        Self { communication_s: (self.seconds - seconds).max(0.0), ..self }
+    }
+}
+
+/// How far a rank has got, from joining to training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum RankPhase {
+    /// A newcomer that joined a running job and has not received the training state yet.
+    New,
+    /// The rank has joined the group.
+    Joined,
+    /// The first rank has completed the part that it runs alone.
+    Told,
+    /// The rank is about to take its first step, or has taken some.
+    AtWork,
+}
+
+/// One process of a job.
+#[derive(Debug)]
+pub struct Rank {
+    /// The communicator of all ranks.
+    pub comm: Arc<dyn Communicator>,
+    /// The writer of `--metrics`; `Some` on the reporting rank only, or on all ranks of an elastic run.
+    pub metrics: Option<MetricsWriter>,
+    /// Bytes of model state held and bytes sent, for the summary.
+    pub held: Option<MemoryUse>,
+    /// Times taken by checkpoints, for the summary.
+    pub checkpoints: Option<CheckpointTimes>,
+    device: &'static str,
+    summaries: Vec<RankSummary>,
+    /// Whether it joined a running job.
+    pub newcomer: bool,
+    /// How long to wait for a newcomer; `None` if none can join.
+    pub(crate) newcomers_within: Option<Duration>,
+    pub stage: RankPhase,
+}
+
+impl Rank {
+    /// Joins the group described by the configuration.
+    ///
+    /// # Errors
+    /// Those of [`comm::Tcp::connect`], or of the selected backend.
+    pub fn join(backend: Backend, device: &Device, config: &TcpConfig) -> Result<Self> {
+        let newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+        let may_come = config.elastic.as_ref().is_some_and(|elastic| elastic.file.is_some());
+        Ok(Self {
+            comm: backends::connect(backend, device, config)?,
+            metrics: None,
+            held: None,
+            checkpoints: None,
+            device: devices::name(device),
+            summaries: Vec::new(),
+            newcomer,
+            newcomers_within: may_come.then_some(config.timeout.min(LONGEST_WAIT)),
+            stage: if newcomer { RankPhase::New } else { RankPhase::Joined },
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn from_comm(comm: Arc<dyn Communicator>) -> Self {
+        let device = devices::name(&Device::Cpu);
+        let (newcomer, newcomers_within, stage) = (false, None, RankPhase::Joined);
+        Self {
+            comm,
+            metrics: None,
+            held: None,
+            checkpoints: None,
+            device,
+            summaries: Vec::new(),
+            newcomer,
+            newcomers_within,
+            stage,
+        }
+    }
+
+    /// Runs `work` on rank 0 while the other ranks wait, for any length of time: rank 0 signals regularly, well
+    /// within the timeout, that it is still working. Returns `None` on the others.
+    ///
+    /// # Errors
+    /// The error of `work`; a rank that failed meanwhile.
+    pub fn first_alone<T>(&self, timeout: Duration, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        let period = (timeout / 4).min(Duration::from_secs(2));
+        let tell = |busy: u8| -> Result<bool> {
+            let state = Tensor::new(&[busy], &Device::Cpu)?;
+            self.comm.run(Operation::AllReduce { tensor: state.clone(), op: ReduceOp::Max })?;
+            Ok(state.to_vec1::<u8>()?[0] > 0)
+        };
+        if !self.is_first() {
+            while tell(0)? {}
+            return Ok(None);
+        }
+        // A first exchange before anything is printed: all ranks are here, so a rank lost from here on cannot be taken
+        // for one that has not come yet.
+        tell(1)?;
+        let done = std::thread::scope(|scope| {
+            let (end, ended) = mpsc::channel::<()>();
+            let news = scope.spawn(move || -> Result<()> {
+                while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+                    tell(1)?;
+                }
+                Ok(())
+            });
+            let done = work()?;
+            drop(end);
+            // The thread returns communication errors and does not panic.
+            news.join().unwrap_or(Ok(())).map(|()| done)
+        })?;
+        tell(0)?;
+        Ok(Some(done))
+    }
+
+    /// Returns the sampler for this rank's share of a data set, in the order of PyTorch's sampler of the same name.
+    ///
+    /// # Errors
+    /// A data set too long to count.
+    pub fn sampler(&self, dataset_len: usize, shuffle: bool) -> Result<DistributedSampler> {
+        Ok(DistributedSampler::new(DistributedSamplerConfig {
+            dataset_len,
+            num_replicas: self.comm.world_size(),
+            rank: self.comm.rank(),
+            shuffle,
+            ..DistributedSamplerConfig::default()
+        })?)
+    }
+
+    /// True for rank 0, which prints and saves.
+    pub fn is_first(&self) -> bool {
+        self.comm.rank() == 0
+    }
+
+    /// Starts a stopwatch over the group of all ranks.
+    pub fn stopwatch(&self) -> Stopwatch {
+        self.stopwatch_over(&[])
+    }
+
+    /// Starts a stopwatch that also counts collectives in these other groups.
+    pub fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
+        let comms: Vec<_> = std::iter::once(&self.comm).chain(groups).cloned().collect();
+        Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now(), before_ns: 0 }
+    }
+
+    /// Exchanges the measurements, on every rank. Returns the seconds of this rank's training loop.
+    ///
+    /// # Errors
+    /// A rank that failed.
+    pub fn gather_measured(&mut self, measured: Measured, steps: usize) -> Result<f64> {
+        let Measured { seconds, communication_s } = measured;
+        let (peak_rss_bytes, held) = (peak_rss_bytes(), self.held.take());
+        let own = RankSummary { seconds, communication_s, steps, peak_rss_bytes, held };
+        self.summaries = all_gather_object(&*self.comm, &own)?;
+        Ok(seconds)
+    }
+
+    /// Writes the gathered summary, on the rank that has the metrics.
+    pub fn write_summary(
+        &self,
+        run: Option<&str>,
+        metrics: Option<&mut MetricsWriter>,
+        seconds: f64,
+    ) -> Result<()> {
+        let Some(metrics) = metrics else { return Ok(()) };
+        let peaks: Vec<u64> = self.summaries.iter().filter_map(|rank| rank.peak_rss_bytes).collect();
+        let world_size = self.comm.world_size();
+        let held: Option<Vec<MemoryUse>> = self.summaries.iter().map(|rank| rank.held).collect();
+        let held = held.unwrap_or_default();
+        let (peak_rss_bytes, held, checkpoints) = (&peaks[..], &held[..], self.checkpoints);
+        Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints })?)
+    }
+
+    /// Gathers the traces of all ranks and writes them to one file, if they were recorded.
+    pub(crate) fn write_trace(&self, recorder: Option<TraceRecorder>, path: Option<&Path>) -> Result<()> {
+        let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
+        let own = recorder.finish(self.comm.rank(), &host_name());
+        let Some(traces) = gather_object(&*self.comm, &own, 0)? else { return Ok(()) };
+        Ok(outputs::write(path, trace::merge(&traces)?)?)
+    }
+
+    pub(crate) fn outcome<T>(self, trained: T) -> Outcome<T> {
+        let backend = self.comm.backend().to_string();
+        Outcome { trained, ranks: self.summaries, backend, device: self.device.to_string() }
+    }
+}

@@ -1,0 +1,372 @@
+//! The `Experiment` trait and its runner: the steps common to all experiments, in the launcher and in the ranks.
+
+use std::ffi::OsString;
+
+use report::metrics::MetricsWriter;
+use report::{Report, command_line, fact, now_rfc3339, trace};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use training::Contents;
+
+use crate::console::note;
+use crate::error::{Error, Result};
+use crate::options::{
+    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, PrecisionOption,
+    keeps_losses, with_fallback_hint,
+};
+use crate::rank::{Outcome, Rank, RankPhase};
+use crate::start::{self, Start};
+use crate::trainer::{RunConfig, RunEnd, RunIdentity, find, restart_before_first_step};
+
+/// One tutorial's experiment. [`run`] calls the methods in the order in which they are declared.
+pub trait Experiment: Sized {
+    /// The command's name.
+    const NAME: &'static str;
+    /// Default number of ranks on the CPU.
+    const WORLD_SIZE: usize;
+    /// Whether [`alone`](Self::alone) computes on the device. If not, the launcher runs it on the CPU and leaves GPUs
+    /// to its ranks.
+    const ALONE_ON_DEVICE: bool = false;
+    /// What each process creates at the start, identical in all of them: data and initial weights.
+    type Setup;
+    /// Result of [`alone`](Self::alone), the part that one process runs before the ranks; `()` if the tutorial has
+    /// none.
+    type Alone;
+    /// Result of training on a rank; rank 0's is kept.
+    type Trained: Serialize + DeserializeOwned;
+
+    /// Returns the options common to all experiments.
+    fn common(&self) -> &CommonOptions;
+
+    /// Returns a copy of the experiment with other common options.
+    fn with_common(&self, common: CommonOptions) -> Self;
+
+    /// Returns its checkpoint options; `None` if it has no checkpoints.
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        None
+    }
+
+    /// Returns the allowed numbers of ranks, if the number may change during the run.
+    fn elastic(&self) -> Option<ElasticRanks> {
+        self.elastic_options().and_then(|options| options.ranks())
+    }
+
+    /// Returns its elasticity options, if it has any.
+    fn elastic_options(&self) -> Option<ElasticOptions> {
+        None
+    }
+
+    /// Returns the [`alone`](Self::alone) result used by the rank that replaces a lost rank 0. `None` if the number
+    /// of ranks does not change.
+    fn stand_in(&self) -> Option<Self::Alone> {
+        None
+    }
+
+    /// Returns the experiment's own options, with their values, that must be unchanged when a run is resumed from a
+    /// checkpoint.
+    fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
+        let _ = world_size;
+        Vec::new()
+    }
+
+    /// Returns when its training ends, if it trains.
+    fn end(&self) -> Option<RunEnd> {
+        None
+    }
+
+    /// Returns how many of the ranks have different data (the number of data-parallel replicas).
+    fn copies(&self, world_size: usize) -> usize {
+        world_size
+    }
+
+    /// Returns everything that must be unchanged when a run is resumed from a checkpoint.
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let settings =
+            self.common().settings(self.checkpoints()).into_iter().chain(self.settings(world_size));
+        RunIdentity { end: self.end(), ..RunIdentity::new(Self::NAME, self.copies(world_size), settings) }
+    }
+
+    /// Returns the trainer's configuration for this rank.
+    fn run_config(&self, rank: &Rank) -> RunConfig<'_> {
+        let world_size = rank.comm.world_size();
+        let checkpoints = self.checkpoints().cloned().unwrap_or_default();
+        RunConfig {
+            name: None,
+            end: self.end().unwrap_or(RunEnd::Steps(0)),
+            report: keeps_losses(self.common(), &checkpoints),
+            checkpoints,
+            run: self.identity(world_size),
+            find: Box::new(move |run| self.find_checkpoint(run, world_size)),
+            elastic: self.elastic(),
+            reporter: self.reporter(world_size),
+        }
+    }
+
+    /// Returns the checkpoint to resume from, if resuming is requested and one exists.
+    ///
+    /// # Errors
+    /// A checkpoint with a damaged manifest, or of another run.
+    fn find_checkpoint(&self, run: &RunIdentity, world_size: usize) -> Result<Option<Contents>> {
+        let found = self.checkpoints().map_or(Ok(None), |checkpoints| find(checkpoints, run))?;
+        found.iter().try_for_each(|contents| self.check_left(contents, world_size))?;
+        Ok(found)
+    }
+
+    /// Checks whether a run can resume from a checkpoint with this number of ranks, given the remaining data.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn check_left(&self, contents: &Contents, world_size: usize) -> Result<()> {
+        let _ = (contents, world_size);
+        Ok(())
+    }
+
+    /// Checks the checkpoint to resume from, if resuming is requested and one exists: that it is undamaged and of
+    /// this run.
+    ///
+    /// # Errors
+    /// A damaged checkpoint, or one of another run.
+    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
+        let Some(contents) = self.find_checkpoint(&self.identity(world_size), world_size)? else {
+            return Ok(());
+        };
+        contents.files.keys().try_for_each(|name| contents.check(name).map_err(with_fallback_hint))
+    }
+
+    /// Returns the rank that prints and writes `--metrics`.
+    fn reporter(&self, _world_size: usize) -> usize {
+        0
+    }
+
+    /// Checks the experiment's own options, as far as possible without doing any work.
+    ///
+    /// # Errors
+    /// The first option that cannot be used.
+    fn check(&self, world_size: usize) -> Result<()>;
+
+    /// Creates or reads data and weights. Called before anything is printed or written.
+    ///
+    /// # Errors
+    /// A file that cannot be used.
+    fn setup(&self) -> Result<Self::Setup>;
+
+    /// Runs the part that one process does before the ranks train.
+    ///
+    /// # Errors
+    /// Whatever goes wrong.
+    fn alone(
+        &self,
+        setup: &Self::Setup,
+        world_size: usize,
+        metrics: Option<&mut MetricsWriter>,
+    ) -> Result<Self::Alone>;
+
+    /// Returns environment variables for the ranks that this process starts on this machine.
+    fn for_ranks(&self, setup: &Self::Setup) -> Vec<(OsString, OsString)> {
+        let _ = setup;
+        Vec::new()
+    }
+
+    /// Trains, on each rank.
+    ///
+    /// # Errors
+    /// Whatever goes wrong.
+    fn train(&self, setup: Self::Setup, rank: &mut Rank) -> Result<Self::Trained>;
+
+    /// Prints the final lines.
+    ///
+    /// # Errors
+    /// Standard output that cannot be written.
+    fn conclude(&self, alone: &Self::Alone, outcome: &Outcome<Self::Trained>) -> Result<()> {
+        let _ = (alone, outcome);
+        Ok(())
+    }
+
+    /// Returns the experiment's part of `--report`: runs, speed-up, and facts beyond those common to all experiments.
+    fn report(&self, alone: Self::Alone, outcome: Outcome<Self::Trained>) -> Report;
+}
+
+/// Runs an experiment: in the launcher all of it, in a rank that rank's part. All checks come before any training.
+///
+/// # Errors
+/// A wrong option, a file that cannot be used, a rank that failed.
+pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
+    training::autocast(experiment.common().precision.into(), || run_in_precision(experiment))
+}
+
+fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
+    let common = experiment.common();
+    let elastic = experiment.elastic_options().unwrap_or_default();
+    match Start::find(&common.ranks, E::NAME, elastic.world_size(E::WORLD_SIZE))? {
+        Start::Launcher { world_size } => {
+            trace::install(false)?;
+            if common.precision != PrecisionOption::F32 {
+                let precision = training::Precision::from(common.precision);
+                note(format_args!("matrix products are computed {}", precision.products()));
+            }
+            elastic.check(world_size, &common.ranks)?;
+            experiment.check(world_size)?;
+            common.check()?;
+            let here = launcher(experiment);
+            let setup = here.setup()?;
+            if let Some(checkpoints) = experiment.checkpoints() {
+                checkpoints.check()?;
+                // Rank 0 would find the same problem, but here it is reported in one line.
+                if checkpoints.resumes() {
+                    experiment.check_checkpoint(world_size)?;
+                }
+            }
+            let mut metrics = begin_metrics(experiment)?;
+            let alone = here.alone(&setup, world_size, metrics.as_mut())?;
+            // The ranks append to the same file.
+            metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
+            // What the ranks are told of exists as long as `setup`, which otherwise only takes memory.
+            let told = here.for_ranks(&setup);
+            let kept = (!told.is_empty()).then_some(setup);
+            let outcome = start::spawn_told(E::NAME, world_size, elastic.job(), told)?;
+            drop(kept);
+            finish(experiment, alone, outcome)?;
+            if let Some(metrics) = metrics {
+                metrics.finish();
+            }
+            Ok(())
+        }
+        Start::Rank { config, spawned: true } => {
+            let in_rank = |source| Error::in_rank(config.rank, source);
+            spawned(experiment, &config).map_err(in_rank)
+        }
+        Start::Rank { mut config, spawned: false } => {
+            // Another launcher started this rank, so nothing has been checked yet.
+            match experiment.elastic_options() {
+                Some(elastic) => elastic.apply_to_rank(&mut config, &common.ranks)?,
+                // This experiment cannot continue without a rank, even if the launcher is elastic.
+                None => config.elastic = None,
+            }
+            experiment.check(config.world_size)?;
+            common.check()?;
+            let is_newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+            // For a newcomer, the folder already holds the checkpoints of the run that it joins.
+            let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
+            experiment.checkpoints().map_or(Ok(()), check)?;
+            let in_rank = |source| Error::in_rank(config.rank, source);
+            launched(experiment, &config).map_err(in_rank)
+        }
+    }
+}
+
+/// Returns the experiment for the launcher process: on the CPU if it needs no device, since an opened device keeps
+/// some of the GPU's memory.
+fn launcher<E: Experiment>(experiment: &E) -> E {
+    let device = if E::ALONE_ON_DEVICE { experiment.common().device } else { DeviceKind::Cpu };
+    experiment.with_common(CommonOptions { device, ..experiment.common().clone() })
+}
+
+/// Runs a rank that this program started.
+fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
+    let common = experiment.common();
+    let recorder = trace::install(common.trace.is_some())?;
+    let setup = experiment.setup()?;
+    let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
+    let trained = train(experiment, setup, &mut rank, |rank, _| {
+        // If the rank that writes the metrics may be lost, any other one may replace it.
+        if rank.comm.rank() == experiment.reporter(config.world_size) || experiment.elastic().is_some() {
+            rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
+        }
+        Ok(())
+    })?;
+    rank.write_trace(recorder, common.trace.as_deref())?;
+    if rank.is_first() { start::hand_over(&rank.outcome(trained)) } else { Ok(()) }
+}
+
+/// Runs a rank that another launcher started: rank 0 also does the launcher's part.
+fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
+    let common = experiment.common();
+    let recorder = trace::install(common.trace.is_some())?;
+    let setup = experiment.setup()?;
+    // Before anything is printed, so that incompatible ranks are reported early.
+    let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
+    let mut alone = None;
+    let trained = train(experiment, setup, &mut rank, |rank, setup| {
+        // On a restart, the first attempt's writer is dropped first: if unused, it puts the lines of an earlier run
+        // back.
+        rank.metrics = None;
+        let mut metrics = None;
+        // A newcomer continues in the file that the other ranks have begun.
+        if !rank.newcomer && rank.comm.rank() == experiment.reporter(config.world_size) {
+            metrics = begin_metrics(experiment)?;
+        }
+        if !rank.newcomer && rank.stage < RankPhase::Told {
+            rank.first_alone(config.timeout, || {
+                if alone.is_none() {
+                    alone = Some(experiment.alone(setup, config.world_size, metrics.as_mut())?);
+                }
+                Ok(())
+            })?;
+            rank.stage = RankPhase::Told;
+        }
+        if experiment.elastic().is_some() && metrics.is_none() {
+            // Rank 0 has begun the file, and another rank may replace it.
+            metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
+        }
+        rank.metrics = metrics;
+        Ok(())
+    })?;
+    rank.write_trace(recorder, common.trace.as_deref())?;
+    if let Some(metrics) = rank.metrics.take() {
+        metrics.finish();
+    }
+    match alone.or_else(|| rank.is_first().then(|| experiment.stand_in()).flatten()) {
+        Some(alone) => finish(experiment, alone, rank.outcome(trained)),
+        None => Ok(()),
+    }
+}
+
+/// Prepares and trains; does so again if ranks are lost before the first step and the others start from the beginning.
+fn train<E: Experiment>(
+    experiment: &E,
+    mut setup: E::Setup,
+    rank: &mut Rank,
+    mut prepare: impl FnMut(&mut Rank, &E::Setup) -> Result<()>,
+) -> Result<E::Trained> {
+    loop {
+        let error = match prepare(rank, &setup).and_then(|()| experiment.train(setup, rank)) {
+            Ok(trained) => return Ok(trained),
+            Err(error) => error,
+        };
+        restart_before_first_step(rank, experiment.elastic(), error)?;
+        setup = experiment.setup()?;
+    }
+}
+
+/// Opens the file of `--metrics`: empty, unless a run is resumed.
+fn begin_metrics<E: Experiment>(experiment: &E) -> Result<Option<MetricsWriter>> {
+    let resumes = experiment.checkpoints().is_some_and(CheckpointOptions::resumes);
+    let begin = if resumes { MetricsWriter::append } else { MetricsWriter::create };
+    Ok(experiment.common().metrics.as_deref().map(begin).transpose()?)
+}
+
+fn finish<E: Experiment>(experiment: &E, alone: E::Alone, outcome: Outcome<E::Trained>) -> Result<()> {
+    experiment.conclude(&alone, &outcome)?;
+    let common = experiment.common();
+    let Some(path) = &common.report else { return Ok(()) };
+    let mut facts = vec![
+        fact("ranks", outcome.ranks.len()),
+        fact("backend", outcome.backend.clone()),
+        fact("device", outcome.device.clone()),
+        fact("seed", common.seed),
+    ];
+    let ranks = outcome.rank_times();
+    let own = experiment.report(alone, outcome);
+    facts.extend(own.facts);
+    facts.push(fact("version", env!("CARGO_PKG_VERSION")));
+    let report = Report {
+        title: E::NAME.into(),
+        command_line: command_line(),
+        date: now_rfc3339(),
+        host: comm::host_name(),
+        facts,
+        ranks,
+        ..own
+    };
+    Ok(report.write(path)?)
+}

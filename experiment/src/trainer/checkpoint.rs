@@ -1,0 +1,246 @@
+//! Saving a trainer to a checkpoint and restoring it.
+
+use candle_core::{Device, Tensor};
+use comm::broadcast_object;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use training::{Checkpoint, Checkpoints, Contents};
+
+use crate::error::{Error, Result};
+use crate::options::{CheckpointOptions, with_fallback_hint};
+use crate::rank::Rank;
+use crate::run_log::{LogState, RunLog};
+
+use super::keeper::INIT;
+use super::{
+    CheckpointForm, CheckpointSchedule, Observer, Position, RunConfig, RunIdentity, Source, Strategy,
+    Trainer, share,
+};
+
+const LOG: &str = "log";
+const LOSSES: &str = "losses";
+
+/// The part of a checkpoint's state that is not stored as tensors.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Extra {
+    /// Identity of the run that wrote it.
+    pub(super) run: RunIdentity,
+    #[serde(default)]
+    batch: usize,
+    #[serde(default)]
+    observer: Value,
+    log: LogState,
+}
+
+impl Extra {
+    /// Deserializes it. In a checkpoint written in parts by several ranks, it is nested one level deeper.
+    fn of(extra: &Value) -> Result<Self> {
+        serde_json::from_value(extra.get("extra").unwrap_or(extra).clone())
+            .map_err(|reason| checkpoint_mismatch(format!("it was not written by this program: {reason}")))
+    }
+}
+
+/// A checkpoint to resume from.
+pub enum Saved {
+    /// The whole checkpoint, on every rank.
+    Whole(Checkpoint),
+    /// The contents list; each rank reads its part.
+    Parts(Contents),
+}
+
+impl Saved {
+    fn losses(&self) -> Result<Vec<f32>> {
+        let losses = match self {
+            Self::Whole(checkpoint) => checkpoint.tensors.get(LOG).and_then(|log| log.get(LOSSES)).cloned(),
+            Self::Parts(contents) => {
+                contents.check(LOG).map_err(with_fallback_hint)?;
+                training::load_tensors(&contents.path(LOG), &Device::Cpu)?.remove(LOSSES)
+            }
+        };
+        Ok(losses.map(|losses| losses.to_vec1()).transpose()?.unwrap_or_default())
+    }
+}
+
+impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
+    /// Writes a checkpoint; `taken` is the number of samples that this rank has taken since the epoch began or was
+    /// resumed.
+    pub(super) fn save(
+        &mut self,
+        taken: usize,
+        log: Option<&mut RunLog<'_>>,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        let Some(keeper) = self.keeper.take() else { return Ok(()) };
+        let _span = tracing::info_span!("checkpoint").entered();
+        let checkpoint = self.snapshot(&keeper.run, taken, log, observer)?;
+        match self.strategy.kept() {
+            CheckpointForm::Parts(model) => model.save(&keeper.checkpoints, checkpoint)?,
+            _ => drop(keeper.checkpoints.save(&checkpoint)?),
+        }
+        self.keeper = Some(CheckpointSchedule { kept: Some(self.at.step), ..keeper });
+        Ok(())
+    }
+
+    /// Returns the current state for a checkpoint; its tensors share storage with the variables.
+    pub(super) fn snapshot(
+        &mut self,
+        run: &RunIdentity,
+        taken: usize,
+        log: Option<&mut RunLog<'_>>,
+        observer: &dyn Observer,
+    ) -> Result<Checkpoint> {
+        let mut tensors = match self.strategy.kept() {
+            CheckpointForm::Whole(model) => model.tensors()?,
+            _ => Default::default(),
+        };
+        let mut state = LogState::default();
+        if let Some(log) = log {
+            // The metrics must include all steps that will not be repeated.
+            log.flush()?;
+            let (of_log, losses) = log.state();
+            state = of_log;
+            tensors
+                .insert(LOG.to_string(), [(LOSSES.to_string(), Tensor::new(losses, &Device::Cpu)?)].into());
+        }
+        let Position { epoch, batch, step } = self.at;
+        let extra = Extra { run: run.clone(), batch, observer: observer.state(), log: state };
+        let extra = serde_json::to_value(extra)
+            .map_err(|reason| checkpoint_mismatch(format!("its state cannot be written: {reason}")))?;
+        let sampler = self.source.state(self.at, taken)?;
+        Ok(Checkpoint { epoch: epoch as u64, step: step as u64, sampler, extra, tensors })
+    }
+
+    /// Restores model, optimizer, position in the data, observer and log from a checkpoint. Every rank must call it
+    /// before training. Returns the number of data-parallel ranks of the run that wrote the checkpoint.
+    ///
+    /// # Errors
+    /// A checkpoint of another model, optimizer or data set; if the model does not fit, its variables are unchanged.
+    pub fn restore(
+        &mut self,
+        saved: &Saved,
+        log: Option<&mut RunLog<'_>>,
+        observer: &mut dyn Observer,
+    ) -> Result<usize> {
+        let (epoch, step, sampler, extra) = match saved {
+            Saved::Whole(Checkpoint { epoch, step, sampler, extra, .. })
+            | Saved::Parts(Contents { epoch, step, sampler, extra, .. }) => (*epoch, *step, sampler, extra),
+        };
+        let Extra { run, batch, observer: observed, log: logged } = Extra::of(extra)?;
+        let at = Position { epoch: epoch as usize, batch, step: step as usize };
+        self.source.resume(sampler, at)?;
+        match (self.strategy.kept(), saved) {
+            (CheckpointForm::Whole(model), Saved::Whole(checkpoint)) => model.set(&checkpoint.tensors)?,
+            (CheckpointForm::Parts(model), Saved::Parts(contents)) => model.load(contents)?,
+            _ => return Err(checkpoint_mismatch("its parts are not those of several ranks".into())),
+        }
+        self.at = at;
+        observer.load_state(&observed);
+        if let Some(log) = log {
+            log.resume(at.step, logged, saved.losses()?);
+        }
+        Ok(run.world_size)
+    }
+
+    /// Returns the checkpoint to resume from, if resuming is requested and one exists. Rank 0 chooses, so that all
+    /// ranks take the same one. Every rank must call it.
+    pub(super) fn found(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Result<Option<Saved>> {
+        let options = &config.checkpoints;
+        let own = || if rank.is_first() { (config.find)(&config.run) } else { Ok(None) };
+        match self.strategy.kept() {
+            CheckpointForm::Not => Ok(None),
+            CheckpointForm::Whole(_) => {
+                // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
+                let read = |contents: Contents| match options.open()? {
+                    Some(checkpoints) => {
+                        checkpoints.load(&contents.folder, &Device::Cpu).map_err(with_fallback_hint).map(Some)
+                    }
+                    None => Ok(None),
+                };
+                let own = own()?.map_or(Ok(None), read)?;
+                Ok(share::share(&*rank.comm, own, 0)?.map(Saved::Whole))
+            }
+            CheckpointForm::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),
+        }
+    }
+}
+
+/// Returns the checkpoint to resume from, without its tensors, if resuming is requested and one exists.
+///
+/// # Errors
+/// A checkpoint with a damaged manifest, or of another run.
+pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
+    let found = options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))?;
+    if let Some(contents) = &found {
+        agree_on_command(&run.command, &contents.extra, options)?;
+        let Extra { run: saved, batch, .. } = Extra::of(&contents.extra)?;
+        let at = Position { epoch: contents.epoch as usize, batch, step: contents.step as usize };
+        agree(run, (&saved, at), options)?;
+    }
+    Ok(found)
+}
+
+/// Opens the checkpoint that rank 0 chose, on every rank, for each to read a part of it.
+///
+/// # Errors
+/// Those of `find`; a checkpoint that some rank cannot see.
+pub fn first_choice(
+    options: &CheckpointOptions,
+    rank: &Rank,
+    find: impl FnOnce() -> Result<Option<Contents>>,
+) -> Result<Option<Contents>> {
+    let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
+    let own = if rank.is_first() { find()? } else { None };
+    let place = own.map(|contents| options.to_ref(&contents.folder));
+    let place = broadcast_object(&*rank.comm, &place, 0)?;
+    place
+        .map(|place| checkpoints.contents(&options.folder_of(&place)).map_err(with_fallback_hint))
+        .transpose()
+}
+
+/// Rejects a checkpoint of another command of this program, whatever its other contents.
+pub fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -> Result<()> {
+    // In a checkpoint written in parts, the run's state is nested under `extra`. Language models store the command
+    // among their settings.
+    let places = ["/run/command", "/extra/run/command", "/extra/settings/command"];
+    let command = places.iter().find_map(|at| extra.pointer(at)?.as_str());
+    let Some(command) = command.filter(|command| *command != own) else { return Ok(()) };
+    let (option, got) = options.source();
+    let help = format!("that is of the command {command}, and this is {own}");
+    Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
+}
+
+/// Rejects a checkpoint of another run, and one beyond the end of this run.
+fn agree(
+    own: &RunIdentity,
+    (saved, at): (&RunIdentity, Position),
+    options: &CheckpointOptions,
+) -> Result<()> {
+    let dir = options.dir().display();
+    if let Some((option, got, then)) = own.difference(saved) {
+        let help = match option {
+            INIT => format!(
+                "the run in {dir} began with {then}, and goes on with the weights of its checkpoint; leave it out, or give \
+                 another --checkpoint-dir"
+            ),
+            _ => {
+                format!("the run in {dir} began with {then}; give that to go on, or another --checkpoint-dir")
+            }
+        };
+        return Err(Error::Contradiction { option: option.into(), got: got.into(), help });
+    }
+    let Some((option, end)) = own.end.and_then(|end| end.passed(at)) else { return Ok(()) };
+    let Position { epoch, batch, step } = at;
+    let place = match option {
+        "--steps" => format!("step {step}"),
+        _ => format!("epoch {epoch}, batch {batch} (step {step})"),
+    };
+    let help = format!(
+        "the checkpoint in {dir} is at {place} already; give more, --resume=CHECKPOINT with an earlier one, or another \
+         --checkpoint-dir"
+    );
+    Err(Error::Contradiction { option: option.into(), got: end.to_string(), help })
+}
+
+pub fn checkpoint_mismatch(problem: String) -> Error {
+    Error::Checkpoint { problem }
+}

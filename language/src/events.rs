@@ -1,0 +1,62 @@
+//! TensorBoard scalars of a training run.
+
+use std::path::Path;
+
+use experiment::error::Result;
+use girandole::trainer::StepReport;
+use report::metrics::{StepDetails, StepSpeed};
+use report::tensorboard::EventWriter;
+
+/// The event file of the reporting rank, created at its first step; a rank that replaces a lost reporter starts
+/// another file.
+pub(super) struct Events<'a> {
+    dir: Option<&'a Path>,
+    writer: Option<EventWriter>,
+}
+
+impl<'a> Events<'a> {
+    pub(super) fn new(dir: Option<&'a Path>) -> Self {
+        Self { dir, writer: None }
+    }
+
+    /// Writes the scalars of a step.
+    pub(super) fn stepped(&mut self, report: &StepReport, details: &StepDetails) -> Result<()> {
+        self.scalars(report.step, &scalars(report, details))
+    }
+
+    /// Writes the loss of an evaluation.
+    pub(super) fn evaluated(&mut self, step: usize, loss: f64) -> Result<()> {
+        self.scalars(step, &[("evaluation/loss", loss)])
+    }
+
+    fn scalars(&mut self, step: usize, scalars: &[(&str, f64)]) -> Result<()> {
+        let Some(dir) = self.dir else { return Ok(()) };
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            none => none.insert(EventWriter::create(dir, step)?),
+        };
+        Ok(writer.scalars(step, scalars)?)
+    }
+}
+
+fn scalars(report: &StepReport, details: &StepDetails) -> Vec<(&'static str, f64)> {
+    let mut scalars = vec![
+        ("train/loss", report.loss),
+        ("train/learning_rate", report.learning_rate),
+        ("train/gradient_norm", report.grad_norm),
+        ("speed/tokens_per_second", details.tokens_per_second),
+    ];
+    let of_speed = |speed: StepSpeed| {
+        let held = speed.peak_rss_bytes.map(|bytes| ("memory/peak_rss_bytes", bytes as f64));
+        let times = [
+            ("speed/model_flops_per_second", speed.model_flops_per_second),
+            ("speed/mfu", speed.mfu),
+            ("speed/compute_seconds", speed.compute_seconds),
+            ("speed/communication_seconds", speed.communication_seconds),
+            ("speed/waiting_seconds", speed.waiting_seconds),
+        ];
+        times.into_iter().chain(held)
+    };
+    scalars.extend(details.speed.into_iter().flat_map(of_speed));
+    scalars
+}

@@ -1,0 +1,134 @@
+//! Beginning and end of a training job: resuming from a checkpoint, logging, final output and saving.
+
+use experiment::Experiment;
+use experiment::console::{note, say};
+use experiment::error::{Error, Result};
+use experiment::options::{CheckpointOptions, begin_note, keeps_losses, with_fallback_hint};
+use experiment::rank::Rank;
+use experiment::run_log::{LogConfig, RunLog};
+use experiment::trainer::first_choice;
+use girandole::Parallel;
+use girandole::trainer::{self, Summary, Trainer};
+use models::tokens::Rows;
+use models::{CausalLm, FolderConfig};
+use report::metrics::MetricsWriter;
+use training::{Checkpoints, Contents};
+
+use super::job::{Job, Subject};
+use super::log_state;
+use super::speed::Speed;
+use super::train::Training;
+use super::trained;
+use super::watch::wrap_error;
+
+/// How a job resumes from a checkpoint, and what it does at its end.
+impl<J: Job> Training<J> {
+    /// Refuses a checkpoint beyond the last step.
+    pub(super) fn check_steps(&self, done: usize) -> Result<()> {
+        let steps = self.options().steps();
+        if done <= steps {
+            return Ok(());
+        }
+        let help =
+            format!("the checkpoint is at step {done} already; give more, or another --checkpoint-dir");
+        Err(Error::Option { option: "--steps", got: steps.to_string(), help })
+    }
+
+    /// Returns the floating-point operations of a step, over all ranks.
+    pub(super) fn step_flops(&self, subject: &Subject, rows: &Rows) -> Result<f64> {
+        let planned = plan::language::Subject::new(subject.weights.config().clone(), subject.lora.clone());
+        Ok(planned.training_flops(rows.row_len())? * self.options().batch_size as f64)
+    }
+
+    /// Creates a rank's log: on rank 0, and on all ranks of an elastic run, since each may have to replace rank 0.
+    pub(super) fn log<'a>(
+        &self,
+        is_first: bool,
+        is_elastic: bool,
+        metrics: Option<&'a mut MetricsWriter>,
+    ) -> Option<RunLog<'a>> {
+        let config = LogConfig {
+            keep: keeps_losses(self.common(), &self.options().checkpoints),
+            steps: self.options().steps(),
+            muted: !is_first,
+            at_once: is_elastic,
+            ..LogConfig::default()
+        };
+        (is_first || is_elastic).then(|| RunLog::new(&config, metrics))
+    }
+
+    /// Prints a summary of the run.
+    pub(super) fn print_summary(&self, summary: &Summary, speed: &Speed) -> Result<()> {
+        if summary.steps > 0 {
+            say(format_args!("{}", trained::line(summary, speed)))?;
+        }
+        say(format_args!("saved in {}", self.options().out.display()))
+    }
+
+    /// Resumes from a checkpoint, if that is requested and one exists.
+    pub(super) fn resume(
+        &self,
+        trainer: &mut Trainer<'_, CausalLm>,
+        mut log: Option<&mut RunLog<'_>>,
+        rank: &Rank,
+    ) -> Result<()> {
+        let Some(contents) = first_choice_of_checkpoint(&self.options().checkpoints, rank)? else {
+            // The file has the steps of a start before the first checkpoint.
+            if let (Some(log), true) = (log, self.options().checkpoints.resumes() && rank.is_first()) {
+                log.cut(trainer.epoch() as usize, trainer.step())?;
+            }
+            return Ok(());
+        };
+        trainer.resume(&contents).map_err(with_fallback_hint)?;
+        self.check_steps(trainer.step())?;
+        if let Some(log) = &mut log {
+            log_state::resume(
+                log,
+                trainer.step(),
+                trainer::observer_state(&contents).map_err(with_fallback_hint)?,
+            )?;
+        }
+        if let (Some(log), true) = (log, rank.is_first()) {
+            log.cut(trainer.epoch() as usize, trainer.step())?;
+            note(format_args!("going on after step {}, from {}", trainer.step(), contents.folder.display()));
+        }
+        Ok(())
+    }
+
+    /// Writes the trained model. Every rank must call it.
+    pub(super) fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> girandole::Result<()> {
+        let out = &self.options().out;
+        let is_first = model.mesh().world().rank() == 0;
+        let is_source =
+            self.folder().is_some_and(|folder| folder.canonicalize().ok() == out.canonicalize().ok());
+        let replaces = is_first && !self.saves_adapters() && !is_source && models::weights_in(out).is_some();
+        // A newly made tokenizer is saved first, since the model's configuration must be the last file written.
+        if let (Some(tokenizer), None, true) = (&subject.tokenizer, self.folder(), is_first) {
+            if replaces {
+                models::remove_tokenizer(out)?;
+            }
+            tokenizer.save(out)?;
+        }
+        let how =
+            FolderConfig { tokenizer_of: self.folder().map(Into::into), replaces, ..FolderConfig::default() };
+        match &subject.lora {
+            Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
+            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
+        }
+        if is_first { begin_note::forget(out, begin_note::MODEL).map_err(wrap_error) } else { Ok(()) }
+    }
+}
+
+/// Returns the checkpoint to resume from, if that is requested and one exists.
+pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
+    options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))
+}
+
+/// Returns rank 0's choice of checkpoint, on every rank.
+fn first_choice_of_checkpoint(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
+    let found = first_choice(options, rank, || choose(options))?;
+    if found.is_none() && options.resumes() && rank.is_first() {
+        note(format_args!("no checkpoint in {} yet: starting from the beginning", options.dir().display()));
+    }
+    Ok(found)
+}

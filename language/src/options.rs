@@ -1,0 +1,371 @@
+//! Options shared by `pretrain` and `finetune`.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use candle_core::DType;
+use clap::{Args, ValueEnum};
+use experiment::error::{Error, Result};
+use experiment::options::{
+    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, PrecisionOption, RankOptions, count,
+    learning_rate, seed,
+};
+use girandole::Layout;
+use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
+use models::tokens::DataFile;
+use pipeline::ScheduleKind;
+use plan::language::Training;
+use training::build::Recompute;
+use training::{AdamConfig, LossScalerConfig};
+
+use super::sample::SampleOptions;
+
+/// How the learning rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ScheduleOption {
+    /// Constant.
+    Constant,
+    /// Half a period of a cosine.
+    Cosine,
+    /// Linear.
+    Linear,
+    /// Constant, then linear over the last fifth of all steps.
+    Wsd,
+}
+
+/// What parameters are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ParametersDtype {
+    /// 4 bytes per parameter.
+    F32,
+    /// 2 bytes per parameter; the optimizer's state is f32.
+    Bf16,
+    /// More digits and a smaller range than bf16: the loss is scaled.
+    F16,
+}
+
+impl ParametersDtype {
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
+/// Options of both commands.
+#[derive(Debug, Clone, Args)]
+// --replace is rejected by `check_elastic`, so it is hidden here.
+#[command(mut_arg("replace", |option| option.hide(true)))]
+pub struct TrainOptions {
+    /// Text, JSON lines or tokens; FILE=2.0 counts twice
+    ///
+    /// Files to train on: text (one document per file), JSON lines, files that `tokenize` wrote, or safetensors with a tensor tokens (rows, length).
+    /// FILE=2.0 takes the rows of that file twice per epoch.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub(super) data: Vec<DataFile>,
+    /// Folder to write the trained model to
+    #[arg(long, value_name = "DIR")]
+    pub(super) out: PathBuf,
+    /// Replace the model that --out holds already
+    #[arg(long)]
+    pub(super) overwrite: bool,
+    /// Layout, such as dp=2,tp=2 [default: copies]
+    ///
+    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP) and tp (divided layers); an axis left out has size 1.
+    #[arg(long, value_name = "AXES", help_heading = "Ranks")]
+    pub(super) mesh: Option<Layout>,
+    /// How its ranks come together.
+    #[command(flatten)]
+    ranks: RankOptions,
+    /// Whether copies go on without ranks that are lost.
+    #[command(flatten)]
+    pub(super) elastic: ElasticOptions,
+    /// Device of tensors
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
+    device: DeviceKind,
+    /// Schedule of pipeline stages
+    #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Ranks")]
+    pub(super) pipeline_schedule: ScheduleKind,
+
+    /// Steps in all
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    steps: usize,
+    /// Rows per step, over all ranks
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) batch_size: usize,
+    /// Parts of a rank's rows [default: 1, or pp]
+    ///
+    /// They are computed in turn: more parts need less memory. With a pipeline they are its micro-batches.
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    accumulate: Option<usize>,
+    /// Recompute every N-th block: less memory
+    ///
+    /// Only the input of such a block is kept, and backward computes it again, which takes time; 1 recomputes all blocks. `selective` recomputes in all blocks only what is cheap,
+    /// and keeps matrix products.
+    #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, help_heading = "Training")]
+    recompute: Option<Recompute>,
+    /// Also divide rows between layers over the ranks of tp: less memory
+    #[arg(long, help_heading = "Training")]
+    pub(super) sequence_parallel: bool,
+    /// Tokens per row [default: at most 1024]
+    ///
+    /// By default 1024, or as many as the model has positions, if those are fewer.
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) length: Option<usize>,
+    /// Field of JSON lines with the text [default: text, or messages]
+    #[arg(long, value_name = "NAME", help_heading = "Training")]
+    pub(super) field: Option<String>,
+    /// Highest learning rate
+    #[arg(long, default_value = "0.0003", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    lr: f64,
+    /// How the learning rate falls
+    #[arg(long, value_enum, default_value = "cosine", help_heading = "Optimizer")]
+    pub(super) schedule: ScheduleOption,
+    /// Steps in which the learning rate grows to its highest
+    #[arg(long, value_name = "STEPS", default_value = "0", help_heading = "Optimizer")]
+    warmup: usize,
+    /// Learning rate at the end, as a fraction of the highest
+    #[arg(long, value_name = "PART", default_value = "0.1", value_parser = experiment::options::probability, allow_negative_numbers = true, help_heading = "Optimizer")]
+    lowest_lr: f64,
+    /// Betas of AdamW
+    #[arg(long, value_name = "A,B", default_value = "0.9,0.95", value_parser = betas, help_heading = "Optimizer")]
+    betas: (f64, f64),
+    /// Epsilon of AdamW
+    #[arg(long, value_name = "E", default_value = "1e-8", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
+    eps: f64,
+    /// Weight decay of AdamW, for matrices only
+    #[arg(long, value_name = "W", default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
+    weight_decay: f64,
+    /// Largest norm of all gradients together; 0 turns clipping off
+    #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
+    clip: f64,
+    /// Take rows in the files' order; several files alternate
+    #[arg(long, help_heading = "Training")]
+    no_shuffle: bool,
+    /// Probability of dropout [default: config.json's]
+    ///
+    /// In place of the probabilities in config.json, wherever such a model has dropout: in attention, and in a GPT-2 also after the embedding
+    /// and after each layer. The same numbers are dropped in every layout.
+    #[arg(long, value_name = "P", value_parser = experiment::options::probability, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) dropout: Option<f64>,
+    /// Type of parameters
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Training")]
+    pub(super) parameters: ParametersDtype,
+    /// Matrix products of f32 on the CPU
+    #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
+    pub(super) precision: PrecisionOption,
+    /// Start even if the plan says that this machine has too little memory
+    #[arg(long, help_heading = "Training")]
+    pub(super) no_memory_check: bool,
+    /// Seed of weights and order of rows
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) seed: u64,
+
+    /// File with text to evaluate on
+    #[arg(long, value_name = "FILE", help_heading = "Evaluation and logging")]
+    pub(super) evaluate: Option<DataFile>,
+    /// Steps between evaluations [default: 1/10 of all]
+    #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
+    evaluate_every: Option<usize>,
+    /// Rows of an evaluation, from the beginning of the file
+    ///
+    /// In batches as large as in training: rows that fill no batch are left out.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
+    evaluate_rows: usize,
+    /// The sample of text at each evaluation.
+    #[command(flatten)]
+    pub(super) sample: SampleOptions,
+    /// Steps between printed lines
+    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
+    pub(super) log_every: usize,
+    /// File for each step's loss, learning rate, gradient norm and speed, one JSON object per line
+    #[arg(long, value_name = "FILE.jsonl", help_heading = "Files")]
+    metrics: Option<PathBuf>,
+    /// Folder for TensorBoard event files: losses, learning rate, gradient norm, speed, memory
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
+    pub(super) tensorboard: Option<PathBuf>,
+    /// File for a timeline of all ranks: a Chrome trace, which Perfetto opens
+    #[arg(long, value_name = "FILE.json", help_heading = "Files")]
+    trace: Option<PathBuf>,
+    /// File for plots of the run, one self-contained HTML page
+    #[arg(long, value_name = "FILE.html", help_heading = "Files")]
+    report: Option<PathBuf>,
+    /// Where checkpoints are.
+    #[command(flatten)]
+    pub(super) checkpoints: CheckpointOptions,
+
+    /// Some of these as every experiment has them.
+    #[arg(skip)]
+    common: OnceLock<CommonOptions>,
+}
+
+pub fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
+    text.parse().map_err(|error: pipeline::Error| error.to_string())
+}
+
+pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
+    match text {
+        "selective" => Ok(Recompute::Selective),
+        "1" => Ok(Recompute::Units),
+        _ => count(text).map(Recompute::Every).map_err(|_| "give a number, 1 or more, or selective".into()),
+    }
+}
+
+fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
+    let beta = |text: &str| text.trim().parse().ok().filter(|beta: &f64| (0.0..1.0).contains(beta));
+    let both = text.split_once(',').and_then(|(a, b)| Some((beta(a)?, beta(b)?)));
+    both.ok_or("give two numbers from 0 to below 1, such as 0.9,0.95")
+}
+
+/// Returns the ranks' options, with the layout's number of ranks unless the options or the environment give another.
+pub(crate) fn ranks_of(ranks: &RankOptions, mesh: Option<&Layout>) -> RankOptions {
+    let mut ranks = ranks.clone();
+    let is_bare = std::env::var_os("WORLD_SIZE").is_none_or(|value| value.is_empty());
+    if let (Some(layout), None, true) = (mesh, ranks.world_size, is_bare) {
+        ranks.world_size = Some(layout.ranks());
+    }
+    ranks
+}
+
+/// Returns the layout of `--mesh`, or else pure data parallelism, for `world_size` ranks.
+pub(crate) fn layout_of(mesh: Option<Layout>, world_size: usize) -> Result<Layout> {
+    let layout = mesh.unwrap_or_else(|| Layout::copies(world_size));
+    layout.check(world_size).map_err(|error| match error {
+        girandole::Error::Invalid { got, help, .. } => Error::Option { option: "--mesh", got, help },
+        other => other.into(),
+    })?;
+    Ok(layout)
+}
+
+impl TrainOptions {
+    /// Returns the options common to all experiments.
+    pub(super) fn common(&self) -> &CommonOptions {
+        self.common.get_or_init(|| CommonOptions {
+            ranks: ranks_of(&self.ranks, self.mesh.as_ref()),
+            device: self.device,
+            seed: self.seed,
+            precision: self.precision,
+            init: None,
+            data: None,
+            save: None,
+            metrics: self.metrics.clone(),
+            trace: self.trace.clone(),
+            report: self.report.clone(),
+        })
+    }
+
+    /// Returns the files of text that are read, each with its option.
+    pub(super) fn text_files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let data = self.data.iter().map(|file| ("--data", &*file.path));
+        data.chain(self.evaluate.iter().map(|file| ("--evaluate", &*file.path)))
+    }
+
+    pub(super) fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common: OnceLock::from(common), ..self.clone() }
+    }
+
+    pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
+        layout_of(self.mesh, world_size)
+    }
+
+    /// Returns the elastic options if every rank holds the whole model, so that the others still have it when one is
+    /// lost.
+    pub(super) fn elastic(&self) -> Option<ElasticOptions> {
+        let is_copied = self.mesh.is_none_or(|layout| layout.dp == layout.ranks());
+        (is_copied || self.elastic.elastic.is_some()).then_some(self.elastic)
+    }
+
+    /// Checks that `--elastic` is used only if the run can continue without a rank.
+    ///
+    /// # Errors
+    /// Another layout than pure data parallelism; replacement of lost ranks.
+    pub(super) fn check_elastic(&self, layout: &Layout) -> Result<()> {
+        let Some(elastic) = self.elastic.elastic else { return Ok(()) };
+        let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
+        if layout.dp != layout.ranks() {
+            let help = "a lost rank's part of the model is lost with it: give a --mesh of dp alone, or --checkpoint-dir and start again";
+            return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
+        }
+        if self.elastic.replace > 0 {
+            let help = "ranks that are lost are not replaced here; leave the option out";
+            return refuse("--replace", self.elastic.replace.to_string(), help);
+        }
+        Ok(())
+    }
+
+    pub(super) fn micro_batches(&self, layout: &Layout) -> usize {
+        self.accumulate.unwrap_or(layout.pp)
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.parameters.dtype()
+    }
+
+    pub(super) fn loss_scale(&self) -> Option<LossScalerConfig> {
+        (self.parameters == ParametersDtype::F16).then(LossScalerConfig::default)
+    }
+
+    pub(super) fn recompute(&self) -> Recompute {
+        self.recompute.unwrap_or_default()
+    }
+
+    /// Returns the same as [`plan`] takes it, for rows of `length` tokens.
+    pub(super) fn planned(&self, length: usize) -> Training {
+        Training {
+            batch_size: self.batch_size,
+            length,
+            micro_batches: self.accumulate,
+            recompute: self.recompute(),
+            schedule: self.pipeline_schedule,
+            dtype: self.dtype(),
+            ..Training::default()
+        }
+    }
+
+    pub(super) fn steps(&self) -> usize {
+        self.steps
+    }
+
+    pub(super) fn train_config(&self) -> TrainConfig {
+        let decay = match self.schedule {
+            ScheduleOption::Constant => Decay::Constant,
+            ScheduleOption::Cosine => Decay::Cosine,
+            ScheduleOption::Linear => Decay::Linear,
+            ScheduleOption::Wsd => Decay::Stable { last: 0.2 },
+        };
+        let (beta1, beta2) = self.betas;
+        let checkpoints = self.checkpoints.checkpoint_dir.as_ref().map(|dir| CheckpointPlan {
+            dir: dir.clone(),
+            every: self.checkpoints.checkpoint_every.unwrap_or((self.steps / 10).max(1)),
+            keep: 2,
+            in_background: true,
+        });
+        TrainConfig {
+            steps: self.steps,
+            batch_size: self.batch_size,
+            learning_rate: self.lr,
+            schedule: LearningRate { warmup: self.warmup, decay, lowest: self.lowest_lr },
+            adam: AdamConfig {
+                beta1,
+                beta2,
+                eps: self.eps,
+                weight_decay: self.weight_decay,
+                ..AdamConfig::adamw()
+            },
+            clip: (self.clip > 0.0).then_some(self.clip),
+            shuffle: !self.no_shuffle,
+            seed: self.seed,
+            evaluate_every: self.evaluate.as_ref().map(|_| self.evaluate_every()),
+            evaluation_rows: self.evaluate_rows,
+            checkpoints,
+            ..TrainConfig::default()
+        }
+    }
+
+    /// Returns the number of steps between evaluations and samples.
+    pub(super) fn evaluate_every(&self) -> usize {
+        self.evaluate_every.unwrap_or((self.steps / 10).max(1))
+    }
+}

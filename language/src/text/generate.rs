@@ -1,0 +1,290 @@
+//! `generate`: text generation.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Args;
+use comm::Communicator;
+use experiment::console::note;
+use experiment::error::{Error, Result};
+use experiment::options::{count, probability, read_text, seed};
+use experiment::start::{self, Start};
+use girandole::{Layout, Parallel};
+use models::tokens::{Chat, ChatTemplate};
+use models::{CausalLm, GenerateConfig, ModelConfig, Tokenizer};
+use serde_json::{Value, json};
+
+use super::layout::{LayoutOptions, alone, config};
+use super::{ModelOptions, OpenedModel};
+use crate::check_divisible;
+
+const NAME: &str = "generate";
+/// The file of a model's folder that configures how it writes text.
+const GENERATION: &str = "generation_config.json";
+/// The field of configurations that lists the tokens at which a text ends.
+const END: &str = "eos_token_id";
+
+/// Options of `generate`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Prints the prompt and its continuation on standard output, token by token. Without --temperature each
+token is the likeliest one. The text ends after --max-new-tokens, at an end-of-text token of the
+folder, or when the model has no more positions.
+
+With --chat the prompt is a user's message; with --messages there are several messages. The folder's
+chat template formats them, and only the model's answer is printed. A model that is too large for one
+rank is divided over several by --mesh with tp or shard.
+
+  girandole generate --model model --prompt \"The \" --temperature 0.8")]
+pub struct GenerateOptions {
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Text to continue
+    #[arg(
+        long,
+        value_name = "TEXT",
+        required_unless_present_any = ["prompt_file", "messages"],
+        conflicts_with_all = ["prompt_file", "messages"]
+    )]
+    prompt: Option<String>,
+    /// File with the text to continue
+    #[arg(long, value_name = "FILE", conflicts_with = "messages")]
+    prompt_file: Option<PathBuf>,
+    /// Answer the prompt as a user's message
+    #[arg(long)]
+    chat: bool,
+    /// System message before the user's
+    #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "messages")]
+    system: Option<String>,
+    /// Conversation to answer: a list of objects with role and content
+    #[arg(long, value_name = "FILE.json")]
+    messages: Option<PathBuf>,
+    /// Most tokens to generate
+    #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true)]
+    max_new_tokens: usize,
+    /// Temperature of sampling; 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value = "0", value_parser = temperature, allow_negative_numbers = true)]
+    temperature: f64,
+    /// Sample from the K likeliest tokens only [default: all]
+    #[arg(long, value_name = "K", value_parser = count, allow_negative_numbers = true)]
+    top_k: Option<usize>,
+    /// Sample from the top tokens with this total probability [default: all]
+    #[arg(long, value_name = "P", value_parser = share, allow_negative_numbers = true)]
+    top_p: Option<f64>,
+    /// Seed of sampling
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
+    seed: u64,
+    #[command(flatten)]
+    spread: LayoutOptions,
+}
+
+/// A prompt, and the model that continues it.
+struct Prompt {
+    opened: OpenedModel,
+    layout: Layout,
+    /// The prompt as printed; empty for a conversation.
+    shown: String,
+    tokens: Vec<u32>,
+}
+
+fn temperature(text: &str) -> std::result::Result<f64, &'static str> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or("give a finite number, 0 or more")
+}
+
+fn share(text: &str) -> std::result::Result<f64, &'static str> {
+    probability(text).ok().filter(|share| *share > 0.0).ok_or("give a number above 0 and at most 1")
+}
+
+impl GenerateOptions {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A folder or prompt that cannot be used, and standard output that cannot be written; a rank that failed.
+    pub fn run(&self) -> Result<()> {
+        training::autocast(self.model.precision.into(), || self.run_in_precision())
+    }
+
+    fn run_in_precision(&self) -> Result<()> {
+        match self.spread.find(NAME)? {
+            Start::Launcher { world_size } => {
+                let prompt = self.prompt(world_size)?;
+                match world_size {
+                    1 => self.write(prompt, &alone()?),
+                    _ => start::spawn::<()>(NAME, world_size, None),
+                }
+            }
+            Start::Rank { config, spawned } => {
+                let work = || {
+                    let prompt = self.prompt(config.world_size)?;
+                    let rank = self.spread.join(&config)?;
+                    self.write(prompt, &rank.comm)?;
+                    if spawned && rank.is_first() { start::hand_over(&()) } else { Ok(()) }
+                };
+                work().map_err(|error| Error::in_rank(config.rank, error))
+            }
+        }
+    }
+
+    fn prompt(&self, world_size: usize) -> Result<Prompt> {
+        let layout = self.spread.layout(world_size)?;
+        if layout.pp > 1 || layout.dp > 1 {
+            let help = "one copy of the model writes the text: give tp, shard or both".into();
+            return Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
+        }
+        let top_k = self.top_k.map(|k| ("--top-k", k.to_string()));
+        let top_p = self.top_p.map(|p| ("--top-p", p.to_string()));
+        if let (Some((option, got)), true) = (top_k.or(top_p), self.temperature == 0.0) {
+            let help = "without --temperature the likeliest token is taken: give one above 0".into();
+            return Err(Error::Option { option, got, help });
+        }
+        let prompt = match (&self.prompt, &self.prompt_file) {
+            (Some(prompt), _) => prompt.clone(),
+            (None, Some(path)) => read_text("--prompt-file", path)?,
+            (None, None) => String::new(),
+        };
+        let chat = self.conversation(&prompt)?;
+        let opened = self.model.open()?;
+        check_divisible(&layout, opened.weights.config())?;
+        let (shown, tokens) = match chat {
+            Some((template, chat)) => (String::new(), template.prompt(&chat, &opened.tokenizer)?),
+            None => {
+                let tokens = opened.tokenizer.encode_whole(&prompt)?;
+                (prompt, tokens)
+            }
+        };
+        let option = if self.messages.is_some() { "--messages" } else { "--prompt" };
+        if tokens.is_empty() {
+            let help = "the prompt has no tokens: give some text to continue".into();
+            return Err(Error::Option { option, got: format!("{shown:?}"), help });
+        }
+        let longest = opened.weights.config().max_len;
+        if tokens.len() > longest {
+            let (got, help) =
+                (format!("{} tokens", tokens.len()), format!("the model has {longest} positions"));
+            return Err(Error::Option { option, got, help });
+        }
+        Ok(Prompt { opened, layout, shown, tokens })
+    }
+
+    /// Returns the conversation to answer and its template, if `--chat` or `--messages` is given.
+    fn conversation(&self, prompt: &str) -> Result<Option<(ChatTemplate, Chat)>> {
+        let chat = match &self.messages {
+            Some(path) => Chat::to_answer(&read_text("--messages", path)?).map_err(|error| {
+                let got = path.display().to_string();
+                Error::Option { option: "--messages", got, help: error.to_string() }
+            })?,
+            None if self.chat => {
+                let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+                let system = self.system.iter().map(|text| message("system", text));
+                let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
+                Chat::to_answer(&json!(messages).to_string())?
+            }
+            None => return Ok(None),
+        };
+        let Some(template) = ChatTemplate::from_folder(&self.model.model)? else {
+            let option = if self.messages.is_some() { "--messages" } else { "--chat" };
+            let got = format!("the model {}", self.model.model.display());
+            let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json";
+            return Err(Error::Option { option, got, help: help.into() });
+        };
+        Ok(Some((template, chat)))
+    }
+
+    /// Returns the tokens that end a text: the tokenizer's, and those of the model's configuration files, of which
+    /// there may be several.
+    fn stop(&self, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let path = self.model.model.join(GENERATION);
+        let of_generation: Value = match path.exists() {
+            true => serde_json::from_str(&read_text("--model", &path)?).map_err(|error| {
+                let problem = format!("it is no JSON: {error}");
+                models::Error::Format { path, problem }
+            })?,
+            false => Value::Null,
+        };
+        let mut stop: Vec<u32> = tokenizer.end_of_text().into_iter().collect();
+        let given = [("config.json", model.json().get(END)), (GENERATION, of_generation.get(END))];
+        for (file, given) in given {
+            stop.extend(end_tokens(given).map_err(|got| models::Error::Config {
+                file,
+                field: END.into(),
+                got,
+                help: "give a token's number, or a list of numbers".into(),
+            })?);
+        }
+        Ok(stop)
+    }
+
+    /// Generates the text, on every rank; rank 0 prints it.
+    fn write(&self, prompt: Prompt, comm: &Arc<dyn Communicator>) -> Result<()> {
+        let Prompt { opened, layout, shown, tokens } = prompt;
+        let opened = Arc::new(opened);
+        let config = config(self.model.dtype(), self.spread.device()?);
+        let (parts, build) = (opened.weights.parts(), opened.clone());
+        let model: Parallel<CausalLm> =
+            Parallel::new(comm.clone(), &layout, parts, &config, move |builder| build.build(builder))?;
+        let Some(model) = model.model()? else { return Ok(()) };
+        let tokenizer = &opened.tokenizer;
+        let print = |text: &str| if comm.rank() == 0 { print(text) } else { Ok(()) };
+        let config = GenerateConfig {
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed,
+            stop: self.stop(model.config(), tokenizer)?,
+        };
+        let (mut text, mut problem) = (tokenizer.stream(), None);
+        // The prompt is decoded too, since some tokenizers decode the first token of a text differently.
+        for &token in &tokens {
+            text.push(token)?;
+        }
+        print(&shown)?;
+        let began = Instant::now();
+        let new = models::generate(model, &tokens, &config, |token| {
+            let shown =
+                text.push(token).map_err(Error::from).and_then(|piece| print(&piece.unwrap_or_default()));
+            match shown {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    problem = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        if let Some(problem) = problem {
+            return Err(problem);
+        }
+        print(&(text.rest()? + "\n"))?;
+        if comm.rank() != 0 {
+            return Ok(());
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        note(format_args!(
+            "{} tokens in {seconds:.1} s: {:.1} a second",
+            new.len(),
+            new.len() as f64 / seconds
+        ));
+        Ok(())
+    }
+}
+
+/// The tokens that a configuration's `eos_token_id` lists: none, one, or several. Any other value is the error.
+fn end_tokens(given: Option<&Value>) -> std::result::Result<Vec<u32>, String> {
+    let given = given.unwrap_or(&Value::Null);
+    let number = |number: &Value| number.as_u64().and_then(|number| u32::try_from(number).ok());
+    let numbers = match given {
+        Value::Null => Some(Vec::new()),
+        Value::Array(several) => several.iter().map(number).collect(),
+        one => number(one).map(|one| vec![one]),
+    };
+    numbers.ok_or_else(|| given.to_string())
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Output)
+}

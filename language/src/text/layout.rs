@@ -1,0 +1,71 @@
+//! Layout options of commands that run a trained model on one rank or several.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device};
+use clap::Args;
+use comm::{Communicator, Local, LocalConfig, TcpConfig};
+use experiment::error::Result;
+use experiment::options::{DeviceKind, RankOptions};
+use experiment::rank::Rank;
+use experiment::start::Start;
+use girandole::{Layout, ParallelConfig};
+
+use crate::{layout_of, ranks_of};
+
+/// The layout, the ranks and their device.
+#[derive(Debug, Clone, Args)]
+pub(super) struct LayoutOptions {
+    /// Layout of ranks, such as dp=2,tp=2 [default: copies]
+    ///
+    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP) and tp (divided layers); an axis left out has size 1.
+    #[arg(long, value_name = "AXES", help_heading = "Ranks")]
+    mesh: Option<Layout>,
+    /// How its ranks come together.
+    #[command(flatten)]
+    ranks: RankOptions,
+    /// Device of tensors
+    #[arg(long, value_enum, default_value = "cpu", help_heading = "Ranks")]
+    device: DeviceKind,
+}
+
+impl LayoutOptions {
+    fn ranks(&self) -> RankOptions {
+        ranks_of(&self.ranks, self.mesh.as_ref())
+    }
+
+    /// Determines the role of this process.
+    ///
+    /// # Errors
+    /// Those of [`Start::find`]; a device that does not exist.
+    pub(super) fn find(&self, command: &str) -> Result<Start> {
+        let ranks = self.ranks();
+        ranks.check_device(self.device)?;
+        Start::find(&ranks, command, 1)
+    }
+
+    /// Returns the layout for `world_size` ranks.
+    pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
+        layout_of(self.mesh, world_size)
+    }
+
+    /// Returns the device of this process's tensors.
+    pub(super) fn device(&self) -> Result<Device> {
+        self.ranks().device(self.device)
+    }
+
+    /// Joins the group as a rank.
+    pub(super) fn join(&self, config: &TcpConfig) -> Result<Rank> {
+        Rank::join(self.ranks.backend, &self.device()?, config)
+    }
+}
+
+/// Returns a group that consists of this process only.
+pub(super) fn alone() -> Result<Arc<dyn Communicator>> {
+    Ok(Arc::new(Local::group(1, &LocalConfig::default())?.remove(0)))
+}
+
+/// Returns a configuration for inference: no parameter is trained, so nothing is kept for backward.
+pub(super) fn config(dtype: DType, device: Device) -> ParallelConfig {
+    ParallelConfig { dtype, device, is_trained: Some(Arc::new(|_: &str| false)), ..ParallelConfig::default() }
+}
