@@ -26,15 +26,18 @@ const LIBRARY_FOLDERS: [&str; 8] = [
 /// Availability of one backend in this build and on this machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backend {
+    /// Its name in capitals: `TCP`.
     pub name: &'static str,
     /// Whether this build includes it.
     pub compiled: bool,
+    /// The version of its library, where known.
     pub version: Option<String>,
     /// What prevents its use here; empty if it can be used.
     pub missing: Vec<&'static str>,
 }
 
 impl Backend {
+    /// Whether it can be used here.
     pub fn available(&self) -> bool {
         self.missing.is_empty()
     }

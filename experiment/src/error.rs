@@ -168,7 +168,8 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    pub(crate) fn in_rank(rank: usize, source: Error) -> Self {
+    /// Returns the error of a process that is a rank.
+    pub fn in_rank(rank: usize, source: Error) -> Self {
         Error::InRank { rank, source: Box::new(source) }
     }
 

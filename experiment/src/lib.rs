@@ -65,11 +65,12 @@
 //!     fn train(&self, variables: Variables, rank: &mut Rank) -> Result<RunSeries> {
 //!         let (samples, sampler) = (Arc::new((0..64u8).map(f32::from).collect::<Vec<_>>()), rank.sampler(64, true)?);
 //!         let loader = self.loader.loader(samples, sampler, (8, &variables.device), |x, device| {
-//!             Ok(Tensor::new(x, device)?.reshape(((), 1))?)
+//!             let x = Tensor::new(x, device)?.reshape(((), 1))?;
+//!             Ok((x.clone(), (x * 2.0)?))
 //!         })?;
 //!         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), |b| linear(1, 1, b))?;
 //!         let optimizer = Sgd::named(ddp.named_vars(), SgdConfig { learning_rate: 1e-4, ..SgdConfig::default() })?;
-//!         let loss = |model: &Linear, x: &Tensor| loss::mse(&model.forward(x)?, &(x * 2.0)?);
+//!         let loss = |model: &Linear, (x, y): &(Tensor, Tensor)| loss::mse(&model.forward(x)?, y);
 //!         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
 //!         let mut losses = Losses(|step: &experiment::trainer::Step<'_>, loss| step.say(format_args!("{loss}")));
 //!         Ok(Trainer::new(model, Epochs::new(loader)).run(rank, &self.run_config(rank), &mut losses)?.series)

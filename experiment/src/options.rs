@@ -192,28 +192,43 @@ pub struct CommonOptions {
 }
 
 /// Parses a count of at least 1.
+///
+/// # Errors
+/// What is accepted.
 pub fn count(text: &str) -> Result<usize, &'static str> {
     text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number, 1 or more")
 }
 
 /// Parses a seed.
+///
+/// # Errors
+/// What is accepted.
 pub fn seed(text: &str) -> Result<u64, &'static str> {
     text.parse().map_err(|_| "give a whole number from 0 to 18446744073709551615")
 }
 
 /// Parses a learning rate: finite, at least 0.
+///
+/// # Errors
+/// What is accepted.
 pub fn learning_rate(text: &str) -> Result<f64, &'static str> {
     let lr = text.parse().ok().filter(|lr: &f64| lr.is_finite() && *lr >= 0.0);
     lr.ok_or("give a finite number, 0 or more")
 }
 
 /// Parses a probability, such as dropout's.
+///
+/// # Errors
+/// What is accepted.
 pub fn probability(text: &str) -> Result<f64, &'static str> {
     let p = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
     p.ok_or("give a number from 0 to 1")
 }
 
 /// Parses a duration in seconds, greater than 0.
+///
+/// # Errors
+/// What is accepted.
 pub fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| !time.is_zero()).ok_or("give a number of seconds greater than 0")

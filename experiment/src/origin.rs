@@ -10,9 +10,11 @@ static RECIPE: OnceLock<Recipe> = OnceLock::new();
 /// The options of a recipe, and the full list of arguments after merging them with the command line.
 #[derive(Debug)]
 pub struct Recipe {
+    /// The file.
     pub path: PathBuf,
     /// Options that come from the file: long name and line number.
     pub options: Vec<(String, usize)>,
+    /// All arguments of the command, with those of the file.
     pub arguments: Vec<OsString>,
 }
 

@@ -101,7 +101,8 @@ fn busy_ns(comms: &[Arc<dyn Communicator>]) -> u64 {
 /// Times measured by a [`Stopwatch`].
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
-    pub(crate) seconds: f64,
+    /// Elapsed time, in seconds.
+    pub seconds: f64,
     communication_s: f64,
 }
 
@@ -147,6 +148,7 @@ pub struct Rank {
     pub newcomer: bool,
     /// How long to wait for a newcomer; `None` if none can join.
     pub(crate) newcomers_within: Option<Duration>,
+    /// How far this rank has got.
     pub stage: RankPhase,
 }
 
@@ -159,32 +161,25 @@ impl Rank {
         let newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
         let may_come = config.elastic.as_ref().is_some_and(|elastic| elastic.file.is_some());
         Ok(Self {
-            comm: backends::connect(backend, device, config)?,
-            metrics: None,
-            held: None,
-            checkpoints: None,
-            device: devices::name(device),
-            summaries: Vec::new(),
             newcomer,
             newcomers_within: may_come.then_some(config.timeout.min(LONGEST_WAIT)),
             stage: if newcomer { RankPhase::New } else { RankPhase::Joined },
+            ..Self::from_comm(backends::connect(backend, device, config)?, device)
         })
     }
 
-    #[cfg(test)]
-    pub(crate) fn from_comm(comm: Arc<dyn Communicator>) -> Self {
-        let device = devices::name(&Device::Cpu);
-        let (newcomer, newcomers_within, stage) = (false, None, RankPhase::Joined);
+    /// Creates a rank of an existing group, such as one of threads. No rank can join it.
+    pub fn from_comm(comm: Arc<dyn Communicator>, device: &Device) -> Self {
         Self {
             comm,
             metrics: None,
             held: None,
             checkpoints: None,
-            device,
+            device: devices::name(device),
             summaries: Vec::new(),
-            newcomer,
-            newcomers_within,
-            stage,
+            newcomer: false,
+            newcomers_within: None,
+            stage: RankPhase::Joined,
         }
     }
 
@@ -267,6 +262,9 @@ impl Rank {
     }
 
     /// Writes the gathered summary, on the rank that has the metrics.
+    ///
+    /// # Errors
+    /// Metrics that cannot be written.
     pub fn write_summary(
         &self,
         run: Option<&str>,
@@ -290,7 +288,8 @@ impl Rank {
         Ok(outputs::write(path, trace::merge(&traces)?)?)
     }
 
-    pub(crate) fn outcome<T>(self, trained: T) -> Outcome<T> {
+    /// Ends this rank; returns the result of the run, which counts on rank 0.
+    pub fn outcome<T>(self, trained: T) -> Outcome<T> {
         let backend = self.comm.backend().to_string();
         Outcome { trained, ranks: self.summaries, backend, device: self.device.to_string() }
     }

@@ -8,12 +8,19 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, Result};
 
 /// Encodes as CBOR, written as two hexadecimal digits per byte.
+///
+/// # Errors
+/// A value that cannot be encoded.
 pub fn write<T: Serialize>(result: &T) -> Result<String> {
     let mut bytes = Vec::new();
     ciborium::into_writer(result, &mut bytes).map_err(unreadable)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// Decodes what [`write()`] has made.
+///
+/// # Errors
+/// Another text.
 pub fn read<T: DeserializeOwned>(line: &str) -> Result<T> {
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
     let bytes: Option<Vec<u8>> = line

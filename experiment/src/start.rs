@@ -89,6 +89,9 @@ impl Start {
 }
 
 /// Rejects more than [`MOST_RANKS`] ranks.
+///
+/// # Errors
+/// More than [`MOST_RANKS`].
 pub fn check_world_size(world_size: usize) -> Result<()> {
     if world_size > MOST_RANKS {
         let help = format!("give 1 to {MOST_RANKS} ranks");
@@ -145,6 +148,9 @@ pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<
 }
 
 /// Starts ranks, and shows their progress if standard error is a terminal.
+///
+/// # Errors
+/// Those of [`launch::spawn`].
 pub fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
     if let Some(threads) = threads::for_ranks(config.local_world_size()) {
         config.env.push((threads::VARIABLE.into(), threads.into()));

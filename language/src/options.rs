@@ -45,6 +45,7 @@ pub enum ParametersDtype {
 }
 
 impl ParametersDtype {
+    /// Returns the type of a parameter.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -201,10 +202,18 @@ pub struct TrainOptions {
     common: OnceLock<CommonOptions>,
 }
 
+/// Parses the name of a pipeline schedule.
+///
+/// # Errors
+/// What is accepted.
 pub fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
     text.parse().map_err(|error: pipeline::Error| error.to_string())
 }
 
+/// Parses what is computed again in backward: `selective`, or every how many units.
+///
+/// # Errors
+/// What is accepted.
 pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
     match text {
         "selective" => Ok(Recompute::Selective),

@@ -33,7 +33,7 @@ use super::trained::{self, Trained};
 use super::watch::{TrainObserver, wrap_error};
 
 /// What each process creates at the start.
-pub struct Setup {
+pub(super) struct Setup {
     subject: Subject,
     rows: Rows,
     evaluation: Option<Rows>,
@@ -41,7 +41,7 @@ pub struct Setup {
 }
 
 /// What the launcher determines before the ranks start.
-pub struct LauncherState {
+pub(super) struct LauncherState {
     facts: Vec<(String, String)>,
 }
 

@@ -17,11 +17,17 @@ pub const CHECKPOINTS: &str = "begun-by";
 pub const MODEL: &str = "model-begun-by";
 
 /// Records that this job writes to the folder, if its launcher may start it again.
+///
+/// # Errors
+/// A folder that cannot be written.
 pub fn write(folder: &Path, record: &str) -> Result<()> {
     resume_note::job().map_or(Ok(()), |job| resume_note::write(folder, record, &job))
 }
 
 /// Whether this job was started again, and has written to the folder before.
+///
+/// # Errors
+/// A note that cannot be read.
 pub fn is_of_a_restarted_job(folder: &Path, record: &str) -> Result<bool> {
     if restarts() == 0 {
         return Ok(false);
@@ -32,11 +38,17 @@ pub fn is_of_a_restarted_job(folder: &Path, record: &str) -> Result<bool> {
 
 /// Makes sure that this job, which refuses the folder, does not take the record of another one of the same name for its
 /// own when it is started again.
+///
+/// # Errors
+/// A note that cannot be removed.
 pub fn refuse(folder: &Path, record: &str) -> Result<()> {
     if restarts() == 0 { forget(folder, record) } else { Ok(()) }
 }
 
 /// Removes the record.
+///
+/// # Errors
+/// A note that cannot be removed.
 pub fn forget(folder: &Path, record: &str) -> Result<()> {
     let path = folder.join(record);
     match std::fs::remove_file(&path) {

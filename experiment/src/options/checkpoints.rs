@@ -202,6 +202,7 @@ impl CheckpointOptions {
         if !here.exists() && there.exists() { there } else { here }
     }
 
+    /// Returns the folder of checkpoints; the current one where none is given.
     pub fn dir(&self) -> &Path {
         self.checkpoint_dir.as_deref().unwrap_or(Path::new("."))
     }

@@ -97,7 +97,7 @@ impl ElasticOptions {
 
 impl ElasticRanks {
     /// Returns the settings for a launcher.
-    pub(crate) fn job(self) -> ElasticJob {
+    pub fn job(self) -> ElasticJob {
         ElasticJob { min: self.min, ..ElasticJob::default() }
     }
 
@@ -105,7 +105,7 @@ impl ElasticRanks {
     ///
     /// # Errors
     /// It is not in the range.
-    pub(crate) fn check(self, world_size: usize) -> Result<()> {
+    pub fn check(self, world_size: usize) -> Result<()> {
         if (self.min..=self.max).contains(&world_size) {
             return Ok(());
         }

@@ -8,6 +8,9 @@ use crate::outputs::{check_in_place, file_identity};
 
 impl CommonOptions {
     /// Checks that all output files can be written, and that none overwrites another one or an input.
+    ///
+    /// # Errors
+    /// The first option whose file cannot be used.
     pub fn check_files(&self) -> Result<()> {
         let (inputs, outputs) = (self.inputs(), self.outputs());
         let mut seen: Vec<(&str, PathBuf)> = Vec::new();
@@ -29,6 +32,9 @@ impl CommonOptions {
     }
 
     /// Does the same check for one more output file of an experiment.
+    ///
+    /// # Errors
+    /// It cannot.
     pub fn check_output(&self, option: &'static str, path: &Path) -> Result<()> {
         let found = file_identity(path);
         for (other, path) in self.inputs().into_iter().chain(self.outputs()) {
@@ -40,6 +46,9 @@ impl CommonOptions {
     }
 
     /// Checks that no output file is this input.
+    ///
+    /// # Errors
+    /// It is.
     pub fn refuse_as_output(&self, input: &str, path: &Path) -> Result<()> {
         let Some(place) = file_identity(path) else { return Ok(()) };
         let is_it = |path: &Option<PathBuf>| path.as_deref().and_then(file_identity).as_ref() == Some(&place);

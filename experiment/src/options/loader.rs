@@ -26,6 +26,9 @@ pub struct LoaderOptions {
 
 impl LoaderOptions {
     /// Creates a loader of a data set; `make` converts the samples of a batch to tensors on the given device.
+    ///
+    /// # Errors
+    /// A batch size of 0; a sampler that does not fit the samples.
     pub fn loader<D: Dataset + 'static, S: Sampler>(
         self,
         dataset: Arc<D>,
@@ -48,6 +51,9 @@ impl LoaderOptions {
 }
 
 /// Parses a number of worker threads.
+///
+/// # Errors
+/// What is accepted.
 pub fn workers(text: &str) -> std::result::Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number <= MOST_WORKERS);
     number.ok_or_else(|| format!("give a whole number, 0 to {MOST_WORKERS}"))

@@ -198,6 +198,9 @@ pub fn first_choice(
 }
 
 /// Rejects a checkpoint of another command of this program, whatever its other contents.
+///
+/// # Errors
+/// It is of another command.
 pub fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -> Result<()> {
     // In a checkpoint written in parts, the run's state is nested under `extra`. Language models store the command
     // among their settings.
@@ -241,6 +244,7 @@ fn agree(
     Err(Error::Contradiction { option: option.into(), got: end.to_string(), help })
 }
 
+/// Returns the error of a checkpoint that does not fit.
 pub fn checkpoint_mismatch(problem: String) -> Error {
     Error::Checkpoint { problem }
 }

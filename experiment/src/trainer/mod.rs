@@ -2,14 +2,17 @@
 
 mod checkpoint;
 mod data_parallel;
+mod divided;
 mod elastic;
 mod keeper;
 mod newcomer;
 mod observer;
 mod random;
 mod run;
+mod sharded;
 mod share;
 mod source;
+mod staged;
 mod strategy;
 
 use candle_core::Tensor;
@@ -22,13 +25,16 @@ use crate::run_log::RunLog;
 pub(crate) use checkpoint::find;
 pub use checkpoint::{Saved, agree_on_command, checkpoint_mismatch, first_choice};
 pub use data_parallel::{DataParallel, SingleProcess};
+pub use divided::Divided;
 pub use elastic::conclude;
 pub use keeper::{CheckpointSchedule, RunEnd, RunIdentity};
 pub(crate) use newcomer::restart_before_first_step;
 pub use observer::{Epoch, Losses, Means, Observer, Step};
 pub use random::StepRandom;
 pub use run::{Find, RunConfig, RunResult};
+pub use sharded::Sharded;
 pub use source::{Epochs, Loader, sampler_state};
+pub use staged::Staged;
 pub use strategy::{Batches, CheckpointForm, Parts, Sets, Source, Strategy, Whole};
 
 /// Position of a run: the next batch.

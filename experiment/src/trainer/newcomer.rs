@@ -121,7 +121,7 @@ mod tests {
                     comm = comm.elastic()?.shrink()?;
                     hand_over(&*comm, 7 + comm.rank()).map_err(|e| candle_core::Error::msg(e.to_string()))?;
                 } else {
-                    let mut rank = Rank::from_comm(comm);
+                    let mut rank = Rank::from_comm(comm, &candle_core::Device::Cpu);
                     if let Err(error) = join_again(&mut rank, Some(RANGE), lost.into()) {
                         return Ok(Some(Err(error.to_string())));
                     }

@@ -14,7 +14,7 @@ pub struct StepRandom {
 
 impl StepRandom {
     /// Seeds the generator for this rank and step. Takes a few microseconds.
-    pub(crate) fn begin(&self, rank: usize, step: usize) {
+    pub fn begin(&self, rank: usize, step: usize) {
         let seed = step_seed(self.seed, rank as u64, step as u64);
         self.generator.with(|generator| generator.manual_seed(seed));
     }

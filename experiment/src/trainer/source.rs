@@ -90,6 +90,9 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for Epochs<D, B> {
 }
 
 /// Deserializes the position of a checkpoint in the data.
+///
+/// # Errors
+/// Another text.
 pub fn sampler_state(state: &Value) -> Result<SamplerState> {
     serde_json::from_value(state.clone()).map_err(|reason| Error::Checkpoint {
         problem: format!("its sampler's state cannot be read: {reason}"),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
-use experiment::error::{Error, Result};
+use experiment::error::Result;
 use experiment::options::PrecisionOption;
 use models::tokens::{Piece, TextSource};
 use models::{CausalLm, Lora, Tokenizer, Weights};

@@ -1,7 +1,13 @@
 //! Peak memory of each rank by kind: measured, and computed by formulas.
 
+use candle_core::Tensor;
+use comm::peak_rss_bytes;
+use experiment::error::Result;
+use experiment::trainer::Sharded;
+use fsdp::Fsdp;
 use serde::{Deserialize, Serialize};
 
+use super::model::LargeModel;
 use super::options::{FsdpMlpOptions, Sharding};
 
 /// Peak bytes of each kind.
@@ -14,6 +20,22 @@ pub(super) struct PeakMemory {
     pub(super) activations: Option<usize>,
     /// Peak of the whole process, where known.
     pub(super) process: Option<u64>,
+}
+
+impl PeakMemory {
+    pub(super) fn of<B, L>(trainee: &Sharded<LargeModel, B, L>) -> Self
+    where
+        L: Fn(&Fsdp<LargeModel>, &B) -> Result<Tensor>,
+    {
+        let memory = trainee.fsdp().memory();
+        Self {
+            parameters: memory.parameters.peak,
+            gradients: memory.gradients.peak,
+            optimizer: trainee.optimizer().state_bytes(),
+            activations: Some(trainee.activations()),
+            process: peak_rss_bytes(),
+        }
+    }
 }
 
 const COLUMNS: [&str; 5] = ["parameters", "gradients", "optimizer", "activations", "process"];

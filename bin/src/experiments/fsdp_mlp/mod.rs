@@ -4,20 +4,20 @@ mod data;
 mod memory;
 mod model;
 mod options;
-mod step;
 #[cfg(test)]
 mod tests;
 
 use experiment::console::say;
 use experiment::error::Result;
 use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{Losses, Step, Trainer};
+use experiment::trainer::{Losses, Sharded, Step, Trainer};
 use experiment::{Experiment, options_of};
-use training::{TensorFile, TorchInit};
+use training::{Adam, AdamConfig, TensorFile, TorchInit, cross_entropy};
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
+use candle_nn::Module;
 use comm::{Mesh, all_gather_object};
-use fsdp::Fsdp;
+use fsdp::{Fsdp, LossScaler, LossScalerConfig};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
@@ -30,7 +30,6 @@ use crate::python::Fixed;
 use data::{Batches, Samples};
 use memory::PeakMemory;
 use model::LargeModel;
-use step::FsdpStrategy;
 
 /// The handbook prints the loss of every so many steps.
 const PRINTED: usize = 10;
@@ -95,7 +94,11 @@ impl Experiment for FsdpMlpOptions {
             fsdp.load_full(path)?;
         }
         let batches = Batches::new(self, setup.samples, rank)?;
-        let mut trainer = Trainer::new(FsdpStrategy::new(fsdp, self)?, batches);
+        let config = AdamConfig { learning_rate: self.lr, ..AdamConfig::default() };
+        let optimizer = Adam::named(fsdp.named_vars(), config)?;
+        let scaler = |scale| LossScaler::new(LossScalerConfig { scale, ..LossScalerConfig::default() });
+        let scaler = self.loss_scale.map(scaler).transpose()?;
+        let mut trainer = Trainer::new(Sharded::new(fsdp, optimizer, scaler, loss), batches);
         let mut losses = Losses(|step: &Step<'_>, loss: f32| match step.batch.is_multiple_of(PRINTED) {
             true => step.say(format_args!("Step {}, Loss: {}", step.batch, Fixed::<4>(loss.into()))),
             false => Ok(()),
@@ -104,9 +107,9 @@ impl Experiment for FsdpMlpOptions {
         let trainee = trainer.model();
         let held = all_gather_object(&*rank.comm, &PeakMemory::of(trainee))?;
         if let Some(path) = &self.common.save {
-            trainee.fsdp.save_full(path)?;
+            trainee.fsdp().save_full(path)?;
         }
-        Ok(Trained { series, held, scaling: trainee.scaling() })
+        Ok(Trained { series, held, scaling: trainee.scaler().map(scaling) })
     }
 
     fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
@@ -135,6 +138,20 @@ impl Experiment for FsdpMlpOptions {
         facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display())));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
+}
+
+fn loss(model: &Fsdp<LargeModel>, (x, y): &(Tensor, Tensor)) -> Result<Tensor> {
+    Ok(cross_entropy(&model.forward(x)?, y, None)?)
+}
+
+/// Returns the line about the final loss scale.
+fn scaling(scaler: &LossScaler) -> String {
+    let steps = match scaler.skipped() {
+        0 => "no step was skipped".into(),
+        1 => "1 step was skipped: a gradient was not finite".into(),
+        more => format!("{more} steps were skipped: a gradient was not finite"),
+    };
+    format!("Loss scale {} at the end; {steps}", scaler.factor())
 }
 
 impl FsdpMlpOptions {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use candle_core::Device;
 use clap::Parser;
 use comm::{Communicator, Local, Operation, Result, Stats, Work};
 use experiment::Experiment;
@@ -78,7 +79,8 @@ fn train(sharding: &str, steps: usize) -> Vec<(f64, f64)> {
     let options = Command::parse_from(words.split(' ')).options;
     Local::run_shared(4, |group| {
         let everywhere = Arc::default();
-        let mut rank = Rank::from_comm(Arc::new(Counted::new(group.clone(), &everywhere)));
+        let counted = Arc::new(Counted::new(group.clone(), &everywhere));
+        let mut rank = Rank::from_comm(counted, &Device::Cpu);
         options.train(Setup { samples: None }, &mut rank).unwrap();
         let seconds = rank.outcome(()).ranks[group.rank()].communication_s;
         Ok((seconds, everywhere.load(Ordering::Relaxed) as f64))

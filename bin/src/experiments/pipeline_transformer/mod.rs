@@ -1,9 +1,9 @@
 //! `pipeline-transformer`, the pipeline tutorial: a Transformer cut into stages, trained with micro-batches.
 
+mod batches;
 mod compare;
 mod modules;
 mod options;
-mod staged;
 mod stages;
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use experiment::error::Result;
 use experiment::rank::{Outcome, Rank};
 use experiment::result_line;
 use experiment::start::check_world_size;
-use experiment::trainer::{Losses, Step, StepRandom, Trainer};
+use experiment::trainer::{Losses, Staged, Step, StepRandom, Trainer};
 use experiment::variables::Variables;
 use experiment::{self, Experiment, options_of};
 use models::tutorials::transformer::Transformer;
@@ -25,7 +25,7 @@ use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Timeline, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::{FileError, cross_entropy, save_weights};
+use training::{FileError, Sgd, SgdConfig, cross_entropy, save_weights};
 
 pub use compare::Utilization;
 pub use modules::transformer_modules;
@@ -35,7 +35,7 @@ use crate::experiments::tokens::{self, Batch, Row};
 use crate::module_tree;
 use crate::python::{Float, IntTensor};
 
-use staged::{Batches, PipelineStrategy};
+use batches::Batches;
 use stages::Weights;
 
 /// Number of steps of which the fastest is shown in a report.
@@ -136,14 +136,17 @@ impl Experiment for PipelineTransformerOptions {
         let first = batches.first().cloned();
         let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
         let reporter = self.reporter(world_size);
-        let staged = PipelineStrategy::new(made(&config)?, self.lr, name, (world.clone(), reporter))?;
+        let BuiltPipeline { pipeline, step } = made(&config)?;
+        let sgd = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
+        let optimizer = Sgd::named(pipeline.named_vars(), sgd)?;
+        let staged = Staged::new(pipeline, step, optimizer, name, (world.clone(), reporter));
         let mut trainer = Trainer::new(staged, Batches(batches));
         let mut losses = Losses(|step: &Step<'_>, loss: f32| {
             let loss = Float(loss.into());
             step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
         });
         let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
-        let BuiltPipeline { mut pipeline, .. } = trainer.into_model().made;
+        let mut pipeline = trainer.into_model().into_pipeline();
         let measured = match (&self.common.report, &first) {
             (Some(_), Some(batch)) => quickest(&*stages, &mut pipeline, batch)?,
             _ => Plan::default(),

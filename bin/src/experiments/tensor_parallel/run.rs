@@ -3,19 +3,16 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use candle_nn::Optimizer;
-use comm::{Communicator, Mesh, Stats, peak_rss_bytes, reset_peak_rss};
+use comm::{Mesh, peak_rss_bytes, reset_peak_rss};
 use experiment::error::Result;
-use experiment::held::{bytes, gradient_bytes};
-use experiment::options::with_fallback_hint;
 use experiment::rank::Rank;
-use experiment::trainer::{CheckpointForm, Epochs, Losses, Parts, Position, Source, Step, Strategy, Trainer};
+use experiment::trainer::{Divided, Epochs, Losses, Position, Source, Step, Strategy, Trainer};
 use report::RunSeries;
 use report::metrics::MemoryUse;
 use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights};
-use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, OptimizerState, activation_bytes};
+use training::{Adam, AdamConfig};
 
 use super::OnMesh;
 use super::figures::Measurements;
@@ -90,8 +87,7 @@ pub(super) fn train<E: OnMesh, T: Task>(
     rank: &mut Rank,
 ) -> Result<Trained> {
     let mesh = mesh(&rank.comm, config.sizes)?;
-    let mut trainer =
-        Trainer::new(TensorParallelStrategy::new(task, config, &mesh)?, epochs(&mesh, task, config)?);
+    let mut trainer = Trainer::new(divided(task, config, &mesh)?, epochs(&mesh, task, config)?);
     let mut losses = Losses(|step: &Step<'_>, loss: f32| {
         step.say(format_args!("{}", task.line(step.epoch, step.batch, loss)))
     });
@@ -99,7 +95,7 @@ pub(super) fn train<E: OnMesh, T: Task>(
     let step_s = ran.seconds / ran.steps.max(1) as f64;
     let own = Measurements { held: ran.held, peak_rss: peak_rss_bytes(), step_s };
     if let Some(path) = &experiment.common().save {
-        trainer.model().parallel.save(path)?;
+        trainer.model().parallel().save(path)?;
     }
     let own = own.largest(&*rank.comm)?;
     drop(trainer);
@@ -115,11 +111,11 @@ fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Ran
     let config = TensorParallelRunConfig { sizes: (world_size, 1), parallel, batch_size, ..config.clone() };
     let mesh = mesh(&rank.comm, config.sizes)?;
     reset_peak_rss();
-    let mut divided = TensorParallelStrategy::new(task, &config, &mesh)?;
+    let mut divided = divided(task, &config, &mesh)?;
     let batches: Vec<_> =
         epochs(&mesh, task, &config)?.batches(Position::default())?.collect::<Result<_>>()?;
     let (mut batches, mut at) = (batches.iter().cycle(), Position::default());
-    let mut step = |divided: &mut TensorParallelStrategy<'_, T>| -> Result<()> {
+    let mut step = |divided: &mut dyn Strategy<Batch = Vec<usize>>| -> Result<()> {
         if let Some((batch, _)) = batches.next() {
             divided.step(at, batch)?.map(|loss| loss.to_scalar::<f32>()).transpose()?;
             at.step += 1;
@@ -127,7 +123,7 @@ fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Ran
         Ok(())
     };
     step(&mut divided)?;
-    let (watch, sent) = (rank.stopwatch_over(&divided.groups), divided.stats().bytes_sent);
+    let (watch, sent) = (rank.stopwatch_over(&divided.groups()), divided.stats().bytes_sent);
     (0..COMPARED_STEPS).try_for_each(|_| step(&mut divided))?;
     let step_s = watch.measured().seconds / COMPARED_STEPS as f64;
     let sent = (divided.stats().bytes_sent - sent) as f64 / COMPARED_STEPS as f64;
@@ -154,87 +150,26 @@ fn epochs<T: Task>(
     Ok(Epochs { ranks: "{} data-parallel ranks", ..Epochs::new(loader) })
 }
 
-/// A model divided over the ranks, with its optimizer.
-struct TensorParallelStrategy<'a, T: Task> {
+/// Builds the model on a mesh, with its optimizer and the loss of the samples with some indices.
+fn divided<'a, T: Task>(
     task: &'a T,
-    parallel: TensorParallel<T::Model>,
-    optimizer: Adam,
-    /// The groups along `tp` and along `dp`.
-    groups: Vec<Arc<dyn Communicator>>,
-    /// Bytes of gradients and of activations, measured in the first step.
-    first: Option<(u64, u64)>,
-}
-
-impl<'a, T: Task> TensorParallelStrategy<'a, T> {
-    fn new(task: &'a T, config: &TensorParallelRunConfig, mesh: &Mesh) -> Result<Self> {
-        // Each model draws from a copy of the generator, so all get the same weights.
-        let weights = match &config.weights {
-            Weights::Random(generator) => {
-                Weights::Random(generator.with(|generator| generator.clone()).into())
-            }
-            other => other.clone(),
-        };
-        let parallel = TensorParallel::new(mesh, &config.parallel, &weights, |builder| task.model(builder))?;
-        let adam = AdamConfig { learning_rate: config.lr, ..AdamConfig::default() };
-        let optimizer = Adam::named(parallel.named_vars(), adam)?;
-        let groups = vec![mesh.axis("tp")?.clone(), mesh.axis("dp")?.clone()];
-        Ok(Self { task, parallel, optimizer, groups, first: None })
-    }
-}
-
-impl<T: Task> Strategy for TensorParallelStrategy<'_, T> {
-    /// Sample indices.
-    type Batch = Vec<usize>;
-
-    fn name(&self, _: usize) -> String {
-        let [tp, dp] = [0, 1].map(|axis: usize| self.groups[axis].world_size());
-        format!("tp {tp}, dp {dp}")
-    }
-
-    fn step(&mut self, at: Position, samples: &Vec<usize>) -> Result<Option<Tensor>> {
-        self.parallel.begin_step(at.step as u64);
-        let loss = tracing::info_span!("forward").in_scope(|| self.task.loss(&self.parallel, samples))?;
-        let activations = self.first.map_or_else(|| activation_bytes(&loss, []) as u64, |(_, first)| first);
-        let gradients = self.parallel.backward(&loss)?;
-        if self.first.is_none() {
-            self.first = Some((gradient_bytes(&self.parallel.vars(), &gradients), activations));
-        }
-        tracing::info_span!("optimizer").in_scope(|| self.optimizer.step(&gradients))?;
-        Ok(Some(loss))
-    }
-
-    fn held(&self) -> Result<MemoryUse> {
-        let (gradients, activations) = self.first.unwrap_or_default();
-        Ok(MemoryUse {
-            weights: bytes(self.parallel.vars().iter().map(|var| var.as_tensor())),
-            gradients,
-            optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),
-            activations,
-            ..MemoryUse::default()
-        })
-    }
-
-    fn stats(&self) -> Stats {
-        self.parallel.stats()
-    }
-
-    fn groups(&self) -> Vec<Arc<dyn Communicator>> {
-        self.groups.clone()
-    }
-
-    fn kept(&mut self) -> CheckpointForm<'_> {
-        CheckpointForm::Parts(self)
-    }
-}
-
-impl<T: Task> Parts for TensorParallelStrategy<'_, T> {
-    fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()> {
-        self.parallel.save_checkpoint(to, &self.optimizer, &checkpoint)?;
-        Ok(())
-    }
-
-    fn load(&mut self, from: &Contents) -> Result<()> {
-        self.parallel.load_checkpoint(from, &mut self.optimizer).map_err(with_fallback_hint)?;
-        Ok(())
-    }
+    config: &TensorParallelRunConfig,
+    mesh: &Mesh,
+) -> Result<
+    Divided<
+        T::Model,
+        Vec<usize>,
+        impl Fn(&TensorParallel<T::Model>, &Vec<usize>) -> Result<Tensor> + use<'a, T>,
+    >,
+> {
+    // Each model draws from a copy of the generator, so all get the same weights.
+    let weights = match &config.weights {
+        Weights::Random(generator) => Weights::Random(generator.with(|generator| generator.clone()).into()),
+        other => other.clone(),
+    };
+    let parallel = TensorParallel::new(mesh, &config.parallel, &weights, |builder| task.model(builder))?;
+    let adam = AdamConfig { learning_rate: config.lr, ..AdamConfig::default() };
+    let optimizer = Adam::named(parallel.named_vars(), adam)?;
+    let loss = move |model: &TensorParallel<T::Model>, samples: &Vec<usize>| task.loss(model, samples);
+    Divided::new(parallel, optimizer, loss, mesh)
 }
