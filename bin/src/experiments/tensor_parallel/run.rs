@@ -87,7 +87,10 @@ pub(super) fn train<E: OnMesh, T: Task>(
     rank: &mut Rank,
 ) -> Result<Trained> {
     let mesh = mesh(&rank.comm, config.sizes)?;
-    let mut trainer = Trainer::new(divided(task, config, &mesh)?, epochs(&mesh, task, config)?);
+    let (parallel, optimizer) = build(task, config, &mesh)?;
+    let loss = |model: &TensorParallel<T::Model>, samples: &Vec<usize>| task.loss(model, samples);
+    let divided = Divided::new(parallel, optimizer, loss, &mesh)?;
+    let mut trainer = Trainer::new(divided, epochs(&mesh, task, config)?);
     let mut losses = Losses(|step: &Step<'_>, loss: f32| {
         step.say(format_args!("{}", task.line(step.epoch, step.batch, loss)))
     });
@@ -111,7 +114,9 @@ fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Ran
     let config = TensorParallelRunConfig { sizes: (world_size, 1), parallel, batch_size, ..config.clone() };
     let mesh = mesh(&rank.comm, config.sizes)?;
     reset_peak_rss();
-    let mut divided = divided(task, &config, &mesh)?;
+    let (parallel, optimizer) = build(task, &config, &mesh)?;
+    let loss = |model: &TensorParallel<T::Model>, samples: &Vec<usize>| task.loss(model, samples);
+    let mut divided = Divided::new(parallel, optimizer, loss, &mesh)?;
     let batches: Vec<_> =
         epochs(&mesh, task, &config)?.batches(Position::default())?.collect::<Result<_>>()?;
     let (mut batches, mut at) = (batches.iter().cycle(), Position::default());
@@ -150,18 +155,12 @@ fn epochs<T: Task>(
     Ok(Epochs { ranks: "{} data-parallel ranks", ..Epochs::new(loader) })
 }
 
-/// Builds the model on a mesh, with its optimizer and the loss of the samples with some indices.
-fn divided<'a, T: Task>(
-    task: &'a T,
+/// Builds the model on a mesh, with its optimizer.
+fn build<T: Task>(
+    task: &T,
     config: &TensorParallelRunConfig,
     mesh: &Mesh,
-) -> Result<
-    Divided<
-        T::Model,
-        Vec<usize>,
-        impl Fn(&TensorParallel<T::Model>, &Vec<usize>) -> Result<Tensor> + use<'a, T>,
-    >,
-> {
+) -> Result<(TensorParallel<T::Model>, Adam)> {
     // Each model draws from a copy of the generator, so all get the same weights.
     let weights = match &config.weights {
         Weights::Random(generator) => Weights::Random(generator.with(|generator| generator.clone()).into()),
@@ -170,6 +169,5 @@ fn divided<'a, T: Task>(
     let parallel = TensorParallel::new(mesh, &config.parallel, &weights, |builder| task.model(builder))?;
     let adam = AdamConfig { learning_rate: config.lr, ..AdamConfig::default() };
     let optimizer = Adam::named(parallel.named_vars(), adam)?;
-    let loss = move |model: &TensorParallel<T::Model>, samples: &Vec<usize>| task.loss(model, samples);
-    Divided::new(parallel, optimizer, loss, mesh)
+    Ok((parallel, optimizer))
 }
