@@ -134,7 +134,16 @@ pub fn spawn_told<T: DeserializeOwned>(
     let env = std::iter::once((SPAWNED_FOR.into(), command.into())).chain(told).collect();
     // The ranks do not read the recipe file again: it may have changed meanwhile.
     let args = origin::arguments();
-    handed_over(spawn_with_bar(SpawnConfig { world_size, args, env, elastic, ..SpawnConfig::default() })?)
+    // An elastic job has a temporary folder, which is then removed even if this process is killed.
+    let sweep = elastic.is_some();
+    handed_over(spawn_with_bar(SpawnConfig {
+        world_size,
+        args,
+        env,
+        elastic,
+        sweep,
+        ..SpawnConfig::default()
+    })?)
 }
 
 /// Decodes what rank 0 passed to [`hand_over`], from the results of [`launch::spawn`].

@@ -13,8 +13,9 @@ use comm::{Error, Result};
 ///
 /// A rank that fails after the ranks have formed a group ([`Tcp::connect`](comm::Tcp::connect)) counts as lost, and is
 /// named in a warning. A rank that fails before that ends the job, because the others would wait for it. The job is
-/// done when all remaining ranks are. The report that the ranks have formed a group may arrive after the failure, from
-/// any rank on any node. The launcher waits for it as long as the others may take to end by themselves
+/// done when all remaining ranks are; if the last one that is still at work fails, the job fails, even if others have
+/// ended well before. The report that the ranks have formed a group may arrive after the failure, from any rank on any
+/// node. The launcher waits for it as long as the others may take to end by themselves
 /// ([`SpawnConfig::grace`](crate::SpawnConfig::grace)).
 ///
 /// On several nodes, every launcher but the first one may be lost as well, with its ranks and its machine. A launcher
@@ -22,7 +23,7 @@ use comm::{Error, Result};
 /// ranks of the first node may be lost like any others. After a launcher is lost there is no restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElasticJob {
-    /// Minimum number of ranks; with fewer the job fails. Default: 1.
+    /// Minimum number of ranks, those included that are starting; with fewer the job fails. Default: 1.
     pub min: usize,
     /// Maximum number of ranks that are started in place of lost ones. They find `GIRANDOLE_NEWCOMER` in their
     /// environment, and their `RANK` numbers continue those of the first ranks. On one node only. Default: 0.

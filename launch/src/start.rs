@@ -131,6 +131,11 @@ impl Workers {
         self.spares.clear();
     }
 
+    /// Whether one more rank can be started.
+    pub(super) fn has_spare(&self) -> bool {
+        !self.spares.is_empty()
+    }
+
     /// Starts one more rank, with the next free number, and returns it; `None` if no spare pipes are left.
     pub(super) fn add(&mut self, config: &SpawnConfig, job: &Job) -> Result<Option<usize>> {
         let Some(spare) = self.spares.front() else { return Ok(None) };

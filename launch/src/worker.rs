@@ -56,7 +56,18 @@ pub fn worker_guard() -> Result<()> {
     let spawner = value.parse().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);
     let help = "the process id of the launcher; unset it to run without one";
     let spawner = spawner.ok_or_else(|| Error::invalid(SPAWNER_PID, &value, help))?;
-    guard::end_with(spawner, leave)
+    if !guard::end_with(spawner, leave)? {
+        // Also if a shell has inherited the variable from a launcher that has long ended. If the line cannot be
+        // written, only the exit code remains.
+        let _ = writeln!(std::io::stderr().lock(), "error: {}", gone(&value));
+        leave();
+    }
+    Ok(())
+}
+
+fn gone(spawner: &str) -> Error {
+    let help = "that launcher is gone, so this rank ends; unset the variable to run without one";
+    Error::invalid(SPAWNER_PID, spawner, help)
 }
 
 /// Ends this process because its launcher is gone.

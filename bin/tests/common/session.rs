@@ -29,7 +29,13 @@ impl Session {
         let pid = self.child.id();
         let children =
             std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+        // The launcher's cleanup process, which an elastic job has, is no rank.
+        let is_rank = |pid: &&str| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|&byte| byte == 0).any(|variable| variable.starts_with(b"RANK="))
+        };
+        let ranks = children.split_whitespace().filter(is_rank);
+        ranks.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
     }
 
     /// Waits until a condition holds or the command has ended.

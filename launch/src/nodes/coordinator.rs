@@ -163,10 +163,12 @@ impl Coordinator {
             return Vec::new();
         }
         failure.node = Some(self.names[node].clone());
-        self.losses.add(failure.rank);
+        let was_member = self.losses.add(failure.rank);
+        // If all others have ended before, nobody is left to do this rank's part of the work.
+        let was_last = was_member && self.losses.at_work(self.local_world_size()) == 0;
         let (rank, status, headline) = (failure.rank, failure.status, failure.headline());
         let failed = Failed { failure, at: now, is_final };
-        if self.are_enough() {
+        if self.are_enough() && !was_last {
             self.losses.keep(node, failed);
             return self.go_on(headline);
         }
@@ -194,8 +196,11 @@ impl Coordinator {
 
     /// A launcher has seen a process end. A message counts only for the sender's own ranks: about the ranks of an
     /// unreachable node nothing is known.
-    fn has_ended(&self, node: usize, rank: usize) -> Orders {
+    fn has_ended(&mut self, node: usize, rank: usize) -> Orders {
         let is_its_own = self.stages.len() == 1 || rank.checked_div(self.local_world_size()) == Some(node);
+        if is_its_own {
+            self.losses.add_end(rank);
+        }
         let running = self.those_at(|stage| *stage == Stage::Running).filter(|_| is_its_own);
         running.map(|node| (node, Order::HasEnded(rank))).collect()
     }

@@ -26,6 +26,8 @@ pub(super) struct Losses {
     has_met: bool,
     /// Ranks that have failed, and ranks excluded from the group, which may not have ended.
     ranks: BTreeSet<usize>,
+    /// Ranks whose processes have ended, well or not.
+    ended: BTreeSet<usize>,
     /// By node: whether it is lost, with all of its ranks.
     nodes: Vec<bool>,
     /// Failures after which too few ranks are left, with their nodes. Replaced by the node's own report when its round
@@ -59,9 +61,14 @@ impl Losses {
         self.has_met && self.fatal.is_empty() && self.left(local_world_size) >= min
     }
 
-    /// Records that this rank is lost.
-    pub(super) fn add(&mut self, rank: usize) {
-        self.ranks.insert(rank);
+    /// Records that this rank is lost. Returns false if it was before, or was excluded from the group.
+    pub(super) fn add(&mut self, rank: usize) -> bool {
+        self.ranks.insert(rank)
+    }
+
+    /// Records that the process of this rank has ended.
+    pub(super) fn add_end(&mut self, rank: usize) {
+        self.ended.insert(rank);
     }
 
     /// Records that all ranks of this node are lost.
@@ -99,11 +106,21 @@ impl Losses {
 
     /// Returns the number of remaining ranks, with `local_world_size` ranks on each node.
     pub(super) fn left(&self, local_world_size: usize) -> usize {
+        self.all_but(self.ranks.iter(), local_world_size)
+    }
+
+    /// Returns the number of remaining ranks whose processes run.
+    pub(super) fn at_work(&self, local_world_size: usize) -> usize {
+        self.all_but(self.ranks.union(&self.ended), local_world_size)
+    }
+
+    /// Returns the number of ranks of all nodes that are not lost, without those in `absent`.
+    fn all_but<'a>(&self, absent: impl Iterator<Item = &'a usize>, local_world_size: usize) -> usize {
         let nodes = self.nodes.iter().filter(|is_lost| !**is_lost).count();
         let is_there = |node: usize| self.nodes.get(node) == Some(&false);
         let of_these = |rank: &&usize| rank.checked_div(local_world_size).is_some_and(is_there);
-        let lost = self.ranks.iter().filter(of_these).count();
-        nodes.saturating_mul(local_world_size).saturating_sub(lost)
+        let absent = absent.filter(of_these).count();
+        nodes.saturating_mul(local_world_size).saturating_sub(absent)
     }
 
     /// Stores the last lines of a rank's standard error with its failure, if that may become the reported cause.

@@ -97,19 +97,17 @@ impl Supervisor<'_> {
         let pid = self.workers.list[self.local_rank(rank)].pid;
         let done = self.ended_well();
         let left = self.workers.at_work() + done;
-        // Replacements count as soon as they are started, but without the others there is no group that they could
-        // join.
-        if left == 0 || left + self.workers.joining() < elastic.min {
+        // Replacements count, the next one too, but without the others there is no group that they could join.
+        let next = usize::from(done == 0 && self.workers.has_spare());
+        if left == 0 || left + self.workers.joining() + next < elastic.min || self.was_last_at_work(end) {
+            return false;
+        }
+        let replaced = if next > 0 { self.replace(rank) } else { None };
+        // The next one could not be started.
+        if left + self.workers.joining() < elastic.min {
             return false;
         }
         self.lost.push(end);
-        let replaced = match done {
-            0 => self.workers.add(self.config, self.job).unwrap_or_else(|error| {
-                tracing::warn!("no rank can be started in the place of rank {rank}: {error}");
-                None
-            }),
-            _ => None,
-        };
         let go_on = if left == 1 { "the other goes on" } else { "the others go on" };
         match replaced {
             Some(new) => {
@@ -119,6 +117,23 @@ impl Supervisor<'_> {
         }
         true
     }
+
+    /// Whether no member of the group has worked on after this one ended: then its part of the result is missing, even
+    /// if others had ended well before.
+    fn was_last_at_work(&self, end: Ended) -> bool {
+        let was_member = !self.workers.list[self.local_rank(end.rank)].is_outside_group();
+        let mut later = self.ended.iter().filter(|other| other.status.success() && other.at > end.at);
+        was_member && self.workers.at_work() == 0 && later.next().is_none()
+    }
+
+    /// Starts a rank in the place of this one, and returns its number.
+    fn replace(&mut self, rank: usize) -> Option<usize> {
+        self.workers.add(self.config, self.job).unwrap_or_else(|error| {
+            tracing::warn!("no rank can be started in the place of rank {rank}: {error}");
+            None
+        })
+    }
+
     pub(super) fn tell_of_loss(&mut self, end: Ended) {
         self.lost.push(end);
         let is_final = self.config.is_final(end.status);

@@ -113,6 +113,26 @@ pub(crate) fn met_late(rank: usize) {
     report_result("worked on").unwrap();
 }
 
+/// Rank 1 ends well, and when the launcher knows that, rank 0 fails.
+pub(crate) const LAST_FAILS: &str = r#"
+printf '\001girandole-met:\n'
+[ $RANK = 1 ] && exit 0
+until grep -qx 1 "$GIRANDOLE_ELASTIC_ENDED" 2> /dev/null; do sleep 0.01; done
+exit 3"#;
+
+/// Rank 1 fails, and only when the launcher knows that, rank 0 reports that they had formed a group, and ends well.
+pub(crate) const MET_AT_THE_END: &str = r#"
+[ $RANK = 1 ] && exit 3
+until grep -qx 1 "$GIRANDOLE_ELASTIC_ENDED" 2> /dev/null; do sleep 0.01; done
+printf '\001girandole-met:\n'"#;
+
+/// Two ranks at least, and one replacement.
+pub(crate) fn at_the_least(plain: SpawnConfig) -> SpawnConfig {
+    let mut config = with_more(1, plain);
+    config.elastic.as_mut().unwrap().min = 2;
+    config
+}
+
 /// At least two of three ranks, and two replacements.
 pub(crate) fn filled_up_config(plain: SpawnConfig) -> SpawnConfig {
     let mut config = with_more(2, plain);
@@ -160,6 +180,34 @@ fn a_lost_rank_is_replaced_where_the_file_of_the_program_is_gone() {
 fn where_no_rank_can_be_started_in_place_of_a_lost_one_the_others_go_on() {
     let finished = without_its_file("not replaced");
     assert_eq!(finished.outcome(), r#"[Some("one of 1"), None, None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn where_no_rank_can_be_started_and_too_few_are_left_the_job_fails() {
+    let finished = without_its_file("not replaced, at the least");
+    let outcome = finished.outcome();
+    assert!(outcome.starts_with("rank 1 (pid ") && outcome.contains("SIGKILL"), "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_is_replaced_where_too_few_are_left_without_it() {
+    let job = Job::start("replaced, at the least", 2);
+    kill_process(job.ready(2)[1], Signal::KILL).unwrap();
+    let finished = job.finish();
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), None, Some("one of 2")]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_fails_when_the_others_have_ended_well_is_no_loss_to_go_on_without() {
+    let finished = Job::start("last fails", 2).finish();
+    let outcome = finished.outcome();
+    assert!(outcome.starts_with("rank 0 (pid ") && outcome.contains("code 3"), "{}", finished.stderr);
+}
+
+#[test]
+fn one_that_fails_before_the_others_end_well_is_lost_even_where_that_they_had_met_is_heard_at_the_end() {
+    let finished = Job::start("met at the end", 2).finish();
+    assert_eq!(finished.outcome(), "[None, None]", "{}", finished.stderr);
 }
 
 #[test]

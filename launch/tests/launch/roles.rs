@@ -58,6 +58,13 @@ fn launch(role: &str, ranks: usize) {
             elastic::config(plain)
         }
         "met late" => SpawnConfig { grace: Duration::from_secs(60), ..elastic::config(plain) },
+        "last fails" => elastic::config(shell(elastic::LAST_FAILS)),
+        "met at the end" => elastic::config(shell(elastic::MET_AT_THE_END)),
+        "replaced, at the least" => elastic::at_the_least(plain),
+        "not replaced, at the least" => {
+            let program = std::env::current_exe().ok();
+            elastic::at_the_least(SpawnConfig { program, ..plain })
+        }
         "filled up" => {
             tracing::subscriber::set_global_default(Warnings).unwrap();
             elastic::filled_up_config(plain)
@@ -186,8 +193,8 @@ fn play(role: &str, rank: usize) {
         "at work" => elastic::at_work(rank),
         "left behind" => elastic::left_behind(rank, 1),
         "talkative" => elastic::left_behind(rank, 100),
-        "replaced" | "replaced by the second" => elastic::replaced(rank, true),
-        "not replaced" => elastic::replaced(rank, false),
+        "replaced" | "replaced by the second" | "replaced, at the least" => elastic::replaced(rank, true),
+        "not replaced" | "not replaced, at the least" => elastic::replaced(rank, false),
         "all but one fail" => elastic::all_but_one_fail(rank, 0),
         "all but one fail after lines" => elastic::all_but_one_fail(rank, 100),
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),

@@ -38,7 +38,13 @@ pub(crate) fn what_cannot_be_used() {
     half.env("RANK", "0");
     let mut bind = program("mean");
     bind.env("GIRANDOLE_BIND", "192.0.2.1");
-    let [none, half, bind] = end([program("no ranks"), half, bind]);
+    let mut orphan = program("mean");
+    // No system has that many processes.
+    orphan.env("GIRANDOLE_SPAWNER_PID", "2147483647");
+    let [none, half, bind, orphan] = end([program("no ranks"), half, bind, orphan]);
+    let line = "error: GIRANDOLE_SPAWNER_PID: got 2147483647; that launcher is gone, so this rank ends; unset the \
+                variable to run without one\n";
+    assert_eq!((text(&orphan.stderr).as_str(), orphan.status.code()), (line, Some(75)));
     for (output, line) in [
         (none, "error: world_size: got 0; at least 1 rank is needed\n"),
         (half, "error: WORLD_SIZE: got nothing; set it to the number of ranks, from 1 (a launcher does)\n"),

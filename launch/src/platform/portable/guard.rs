@@ -10,12 +10,12 @@ use rustix::process::{Pid, getppid, test_kill_process};
 /// before.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Starts a thread that watches the launcher, and calls `leave` when it is gone.
-pub(crate) fn end_with(spawner: Pid, leave: fn() -> !) -> Result<()> {
+/// Starts a thread that watches the launcher, and calls `leave` when it is gone. Returns false if it is gone already.
+pub(crate) fn end_with(spawner: Pid, leave: fn() -> !) -> Result<bool> {
     let gone = move || test_kill_process(spawner) == Err(Errno::SRCH);
     let parent = getppid();
     if parent != Some(spawner) && gone() {
-        leave();
+        return Ok(false);
     }
     let watch = move || {
         while getppid() == parent && !gone() {
@@ -24,5 +24,5 @@ pub(crate) fn end_with(spawner: Pid, leave: fn() -> !) -> Result<()> {
         leave();
     };
     let thread = std::thread::Builder::new().name("launcher".into()).spawn(watch);
-    thread.map(drop).map_err(|e| Error::system("cannot watch the launcher", e))
+    thread.map(|_| true).map_err(|e| Error::system("cannot watch the launcher", e))
 }

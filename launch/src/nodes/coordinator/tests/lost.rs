@@ -30,6 +30,31 @@ fn ranks_and_nodes_may_be_lost_as_long_as_there_are_enough() {
 }
 
 #[test]
+fn without_the_last_rank_at_work_none_goes_on() {
+    let now = Instant::now();
+    let all_others_end = |coordinator: &mut Coordinator, last: usize| {
+        for rank in (0..6).filter(|rank| *rank != last) {
+            coordinator.handle(rank / 2, NodeMessage::HasEnded(rank), now);
+        }
+        coordinator.handle(1, NodeMessage::Ended(Ending::Done), now);
+        coordinator.handle(last / 2, NodeMessage::HasEnded(last), now);
+    };
+    let mut coordinator = elastic(1, 0);
+    all_others_end(&mut coordinator, 0);
+    assert_eq!(told(&coordinator.handle(0, lost(0), now)), ["0 stop", "2 stop"]);
+    coordinator.handle(2, NodeMessage::Ended(Ending::Done), now);
+    let over = told(&coordinator.handle(0, NodeMessage::Ended(Ending::Done), now));
+    assert!(over.len() == 3 && over[0].contains("over: Failed(WorkerFailure { rank: 0, "), "{over:?}");
+
+    // One that the group excludes had no part in the work.
+    let mut coordinator = elastic(1, 0);
+    coordinator.handle(0, met(&[4]), now);
+    all_others_end(&mut coordinator, 4);
+    let orders = told(&coordinator.handle(2, lost(4), now));
+    assert!(orders[0].ends_with("; the others go on, 5 in all"), "{orders:?}");
+}
+
+#[test]
 fn those_that_were_left_behind_are_not_left() {
     let now = Instant::now();
     let mut coordinator = elastic(1, 0);
