@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use comm::{Communicator, Local, LocalConfig, Mesh};
 
-fn on_each<T: Send + 'static>(world_size: usize, body: fn(Arc<dyn Communicator>) -> T) -> Vec<T> {
+fn on_each<T: Send + 'static>(
+    world_size: usize,
+    body: impl Fn(Arc<dyn Communicator>) -> T + Copy + Send + 'static,
+) -> Vec<T> {
     let group = Local::group(world_size, &LocalConfig::default()).unwrap();
     let spawn = |comm: Local| std::thread::spawn(move || body(Arc::new(comm)));
     let threads: Vec<_> = group.into_iter().map(spawn).collect();
@@ -36,6 +39,21 @@ fn what_is_no_grid_is_refused() {
         let mesh = Mesh::new(comm, &[("dp", 2)]).unwrap();
         assert!(mesh.axis("tp").unwrap_err().to_string().contains("give one of dp"));
     });
+}
+
+#[test]
+fn different_axes_are_refused_on_every_rank() {
+    let others: [&[(&str, usize)]; 3] = [&[("dp", 4)], &[("dp", 2), ("pp", 2)], &[("tp", 2), ("dp", 2)]];
+    for odd in others {
+        let said = on_each(4, move |comm| {
+            let axes: &[(&str, usize)] = if comm.rank() == 2 { odd } else { &[("dp", 2), ("tp", 2)] };
+            Mesh::new(comm, axes).unwrap_err().to_string()
+        });
+        for said in said {
+            assert!(said.contains("other ones on rank 2 than on rank 0 (here "), "{said}");
+            assert!(said.ends_with("give every rank the same axes"), "{said}");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::api::communicator::group::all_gather;
+use crate::base::fingerprint::digest;
 use crate::{Communicator, Error, Result};
 
 /// The ranks of a group as a grid, with one axis for each kind of parallelism. Along each axis, the ranks that differ
@@ -41,11 +43,11 @@ impl Mesh {
     /// Divides the ranks of `comm` along `axes`, each a name and a size. Every rank of the group must call this.
     ///
     /// # Cost
-    /// A [`Communicator::split`] for each axis.
+    /// An all-gather of one number, and a [`Communicator::split`] for each axis.
     ///
     /// # Errors
-    /// Sizes whose product is not the world size, a size of 0, a name that is given twice; those of
-    /// [`Communicator::split`].
+    /// Sizes whose product is not the world size, a size of 0, a name that is given twice; on every rank, other axes on
+    /// one rank than on another; those of [`Communicator::split`].
     pub fn new(comm: Arc<dyn Communicator>, axes: &[(&str, usize)]) -> Result<Self> {
         let refuse = |got: String, help: &str| Err(Error::invalid("the axes of a mesh", got, help));
         for (index, (name, _)) in axes.iter().enumerate() {
@@ -58,6 +60,7 @@ impl Mesh {
             let help = format!("their product must be the world size, {}", comm.world_size());
             return refuse(format!("{axes:?}"), &help);
         }
+        agree(&*comm, axes)?;
         let rank = comm.rank();
         let mut stride = comm.world_size();
         let mut made = Vec::with_capacity(axes.len());
@@ -135,6 +138,19 @@ impl Mesh {
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
     }
+}
+
+/// Checks that every rank gives the same axes. The result is the same on every rank.
+fn agree(comm: &dyn Communicator, axes: &[(&str, usize)]) -> Result<()> {
+    let numbers = |(name, size): &(&str, usize)| -> Vec<usize> {
+        [name.len(), *size].into_iter().chain(name.bytes().map(usize::from)).collect()
+    };
+    let all = all_gather(comm, &[digest(axes.iter().flat_map(numbers)) as i64])?;
+    let Some(rank) = all.iter().position(|theirs| theirs != &all[0]) else { return Ok(()) };
+    let own: Vec<String> = axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+    let [other, first] = [rank, 0].map(|rank| comm.world_ranks()[rank]);
+    let got = format!("other ones on rank {other} than on rank {first} (here {})", own.join(","));
+    Err(Error::invalid("the axes of a mesh", got, "give every rank the same axes"))
 }
 
 /// Returns the ranks of a mesh that differ from the one at `own` only in the axes `free`, in ascending order.

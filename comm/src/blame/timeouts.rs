@@ -31,6 +31,9 @@ const LAST_QUERY_BEFORE: Duration = Duration::from_millis(1500);
 const MIN_BYTES_PER_SECOND: u64 = 1 << 20;
 /// The longest sleep, and so the longest delay until the end of the communicator is noticed.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
+/// The most that counts as time between two checks: a sleep and a query. After a longer time this process itself has
+/// stood still (SIGSTOP, a suspended job), which says nothing about the peer.
+const MAX_BETWEEN_CHECKS: Duration = Duration::from_secs(2);
 
 /// Timing state of one operation and of the current wait in it, and the steps (query, warning) taken so far.
 pub(crate) struct Timeouts {
@@ -185,7 +188,7 @@ impl Timeouts {
         let bytes = moved.saturating_sub(by_then);
         let paid = Duration::from_secs(bytes / MIN_BYTES_PER_SECOND)
             + Duration::from_nanos(bytes % MIN_BYTES_PER_SECOND * 1_000_000_000 / MIN_BYTES_PER_SECOND);
-        self.behind = (self.behind + (now - at)).saturating_sub(paid);
+        self.behind = (self.behind + (now - at).min(MAX_BETWEEN_CHECKS)).saturating_sub(paid);
         self.behind
     }
 }
@@ -248,4 +251,27 @@ fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Du
     };
     let (seconds, place) = (waited.as_secs(), members.suffix());
     tracing::warn!("{call}{place}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_in_which_this_process_stood_still_does_not_count() {
+        let mut timeouts = Timeouts::new(Arc::default());
+        timeouts.begin(0);
+        let mut now = Instant::now();
+        timeouts.update_behind(now, 0);
+        now += Duration::from_secs(3600);
+        assert_eq!(timeouts.update_behind(now, 0), MAX_BETWEEN_CHECKS);
+        // A rank that runs counts all the time in which nothing comes.
+        for _ in 0..600 {
+            now += MAX_SLEEP;
+            timeouts.update_behind(now, 0);
+        }
+        assert_eq!(timeouts.behind, MAX_BETWEEN_CHECKS + Duration::from_secs(300));
+        now += MAX_SLEEP;
+        assert!(timeouts.update_behind(now, 1000 * MIN_BYTES_PER_SECOND).is_zero());
+    }
 }

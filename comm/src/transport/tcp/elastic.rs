@@ -10,7 +10,7 @@ use crate::blame::supervisor::Supervisor;
 use crate::rendezvous::launcher_interface::report_met;
 use crate::rendezvous::meeting::peer::PeerInfo;
 use crate::rendezvous::meeting::regroup::{RankAddress, RegroupEndpoint, Regrouped, join};
-use crate::rendezvous::meeting::{Meeting, Options, meet_with};
+use crate::rendezvous::meeting::{Options, meet_with};
 use crate::{Communicator, Elastic, ElasticGroup, Error, Result, TcpConfig};
 
 use super::Tcp;
@@ -27,16 +27,18 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     let (listener, door) = RegroupEndpoint::listen(config)?;
     let meeting = meet_with(config, Options { door, ..Options::default() })?;
     // From here on nothing is needed from the other ranks: if one is lost now, the others continue without it.
-    let endpoint = RegroupEndpoint::open(listener, config, elastic, config.rank, meeting.lines.session)?;
-    endpoint.set_first_group(&member_cards(&endpoint, &meeting)?)?;
+    let session = meeting.lines.session;
+    // If a later step fails, dropping the group tells the others that this rank leaves.
     let mut group = Tcp::join(config, meeting, Members::world(config.world_size), None)?;
+    let endpoint = RegroupEndpoint::open(listener, config, elastic, config.rank, session)?;
+    endpoint.set_first_group(&member_cards(&endpoint, group.lines.data_connections.peers())?)?;
     group.endpoint = Some(endpoint);
     report_met(&[]);
     Ok(group)
 }
 
 /// Returns every rank's number in the job and the address of its door, the listener at which ranks regroup.
-fn member_cards(endpoint: &RegroupEndpoint, meeting: &Meeting) -> Result<Vec<RankAddress>> {
+fn member_cards(endpoint: &RegroupEndpoint, peers: &[PeerInfo]) -> Result<Vec<RankAddress>> {
     let own = endpoint.card();
     let card = |(number, peer): (usize, &PeerInfo)| match peer.door {
         _ if number == own.number => Ok(own.clone()),
@@ -47,7 +49,7 @@ fn member_cards(endpoint: &RegroupEndpoint, meeting: &Meeting) -> Result<Vec<Ran
         }
         port => Ok(RankAddress { number, door: SocketAddr::new(peer.address.ip(), port) }),
     };
-    meeting.lines.data_connections.peers().iter().enumerate().map(card).collect()
+    peers.iter().enumerate().map(card).collect()
 }
 
 fn of_regrouped(endpoint: Arc<RegroupEndpoint>, regrouped: Regrouped) -> Result<Tcp> {
@@ -109,25 +111,39 @@ impl ElasticGroup for Tcp {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::thread::spawn;
     use std::time::Duration;
 
     use super::*;
     use crate::Operation;
 
-    #[test]
-    fn one_that_dies_right_after_the_meeting_is_lost_like_any_other() {
-        let folder = tempfile::tempdir().unwrap();
-        let init_method: crate::InitMethod =
-            format!("file://{}", folder.path().join("meeting").display()).parse().unwrap();
-        let config = move |rank| TcpConfig {
+    fn config(folder: &Path, rank: usize, world_size: usize) -> TcpConfig {
+        TcpConfig {
             rank,
-            world_size: 3,
-            init_method: init_method.clone(),
+            world_size,
+            init_method: format!("file://{}", folder.join("meeting").display()).parse().unwrap(),
             timeout: Duration::from_secs(60),
             elastic: Some(Elastic::default()),
             ..TcpConfig::default()
-        };
+        }
+    }
+
+    #[test]
+    fn one_that_refuses_the_group_leaves_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let unchanging = TcpConfig { elastic: None, ..config(folder.path(), 1, 2) };
+        let other = spawn(move || Tcp::connect(&unchanging)?.run(Operation::Barrier));
+        let refused = Tcp::connect(&config(folder.path(), 0, 2)).unwrap_err();
+        assert!(refused.to_string().contains("nothing on rank 1"), "{refused}");
+        let error = other.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::PeerLeft { rank: 0, .. }), "{error}");
+    }
+
+    #[test]
+    fn one_that_dies_right_after_the_meeting_is_lost_like_any_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = |rank| config(folder.path(), rank, 3);
         let others = [0, 1].map(|rank| {
             let config = config(rank);
             spawn(move || {
