@@ -12,6 +12,7 @@ use serde_json::Value;
 use training::TensorHeader;
 
 use crate::lora::files::ADAPTER_FILES;
+use crate::tokens::digest::Hash;
 use crate::{Error, Result};
 
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -99,6 +100,22 @@ impl Folder {
 
     pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
         self.tensors.get(name)
+    }
+
+    /// Returns a hash of the tensors' names, shapes, dtypes and first numbers.
+    pub(crate) fn fingerprint(&self) -> Result<String> {
+        const NUMBERS: usize = 64;
+        let mut hash = Hash::default();
+        for (name, entry) in &self.tensors {
+            hash.add(format!("{name} {:?} {:?}\n", entry.dtype, entry.dims).as_bytes());
+            if entry.dtype().is_none() {
+                continue;
+            }
+            let first = 0..entry.dims.iter().product::<usize>().min(NUMBERS);
+            let numbers = self.read_ranges(name, std::slice::from_ref(&first), DType::F32)?;
+            numbers.to_vec1::<f32>()?.iter().for_each(|number| hash.add(&number.to_le_bytes()));
+        }
+        Ok(hash.hex())
     }
 
     /// Reads a tensor, with the shape that it has in its file, converted to this dtype.

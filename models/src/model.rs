@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
-use training::build::{Builder, Layers, Model, Part, Unit, Units, Vocabulary, whole_rows};
+use training::build::{Builder, Layers, Model, Part, Recompute, Unit, Units, Vocabulary, whole_rows};
 use training::{LinearCrossEntropyConfig, add, cross_entropy, embedding};
 
 use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
@@ -142,11 +142,13 @@ impl CausalLm {
             })
         };
         let blocks = (0..config.num_layers).map(block).collect::<Result<_>>()?;
+        // What a recomputed head would spare is what the loss takes: the logits.
+        let last = builder.clone().recomputing(Recompute::None);
         let head = match config.tied {
-            true => builder.unit_sharing("lm_head", &embedding, |part, shared| {
+            true => last.unit_sharing("lm_head", &embedding, |part, shared| {
                 Head::new(config, &names, part, shared)
             })?,
-            false => builder.unit("lm_head", |part| Head::new(config, &names, part, None))?,
+            false => last.unit("lm_head", |part| Head::new(config, &names, part, None))?,
         };
         Ok(Self { config: config.clone(), embedding, blocks, head })
     }

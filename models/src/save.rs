@@ -12,6 +12,7 @@ use training::{AtomicFile, tensor_file_begin, write_output};
 
 use crate::folder::{INDEX, SINGLE};
 use crate::lora::files::ADAPTER_FILES;
+use crate::tokens::MORE_TEMPLATES;
 use crate::{Error, ModelConfig, Result, Weights, names};
 
 /// Tokenizer and generation files, copied from another folder if they exist there.
@@ -258,6 +259,26 @@ impl FolderWriter {
                 remove(&to)?;
             }
         }
+        self.copy_templates(&from.join(MORE_TEMPLATES))
+    }
+
+    fn copy_templates(&self, from: &Path) -> Result<()> {
+        let folder = self.folder.join(MORE_TEMPLATES);
+        if self.how.replaces {
+            remove_folder(&folder)?;
+        }
+        if !from.is_dir() {
+            return Ok(());
+        }
+        fs::create_dir_all(&folder).map_err(Error::io("make", &folder))?;
+        let refuse = Error::io("look through", from);
+        for entry in fs::read_dir(from).map_err(&refuse)? {
+            let entry = entry.map_err(&refuse)?;
+            if entry.path().extension().is_some_and(|ending| ending == "jinja") {
+                let (bytes, to) = (Error::read(&entry.path())?, folder.join(entry.file_name()));
+                write_output(&to, &bytes).map_err(Error::io("write", &to))?;
+            }
+        }
         Ok(())
     }
 }
@@ -279,12 +300,22 @@ fn is_weight_file(name: &str) -> bool {
 /// # Errors
 /// A file that cannot be removed.
 pub fn remove_tokenizer(folder: &Path) -> Result<()> {
-    COPIED.iter().try_for_each(|name| remove(&folder.join(name)))
+    COPIED.iter().try_for_each(|name| remove(&folder.join(name)))?;
+    remove_folder(&folder.join(MORE_TEMPLATES))
 }
 
 /// Removes a file, if it is there.
 fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
+    unless_missing(path, fs::remove_file(path))
+}
+
+/// Removes a folder, if it is there.
+fn remove_folder(path: &Path) -> Result<()> {
+    unless_missing(path, fs::remove_dir_all(path))
+}
+
+fn unless_missing(path: &Path, removed: std::io::Result<()>) -> Result<()> {
+    match removed {
         Err(source) if source.kind() != ErrorKind::NotFound => {
             Err(Error::Io { action: "remove", path: path.into(), source })
         }

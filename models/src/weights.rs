@@ -123,6 +123,15 @@ impl Weights {
         &self.inner.config
     }
 
+    /// Returns a hash of the folder's tensors: names, shapes, dtypes and the first numbers of each. `None` for random
+    /// weights.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn fingerprint(&self) -> Result<Option<String>> {
+        self.inner.folder.as_ref().map(Folder::fingerprint).transpose()
+    }
+
     /// Returns names and shapes of the model's parameters.
     pub fn shapes(&self) -> &BTreeMap<String, Vec<usize>> {
         &self.inner.shapes

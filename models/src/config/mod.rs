@@ -11,6 +11,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use training::{Gate, RotaryConfig};
 
+use crate::tokens::digest::Hash;
 use crate::{Error, Result};
 
 pub(crate) use fields::Fields;
@@ -237,6 +238,14 @@ impl ModelConfig {
     /// Returns the JSON as it was read; it is saved with the weights.
     pub fn json(&self) -> &Map<String, Value> {
         &self.json
+    }
+
+    /// Returns a hash of everything that determines what the model computes.
+    pub fn fingerprint(&self) -> String {
+        let computed = Self { json: Map::new(), notes: Vec::new(), initializer_range: 0.0, ..self.clone() };
+        let mut hash = Hash::default();
+        hash.add(format!("{computed:?}").as_bytes());
+        hash.hex()
     }
 
     /// Returns one line for each part of the configuration that is not applied.

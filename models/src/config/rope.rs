@@ -66,7 +66,8 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
                 beta_fast: rope.above_zero("beta_fast")?.unwrap_or(32.0),
                 beta_slow: rope.above_zero("beta_slow")?.unwrap_or(1.0),
                 attention_factor: rope.above_zero("attention_factor")?,
-                truncate: rope.flag("truncate", true)?,
+                // Null is false, as in transformers.
+                truncate: rope.flag("truncate", !rope.has("truncate"))?,
             }
         }
         other => return Err(rope.config_error("rope_type", &format!("{other:?}"), SUPPORTED)),

@@ -120,9 +120,24 @@ fn what_is_null_or_whole_is_read_as_transformers_reads_it() {
     };
     assert_eq!(factor, config.max_len as f64 / 16.0);
     assert!(yarn(Value::Null).unwrap_err().to_string().contains("rope_scaling.factor is missing"));
+    for (given, read) in [(Some(Value::Null), false), (Some(json!(false)), false), (None, true)] {
+        let mut rope = json!({"type": "yarn", "factor": 2.0});
+        rope.as_object_mut().unwrap().extend(given.map(|given| ("truncate".to_string(), given)));
+        let rotary = with(llama(), &[("rope_scaling", rope)]).unwrap().rotary.unwrap();
+        assert!(matches!(rotary.scaling, RotaryScaling::Yarn { truncate, .. } if truncate == read));
+    }
     assert!(with(llama(), &[("partial_rotary_factor", json!(0.5))]).is_err());
     let padded = with(llama(), &[("pad_token_id", json!(3))]).unwrap();
     assert!(padded.notes()[0].starts_with("pad_token_id of 3: "), "{:?}", padded.notes());
+}
+
+#[test]
+fn fingerprints_are_of_what_is_computed() {
+    let of = |changes: &[(&str, Value)]| with(llama(), changes).unwrap().fingerprint();
+    let same =
+        [("eos_token_id", json!(3)), ("initializer_range", json!(0.1)), ("rope_theta", json!(10000.0))];
+    assert_eq!(of(&[]), of(&same));
+    assert_ne!(of(&[]), of(&[("rope_theta", json!(500.0))]));
 }
 
 #[test]

@@ -11,10 +11,14 @@ pub(crate) const FILE: &str = "adapter_config.json";
 /// Target name for all linear layers except the head.
 pub(super) const ALL: &str = "all-linear";
 
+/// The highest rank: sizes of matrices with it can be counted.
+const MAX_RANK: usize = 1 << 31;
+
 /// Fields that have no effect here.
 const HARMLESS: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",
+    "eva_config",
     "fan_in_fan_out",
     "inference_mode",
     "layers_pattern",
@@ -62,6 +66,9 @@ impl LoraConfig {
         if self.rank == 0 {
             return refuse("rank", "0".into(), "it must be above 0");
         }
+        if self.rank > MAX_RANK {
+            return refuse("rank", self.rank.to_string(), "it must be 2147483648 at most");
+        }
         if !self.alpha.is_finite() {
             return refuse("alpha", self.alpha.to_string(), "it must be a finite number");
         }
@@ -87,9 +94,10 @@ impl LoraConfig {
         // Initializations that leave the model's own weights unchanged.
         match fields.value("init_lora_weights") {
             None | Some(Value::Bool(_)) => {}
-            Some(Value::String(how)) if how == "gaussian" || how == "orthogonal" => {}
+            Some(Value::String(how)) if ["gaussian", "orthogonal", "eva"].contains(&&**how) => {}
             Some(other) => {
-                let help = "it changes the model's own weights; convert the adapters with peft first";
+                let help = "supported are true, false, \"gaussian\", \"orthogonal\" and \"eva\"; others may change the \
+                            model's own weights: convert the adapters with peft first";
                 return Err(fields.invalid_value("init_lora_weights", other, help));
             }
         }
@@ -120,7 +128,8 @@ impl LoraConfig {
     /// Returns the `adapter_config.json` that `peft` reads.
     pub(super) fn json(&self, model: &ModelConfig) -> Value {
         let targets = match &self.targets[..] {
-            [all] if all == ALL => json!(ALL),
+            // In a list, peft takes it for the name of a layer.
+            targets if targets.iter().any(|target| target == ALL) => json!(ALL),
             targets => json!(targets),
         };
         json!({
@@ -143,4 +152,22 @@ impl LoraConfig {
 /// Returns whether a layer's name ends with a target, at a dot.
 pub(super) fn ends_with_target(target: &str, layer: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_layers_are_saved_as_one_name() {
+        let json = r#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "max_position_embeddings": 8, "rms_norm_eps": 1e-6}"#;
+        let model = ModelConfig::from_json(json).unwrap();
+        let of = |targets: &[&str]| {
+            let targets = targets.iter().map(ToString::to_string).collect();
+            LoraConfig { targets, ..LoraConfig::default() }.json(&model)["target_modules"].clone()
+        };
+        assert_eq!(of(&["all-linear", "q_proj"]), json!("all-linear"));
+        assert_eq!(of(&["v_proj", "q_proj"]), json!(["v_proj", "q_proj"]));
+    }
 }

@@ -12,7 +12,7 @@ use training::build::Builder;
 
 use crate::names::ADAPTER;
 use crate::weights::shapes_of;
-use crate::{Error, ModelConfig, Result};
+use crate::{Error, ModelConfig, Result, names};
 
 pub use config::LoraConfig;
 
@@ -57,7 +57,8 @@ impl Lora {
     /// Defines the adapters for a model.
     ///
     /// # Errors
-    /// A rank of 0; a target that matches no layer of the model: the error lists the layers' names.
+    /// A rank of 0; a target that is the embedding, the head or a norm, or matches no layer of the model: the error lists
+    /// the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         config.validate()?;
         let mut lora = Self { config: config.clone(), model: model.clone(), shapes: BTreeMap::new() };
@@ -67,6 +68,12 @@ impl Lora {
             |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
         let unused = config.targets.iter().filter(|target| *target != config::ALL).find(is_unused);
         let Some(target) = unused else { return Ok(lora) };
+        let others = shapes_of(model, |builder| builder)?;
+        let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
+        if others.any(|name| config::ends_with_target(&format!("{target}.weight"), name)) {
+            let help = "adapters of the embedding, the head and norms are not supported; name linear layers";
+            return Err(Error::Invalid { what: "LoraConfig", field: "targets", got: target.clone(), help });
+        }
         lora.config = LoraConfig::default();
         let all = layers(&lora.adapters()?);
         let names = all.iter().filter_map(|layer| Some(layer.rsplit_once('.')?.1));

@@ -17,6 +17,7 @@ pub use stream::TextStream;
 
 pub(crate) const FILE: &str = "tokenizer.json";
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
+const SPECIAL: &str = "special_tokens_map.json";
 
 /// End-of-text token of the byte and character tokenizers.
 const END: &str = "<|endoftext|>";
@@ -48,7 +49,9 @@ impl Tokenizer {
         let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
         let kind = byte_or_char::kind(&json);
         let mut tokenizer = Self::from_bytes(&bytes, kind).map_err(refuse)?;
-        tokenizer.end = tokenizer.end_of(folder)?.or(tokenizer.end);
+        if let Some(given) = read_config(folder)?.get("eos_token") {
+            tokenizer.end = tokenizer.end_of(given, folder)?;
+        }
         Ok(tokenizer)
     }
 
@@ -106,16 +109,16 @@ impl Tokenizer {
         Ok(Self { inner, kind, end })
     }
 
-    /// The token that ends a text, if the folder's `tokenizer_config.json` names one.
-    fn end_of(&self, folder: &Path) -> Result<Option<u32>> {
-        let config = read_config(folder)?;
-        let Some(given) = config.get("eos_token").filter(|given| !given.is_null()) else { return Ok(None) };
+    /// Returns the token that ends a text by the `eos_token` of a folder's files; null is none.
+    fn end_of(&self, given: &Value, folder: &Path) -> Result<Option<u32>> {
         match text_of_token(given).and_then(|text| self.inner.token_to_id(text)) {
-            Some(token) => Ok(Some(token)),
-            None => Err(Error::Format {
+            None if !given.is_null() => Err(Error::Format {
                 path: folder.join(CONFIG),
-                problem: format!("`eos_token` is {given}; give the text of a token that {FILE} has, or null"),
+                problem: format!(
+                    "`eos_token` is {given}, here or in {SPECIAL}; give the text of a token that {FILE} has, or null"
+                ),
             }),
+            token => Ok(token),
         }
     }
 
@@ -136,8 +139,8 @@ impl Tokenizer {
         self.inner.token_to_id(name)
     }
 
-    /// Returns the tokens of a text, without adding special tokens at its beginning or end. Tokenizers of a folder
-    /// recognize names of special tokens in the text.
+    /// Returns the tokens of a text, without adding special tokens at its beginning or end. Names of special tokens in
+    /// the text are recognized, but not by byte and character tokenizers.
     ///
     /// # Errors
     /// A character without a token; errors of the tokenizer.
@@ -277,14 +280,22 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Reads a folder's `tokenizer_config.json`; empty if there is none.
+/// Reads a folder's `tokenizer_config.json`, with the special tokens of `special_tokens_map.json` where transformers
+/// takes those; empty if there is neither.
 pub(crate) fn read_config(folder: &Path) -> Result<Map<String, Value>> {
-    let path = folder.join(CONFIG);
-    if !path.exists() {
-        return Ok(Map::new());
+    let read = |name: &str| {
+        let path = folder.join(name);
+        if !path.exists() {
+            return Ok(Map::new());
+        }
+        serde_json::from_slice(&Error::read(&path)?)
+            .map_err(|error| Error::Format { path, problem: error.to_string() })
+    };
+    let mut config: Map<String, Value> = read(CONFIG)?;
+    if !config.contains_key("added_tokens_decoder") {
+        config.extend(read(SPECIAL)?);
     }
-    serde_json::from_slice(&Error::read(&path)?)
-        .map_err(|error| Error::Format { path, problem: error.to_string() })
+    Ok(config)
 }
 
 /// Returns the text of a special token, which the file has as a string or as an object with `content`.

@@ -187,7 +187,10 @@ fn open_shared(tokens: &Path, path: &Path, config: &DataConfig<'_>) -> Option<To
 
 fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     let Some(tokenizer) = config.tokenizer else {
-        let problem = "it is text, and there is no tokenizer to make tokens of it".into();
+        let missing = config.folder.map_or("no tokenizer".into(), |folder| {
+            format!("no tokenizer.json in {} (transformers' save_pretrained writes one)", folder.display())
+        });
+        let problem = format!("it is text, and there is {missing} to make tokens of it");
         return Err(Error::Format { path: path.into(), problem });
     };
     tokenizer.check_size(config.vocab_size)?;

@@ -4,14 +4,14 @@ use sha2::{Digest, Sha256};
 
 /// Incremental SHA-256.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Hash(Sha256);
+pub(crate) struct Hash(Sha256);
 
 impl Hash {
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    pub(super) fn hex(self) -> String {
+    pub(crate) fn hex(self) -> String {
         self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }

@@ -25,7 +25,7 @@
 mod bits;
 mod chat;
 mod data;
-mod digest;
+pub(crate) mod digest;
 mod encode;
 mod file;
 mod mixture;
@@ -36,6 +36,7 @@ mod rows;
 mod text;
 mod writer;
 
+pub(crate) use chat::MORE_TEMPLATES;
 pub use chat::{Chat, ChatTemplate};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;

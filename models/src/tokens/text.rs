@@ -9,7 +9,7 @@ use minijinja::value::ValueKind;
 
 use crate::{Error, Result};
 
-use super::chat::{Chat, json_kind};
+use super::chat::{self, Chat, json_kind};
 
 /// Approximate bytes of text in a piece.
 const PIECE: usize = 1 << 18;
@@ -47,8 +47,8 @@ pub enum Piece {
 /// Text file, read in constant memory:
 ///
 /// - `.jsonl`, `.ndjson` and `.json`: one JSON object a line, each a document. Its field `text` holds a text, or its
-///   field `messages` a conversation (a list of objects with `role` and `content`; a field `tools` is passed to the
-///   template); another field can be named.
+///   field `messages` a conversation (a list of objects with `role` and `content`; a field `tools`, a list of objects or
+///   a string that has one as JSON, is passed to the template); another field can be named.
 /// - `.parquet`, in a build with the feature `parquet`: a document for each row, from the column `text` or `messages`;
 ///   another column can be named.
 /// - Any other: UTF-8 text, one document. A long text is cut at line ends that are not followed by white space: most
@@ -286,7 +286,10 @@ impl TextSource {
         };
         let names = field.as_deref().map_or(NAMES.to_vec(), |field| vec![field]);
         let get = |name: &str| record.get_attr(name).ok().filter(|value| !value.is_undefined());
-        let Some((name, value)) = names.iter().find_map(|name| Some((*name, get(name)?))) else {
+        let found: Vec<(&str, Value)> = names.iter().filter_map(|name| Some((*name, get(name)?))).collect();
+        // Rows of several kinds have all fields, and null or nothing in those of the other kinds.
+        let filled = found.iter().find(|(_, value)| value.is_true()).or(found.first());
+        let Some((name, value)) = filled.cloned() else {
             let held: Vec<String> =
                 record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
             let (names, held) = (names.join("` or `"), held.join(", "));
@@ -307,8 +310,10 @@ impl TextSource {
         if value.is_none() && !matches!(self.kind, Kind::Lines { .. }) {
             return Ok(None);
         }
-        let chat = Chat::new(value, get("tools").filter(|tools| !tools.is_none()))
-            .map_err(|problem| self.refuse(format!("field `{name}`: {problem}")))?;
+        let refuse = |name: &str, problem: String| self.refuse(format!("field `{name}`: {problem}"));
+        let tools = get("tools").map(chat::tools).transpose();
+        let tools = tools.map_err(|problem| refuse("tools", problem))?.flatten();
+        let chat = Chat::new(value, tools).map_err(|problem| refuse(name, problem))?;
         Ok(Some(Piece::Chat(chat)))
     }
 }

@@ -36,6 +36,8 @@ const HEADER: usize = 1024;
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
+    /// Whether the file has no name, and lies in the folder for temporary files.
+    is_unnamed: bool,
     file: BufWriter<Output>,
     documents: BufWriter<File>,
     counted: BufWriter<File>,
@@ -82,6 +84,14 @@ impl Seek for Output {
     }
 }
 
+/// Returns the error of a write: to the file, or to the folder of one without a name.
+fn refuse(unnamed: bool, path: &Path, error: io::Error) -> Error {
+    match unnamed {
+        true => Error::io("write in", &std::env::temp_dir())(error),
+        false => Error::io("write", path)(error),
+    }
+}
+
 impl TokenWriter {
     /// Begins a file of tokens below `vocab_size`.
     ///
@@ -94,12 +104,12 @@ impl TokenWriter {
     }
 
     /// Begins an unnamed file in the folder for temporary files: it is deleted when the last process that has it open
-    /// ends, in whatever way. Errors name it `path`.
+    /// ends, in whatever way. It stands for the text `path`.
     pub(super) fn unnamed(path: &Path, vocab_size: usize, end_of_text: Option<u32>) -> Result<Self> {
         let folder = std::env::temp_dir();
         let output = tempfile::tempfile_in(&folder).map(Output::Unnamed);
         let output = output.map_err(Error::io("write in", &folder));
-        Self::begin((path, output), &folder, vocab_size, end_of_text)
+        Ok(Self { is_unnamed: true, ..Self::begin((path, output), &folder, vocab_size, end_of_text)? })
     }
 
     fn begin(
@@ -113,7 +123,7 @@ impl TokenWriter {
             let got = vocab_size.to_string();
             return Err(Error::Invalid { what: "a token file", field: "the vocabulary", got, help });
         }
-        let refuse = Error::io("write", path);
+        let refuse = Error::io("write in", folder);
         let mut file = BufWriter::with_capacity(1 << 18, output?);
         file.write_all(&[b' '; HEADER]).map_err(&refuse)?;
         let spool = || tempfile::tempfile_in(folder).map(BufWriter::new).map_err(&refuse);
@@ -121,6 +131,7 @@ impl TokenWriter {
         documents.write_all(&0u64.to_le_bytes()).map_err(&refuse)?;
         Ok(Self {
             path: path.into(),
+            is_unnamed: false,
             file,
             documents,
             counted: spool()?,
@@ -175,7 +186,7 @@ impl TokenWriter {
         self.tokens += tokens.len() as u64;
         self.hash.add(&bytes);
         let written = self.file.write_all(&bytes).and_then(|()| self.counted.write_all(&self.bits.take()));
-        written.map_err(Error::io("write", &self.path))
+        written.map_err(|error| refuse(self.is_unnamed, &self.path, error))
     }
 
     /// Ends the document. A document without tokens is ignored.
@@ -187,7 +198,9 @@ impl TokenWriter {
             return Ok(());
         }
         (self.begun, self.ended) = (self.tokens, self.ended + 1);
-        self.documents.write_all(&self.tokens.to_le_bytes()).map_err(Error::io("write", &self.path))
+        self.documents
+            .write_all(&self.tokens.to_le_bytes())
+            .map_err(|error| refuse(self.is_unnamed, &self.path, error))
     }
 
     /// Completes the file and moves it into place.
@@ -201,8 +214,8 @@ impl TokenWriter {
             let help = "give one with a character at least";
             return Err(Error::Invalid { what, field, got: "empty".into(), help });
         }
-        let path = self.path.clone();
-        match self.close().map_err(Error::io("write", &path))? {
+        let (path, unnamed) = (self.path.clone(), self.is_unnamed);
+        match self.close().map_err(|error| refuse(unnamed, &path, error))? {
             Some(unnamed) => open::open_unnamed(&path, unnamed),
             None => TokenFile::open(&path),
         }

@@ -211,6 +211,10 @@ fn lines_that_cannot_be_are_told_with_their_number() {
         ("{\"messages\": [{\"content\": \"a\"}]}", None, "line 1: field `messages`: message 0 has no `role`"),
         ("{\"messages\": [{\"role\": \"user\"}]}", None, "no message is of the role `assistant`"),
         ("{\"text\": \"\\ud800\"}", None, "line 1: it is no JSON object"),
+        ("{\"messages\": [], \"tools\": 5}", None, "field `tools`: expected a list of objects, got a number"),
+        ("{\"messages\": [], \"tools\": {\"a\": 1}}", None, "expected a list of objects, got an object"),
+        ("{\"messages\": [], \"tools\": \"[1]\"}", None, "expected a list of objects, got a number in it"),
+        ("{\"messages\": [], \"tools\": \"clock\"}", None, "got a string that is no JSON"),
     ] {
         let line = write(text, field, true).unwrap_err().to_string();
         assert!(
@@ -223,6 +227,8 @@ fn lines_that_cannot_be_are_told_with_their_number() {
     assert!(line.contains("line 2: ") && line.contains("needs chat_template.jinja"), "{line}");
     let file = write(chat, None, true).unwrap();
     assert_eq!(file.documents(), 2);
+    let both = "{\"text\": \"\", \"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}";
+    assert_eq!(write(both, None, true).unwrap().documents(), 1);
 }
 
 #[test]
@@ -272,10 +278,51 @@ fn tools_have_a_template_of_their_own() {
     fs::write(&path, config.to_string()).unwrap();
     let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
     let chat = r#""messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]"#;
-    for (tools, begin) in [("", ""), (r#""tools": [{"name": "clock"}], "#, "clock\n")] {
+    for (tools, begin) in [
+        ("", ""),
+        (r#""tools": "", "#, ""),
+        (r#""tools": [{"name": "clock"}], "#, "clock\n"),
+        (r#""tools": "[{\"name\": \"clock\"}]", "#, "clock\n"),
+    ] {
         let chat = chat_of(&format!("{{{tools}{chat}}}"), out.path());
         assert_eq!(template.render(&chat).unwrap().0, format!("{begin}user: hi\nassistant: ho\n"));
     }
+    // Where transformers 5 writes them.
+    let more = out.path().join("additional_chat_templates");
+    fs::create_dir(&more).unwrap();
+    fs::write(out.path().join("chat_template.jinja"), "of file {{ messages[0].content }}").unwrap();
+    fs::write(more.join("tool_use.jinja"), "with tools {{ messages[0].content }}").unwrap();
+    let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
+    for (tools, begin) in [("", "of file"), (r#""tools": [{"name": "clock"}], "#, "with tools")] {
+        let chat = r#""messages": [{"role": "assistant", "content": "ho"}]"#;
+        let chat = chat_of(&format!("{{{tools}{chat}}}"), out.path());
+        assert_eq!(template.render(&chat).unwrap().0, format!("{begin} ho"));
+    }
+}
+
+#[test]
+fn line_ends_of_a_template_are_jinjas() {
+    let lines = "{% for m in messages %}\r\n<{{ m.role }}>\r\n{{ m.content }}\r\n{% endfor %}\r\n";
+    let out = with_template(lines);
+    let chat = Chat::from_json(r#"[{"role": "assistant", "content": "a\r\n"}]"#).unwrap();
+    let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
+    assert_eq!(template.render(&chat).unwrap().0, "<assistant>\na\r\n\n");
+}
+
+/// Older folders have the special tokens in `special_tokens_map.json` alone.
+#[test]
+fn special_tokens_are_where_transformers_takes_them() {
+    let out = with_template("{{ bos_token }}{{ eos_token }}{{ messages[0].content }}");
+    let chat = Chat::from_json(r#"[{"role": "assistant", "content": "a"}]"#).unwrap();
+    let of = |config: &str| {
+        fs::write(out.path().join("tokenizer_config.json"), config).unwrap();
+        let end = Tokenizer::from_folder(out.path()).unwrap().end_of_text();
+        (end, ChatTemplate::from_folder(out.path()).unwrap().unwrap().render(&chat).unwrap().0)
+    };
+    let map = r#"{"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>"}"#;
+    fs::write(out.path().join("special_tokens_map.json"), map).unwrap();
+    assert_eq!(of(r#"{"eos_token": "</s>"}"#), (Some(3), "<|im_start|><|im_end|>a".into()));
+    assert_eq!(of(r#"{"eos_token": "</s>", "added_tokens_decoder": {}}"#), (Some(1), "</s>a".into()));
 }
 
 #[test]

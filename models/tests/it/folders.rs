@@ -161,6 +161,19 @@ fn older_files_of_gpt2_are_read() {
 }
 
 #[test]
+fn fingerprints_are_of_the_numbers() {
+    let (one, other) = (copy("gpt2"), copy("gpt2"));
+    let of = |path: &Path| Weights::folder(path).unwrap().fingerprint().unwrap();
+    assert_eq!(of(one.path()), of(other.path()));
+    let path = other.path().join("model.safetensors");
+    let mut tensors = load_tensors(&path, &Device::Cpu).unwrap();
+    let (name, tensor) = tensors.iter().next().map(|(name, tensor)| (name.clone(), tensor.clone())).unwrap();
+    tensors.insert(name, (tensor + 1.0).unwrap());
+    save_tensors(&path, &tensors).unwrap();
+    assert_ne!(of(one.path()), of(other.path()));
+}
+
+#[test]
 fn the_tokenizer_goes_with_the_model() {
     let (from, out) = (copy("llama"), tempfile::tempdir().unwrap());
     fs::write(from.path().join("tokenizer.json"), "{}").unwrap();
@@ -207,6 +220,29 @@ fn adapters_do_not_stay_beside_a_model() {
     assert_eq!(left(), 2, "not the adapters");
     models::remove_tokenizer(out.path()).unwrap();
     assert_eq!(left(), 0);
+}
+
+#[test]
+fn further_chat_templates_go_with_the_tokenizer() {
+    let (from, out) = (copy("llama"), tempfile::tempdir().unwrap());
+    let write = |folder: &Path, name: &str| {
+        let folder = folder.join("additional_chat_templates");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(name), "template").unwrap();
+    };
+    write(from.path(), "tool_use.jinja");
+    write(out.path(), "rag.jinja");
+    let is_there = |name: &str| out.path().join("additional_chat_templates").join(name).exists();
+    let vars = VarMap::new();
+    let model = load(from.path(), &vars, DType::F32);
+    let how = FolderConfig { tokenizer_of: Some(from.path().into()), ..FolderConfig::default() };
+    save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
+    assert!(is_there("tool_use.jinja") && is_there("rag.jinja"));
+    let how = FolderConfig { replaces: true, ..how };
+    save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
+    assert!(is_there("tool_use.jinja") && !is_there("rag.jinja"));
+    models::remove_tokenizer(out.path()).unwrap();
+    assert!(!is_there("tool_use.jinja"));
 }
 
 #[test]

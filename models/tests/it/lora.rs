@@ -197,6 +197,9 @@ fn adapters_that_cannot_be_are_named() {
         "{missed}"
     );
     assert!(line(targets("proj")).contains("matches no layer"));
+    for target in ["lm_head", "embed_tokens", "norm"] {
+        assert!(line(targets(target)).contains("adapters of the embedding, the head and norms"), "{target}");
+    }
     assert!(line(LoraConfig { rank: 0, ..LoraConfig::default() }).contains("rank is 0"));
 
     let copy = tempfile::tempdir().unwrap();
@@ -217,6 +220,9 @@ fn adapters_that_cannot_be_are_named() {
         let line = Lora::from_folder(copy.path(), weights.config()).unwrap_err().to_string();
         assert!(line.contains("adapter_config.json") && line.contains(part), "{line}");
     }
+    let eva = text.replace("\"init_lora_weights\": true", "\"init_lora_weights\": \"eva\"");
+    fs::write(&path, eva.replace("\"eva_config\": null", "\"eva_config\": {\"rho\": 2.0}")).unwrap();
+    assert!(Lora::from_folder(copy.path(), weights.config()).is_ok());
     fs::write(&path, text.replace("\"r\": 4,", "\"r\": 2,").replace("\"v_proj\"", "\"k_proj\"")).unwrap();
     let lora = Lora::from_folder(copy.path(), weights.config()).unwrap();
     let Err(Error::Tensors { misfits, .. }) = weights.with_adapters(copy.path(), &lora) else {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use minijinja::context;
+
 use crate::Result;
 
 use super::{BEGIN, Chat, ChatTemplate, END, is_answer};
@@ -62,17 +64,28 @@ impl ChatTemplate {
         Ok((whole, answers))
     }
 
-    /// Returns where an answer begins: after the text of the messages before it, and after as much of the generation
-    /// prompt as the text has.
+    /// Returns where an answer begins: after the text of the messages before it, and after the generation prompt, or as
+    /// much of it as the text has before the answer's content.
     fn begin(&self, place: usize, chat: &Chat, whole: &str) -> Result<Option<usize>> {
         let before = &chat.messages[..place];
         if before.is_empty() {
-            // Some templates fail without messages.
-            let prompt = self.text(before, chat, true).unwrap_or_default();
-            return Ok(Some(common(&prompt, whole)));
+            // Without messages, some templates fail or write something else.
+            let prompt = self.text(before, chat, true).ok().and_then(|prompt| prefix(&prompt, whole));
+            return Ok(Some(
+                prompt.filter(|len| *len > 0).unwrap_or_else(|| self.content(place, chat, whole)),
+            ));
         }
         let prompt = self.text(before, chat, true)?;
-        Ok(prefix(&self.text(before, chat, false)?, whole).map(|before| before.max(common(&prompt, whole))))
+        let begin = prefix(&prompt, whole)
+            .unwrap_or_else(|| common(&prompt, whole).min(self.content(place, chat, whole)));
+        Ok(prefix(&self.text(before, chat, false)?, whole).map(|before| before.max(begin)))
+    }
+
+    /// Returns where the text differs if a mark is in the place of an answer's content; its end if it does not.
+    fn content(&self, place: usize, chat: &Chat, whole: &str) -> usize {
+        let mut messages = chat.messages.clone();
+        messages[place] = context! { role => "assistant", content => BEGIN.to_string() };
+        self.text(&messages, chat, false).map_or(whole.len(), |marked| common(&marked, whole))
     }
 }
 
@@ -85,4 +98,43 @@ fn prefix(text: &str, whole: &str) -> Option<usize> {
 fn common(a: &str, b: &str) -> usize {
     let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
     same.map(|(character, _)| character.len_utf8()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As DeepSeek-R1's: fails without messages, ends its prompt with `<think>`, and drops the reasoning of answers.
+    const TEMPLATE: &str = "{% if messages[0].role != 'system' %}system: be kind\n{% endif %}{% for m in messages %}\
+        {{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}{% if add_generation_prompt %}assistant: <think>\n{% endif %}";
+
+    fn answers(messages: &str) -> Vec<String> {
+        let template = ChatTemplate::new(TEMPLATE, None, Default::default(), "template".into()).unwrap();
+        let (text, answers) = template.render(&Chat::from_json(messages).unwrap()).unwrap();
+        answers.into_iter().map(|answer| text[answer].to_string()).collect()
+    }
+
+    #[test]
+    fn what_precedes_a_first_answer_is_no_answer() {
+        for content in ["Hello!", "<b>Hello!", "a</think>Hello!"] {
+            let messages = format!(
+                r#"[{{"role": "assistant", "content": "{content}"}}, {{"role": "user", "content": "x"}}]"#
+            );
+            assert_eq!(answers(&messages), [format!("{}\n", content.trim_start_matches("a</think>"))]);
+        }
+    }
+
+    #[test]
+    fn an_answer_that_begins_as_the_prompt_ends_is_whole() {
+        for content in ["<b>x</b>", "a</think><b>x</b>"] {
+            let messages = format!(
+                r#"[{{"role": "user", "content": "x"}}, {{"role": "assistant", "content": "{content}"}}]"#
+            );
+            assert_eq!(answers(&messages), ["<b>x</b>\n"]);
+        }
+        // What the prompt has, the model does not write.
+        let messages =
+            r#"[{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>\na"}]"#;
+        assert_eq!(answers(messages), ["a\n"]);
+    }
 }

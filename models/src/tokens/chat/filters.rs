@@ -1,14 +1,15 @@
 //! Functions and filters that transformers adds to Jinja for chat templates.
 
+use std::io::{Result, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{Formatter, Serializer};
 
 pub(super) fn add(environment: &mut Environment<'static>) {
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+    environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
     environment.add_function("strftime_now", |format: String| {
@@ -19,52 +20,102 @@ pub(super) fn add(environment: &mut Environment<'static>) {
 }
 
 /// Like Python's `json.dumps`; by default without escapes of non-ASCII characters.
-fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
+fn tojson(value: Value, options: Kwargs) -> std::result::Result<String, Error> {
     let refuse = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     let (indent, ascii): (Option<usize>, Option<bool>) =
         (options.get("indent")?, options.get("ensure_ascii")?);
     let sorted: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
-    let mut out = Vec::new();
-    let indent = indent.map(|indent| " ".repeat(indent.min(64)));
-    match (&indent, sorted.unwrap_or(false)) {
-        (Some(indent), false) => write(&value, &mut out, PrettyFormatter::with_indent(indent.as_bytes())),
-        (None, false) => write(&value, &mut out, Spaced),
-        (indent, true) => serde_json::to_value(&value).and_then(|sorted| match indent {
-            Some(indent) => write(&sorted, &mut out, PrettyFormatter::with_indent(indent.as_bytes())),
-            None => write(&sorted, &mut out, Spaced),
-        }),
+    let mut json = Serializer::with_formatter(Vec::new(), Python::new(indent));
+    match sorted.unwrap_or(false) {
+        false => value.serialize(&mut json),
+        true => serde_json::to_value(&value).and_then(|sorted| sorted.serialize(&mut json)),
     }
     .map_err(refuse)?;
-    let text = String::from_utf8_lossy(&out).into_owned();
+    let text = String::from_utf8_lossy(&json.into_inner()).into_owned();
     Ok(if ascii.unwrap_or(false) { escaped(&text) } else { text })
 }
 
-fn write(value: &impl Serialize, out: &mut Vec<u8>, formatter: impl Formatter) -> serde_json::Result<()> {
-    value.serialize(&mut Serializer::with_formatter(out, formatter))
+/// JSON formatter like Python's: with spaces after commas and colons, or indented, and with Python's form of floats.
+struct Python {
+    indent: Option<String>,
+    depth: usize,
+    /// Whether nothing was written yet into the list or object.
+    is_empty: bool,
 }
 
-/// JSON formatter with a space after each comma and colon, like Python's.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: std::io::Write + ?Sized>(
-        &mut self,
-        to: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { to.write_all(b", ") }
+impl Python {
+    fn new(indent: Option<usize>) -> Self {
+        Self { indent: indent.map(|indent| " ".repeat(indent.min(64))), depth: 0, is_empty: true }
     }
 
-    fn begin_object_key<W: std::io::Write + ?Sized>(
-        &mut self,
-        to: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { to.write_all(b", ") }
+    fn begin<W: Write + ?Sized>(&mut self, to: &mut W, bracket: &[u8]) -> Result<()> {
+        (self.depth, self.is_empty) = (self.depth + 1, true);
+        to.write_all(bracket)
     }
 
-    fn begin_object_value<W: std::io::Write + ?Sized>(&mut self, to: &mut W) -> std::io::Result<()> {
+    fn end<W: Write + ?Sized>(&mut self, to: &mut W, bracket: &[u8]) -> Result<()> {
+        self.depth -= 1;
+        if !std::mem::take(&mut self.is_empty) {
+            self.line(to)?;
+        }
+        to.write_all(bracket)
+    }
+
+    fn separate<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> Result<()> {
+        self.is_empty = false;
+        match (first, &self.indent) {
+            (true, _) => {}
+            (false, None) => to.write_all(b", ")?,
+            (false, Some(_)) => to.write_all(b",")?,
+        }
+        self.line(to)
+    }
+
+    fn line<W: Write + ?Sized>(&self, to: &mut W) -> Result<()> {
+        match &self.indent {
+            Some(indent) => write!(to, "\n{}", indent.repeat(self.depth)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Formatter for Python {
+    fn write_f64<W: Write + ?Sized>(&mut self, to: &mut W, value: f64) -> Result<()> {
+        let text = format!("{value:e}");
+        let parts =
+            text.split_once('e').and_then(|(digits, power)| Some((digits, power.parse::<i32>().ok()?)));
+        match parts.filter(|(_, power)| !(-4..16).contains(power)) {
+            Some((digits, power)) => write!(to, "{digits}e{power:+03}"),
+            None => write!(to, "{value:?}"),
+        }
+    }
+
+    fn begin_array<W: Write + ?Sized>(&mut self, to: &mut W) -> Result<()> {
+        self.begin(to, b"[")
+    }
+
+    fn end_array<W: Write + ?Sized>(&mut self, to: &mut W) -> Result<()> {
+        self.end(to, b"]")
+    }
+
+    fn begin_array_value<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> Result<()> {
+        self.separate(to, first)
+    }
+
+    fn begin_object<W: Write + ?Sized>(&mut self, to: &mut W) -> Result<()> {
+        self.begin(to, b"{")
+    }
+
+    fn end_object<W: Write + ?Sized>(&mut self, to: &mut W) -> Result<()> {
+        self.end(to, b"}")
+    }
+
+    fn begin_object_key<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> Result<()> {
+        self.separate(to, first)
+    }
+
+    fn begin_object_value<W: Write + ?Sized>(&mut self, to: &mut W) -> Result<()> {
         to.write_all(b": ")
     }
 }
@@ -185,5 +236,13 @@ mod tests {
         );
         let lines = "{\n    \"b\": [\n        1,\n        2.5,\n        \"é<'\"\n    ],\n    \"a\": {},\n    \"c\": null\n}";
         assert_eq!(render("{{ value | tojson(indent=4) }}"), lines);
+        assert_eq!(
+            render("{{ [[], [{}, [1]]] | tojson(indent=1) }}"),
+            "[\n [],\n [\n  {},\n  [\n   1\n  ]\n ]\n]"
+        );
+        let floats = "[1e-05, 1.5e-07, 0.0001, -0.0, 2.0, 1e+16, 1.5e+300, 123456789012345.6]";
+        let value: Value = serde_json::from_str(floats).unwrap();
+        let text = environment.render_str("{{ value | tojson }}", minijinja::context! { value }).unwrap();
+        assert_eq!(text, floats);
     }
 }

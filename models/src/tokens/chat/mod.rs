@@ -19,6 +19,8 @@ use crate::{Error, Result, Tokenizer};
 use generation::{BEGIN, END};
 
 const FILE: &str = "chat_template.jinja";
+/// Folder of the other templates of a tokenizer, where it has several.
+pub(crate) const MORE_TEMPLATES: &str = "additional_chat_templates";
 const NAME: &str = "chat_template";
 /// The template for conversations with tools, where a folder has several.
 const NAME_WITH_TOOLS: &str = "tool_use";
@@ -113,6 +115,26 @@ impl Chat {
     }
 }
 
+/// Checks the tools of a conversation: a list of objects, or a string that has one as JSON.
+pub(super) fn tools(given: Value) -> std::result::Result<Option<Value>, String> {
+    let tools = match given.as_str().map(str::trim) {
+        Some("") => return Ok(None),
+        Some(text) => serde_json::from_str(text)
+            .map_err(|error| format!("expected a list of objects, got a string that is no JSON: {error}"))?,
+        None => given,
+    };
+    if tools.is_none() || tools.is_undefined() {
+        return Ok(None);
+    }
+    let is_list = tools.kind() == ValueKind::Seq;
+    let other = tools.try_iter().into_iter().flatten().find(|tool| tool.kind() != ValueKind::Map);
+    match (is_list, other) {
+        (true, None) => Ok(Some(tools)),
+        (true, Some(other)) => Err(format!("expected a list of objects, got {} in it", json_kind(&other))),
+        (false, _) => Err(format!("expected a list of objects, got {}", json_kind(&tools))),
+    }
+}
+
 fn role(message: &Value) -> Option<String> {
     message.get_attr("role").ok()?.as_str().map(str::to_string)
 }
@@ -158,20 +180,20 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     /// Loads the template of a folder: `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. `None` if
-    /// it has neither.
+    /// it has neither. For conversations with tools it is `additional_chat_templates/tool_use.jinja` or `tool_use` of
+    /// `chat_template`, if there is one.
     ///
     /// # Errors
     /// Files that cannot be read, and templates that are not valid Jinja.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
         let (own, config) = (folder.join(FILE), folder.join(CONFIG));
         let json = read_config(folder)?;
+        let with_tools = folder.join(MORE_TEMPLATES).join(format!("{NAME_WITH_TOOLS}.jinja"));
         let (path, text, with_tools) = if own.exists() {
-            let text = String::from_utf8(Error::read(&own)?);
-            let text =
-                text.map_err(|error| Error::Format { path: own.clone(), problem: error.to_string() })?;
-            (own, text, None)
+            let with_tools = with_tools.exists().then(|| read(&with_tools)).transpose()?;
+            (own.clone(), read(&own)?, with_tools)
         } else if let Some(text) = of_config(&json, "default") {
-            (config, text.to_string(), of_config(&json, NAME_WITH_TOOLS))
+            (config, text.to_string(), of_config(&json, NAME_WITH_TOOLS).map(str::to_string))
         } else {
             return Ok(None);
         };
@@ -179,7 +201,7 @@ impl ChatTemplate {
         let special =
             special.filter_map(|(name, value)| Some((name.clone(), text_of_token(value)?.to_string())));
         let special = special.collect();
-        Self::new(&text, with_tools, special, path).map(Some)
+        Self::new(&text, with_tools.as_deref(), special, path).map(Some)
     }
 
     fn new(
@@ -188,8 +210,10 @@ impl ChatTemplate {
         special: BTreeMap<String, String>,
         path: PathBuf,
     ) -> Result<Self> {
-        let (text, marks) = generation::with_marks(text);
-        let with_tools = with_tools.map(generation::with_marks);
+        // As Jinja reads the source of a template.
+        let with_marks = |text: &str| generation::with_marks(&text.replace("\r\n", "\n").replace('\r', "\n"));
+        let (text, marks) = with_marks(text);
+        let with_tools = with_tools.map(with_marks);
         let marks = (marks, with_tools.as_ref().map(|(_, marks)| *marks));
         let mut environment = Environment::new();
         let prepared = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -278,6 +302,12 @@ impl ChatTemplate {
     fn problem(&self, problem: String) -> Error {
         Error::Format { path: self.path.clone(), problem }
     }
+}
+
+/// Reads the file of a template.
+fn read(path: &Path) -> Result<String> {
+    let text = String::from_utf8(Error::read(path)?);
+    text.map_err(|error| Error::Format { path: path.into(), problem: error.to_string() })
 }
 
 /// Returns a template of a configuration by its name. A single one is named `default`.
