@@ -207,6 +207,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
             common.check()?;
+            common.check_metrics_are_free()?;
             let here = launcher(experiment);
             let setup = here.setup()?;
             if let Some(checkpoints) = experiment.checkpoints() {
@@ -245,6 +246,9 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             experiment.check(config.world_size)?;
             common.check()?;
             let is_newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+            if !is_newcomer {
+                common.check_metrics_are_free()?;
+            }
             // For a newcomer, the folder already holds the checkpoints of the run that it joins.
             let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
             experiment.checkpoints().map_or(Ok(()), check)?;
@@ -274,7 +278,7 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
         }
         Ok(())
     })?;
-    rank.write_trace(recorder, common.trace.as_deref())?;
+    rank.write_trace(recorder, common.trace.as_deref(), experiment.elastic().is_some())?;
     if rank.is_first() { start::hand_over(&rank.outcome(trained)) } else { Ok(()) }
 }
 
@@ -311,7 +315,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
         rank.metrics = metrics;
         Ok(())
     })?;
-    rank.write_trace(recorder, common.trace.as_deref())?;
+    rank.write_trace(recorder, common.trace.as_deref(), experiment.elastic().is_some())?;
     if let Some(metrics) = rank.metrics.take() {
         metrics.finish();
     }
@@ -338,10 +342,15 @@ fn train<E: Experiment>(
     }
 }
 
-/// Opens the file of `--metrics`: empty, unless a run is resumed.
+/// Opens the file of `--metrics`: empty, unless a run goes on from a checkpoint or is started again.
 fn begin_metrics<E: Experiment>(experiment: &E) -> Result<Option<MetricsWriter>> {
-    let resumes = experiment.checkpoints().is_some_and(CheckpointOptions::resumes);
-    let begin = if resumes { MetricsWriter::append } else { MetricsWriter::create };
+    let goes_on = match experiment.checkpoints() {
+        Some(checkpoints) if checkpoints.resumes() => {
+            launch::restarts() > 0 || checkpoints.has_checkpoint_to_resume()?
+        }
+        _ => false,
+    };
+    let begin = if goes_on { MetricsWriter::append } else { MetricsWriter::create };
     Ok(experiment.common().metrics.as_deref().map(begin).transpose()?)
 }
 

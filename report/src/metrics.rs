@@ -145,8 +145,19 @@ impl MetricsWriter {
     }
 
     fn new(path: &Path, file: File, earlier: Option<PreservedLines>) -> Self {
+        if file.metadata().is_ok_and(|found| found.is_file()) {
+            // All writers of a run hold it. Where there are no locks, a second run is not noticed.
+            let _ = file.try_lock_shared();
+        }
         let lines = Vec::with_capacity(2 * MAX_BUFFERED);
         Self { path: path.to_path_buf(), file, lines, written: Instant::now(), earlier }
+    }
+
+    /// Whether another run has a writer of this file: [`create`](Self::create) would take it away from that one.
+    pub fn is_in_use(path: &Path) -> bool {
+        let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+        let file = File::open(path).ok().filter(|_| is_file);
+        file.is_some_and(|file| matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock)))
     }
 
     /// Marks the run as successful: deletes the lines of an earlier run.

@@ -189,7 +189,7 @@ impl CheckpointOptions {
     }
 
     /// Returns the option that names the checkpoint to resume from, and its value.
-    pub(crate) fn source(&self) -> (&'static str, &Path) {
+    pub fn source(&self) -> (&'static str, &Path) {
         match self.asked() {
             Some(resume) => ("--resume", resume),
             None => ("--checkpoint-dir", self.dir()),

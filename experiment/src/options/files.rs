@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use report::metrics::MetricsWriter;
+
 use crate::error::{Error, Result};
 use crate::options::CommonOptions;
 use crate::outputs::{check_in_place, file_identity};
@@ -29,6 +31,21 @@ impl CommonOptions {
             check_in_place(path)?;
         }
         Ok(self.save.as_deref().map_or(Ok(()), training::check_writable)?)
+    }
+
+    /// Checks that no other run is writing the file of `--metrics`.
+    ///
+    /// # Errors
+    /// One is.
+    pub(crate) fn check_metrics_are_free(&self) -> Result<()> {
+        match &self.metrics {
+            Some(path) if MetricsWriter::is_in_use(path) => Err(Error::Option {
+                option: "--metrics",
+                got: path.display().to_string(),
+                help: "another run is writing it; give another file".into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Does the same check for one more output file of an experiment.
@@ -62,7 +79,8 @@ impl CommonOptions {
         [("--data", &self.data), ("--init", &self.init)]
     }
 
-    fn outputs(&self) -> [(&'static str, &Option<PathBuf>); 4] {
+    /// Returns the options that name output files, with their values.
+    pub fn outputs(&self) -> [(&'static str, &Option<PathBuf>); 4] {
         [
             ("--metrics", &self.metrics),
             ("--trace", &self.trace),

@@ -159,3 +159,16 @@ fn a_file_of_something_else_is_not_cut() {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
 }
+
+#[test]
+fn a_file_is_in_use_as_long_as_a_run_writes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.jsonl");
+    assert!(!MetricsWriter::is_in_use(&path));
+    let launcher = MetricsWriter::create(&path).unwrap();
+    let rank = MetricsWriter::append(&path).unwrap();
+    drop(launcher);
+    assert!(MetricsWriter::is_in_use(&path));
+    drop(rank);
+    assert!(!MetricsWriter::is_in_use(&path) && !MetricsWriter::is_in_use(std::path::Path::new("/dev/null")));
+}

@@ -182,6 +182,20 @@ fn an_earlier_run_is_not_overwritten() {
     assert_eq!(names(&dir), before);
 }
 
+/// `--resume` in a script that starts the first run, too: there is no checkpoint yet, and another run's metrics.
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_checkpoint_the_metrics_of_an_earlier_run_are_kept_until_the_end() {
+    let folder = Folder::new();
+    let (_, arguments) = keeping(&folder);
+    let lines = folder.argument("m.jsonl");
+    std::fs::write(&lines, "of an earlier run\n").unwrap();
+    let more = ["--resume", "--metrics", &lines, "--save", "/dev/full"];
+    let output = TRAINER.command().args(&arguments).args(more).output().unwrap();
+    assert!(!output.status.success() && text(&output.stderr).contains("/dev/full"), "{output:?}");
+    assert_eq!(std::fs::read_to_string(folder.argument("m.jsonl.earlier")).unwrap(), "of an earlier run\n");
+}
+
 #[test]
 fn another_run_does_not_go_on_from_it() {
     let folder = Folder::new();
