@@ -280,12 +280,24 @@ impl Rank {
         Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints })?)
     }
 
-    /// Gathers the traces of all ranks and writes them to one file, if they were recorded.
-    pub(crate) fn write_trace(&self, recorder: Option<TraceRecorder>, path: Option<&Path>) -> Result<()> {
+    /// Gathers the traces of all ranks and writes them to one file, if they were recorded. In an elastic run, without
+    /// those of ranks that are lost meanwhile.
+    pub(crate) fn write_trace(
+        &mut self,
+        recorder: Option<TraceRecorder>,
+        path: Option<&Path>,
+        is_elastic: bool,
+    ) -> Result<()> {
         let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
         let own = recorder.finish(self.comm.rank(), &host_name());
-        let Some(traces) = gather_object(&*self.comm, &own, 0)? else { return Ok(()) };
-        Ok(outputs::write(path, trace::merge(&traces)?)?)
+        loop {
+            match gather_object(&*self.comm, &own, 0) {
+                Ok(None) => return Ok(()),
+                Ok(Some(traces)) => return Ok(outputs::write(path, trace::merge(&traces)?)?),
+                Err(error) if is_elastic && error.is_loss() => self.comm = self.comm.elastic()?.shrink()?,
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Ends this rank; returns the result of the run, which counts on rank 0.

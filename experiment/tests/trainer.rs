@@ -2,6 +2,7 @@
 //! undisturbed run.
 #![allow(clippy::unwrap_used)]
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,11 +10,13 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarMap, linear, loss};
 use comm::{Communicator, Local, LocalConfig};
 use ddp::{Ddp, DdpConfig};
-use experiment::error::Result;
+use experiment::error::{Error, Result};
+use experiment::options::{CheckpointOptions, ElasticRanks};
+use experiment::rank::Rank;
 use experiment::run_log::{LogConfig, RunLog};
 use experiment::trainer::{
-    CheckpointSchedule, DataParallel, Epoch, Epochs, Observer, RunEnd, RunIdentity, Saved, Step, StepRandom,
-    Trainer,
+    CheckpointSchedule, DataParallel, Epoch, Epochs, Observer, RunConfig, RunEnd, RunIdentity, Saved, Step,
+    StepRandom, Trainer,
 };
 use sampler::{
     BoxError, DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig, Generator,
@@ -176,4 +179,53 @@ fn a_checkpoint_of_another_model_is_refused() {
         "the checkpoint does not fit: its tensor `weight` is F32 [1, 4], the model's is F32 [1, 3]"
     );
     assert_eq!(vars.all_vars()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap(), before);
+}
+
+/// Trains on one rank of an elastic run; at the end of its first try, rank 2 fails after its measurements are gathered.
+/// Returns how often the rest began the work, and the ranks that ended it together; `None` for the rank that failed.
+fn lose_a_rank_at_the_end(comm: Arc<dyn Communicator>) -> Result<Option<(usize, usize)>> {
+    let mut rank = Rank::from_comm(comm, &Device::Cpu);
+    let vars = VarMap::new();
+    let builder = candle_nn::VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let ddp = Ddp::new(rank.comm.clone(), builder, &DdpConfig::default(), |builder| linear(1, 1, builder))?;
+    let optimizer = Adam::named(ddp.named_vars(), AdamConfig::default())?;
+    let batch = |rows: Vec<f32>| -> std::result::Result<Tensor, BoxError> {
+        Ok(Tensor::new(rows, &Device::Cpu)?.reshape(((), 1))?)
+    };
+    let samples = Arc::new((0..6u8).map(f32::from).collect::<Vec<_>>());
+    let loader = DataLoader::new(samples, rank.sampler(6, true)?, batch, DataLoaderConfig::default())?;
+    let loss = |layer: &Linear, x: &Tensor| loss::mse(&layer.forward(x)?, x);
+    let mut trainer = Trainer::new(DataParallel::new(ddp, optimizer, loss, &vars), Epochs::new(loader));
+    let config = RunConfig {
+        name: None,
+        end: RunEnd::Epochs(2),
+        report: false,
+        checkpoints: CheckpointOptions::default(),
+        run: RunIdentity::default(),
+        find: Box::new(|_| Ok(None)),
+        elastic: Some(ElasticRanks { min: 1, max: 3 }),
+        reporter: 0,
+    };
+    let tries = Cell::new(0);
+    let ended = trainer.run_and(&mut rank, &config, &mut (), |_, rank| {
+        tries.set(tries.get() + 1);
+        if rank.comm.world_ranks()[rank.comm.rank()] == 2 {
+            return Err(Error::Checkpoint { problem: "of rank 2".into() });
+        }
+        Ok(rank.comm.world_size())
+    });
+    match ended {
+        Ok((_, ranks)) => Ok(Some((tries.get(), ranks))),
+        Err(Error::Checkpoint { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[test]
+fn a_rank_that_is_lost_at_the_end_is_left_out_and_the_others_end_together() {
+    let ended = Local::run_shared(3, |comm| {
+        lose_a_rank_at_the_end(comm)
+            .map_err(|error| comm::Error::from(candle_core::Error::msg(error.to_string())))
+    });
+    assert_eq!(ended.unwrap(), [Some((2, 2)), Some((2, 2)), None]);
 }

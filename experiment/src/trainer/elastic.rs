@@ -29,31 +29,6 @@ pub(super) struct NewcomerCheck {
     open: bool,
 }
 
-/// Runs the work after training, on rank 0 and on all ranks. If a rank is lost meanwhile, the remaining ranks run it
-/// again.
-///
-/// # Errors
-/// The error of `work`; the loss of a rank, if the number of ranks cannot change.
-pub fn conclude<T>(
-    rank: &mut Rank,
-    elastic: Option<ElasticRanks>,
-    work: impl Fn(&Rank) -> Result<T>,
-) -> Result<T> {
-    loop {
-        // A rank that is done waits until all are.
-        let done = work(rank).and_then(|done| match elastic {
-            None => Ok(done),
-            Some(_) => Ok(rank.comm.run(Operation::Barrier).map(|_| done)?),
-        });
-        match done {
-            Err(error) if elastic.is_some() && error.rank_loss().is_some() => {
-                rank.comm = rank.comm.elastic()?.shrink()?;
-            }
-            done => return done,
-        }
-    }
-}
-
 /// The state of a run outside its trainer.
 pub(super) struct Run<'a, 'l> {
     pub(super) config: &'a RunConfig<'a>,
@@ -194,10 +169,11 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         run: &mut Run<'_, '_>,
     ) -> Result<()> {
         let comm = &rank.comm;
-        if self.at.batch > 0 && self.at.batch == self.steps {
+        let (at, steps) = (self.at, self.steps);
+        if at.batch > 0 && at.batch == steps {
             // Some ranks may have ended the epoch already, after the last check for newcomers, and others not: all
             // move to the next epoch.
-            self.end_epoch(run.log.as_mut(), run.observer)?;
+            self.begin_next_epoch();
         }
         run.watch.regroup(comm);
         self.enable_newcomers(rank, run.config.elastic);
@@ -219,6 +195,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.taken = 0;
         self.whole()?.regroup(comm.clone())?;
         self.make_first_the_reporter(rank, run)?;
+        if self.at.epoch > at.epoch {
+            // Now that the log is the reporter's, and checkpoints have their writer.
+            self.tell_end(at.epoch, steps, run.log.as_mut(), run.observer)?;
+        }
         if new.is_empty() { Ok(()) } else { self.send_state_to_newcomers(rank, &new, run) }
     }
 

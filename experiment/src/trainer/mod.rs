@@ -26,7 +26,6 @@ pub(crate) use checkpoint::find;
 pub use checkpoint::{Saved, agree_on_command, checkpoint_mismatch, first_choice};
 pub use data_parallel::{DataParallel, SingleProcess};
 pub use divided::Divided;
-pub use elastic::conclude;
 pub use keeper::{CheckpointSchedule, RunEnd, RunIdentity};
 pub(crate) use newcomer::restart_before_first_step;
 pub use observer::{Epoch, Losses, Means, Observer, Step};
@@ -153,12 +152,33 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Ends the epoch after its last batch, and moves to the next one.
     fn end_epoch(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
+        let (epoch, steps) = (self.at.epoch, self.steps);
+        self.begin_next_epoch();
+        self.tell_end(epoch, steps, log, observer)
+    }
+
+    /// Moves to the beginning of the next epoch, if the run has epochs.
+    fn begin_next_epoch(&mut self) {
         self.at.batch = self.steps;
-        observer.epoch_ends(&self.epoch(&line_printer(log.as_deref())))?;
         if let RunEnd::Epochs(_) = self.end {
             (self.at.epoch, self.at.batch) = (self.at.epoch + 1, 0);
         }
         self.taken = 0;
+    }
+
+    /// Tells the observer that an epoch of so many batches has ended, and writes a checkpoint if one is due.
+    fn tell_end(
+        &mut self,
+        epoch: usize,
+        steps: usize,
+        log: Option<&mut RunLog<'_>>,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        let (batch, batch_size) = (steps, self.source.batch_size());
+        {
+            let say = line_printer(log.as_deref());
+            observer.epoch_ends(&Epoch { epoch, batch, batch_size, steps, say: &say })?;
+        }
         if self.is_due(true) { self.save(0, log, observer) } else { Ok(()) }
     }
 

@@ -1,6 +1,6 @@
 //! Running a trainer as a rank of an experiment: resume, checkpoints, log and measurements.
 
-use comm::Stats;
+use comm::{Operation, Stats};
 use report::RunSeries;
 use report::metrics::MemoryUse;
 use training::Contents;
@@ -66,6 +66,21 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         config: &RunConfig<'_>,
         observer: &mut dyn Observer,
     ) -> Result<RunResult> {
+        self.run_and(rank, config, observer, |_, _| Ok(())).map(|(ran, ())| ran)
+    }
+
+    /// Like [`run`](Self::run), with work of all ranks after training, such as saving the model. If a rank is lost
+    /// meanwhile, and the run can go on without it, the remaining ranks do the work again.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run), and of the work.
+    pub fn run_and<T>(
+        &mut self,
+        rank: &mut Rank,
+        config: &RunConfig<'_>,
+        observer: &mut dyn Observer,
+        work: impl Fn(&S, &Rank) -> Result<T>,
+    ) -> Result<(RunResult, T)> {
         let saved = self.found(rank, config)?;
         let (prints, per_epoch) = (rank.comm.rank() == config.reporter, self.source.remaining(self.at));
         let (steps, steps_per_epoch) = match config.end {
@@ -88,12 +103,13 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         run.watch = rank.stopwatch_over(&self.strategy.groups());
         rank.stage = RankPhase::AtWork;
         self.train_elastic(rank, &mut run)?;
-        let ran = self.measure(rank, begun, &mut run)?;
+        let (ran, done) = self.end(rank, begun, &mut run, work)?;
         let series = run.log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
         let world_size = rank.comm.world_size();
         let (name, seconds) = (self.strategy.name(world_size), ran.series.seconds);
-        Ok(RunResult { series: RunSeries { name, seconds, world_size, steps_per_epoch, ..series }, ..ran })
+        let series = RunSeries { name, seconds, world_size, steps_per_epoch, ..series };
+        Ok((RunResult { series, ..ran }, done))
     }
 
     /// Resumes from a checkpoint, if there is one, and enables new checkpoints.
@@ -125,32 +141,40 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok(())
     }
 
-    /// Gathers and writes the measurements; the reported time includes the seconds before a resume.
-    fn measure(
+    /// Gathers the measurements, does the work after training, and writes the summary, whose time includes the seconds
+    /// before a resume.
+    fn end<T>(
         &mut self,
         rank: &mut Rank,
         (begun, before): (usize, Stats),
         run: &mut Run<'_, '_>,
-    ) -> Result<RunResult> {
+        work: impl Fn(&S, &Rank) -> Result<T>,
+    ) -> Result<(RunResult, T)> {
         let steps = self.at.step - begun;
         let measured = self.strategy.measured(run.watch.measured(), &before);
-        loop {
+        let (seconds, held, done) = loop {
             let sent = (self.strategy.stats().bytes_sent - before.bytes_sent) as f64 / steps.max(1) as f64;
             let held = MemoryUse { sent, ..self.strategy.held()? };
             rank.held = Some(held);
-            let error = match rank.gather_measured(measured, steps) {
-                Ok(seconds) => {
-                    let whole = seconds + run.log.as_ref().map_or(0.0, RunLog::before);
-                    if let Some(log) = &mut run.log {
-                        rank.write_summary(run.config.name, log.metrics(), whole)?;
-                    }
-                    let series = RunSeries { seconds: whole, ..RunSeries::default() };
-                    return Ok(RunResult { series, seconds, steps, held });
+            let done = rank.gather_measured(measured, steps).and_then(|seconds| {
+                let done = work(&self.strategy, rank)?;
+                if run.config.elastic.is_some() {
+                    // A rank that is done waits until all are: whoever is lost before, the others do it again together.
+                    rank.comm.run(Operation::Barrier)?;
                 }
-                Err(error) => error,
-            };
-            self.recover(rank, run, error)?;
+                Ok((seconds, held, done))
+            });
+            match done {
+                Ok(done) => break done,
+                Err(error) => self.recover(rank, run, error)?,
+            }
+        };
+        let whole = seconds + run.log.as_ref().map_or(0.0, RunLog::before);
+        if let Some(log) = &mut run.log {
+            rank.write_summary(run.config.name, log.metrics(), whole)?;
         }
+        let series = RunSeries { seconds: whole, ..RunSeries::default() };
+        Ok((RunResult { series, seconds, steps, held }, done))
     }
 
     /// Formats the note about a resume; `then` is the number of ranks of the run that wrote the checkpoint, `None`

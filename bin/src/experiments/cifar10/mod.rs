@@ -8,6 +8,8 @@ mod records;
 mod synthetic;
 mod testing;
 
+use std::cell::Cell;
+
 use candle_core::Tensor;
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
@@ -15,7 +17,7 @@ use experiment::console::{note, say};
 use experiment::error::Result;
 use experiment::options::contents_of;
 use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epochs, Means, Trainer, conclude};
+use experiment::trainer::{DataParallel, Epochs, Means, Trainer};
 use experiment::{Experiment, options_of};
 use girandole::validation::Validation;
 use models::tutorials::convnet::ConvNet;
@@ -107,20 +109,19 @@ impl Experiment for Cifar10Options {
         });
         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
         let mut trainer = Trainer::new(model, Epochs::new(loader));
-        let series = trainer.run(rank, &self.run_config(rank), &mut means)?.series;
-
-        if rank.is_first() {
-            say(format_args!("finish"))?;
-        }
-        let pictures = (&*test, device);
-        let tested = conclude(rank, self.elastic(), |rank| {
+        let (pictures, told) = ((&*test, device), Cell::new(false));
+        let (ran, tested) = trainer.run_and(rank, &self.run_config(rank), &mut means, |trained, rank| {
+            // It may be done again, after the loss of a rank.
+            if rank.is_first() && !told.replace(true) {
+                say(format_args!("finish"))?;
+            }
             variables.save(&self.common, rank)?;
             match &self.common.save {
-                None => testing::test(self, rank, trainer.model().ddp(), pictures),
+                None => testing::test(self, rank, trained.ddp(), pictures),
                 Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures),
             }
         })?;
-        Ok(Trained { series, tested })
+        Ok(Trained { series: ran.series, tested })
     }
 
     fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {

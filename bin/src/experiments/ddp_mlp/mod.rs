@@ -9,7 +9,7 @@ use experiment::console::{note, say};
 use experiment::error::Result;
 use experiment::memory_check;
 use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};
+use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer};
 use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
 use girandole::validation::{Validation, ValidationConfig, validate};
@@ -98,21 +98,21 @@ impl Experiment for DdpMlpOptions {
         let loss = |model: &Mlp, (x, y): &Batch| cross_entropy(&model.forward(x)?, y, None);
         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
         let mut trainer = Trainer::new(model, Epochs::new(loader));
-        let series = trainer.run(rank, &self.run_config(rank), &mut LastLoss(None))?.series;
-        let model = trainer.model().ddp().model()?;
         let whole = ValidationConfig {
             samples: sets.validation_len(),
             batch_size: VALIDATION_BATCH,
             classes: CLASSES,
         };
-        let validation = conclude(rank, self.elastic(), |rank| {
+        let run = self.run_config(rank);
+        let (ran, validation) = trainer.run_and(rank, &run, &mut LastLoss(None), |trained, rank| {
             variables.save(&self.common, rank)?;
+            let model = trained.ddp().model()?;
             validate(&*rank.comm, &whole, |range| {
                 let (x, y) = sets.validation(range, &variables.device)?;
                 Ok((model.forward(&x)?.detach(), y))
             })
         })?;
-        Ok(Trained { series, validation })
+        Ok(Trained { series: ran.series, validation })
     }
 
     fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {

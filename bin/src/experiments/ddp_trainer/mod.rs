@@ -12,7 +12,7 @@ use experiment::console::note;
 use experiment::error::Result;
 use experiment::memory_check::{self, INDEX_BYTES};
 use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer, conclude};
+use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer};
 use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
 use report::metrics::MetricsWriter;
@@ -93,9 +93,9 @@ impl Experiment for DdpTrainerOptions {
         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
         let mut workload = Workload { rank: rank.comm.rank() };
         let mut trainer = Trainer::new(model, Epochs::new(loader));
-        let series = trainer.run(rank, &self.run_config(rank), &mut workload)?.series;
-        conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
-        Ok(series)
+        let save = |_: &_, rank: &Rank| variables.save(&self.common, rank);
+        let (ran, ()) = trainer.run_and(rank, &self.run_config(rank), &mut workload, save)?;
+        Ok(ran.series)
     }
 
     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {

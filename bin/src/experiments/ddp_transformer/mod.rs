@@ -10,7 +10,7 @@ use ddp::{Ddp, DdpConfig};
 use experiment::console::{note, say};
 use experiment::error::Result;
 use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer, conclude};
+use experiment::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer};
 use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
 use models::tutorials::transformer::Transformer;
@@ -90,9 +90,9 @@ impl Experiment for DdpTransformerOptions {
             step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
         });
         let mut trainer = Trainer::new(model, epochs);
-        let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
-        conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
-        Ok(series)
+        let save = |_: &_, rank: &Rank| variables.save(&self.common, rank);
+        let (ran, ()) = trainer.run_and(rank, &self.run_config(rank), &mut losses, save)?;
+        Ok(ran.series)
     }
 
     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
