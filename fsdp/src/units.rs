@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
+use comm::carried_as;
 use training::build::{Builder, RunUnit, UnitPlace, UnitSource};
 
-use crate::{Unit, UnitBuilder, UnitConfig};
+use crate::{Error, Unit, UnitBuilder, UnitConfig};
 
 impl From<UnitBuilder<'static>> for Builder {
     /// Makes each unit of the model a [`Unit`] of [`crate::Fsdp`].
@@ -21,8 +22,12 @@ impl UnitSource for UnitBuilder<'static> {
         name: &str,
         build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>,
     ) -> Result<UnitPlace> {
-        let unit = self.named_unit(name.into(), &UnitConfig::default(), build)?;
-        Ok(UnitPlace::Gathered(Arc::new(unit)))
+        match self.named_unit(name.into(), &UnitConfig::default(), build) {
+            Ok(unit) => Ok(UnitPlace::Gathered(Arc::new(unit))),
+            // Without parameters there is nothing to gather.
+            Err(error) if matches!(carried_as(&error), Some(Error::EmptyUnit { .. })) => Ok(UnitPlace::Here),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -249,11 +249,12 @@ impl Pipeline {
         self.measures = measures;
     }
 
-    /// Returns this rank's traffic between stages and with data-parallel replicas. Waits until the sends of the last step
+    /// Returns this rank's traffic between stages, with data-parallel replicas, and for tied variables. Waits until the sends of the last step
     /// have been received.
     pub fn stats(&self) -> Stats {
         let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
-        self.copies.as_ref().map_or(between, |copies| between + copies.stats())
+        let groups = self.copies.iter().chain(self.ties.iter().filter_map(Tie::group));
+        groups.fold(between, |sum, group| sum + group.stats())
     }
 
     /// Returns the schedule.

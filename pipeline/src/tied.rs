@@ -104,6 +104,11 @@ impl Tie {
         Ok(Self { vars, group })
     }
 
+    /// Returns the group of the ranks that have variables of the set; `None` if this rank has all of them.
+    pub(crate) fn group(&self) -> Option<&Arc<dyn Communicator>> {
+        self.group.as_ref()
+    }
+
     /// Returns the variables that must not be counted on this rank: of a set, only the first one is counted.
     pub(crate) fn uncounted(&self) -> &[Var] {
         let is_first = self.group.as_ref().is_none_or(|group| group.rank() == 0);

@@ -43,7 +43,8 @@ pub struct ParallelConfig {
     /// multiple of `tp`. Default: false.
     pub sequence_parallel: bool,
     /// Loss scaling, so that small gradients of f16 do not underflow. A step in which a gradient of any rank is not
-    /// finite is skipped on all ranks. Default: none.
+    /// finite is skipped on all ranks. A rank's gradient before it is averaged is as large as that of its own rows alone, so
+    /// that with more ranks of `dp` and `shard` it overflows at a smaller scale, as in PyTorch. Default: none.
     pub loss_scale: Option<LossScalerConfig>,
     /// Seed of the random numbers of rows, such as dropout's. Default: 0.
     pub seed: u64,

@@ -197,13 +197,21 @@ impl<M: Model> Parallel<M> {
     /// Returns what this rank has sent and received for the model.
     pub fn stats(&self) -> Stats {
         let of = |comm: &Arc<dyn Communicator>| comm.stats();
-        let tp = self.mesh.axis("tp").map(of).unwrap_or_default();
-        tp + match &self.model {
-            Kind::Whole { .. } => Stats::default(),
-            Kind::Copies(ddp) => ddp.stats(),
-            Kind::Sharded(fsdp) => fsdp.stats(),
-            Kind::Stages(stages) => stages.stats(),
-        }
+        let axis = |name: &str| self.mesh.axis(name).map(of).unwrap_or_default();
+        let is_data = |comm: &Arc<dyn Communicator>| Arc::ptr_eq(comm, &self.data);
+        axis("tp")
+            + match &self.model {
+                Kind::Whole { .. } => Stats::default(),
+                Kind::Copies(ddp) => ddp.stats(),
+                Kind::Sharded(fsdp) => {
+                    // A group of one axis, or of all ranks, is also the one that `fsdp` uses.
+                    let axes = ["dp", "shard"].into_iter().flat_map(|axis| self.mesh.axis(axis));
+                    let is_shared = is_data(self.mesh.world()) || axes.into_iter().any(is_data);
+                    fsdp.stats() + if is_shared { Stats::default() } else { self.data.stats() }
+                }
+                // Stages exchange in groups of their own; these are for sums over stages, and over copies.
+                Kind::Stages(stages) => stages.stats() + axis("pp") + self.data.stats(),
+            }
     }
 }
 

@@ -56,6 +56,8 @@ pub struct Summary {
     pub targets: usize,
     /// Time of the training loop in seconds, without the work after the last step.
     pub seconds: f64,
+    /// Time of the steps alone, without evaluations and checkpoints.
+    pub step_seconds: f64,
     /// Number of checkpoints that were begun.
     pub checkpoints: usize,
     /// Time that training was blocked by checkpoints, except for the wait at the end.
@@ -178,7 +180,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let state =
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
-        self.step = contents.step as usize;
+        (self.step, self.latest) = (contents.step as usize, None);
         (self.evaluated, self.checkpointed, self.written) = (self.step, self.step, self.step);
         if self.step > self.config.steps {
             let help = format!("the checkpoint is at step {} already: give more", self.step);
@@ -190,8 +192,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Trains until the last step.
     ///
     /// # Errors
-    /// A gradient that is not finite; errors of the model, the data and the observer; a checkpoint that cannot be
-    /// written; failures of communication.
+    /// A gradient that is not finite; a loss that is not finite in two steps in a row; evaluation rows without targets;
+    /// errors of the model, the data and the observer; a checkpoint that cannot be written; failures of communication.
     pub fn run(&mut self, observer: &mut dyn Observer<M>) -> Result<Summary> {
         self.run_and(observer, &mut [])
     }
@@ -254,11 +256,13 @@ impl<'a, M: Model> Trainer<'a, M> {
     ) -> Result<bool> {
         if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
             // In any case at the end. Before the checkpoint, so that it includes the observer's result.
-            self.evaluate(observer)?;
+            tracing::info_span!("evaluation").in_scope(|| self.evaluate(observer))?;
             self.evaluated = self.step;
-        } else if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed) {
+        } else if self.may_save()
+            && self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed)
+        {
             let stood_still = Instant::now();
-            self.save(observer)?;
+            tracing::info_span!("checkpoint").in_scope(|| self.save(observer))?;
             self.checkpointed = self.step;
             summary.checkpoints += 1;
             summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
@@ -267,6 +271,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             report.seconds = last.elapsed().as_secs_f64();
             self.latest = Some(report);
             (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
+            summary.step_seconds += report.seconds;
             observer.stepped(&report)?;
         } else if let Some(ending) = endings.get_mut(self.ended) {
             // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.
@@ -297,6 +302,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         done < self.step && every.is_some_and(due)
     }
 
+    /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite.
+    fn may_save(&self) -> bool {
+        self.latest.is_none_or(|latest| latest.loss.is_finite())
+    }
+
     fn evaluate(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(data) = self.evaluation else { return Ok(()) };
         let loss = self.evaluate_on(data)?;
@@ -309,7 +319,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// at least one batch.
     ///
     /// # Errors
-    /// Fewer rows than a batch has; errors of the model and the data.
+    /// Fewer rows than a batch has; rows of which no target counts; errors of the model and the data.
     pub fn evaluate_on(&mut self, data: &dyn Data) -> Result<f64> {
         let (batch, group) = (self.config.batch_size, self.model.data_ranks().clone());
         let batches = data.rows().min(self.config.evaluation_rows.max(batch)) / batch;
@@ -331,7 +341,11 @@ impl<'a, M: Model> Trainer<'a, M> {
                 }
             }
         }
-        if count == 0 { Err(Error::NoTargets) } else { Ok(sum / count as f64) }
+        if count == 0 {
+            let got = format!("{} rows of which no target counts", batches * batch);
+            return Err(Error::invalid("the rows to evaluate on", got, "at least one target must count"));
+        }
+        Ok(sum / count as f64)
     }
 
     fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {

@@ -73,6 +73,7 @@ impl BackgroundSaver {
             (self.comm.clone(), self.checkpoints.clone(), self.before.take());
         let (tell, told) = channel();
         let write = move || {
+            let _span = tracing::info_span!("write checkpoint").entered();
             let snapshot = copy();
             // A panic also drops this end, so `wait_for_copy` always returns.
             drop(tell);

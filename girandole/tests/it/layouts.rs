@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use crate::common::{LEN, ROWS, Setup, optimizer, own_batch, own_batch_of, step_of};
 use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::Optimizer;
+use candle_nn::{Activation, Optimizer, loss};
 use girandole::comm::Local;
 use girandole::models::{GenerateConfig, generate};
 use girandole::pipeline::ScheduleKind;
@@ -270,6 +270,45 @@ impl Units for Mixing {
 impl Model for Mixing {
     fn output_loss(output: &Tensor, _: &Tensor) -> candle_core::Result<Tensor> {
         output.mean(1)?.sqr()?.mean_all()
+    }
+}
+
+/// A layer, and a unit without parameters.
+struct Rectified(Unit<Linear>, Unit<Activation>);
+
+impl Units for Rectified {
+    fn units(&self) -> Vec<&dyn Module> {
+        vec![&self.0, &self.1]
+    }
+}
+
+impl Model for Rectified {
+    fn output_loss(output: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+        loss::mse(output, targets)
+    }
+}
+
+#[test]
+fn a_unit_without_parameters_is_in_every_layout() {
+    let loss = |layout: &str| {
+        let layout: Layout = layout.parse().unwrap();
+        let losses = Local::run_shared(layout.ranks(), |comm| {
+            let layer = LinearConfig::new(4, 4, Division::Whole);
+            let build = move |builder: &Builder| {
+                let layer = builder.unit("layer", |part| part.pp("layer").linear(&layer))?;
+                Ok(Rectified(layer, builder.unit("act", |_| Ok(Activation::Relu))?))
+            };
+            let x = Tensor::arange(0f32, 16f32, &Device::Cpu)?.reshape((4, 4))?;
+            let example = (layout.pp > 1).then(|| x.clone());
+            let settings = ParallelConfig { example, ..ParallelConfig::default() };
+            let mut parallel = Parallel::new(comm, &layout, InitialWeights::seed(1), &settings, build)?;
+            Ok(parallel.step(&x, &(&x * 0.5)?)?.loss)
+        });
+        losses.unwrap()[0]
+    };
+    let expected = loss("");
+    for layout in ["dp=2", "shard=2", "pp=2"] {
+        assert!((loss(layout) - expected).abs() < 1e-5, "{layout}: {} and {expected}", loss(layout));
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::common::{Chain, Setup, optimizer, own_batch, step};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
-use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
+use girandole::trainer::{CheckpointPlan, Data, NoObserver, Observer, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, LossScalerConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
@@ -251,6 +251,57 @@ fn gradients_that_no_scale_helps_end_the_training() {
         assert!(said.starts_with("step 16: the gradients' norm is inf"), "{said}");
         assert!(said.contains("scaled by 0.001953125"), "{said}");
     }
+}
+
+/// The rows of [`Rows`], not numbers in some batches, by their number from 0.
+struct Broken {
+    asked: AtomicUsize,
+    broken: &'static [usize],
+}
+
+impl Data for Broken {
+    fn rows(&self) -> usize {
+        ROWS
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+        let (x, y) = Rows.batch(rows, device)?;
+        let is_broken = self.broken.contains(&self.asked.fetch_add(1, Ordering::Relaxed));
+        Ok((if is_broken { (x * f64::NAN)? } else { x }, y))
+    }
+}
+
+#[derive(Default)]
+struct Saved(Vec<usize>);
+
+impl<M> Observer<M> for Saved {
+    fn saved(&mut self, step: usize, _: &Path) -> girandole::Result<()> {
+        self.0.push(step);
+        Ok(())
+    }
+}
+
+/// The scale cannot be the reason, since the loss is computed without it.
+#[test]
+fn a_loss_that_is_not_finite_is_not_saved_and_two_in_a_row_end_the_training() {
+    let train = |broken: &'static [usize]| {
+        let ran = Local::run_shared(1, |comm| {
+            let (mut model, _) = net(comm, &Layout::copies(1), LossScalerConfig::default())?;
+            let dir = tempfile::tempdir().unwrap();
+            let plan = CheckpointPlan { dir: dir.path().into(), every: 1, keep: 9, in_background: false };
+            let train =
+                TrainConfig { steps: 6, batch_size: ROWS, checkpoints: Some(plan), ..TrainConfig::default() };
+            let (data, mut saved) = (Broken { asked: AtomicUsize::new(0), broken }, Saved::default());
+            let ended = Trainer::new(&mut model, &data, train)?.run(&mut saved);
+            Ok((ended.map(|summary| summary.steps).map_err(|error| error.to_string()), saved.0))
+        });
+        ran.unwrap().remove(0)
+    };
+    assert_eq!(train(&[2, 4]), (Ok(6), vec![1, 2, 4, 6]));
+    let (ended, saved) = train(&[2, 3, 4, 5]);
+    let said = ended.unwrap_err();
+    assert!(said.starts_with("step 4: ") && said.contains("the loss, which is NaN"), "{said}");
+    assert_eq!(saved, [1, 2]);
 }
 
 #[test]

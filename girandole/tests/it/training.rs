@@ -160,3 +160,52 @@ fn a_trained_model_is_a_folder_in_every_layout() {
         assert!((loss - losses[0]).abs() < 1e-10, "{layout}: {loss}, expected {}", losses[0]);
     }
 }
+
+/// Data of which no target counts.
+struct Ignored(Noted);
+
+impl Data for Ignored {
+    fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+        let (tokens, targets) = self.0.batch(rows, device)?;
+        Ok((tokens, Tensor::full(-100i64, targets.shape(), device)?))
+    }
+}
+
+#[test]
+fn evaluation_rows_without_targets_are_named() {
+    let (data, ignored) = (Noted::new(36), Ignored(Noted::new(20)));
+    let said = Local::run_shared(2, |comm| {
+        let mut model = Setup::default().parallel(comm, &Layout::copies(2), None)?;
+        let mut trainer = Trainer::new(&mut model, &data, config(3, None, false))?;
+        Ok(trainer.evaluate_on(&ignored).unwrap_err().to_string())
+    });
+    for said in said.unwrap() {
+        assert!(said.starts_with("the rows to evaluate on: got 16 rows of which no target counts"), "{said}");
+    }
+}
+
+#[test]
+fn the_time_of_steps_is_without_evaluations() {
+    struct Seconds(f64);
+    impl<M> Observer<M> for Seconds {
+        fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
+            self.0 += report.seconds;
+            Ok(())
+        }
+    }
+    let data = Noted::new(36);
+    let config = TrainConfig { evaluate_every: Some(1), ..config(3, None, false) };
+    let ran = Local::run_shared(1, |comm| {
+        let mut model = Setup::default().parallel(comm, &Layout::copies(1), None)?;
+        let mut steps = Seconds(0.0);
+        let mut trainer = Trainer::new(&mut model, &data, config.clone())?.evaluating(&data);
+        Ok((trainer.run(&mut steps)?, steps.0))
+    });
+    let (summary, seconds) = ran.unwrap().remove(0);
+    assert_eq!(summary.step_seconds, seconds);
+    assert!(summary.seconds > summary.step_seconds, "{summary:?}");
+}

@@ -42,11 +42,11 @@ impl<M: Model> Trainer<'_, M> {
         let batch = self.data.batch(&rows, &self.model.config().device.clone()).map_err(Error::from);
         let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
         self.model.set_next_step(self.step as u64);
-        let step = self.model.step_of(batch)?;
+        let step = tracing::info_span!("forward and backward").in_scope(|| self.model.step_of(batch))?;
         let factor = self.config.schedule.factor(self.step, self.config.steps);
         let learning_rate = self.config.learning_rate * factor;
         let grad_norm = match step.skipped {
-            true => self.skip(loss_scale)?,
+            true => self.skip(step.loss, loss_scale)?,
             false => self.change(&step.grads, learning_rate)?,
         };
         self.step += 1;
@@ -74,7 +74,7 @@ impl<M: Model> Trainer<'_, M> {
         self.model.check_finite(grads, norm, self.step as u64 + 1)?;
         let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
         self.wait_for_copies();
-        self.optimizer.step_scaled(grads, scale)?;
+        tracing::info_span!("optimizer").in_scope(|| self.optimizer.step_scaled(grads, scale))?;
         Ok(norm)
     }
 
@@ -86,15 +86,19 @@ impl<M: Model> Trainer<'_, M> {
         self.copying_seconds += stood_still.elapsed().as_secs_f64();
     }
 
-    /// Accepts a step whose gradients were not finite, and returns the norm. Fails if the loss scale is so small that
-    /// it cannot be the reason.
-    fn skip(&self, loss_scale: f64) -> Result<f64> {
+    /// Accepts a step whose gradients were not finite, and returns the norm. Fails if the loss scale cannot be the
+    /// reason: it is too small, or the loss, which is not scaled, is not finite either. A single such loss may be due
+    /// to its batch; after two, it is the model.
+    fn skip(&self, loss: f64, loss_scale: f64) -> Result<f64> {
         /// With this scale, a value that overflows f16 is 16 million or more without the scale.
         const LEAST: f64 = 1.0 / 256.0;
-        if loss_scale < LEAST {
-            let parameter = format!("the gradients of a loss that is scaled by {loss_scale}");
-            return Err(Error::NotFinite { step: self.step as u64 + 1, parameter, norm: f64::INFINITY });
-        }
-        Ok(f64::INFINITY)
+        let parameter = if loss_scale < LEAST {
+            format!("the gradients of a loss that is scaled by {loss_scale}")
+        } else if !loss.is_finite() && self.latest.is_some_and(|latest| !latest.loss.is_finite()) {
+            format!("the loss, which is {loss} and was not finite in the step before")
+        } else {
+            return Ok(f64::INFINITY);
+        };
+        Err(Error::NotFinite { step: self.step as u64 + 1, parameter, norm: f64::INFINITY })
     }
 }

@@ -147,8 +147,8 @@ fn attention_with(
     let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
     let scale = config.scale.unwrap_or(1.0 / (sizes.dims as f64).sqrt());
     let dropout = match &config.dropout {
-        Some(dropout) => dropout.mask(sizes.batch, sizes.queries)?,
-        None => None,
+        Some(dropout) if q.elem_count() > 0 => dropout.mask(sizes.batch, sizes.queries)?,
+        _ => None,
     };
     let call =
         AttentionCall { sizes, mask: config.mask, scale, hidden, dropout, how: ProductConfig::current() };

@@ -111,6 +111,17 @@ fn what_is_not_a_number_stays_so() -> candle_core::Result<()> {
 }
 
 #[test]
+fn an_empty_batch_draws_no_dropout() -> candle_core::Result<()> {
+    let generator = sampler::SharedGenerator::from(Generator::new(1));
+    let dropout = Some(Dropout::new(0.5, generator.clone())?);
+    let config = AttentionConfig { dropout, ..AttentionConfig::new(2, AttentionMask::Causal) };
+    let empty = Tensor::zeros((0, 2, 6), DType::F32, &Device::Cpu)?;
+    attention(&empty, &empty, &empty, &config)?;
+    assert_eq!(generator.with(|generator| generator.clone()), Generator::new(1));
+    Ok(())
+}
+
+#[test]
 fn what_does_not_fit_is_named() {
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
     let x = zeros(&[1, 2, 6]);
