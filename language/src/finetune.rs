@@ -130,6 +130,10 @@ impl Job for FinetuneOptions {
         (self.lora_rank.is_some() || self.adapters.is_some()) && !self.merge
     }
 
+    fn model(&self) -> Option<&Path> {
+        Some(&self.model)
+    }
+
     fn folder(&self) -> Option<&Path> {
         Some(&self.model)
     }

@@ -34,6 +34,9 @@ pub trait Job: Clone {
         false
     }
 
+    /// Returns the folder of the model that is read, if any.
+    fn model(&self) -> Option<&Path>;
+
     /// Returns the folder whose tokenizer files are copied to the saved model, if any.
     fn folder(&self) -> Option<&Path>;
 }

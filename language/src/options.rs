@@ -1,5 +1,7 @@
 //! Options shared by `pretrain` and `finetune`.
 
+mod mesh;
+
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -19,6 +21,8 @@ use training::build::Recompute;
 use training::{AdamConfig, LossScalerConfig};
 
 use super::sample::SampleOptions;
+
+pub(crate) use mesh::{in_terms_of_mesh, layout_of, ranks_of};
 
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -86,9 +90,9 @@ pub struct TrainOptions {
     /// Device of tensors
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     device: DeviceKind,
-    /// Schedule of pipeline stages
-    #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Ranks")]
-    pub(super) pipeline_schedule: ScheduleKind,
+    /// Schedule of pipeline stages [default: 1f1b]
+    #[arg(long, value_name = "NAME", value_parser = schedule, help_heading = "Ranks")]
+    pub(super) pipeline_schedule: Option<ScheduleKind>,
 
     /// Steps in all
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
@@ -125,7 +129,7 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "cosine", help_heading = "Optimizer")]
     pub(super) schedule: ScheduleOption,
     /// Steps in which the learning rate grows to its highest
-    #[arg(long, value_name = "STEPS", default_value = "0", help_heading = "Optimizer")]
+    #[arg(long, value_name = "STEPS", default_value = "0", value_parser = whole, allow_negative_numbers = true, help_heading = "Optimizer")]
     warmup: usize,
     /// Learning rate at the end, as a fraction of the highest
     #[arg(long, value_name = "PART", default_value = "0.1", value_parser = experiment::options::probability, allow_negative_numbers = true, help_heading = "Optimizer")]
@@ -174,7 +178,7 @@ pub struct TrainOptions {
     ///
     /// In batches as large as in training: rows that fill no batch are left out.
     #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
-    evaluate_rows: usize,
+    pub(super) evaluate_rows: usize,
     /// The sample of text at each evaluation.
     #[command(flatten)]
     pub(super) sample: SampleOptions,
@@ -222,30 +226,14 @@ pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
     }
 }
 
+fn whole(text: &str) -> std::result::Result<usize, &'static str> {
+    text.parse().map_err(|_| "give a whole number, 0 or more")
+}
+
 fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
     let beta = |text: &str| text.trim().parse().ok().filter(|beta: &f64| (0.0..1.0).contains(beta));
     let both = text.split_once(',').and_then(|(a, b)| Some((beta(a)?, beta(b)?)));
     both.ok_or("give two numbers from 0 to below 1, such as 0.9,0.95")
-}
-
-/// Returns the ranks' options, with the layout's number of ranks unless the options or the environment give another.
-pub(crate) fn ranks_of(ranks: &RankOptions, mesh: Option<&Layout>) -> RankOptions {
-    let mut ranks = ranks.clone();
-    let is_bare = std::env::var_os("WORLD_SIZE").is_none_or(|value| value.is_empty());
-    if let (Some(layout), None, true) = (mesh, ranks.world_size, is_bare) {
-        ranks.world_size = Some(layout.ranks());
-    }
-    ranks
-}
-
-/// Returns the layout of `--mesh`, or else pure data parallelism, for `world_size` ranks.
-pub(crate) fn layout_of(mesh: Option<Layout>, world_size: usize) -> Result<Layout> {
-    let layout = mesh.unwrap_or_else(|| Layout::copies(world_size));
-    layout.check(world_size).map_err(|error| match error {
-        girandole::Error::Invalid { got, help, .. } => Error::Option { option: "--mesh", got, help },
-        other => other.into(),
-    })?;
-    Ok(layout)
 }
 
 impl TrainOptions {
@@ -263,6 +251,11 @@ impl TrainOptions {
             trace: self.trace.clone(),
             report: self.report.clone(),
         })
+    }
+
+    /// Returns an error as one about these options.
+    pub(super) fn in_terms_of_mesh(&self, error: Error) -> Error {
+        in_terms_of_mesh(error, &self.ranks, self.mesh.as_ref())
     }
 
     /// Returns the files of text that are read, each with its option.
@@ -316,6 +309,10 @@ impl TrainOptions {
         (self.parameters == ParametersDtype::F16).then(LossScalerConfig::default)
     }
 
+    pub(super) fn pipeline_schedule(&self) -> ScheduleKind {
+        self.pipeline_schedule.unwrap_or(ScheduleKind::OneFOneB)
+    }
+
     pub(super) fn recompute(&self) -> Recompute {
         self.recompute.unwrap_or_default()
     }
@@ -327,7 +324,7 @@ impl TrainOptions {
             length,
             micro_batches: self.accumulate,
             recompute: self.recompute(),
-            schedule: self.pipeline_schedule,
+            schedule: self.pipeline_schedule(),
             dtype: self.dtype(),
             ..Training::default()
         }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use experiment::error::{Error, Result};
 use experiment::options::count;
 use models::{ModelConfig, Tokenizer, Weights};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::text::characters;
 
@@ -54,6 +54,8 @@ pub struct PretrainOptions {
     heads: usize,
 }
 
+/// Maximum of each size of a model that is not described by a folder.
+const MOST: usize = 1 << 31;
 /// Tokens per row, and positions, of a model that is not described by a folder.
 const LENGTH: usize = 256;
 
@@ -72,11 +74,31 @@ impl PretrainOptions {
         })
     }
 
+    /// Returns the model's configuration. It names the special tokens of a newly made tokenizer: other ids, or
+    /// transformers' defaults, are ordinary tokens of it.
     fn config(&self, tokenizer: Option<&Tokenizer>) -> Result<ModelConfig> {
-        if let Some(folder) = &self.model {
-            return Ok(ModelConfig::from_folder(folder)?);
-        }
+        let mut json = match &self.model {
+            Some(folder) if self.tokenizer.is_none() => return Ok(ModelConfig::from_folder(folder)?),
+            Some(folder) => ModelConfig::from_folder(folder)?.json().clone(),
+            None => self.llama(tokenizer)?,
+        };
+        json.insert("eos_token_id".into(), json!(tokenizer.and_then(Tokenizer::end_of_text)));
+        json.extend(["bos_token_id", "pad_token_id"].map(|name| (name.to_string(), Value::Null)));
+        Ok(ModelConfig::from_json(&Value::Object(json).to_string())?)
+    }
+
+    /// Returns the `config.json` of a new Llama.
+    fn llama(&self, tokenizer: Option<&Tokenizer>) -> Result<Map<String, Value>> {
         let Self { layers, hidden, heads, .. } = *self;
+        for (option, size) in [("--layers", layers), ("--hidden", hidden), ("--heads", heads)] {
+            if size > MOST {
+                return Err(Error::Option {
+                    option,
+                    got: size.to_string(),
+                    help: format!("give at most {MOST}"),
+                });
+            }
+        }
         if !hidden.is_multiple_of(2 * heads) {
             let help = format!(
                 "give a multiple of {}, twice --heads, so that each head has an even number",
@@ -84,24 +106,24 @@ impl PretrainOptions {
             );
             return Err(Error::Option { option: "--hidden", got: hidden.to_string(), help });
         }
-        let json = json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": tokenizer.map_or(257, Tokenizer::len),
-            "hidden_size": hidden,
+        let fields = [
+            ("architectures", json!(["LlamaForCausalLM"])),
+            ("model_type", json!("llama")),
+            ("vocab_size", json!(tokenizer.map_or(257, Tokenizer::len))),
+            ("hidden_size", json!(hidden)),
             // Two thirds of 4 * hidden, since the gate adds a third matrix.
-            "intermediate_size": (8 * hidden).div_ceil(3).next_multiple_of(32),
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads,
-            "max_position_embeddings": self.options.length.unwrap_or(LENGTH),
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "initializer_range": 0.02,
-            "tie_word_embeddings": true,
-        });
-        Ok(ModelConfig::from_json(&json.to_string())?)
+            ("intermediate_size", json!((8 * hidden).div_ceil(3).next_multiple_of(32))),
+            ("num_hidden_layers", json!(layers)),
+            ("num_attention_heads", json!(heads)),
+            ("num_key_value_heads", json!(heads)),
+            ("max_position_embeddings", json!(self.options.length.unwrap_or(LENGTH))),
+            ("hidden_act", json!("silu")),
+            ("rms_norm_eps", json!(1e-5)),
+            ("rope_theta", json!(10000.0)),
+            ("initializer_range", json!(0.02)),
+            ("tie_word_embeddings", json!(true)),
+        ];
+        Ok(fields.map(|(name, value)| (name.to_string(), value)).into_iter().collect())
     }
 }
 
@@ -125,7 +147,45 @@ impl Job for PretrainOptions {
         Ok(Subject { weights: Weights::random(&config, self.options.seed)?, lora: None, tokenizer })
     }
 
+    fn model(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+
     fn folder(&self) -> Option<&Path> {
         self.model.as_deref().filter(|_| self.tokenizer.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        options: PretrainOptions,
+    }
+
+    #[test]
+    fn special_tokens_are_those_of_the_tokenizer() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = |more: &[&str]| {
+            let common = ["pretrain", "--data", "text.txt", "--out", "out"];
+            let options = Program::parse_from(common.iter().chain(more)).options;
+            let tokenizer = options.made().unwrap();
+            options.config(tokenizer.as_ref()).unwrap().json().clone()
+        };
+        let mut json = config(&[]);
+        assert_eq!((&json["eos_token_id"], &json["bos_token_id"]), (&json!(256), &Value::Null));
+        json.extend(
+            ["bos_token_id", "eos_token_id", "pad_token_id"].map(|name| (name.to_string(), json!(2))),
+        );
+        std::fs::write(folder.path().join("config.json"), Value::Object(json).to_string()).unwrap();
+        let model = folder.path().to_str().unwrap();
+        assert_eq!(config(&["--model", model])["eos_token_id"], json!(2));
+        let json = config(&["--model", model, "--tokenizer", "bytes"]);
+        assert_eq!((&json["eos_token_id"], &json["pad_token_id"]), (&json!(256), &Value::Null));
     }
 }

@@ -1,25 +1,41 @@
 //! Settings that affect what a run learns: stored in its checkpoints, and compared when it is resumed.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use clap::ValueEnum;
 use experiment::console::note;
+use experiment::error::{Error, Result};
 use girandole::trainer::{ChangedSetting, TrainConfig};
-use models::Lora;
 
+use super::job::Subject;
 use super::options::TrainOptions;
 
-/// Returns the training configuration, with the settings by option name.
-pub(super) fn train_config(command: &str, options: &TrainOptions, lora: Option<&Lora>) -> TrainConfig {
+/// What the settings call the model's configuration, and its weights below adapters.
+const MODEL: &str = "the model";
+const FROZEN: &str = "the frozen weights";
+
+/// Returns the training configuration, with the settings by option name, and fingerprints of the model.
+///
+/// # Errors
+/// Weights that cannot be read.
+pub(super) fn train_config(command: &str, options: &TrainOptions, subject: &Subject) -> Result<TrainConfig> {
     let config = options.train_config();
     let mut settings: BTreeMap<String, String> =
         of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
     settings.insert("command".into(), command.into());
-    if let Some(lora) = lora {
+    let short = |hash: String| hash.chars().take(12).collect::<String>();
+    let model = subject.weights.config();
+    settings.insert(MODEL.into(), format!("{} {}", model.family, short(model.fingerprint())));
+    if let Some(lora) = &subject.lora {
+        // A checkpoint holds all other weights itself.
+        let frozen = subject.weights.fingerprint()?;
+        settings.extend(frozen.map(|hash| (FROZEN.into(), short(hash))));
         settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
         settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());
+        settings.insert("use_rslora".into(), lora.config().by_root.to_string());
     }
-    TrainConfig { settings, ..config }
+    Ok(TrainConfig { settings, ..config })
 }
 
 /// Excludes options that do not affect results (the layout), and the rows, which are compared separately and must be
@@ -56,4 +72,62 @@ pub(super) fn note_changed_settings(changes: &[ChangedSetting]) {
         changes.iter().map(|ChangedSetting { name, before, now }| format!("{name} {before}, now {now}"));
     let each = each.collect::<Vec<_>>().join("; ");
     note(format_args!("other options than those of the checkpoint: {each}"));
+}
+
+/// Refuses a checkpoint whose run had another model: the checkpoint's numbers mean something else in this one.
+///
+/// # Errors
+/// The option that names the checkpoint, and what differs.
+pub(super) fn refuse_another_model(changed: &[ChangedSetting], (option, got): (&str, &Path)) -> Result<()> {
+    let Some(other) = changed.iter().find(|setting| [MODEL, FROZEN].contains(&&*setting.name)) else {
+        return Ok(());
+    };
+    let ChangedSetting { name, before, now } = other;
+    let help = format!(
+        "{name} of that run was another ({before}, and this is {now}): give the same, or another folder"
+    );
+    Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use models::{Lora, LoraConfig, ModelConfig, Weights};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        options: TrainOptions,
+    }
+
+    #[test]
+    fn another_model_is_another_setting() {
+        let options = Program::parse_from(["pretrain", "--data", "text.txt", "--out", "out"]).options;
+        let settings = |theta: usize, by_root: bool| {
+            let json = format!(
+                r#"{{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+                "num_attention_heads": 1, "max_position_embeddings": 8, "rms_norm_eps": 1e-6, "rope_theta": {theta}}}"#
+            );
+            let model = ModelConfig::from_json(&json).unwrap();
+            let lora = Lora::new(&LoraConfig { by_root, ..LoraConfig::default() }, &model).unwrap();
+            let weights = Weights::random(&model, 0).unwrap();
+            let subject = Subject { weights, lora: Some(lora), tokenizer: None };
+            train_config("finetune", &options, &subject).unwrap().settings
+        };
+        assert_eq!(settings(100, false), settings(100, false));
+        assert_ne!(settings(100, false)[MODEL], settings(200, false)[MODEL]);
+        let setting = |name: &str| ChangedSetting { name: name.into(), before: "a".into(), now: "b".into() };
+        let refused = |names: &[&str]| {
+            let changed: Vec<_> = names.iter().map(|name| setting(name)).collect();
+            refuse_another_model(&changed, ("--checkpoint-dir", Path::new("c")))
+                .map_err(|error| error.to_string())
+        };
+        assert!(refused(&["--lr"]).is_ok());
+        assert!(
+            refused(&["--lr", MODEL]).unwrap_err().contains("--checkpoint-dir: got c; the model of that run")
+        );
+        assert_ne!(settings(100, false)["use_rslora"], settings(100, true)["use_rslora"]);
+    }
 }

@@ -17,7 +17,7 @@ const TIME: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speed {
     /// Floating-point operations of a step, over all ranks.
-    step: f64,
+    pub(super) step: f64,
     /// FLOP/s that all ranks together reach in a matrix product.
     pub(super) peak: f64,
 }

@@ -1,9 +1,10 @@
 //! Training shared by `pretrain` and `finetune`: read data, build the model in its layout, train, save.
 
+mod checks;
+
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::ops::Deref;
-use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use experiment::console::{note, say};
@@ -17,7 +18,7 @@ use experiment::{self, Experiment};
 use girandole::trainer::{self, TrainConfig, Trainer};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::{Data, DataConfig, DataFile, Rows};
-use models::{CausalLm, Lora, ModelConfig};
+use models::{CausalLm, Lora};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
@@ -26,11 +27,14 @@ use super::lifecycle::choose;
 use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
-use super::settings::{note_changed_settings, train_config};
+use super::settings::{note_changed_settings, refuse_another_model, train_config};
 use super::shared;
 use super::speed::Speed;
 use super::trained::{self, Trained};
 use super::watch::{TrainObserver, wrap_error};
+use checks::{check_batch_size, check_evaluation, check_output_folder, check_stages, refuse_in_folder};
+
+pub(crate) use checks::check_divisible;
 
 /// What each process creates at the start.
 pub(super) struct Setup {
@@ -50,7 +54,7 @@ pub(super) struct LauncherState {
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<J: Job>(job: &J) -> Result<()> {
-    experiment::run(&Training(job.clone()))
+    experiment::run(&Training(job.clone())).map_err(|error| job.options().in_terms_of_mesh(error))
 }
 
 /// A job as an experiment.
@@ -104,6 +108,11 @@ impl<J: Job> Experiment for Training<J> {
                 help,
             });
         }
+        if let (Some(schedule), 1) = (options.pipeline_schedule, layout.pp) {
+            let help =
+                "there are no stages to schedule: give a --mesh with pp, or leave the option out".into();
+            return Err(Error::Option { option: "--pipeline-schedule", got: schedule.to_string(), help });
+        }
         let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
         if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
             let cut = if micro_batches > 1 {
@@ -117,7 +126,12 @@ impl<J: Job> Experiment for Training<J> {
         }
         for (option, path) in options.text_files() {
             options.common().refuse_as_output(option, path)?;
-            refuse_in_output(&options.out, option, path)?;
+            refuse_in_folder("--out", &options.out, option, path)?;
+        }
+        for (option, path) in options.common().outputs() {
+            let Some(path) = path else { continue };
+            refuse_in_folder("--out", &options.out, option, path)?;
+            self.model().map_or(Ok(()), |model| refuse_in_folder("--model", model, option, path))?;
         }
         options.tensorboard.as_deref().map_or(Ok(()), outputs::make_folder)?;
         let out = &options.out;
@@ -130,6 +144,7 @@ impl<J: Job> Experiment for Training<J> {
         let (options, subject) = (self.options(), self.subject()?);
         if let Some(layout) = &options.mesh {
             check_divisible(layout, subject.weights.config())?;
+            check_stages(layout, options.pipeline_schedule(), subject.weights.config())?;
         }
         let longest = subject.weights.config().max_len;
         if let Some(length) = options.length.filter(|length| *length > longest) {
@@ -150,6 +165,7 @@ impl<J: Job> Experiment for Training<J> {
         };
         let (data, evaluate) = shared::with_shared_tokens(&options.data, options.evaluate.as_ref());
         let rows = open(&data, options.length)?;
+        check_batch_size(options.batch_size, rows.row_len())?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
         if options.sequence_parallel && !len.is_multiple_of(tp) {
             let help =
@@ -160,12 +176,9 @@ impl<J: Job> Experiment for Training<J> {
             Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()))?),
             None => None,
         };
-        if let Some(evaluation) = evaluation.as_ref().filter(|rows| rows.len() < options.batch_size) {
-            let got = format!("{} rows of {} tokens", evaluation.len(), evaluation.row_len());
-            let help =
-                format!("give a longer text: an evaluation needs {} rows, as a step", options.batch_size);
-            return Err(Error::Option { option: "--evaluate", got, help });
-        }
+        evaluation
+            .as_ref()
+            .map_or(Ok(()), |rows| check_evaluation(rows, options.batch_size, options.evaluate_rows))?;
         let model = subject.weights.config();
         let sample = Sample::new(&options.sample, subject.tokenizer.as_ref(), &rows, model, options.seed)?;
         Ok(Setup { subject, rows, evaluation, sample })
@@ -179,8 +192,10 @@ impl<J: Job> Experiment for Training<J> {
         if let Some(contents) = choose(&options.checkpoints)? {
             agree_on_command(J::NAME, &contents.extra, &options.checkpoints)?;
             self.check_steps(contents.step as usize)?;
-            let config = train_config(J::NAME, options, setup.subject.lora.as_ref());
-            note_changed_settings(&trainer::check_resume(&contents, &setup.rows, &config)?);
+            let config = train_config(J::NAME, options, &setup.subject)?;
+            let changed = trainer::check_resume(&contents, &setup.rows, &config)?;
+            refuse_another_model(&changed, options.checkpoints.source())?;
+            note_changed_settings(&changed);
         }
         let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
         memory::check(options, &planned, &layout, setup.rows.row_len())?;
@@ -223,7 +238,7 @@ impl<J: Job> Experiment for Training<J> {
         let mut model = build_model(options, &subject, &layout, &rows, (rank, &device))?;
         let flops = self.step_flops(&subject, &rows)?;
         let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
-        let config = TrainConfig { fewest_ranks, ..train_config(J::NAME, options, subject.lora.as_ref()) };
+        let config = TrainConfig { fewest_ranks, ..train_config(J::NAME, options, &subject)? };
         let mut trainer = Trainer::new(&mut model, &rows, config)?;
         let mut metrics = rank.metrics.take();
         let mut log = self.log(rank.is_first(), fewest_ranks.is_some(), metrics.as_mut());
@@ -231,18 +246,21 @@ impl<J: Job> Experiment for Training<J> {
         if let Some(evaluation) = &evaluation {
             trainer = trainer.evaluating(evaluation);
         }
-        let (watch, begun, communication) = (rank.stopwatch(), trainer.step(), Cell::new(0.0));
+        let (watch, begun, times) = (rank.stopwatch(), trainer.step(), Cell::new((0.0, 0.0)));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let counters = (speed, begun, trainer.epoch() as usize, &communication);
+        let counters = (speed, begun, trainer.epoch() as usize, &times);
         let mut observer = TrainObserver::new(options, log, samples, counters);
         rank.stage = RankPhase::AtWork;
         let steps = options.steps() - begun;
-        let (mut seconds, mut measured) = (0.0, None);
+        let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {
             rank.comm = model.mesh().world().clone();
-            let busy_ns = (communication.get() * 1e9) as u64;
-            let measured = *measured.get_or_insert_with(|| watch.measured().communicating(busy_ns));
-            seconds = rank.gather_measured(measured, steps).map_err(wrap_error)?;
+            let (of_steps, in_collectives) = times.get();
+            let mut measured = watch.measured().communicating((in_collectives * 1e9) as u64);
+            seconds.get_or_insert(measured.seconds);
+            // Evaluations and checkpoints are no computation of steps.
+            measured.seconds = of_steps;
+            rank.gather_measured(measured, steps).map_err(wrap_error)?;
             Ok(())
         };
         let mut save = |model: &mut Parallel<CausalLm>| self.save(model, &subject);
@@ -253,7 +271,7 @@ impl<J: Job> Experiment for Training<J> {
         let summary = summary.map_err(|error| observer.cause(error))?;
         let (log, speed) = observer.finish();
         let series = log.map(RunLog::finish).unwrap_or_default();
-        let seconds = seconds + series.seconds;
+        let seconds = seconds.unwrap_or_default() + series.seconds;
         rank.checkpoints = trained::checkpoint_times(&summary);
         let mut metrics = metrics.filter(|_| rank.is_first());
         rank.write_summary(None, metrics.as_mut(), seconds)?;
@@ -276,65 +294,6 @@ impl<J: Job> Experiment for Training<J> {
     }
 }
 
-/// Refuses a text that is among the files of a model in the output folder, which are replaced.
-fn refuse_in_output(out: &Path, option: &'static str, path: &Path) -> Result<()> {
-    let out = out.canonicalize().ok();
-    let name = |path: &Path| {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let is_there = out.is_some() && folder.canonicalize().ok() == out;
-        let name = path.file_name()?.to_str()?;
-        (is_there && models::is_model_file(name)).then(|| name.to_string())
-    };
-    // By the name that is given, and by that of the file that it leads to.
-    let Some(name) = name(path).or_else(|| name(&path.canonicalize().ok()?)) else { return Ok(()) };
-    let help =
-        format!("in --out, {name} is a file of the model that is written: give another name or folder");
-    Err(Error::Option { option, got: path.display().to_string(), help })
-}
-
-/// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed. Adapters never go
-/// beside a whole model: who loads the folder would find two models in it.
-fn check_output_folder(options: &TrainOptions, saves_adapters: bool) -> Result<()> {
-    let out = &options.out;
-    let Some(file) = models::weights_in(out) else { return Ok(()) };
-    let help = if saves_adapters && !file.starts_with("adapter") {
-        format!("it holds a whole model ({file}), and adapters alone are saved: give another folder")
-    } else if options.overwrite
-        || options.checkpoints.has_checkpoint_to_resume()?
-        || begin_note::is_of_a_restarted_job(out, begin_note::MODEL)?
-    {
-        return Ok(());
-    } else {
-        begin_note::refuse(out, begin_note::MODEL)?;
-        if options.checkpoints.keeps() {
-            begin_note::refuse(options.checkpoints.dir(), begin_note::CHECKPOINTS)?;
-        }
-        format!("it holds a model already ({file}): give another folder, or --overwrite to replace the model")
-    };
-    Err(Error::Option { option: "--out", got: out.display().to_string(), help })
-}
-
-/// Checks that the model's sizes can be divided by the layout.
-pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
-    let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
-    let sizes = [
-        ("heads", model.num_heads),
-        ("heads of keys and values", model.num_kv_heads),
-        ("features of feed-forward layers", model.intermediate_size),
-    ];
-    if let Some((what, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(layout.tp)) {
-        return refuse(format!("the model's {size} {what} cannot be divided over tp={} ranks", layout.tp));
-    }
-    let units = model.num_layers + 2;
-    if layout.pp > units {
-        return refuse(format!(
-            "the model has {units} parts to cut between, {} blocks among them",
-            model.num_layers
-        ));
-    }
-    Ok(())
-}
-
 /// Builds the model in its layout.
 fn build_model(
     options: &TrainOptions,
@@ -351,7 +310,7 @@ fn build_model(
         device: device.clone(),
         micro_batches,
         example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
-        schedule: options.pipeline_schedule,
+        schedule: options.pipeline_schedule(),
         recompute: options.recompute(),
         sequence_parallel: options.sequence_parallel,
         loss_scale: options.loss_scale(),

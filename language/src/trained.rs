@@ -28,15 +28,15 @@ pub(super) fn checkpoint_times(summary: &Summary) -> Option<CheckpointTimes> {
     (count > 0).then_some(times)
 }
 
-/// Formats steps, tokens and speed in one line.
+/// Formats steps, tokens and speed in one line, without the time of evaluations and checkpoints.
 pub(super) fn line(summary: &Summary, speed: &Speed) -> String {
-    let (flops, mfu) = speed.of(summary.steps, summary.seconds);
+    let (flops, mfu) = speed.of(summary.steps, summary.step_seconds);
     format!(
         "{} steps, {} tokens in {:.1} s: {:.0} tokens/s, {}, MFU {:.0} %",
         summary.steps,
         summary.targets,
-        summary.seconds,
-        summary.targets as f64 / summary.seconds,
+        summary.step_seconds,
+        summary.targets as f64 / summary.step_seconds,
         show_flops(flops),
         100.0 * mfu
     )
@@ -48,9 +48,9 @@ pub(super) fn facts(summary: &Summary, speed: &Speed) -> Vec<(String, String)> {
         return Vec::new();
     }
     let fact = |name: &str, value: String| (name.to_string(), value);
-    let (flops, mfu) = speed.of(summary.steps, summary.seconds);
+    let (flops, mfu) = speed.of(summary.steps, summary.step_seconds);
     let mut facts = vec![
-        fact("tokens/s", format!("{:.0}", summary.targets as f64 / summary.seconds)),
+        fact("tokens/s", format!("{:.0}", summary.targets as f64 / summary.step_seconds)),
         fact("model FLOP/s", show_flops(flops)),
         fact("MFU", format!("{:.1} % of {}, measured at the start", 100.0 * mfu, show_flops(speed.peak))),
     ];
@@ -62,4 +62,20 @@ pub(super) fn facts(summary: &Summary, speed: &Speed) -> Vec<(String, String)> {
         facts.push(fact("checkpoints", value));
     }
     facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_speed_is_that_of_the_steps_alone() {
+        let summary =
+            Summary { steps: 4, targets: 800, seconds: 10.0, step_seconds: 2.0, ..Summary::default() };
+        let speed = Speed { step: 1e9, peak: 4e9 };
+        let line = line(&summary, &speed);
+        assert!(line.starts_with("4 steps, 800 tokens in 2.0 s: 400 tokens/s, "), "{line}");
+        assert!(line.ends_with("MFU 50 %"), "{line}");
+        assert_eq!(facts(&summary, &speed)[0], ("tokens/s".into(), "400".into()));
+    }
 }

@@ -1,7 +1,6 @@
 //! Training observer: prints and logs steps, evaluations and samples.
 
 use std::cell::Cell;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,8 +39,8 @@ pub(super) struct TrainObserver<'a> {
     last: Option<StepReport>,
     /// Epoch of the first step.
     epoch: usize,
-    /// Seconds in collectives so far, in all groups of the mesh.
-    communication: &'a Cell<f64>,
+    /// Seconds of the steps so far, and those of them in collectives, in all groups of the mesh.
+    times: &'a Cell<(f64, f64)>,
     /// Whether the ranks must start from the beginning, since a rank had not begun training when another was lost.
     begins_anew: bool,
 }
@@ -51,7 +50,7 @@ impl<'a> TrainObserver<'a> {
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
-        (speed, begun, epoch, communication): (Speed, usize, usize, &'a Cell<f64>),
+        (speed, begun, epoch, times): (Speed, usize, usize, &'a Cell<(f64, f64)>),
     ) -> Self {
         Self {
             options,
@@ -66,7 +65,7 @@ impl<'a> TrainObserver<'a> {
             left: None,
             last: None,
             epoch,
-            communication,
+            times,
             begins_anew: false,
         }
     }
@@ -122,7 +121,8 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         self.targets += targets;
         self.steps += 1;
         self.seconds += seconds;
-        self.communication.set(self.communication.get() + report.communication_seconds);
+        let (of_steps, in_collectives) = self.times.get();
+        self.times.set((of_steps + seconds, in_collectives + report.communication_seconds));
         self.last = Some(*report);
         self.write(report)?;
         let steps = self.options.steps();
@@ -152,7 +152,9 @@ impl Observer<CausalLm> for TrainObserver<'_> {
             self.events.evaluated(step, loss).map_err(wrap_error)?;
         }
         let text = match self.sample {
-            Some((tokenizer, sample)) => Some(sample.write(model, tokenizer)?),
+            Some((tokenizer, sample)) => {
+                Some(tracing::info_span!("sample").in_scope(|| sample.write(model, tokenizer))?)
+            }
             None => None,
         };
         if let Some(text) = &text {
@@ -205,11 +207,6 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         let ranks = left.world_size();
         let go = if ranks == 1 { "rank goes" } else { "ranks go" };
         note(format_args!("{lost}; {ranks} of {before} {go} on after step {step}"));
-        Ok(())
-    }
-
-    fn saved(&mut self, step: usize, folder: &Path) -> girandole::Result<()> {
-        tracing::debug!("checkpoint of step {step} in {}", folder.display());
         Ok(())
     }
 }

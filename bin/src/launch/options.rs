@@ -68,7 +68,7 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "N", value_parser = nodes, allow_negative_numbers = true)]
     nnodes: Option<usize>,
     /// Number of this machine, from 0
-    #[arg(long, alias = "node_rank", value_name = "R", allow_negative_numbers = true)]
+    #[arg(long, alias = "node_rank", value_name = "R", value_parser = whole, allow_negative_numbers = true)]
     node_rank: Option<usize>,
     /// Address of node 0, where the ranks meet [default: 127.0.0.1]
     #[arg(long, alias = "master_addr", value_name = "HOST")]
@@ -83,7 +83,7 @@ pub struct LaunchOptions {
     )]
     master_port: Option<u16>,
     /// How often to restart all ranks after one failed [default: 0]
-    #[arg(long, alias = "max_restarts", value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, alias = "max_restarts", value_name = "K", value_parser = whole, allow_negative_numbers = true)]
     max_restarts: Option<usize>,
     /// Continue when ranks are lost, as long as MIN are left
     ///
@@ -202,4 +202,29 @@ impl LaunchOptions {
 
 fn whole(text: &str) -> std::result::Result<usize, String> {
     text.parse().map_err(|_| "give a whole number, 0 or more".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        options: LaunchOptions,
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused_with_what_to_give() {
+        for option in ["--node-rank", "--max-restarts"] {
+            for got in ["x", "-1"] {
+                let said = Program::try_parse_from(["launch", option, got, "true"]).unwrap_err().to_string();
+                assert!(said.contains(option) && said.contains("give a whole number, 0 or more"), "{said}");
+            }
+        }
+        let parsed = Program::try_parse_from(["launch", "--max-restarts", "0", "true"]).unwrap();
+        assert_eq!(parsed.options.max_restarts, Some(0));
+    }
 }

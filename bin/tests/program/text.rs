@@ -105,6 +105,11 @@ fn a_text_is_evaluated_in_any_layout() {
     ] {
         assert!((evaluate(options) - expected).abs() < 2e-4, "{options:?}");
     }
+    assert_eq!(evaluate(&["--batch-size", "18446744073709551615"]), evaluate(&["--batch-size", "100"]));
+    // A byte order mark is no token.
+    let marked = "\u{feff}".to_string() + &std::fs::read_to_string(&data).unwrap();
+    std::fs::write(&data, marked).unwrap();
+    assert!((evaluate(&[]) - expected).abs() < 1e-9);
     let refuse =
         |options: &[&str]| EVALUATE.refuse(&[&["--model", &path, "--data", &data], options].concat());
     assert!(refuse(&["--mesh", "tp=3"]).contains("cannot be divided over tp=3"));
@@ -190,7 +195,19 @@ fn what_cannot_be_used_is_told_in_one_line() {
     for (name, bytes) in [("empty", &b""[..]), ("bytes", &[b'a', 0xff])] {
         std::fs::write(folder.path(name), bytes).unwrap();
     }
-    refuse(&EVALUATE, &["--data", &folder.argument("empty")], "two tokens at least");
+    let empty = folder.argument("empty");
+    refuse(
+        &GENERATE,
+        &["--prompt-file", &empty],
+        &format!("error: --prompt-file: got {empty}; the prompt has no"),
+    );
+    refuse(&EVALUATE, &["--data", &empty], "two tokens at least");
+    std::fs::write(folder.path("lines.JSONL"), "{\"text\": \"ab\"}\n").unwrap();
+    refuse(
+        &EVALUATE,
+        &["--data", &folder.argument("lines.JSONL")],
+        "`evaluate` takes one plain text, no .JSONL",
+    );
     refuse(&EVALUATE, &["--data", &folder.argument("bytes")], "no text in UTF-8 from byte 1 on");
     refuse(&EVALUATE, &["--data", &folder.argument("none")], "cannot be read");
     std::fs::write(folder.path("text"), "ab").unwrap();

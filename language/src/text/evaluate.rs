@@ -25,8 +25,9 @@ const NAME: &str = "evaluate";
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Prints the mean cross-entropy of a text's tokens, in nats, and its exponential, the perplexity. The
-text is cut into rows of --length tokens; each token but the first of a row is predicted once, from the
-tokens before it in that row. The result is the same in any layout (--mesh).
+text is cut into rows of --length tokens; each token but the first of the text is predicted once, from
+the tokens before it in its row, or for the first of a row from the last token of the row before. The
+result is the same in any layout (--mesh).
 
   girandole evaluate --model model --data book.txt")]
 pub struct EvaluateOptions {
@@ -93,8 +94,22 @@ impl EvaluateOptions {
         Ok(rank.is_first().then_some(found))
     }
 
+    /// Reads the text. Files of several documents are refused: as plain text they would be scored with their syntax.
+    fn read(&self) -> Result<String> {
+        let ending = self.data.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        if ["json", "jsonl", "ndjson", "parquet"].iter().any(|kind| ending.eq_ignore_ascii_case(kind)) {
+            let help = format!(
+                "`evaluate` takes one plain text, no .{ending}: give a text file, or use `finetune --evaluate` with the documents"
+            );
+            return Err(Error::Option { option: "--data", got: self.data.display().to_string(), help });
+        }
+        let text = read_text("--data", &self.data)?;
+        // Some editors begin files with a byte order mark.
+        Ok(text.strip_prefix('\u{feff}').map(String::from).unwrap_or(text))
+    }
+
     fn text(&self, world_size: usize) -> Result<Text> {
-        let (layout, text) = (self.spread.layout(world_size)?, read_text("--data", &self.data)?);
+        let (layout, text) = (self.spread.layout(world_size)?, self.read()?);
         let opened = self.model.open()?;
         check_divisible(&layout, opened.weights.config())?;
         let longest = opened.weights.config().max_len;
@@ -110,7 +125,9 @@ impl EvaluateOptions {
             return Err(Error::Option { option: "--data", got: format!("{} tokens", tokens.len()), help });
         }
         let length = length.min(predicted);
-        let rows_each = self.batch_size.div_ceil(layout.data_ranks()).next_multiple_of(layout.pp);
+        // No more than there are rows: a batch of fewer is padded.
+        let rows = self.batch_size.min(predicted.div_ceil(length));
+        let rows_each = rows.div_ceil(layout.data_ranks()).next_multiple_of(layout.pp);
         Ok(Text { opened, layout, tokens, length, rows_each })
     }
 

@@ -156,10 +156,15 @@ impl GenerateOptions {
                 (prompt, tokens)
             }
         };
-        let option = if self.messages.is_some() { "--messages" } else { "--prompt" };
+        let (option, path) = match (&self.messages, &self.prompt_file) {
+            (Some(path), _) => ("--messages", Some(path)),
+            (None, Some(path)) => ("--prompt-file", Some(path)),
+            (None, None) => ("--prompt", None),
+        };
         if tokens.is_empty() {
             let help = "the prompt has no tokens: give some text to continue".into();
-            return Err(Error::Option { option, got: format!("{shown:?}"), help });
+            let got = path.map_or_else(|| format!("{shown:?}"), |path| path.display().to_string());
+            return Err(Error::Option { option, got, help });
         }
         let longest = opened.weights.config().max_len;
         if tokens.len() > longest {

@@ -11,6 +11,7 @@ use experiment::rank::Rank;
 use experiment::start::Start;
 use girandole::{Layout, ParallelConfig};
 
+use crate::options::in_terms_of_mesh;
 use crate::{layout_of, ranks_of};
 
 /// The layout, the ranks and their device.
@@ -41,7 +42,8 @@ impl LayoutOptions {
     pub(super) fn find(&self, command: &str) -> Result<Start> {
         let ranks = self.ranks();
         ranks.check_device(self.device)?;
-        Start::find(&ranks, command, 1)
+        let found = Start::find(&ranks, command, 1);
+        found.map_err(|error| in_terms_of_mesh(error, &self.ranks, self.mesh.as_ref()))
     }
 
     /// Returns the layout for `world_size` ranks.

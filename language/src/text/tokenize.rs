@@ -102,7 +102,16 @@ impl TokenizeOptions {
         }
         training::check_writable(&self.out)?;
         match (&self.save_tokenizer, self.tokenizer) {
-            (Some(folder), _) => Ok(outputs::make_folder(folder)?),
+            (Some(folder), _) => {
+                if let Some(file) = models::weights_in(folder) {
+                    let got = folder.display().to_string();
+                    let help = format!(
+                        "it holds a model ({file}), whose tokenizer would be replaced: give another folder"
+                    );
+                    return Err(Error::Option { option: "--save-tokenizer", got, help });
+                }
+                Ok(outputs::make_folder(folder)?)
+            }
             (None, Some(MadeTokenizer::Characters)) => Err(Error::Option {
                 option: "--tokenizer",
                 got: "characters".into(),

@@ -187,6 +187,8 @@ impl PipelineTransformerOptions {
         }
         match self.common.data {
             Some(_) => Ok(()),
+            // A schedule takes no rows.
+            None if self.show_schedule => Ok(()),
             None => self
                 .check_rows(self.sizes.samples)
                 .or_else(|help| refuse("--samples", self.sizes.samples, help)),
@@ -205,5 +207,31 @@ impl PipelineTransformerOptions {
             "every step takes {} rows (--batch-size){copies}, and stages take batches of one size only: give a multiple of {all}",
             self.batch_size
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        options: PipelineTransformerOptions,
+    }
+
+    #[test]
+    fn a_schedule_that_is_shown_needs_no_rows() {
+        let check = |more: &[&str]| {
+            let arguments = [&["pipeline-transformer", "--dp", "2"], more].concat();
+            let options = Program::try_parse_from(arguments).unwrap().options;
+            options.check_stages(4, &["embedding", "layers.0", "layers.1", "out_linear"])
+        };
+        assert!(check(&["--samples", "4"]).unwrap_err().to_string().starts_with("--samples: got 4"));
+        check(&["--samples", "4", "--show-schedule"]).unwrap();
+        // The command in the guide.
+        check(&["--samples", "16"]).unwrap();
     }
 }
