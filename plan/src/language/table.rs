@@ -5,6 +5,7 @@ use training::build::Recompute;
 
 use super::layouts::{LayoutComparison, RuledOut};
 use super::{LayoutCost, Memory, StageCost, Subject, Training, recommend};
+use crate::optimizer::Optimizer;
 use crate::table::{aligned, listed};
 use crate::units::{show_bytes, show_time};
 use crate::{Hardware, Result};
@@ -41,9 +42,21 @@ struct Plan<'a> {
     recompute: Option<String>,
     schedule: &'static str,
     memory: f64,
+    /// Bytes per second.
     bandwidth: f64,
+    /// Seconds.
     latency: f64,
+    /// Ranks per node; `None` if all are on one node.
+    ranks_per_node: Option<usize>,
+    /// Bytes per second between nodes.
+    node_bandwidth: f64,
+    /// Seconds.
+    node_latency: f64,
     flops: f64,
+    /// Bytes per second that the optimizer reads and writes; `None` if its time is not counted.
+    memory_bandwidth: Option<f64>,
+    /// Kind of optimizer, by its state.
+    optimizer: Optimizer,
     layouts: Vec<Row<'a>>,
     ruled_out: &'a [RuledOut],
     /// The recommended layout, if one fits.
@@ -125,7 +138,7 @@ impl LanguageTable<'_> {
             Row { mesh, fits, total, sent: cost.sent(), seconds, stages: &cost.stages }
         });
         let recommended = recommend::recommended(compared, &seconds, self.memory);
-        let link = self.hardware.network.inside;
+        let (hardware, network) = (self.hardware, &self.hardware.network);
         let plan = Plan {
             model: self.subject.config.family.to_string(),
             parameters,
@@ -142,9 +155,14 @@ impl LanguageTable<'_> {
             },
             schedule: self.training.schedule.name(),
             memory: self.memory,
-            bandwidth: link.s_per_byte.recip(),
-            latency: link.latency,
-            flops: self.hardware.flops,
+            bandwidth: network.inside.s_per_byte.recip(),
+            latency: network.inside.latency,
+            ranks_per_node: (network.per_node < self.ranks).then_some(network.per_node),
+            node_bandwidth: network.between.s_per_byte.recip(),
+            node_latency: network.between.latency,
+            flops: hardware.flops,
+            memory_bandwidth: Some(hardware.memory_bandwidth).filter(|rate| rate.is_finite()),
+            optimizer: self.training.optimizer,
             layouts: rows.collect(),
             ruled_out: &compared.ruled_out,
             recommended: recommended.map(|place| compared.costs[place].layout.to_string()),

@@ -18,7 +18,7 @@ use super::OnMesh;
 use super::figures::Measurements;
 use super::mesh::mesh;
 
-/// Measured steps of data parallelism, after one warm-up step.
+/// Measured steps of each of the compared layouts, after one warm-up step.
 const COMPARED_STEPS: usize = 4;
 
 /// A model, its data and its loss.
@@ -95,13 +95,14 @@ pub(super) fn train<E: OnMesh, T: Task>(
         step.say(format_args!("{}", task.line(step.epoch, step.batch, loss)))
     });
     let ran = trainer.run(rank, &experiment.run_config(rank), &mut losses)?;
-    let step_s = ran.seconds / ran.steps.max(1) as f64;
-    let own = Measurements { held: ran.held, peak_rss: peak_rss_bytes(), step_s };
+    let peak_rss = peak_rss_bytes();
+    let mut divided = trainer.into_model();
     if let Some(path) = &experiment.common().save {
-        trainer.model().parallel().save(path)?;
+        divided.parallel().save(path)?;
     }
-    let own = own.largest(&*rank.comm)?;
-    drop(trainer);
+    let (step_s, _) = further_steps(&mut divided, epochs(&mesh, task, config)?, rank)?;
+    let own = Measurements { held: ran.held, peak_rss, step_s }.largest(&*rank.comm)?;
+    drop(divided);
     Ok(Trained { series: ran.series, own, data_parallel: data_parallel(task, config, rank)? })
 }
 
@@ -117,8 +118,18 @@ fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Ran
     let (parallel, optimizer) = build(task, &config, &mesh)?;
     let loss = |model: &TensorParallel<T::Model>, samples: &Vec<usize>| task.loss(model, samples);
     let mut divided = Divided::new(parallel, optimizer, loss, &mesh)?;
-    let batches: Vec<_> =
-        epochs(&mesh, task, &config)?.batches(Position::default())?.collect::<Result<_>>()?;
+    let (step_s, sent) = further_steps(&mut divided, epochs(&mesh, task, &config)?, rank)?;
+    let held = MemoryUse { sent, ..divided.held()? };
+    Measurements { held, peak_rss: peak_rss_bytes(), step_s }.largest(&*rank.comm)
+}
+
+/// Takes some more steps, after one that does not count. Returns their mean time, and the mean bytes sent.
+fn further_steps(
+    divided: &mut dyn Strategy<Batch = Vec<usize>>,
+    mut epochs: Epochs<Vec<usize>, Vec<usize>>,
+    rank: &Rank,
+) -> Result<(f64, f64)> {
+    let batches: Vec<_> = epochs.batches(Position::default())?.collect::<Result<_>>()?;
     let (mut batches, mut at) = (batches.iter().cycle(), Position::default());
     let mut step = |divided: &mut dyn Strategy<Batch = Vec<usize>>| -> Result<()> {
         if let Some((batch, _)) = batches.next() {
@@ -127,13 +138,11 @@ fn data_parallel<T: Task>(task: &T, config: &TensorParallelRunConfig, rank: &Ran
         }
         Ok(())
     };
-    step(&mut divided)?;
+    step(divided)?;
     let (watch, sent) = (rank.stopwatch_over(&divided.groups()), divided.stats().bytes_sent);
-    (0..COMPARED_STEPS).try_for_each(|_| step(&mut divided))?;
-    let step_s = watch.measured().seconds / COMPARED_STEPS as f64;
+    (0..COMPARED_STEPS).try_for_each(|_| step(divided))?;
     let sent = (divided.stats().bytes_sent - sent) as f64 / COMPARED_STEPS as f64;
-    let held = MemoryUse { sent, ..divided.held()? };
-    Measurements { held, peak_rss: peak_rss_bytes(), step_s }.largest(&*rank.comm)
+    Ok((watch.measured().seconds / COMPARED_STEPS as f64, sent))
 }
 
 /// Returns the epochs of sample indices for a rank's position along `dp`, in the order of PyTorch's sampler of the

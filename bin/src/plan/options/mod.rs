@@ -95,7 +95,8 @@ table with the reason.
 --json FILE gets one object: model, ranks, memory, bandwidth and so on; strategies, a list with
 whether each fits, what it lacks if it does not (samples or memory), the bytes of each kind, the bytes
 sent, and seconds; left_out, the impossible ones with the reason; recommended, the name of one, or
-null. A run with --metrics writes the measured bytes of the same kinds to its last line.
+null. An experiment with --metrics writes the measured bytes of the same kinds to its last line. With
+--model the object has layouts in place of strategies, each with its stages, and ruled_out.
 
 With --model the plan is for a language model as pretrain and finetune train it, in the layout --mesh
 or in every layout of --ranks ranks, sorted by the memory of the rank that needs most. It includes the
