@@ -165,8 +165,9 @@ impl<M: Model> Trainer<'_, M> {
         }
         self.put_back(&behind.order)?;
         self.step = step;
-        self.latest = behind.report.map(StepReport::from);
-        self.latest.map_or(Ok(()), |report| observer.stepped(&report))
+        let Some(report) = behind.report.map(StepReport::from) else { return Ok(()) };
+        self.count(report);
+        observer.stepped(&report)
     }
 
     /// Copies the running statistics, because a step may be repeated and its forward changes them. Empty in runs that

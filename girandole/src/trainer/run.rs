@@ -41,8 +41,8 @@ pub struct Trainer<'a, M> {
     pub(super) abandoned: Option<Writing>,
     /// Step and folder of a checkpoint that was complete when a rank was lost, before the observer heard of it.
     pub(super) unobserved: Option<(usize, PathBuf)>,
-    /// How long the steps of this run waited for copies of the variables that they were about to change.
-    copying_seconds: f64,
+    /// Summary of the current run so far.
+    pub(super) summary: Summary,
 }
 
 /// Summary of a run.
@@ -103,7 +103,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             saver: None,
             abandoned: None,
             unobserved: None,
-            copying_seconds: 0.0,
+            summary: Summary::default(),
         };
         trainer.open_checkpoints()?;
         Ok(trainer)
@@ -228,21 +228,19 @@ impl<'a, M: Model> Trainer<'a, M> {
         endings: &mut [FinalTask<'_, M>],
     ) -> Result<Summary> {
         let (began, first) = (Instant::now(), self.step);
-        let mut summary = Summary { last_loss: f64::NAN, ..Summary::default() };
-        (self.copying_seconds, self.ended) = (0.0, 0);
+        (self.summary, self.ended) = (Summary { last_loss: f64::NAN, ..Summary::default() }, 0);
         let mut last = began;
         let last_step = last_step.min(self.config.steps);
         loop {
-            match self.advance((last_step, endings), observer, &mut summary, &mut last) {
-                Ok(true) if self.ended == 0 => summary.seconds = began.elapsed().as_secs_f64(),
+            match self.advance((last_step, endings), observer, &mut last) {
+                Ok(true) if self.ended == 0 => self.summary.seconds = began.elapsed().as_secs_f64(),
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => self.recover(error, observer)?,
             }
         }
-        summary.checkpoint_seconds += self.copying_seconds;
-        summary.steps = self.step - first;
-        Ok(summary)
+        self.summary.steps = self.step - first;
+        Ok(self.summary)
     }
 
     /// Does the next thing that is due: an evaluation, a checkpoint (copied while the following step is computed), a
@@ -251,7 +249,6 @@ impl<'a, M: Model> Trainer<'a, M> {
         &mut self,
         (last_step, endings): (usize, &mut [FinalTask<'_, M>]),
         observer: &mut dyn Observer<M>,
-        summary: &mut Summary,
         last: &mut Instant,
     ) -> Result<bool> {
         if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
@@ -264,14 +261,12 @@ impl<'a, M: Model> Trainer<'a, M> {
             let stood_still = Instant::now();
             tracing::info_span!("checkpoint").in_scope(|| self.save(observer))?;
             self.checkpointed = self.step;
-            summary.checkpoints += 1;
-            summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            self.summary.checkpoints += 1;
+            self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
         } else if self.step < last_step {
             let mut report = self.train_step()?;
             report.seconds = last.elapsed().as_secs_f64();
-            self.latest = Some(report);
-            (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
-            summary.step_seconds += report.seconds;
+            self.count(report);
             observer.stepped(&report)?;
         } else if let Some(ending) = endings.get_mut(self.ended) {
             // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.
@@ -281,7 +276,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         } else {
             let stood_still = Instant::now();
             self.finish(observer)?;
-            summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            self.summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
             return Ok(false);
         }
         *last = Instant::now();

@@ -7,7 +7,7 @@ use candle_nn::Optimizer;
 use training::build::Model;
 use training::{LossScaler, clip_factor};
 
-use super::Trainer;
+use super::{Summary, Trainer};
 use crate::trainer::StepReport;
 use crate::{Error, Result};
 
@@ -67,6 +67,15 @@ impl<M: Model> Trainer<'_, M> {
         })
     }
 
+    /// Counts a completed step.
+    pub(in crate::trainer) fn count(&mut self, report: StepReport) {
+        self.latest = Some(report);
+        let Summary { targets, last_loss, step_seconds, .. } = &mut self.summary;
+        *last_loss = report.loss;
+        *targets += report.targets;
+        *step_seconds += report.seconds;
+    }
+
     /// Makes one optimizer step, and returns the norm of all gradients.
     fn change(&mut self, grads: &GradStore, learning_rate: f64) -> Result<f64> {
         self.optimizer.set_learning_rate(learning_rate);
@@ -83,7 +92,7 @@ impl<M: Model> Trainer<'_, M> {
         let Some(saver) = &mut self.saver else { return };
         let stood_still = Instant::now();
         saver.wait_for_copy();
-        self.copying_seconds += stood_still.elapsed().as_secs_f64();
+        self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
     }
 
     /// Accepts a step whose gradients were not finite, and returns the norm. Fails if the loss scale cannot be the
