@@ -190,7 +190,7 @@ fn without_a_checkpoint_the_metrics_of_an_earlier_run_are_kept_until_the_end() {
     let (_, arguments) = keeping(&folder);
     let lines = folder.argument("m.jsonl");
     std::fs::write(&lines, "of an earlier run\n").unwrap();
-    let more = ["--resume", "--metrics", &lines, "--save", "/dev/full"];
+    let more = ["--resume", "--metrics", &lines, "--report", "/dev/full"];
     let output = TRAINER.command().args(&arguments).args(more).output().unwrap();
     assert!(!output.status.success() && text(&output.stderr).contains("/dev/full"), "{output:?}");
     assert_eq!(std::fs::read_to_string(folder.argument("m.jsonl.earlier")).unwrap(), "of an earlier run\n");
