@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::api::communicator::group::all_gather;
-use crate::base::fingerprint::digest;
-use crate::{Communicator, Error, Result};
+use crate::{Communicator, Error, LineDifference, Result, line_difference};
 
 /// The ranks of a group as a grid, with one axis for each kind of parallelism. Along each axis, the ranks that differ
 /// only in that coordinate form a group.
@@ -43,7 +41,7 @@ impl Mesh {
     /// Divides the ranks of `comm` along `axes`, each a name and a size. Every rank of the group must call this.
     ///
     /// # Cost
-    /// An all-gather of one number, and a [`Communicator::split`] for each axis.
+    /// An all-gather of 24 bytes a rank, and a [`Communicator::split`] for each axis.
     ///
     /// # Errors
     /// Sizes whose product is not the world size, a size of 0, a name that is given twice; on every rank, other axes on
@@ -142,14 +140,9 @@ impl Mesh {
 
 /// Checks that every rank gives the same axes. The result is the same on every rank.
 fn agree(comm: &dyn Communicator, axes: &[(&str, usize)]) -> Result<()> {
-    let numbers = |(name, size): &(&str, usize)| -> Vec<usize> {
-        [name.len(), *size].into_iter().chain(name.bytes().map(usize::from)).collect()
-    };
-    let all = all_gather(comm, &[digest(axes.iter().flat_map(numbers)) as i64])?;
-    let Some(rank) = all.iter().position(|theirs| theirs != &all[0]) else { return Ok(()) };
     let own: Vec<String> = axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
-    let [other, first] = [rank, 0].map(|rank| comm.world_ranks()[rank]);
-    let got = format!("other ones on rank {other} than on rank {first} (here {})", own.join(","));
+    let Some(LineDifference { odd_rank, rank, .. }) = line_difference(comm, 0, &own)? else { return Ok(()) };
+    let got = format!("other ones on rank {odd_rank} than on rank {rank} (here {})", own.join(","));
     Err(Error::invalid("the axes of a mesh", got, "give every rank the same axes"))
 }
 

@@ -8,10 +8,10 @@ use candle_nn::Optimizer;
 use comm::{Communicator, Mesh, Stats};
 use report::metrics::MemoryUse;
 use tensor_parallel::TensorParallel;
-use training::{Adam, Checkpoint, Checkpoints, Contents, OptimizerState, activation_bytes};
+use training::{Adam, Checkpoint, Checkpoints, Contents, activation_bytes};
 
 use crate::error::Result;
-use crate::held::{bytes, gradient_bytes};
+use crate::held::{gradient_bytes, memory_use};
 use crate::options::with_fallback_hint;
 
 use super::{CheckpointForm, Parts, Position, Strategy};
@@ -65,14 +65,7 @@ impl<M, B, L: Fn(&TensorParallel<M>, &B) -> Result<Tensor>> Strategy for Divided
     }
 
     fn held(&self) -> Result<MemoryUse> {
-        let (gradients, activations) = self.first.unwrap_or_default();
-        Ok(MemoryUse {
-            weights: bytes(self.parallel.vars().iter().map(|var| var.as_tensor())),
-            gradients,
-            optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),
-            activations,
-            ..MemoryUse::default()
-        })
+        memory_use(&self.parallel.vars(), &self.optimizer, self.first)
     }
 
     fn stats(&self) -> Stats {

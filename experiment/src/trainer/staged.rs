@@ -11,7 +11,7 @@ use report::metrics::MemoryUse;
 use training::{Checkpoint, Checkpoints, Contents, OptimizerState};
 
 use crate::error::Result;
-use crate::held::{bytes, gradient_bytes};
+use crate::held::{gradient_bytes, memory_use};
 use crate::options::with_fallback_hint;
 use crate::rank::Measured;
 
@@ -73,14 +73,7 @@ impl<O: Optimizer + OptimizerState> Strategy for Staged<O> {
     }
 
     fn held(&self) -> Result<MemoryUse> {
-        let (gradients, activations) = self.first.unwrap_or_default();
-        Ok(MemoryUse {
-            weights: bytes(self.pipeline.vars().iter().map(|var| var.as_tensor())),
-            gradients,
-            optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),
-            activations,
-            ..MemoryUse::default()
-        })
+        memory_use(&self.pipeline.vars(), &self.optimizer, self.first)
     }
 
     fn stats(&self) -> Stats {
