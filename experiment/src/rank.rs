@@ -1,23 +1,20 @@
 //! The state of one rank of a job: its communicator, metrics, time measurements and summary.
 
-use std::path::Path;
+mod conclusion;
+
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use comm::{
-    Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object, host_name, peak_rss_bytes,
-};
+use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, peak_rss_bytes};
 use report::RankTimes;
 use report::metrics::{CheckpointTimes, MemoryUse, MetricsWriter, Summary};
-use report::trace::{self, TraceRecorder};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::options::Backend;
-use crate::outputs;
 use crate::{backends, devices};
 
 /// A limit longer than any real timeout, so that it can be added to an `Instant`.
@@ -118,7 +115,12 @@ impl Measured {
     }
 }
 
-/// How far a rank has got, from joining to training.
+/// How far a rank has got, from joining to the end.
+///
+/// A collective that loses a rank may succeed on some of the others and fail on the rest. So after each loss the ranks
+/// that are left exchange their phases. Training itself continues from the rank that has completed the most steps. Each
+/// phase after it begins with the success of a collective that no rank enters before its part of the phase before is
+/// done: if one rank has got that far, that phase is complete, and all go on from the furthest phase of any of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RankPhase {
     /// A newcomer that joined a running job and has not received the training state yet.
@@ -129,6 +131,11 @@ pub enum RankPhase {
     Told,
     /// The rank is about to take its first step, or has taken some.
     AtWork,
+    /// All ranks have completed training and the work after it, such as saving and validation. The result is still to be
+    /// printed and written.
+    Trained,
+    /// The first rank has printed and written the result. Nothing is left to do.
+    Concluded,
 }
 
 /// One process of a job.
@@ -144,6 +151,8 @@ pub struct Rank {
     pub checkpoints: Option<CheckpointTimes>,
     device: &'static str,
     summaries: Vec<RankSummary>,
+    /// Name and seconds of the run whose summary this rank has not written, as another one was to do it.
+    unwritten: Option<(Option<&'static str>, f64)>,
     /// Whether it joined a running job.
     pub newcomer: bool,
     /// How long to wait for a newcomer; `None` if none can join.
@@ -177,6 +186,7 @@ impl Rank {
             checkpoints: None,
             device: devices::name(device),
             summaries: Vec::new(),
+            unwritten: None,
             newcomer: false,
             newcomers_within: None,
             stage: RankPhase::Joined,
@@ -261,48 +271,32 @@ impl Rank {
         Ok(seconds)
     }
 
-    /// Writes the gathered summary, on the rank that has the metrics.
+    /// Writes the gathered summary, on the rank that is given the metrics. In an elastic run, a rank that replaces it
+    /// later writes the summary if it is missing.
     ///
     /// # Errors
     /// Metrics that cannot be written.
     pub fn write_summary(
-        &self,
-        run: Option<&str>,
+        &mut self,
+        run: Option<&'static str>,
         metrics: Option<&mut MetricsWriter>,
         seconds: f64,
     ) -> Result<()> {
-        let Some(metrics) = metrics else { return Ok(()) };
+        let Some(metrics) = metrics else {
+            self.unwritten = Some((run, seconds));
+            return Ok(());
+        };
         let peaks: Vec<u64> = self.summaries.iter().filter_map(|rank| rank.peak_rss_bytes).collect();
-        let world_size = self.comm.world_size();
+        let world_size = self.summaries.len();
         let held: Option<Vec<MemoryUse>> = self.summaries.iter().map(|rank| rank.held).collect();
         let held = held.unwrap_or_default();
         let (peak_rss_bytes, held, checkpoints) = (&peaks[..], &held[..], self.checkpoints);
         Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints })?)
     }
 
-    /// Gathers the traces of all ranks and writes them to one file, if they were recorded. In an elastic run, without
-    /// those of ranks that are lost meanwhile.
-    pub(crate) fn write_trace(
-        &mut self,
-        recorder: Option<TraceRecorder>,
-        path: Option<&Path>,
-        is_elastic: bool,
-    ) -> Result<()> {
-        let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
-        let own = recorder.finish(self.comm.rank(), &host_name());
-        loop {
-            match gather_object(&*self.comm, &own, 0) {
-                Ok(None) => return Ok(()),
-                Ok(Some(traces)) => return Ok(outputs::write(path, trace::merge(&traces)?)?),
-                Err(error) if is_elastic && error.is_loss() => self.comm = self.comm.elastic()?.shrink()?,
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    /// Ends this rank; returns the result of the run, which counts on rank 0.
-    pub fn outcome<T>(self, trained: T) -> Outcome<T> {
-        let backend = self.comm.backend().to_string();
-        Outcome { trained, ranks: self.summaries, backend, device: self.device.to_string() }
+    /// Returns the result of the run, which counts on rank 0.
+    pub fn outcome<T>(&self, trained: T) -> Outcome<T> {
+        let (ranks, backend) = (self.summaries.clone(), self.comm.backend().to_string());
+        Outcome { trained, ranks, backend, device: self.device.to_string() }
     }
 }

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 
 use report::metrics::MetricsWriter;
-use report::{Report, command_line, fact, now_rfc3339, trace};
+use report::trace::{self, TraceRecorder};
+use report::{Report, command_line, fact, now_rfc3339};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use training::Contents;
@@ -278,8 +279,8 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
         }
         Ok(())
     })?;
-    rank.write_trace(recorder, common.trace.as_deref(), experiment.elastic().is_some())?;
-    if rank.is_first() { start::hand_over(&rank.outcome(trained)) } else { Ok(()) }
+    let hand_over = |rank: &Rank| start::hand_over(&rank.outcome(trained));
+    conclude(experiment, config, &mut rank, recorder, hand_over)
 }
 
 /// Runs a rank that another launcher started: rank 0 also does the launcher's part.
@@ -315,14 +316,15 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
         rank.metrics = metrics;
         Ok(())
     })?;
-    rank.write_trace(recorder, common.trace.as_deref(), experiment.elastic().is_some())?;
+    let report = |rank: &Rank| match alone.or_else(|| experiment.stand_in()) {
+        Some(alone) => finish(experiment, alone, rank.outcome(trained)),
+        None => Ok(()),
+    };
+    conclude(experiment, config, &mut rank, recorder, report)?;
     if let Some(metrics) = rank.metrics.take() {
         metrics.finish();
     }
-    match alone.or_else(|| rank.is_first().then(|| experiment.stand_in()).flatten()) {
-        Some(alone) => finish(experiment, alone, rank.outcome(trained)),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Prepares and trains; does so again if ranks are lost before the first step and the others start from the beginning.
@@ -340,6 +342,21 @@ fn train<E: Experiment>(
         restart_before_first_step(rank, experiment.elastic(), error)?;
         setup = experiment.setup()?;
     }
+}
+
+/// Ends the run on this rank: the first one writes the trace and calls `report`.
+fn conclude<E: Experiment>(
+    experiment: &E,
+    config: &comm::TcpConfig,
+    rank: &mut Rank,
+    recorder: Option<TraceRecorder>,
+    report: impl FnOnce(&Rank) -> Result<()>,
+) -> Result<()> {
+    // The number at the start: after a loss, another rank may have the place of this one in the group.
+    let number = rank.comm.world_ranks()[rank.comm.rank()];
+    let trace = recorder.zip(experiment.common().trace.as_deref());
+    let trace = trace.map(|(recorder, path)| (recorder.finish(number, &comm::host_name()), path));
+    rank.conclude(experiment.elastic(), config.timeout, trace, report)
 }
 
 /// Opens the file of `--metrics`: empty, unless a run goes on from a checkpoint or is started again.

@@ -267,6 +267,14 @@ impl MetricsWriter {
         self.any(run, |line| line.event == "evaluation" && line.step == step)
     }
 
+    /// Whether the file has the summary of a run.
+    ///
+    /// # Errors
+    /// [`Error::Write`] with the path and the system's reason.
+    pub fn has_summary(&mut self, run: Option<&str>) -> Result<bool> {
+        self.any(run, |line| line.event == "summary")
+    }
+
     fn any(&mut self, run: Option<&str>, is_it: impl Fn(&LineKey) -> bool) -> Result<bool> {
         self.flush()?;
         let refuse = |error| Error::write(&self.path, error);

@@ -93,26 +93,20 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Continues with the remaining ranks after the loss of a rank, if they are enough. Any other error is returned.
+    /// If a rank that is left knows that all have completed the run, nothing is done; this one is then
+    /// [`RankPhase::Trained`].
     pub(super) fn recover(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>, error: Error) -> Result<()> {
         let (began, mut error) = (Instant::now(), error);
         loop {
-            let (Some(ElasticRanks { min, .. }), Some(lost)) =
-                (run.config.elastic, error.rank_loss().cloned())
-            else {
-                return Err(error);
-            };
-            let comm = rank.comm.elastic()?.shrink()?;
-            let left = comm.world_size();
-            if left < min && rank.newcomers_within.is_none() {
-                return Err(Error::TooFewRanks { left, min, lost });
-            }
-            let before = std::mem::replace(&mut rank.comm, comm);
+            let before = rank.comm.clone();
+            let lost = rank.shrink(run.config.elastic, error)?;
+            let left = rank.comm.world_size();
             let gone_on = self
                 .continue_in_group(&*before, rank, run)
-                .and_then(|()| self.wait_for_replacements(rank, run, min, &lost));
+                .and_then(|()| self.wait_for_replacements(rank, run, &lost));
             error = match gone_on {
                 Ok(()) => {
-                    if rank.is_first() {
+                    if rank.is_first() && rank.stage == RankPhase::AtWork {
                         let Position { epoch, batch, step } = self.position();
                         let ranks = if left == 1 { "1 rank".to_string() } else { format!("{left} ranks") };
                         note(format_args!(
@@ -133,10 +127,12 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         &mut self,
         rank: &mut Rank,
         run: &mut Run<'_, '_>,
-        min: usize,
         lost: &comm::Error,
     ) -> Result<()> {
-        let Some(patience) = rank.newcomers_within else { return Ok(()) };
+        let patience = rank.newcomers_within.filter(|_| rank.stage == RankPhase::AtWork);
+        let (Some(ElasticRanks { min, .. }), Some(patience)) = (run.config.elastic, patience) else {
+            return Ok(());
+        };
         while rank.comm.world_size() < min {
             let (comm, until) = (rank.comm.clone(), Instant::now() + patience);
             rank.first_alone(patience, || {
@@ -165,10 +161,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     fn continue_in_group(
         &mut self,
         before: &dyn Communicator,
-        rank: &Rank,
+        rank: &mut Rank,
         run: &mut Run<'_, '_>,
     ) -> Result<()> {
-        let comm = &rank.comm;
+        let comm = &rank.comm.clone();
         let (at, steps) = (self.at, self.steps);
         if at.batch > 0 && at.batch == steps {
             // Some ranks may have ended the epoch already, after the last check for newcomers, and others not: all
@@ -181,7 +177,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let mut new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
         // Newcomers have no state yet. They are admitted between two steps, when all other ranks have the same state.
         if new.is_empty() {
-            let stages: Vec<RankPhase> = all_gather_object(&**comm, &rank.stage)?;
+            let stages = rank.exchange_phases()?;
+            if rank.stage >= RankPhase::Trained {
+                return Ok(());
+            }
             if stages.iter().any(|stage| RankPhase::New < *stage && *stage < RankPhase::AtWork) {
                 // If any rank has not begun training, no step can have been completed.
                 return Err(Error::RestartFromBeginning);

@@ -1,6 +1,6 @@
 //! Loss of ranks before a rank has the run's state: before the first step, or before a newcomer has received the state.
 
-use comm::{Communicator, all_gather_object};
+use comm::all_gather_object;
 
 use crate::console::note;
 use crate::error::{Error, Result};
@@ -33,25 +33,20 @@ pub(crate) fn restart_before_first_step(
             rank.stage = RankPhase::Told;
             return Ok(());
         }
-        let may = !rank.newcomer && rank.stage < RankPhase::AtWork;
-        let (Some(ElasticRanks { min, .. }), Some(lost), true) = (elastic, error.rank_loss().cloned(), may)
-        else {
+        if rank.newcomer || rank.stage >= RankPhase::AtWork {
             return Err(error);
-        };
-        rank.comm = rank.comm.elastic()?.shrink()?;
-        let left = rank.comm.world_size();
-        if left < min {
-            return Err(Error::TooFewRanks { left, min, lost });
         }
-        error = match all_gather_object(&*rank.comm, &rank.stage) {
+        let lost = rank.shrink(elastic, error)?;
+        error = match rank.exchange_phases() {
             Ok(stages) => {
                 rank.stage = stages.into_iter().max().unwrap_or(rank.stage).min(RankPhase::Told);
                 if rank.is_first() {
+                    let left = rank.comm.world_size();
                     note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
                 }
                 return Ok(());
             }
-            Err(error) => error.into(),
+            Err(error) => error,
         };
     }
 }
@@ -59,9 +54,8 @@ pub(crate) fn restart_before_first_step(
 /// Joins the remaining ranks after the loss of a rank, as a newcomer that still has to receive the state.
 fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
     loop {
-        let (Some(_), Some(lost)) = (elastic, error.rank_loss().cloned()) else { return Err(error) };
-        rank.comm = rank.comm.elastic()?.shrink()?;
-        error = match join_state_exchange(&*rank.comm) {
+        let lost = rank.shrink(elastic, error)?;
+        error = match join_state_exchange(rank) {
             Ok(true) => return Ok(()),
             // All ranks that had the state are lost.
             Ok(false) => return Err(lost.into()),
@@ -71,21 +65,20 @@ fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) 
 }
 
 /// Takes part in the collectives that precede sending the state to newcomers; returns whether any rank has the state.
-fn join_state_exchange(comm: &dyn Communicator) -> Result<bool> {
-    let stages: Vec<RankPhase> = all_gather_object(comm, &RankPhase::New)?;
-    if stages.iter().all(|stage| *stage == RankPhase::New) {
+fn join_state_exchange(rank: &mut Rank) -> Result<bool> {
+    if rank.exchange_phases()?.iter().all(|stage| *stage == RankPhase::New) {
         return Ok(false);
     }
-    let steps: Vec<Option<usize>> = all_gather_object(comm, &None)?;
+    let steps: Vec<Option<usize>> = all_gather_object(&*rank.comm, &None)?;
     if let Some(ahead) = ahead(&steps) {
-        share::share(comm, None, ahead)?;
+        share::share(&*rank.comm, None, ahead)?;
     }
     Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
-    use comm::{Local, Operation};
+    use comm::{Communicator, Local, Operation};
     use training::Checkpoint;
 
     use super::*;
@@ -122,6 +115,7 @@ mod tests {
                     hand_over(&*comm, 7 + comm.rank()).map_err(|e| candle_core::Error::msg(e.to_string()))?;
                 } else {
                     let mut rank = Rank::from_comm(comm, &candle_core::Device::Cpu);
+                    rank.stage = RankPhase::New;
                     if let Err(error) = join_again(&mut rank, Some(RANGE), lost.into()) {
                         return Ok(Some(Err(error.to_string())));
                     }

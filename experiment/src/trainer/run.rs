@@ -142,7 +142,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Gathers the measurements, does the work after training, and writes the summary, whose time includes the seconds
-    /// before a resume.
+    /// before a resume. In an elastic run, a rank that is done waits until all are: if one is lost before, the others do
+    /// it again together.
     fn end<T>(
         &mut self,
         rank: &mut Rank,
@@ -156,19 +157,27 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             let sent = (self.strategy.stats().bytes_sent - before.bytes_sent) as f64 / steps.max(1) as f64;
             let held = MemoryUse { sent, ..self.strategy.held()? };
             rank.held = Some(held);
-            let done = rank.gather_measured(measured, steps).and_then(|seconds| {
-                let done = work(&self.strategy, rank)?;
-                if run.config.elastic.is_some() {
-                    // A rank that is done waits until all are: whoever is lost before, the others do it again together.
-                    rank.comm.run(Operation::Barrier)?;
+            let done = rank
+                .gather_measured(measured, steps)
+                .and_then(|seconds| Ok((seconds, held, work(&self.strategy, rank)?)));
+            let done = match done {
+                Ok(done) => done,
+                Err(error) => {
+                    self.recover(rank, run, error)?;
+                    continue;
                 }
-                Ok((seconds, held, done))
-            });
-            match done {
-                Ok(done) => break done,
-                Err(error) => self.recover(rank, run, error)?,
+            };
+            if run.config.elastic.is_some()
+                && let Err(error) = rank.comm.run(Operation::Barrier)
+            {
+                self.recover(rank, run, error.into())?;
+                if rank.stage < RankPhase::Trained {
+                    continue;
+                }
             }
+            break done;
         };
+        rank.stage = RankPhase::Trained;
         let whole = seconds + run.log.as_ref().map_or(0.0, RunLog::before);
         if let Some(log) = &mut run.log {
             rank.write_summary(run.config.name, log.metrics(), whole)?;

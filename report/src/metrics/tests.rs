@@ -26,6 +26,7 @@ fn lines_are_those_of_the_contract() {
     metrics
         .summary(&Summary { run: Some("ddp"), seconds: 1.0, world_size: 3, ..Summary::default() })
         .unwrap();
+    assert!(metrics.has_summary(Some("ddp")).unwrap() && !metrics.has_summary(Some("single")).unwrap());
     let expected = [
         r#"{"event":"step","epoch":0,"batch":1,"loss":4.67}"#,
         r#"{"event":"step","run":"single","epoch":3,"batch":200,"loss":0.3}"#,

@@ -1,0 +1,117 @@
+//! The end of a rank: the result of the run is given, whichever ranks are lost meanwhile.
+
+use std::path::Path;
+use std::time::Duration;
+
+use comm::{Operation, all_gather_object, gather_object};
+use report::trace::{self, RankTrace};
+
+use super::{Rank, RankPhase};
+use crate::error::{Error, Result};
+use crate::options::ElasticRanks;
+use crate::outputs;
+
+impl Rank {
+    /// Continues in a group of the ranks that are left after a loss, if they are enough, and returns the loss. Any other
+    /// error is returned as it is.
+    pub(crate) fn shrink(&mut self, elastic: Option<ElasticRanks>, error: Error) -> Result<comm::Error> {
+        let (Some(ElasticRanks { min, .. }), Some(lost)) = (elastic, error.rank_loss().cloned()) else {
+            return Err(error);
+        };
+        self.comm = self.comm.elastic()?.shrink()?;
+        let left = self.comm.world_size();
+        // Before the first step no rank is admitted.
+        let is_open =
+            self.newcomers_within.is_some() && !matches!(self.stage, RankPhase::Joined | RankPhase::Told);
+        if left < min && !is_open {
+            return Err(Error::TooFewRanks { left, min, lost });
+        }
+        Ok(lost)
+    }
+
+    /// Exchanges the phases of all ranks after a loss, and takes the furthest one if training is over.
+    pub(crate) fn exchange_phases(&mut self) -> Result<Vec<RankPhase>> {
+        let phases: Vec<RankPhase> = all_gather_object(&*self.comm, &self.stage)?;
+        let over = phases.iter().copied().filter(|phase| *phase >= RankPhase::Trained);
+        self.stage = over.max().unwrap_or(self.stage);
+        Ok(phases)
+    }
+
+    /// Ends the run: the first rank writes the trace of all ranks, if it was recorded, and passes the result to `report`.
+    /// In an elastic run no rank returns before that is done. If the first rank is lost, the one that replaces it does
+    /// it, unless a rank that is left knows that it was done.
+    ///
+    /// So a result is never missing while a rank is left to report it. It is reported twice if the first rank is lost
+    /// after reporting it and before saying so. A rank that is lost later had nothing left to do; if no other one is at
+    /// work any more, its launcher cannot know that, and the job fails.
+    pub(crate) fn conclude(
+        &mut self,
+        elastic: Option<ElasticRanks>,
+        timeout: Duration,
+        trace: Option<(RankTrace, &Path)>,
+        report: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<()> {
+        let (limit, mut report) = (elastic.map(|_| timeout), Some(report));
+        let mut outcome = self.conclude_in_group(limit, trace.as_ref(), &mut report);
+        while let Err(error) = outcome {
+            match self.shrink(elastic, error) {
+                Ok(_) => {}
+                // Nothing is left to do.
+                Err(_) if self.stage == RankPhase::Concluded => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            outcome = self
+                .exchange_phases()
+                .and_then(|_| self.conclude_in_group(limit, trace.as_ref(), &mut report));
+        }
+        Ok(())
+    }
+
+    /// Does what is left to do in the current group. `limit` is the time-out, in an elastic run; `report` is taken when it
+    /// is called.
+    fn conclude_in_group<R: FnOnce(&Self) -> Result<()>>(
+        &mut self,
+        limit: Option<Duration>,
+        trace: Option<&(RankTrace, &Path)>,
+        report: &mut Option<R>,
+    ) -> Result<()> {
+        if self.stage < RankPhase::Concluded {
+            if self.is_first() {
+                self.write_missing_summary()?;
+            }
+            let traces = trace.map(|(own, _)| gather_object(&*self.comm, own, 0)).transpose()?.flatten();
+            let give = || {
+                let Some(report) = report.take() else { return Ok(()) };
+                if let (Some((_, path)), Some(traces)) = (trace, traces) {
+                    outputs::write(path, trace::merge(&traces)?)?;
+                }
+                report(self)
+            };
+            match limit {
+                Some(limit) => drop(self.first_alone(limit, give)?),
+                None if self.is_first() => give()?,
+                None => {}
+            }
+            self.stage = RankPhase::Concluded;
+        }
+        match limit {
+            // A rank that knows that the result was reported stays until all others know it too.
+            Some(_) => Ok(self.comm.run(Operation::Barrier)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the summary, if the rank that was to write it is lost and has not done so.
+    fn write_missing_summary(&mut self) -> Result<()> {
+        let Some((run, seconds)) = self.unwritten.take() else { return Ok(()) };
+        let Some(mut metrics) = self.metrics.take() else { return Ok(()) };
+        if !metrics.has_summary(run)? {
+            self.write_summary(run, Some(&mut metrics), seconds)?;
+        }
+        self.metrics = Some(metrics);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
