@@ -1,7 +1,7 @@
 //! Beginning and end of a training job: resuming from a checkpoint, logging, final output and saving.
 
 use experiment::Experiment;
-use experiment::console::{note, say};
+use experiment::console::note;
 use experiment::error::{Error, Result};
 use experiment::options::{CheckpointOptions, begin_note, keeps_losses, with_fallback_hint};
 use experiment::rank::Rank;
@@ -57,12 +57,10 @@ impl<J: Job> Training<J> {
         (is_first || is_elastic).then(|| RunLog::new(&config, metrics))
     }
 
-    /// Prints a summary of the run.
-    pub(super) fn print_summary(&self, summary: &Summary, speed: &Speed) -> Result<()> {
-        if summary.steps > 0 {
-            say(format_args!("{}", trained::line(summary, speed)))?;
-        }
-        say(format_args!("saved in {}", self.options().out.display()))
+    /// Returns the lines that are printed at the end.
+    pub(super) fn last_lines(&self, summary: &Summary, speed: &Speed) -> Vec<String> {
+        let line = (summary.steps > 0).then(|| trained::line(summary, speed));
+        line.into_iter().chain([format!("saved in {}", self.options().out.display())]).collect()
     }
 
     /// Resumes from a checkpoint, if that is requested and one exists.

@@ -44,11 +44,6 @@ pub(super) struct Setup {
     sample: Option<Sample>,
 }
 
-/// What the launcher determines before the ranks start.
-pub(super) struct LauncherState {
-    facts: Vec<(String, String)>,
-}
-
 /// Runs `pretrain` or `finetune`.
 ///
 /// # Errors
@@ -72,7 +67,7 @@ impl<J: Job> Experiment for Training<J> {
     const NAME: &'static str = J::NAME;
     const WORLD_SIZE: usize = 1;
     type Setup = Setup;
-    type Alone = LauncherState;
+    type Alone = ();
     type Trained = Trained;
 
     fn common(&self) -> &CommonOptions {
@@ -89,6 +84,10 @@ impl<J: Job> Experiment for Training<J> {
 
     fn elastic_options(&self) -> Option<ElasticOptions> {
         self.options().elastic()
+    }
+
+    fn stand_in(&self) -> Option<()> {
+        Some(())
     }
 
     /// Only finds the checkpoint: data and steps are compared in `alone`, where the data are open.
@@ -184,10 +183,8 @@ impl<J: Job> Experiment for Training<J> {
         Ok(Setup { subject, rows, evaluation, sample })
     }
 
-    fn alone(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<Self::Alone> {
+    fn alone(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         let (options, model) = (self.options(), setup.subject.weights.config());
-        let shapes = setup.subject.weights.shapes().values();
-        let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
         let layout = options.layout(world_size)?;
         if let Some(contents) = choose(&options.checkpoints)? {
             agree_on_command(J::NAME, &contents.extra, &options.checkpoints)?;
@@ -201,23 +198,14 @@ impl<J: Job> Experiment for Training<J> {
         memory::check(options, &planned, &layout, setup.rows.row_len())?;
         model.notes().iter().for_each(|line| note(format_args!("{line}")));
         say(format_args!(
-            "model: {}, {parameters} parameters; data: {} rows of {} tokens; layout: {layout}",
-            model.family,
-            setup.rows.len(),
-            setup.rows.row_len()
+            "model: {}; data: {}; layout: {layout}",
+            describe_model(&setup.subject),
+            describe_data(&setup.rows)
         ))?;
-        let mut facts = vec![
-            fact("model", format!("{}, {parameters} parameters", model.family)),
-            fact("data", format!("{} rows of {} tokens", setup.rows.len(), setup.rows.row_len())),
-            fact("layout", layout),
-            fact("rows of a step", options.batch_size),
-        ];
-        if let Some(lora) = &setup.subject.lora {
-            let adapters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
-            say(format_args!("adapters: rank {}, {adapters} parameters are trained", lora.config().rank))?;
-            facts.push(fact("adapters", format!("rank {}, {adapters} parameters", lora.config().rank)));
+        match describe_adapters(&setup.subject) {
+            Some(adapters) => say(format_args!("adapters: {adapters} are trained")),
+            None => Ok(()),
         }
-        Ok(LauncherState { facts })
     }
 
     fn for_ranks(&self, setup: &Setup) -> Vec<(OsString, OsString)> {
@@ -273,25 +261,51 @@ impl<J: Job> Experiment for Training<J> {
         let series = log.map(RunLog::finish).unwrap_or_default();
         let seconds = seconds.unwrap_or_default() + series.seconds;
         rank.checkpoints = trained::checkpoint_times(&summary);
-        let mut metrics = metrics.filter(|_| rank.is_first());
-        rank.write_summary(None, metrics.as_mut(), seconds)?;
+        rank.stage = RankPhase::Trained;
+        let is_first = rank.is_first();
+        rank.write_summary(None, metrics.as_mut().filter(|_| is_first), seconds)?;
         rank.metrics = metrics;
-        if rank.is_first() {
-            self.print_summary(&summary, &speed)?;
-        }
         let series = RunSeries {
             name: model.layout().to_string(),
             seconds,
             world_size: rank.comm.world_size(),
             ..series
         };
-        Ok(Trained { series, facts: trained::facts(&summary, &speed) })
+        let mut facts = vec![
+            fact("model", describe_model(&subject)),
+            fact("data", describe_data(&rows)),
+            fact("layout", layout),
+            fact("rows of a step", options.batch_size),
+        ];
+        facts.extend(describe_adapters(&subject).map(|adapters| fact("adapters", adapters)));
+        facts.extend(trained::facts(&summary, &speed));
+        Ok(Trained { series, facts, lines: self.last_lines(&summary, &speed) })
     }
 
-    fn report(&self, mut begun: LauncherState, outcome: Outcome<Trained>) -> Report {
-        begun.facts.extend(outcome.trained.facts);
-        Report { facts: begun.facts, runs: vec![outcome.trained.series], ..Report::default() }
+    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+        outcome.trained.lines.iter().try_for_each(|line| say(format_args!("{line}")))
     }
+
+    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+        let Trained { series, facts, .. } = outcome.trained;
+        Report { facts, runs: vec![series], ..Report::default() }
+    }
+}
+
+fn describe_model(subject: &Subject) -> String {
+    let shapes = subject.weights.shapes().values();
+    let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
+    format!("{}, {parameters} parameters", subject.weights.config().family)
+}
+
+fn describe_data(rows: &Rows) -> String {
+    format!("{} rows of {} tokens", rows.len(), rows.row_len())
+}
+
+fn describe_adapters(subject: &Subject) -> Option<String> {
+    let lora = subject.lora.as_ref()?;
+    let parameters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
+    Some(format!("rank {}, {parameters} parameters", lora.config().rank))
 }
 
 /// Builds the model in its layout.

@@ -15,6 +15,8 @@ pub(super) struct Trained {
     pub(super) series: RunSeries,
     /// Facts for the report: name and value.
     pub(super) facts: Vec<(String, String)>,
+    /// What is printed at the end.
+    pub(super) lines: Vec<String>,
 }
 
 /// Returns the times taken by checkpoints, if there were any.

@@ -173,12 +173,15 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(wrap_error)
     }
 
-    fn lost(&mut self, left: &Arc<dyn Communicator>) -> girandole::Result<()> {
+    fn lost(&mut self, left: &Arc<dyn Communicator>) -> girandole::Result<bool> {
         self.left = Some(left.clone());
         let stages: Vec<RankPhase> = all_gather_object(&**left, &RankPhase::AtWork)?;
         // If any rank has not begun training, no step can have been completed.
         self.begins_anew = stages.iter().any(|stage| *stage < RankPhase::AtWork);
-        if self.begins_anew { Err(wrap_error(Error::RestartFromBeginning)) } else { Ok(()) }
+        if self.begins_anew {
+            return Err(wrap_error(Error::RestartFromBeginning));
+        }
+        Ok(stages.iter().all(|stage| *stage < RankPhase::Trained))
     }
 
     fn regrouped(

@@ -56,7 +56,8 @@ impl From<ExactReport> for StepReport {
 
 impl<M: Model> Trainer<'_, M> {
     /// Handles the loss of a rank: continues with the remaining ranks, if they are enough. Any other error is returned.
-    pub(super) fn recover(&mut self, error: Error, observer: &mut dyn Observer<M>) -> Result<()> {
+    /// Returns false if the run is complete.
+    pub(super) fn recover(&mut self, error: Error, observer: &mut dyn Observer<M>) -> Result<bool> {
         let (mut error, mut world) = (error, self.model.mesh().world().clone());
         loop {
             let (Some(fewest), Some(lost)) = (self.config.fewest_ranks, error.loss().cloned()) else {
@@ -67,9 +68,13 @@ impl<M: Model> Trainer<'_, M> {
             if world.world_size() < fewest {
                 return Err(Error::TooFewRanks { left: world.world_size(), fewest, lost });
             }
-            let gone_on = observer.lost(&world).and_then(|()| self.go_on(&world, observer));
+            let gone_on = match observer.lost(&world) {
+                Ok(true) => self.go_on(&world, observer),
+                Ok(false) => return Ok(false),
+                Err(error) => Err(error),
+            };
             error = match gone_on {
-                Ok(()) => return observer.regrouped(self.step, before, &lost, &world),
+                Ok(()) => return observer.regrouped(self.step, before, &lost, &world).map(|()| true),
                 Err(error) => error,
             };
         }

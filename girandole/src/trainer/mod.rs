@@ -159,12 +159,13 @@ pub trait Observer<M> {
     }
 
     /// Called after the loss of a rank, before anything else, with the group of the remaining ranks
-    /// ([`TrainConfig::fewest_ranks`]).
+    /// ([`TrainConfig::fewest_ranks`]). Returns whether the run goes on: false if one of them has returned from it already
+    /// and so tells the others in this method's collectives, as all had then completed everything.
     ///
     /// # Errors
     /// Any error; it ends the training.
-    fn lost(&mut self, _left: &Arc<dyn Communicator>) -> crate::Result<()> {
-        Ok(())
+    fn lost(&mut self, _left: &Arc<dyn Communicator>) -> crate::Result<bool> {
+        Ok(true)
     }
 
     /// Called when the remaining ranks, of `before` ones, continue after a step; this rank's number may have changed.

@@ -9,7 +9,7 @@ use sampler::{OrderConfig, RunOrder};
 use training::build::Model;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
-use comm::broadcast_object;
+use comm::{Operation, broadcast_object};
 
 use super::consistency::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
 use super::saver::Writing;
@@ -200,7 +200,8 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Like [`run`](Self::run), with further work of all ranks after the last step, such as saving the model. If a rank
     /// is lost during it, and the run can continue without it ([`TrainConfig::fewest_ranks`]), the others repeat the
-    /// work that some of them have not completed.
+    /// work that some of them have not completed. In such a run no rank returns before all have completed everything; if
+    /// a rank is lost in that last exchange, some may have returned and others not ([`Observer::lost`]).
     ///
     /// # Errors
     /// Those of [`run`](Self::run); errors of the work.
@@ -236,7 +237,11 @@ impl<'a, M: Model> Trainer<'a, M> {
                 Ok(true) if self.ended == 0 => self.summary.seconds = began.elapsed().as_secs_f64(),
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) => self.recover(error, observer)?,
+                Err(error) => {
+                    if !self.recover(error, observer)? {
+                        break;
+                    }
+                }
             }
         }
         self.summary.steps = self.step - first;
@@ -277,6 +282,10 @@ impl<'a, M: Model> Trainer<'a, M> {
             let stood_still = Instant::now();
             self.finish(observer)?;
             self.summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            if self.config.fewest_ranks.is_some() {
+                // A rank that is done stays until all are, to repeat what another one has not completed.
+                self.model.mesh().world().run(Operation::Barrier)?;
+            }
             return Ok(false);
         }
         *last = Instant::now();

@@ -40,13 +40,15 @@ enum Moment {
 /// Records losses by step, and ends the run of a rank that leaves.
 struct Leaving {
     at: Option<Moment>,
+    /// Whether the run goes on after a loss.
+    goes_on: bool,
     losses: Vec<(usize, f64)>,
     ranks_left: Vec<usize>,
 }
 
 impl Leaving {
     fn new(at: Option<Moment>) -> Self {
-        Self { at, losses: Vec::new(), ranks_left: Vec::new() }
+        Self { at, goes_on: true, losses: Vec::new(), ranks_left: Vec::new() }
     }
 
     fn leave(&self, now: Moment) -> girandole::Result<()> {
@@ -69,6 +71,10 @@ impl<M> Observer<M> for Leaving {
 
     fn saving(&mut self, step: usize) -> girandole::Result<()> {
         self.leave(Moment::Saving(step))
+    }
+
+    fn lost(&mut self, _: &Arc<dyn Communicator>) -> girandole::Result<bool> {
+        Ok(self.goes_on)
     }
 
     fn regrouped(
@@ -160,6 +166,34 @@ fn the_others_go_on_as_if_nothing_had_happened() {
             });
             assert!(again.unwrap().remove(0).unwrap().0.is_empty());
         }
+    }
+}
+
+#[test]
+fn no_rank_returns_before_all_have_done_the_work_after_the_last_step() {
+    // The second time, an observer knows that all have done it.
+    for (goes_on, tries, left) in [(true, 2, vec![2]), (false, 1, vec![])] {
+        let done = Local::run_shared(3, |comm| {
+            let mut model: Parallel<CausalLm> =
+                Setup::default().parallel(comm.clone(), &"dp=3".parse::<Layout>()?, None)?;
+            let mut observer = Leaving { goes_on, ..Leaving::new(None) };
+            let mut done = 0;
+            let mut work = |_: &mut Parallel<CausalLm>| {
+                done += 1;
+                if comm.rank() == 2 {
+                    Err(candle_core::Error::msg("this rank leaves").into())
+                } else {
+                    Ok(())
+                }
+            };
+            let config = TrainConfig { steps: 2, batch_size: 18, ..config(Some(1), None, false) };
+            let mut trainer = Trainer::new(&mut model, &Rows, config)?;
+            let ended = trainer.run_and(&mut observer, &mut [&mut work]);
+            assert_eq!(ended.is_ok(), comm.rank() != 2, "{ended:?}");
+            Ok(ended.is_ok().then_some((done, observer.ranks_left)))
+        });
+        let others = Some((tries, left));
+        assert_eq!(done.unwrap(), [others.clone(), others, None]);
     }
 }
 

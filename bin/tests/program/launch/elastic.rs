@@ -84,7 +84,7 @@ fn steps(path: &Path) -> usize {
 }
 
 /// Returns the process of a rank, if this launcher has it.
-fn rank_of(launcher: &Child, rank: usize) -> Option<Pid> {
+pub(crate) fn rank_of(launcher: &Child, rank: usize) -> Option<Pid> {
     let wanted = format!("RANK={rank}");
     let is_it = |pid: &Pid| {
         let environment = std::fs::read(format!("/proc/{}/environ", pid.as_raw_pid())).unwrap_or_default();
