@@ -21,7 +21,6 @@ struct Progress {
     order: SamplerState,
     evaluated: usize,
     written: usize,
-    ended: usize,
 }
 
 /// What a rank that is one step behind receives from another one, in addition to tensors.
@@ -97,7 +96,6 @@ impl<M: Model> Trainer<'_, M> {
             order: self.order.state(),
             evaluated: self.evaluated,
             written: self.written,
-            ended: self.ended,
         };
         let all: Vec<Progress> = all_gather_object(&**world, &own)?;
         let step = all.iter().map(|progress| progress.step).max().unwrap_or(self.step);
@@ -123,7 +121,8 @@ impl<M: Model> Trainer<'_, M> {
         self.evaluated = least(|progress| progress.evaluated);
         self.written = least(|progress| progress.written);
         self.checkpointed = self.written;
-        self.ended = least(|progress| progress.ended);
+        // The lost rank may not have completed its part of the work after the last step.
+        self.ended = 0;
         if let (Some(plan), Some(checkpoints)) = (&self.config.checkpoints, &self.checkpoints)
             && plan.in_background
         {

@@ -199,8 +199,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Like [`run`](Self::run), with further work of all ranks after the last step, such as saving the model. If a rank
-    /// is lost during it, and the run can continue without it ([`TrainConfig::fewest_ranks`]), the others repeat the
-    /// work that some of them have not completed. In such a run no rank returns before all have completed everything; if
+    /// is lost during it, and the run can continue without it ([`TrainConfig::fewest_ranks`]), the others repeat all of
+    /// that work. In such a run no rank returns before all have completed everything; if
     /// a rank is lost in that last exchange, some may have returned and others not ([`Observer::lost`]).
     ///
     /// # Errors
@@ -283,7 +283,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.finish(observer)?;
             self.summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
             if self.config.fewest_ranks.is_some() {
-                // A rank that is done stays until all are, to repeat what another one has not completed.
+                // A rank that is done stays until all are, to repeat the work if another one is lost in it.
                 self.model.mesh().world().run(Operation::Barrier)?;
             }
             return Ok(false);
