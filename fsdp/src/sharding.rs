@@ -277,6 +277,11 @@ impl<'a> Sharding<'a> {
         Ok(var.as_tensor().clone())
     }
 
+    /// Returns the dtype to read a buffer in: integers as they are asked for, floats in the dtype of the shards.
+    fn buffer_dtype(&self, asked: DType) -> DType {
+        if is_trainable(asked) { self.dtypes.0 } else { asked }
+    }
+
     fn inner(&self, device: &Device) -> VarBuilder<'a> {
         let inner = self.inner.clone();
         if inner.device().same_device(device) { inner } else { inner.set_device(device.clone()) }
@@ -285,10 +290,10 @@ impl<'a> Sharding<'a> {
 
 impl SimpleBackend for Sharding<'_> {
     fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        let whole = || self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, self.dtypes.0);
+        let whole = |dtype| self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
         self.check_open(name)?;
         if self.plan.config.is_buffer(name) {
-            return self.buffer(name, whole);
+            return self.buffer(name, || whole(self.buffer_dtype(dtype)));
         }
         if let Some(known) = self.check_request(name, Some(&shape), dtype)? {
             return Ok(known);
@@ -296,19 +301,19 @@ impl SimpleBackend for Sharding<'_> {
         // A parameter on another device is not read by range: `shard` refuses it.
         match self.parts.as_ref().filter(|_| device.same_device(self.plan.anchor.device())) {
             Some(source) => self.read_later(source, name, shape, hints),
-            None => self.shard(name, whole()?),
+            None => self.shard(name, whole(self.dtypes.0)?),
         }
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        let whole = || self.inner(device).get_unchecked_dtype(name, self.dtypes.0);
+        let whole = |dtype| self.inner(device).get_unchecked_dtype(name, dtype);
         self.check_open(name)?;
         if self.plan.config.is_buffer(name) {
-            return self.buffer(name, whole);
+            return self.buffer(name, || whole(self.buffer_dtype(dtype)));
         }
         match self.check_request(name, None, dtype)? {
             Some(known) => Ok(known),
-            None => self.shard(name, whole()?),
+            None => self.shard(name, whole(self.dtypes.0)?),
         }
     }
 

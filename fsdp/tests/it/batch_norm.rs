@@ -188,3 +188,42 @@ fn files_of_pytorch_fit_with_and_without_them() {
     tensors.retain(|name, _| !name.starts_with("norm.running"));
     assert_eq!(load(&path, &tensors), Ok(vec![1.0; 8]), "as they were");
 }
+
+/// A table of indices is a buffer of the dtype that the model asks for, whichever that of the builder is.
+#[test]
+fn tables_of_indices_keep_their_dtype() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("w.safetensors");
+    let config = FsdpConfig {
+        buffers: vec!["ids".into()],
+        buffer_dtype: Some(DType::F64),
+        mixed_precision: MixedPrecision { param_dtype: Some(DType::BF16), ..MixedPrecision::default() },
+        ..FsdpConfig::default()
+    };
+    for unchecked in [false, true] {
+        let found = on_all_ranks(2, |comm| {
+            let start = [
+                ("ids".to_string(), Tensor::new(&[2i64, 0, 2], &Device::Cpu)?),
+                ("w".to_string(), Tensor::new(&[[1f32, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu)?),
+            ];
+            let vb = VarBuilder::from_tensors(start.into(), DType::F32, &Device::Cpu);
+            let net = Fsdp::new(comm, vb, &config, |units| {
+                units.unit(|vb| {
+                    let ids = match unchecked {
+                        true => vb.get_unchecked_dtype("ids", DType::I64)?,
+                        false => vb.get_with_hints_dtype(3, "ids", Default::default(), DType::I64)?,
+                    };
+                    Ok((vb.get((3, 2), "w")?, ids))
+                })
+            })?;
+            assert_eq!(net.buffers()[0].1.dtype(), DType::I64);
+            let rows: &Unit<(Tensor, Tensor)> = net.model()?;
+            let picked = numbers([&rows.run(|(w, ids)| w.index_select(ids, 0))?]);
+            net.save_full(&path)?;
+            net.buffers()[0].1.set(&Tensor::new(&[0i64, 0, 0], &Device::Cpu)?)?;
+            net.load_full(&path)?;
+            Ok((picked, net.buffers()[0].1.to_vec1::<i64>()?))
+        });
+        assert_eq!(found, vec![(vec![5.0, 6.0, 1.0, 2.0, 5.0, 6.0], vec![2, 0, 2]); 2]);
+    }
+}
