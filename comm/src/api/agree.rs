@@ -5,6 +5,7 @@ use std::fmt::Display;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::objects::{to_bytes, to_value};
 use crate::{Communicator, Error, Result, all_gather_object};
 
 /// Returns this rank's `own` value if it is `Ok` on every rank. Otherwise returns an error on every rank: its own, or
@@ -54,7 +55,7 @@ pub fn all_agree<'a, T, E: Display + From<Error>>(
 /// Two all-gathers for each group, of a few bytes if no rank has a value.
 ///
 /// # Errors
-/// Failures of communication; a value that JSON cannot hold.
+/// Failures of communication; a value that cannot be encoded.
 ///
 /// ```
 /// use comm::{Communicator, Local, first_of};
@@ -70,22 +71,24 @@ pub fn first_of<'a, T: Serialize + DeserializeOwned>(
     groups: impl IntoIterator<Item = &'a dyn Communicator>,
     own: Option<T>,
 ) -> Result<Option<(usize, T)>> {
-    // As text, which can always be sent: a value that cannot must be an error on the ranks of all groups.
-    let mut own = own.map(|own| serde_json::to_string(&own).map_err(|reason| reason.to_string()));
-    let mut first: Option<(usize, std::result::Result<String, String>)> = None;
+    // As bytes, which can always be sent: a value that cannot must be an error on the ranks of all groups.
+    let mut own = own.map(|own| to_bytes(&own));
+    let mut first: Option<(usize, std::result::Result<Vec<u8>, String>)> = None;
     for group in groups {
         let told = own.take().map(|own| (group.world_ranks()[group.rank()], own)).or(first.take());
         first = all_gather_object(group, &told)?.into_iter().flatten().min_by_key(|(rank, _)| *rank);
     }
     let Some((rank, value)) = first else { return Ok(None) };
-    let value = value.and_then(|text| serde_json::from_str(&text).map_err(|reason| reason.to_string()));
-    let what = || format!("the value of rank {rank}, which JSON cannot hold");
+    let value = value.and_then(|bytes| to_value(&bytes));
+    let what = || format!("the value of rank {rank}, which cannot be encoded");
     value.map(|value| Some((rank, value))).map_err(|reason| Error::system(what(), reason))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::ffi::OsStringExt;
 
     use super::*;
     use crate::{Local, Mesh};
@@ -163,17 +166,29 @@ mod tests {
         assert_eq!(said.unwrap(), ["", "rank 2: disk 2: full", "disk 2: full"]);
     }
 
-    #[test]
-    fn a_value_that_cannot_be_sent_is_an_error_on_all_ranks_of_all_groups() {
+    /// Calls `first_of` for a value of rank 3, on four ranks in two groups each.
+    fn first_of_rank_3<T: Serialize + DeserializeOwned + Send>(
+        value: impl Fn() -> T + Sync,
+    ) -> Vec<std::result::Result<Option<(usize, T)>, String>> {
         let said = Local::run_shared(4, |comm| {
-            let own = (comm.rank() == 3).then_some(f64::NAN);
+            let own = (comm.rank() == 3).then(&value);
             let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)])?;
             let groups = [mesh.axis("tp")?, mesh.axis("dp")?];
             let groups = groups.iter().map(|group| &***group as &dyn Communicator);
             Ok(first_of(groups, own).map_err(|error| error.to_string()))
         });
-        for said in said.unwrap() {
-            assert!(said.unwrap_err().contains("the value of rank 3"));
+        said.unwrap()
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_sent_is_an_error_on_all_ranks_of_all_groups() {
+        // A file name that is not UTF-8.
+        let name = || std::path::PathBuf::from(std::ffi::OsString::from_vec(vec![0xff]));
+        for said in first_of_rank_3(name) {
+            assert!(said.unwrap_err().starts_with("the value of rank 3, which cannot be encoded: "));
+        }
+        for said in first_of_rank_3(|| f64::NAN) {
+            assert!(matches!(said, Ok(Some((3, value))) if value.is_nan()), "{said:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Object collectives: exchange of small values (names, times, traces) as JSON.
+//! Object collectives: exchange of small values (names, times, traces) as CBOR, which has NaN and infinity, unlike JSON.
 
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
@@ -6,8 +6,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{Communicator, Error, Operation, Result};
 
-/// Sent in place of the length of a value that cannot be encoded as JSON.
-const NO_JSON: i64 = -1;
+/// Sent in place of the length of a value that cannot be encoded.
+const NOT_ENCODED: i64 = -1;
 
 /// Returns, on every rank, the values of all ranks, by rank.
 ///
@@ -15,8 +15,8 @@ const NO_JSON: i64 = -1;
 /// Two all-gathers: of the lengths, and of the values.
 ///
 /// # Errors
-/// Those of [`Communicator::run`]; a value that cannot be encoded as JSON, which is an error on every rank that names
-/// the first such rank; one that cannot be decoded.
+/// Those of [`Communicator::run`]; a value that its `Serialize` refuses, which is an error on every rank that names the
+/// first such rank; one that cannot be decoded.
 ///
 /// ```
 /// use comm::{Communicator, Local};
@@ -41,8 +41,8 @@ pub fn all_gather_object<T: Serialize + DeserializeOwned>(
 /// An all-gather of the lengths, and a gather of the values.
 ///
 /// # Errors
-/// Those of [`Communicator::run`]; a value that cannot be encoded as JSON, which is an error on every rank that names
-/// the first such rank; one that cannot be decoded.
+/// Those of [`Communicator::run`]; a value that its `Serialize` refuses, which is an error on every rank that names the
+/// first such rank; one that cannot be decoded.
 ///
 /// ```
 /// use comm::{Communicator, Local};
@@ -71,8 +71,8 @@ pub fn gather_object<T: Serialize + DeserializeOwned>(
 /// Two broadcasts: of the length, and of the value.
 ///
 /// # Errors
-/// Those of [`Communicator::run`]; a value of `root` that cannot be encoded as JSON, which is an error on every rank;
-/// one that cannot be decoded.
+/// Those of [`Communicator::run`]; a value of `root` that its `Serialize` refuses, which is an error on every rank; one that
+/// cannot be decoded.
 ///
 /// ```
 /// use comm::{Communicator, Local};
@@ -87,7 +87,7 @@ pub fn broadcast_object<T: Serialize + DeserializeOwned>(
     root: usize,
 ) -> Result<T> {
     let operation = "broadcast_object";
-    let bytes = if comm.rank() == root { to_json(value) } else { Ok(Vec::new()) };
+    let bytes = if comm.rank() == root { to_bytes(value) } else { Ok(Vec::new()) };
     let len = Tensor::new(&[length_or_error(&bytes)], &Device::Cpu)?;
     comm.run(Operation::Broadcast { tensor: len.clone(), root })?;
     let (bytes, len) = match (bytes, usize::try_from(len.to_vec1::<i64>()?[0])) {
@@ -103,7 +103,7 @@ pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         false => Tensor::zeros(len, DType::U8, &Device::Cpu)?,
     };
     comm.run(Operation::Broadcast { tensor: tensor.clone(), root })?;
-    from_json(comm, &tensor.to_vec1::<u8>()?, operation, root)
+    from_bytes(comm, &tensor.to_vec1::<u8>()?, operation, root)
 }
 
 /// Returns this rank's value as bytes, and the length of every rank's. Returns an error on every rank if the value of
@@ -113,7 +113,7 @@ fn encode<T: Serialize>(
     value: &T,
     operation: &'static str,
 ) -> Result<(Tensor, Vec<usize>)> {
-    let bytes = to_json(value);
+    let bytes = to_bytes(value);
     let lengths = Tensor::zeros(comm.world_size(), DType::I64, &Device::Cpu)?;
     let own = Tensor::new(&[length_or_error(&bytes)], &Device::Cpu)?;
     comm.run(Operation::AllGather { output: lengths.clone(), input: own, counts: None })?;
@@ -133,18 +133,14 @@ fn encode<T: Serialize>(
     }
 }
 
-/// Returns the number to send for a value: its length in bytes, or [`NO_JSON`].
+/// Returns the number to send for a value: its length in bytes, or [`NOT_ENCODED`].
 fn length_or_error(bytes: &std::result::Result<Vec<u8>, String>) -> i64 {
-    bytes.as_ref().map_or(NO_JSON, |bytes| bytes.len() as i64)
+    bytes.as_ref().map_or(NOT_ENCODED, |bytes| bytes.len() as i64)
 }
 
 fn refused(comm: &dyn Communicator, operation: &'static str, rank: usize, reason: &str) -> Error {
-    let got = format!("a value of rank {} that JSON cannot hold ({reason})", comm.world_ranks()[rank]);
-    Error::invalid(
-        operation,
-        got,
-        "give one that it can: a map, for instance, needs strings or numbers as keys",
-    )
+    let got = format!("a value of rank {} that cannot be encoded ({reason})", comm.world_ranks()[rank]);
+    Error::invalid(operation, got, "give one that its Serialize does not refuse")
 }
 
 fn decode<T: DeserializeOwned>(
@@ -158,23 +154,41 @@ fn decode<T: DeserializeOwned>(
     let value = |(rank, count): (usize, &usize)| {
         let (bytes, others) = rest.split_at(*count);
         rest = others;
-        from_json(comm, bytes, operation, rank)
+        from_bytes(comm, bytes, operation, rank)
     };
     counts.iter().enumerate().map(value).collect()
 }
 
-fn to_json<T: Serialize>(value: &T) -> std::result::Result<Vec<u8>, String> {
-    serde_json::to_vec(value).map_err(|reason| reason.to_string())
+/// Encodes as CBOR.
+pub(super) fn to_bytes<T: Serialize>(value: &T) -> std::result::Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    ciborium::into_writer(value, &mut bytes).map_err(|error| match error {
+        ciborium::ser::Error::Value(reason) => reason,
+        ciborium::ser::Error::Io(error) => error.to_string(),
+    })?;
+    Ok(bytes)
 }
 
-fn from_json<T: DeserializeOwned>(
+/// Decodes what [`to_bytes`] has made.
+pub(super) fn to_value<T: DeserializeOwned>(mut bytes: &[u8]) -> std::result::Result<T, String> {
+    use ciborium::de::Error;
+    let value = ciborium::from_reader(&mut bytes).map_err(|error| match error {
+        Error::Semantic(_, reason) => reason,
+        Error::Syntax(at) => format!("it is not CBOR at byte {at}"),
+        Error::Io(_) => "it ends too early".into(),
+        Error::RecursionLimitExceeded => "it is nested too deeply".into(),
+    })?;
+    if bytes.is_empty() { Ok(value) } else { Err(format!("{} bytes follow it", bytes.len())) }
+}
+
+fn from_bytes<T: DeserializeOwned>(
     comm: &dyn Communicator,
     bytes: &[u8],
     operation: &'static str,
     rank: usize,
 ) -> Result<T> {
     let what = || format!("{operation}: the value of rank {}", comm.world_ranks()[rank]);
-    serde_json::from_slice(bytes).map_err(|reason| Error::system(what(), reason))
+    to_value(bytes).map_err(|reason| Error::system(what(), reason))
 }
 
 #[cfg(test)]
@@ -183,17 +197,21 @@ mod tests {
 
     use std::collections::HashMap;
 
+    use serde::Deserialize;
+    use serde::ser::{Error as _, Serializer};
+
     use super::*;
     use crate::Local;
 
-    /// JSON has strings and numbers as keys, but no pairs.
-    type Distances = HashMap<(usize, usize), f64>;
+    /// A value that is refused if it is true.
+    #[derive(Serialize, Deserialize)]
+    struct Refusing(#[serde(serialize_with = "refuse")] bool);
 
-    fn value(is_refused: bool) -> Distances {
-        if is_refused { HashMap::from([((0, 1), 0.5)]) } else { HashMap::new() }
+    fn refuse<S: Serializer>(is_refused: &bool, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        if *is_refused { Err(S::Error::custom("it is true")) } else { serializer.serialize_bool(false) }
     }
 
-    type Call = fn(&dyn Communicator, &Distances, usize) -> Result<usize>;
+    type Call = fn(&dyn Communicator, &Refusing, usize) -> Result<usize>;
 
     /// Each call returns the number of values that a rank gets.
     const CALLS: [(&str, Call); 3] = [
@@ -201,19 +219,19 @@ mod tests {
         ("gather_object", |comm, value, root| {
             Ok(gather_object(comm, value, root)?.map_or(0, |all| all.len()))
         }),
-        ("broadcast_object", |comm, value, root| Ok(broadcast_object(comm, value, root)?.len() + 1)),
+        ("broadcast_object", |comm, value, root| broadcast_object(comm, value, root).map(|_| 1)),
     ];
 
     /// The error is the same on all ranks, whichever have such a value; and no rank is left waiting in a collective.
     #[test]
-    fn a_value_that_json_cannot_hold_is_an_error_on_all_ranks() {
+    fn a_value_that_cannot_be_encoded_is_an_error_on_all_ranks() {
         for ranks in 1..=4 {
             for (set, root) in (0..1 << ranks).flat_map(|set: usize| (0..ranks).map(move |root| (set, root)))
             {
                 let is_refused = |rank: usize| set >> rank & 1 == 1;
                 for (name, call) in CALLS {
                     let got = Local::run(ranks, |comm| {
-                        let got = call(comm, &value(is_refused(comm.rank())), root);
+                        let got = call(comm, &Refusing(is_refused(comm.rank())), root);
                         comm.barrier()?.wait()?;
                         Ok(got.map_err(|error| error.to_string()))
                     });
@@ -227,7 +245,7 @@ mod tests {
                         match (culprit, got) {
                             (Some(culprit), Err(message)) => {
                                 let start = format!(
-                                    "{name}: got a value of rank {culprit} that JSON cannot hold (key"
+                                    "{name}: got a value of rank {culprit} that cannot be encoded (it is true); give"
                                 );
                                 assert!(message.starts_with(&start), "{what}");
                             }
@@ -249,7 +267,7 @@ mod tests {
         for (name, call) in CALLS {
             let said = Local::run_shared(3, |comm| {
                 let Some(group) = comm.new_group(&[2, 1])? else { return Ok(String::new()) };
-                Ok(call(&*group, &value(group.rank() == 0), 0).unwrap_err().to_string())
+                Ok(call(&*group, &Refusing(group.rank() == 0), 0).unwrap_err().to_string())
             });
             let said = said.unwrap();
             assert!(said[1].contains("a value of rank 2 that"), "{name}: {said:?}");
@@ -257,13 +275,63 @@ mod tests {
         }
     }
 
-    /// JSON writes NaN as null, which is not read as a number.
     #[test]
     fn a_value_that_cannot_be_read_is_said_to_be_whose() {
-        let read = Local::run(2, |comm| Ok(all_gather_object(comm, &[1.0, f64::NAN][comm.rank()])));
+        #[derive(Serialize, Deserialize)]
+        struct Port(#[serde(deserialize_with = "read")] u32);
+
+        fn read<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<u32, D::Error> {
+            u16::deserialize(from).map(u32::from)
+        }
+
+        let read = Local::run(2, |comm| {
+            Ok(all_gather_object(comm, &Port([80, 65536][comm.rank()])).map(|all| all.len()))
+        });
         for read in read.unwrap() {
             let message = read.unwrap_err().to_string();
             assert!(message.starts_with("all_gather_object: the value of rank 1: "), "{message}");
+            assert!(message.contains("65536") && !message.contains('\n'), "{message}");
+        }
+    }
+
+    #[test]
+    fn every_number_comes_to_the_bit() {
+        let floats = [f32::NAN, f32::INFINITY, -0.0, 0.1, f32::MIN_POSITIVE / 2.0];
+        let own = |rank: usize| (Some(f32::NAN), -f64::NAN, floats, (u128::MAX, i64::MIN, rank));
+        let told = Local::run(2, |comm| {
+            let all = all_gather_object(comm, &own(comm.rank()))?;
+            let (loss, wide, ..) = broadcast_object(comm, &own(0), 0)?;
+            Ok((all, gather_object(comm, &Some(f64::INFINITY), 0)?, (loss, wide)))
+        });
+        for (rank, (all, gathered, (loss, wide))) in told.unwrap().into_iter().enumerate() {
+            for (from, (loss, wide, narrow, exact)) in all.into_iter().enumerate() {
+                assert_eq!(loss.map(f32::to_bits), Some(f32::NAN.to_bits()));
+                assert_eq!(wide.to_bits(), (-f64::NAN).to_bits());
+                assert_eq!(narrow.map(f32::to_bits), floats.map(f32::to_bits));
+                assert_eq!(exact, (u128::MAX, i64::MIN, from));
+            }
+            assert!(loss.is_some_and(f32::is_nan) && wide.is_nan());
+            assert_eq!(gathered, (rank == 0).then(|| vec![Some(f64::INFINITY); 2]));
+        }
+    }
+
+    #[test]
+    fn maps_may_have_any_keys() {
+        let pairs = HashMap::from([((0usize, 1usize), 0.5), ((1, 0), f64::INFINITY)]);
+        let told = Local::run(2, |comm| all_gather_object(comm, &pairs));
+        assert_eq!(told.unwrap(), vec![vec![pairs.clone(), pairs]; 2]);
+    }
+
+    /// Of what a rank may be sent, nothing ends the process: neither a length that nobody has memory for, nor depth.
+    #[test]
+    fn bytes_that_are_no_value_are_an_error() {
+        let whole = to_bytes(&vec!["a", "b"]).unwrap();
+        let long = [0x9b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+        let deep = vec![0x81; 1 << 20];
+        for bytes in [&[][..], &whole[..3], &[whole.clone(), vec![0]].concat(), &long, &deep, &[0xff]] {
+            assert!(to_value::<Vec<String>>(bytes).is_err());
+            let error = to_value::<serde_json::Value>(bytes).unwrap_err();
+            assert!(!error.is_empty() && !error.contains('\n'), "{error}");
         }
     }
 }

@@ -11,7 +11,7 @@ pub use candle::{carried, carried_as, carry};
 
 /// An error of communication between ranks, or of launching them. Failures of the transport name ranks by their number
 /// in the whole job, even if the call was in a subgroup. Mistakes of the caller name them by their number in the group,
-/// except for a value that JSON cannot hold, which is reported to every rank by the number in the job. Errors are
+/// except for a value that cannot be encoded, which is reported to every rank by the number in the job. Errors are
 /// `Clone`: a group that has failed returns the same cause from every later call.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]

@@ -28,29 +28,7 @@ struct Progress {
 struct CatchUpState {
     order: SamplerState,
     loss_scale: Option<LossScalerState>,
-    report: Option<ExactReport>,
-}
-
-/// A report whose floats keep their bits: JSON has no NaN and no infinity, which the loss and the norm of a skipped step
-/// may be.
-#[derive(Serialize, Deserialize)]
-struct ExactReport {
-    report: StepReport,
-    loss: u64,
-    grad_norm: u64,
-}
-
-impl From<StepReport> for ExactReport {
-    fn from(report: StepReport) -> Self {
-        let (loss, grad_norm) = (report.loss.to_bits(), report.grad_norm.to_bits());
-        Self { report: StepReport { loss: 0.0, grad_norm: 0.0, ..report }, loss, grad_norm }
-    }
-}
-
-impl From<ExactReport> for StepReport {
-    fn from(ExactReport { report, loss, grad_norm }: ExactReport) -> Self {
-        Self { loss: f64::from_bits(loss), grad_norm: f64::from_bits(grad_norm), ..report }
-    }
+    report: Option<StepReport>,
 }
 
 impl<M: Model> Trainer<'_, M> {
@@ -148,7 +126,7 @@ impl<M: Model> Trainer<'_, M> {
         let own = is_ahead.then(|| CatchUpState {
             order: self.order.state(),
             loss_scale: self.model.loss_scaler().map(LossScaler::state),
-            report: self.latest.map(ExactReport::from),
+            report: self.latest,
         });
         let behind: Option<CatchUpState> = broadcast_object(world, &own, ahead)?;
         let vars: Vec<_> = self.model.named_vars().into_iter().chain(self.model.buffers()).collect();
@@ -169,7 +147,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         self.put_back(&behind.order)?;
         self.step = step;
-        let Some(report) = behind.report.map(StepReport::from) else { return Ok(()) };
+        let Some(report) = behind.report else { return Ok(()) };
         self.count(report);
         observer.stepped(&report)
     }
@@ -197,33 +175,5 @@ impl<M: Model> Trainer<'_, M> {
         }
         let help = format!("the ranks that are left take {parts} parts of it: give more rows");
         Err(Error::invalid("the batch size", self.config.batch_size, help))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_report_of_a_skipped_step_passes_through_json() {
-        for (loss, grad_norm) in [(f64::NAN, f64::INFINITY), (0.9385958677423489, 1.5)] {
-            let report = StepReport {
-                step: 7,
-                epoch: 1,
-                loss,
-                grad_norm,
-                loss_scale: 1024.0,
-                skipped: true,
-                learning_rate: 0.1,
-                targets: 3,
-                seconds: 0.5,
-                communication_seconds: 0.25,
-                waiting_seconds: 0.125,
-            };
-            let json = serde_json::to_string(&ExactReport::from(report)).unwrap();
-            let back = StepReport::from(serde_json::from_str::<ExactReport>(&json).unwrap());
-            assert_eq!((back.loss.to_bits(), back.grad_norm), (loss.to_bits(), grad_norm));
-            assert_eq!((back.step, back.skipped, back.loss_scale), (7, true, 1024.0));
-        }
     }
 }
