@@ -170,6 +170,18 @@ pub enum Error {
         /// Their name.
         name: String,
     },
+    /// A variable is given to an optimizer twice, which would step it twice.
+    #[error(
+        "{optimizer}: parameters `{first}` and `{second}` are the same variable, which would be stepped twice; give it once"
+    )]
+    DuplicateVariable {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// Its name, or its index in the list.
+        first: String,
+        /// Its other name, or index.
+        second: String,
+    },
     /// An optimizer's saved state has an entry that belongs to no parameter.
     #[error(
         "{optimizer}: the state `{key}` belongs to no parameter here; was it saved for another model or optimizer?"

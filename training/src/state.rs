@@ -137,13 +137,16 @@ pub(crate) fn slots<S>(
     optimizer: &'static str,
     vars: impl IntoIterator<Item = (String, Var)>,
 ) -> Result<Vec<Slot<S>>> {
-    let mut names = HashSet::new();
+    let (mut names, mut known) = (HashSet::new(), HashMap::new());
     let mut slots = vec![];
     for (name, var) in vars {
         if !names.insert(name.clone()) {
             return Err(Error::DuplicateName { optimizer, name });
         }
         if var.dtype().is_float() {
+            if let Some(first) = known.insert(var.id(), name.clone()) {
+                return Err(Error::DuplicateVariable { optimizer, first, second: name });
+            }
             slots.push(Slot { name, var, state: None });
         }
     }

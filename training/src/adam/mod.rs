@@ -167,7 +167,7 @@ impl Adam {
     /// dtypes are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`], [`Error::DuplicateName`].
+    /// [`Error::InvalidConfig`], [`Error::DuplicateName`], [`Error::DuplicateVariable`].
     pub fn named(vars: impl IntoIterator<Item = (String, Var)>, config: AdamConfig) -> Result<Self> {
         config.validate()?;
         let slots = slots(NAME, vars)?;

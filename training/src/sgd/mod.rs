@@ -105,7 +105,7 @@ impl Sgd {
     /// dtypes are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`], [`Error::DuplicateName`].
+    /// [`Error::InvalidConfig`], [`Error::DuplicateName`], [`Error::DuplicateVariable`].
     pub fn named(vars: impl IntoIterator<Item = (String, Var)>, config: SgdConfig) -> Result<Self> {
         config.validate()?;
         Ok(Self { config, slots: slots(NAME, vars)? })

@@ -165,3 +165,21 @@ fn what_is_copied_later_is_of_now() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn one_variable_given_twice_is_refused() -> Result<()> {
+    let mut vars = vars(DType::F32)?;
+    vars.push(("head.weight".into(), vars[0].1.clone()));
+    let twice = [vars[1].1.clone(), vars[1].1.clone()];
+    let named = Adam::named(vars, AdamConfig::default()).unwrap_err();
+    assert!(matches!(named, Error::DuplicateVariable { .. }), "{named}");
+    assert!(
+        named.to_string().starts_with("Adam: parameters `fc.weight` and `head.weight` are the same variable")
+    );
+    let indexed = Sgd::new(twice.to_vec(), SgdConfig::default()).unwrap_err().to_string();
+    assert!(indexed.starts_with("Sgd: parameters `0` and `1` are the same variable"), "{indexed}");
+    // Integers are not trained.
+    let ids = Var::new(&[1i64], &Device::Cpu)?;
+    Sgd::new(vec![ids.clone(), ids], SgdConfig::default())?;
+    Ok(())
+}
