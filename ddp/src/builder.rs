@@ -36,14 +36,10 @@ impl Registry {
             return Ok(None);
         };
         let known = parameter.tensor();
-        let differs = |first: String, then: String| {
-            Err(Error::Ambiguous { parameter: name.into(), first, then }.into())
-        };
-        if let Some(shape) = shape.filter(|shape| *shape != known.shape()) {
-            return differs(format!("{:?}", known.shape()), format!("{shape:?}"));
-        }
+        check_shape(name, known, shape)?;
         if known.dtype() != dtype && !parameter.shared {
-            return differs(format!("{:?}", known.dtype()), format!("{dtype:?}"));
+            let (first, then) = (format!("{:?}", known.dtype()), format!("{dtype:?}"));
+            return Err(Error::Ambiguous { parameter: name.into(), first, then }.into());
         }
         Ok(Some(known.clone()))
     }
@@ -99,6 +95,13 @@ impl Registry {
     }
 }
 
+/// Returns an error if a tensor that was requested before is now requested with another shape.
+fn check_shape(name: &str, known: &Tensor, shape: Option<&Shape>) -> Result<()> {
+    let Some(shape) = shape.filter(|shape| *shape != known.shape()) else { return Ok(()) };
+    let (first, then) = (format!("{:?}", known.shape()), format!("{shape:?}"));
+    Err(Error::Ambiguous { parameter: name.into(), first, then }.into())
+}
+
 /// `VarBuilder` backend that wraps the user's builder.
 pub(crate) struct HookingBackend<'a> {
     inner: VarBuilder<'a>,
@@ -141,6 +144,7 @@ impl<'a> HookingBackend<'a> {
         }
         if self.config.is_buffer(name) {
             if let Some((_, known)) = registry.buffers.iter().find(|(known, _)| known == name) {
+                check_shape(name, known, shape)?;
                 return Ok(known.as_tensor().clone());
             }
             return registry.add_buffer(name, &read()?);

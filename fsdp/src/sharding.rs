@@ -157,6 +157,13 @@ fn read(
     Ok(Read { kept: all.narrow(0, first.len(), count)?, first: all.narrow(0, 0, first.len())? })
 }
 
+/// Returns an error if a tensor that was requested before is now requested with another shape.
+fn check_shape(name: &str, known: &Tensor, shape: Option<&Shape>) -> Result<()> {
+    let Some(shape) = shape.filter(|shape| *shape != known.shape()) else { return Ok(()) };
+    let (first, then) = (format!("{:?}", known.dims()), format!("{:?}", shape.dims()));
+    Err(Error::Ambiguous { parameter: name.into(), first, then }.into())
+}
+
 /// The `VarBuilder` backend inside a unit.
 pub(crate) struct Sharding<'a> {
     pub(crate) inner: VarBuilder<'a>,
@@ -193,13 +200,8 @@ impl<'a> Sharding<'a> {
             });
         }
         if let Some(tensor) = lock(&self.asked).known(name) {
-            return match shape.filter(|shape| *shape != tensor.shape()) {
-                None => Ok(Some(tensor)),
-                Some(then) => {
-                    let (first, then) = (format!("{:?}", tensor.dims()), format!("{:?}", then.dims()));
-                    Err(Error::Ambiguous { parameter: parameter(), first, then }.into())
-                }
-            };
+            check_shape(name, &tensor, shape)?;
+            return Ok(Some(tensor));
         }
         let owner = lock(&self.plan.model).owners.insert(parameter(), unit());
         if let Some(first) = owner.filter(|owner| *owner != self.unit) {
@@ -265,9 +267,15 @@ impl<'a> Sharding<'a> {
         Ok(tensor)
     }
 
-    fn buffer(&self, name: &str, read: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    fn buffer(
+        &self,
+        name: &str,
+        shape: Option<&Shape>,
+        read: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let mut model = lock(&self.plan.model);
         if let Some((_, known)) = model.buffers.iter().find(|(known, _)| known == name) {
+            check_shape(name, known, shape)?;
             return Ok(known.as_tensor().clone());
         }
         let value = read()?;
@@ -293,7 +301,7 @@ impl SimpleBackend for Sharding<'_> {
         let whole = |dtype| self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
         self.check_open(name)?;
         if self.plan.config.is_buffer(name) {
-            return self.buffer(name, || whole(self.buffer_dtype(dtype)));
+            return self.buffer(name, Some(&shape), || whole(self.buffer_dtype(dtype)));
         }
         if let Some(known) = self.check_request(name, Some(&shape), dtype)? {
             return Ok(known);
@@ -309,7 +317,7 @@ impl SimpleBackend for Sharding<'_> {
         let whole = |dtype| self.inner(device).get_unchecked_dtype(name, dtype);
         self.check_open(name)?;
         if self.plan.config.is_buffer(name) {
-            return self.buffer(name, || whole(self.buffer_dtype(dtype)));
+            return self.buffer(name, None, || whole(self.buffer_dtype(dtype)));
         }
         match self.check_request(name, None, dtype)? {
             Some(known) => Ok(known),

@@ -51,6 +51,11 @@ fn units_that_cannot_be_sharded_are_named() {
     assert!(line.contains("parameter v") && line.contains("F64"), "{line}");
     let line = refused(config, |units| units.unit(|vb| Ok((vb.get(3, "w")?, vb.get((1, 3), "w")?))));
     assert!(line.contains("parameter w as [1, 3], and before as [3]"), "{line}");
+    let buffers = FsdpConfig { buffers: vec!["v".into()], ..FsdpConfig::default() };
+    let line = refused(&buffers, |units| {
+        units.unit(|vb| Ok((vb.get(3, "w")?, vb.get(3, "v")?, vb.get(3, "v")?, vb.get((1, 3), "v")?)))
+    });
+    assert!(line.contains("parameter v as [1, 3], and before as [3]"), "{line}");
     let line = refused(config, |units| {
         units.pp("block").unit(|vb| {
             let attn = units.pp("block.attn").unit(|vb| vb.root().get(3, "v"))?;

@@ -148,7 +148,7 @@ fn a_rank_whose_backward_fails_is_of_no_use_any_more() {
 /// Returns the error of building this model on a single rank.
 fn refused<M>(build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>) -> Error {
     let comm = comm::Local::group(1, &comm::LocalConfig::default()).expect("one rank").remove(0);
-    let vb = builder(1, &[("a", &[2])], DType::F32);
+    let vb = builder(1, &[("a", &[2]), ("running_mean", &[3])], DType::F32);
     Ddp::new(std::sync::Arc::new(comm), vb, &DdpConfig::default(), build).expect_err("refused")
 }
 
@@ -156,6 +156,9 @@ fn refused<M>(build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>)
 fn one_name_is_one_parameter() {
     let shapes = refused(|vb| Ok((vb.get(2, "a")?, vb.get((2, 1), "a")?)));
     assert!(matches!(shapes, Error::Ambiguous { parameter, .. } if parameter == "a"));
+    let name = "running_mean";
+    let buffers = refused(|vb| Ok((vb.get(3, name)?, vb.get(3, name)?, vb.get(4, name)?)));
+    assert!(matches!(buffers, Error::Ambiguous { parameter, .. } if parameter == name));
     let dtypes = refused(|vb| Ok((vb.get(2, "a")?, vb.to_dtype(DType::F16).get(2, "a")?)));
     assert!(matches!(dtypes, Error::Ambiguous { first, then, .. } if (&*first, &*then) == ("F32", "F16")));
     let dtype = refused(|vb| vb.to_dtype(DType::F8E4M3).get(2, "a"));
