@@ -123,6 +123,15 @@ pub enum Error {
         /// The unit.
         unit: String,
     },
+    /// A unit returned one of its parameters, or a view of one, which has no values after its run.
+    #[error(
+        "unit {unit} returned one of its parameters, which are released when it ends: return what is computed from it, such as \
+         `weight.copy()`"
+    )]
+    ParameterReturned {
+        /// The unit.
+        unit: String,
+    },
     /// Backward was called on the loss tensor instead of through `Fsdp::backward`.
     #[error(
         "backward reached unit {unit} outside of Fsdp::backward, and its gradients would come to no shard: call \

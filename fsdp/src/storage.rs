@@ -47,6 +47,11 @@ fn released(device: &Device) -> Result<Storage> {
     }
 }
 
+/// Returns true for a tensor without a storage of its own dtype: a released parameter, or a view of one.
+pub(crate) fn is_released(tensor: &Tensor) -> bool {
+    tensor.storage_and_layout().0.dtype() != tensor.dtype()
+}
+
 /// Returns true for devices that parameters can be on.
 pub(crate) fn is_supported(device: &Device) -> bool {
     device.is_cpu()

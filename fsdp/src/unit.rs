@@ -9,6 +9,7 @@ use candle_nn::{Module, ModuleT};
 use crate::Error;
 use crate::core::{Core, Run};
 use crate::hook::{CoreRef, boundary};
+use crate::storage::is_released;
 
 /// A layer or a group of layers, of whose parameters each rank keeps a shard. They are gathered while it runs.
 ///
@@ -79,7 +80,7 @@ impl<M> Unit<M> {
     /// `body` returns.
     ///
     /// # Errors
-    /// Errors of `body`; failures of communication.
+    /// Errors of `body`; [`Error::ParameterReturned`]; failures of communication.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -107,7 +108,12 @@ impl<M> Unit<M> {
         drop(running);
         let outputs = outputs?;
         run.end()?;
-        outputs.map(|output| boundary(&output, Arc::clone(&run), Arc::clone(&self.link)))
+        outputs.map(|output| {
+            if is_released(&output) {
+                return Err(Error::ParameterReturned { unit: self.name.clone() }.into());
+            }
+            boundary(&output, Arc::clone(&run), Arc::clone(&self.link))
+        })
     }
 
     /// Casts a floating-point input to the dtype that the unit computes in.

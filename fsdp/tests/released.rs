@@ -122,6 +122,21 @@ fn what_is_computed_inside_a_run_stays() {
 }
 
 #[test]
+fn a_unit_that_returns_a_parameter_says_so() {
+    let views: [Operation; 3] = [|w| Ok(w.clone()), |w| w.t(), |w| w.narrow(0, 1, 2)];
+    let said = on_all_ranks(2, |comm| {
+        let fsdp = fsdp(comm, Strategy::FullShard)?;
+        let first = &fsdp.model()?.first;
+        let lines = views.map(|view| first.run(|first| view(first.weight())).unwrap_err().to_string());
+        assert!(first.run(|first| first.weight().copy())?.to_vec2::<f32>().is_ok());
+        Ok(lines)
+    });
+    for line in said.concat() {
+        assert!(line.contains("unit l0 returned one of its parameters"), "{line}");
+    }
+}
+
+#[test]
 fn a_loss_that_outlives_its_wrapper_gives_an_error() {
     let ends = on_all_ranks(2, |comm| {
         let fsdp = fsdp(comm, Strategy::FullShard)?;
