@@ -37,7 +37,7 @@ impl Split {
     /// Returns the shape of one rank's shard.
     ///
     /// # Errors
-    /// [`Error::Indivisible`], with the weight's `name`.
+    /// With the weight's `name`, [`Error::Indivisible`]; [`Error::Invalid`] if it lacks that dimension.
     ///
     /// ```
     /// use tensor_parallel::Split;
@@ -48,24 +48,22 @@ impl Split {
     /// # Ok::<(), tensor_parallel::Error>(())
     /// ```
     pub fn shard_dims(self, name: &str, dims: &[usize], ranks: usize) -> Result<Vec<usize>> {
-        let (dim, parts, what) = match self {
+        let (dim, parts, what, place) = match self {
             Split::Whole => return Ok(dims.to_vec()),
-            Split::Rows { groups } => (0, ranks * groups.max(1), "rows"),
-            Split::Columns => (1, ranks, "columns"),
+            Split::Rows { groups } => (0, ranks * groups.max(1), "rows", "first"),
+            Split::Columns => (1, ranks, "columns", "second"),
         };
-        match dims.get(dim) {
-            Some(&size) if size.is_multiple_of(parts) => {
-                let mut shard = dims.to_vec();
-                shard[dim] = size / ranks;
-                Ok(shard)
-            }
-            size => Err(Error::Indivisible {
-                what: format!("the {what} of {name}"),
-                size: size.copied().unwrap_or(0),
-                parts,
-                ranks,
-            }),
+        let Some(&size) = dims.get(dim) else {
+            let help =
+                format!("it is to be divided by {what}, its {place} dimension: give a shape that has one");
+            return Err(Error::invalid(&format!("the shape of {name}"), format!("{dims:?}"), help));
+        };
+        if !size.is_multiple_of(parts) {
+            return Err(Error::Indivisible { what: format!("the {what} of {name}"), size, parts, ranks });
         }
+        let mut shard = dims.to_vec();
+        shard[dim] = size / ranks;
+        Ok(shard)
     }
 
     /// Returns the shape of a rank's shard; the number of rows need not be divisible by the number of ranks.
@@ -154,6 +152,15 @@ mod tests {
             seen.sort_unstable();
             prop_assert_eq!(seen, all);
         }
+    }
+
+    #[test]
+    fn a_shape_without_the_dimension_is_said_to_be_at_fault() {
+        let line = |split: Split, dims: &[usize]| split.shard_dims("x", dims, 2).unwrap_err().to_string();
+        let columns = line(Split::Columns, &[4]);
+        assert!(columns.starts_with("the shape of x: got [4]; it is to be divided by columns"), "{columns}");
+        let rows = line(Split::ROWS, &[]);
+        assert!(rows.starts_with("the shape of x: got []; it is to be divided by rows"), "{rows}");
     }
 
     #[test]
