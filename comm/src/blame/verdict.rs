@@ -330,11 +330,23 @@ fn slowest_rank(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
         _ => peer,
     };
     let detail = match &statuses[rank] {
+        Status::Active(activity) if is_sending(asker, statuses) && is_sending(rank, statuses) => {
+            let doing = activity.describe();
+            format!(
+                "{doing}, and both send: ranks that send to each other put send and recv into one `batch`"
+            )
+        }
         Status::Active(activity) => activity.describe(),
         Status::Unknown => "nobody can ask what it does, because rank 0 has left".into(),
         _ => "it gave no sign of what it does".into(),
     };
     Cause::Stalled { rank, detail }
+}
+
+/// Whether a rank is in a message that it sends.
+fn is_sending(rank: usize, statuses: &[Status]) -> bool {
+    let call = statuses.get(rank).and_then(Status::activity).and_then(Activity::current);
+    call.is_some_and(|call| call.is_message() && call.root == Some(rank as u32))
 }
 
 /// Returns the ranks that `asker` waits for. If `peer`, about which it asks, is not among the reported ones, only

@@ -132,6 +132,28 @@ fn messages_do_not_make_a_rank_forget_its_collectives() {
     }
 }
 
+#[test]
+fn ranks_that_send_to_each_other_are_told_to_use_a_batch() {
+    let sent_by = |rank| within(Fingerprint::new(Kind::Message, 1).root(rank).tensor(DType::F32, 1 << 20));
+    let line = |statuses: &[Status]| match choose_cause(
+        0,
+        &Question::Stuck { peer: 1, last: true, apart: false },
+        statuses,
+    ) {
+        Some(Cause::Stalled { rank: 1, detail }) => detail,
+        other => panic!("{other:?}"),
+    };
+    let both = line(&[sent_by(0), sent_by(1)]);
+    assert!(
+        both.starts_with("it is still in message #1 (from rank 1, f32, 1048576 elements), and"),
+        "{both}"
+    );
+    assert!(both.contains("both send") && both.contains("`batch`"), "{both}");
+    // Rank 1 receives from rank 0, but slowly.
+    assert!(!line(&[sent_by(0), sent_by(0)]).contains("batch"));
+    assert!(!line(&[within(call(1, 1)), sent_by(1)]).contains("batch"));
+}
+
 /// All report the same call; only the rank on which the library has failed knows that it is the one.
 #[test]
 fn a_library_fails_on_one_rank_and_the_others_only_notice() {
