@@ -7,6 +7,7 @@ use candle_core::{Tensor, TensorId, Var};
 use comm::{Communicator, first_of, global_norm, parameter_difference};
 use training::{clip_by_norm, first_not_finite, grad_norm};
 
+use crate::modules::is_buffer;
 use crate::{Error, Pipeline, Result};
 
 impl Pipeline {
@@ -74,7 +75,7 @@ impl Pipeline {
     pub fn check_parameters(&self) -> Result<()> {
         self.check("a comparison of parameters")?;
         let mut vars = self.named_vars();
-        vars.retain(|(name, _)| !self.is_buffer(name));
+        vars.retain(|(name, _)| !is_buffer(self.buffer_names(), name));
         let listed = |vars: &mut dyn Iterator<Item = &(String, Var)>, among: Option<&dyn Communicator>| {
             let Some(among) = among else { return Ok(None) };
             let tensors: Vec<(&str, &Tensor)> = vars.map(|(name, var)| (&**name, var.as_tensor())).collect();
@@ -93,12 +94,6 @@ impl Pipeline {
             Some((_, difference)) => Err(Box::new(difference).into()),
             None => Ok(()),
         }
-    }
-
-    /// By the last component of its name, as in `ddp` and `fsdp`.
-    fn is_buffer(&self, name: &str) -> bool {
-        let last = name.rsplit('.').next().unwrap_or(name);
-        self.buffer_names().iter().any(|buffer| buffer == last)
     }
 
     fn is_divided(&self, var: &Var) -> bool {

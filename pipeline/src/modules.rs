@@ -142,6 +142,12 @@ impl fmt::Debug for Modules {
     }
 }
 
+/// Whether a variable is one of `buffers`, by the last component of its name, as in `ddp` and `fsdp`.
+pub(crate) fn is_buffer(buffers: &[String], name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    buffers.iter().any(|buffer| buffer == last)
+}
+
 /// `VarBuilder` backend that returns zeros, and counts the elements of parameters.
 struct Zeros {
     elements: Arc<AtomicUsize>,
@@ -150,8 +156,7 @@ struct Zeros {
 
 impl SimpleBackend for Zeros {
     fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        let last = name.rsplit('.').next().unwrap_or_default();
-        if !self.buffers.iter().any(|buffer| buffer == last) {
+        if !is_buffer(&self.buffers, name) {
             self.elements.fetch_add(shape.elem_count(), Ordering::Relaxed);
         }
         Tensor::zeros(shape, dtype, device)

@@ -109,7 +109,9 @@ impl Pipeline {
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
         groups.all_agree(replicas::broadcast_variables(groups.dp.as_deref(), &all_vars(&stages)))?;
-        let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device))?;
+        let mut buffers = vec!["running_mean".to_string(), "running_var".to_string()];
+        buffers.extend(modules.buffers.clone());
+        let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device, &buffers))?;
         let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
         let news = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
         let copies = replicas::group(&groups)?;
@@ -133,10 +135,7 @@ impl Pipeline {
             bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
             divided: None,
-            buffers: ["running_mean".into(), "running_var".into()]
-                .into_iter()
-                .chain(modules.buffers.clone())
-                .collect(),
+            buffers,
             failed: None,
             schedule,
         })

@@ -1,9 +1,11 @@
 //! Parameters and losses after training in stages equal those of a single process, for every schedule.
 
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{BatchNorm, Init, ModuleT, VarBuilder, VarMap, batch_norm};
 use comm::Local;
-use pipeline::{Cost, PipelineConfig, ScheduleKind, Split};
+use pipeline::{Cost, Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
 
-use crate::common::{alone, assert_equal, in_stages};
+use crate::common::{ROWS, WIDTH, alone, assert_equal, in_stages, loss, values};
 
 const BLOCKS: usize = 3;
 
@@ -87,5 +89,51 @@ fn other_cuts_and_more_stages() {
             let config = PipelineConfig { schedule, stages_per_rank: Some(stages), ..base.clone() };
             check(&config, ranks);
         }
+    }
+}
+
+/// A norm that updates its statistics, and counts, in each forward pass.
+struct Counted(BatchNorm, Tensor);
+
+impl Counted {
+    fn new(vb: VarBuilder<'_>) -> Result<Self> {
+        let calls = vb.get_with_hints(1, "calls", Init::Const(0.0))?;
+        Ok(Self(batch_norm(WIDTH, 1e-5, vb)?, calls))
+    }
+}
+
+impl ModuleT for Counted {
+    fn forward_t(&self, x: &Tensor, _train: bool) -> Result<Tensor> {
+        Var::from_tensor(&self.1)?.set(&(&self.1 + 1.0)?)?;
+        self.0.forward_t(x, true)
+    }
+}
+
+/// What a new pipeline finds out about its stages leaves no trace in their state.
+#[test]
+fn a_new_pipeline_has_the_state_that_it_was_built_with() {
+    let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).unwrap();
+    let (ones, zeros) = (vec![1.0; WIDTH], vec![0.0; WIDTH]);
+    let weights = |map: &VarMap| VarBuilder::from_varmap(map, DType::F64, &Device::Cpu);
+    let results = Local::run_shared(2, |comm| {
+        let modules = Modules::new().module("a", Counted::new).module("b", Counted::new).buffers(&["calls"]);
+        let config = PipelineConfig { micro_batches: 2, ..PipelineConfig::default() };
+        let mut pipeline = Pipeline::new(comm, &modules, &weights, &example, loss, &config)?;
+        let built = values(&pipeline.named_vars());
+        let batch = Tensor::zeros((2 * ROWS, WIDTH), DType::F64, &Device::Cpu)?;
+        pipeline.step(Some(&batch), Some(&batch))?;
+        Ok((built, values(&pipeline.named_vars())))
+    });
+    for (built, trained) in results.unwrap() {
+        for (name, value) in built {
+            let expected = match name.rsplit('.').next() {
+                Some("calls") => &vec![0.0],
+                Some("weight" | "running_var") => &ones,
+                _ => &zeros,
+            };
+            assert_eq!(value, *expected, "{name}");
+        }
+        let calls = trained.iter().find(|(name, _)| name.ends_with("calls")).unwrap();
+        assert_eq!(calls.1, [2.0]);
     }
 }
