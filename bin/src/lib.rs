@@ -10,7 +10,5 @@ pub mod experiments;
 #[cfg(doctest)]
 mod guide;
 pub mod launch;
-pub mod module_tree;
 pub mod plan;
-pub mod python;
 mod recipe;

@@ -1,6 +1,10 @@
-//! The models of PyTorch's tutorials, with PyTorch's parameter names, created in PyTorch's order.
+//! The models of PyTorch's tutorials, with PyTorch's parameter names, created in PyTorch's order; their data; and what
+//! Python prints of them.
 
+pub mod cifar10;
 pub mod convnet;
 pub mod linear;
 pub mod mlp;
+pub mod module_tree;
+pub mod python;
 pub mod transformer;

@@ -7,14 +7,13 @@ use experiment::error::Result;
 use experiment::options::LoaderOptions;
 use experiment::trainer::Loader;
 use experiment::variables::Variables;
+use models::tutorials::cifar10::synthetic::Patterns;
+use models::tutorials::cifar10::{Batch, PICTURE_BYTES, Pictures, SIDE, records};
 use models::tutorials::convnet::ConvNet;
 use sampler::DistributedSampler;
 use training::{FileError, TensorFile};
 
 use super::Cifar10Options;
-use super::pictures::{Batch, PICTURE_BYTES, Pictures, SIDE};
-use super::records;
-use super::synthetic::Patterns;
 
 /// What each process creates at the start.
 pub struct Setup {

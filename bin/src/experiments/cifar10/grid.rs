@@ -4,9 +4,8 @@ use std::path::Path;
 
 use experiment::outputs;
 use font8x8::UnicodeFonts;
+use models::tutorials::cifar10::{Pictures, SIDE};
 use training::FileError;
-
-use super::pictures::{Pictures, SIDE};
 
 /// Side of the square that each pixel of a picture is drawn as.
 const SCALE: usize = 3;
@@ -89,7 +88,8 @@ impl Canvas {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pictures::PICTURE_BYTES;
+    use models::tutorials::cifar10::PICTURE_BYTES;
+
     use super::*;
 
     fn pictures(len: usize) -> Pictures {

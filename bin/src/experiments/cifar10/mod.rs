@@ -3,9 +3,6 @@
 mod data;
 mod grid;
 mod options;
-mod pictures;
-mod records;
-mod synthetic;
 mod testing;
 
 use std::cell::Cell;
@@ -20,7 +17,9 @@ use experiment::rank::{Outcome, Rank};
 use experiment::trainer::{DataParallel, Epochs, Means, Trainer};
 use experiment::{Experiment, options_of};
 use girandole::validation::Validation;
+use models::tutorials::cifar10::{Batch, records};
 use models::tutorials::convnet::ConvNet;
+use models::tutorials::python::Fixed;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
@@ -28,10 +27,6 @@ use training::{Sgd, SgdConfig, cross_entropy};
 
 pub use data::Setup;
 pub use options::Cifar10Options;
-
-use crate::python::Fixed;
-
-use pictures::Batch;
 
 /// Result of training and testing on a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]

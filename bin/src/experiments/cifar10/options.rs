@@ -8,8 +8,7 @@ use experiment::memory_check;
 use experiment::options::{
     CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate,
 };
-
-use super::pictures::PICTURE_BYTES;
+use models::tutorials::cifar10::PICTURE_BYTES;
 
 /// The handbook's number of batches between printed losses.
 const PRINT_EVERY: usize = 2000;

@@ -10,15 +10,14 @@ use experiment::console::say;
 use experiment::error::Result;
 use experiment::rank::Rank;
 use girandole::validation::{Validation, ValidationConfig, argmax, validate};
+use models::tutorials::cifar10::{CLASSES, Pictures};
 use models::tutorials::convnet::ConvNet;
+use models::tutorials::python::Fixed;
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, load_weights};
 
-use crate::python::Fixed;
-
 use super::Cifar10Options;
 use super::grid;
-use super::pictures::{CLASSES, Pictures};
 
 /// Pictures per forward pass.
 const BATCH_SIZE: usize = 50;
@@ -118,7 +117,8 @@ fn say_accuracy(tested: &Validation) -> Result<()> {
 mod tests {
     use comm::Local;
 
-    use super::super::synthetic::Patterns;
+    use models::tutorials::cifar10::synthetic::Patterns;
+
     use super::*;
 
     /// Uses set sizes that no number of ranks divides; the loss must be bitwise equal.

@@ -9,10 +9,9 @@ use experiment::error::Result;
 use experiment::memory_check::INDEX_BYTES;
 use experiment::options::LoaderOptions;
 use models::tutorials::linear::SimpleModel;
+use models::tutorials::python::Fixed;
 use sampler::{DataLoader, Generator, Sampler, SharedGenerator};
 use training::{TensorFile, TorchInit, load_weights};
-
-use crate::python::Fixed;
 
 use super::options::DdpLinearOptions;
 

@@ -13,10 +13,9 @@ use experiment::error::Result;
 use experiment::memory_check;
 use experiment::rank::{Outcome, Rank};
 use experiment::{Experiment, options_of};
+use models::tutorials::python::Fixed;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Speedup, fact};
-
-use crate::python::Fixed;
 
 /// The tutorial prints the mean loss of every so many batches.
 const PRINT_EVERY: usize = 100;

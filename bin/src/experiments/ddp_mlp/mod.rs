@@ -14,14 +14,13 @@ use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
 use girandole::validation::{Validation, ValidationConfig, validate};
 use models::tutorials::mlp::{CLASSES, Mlp};
+use models::tutorials::python::Fixed;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, TensorFile, cross_entropy};
 
 pub use options::DdpMlpOptions;
-
-use crate::python::Fixed;
 
 use data::{Batch, Sample, Sets};
 

@@ -13,6 +13,8 @@ use experiment::rank::{Outcome, Rank};
 use experiment::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer};
 use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
+use models::tutorials::module_tree;
+use models::tutorials::python::{Float, IntTensor};
 use models::tutorials::transformer::Transformer;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
@@ -22,8 +24,6 @@ use training::{Sgd, SgdConfig, cross_entropy};
 pub use options::{DdpTransformerOptions, Mask};
 
 use crate::experiments::tokens::{self, Batch, Row};
-use crate::module_tree;
-use crate::python::{Float, IntTensor};
 
 /// What each process creates at the start.
 pub struct Setup {

@@ -18,14 +18,13 @@ use candle_core::{DType, Tensor};
 use candle_nn::Module;
 use comm::{Mesh, all_gather_object};
 use fsdp::{Fsdp, LossScaler, LossScalerConfig};
+use models::tutorials::python::Fixed;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 
 pub use options::{FloatKind, FsdpMlpOptions, Sharding};
-
-use crate::python::Fixed;
 
 use data::{Batches, Samples};
 use memory::PeakMemory;

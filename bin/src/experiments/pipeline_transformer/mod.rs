@@ -19,6 +19,8 @@ use experiment::start::check_world_size;
 use experiment::trainer::{Losses, Staged, Step, StepRandom, Trainer};
 use experiment::variables::Variables;
 use experiment::{self, Experiment, options_of};
+use models::tutorials::module_tree;
+use models::tutorials::python::{Float, IntTensor};
 use models::tutorials::transformer::Transformer;
 use pipeline::{Pipeline, PipelineConfig, Plan};
 use report::metrics::MetricsWriter;
@@ -32,8 +34,6 @@ pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
 
 use crate::experiments::tokens::{self, Batch, Row};
-use crate::module_tree;
-use crate::python::{Float, IntTensor};
 
 use batches::Batches;
 use stages::Weights;

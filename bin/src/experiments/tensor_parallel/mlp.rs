@@ -10,6 +10,7 @@ use experiment::rank::{Outcome, Rank};
 use experiment::start::MOST_RANKS;
 use experiment::trainer::sampler_state;
 use experiment::{Experiment, options_of};
+use models::tutorials::python::Float;
 use report::metrics::MetricsWriter;
 use report::{Report, fact};
 use sampler::Generator;
@@ -17,8 +18,6 @@ use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
 };
 use training::{Contents, FileError, TensorFile};
-
-use crate::python::Float;
 
 use super::mesh::MeshOptions;
 use super::run::{self, Task, TensorParallelRunConfig, Trained};

@@ -7,6 +7,7 @@ use candle_core::{Device, Tensor};
 use experiment::error::Result;
 use experiment::rank::{Outcome, Rank};
 use experiment::{Experiment, options_of};
+use models::tutorials::python::Float;
 use report::metrics::MetricsWriter;
 use report::{Report, fact};
 use sampler::Generator;
@@ -16,8 +17,6 @@ use tensor_parallel::{
 };
 
 pub use options::TensorParallelTransformerOptions;
-
-use crate::python::Float;
 
 use super::mesh::MeshOptions;
 use super::run::{self, Task, TensorParallelRunConfig, Trained};

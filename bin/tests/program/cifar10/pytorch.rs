@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, safetensors};
+use models::tutorials::cifar10::synthetic::Patterns;
+use sampler::Generator;
 use serde::Deserialize;
 
 use crate::cifar10::CIFAR10;
@@ -12,7 +14,17 @@ const NAMES: [&str; 10] = ["plane", "car", "bird", "cat", "deer", "dog", "frog",
 
 #[derive(Deserialize)]
 struct Golden {
+    pictures: Vec<Sets>,
     runs: Vec<Run>,
+}
+
+#[derive(Deserialize)]
+struct Sets {
+    seed: u64,
+    samples: usize,
+    test_samples: usize,
+    sums: [u64; 2],
+    labels: [Vec<u8>; 2],
 }
 
 #[derive(Deserialize)]
@@ -34,8 +46,8 @@ struct Run {
     norms: BTreeMap<String, [f64; 2]>,
 }
 
-fn golden() -> Vec<Run> {
-    serde_json::from_str::<Golden>(include_str!("../../fixtures/cifar10.json")).unwrap().runs
+fn golden() -> Golden {
+    serde_json::from_str(include_str!("../../fixtures/cifar10.json")).unwrap()
 }
 
 /// Returns all lines that are printed at the end.
@@ -61,7 +73,7 @@ fn told(run: &Run) -> Vec<String> {
 
 #[test]
 fn losses_weights_and_test_are_pytorchs() {
-    for run in golden() {
+    for run in golden().runs {
         let folder = Folder::new();
         let (metrics, save) = (folder.argument("m.jsonl"), folder.argument("w.safetensors"));
         let options = [
@@ -102,7 +114,7 @@ fn losses_weights_and_test_are_pytorchs() {
 
 #[test]
 fn the_printed_losses_are_means_and_the_defaults_the_documents() {
-    let run = golden().pop().unwrap();
+    let run = golden().runs.pop().unwrap();
     let printed = text(&CIFAR10.succeed(&[]).stdout);
     let mut expected = Vec::new();
     for (epoch, losses) in (1..).zip(run.losses.chunks(250)) {
@@ -119,5 +131,20 @@ fn the_printed_losses_are_means_and_the_defaults_the_documents() {
     }
     for line in told(&run) {
         assert!(printed.contains(&line), "no `{line}` in\n{printed}");
+    }
+}
+
+#[test]
+fn the_pictures_are_pytorchs() {
+    for sets in golden().pictures {
+        let mut generator = Generator::new(sets.seed);
+        let patterns = Patterns::draw(&mut generator).unwrap();
+        for (set, len) in [sets.samples, sets.test_samples].into_iter().enumerate() {
+            let pictures = patterns.pictures(&mut generator, len).unwrap();
+            // Weighted as in the fixture's script.
+            let weights = (0..8191).map(|weight| weight + 1).cycle();
+            let sum: u64 = pictures.bytes.iter().zip(weights).map(|(b, w)| u64::from(*b) * w).sum();
+            assert_eq!((sum, &pictures.labels), (sets.sums[set], &sets.labels[set]), "seed {}", sets.seed);
+        }
     }
 }

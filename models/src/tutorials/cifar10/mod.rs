@@ -1,41 +1,50 @@
 //! Sets of 32 x 32 pictures with class labels, stored as bytes.
 
+pub mod records;
+pub mod synthetic;
+
 use candle_core::{Device, Tensor};
-use models::tutorials::convnet::ConvNet;
 use sampler::{BoxError, Dataset};
 
+use super::convnet::ConvNet;
+
 /// Height and width, in pixels.
-pub(super) const SIDE: usize = 32;
+pub const SIDE: usize = 32;
 /// Bytes of a picture: all red values, then green, then blue.
-pub(super) const PICTURE_BYTES: usize = 3 * SIDE * SIDE;
+pub const PICTURE_BYTES: usize = 3 * SIDE * SIDE;
 
 /// Class names by label, as in the PyTorch handbook.
-pub(super) const CLASSES: [&str; ConvNet::CLASSES] =
+pub const CLASSES: [&str; ConvNet::CLASSES] =
     ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 
 /// A set of pictures.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Pictures {
+pub struct Pictures {
     /// Pixel data: each picture takes [`PICTURE_BYTES`] bytes, one colour plane after the other, row by row.
-    pub(super) bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// Class of each picture, below [`ConvNet::CLASSES`].
-    pub(super) labels: Vec<u8>,
+    pub labels: Vec<u8>,
 }
 
 /// Pictures (batch, 3, 32, 32), and labels (batch).
-pub(super) type Batch = (Tensor, Tensor);
+pub type Batch = (Tensor, Tensor);
 
 impl Pictures {
-    pub(super) fn picture(&self, index: usize) -> &[u8] {
+    /// Returns the bytes of a picture.
+    pub fn picture(&self, index: usize) -> &[u8] {
         &self.bytes[index * PICTURE_BYTES..(index + 1) * PICTURE_BYTES]
     }
 
-    pub(super) fn name(&self, index: usize) -> &'static str {
+    /// Returns the name of a picture's class.
+    pub fn name(&self, index: usize) -> &'static str {
         CLASSES[usize::from(self.labels[index])]
     }
 
     /// Returns some pictures as model input: `ToTensor` and `Normalize` to -1..1, rounded as PyTorch does.
-    pub(super) fn batch(
+    ///
+    /// # Errors
+    /// Memory that a device does not have.
+    pub fn batch(
         &self,
         indices: impl ExactSizeIterator<Item = usize>,
         device: &Device,

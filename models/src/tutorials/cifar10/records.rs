@@ -6,13 +6,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use models::tutorials::convnet::ConvNet;
 use training::FileError;
 
-use super::pictures::{PICTURE_BYTES, Pictures};
+use super::{PICTURE_BYTES, Pictures};
+use crate::tutorials::convnet::ConvNet;
 
 /// Numbers of pictures in the complete training set and test set.
-pub(super) const WHOLE: [usize; 2] = [50_000, 10_000];
+pub const WHOLE: [usize; 2] = [50_000, 10_000];
 const RECORD: usize = 1 + PICTURE_BYTES;
 const TRAIN: [&str; 5] =
     ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];
@@ -26,7 +26,10 @@ const PICKLES: &str = "cifar-10-batches-py";
 const PICKLED: &str = "data_batch_1";
 
 /// Reads the training set and the test set from a folder, or from the archive's folder inside it.
-pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
+///
+/// # Errors
+/// A folder that lacks one of the files, a file that cannot be read or is damaged.
+pub fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
     let dir = locate(dir)?;
     let mut train = Pictures::default();
     for name in TRAIN {
@@ -38,7 +41,7 @@ pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
 }
 
 /// Returns the paths of all data files of a folder.
-pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
+pub fn files(dir: &Path) -> Vec<PathBuf> {
     let dir = locate(dir).unwrap_or_else(|_| dir.to_path_buf());
     TRAIN.into_iter().chain([TEST]).map(|name| dir.join(name)).collect()
 }

@@ -1,9 +1,8 @@
 //! The Transformer's module tree as PyTorch prints it.
 
-use models::tutorials::transformer::{LAYER_NORM_EPS, TransformerConfig};
-
 use super::ModuleTree;
-use crate::python::Float;
+use crate::tutorials::python::Float;
+use crate::tutorials::transformer::{LAYER_NORM_EPS, TransformerConfig};
 
 /// Returns what PyTorch prints for a model of these sizes, without creating the model.
 pub fn transformer(config: &TransformerConfig) -> ModuleTree {
