@@ -126,7 +126,7 @@ fn run(job: &str) -> Result<()> {
         Job::Table { cases, seconds } => {
             let budget = Duration::from_secs_f64(seconds);
             let case = |(name, bytes): &(String, usize)| {
-                measure(&comm, operation(name)?, *bytes, (DType::F32, &Device::Cpu), None, budget)
+                Ok(measure(&comm, operation(name)?, *bytes, (DType::F32, &Device::Cpu), None, budget)?)
             };
             report(&comm, &cases.iter().map(case).collect::<Result<Vec<Row>>>()?)
         }
@@ -156,6 +156,5 @@ fn calls(comm: &Tcp, name: &str, bytes: usize, rounds: u64) -> Result<f64> {
 }
 
 fn operation(name: &str) -> Result<Measured> {
-    let known = Measured::ALL.into_iter().find(|operation| operation.name() == name);
-    known.ok_or_else(|| Error::NoResult { reason: format!("there is no operation {name}") })
+    Measured::named(name).ok_or_else(|| Error::NoResult { reason: format!("there is no operation {name}") })
 }

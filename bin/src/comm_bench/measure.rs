@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
-use comm::{Communicator, Operation};
-use experiment::error::Result;
+use comm::{Communicator, Operation, Result};
 use plan::forecast::fit::Measurement;
 use serde::{Deserialize, Serialize};
 
@@ -120,15 +119,8 @@ mod tests {
     #[test]
     fn all_ranks_measure_as_many_calls() {
         let rows = Local::run(3, |comm| {
-            measure(
-                comm,
-                Measured::AllReduce,
-                1200,
-                (DType::F32, &Device::Cpu),
-                None,
-                Duration::from_millis(20),
-            )
-            .map_err(|error| panic!("{error}"))
+            let elements = (DType::F32, &Device::Cpu);
+            measure(comm, Measured::AllReduce, 1200, elements, None, Duration::from_millis(20))
         })
         .unwrap();
         let calls = rows[0].calls;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use candle_core::DType;
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use experiment::options::{DeviceKind, RankOptions, count, seconds};
@@ -36,7 +37,7 @@ pub struct CommBenchOptions {
     #[arg(
         long,
         value_name = "OPS",
-        value_enum,
+        value_parser = operation(),
         value_delimiter = ',',
         default_value = "all_reduce,all_gather,reduce_scatter,broadcast"
     )]
@@ -62,6 +63,12 @@ pub struct CommBenchOptions {
     /// File for the results, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+}
+
+fn operation() -> impl TypedValueParser<Value = Measured> {
+    let value = |operation: Measured| PossibleValue::new(operation.name()).help(operation.description());
+    PossibleValuesParser::new(Measured::ALL.map(value))
+        .try_map(|name| Measured::named(&name).ok_or("there is no such operation"))
 }
 
 fn dtype(text: &str) -> std::result::Result<DType, &'static str> {

@@ -1,18 +1,14 @@
-//! Measurement of this machine's network, compute and memory speed, with two processes.
+//! Measurement of a machine's network, compute and memory speed, with two ranks.
 
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
-use comm::{Communicator, Tcp, TcpConfig};
-use experiment::error::{Error, Result};
-use experiment::start;
+use comm::{Communicator, Result};
 use serde::{Deserialize, Serialize};
 use training::{Adam, AdamConfig};
 
 use crate::comm_bench::{Measured, measure};
-
-use super::NAME;
 
 const FEW: usize = 4 << 10;
 const MANY: usize = 16 << 20;
@@ -32,34 +28,22 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Starts two ranks that measure, and returns their result.
-    pub(super) fn measured() -> Result<Self> {
-        start::spawn(NAME, 2, None)
-    }
-
-    /// Measures, as one of the two ranks.
-    pub(super) fn rank() -> Result<()> {
-        let config = TcpConfig::from_env()?;
-        let in_rank = |source| Error::in_rank(config.rank, source);
-        let measure = || -> Result<Option<Machine>> {
-            let comm = Tcp::connect(&config)?;
-            let time =
-                |bytes| measure(&comm, Measured::AllReduce, bytes, (DType::F32, &Device::Cpu), None, TIME);
-            // An all-reduce of two ranks: one step for a small buffer; two steps, with half of the buffer each, for a
-            // large one.
-            let latency = time(FEW)?.s;
-            let many = time(MANY)?.s;
-            let bandwidth = MANY as f64 / (many - 2.0 * latency).max(many / 2.0);
-            comm.barrier()?.wait()?;
-            let flops = flops()?;
-            comm.barrier()?.wait()?;
-            let memory_bandwidth = memory_bandwidth()?;
-            Ok((comm.rank() == 0).then_some(Machine { bandwidth, latency, flops, memory_bandwidth }))
-        };
-        match measure().map_err(in_rank)? {
-            Some(machine) => start::hand_over(&machine),
-            None => Ok(()),
-        }
+    /// Measures. Both ranks of the group must call it; each returns its own figures.
+    ///
+    /// # Errors
+    /// A rank that failed.
+    pub(super) fn measure(comm: &dyn Communicator) -> Result<Self> {
+        let time = |bytes| measure(comm, Measured::AllReduce, bytes, (DType::F32, &Device::Cpu), None, TIME);
+        // An all-reduce of two ranks: one step for a small buffer; two steps, with half of the buffer each, for a
+        // large one.
+        let latency = time(FEW)?.s;
+        let many = time(MANY)?.s;
+        let bandwidth = MANY as f64 / (many - 2.0 * latency).max(many / 2.0);
+        comm.barrier()?.wait()?;
+        let flops = flops()?;
+        comm.barrier()?.wait()?;
+        let memory_bandwidth = memory_bandwidth()?;
+        Ok(Self { bandwidth, latency, flops, memory_bandwidth })
     }
 }
 

@@ -4,10 +4,11 @@ mod language;
 mod machine;
 mod options;
 
+use comm::{Communicator, Tcp, TcpConfig};
 use experiment::console::say;
-use experiment::error::Result;
+use experiment::error::{Error, Result};
 use experiment::outputs::{self, check_in_place};
-use experiment::start::SPAWNED_FOR;
+use experiment::start::{self, SPAWNED_FOR};
 use plan::forecast::{Link, Network};
 use plan::{Hardware, Setting, Table, planned};
 use report::trace;
@@ -26,7 +27,7 @@ pub const NAME: &str = "plan";
 pub fn run(options: &PlanOptions) -> Result<()> {
     trace::install(false)?;
     if launch::is_worker() && std::env::var_os(SPAWNED_FOR).is_some_and(|name| name == NAME) {
-        return Machine::rank();
+        return measure();
     }
     options.check()?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
@@ -53,6 +54,19 @@ pub fn run(options: &PlanOptions) -> Result<()> {
     table.lines(&all)?.iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
+/// Measures this machine, as one of two ranks.
+fn measure() -> Result<()> {
+    let config = TcpConfig::from_env()?;
+    let machine = || -> comm::Result<_> {
+        let comm = Tcp::connect(&config)?;
+        Ok((comm.rank(), Machine::measure(&comm)?))
+    };
+    match machine().map_err(|error| Error::in_rank(config.rank, error.into()))? {
+        (0, machine) => start::hand_over(&machine),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the hardware as given by options, with missing values measured, and whether anything was measured.
 fn hardware(options: &PlanOptions, ranks: usize) -> Result<(Hardware, bool)> {
     let preset = options.network.map(NetworkName::network);
@@ -63,7 +77,7 @@ fn hardware(options: &PlanOptions, ranks: usize) -> Result<(Hardware, bool)> {
     // On a CPU, the same processor computes and moves the bytes.
     let mut overlaps = true;
     if measured {
-        let found = Machine::measured()?;
+        let found = start::spawn::<Machine>(NAME, 2, None)?;
         if preset.is_none() && bandwidth.is_none() {
             overlaps = std::thread::available_parallelism().map_or(1, usize::from) >= 2 * ranks;
         }
