@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use bin::comm_bench::{Measured, Row, measure};
 use candle_core::{DType, Device};
 use comm::{Communicator, Operation, Tcp, TcpConfig, Transport};
 use experiment::error::{Error, Result};
 use experiment::start::{hand_over, handed_over};
 use launch::SpawnConfig;
+use plan::measure::{Measured, Row, measure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

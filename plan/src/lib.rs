@@ -30,6 +30,7 @@ pub mod extent;
 pub mod forecast;
 mod json;
 pub mod language;
+pub mod measure;
 pub mod model;
 mod optimizer;
 pub mod step;

@@ -1,9 +1,9 @@
 //! Benchmarks of collectives by transport, number of ranks and size; each rank is a process.
 
 use benches::Ranks;
-use bin::comm_bench::Measured;
 use comm::Transport;
 use criterion::{BenchmarkId, Throughput};
+use plan::measure::Measured;
 
 use crate::group::Group;
 

@@ -1,11 +1,11 @@
 //! Predictions: for the measured runs, from runs on one rank; and for large numbers of ranks on known networks.
 
-use bin::comm_bench::Row;
 use comm::Transport;
 use experiment::console::note;
 use experiment::error::{Error, Result};
 use plan::forecast::fit::{Fit, Measurement, fit};
 use plan::forecast::{Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with};
+use plan::measure::Row;
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Kind, Machine, Options, Run};

@@ -1,12 +1,8 @@
 //! `comm-bench`: measures the time of collectives by size (from the PyTorch handbook).
 
-mod measure;
-mod operation;
 mod options;
 mod size;
 
-pub use measure::{Row, measure};
-pub use operation::Measured;
 pub use options::CommBenchOptions;
 
 use std::path::Path;
@@ -20,6 +16,7 @@ use training::FileError;
 
 use candle_core::Device;
 use comm::{Communicator, TcpConfig};
+use plan::measure::{Measured, Row, measure};
 use report::trace;
 
 /// The command's name.

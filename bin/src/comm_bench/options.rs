@@ -9,8 +9,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use experiment::options::{DeviceKind, RankOptions, count, seconds};
+use plan::measure::Measured;
 
-use super::operation::Measured;
 use super::size;
 
 /// Options of `comm-bench`.

@@ -1,7 +1,6 @@
 //! `plan`: compares the layouts of a model over ranks by memory and time, and recommends one.
 
 mod language;
-mod machine;
 mod options;
 
 use comm::{Communicator, Tcp, TcpConfig};
@@ -10,12 +9,11 @@ use experiment::error::{Error, Result};
 use experiment::outputs::{self, check_in_place};
 use experiment::start::{self, SPAWNED_FOR};
 use plan::forecast::{Link, Network};
+use plan::measure::Machine;
 use plan::{Hardware, Setting, Table, planned};
 use report::trace;
 
 pub use options::{ModelName, NetworkName, OptimizerName, PlanOptions};
-
-use machine::Machine;
 
 /// The command's name.
 pub const NAME: &str = "plan";

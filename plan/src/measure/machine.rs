@@ -8,7 +8,7 @@ use comm::{Communicator, Result};
 use serde::{Deserialize, Serialize};
 use training::{Adam, AdamConfig};
 
-use crate::comm_bench::{Measured, measure};
+use super::{Measured, measure};
 
 const FEW: usize = 4 << 10;
 const MANY: usize = 16 << 20;
@@ -16,15 +16,15 @@ const TIME: Duration = Duration::from_millis(200);
 
 /// Speeds measured with two ranks.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Machine {
+pub struct Machine {
     /// Bytes per second that a rank sends.
-    pub(super) bandwidth: f64,
+    pub bandwidth: f64,
     /// Latency of one communication step, in seconds.
-    pub(super) latency: f64,
+    pub latency: f64,
     /// FLOP/s of a rank in f32 matrix products.
-    pub(super) flops: f64,
+    pub flops: f64,
     /// Bytes per second that a rank's Adam reads and writes.
-    pub(super) memory_bandwidth: f64,
+    pub memory_bandwidth: f64,
 }
 
 impl Machine {
@@ -32,7 +32,7 @@ impl Machine {
     ///
     /// # Errors
     /// A rank that failed.
-    pub(super) fn measure(comm: &dyn Communicator) -> Result<Self> {
+    pub fn measure(comm: &dyn Communicator) -> Result<Self> {
         let time = |bytes| measure(comm, Measured::AllReduce, bytes, (DType::F32, &Device::Cpu), None, TIME);
         // An all-reduce of two ranks: one step for a small buffer; two steps, with half of the buffer each, for a
         // large one.

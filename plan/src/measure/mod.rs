@@ -1,13 +1,18 @@
 //! Timing of a collective: the median over many calls, with a barrier before each.
 
+mod machine;
+mod operation;
+
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, Result};
-use plan::forecast::fit::Measurement;
 use serde::{Deserialize, Serialize};
 
-use super::operation::Measured;
+pub use machine::Machine;
+pub use operation::Measured;
+
+use crate::forecast::fit::Measurement;
 
 /// Warm-up calls, not counted: they open connections and touch memory pages.
 const WARM_UP: usize = 3;
