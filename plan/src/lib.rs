@@ -1,5 +1,5 @@
 //! Estimates what a layout of distributed training costs before it runs: memory per rank, bytes sent, and the time of a
-//! step on hardware that is not available. Nothing is allocated and no rank is started.
+//! step on hardware that is not available. Only [`measure`] allocates and communicates: it measures the hardware there is.
 //!
 //! A [`Model`] is a sequence of units with their sizes: what each holds, computes, keeps for backward and sends.
 //! [`Strategy::all`] lists the strategies that a number of ranks can train it with, [`Strategy::left_out`] those that

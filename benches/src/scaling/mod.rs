@@ -14,7 +14,7 @@ use clap::Parser;
 use experiment::console::note;
 use experiment::error::Result;
 use experiment::outputs::check_in_place;
-use plan::forecast::fit::Fit;
+use plan::forecast::fit::{Fit, fit};
 use report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};
 use training::FileError;
@@ -63,7 +63,7 @@ pub fn main() -> Result<()> {
     let rows = predict::table(&options)?;
     let runs = measure::all(&options)?;
     let scaling = Scaling {
-        network: predict::fitted(&rows),
+        network: fit(&rows),
         compared: predict::compared(&options, &runs, &rows, &machine)?,
         forecasts: predict::forecasts(&options)?,
         command_line: command_line(),

@@ -3,7 +3,7 @@
 use comm::Transport;
 use experiment::console::note;
 use experiment::error::{Error, Result};
-use plan::forecast::fit::{Fit, Measurement, fit};
+use plan::forecast::fit::{Fit, fit};
 use plan::forecast::{Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with};
 use plan::measure::Row;
 use serde::{Deserialize, Serialize};
@@ -81,11 +81,6 @@ fn round(options: &Options) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Fits a network to rows of `comm-bench`.
-pub(super) fn fitted(rows: &[Row]) -> Option<Fit> {
-    fit(&rows.iter().map(Measurement::from).collect::<Vec<_>>())
-}
-
 /// Returns each run on several ranks with its prediction.
 pub(super) fn compared(
     options: &Options,
@@ -96,7 +91,7 @@ pub(super) fn compared(
     let several = runs.iter().filter(|run| run.case.ranks > 1);
     let compared = several.filter_map(|run| {
         let rows: Vec<Row> = rows.iter().filter(|row| row.world == run.case.ranks).cloned().collect();
-        let Fit { link, combine_s_per_byte, .. } = fitted(&rows)?;
+        let Fit { link, combine_s_per_byte, .. } = fit(&rows)?;
         let overlaps = run.case.ranks * options.threads < machine.cores;
         let network = Network::one_node("this machine", link, combine_s_per_byte, overlaps);
         let (work, layout) = calibrated(options, runs, run)?;

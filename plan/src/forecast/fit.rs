@@ -3,19 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Collective, Collectives, Group, Link, Network};
-
-/// Measured collective, such as a row of `comm-bench`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measurement {
-    /// Name of the operation in `comm-bench`.
-    pub op: String,
-    /// Number of ranks.
-    pub world: usize,
-    /// Size of the buffer in bytes, all parts together.
-    pub bytes: usize,
-    /// Seconds per call.
-    pub s: f64,
-}
+use crate::measure::Row;
 
 /// Network parameters that fit the measurements best.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,15 +35,16 @@ pub struct FittedRow {
 /// errors of the schedules' times. `None` if no row has a schedule.
 ///
 /// ```
-/// use plan::forecast::fit::{Measurement, fit};
+/// use plan::forecast::fit::fit;
+/// use plan::measure::{Measured, Row};
 ///
-/// let row = |bytes: usize, s| Measurement { op: "send_recv".into(), world: 2, bytes, s };
+/// let row = |bytes, s| Row::new(Measured::SendRecv, 2, bytes, (s, 1));
 /// let fit = fit(&[row(4000, 1e-5 + 4e-6), row(4_000_000, 1e-5 + 4e-3)]).ok_or("no rows")?;
 /// assert!((fit.link.latency - 1e-5).abs() < 1e-9 && (fit.link.s_per_byte - 1e-9).abs() < 1e-13);
 /// # Ok::<(), &str>(())
 /// ```
-pub fn fit(rows: &[Measurement]) -> Option<Fit> {
-    let known: Vec<(&Measurement, [f64; 3])> = rows
+pub fn fit(rows: &[Row]) -> Option<Fit> {
+    let known: Vec<(&Row, [f64; 3])> = rows
         .iter()
         .filter(|row| row.world > 1 && row.s > 0.0)
         .filter_map(|row| Some((row, costs(Collective::named(&row.op)?, row.world, row.bytes))))
@@ -141,16 +130,17 @@ fn least_squares(rows: &[[f64; 3]], used: [bool; 3]) -> Option<[f64; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::Measured;
 
-    fn rows(link: Link, combine: f64) -> Vec<Measurement> {
+    fn rows(link: Link, combine: f64) -> Vec<Row> {
         let network = Network::one_node("test", link, combine, false);
         let mut collectives = Collectives::new(&network);
         let mut rows = Vec::new();
-        for op in ["all_reduce", "all_gather", "reduce_scatter", "send_recv"] {
+        for op in [Measured::AllReduce, Measured::AllGather, Measured::ReduceScatter, Measured::SendRecv] {
             for (world, bytes) in [(2, 4096), (2, 1 << 20), (4, 1 << 20), (4, 16 << 20)] {
                 let group = Group { ranks: world, stride: 1 };
-                let s = collectives.seconds(Collective::named(op).unwrap(), group, bytes);
-                rows.push(Measurement { op: op.into(), world, bytes, s });
+                let s = collectives.seconds(Collective::named(op.name()).unwrap(), group, bytes);
+                rows.push(Row::new(op, world, bytes, (s, 1)));
             }
         }
         rows
@@ -171,7 +161,7 @@ mod tests {
     #[test]
     fn without_rows_there_is_none() {
         assert_eq!(fit(&[]), None);
-        let other = Measurement { op: "gather".into(), world: 2, bytes: 4, s: 1.0 };
+        let other = Row::new(Measured::Gather, 2, 4, (1.0, 1));
         assert_eq!(fit(&[other]), None);
     }
 }

@@ -1,4 +1,5 @@
-//! Timing of a collective: the median over many calls, with a barrier before each.
+//! What a plan stands on, measured: the time of collectives by size, the median over many calls with a barrier before
+//! each ([`measure`]), and the speeds of a [`Machine`].
 
 mod machine;
 mod operation;
@@ -12,14 +13,12 @@ use serde::{Deserialize, Serialize};
 pub use machine::Machine;
 pub use operation::Measured;
 
-use crate::forecast::fit::Measurement;
-
 /// Warm-up calls, not counted: they open connections and touch memory pages.
 const WARM_UP: usize = 3;
 /// Minimum and maximum number of measured calls.
 const CALLS: (usize, usize) = (5, 2000);
 
-/// The result for one operation and size; a line of `--json`.
+/// The result for one operation and size; a line of `comm-bench --json`, from which a [`fit`](crate::forecast::fit::fit) makes a network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Name of the operation.
@@ -38,9 +37,12 @@ pub struct Row {
     pub bus_gb_s: f64,
 }
 
-impl From<&Row> for Measurement {
-    fn from(row: &Row) -> Self {
-        Self { op: row.op.clone(), world: row.world, bytes: row.bytes, s: row.s }
+impl Row {
+    /// Makes the row of an operation whose median over `calls` calls is `s` seconds.
+    pub fn new(measured: Measured, world: usize, bytes: usize, (s, calls): (f64, usize)) -> Self {
+        let gb_s = if s > 0.0 { bytes as f64 / s * 1e-9 } else { 0.0 };
+        let bus_gb_s = gb_s * measured.bus_factor(world);
+        Self { op: measured.name().into(), world, bytes, s, calls, gb_s, bus_gb_s }
     }
 }
 
@@ -65,11 +67,7 @@ pub fn measure(
         None => broadcast_count(comm, calls_within_budget(&mut warm, budget))?,
     };
     let mut times = timed(comm, &operation, calls)?;
-    let s = median(&mut times);
-    let per_second = |bytes: f64| if s > 0.0 { bytes / s * 1e-9 } else { 0.0 };
-    let world = comm.world_size();
-    let (gb_s, bus) = (per_second(bytes as f64), measured.bus_factor(world));
-    Ok(Row { op: measured.name().into(), world, bytes, s, calls, gb_s, bus_gb_s: gb_s * bus })
+    Ok(Row::new(measured, comm.world_size(), bytes, (median(&mut times), calls)))
 }
 
 /// Returns the seconds of each call.
