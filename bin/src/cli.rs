@@ -26,7 +26,8 @@ use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
-use crate::launch::{self, LaunchOptions};
+use crate::launch;
+use crate::launch_command::LaunchOptions;
 use crate::plan::{self, PlanOptions};
 use crate::recipe;
 

@@ -60,7 +60,8 @@ impl ElasticOptions {
     /// Checks the number of ranks and the backend.
     fn check_ranks(&self, world_size: usize, ranks: &RankOptions) -> Result<()> {
         if let Some(elastic) = self.elastic {
-            elastic.check(world_size)?;
+            let got = elastic.to_string();
+            elastic.check(world_size).map_err(|help| Error::Option { option: "--elastic", got, help })?;
         }
         if self.ranks().is_some() && !ranks.is_tcp() {
             let got = format!("{:?}", ranks.backend).to_lowercase();
@@ -104,13 +105,12 @@ impl ElasticRanks {
     /// Checks that the number of ranks that a run starts with is in the range.
     ///
     /// # Errors
-    /// It is not in the range.
-    pub fn check(self, world_size: usize) -> Result<()> {
+    /// It is not in the range; the error says what to give.
+    pub fn check(self, world_size: usize) -> std::result::Result<(), String> {
         if (self.min..=self.max).contains(&world_size) {
             return Ok(());
         }
-        let help = format!("the run begins with {world_size} ranks; give a range that includes it");
-        Err(Error::Option { option: "--elastic", got: self.to_string(), help })
+        Err(format!("the run begins with {world_size} ranks; give a range that includes it"))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::thread::available_parallelism;
 
-use experiment::error::{Error, Result};
+use comm::{Error, Result};
 use experiment::machine::gpu_count;
 
 /// A value of `--nproc-per-node`.
@@ -41,8 +41,8 @@ impl ProcessCount {
             Self::Auto => Ok(Some(gpu_count()).filter(|&gpus| gpus > 0).unwrap_or_else(cores)),
             Self::Gpu => match gpu_count() {
                 0 => {
-                    let help = "this machine shows no NVIDIA GPU; give a number, or cpu".into();
-                    Err(Error::Option { option: "--nproc-per-node", got: "gpu".into(), help })
+                    let help = "this machine shows no NVIDIA GPU; give a number, or cpu";
+                    Err(Error::invalid("--nproc-per-node", "gpu", help))
                 }
                 gpus => Ok(gpus),
             },

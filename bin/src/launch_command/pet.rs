@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::str::FromStr;
 
-use experiment::error::{Error, Result};
+use comm::{Error, Result};
 
 /// The non-empty variables whose names begin with `PET_`.
 #[derive(Debug, Default)]
@@ -21,11 +21,10 @@ impl Pet {
 
     pub(super) fn text(&self, name: &'static str) -> Result<Option<String>> {
         let value = self.0.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone());
-        value.map(OsString::into_string).transpose().map_err(|value| Error::Option {
-            option: name,
-            got: value.to_string_lossy().into_owned(),
-            help: "give plain text".into(),
-        })
+        value
+            .map(OsString::into_string)
+            .transpose()
+            .map_err(|value| Error::invalid(name, value.to_string_lossy(), "give plain text"))
     }
 
     pub(super) fn parse_with<T>(
@@ -34,7 +33,7 @@ impl Pet {
         parse: impl Fn(&str) -> std::result::Result<T, String>,
     ) -> Result<Option<T>> {
         let Some(text) = self.text(name)? else { return Ok(None) };
-        let wrong = |help| Error::Option { option: name, got: text.clone(), help };
+        let wrong = |help| Error::invalid(name, &text, help);
         parse(text.trim()).map(Some).map_err(wrong)
     }
 

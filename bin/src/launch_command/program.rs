@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use experiment::error::Result;
+use comm::Result;
 use experiment::machine::in_path;
 
 use super::no_program;

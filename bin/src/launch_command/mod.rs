@@ -1,4 +1,4 @@
-//! `girandole launch`: starts any program as the ranks of a job on one machine or several, like `torchrun`.
+//! `launch` as a command: its options, which are those of `torchrun`.
 
 mod nproc;
 mod options;
@@ -8,14 +8,9 @@ mod tee;
 mod unknown_options;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 
-use comm::Secret;
-use experiment::console::note;
-use experiment::error::{Error, Result};
-use experiment::start::{SPAWNED_FOR, spawn_with_bar};
+use comm::{Error, Result, Secret};
 use launch::{LogConfig, MasterPort, SpawnConfig};
-use report::trace;
 
 use pet::Pet;
 use program::Program;
@@ -27,34 +22,16 @@ const WRONG_OPTION: i32 = 2;
 /// Default port where the launchers of several nodes meet, as with `torchrun`.
 const DEFAULT_MASTER_PORT: u16 = 29500;
 
-/// Runs the program as ranks, and waits until all have ended.
-///
-/// # Errors
-/// Options that cannot be used, a program that cannot be run, the first rank that failed.
-pub fn run(options: &LaunchOptions) -> Result<()> {
-    trace::install(false)?;
-    let config = config(options, &Pet::from_env())?;
-    config.check().map_err(named)?;
-    if let Some(logs) = config.logs.as_ref().filter(|logs| !logs.show_stdout && !logs.show_stderr) {
-        note(format_args!(
-            "what the ranks print goes to files in {}; with --tee it is shown, too",
-            logs.dir.display()
-        ));
+impl LaunchOptions {
+    /// Starts the ranks with `spawn`, which is [`launch::spawn`] or calls it.
+    ///
+    /// # Errors
+    /// Options that cannot be used, a program that cannot be run, and those of `spawn`. Each names the option that is
+    /// to blame.
+    pub fn run<T>(&self, spawn: impl FnOnce(SpawnConfig) -> Result<T>) -> Result<T> {
+        let config = config(self, &Pet::from_env())?;
+        config.check().and_then(|()| spawn(config)).map_err(named)
     }
-    let ended = spawn_with_bar(config).map(drop).map_err(named);
-    if is_input_left() {
-        note(format_args!(
-            "the standard input of launch is not passed on to the ranks, and nobody has read it"
-        ));
-    }
-    ended
-}
-
-/// True if standard input has unread data from a pipe or a file. Input typed at a terminal is ignored: the next
-/// program reads it.
-fn is_input_left() -> bool {
-    let input = std::io::stdin();
-    !input.is_terminal() && rustix::io::ioctl_fionread(&input).is_ok_and(|bytes| bytes > 0)
 }
 
 fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
@@ -63,10 +40,9 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
     let program = Program::find(name)?;
     let local_world_size = options.nproc_per_node(pet)?.count()?;
     let (nodes, node_rank) = options.nodes(pet)?;
-    let too_many = || Error::Option {
-        option: "--nnodes",
-        got: nodes.to_string(),
-        help: format!("with {local_world_size} ranks on each that is more than can be counted"),
+    let too_many = || {
+        let help = format!("with {local_world_size} ranks on each that is more than can be counted");
+        Error::invalid("--nnodes", nodes, help)
     };
     let world_size = local_world_size.checked_mul(nodes).ok_or_else(too_many)?;
     let elastic = options.elastic(world_size)?;
@@ -101,10 +77,9 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
 /// Returns the ranks' environment variables other than rank and world size.
 fn environment(options: &LaunchOptions, local_world_size: usize) -> Vec<(OsString, OsString)> {
     let unset = |name: &str| std::env::var_os(name).is_none();
-    // Overrides an inherited value: no launcher prints the final lines for these ranks.
-    let mut variables = vec![(SPAWNED_FOR, String::new())];
+    let mut variables = Vec::new();
     if local_world_size > 1 && unset("OMP_NUM_THREADS") {
-        variables.push(("OMP_NUM_THREADS", "1".into()));
+        variables.push(("OMP_NUM_THREADS", "1".to_string()));
     }
     if unset("PYTHONUNBUFFERED") {
         // Python buffers output to a pipe in blocks: lines would appear late, and a killed rank's last block would be
@@ -121,24 +96,22 @@ fn environment(options: &LaunchOptions, local_world_size: usize) -> Vec<(OsStrin
 }
 
 /// Converts an error about an argument to one that names the option it came from.
-fn named(error: comm::Error) -> Error {
+fn named(error: Error) -> Error {
     match error {
-        comm::Error::InvalidArgument { what, got, help } => {
+        Error::InvalidArgument { what, got, help } => {
             let option = match what.as_str() {
                 "world_size" => "--nproc-per-node",
                 "master_addr" => "--master-addr",
                 "program" => "PROGRAM",
                 "log_dir" => "--log-dir",
-                _ => return Error::Comm(comm::Error::InvalidArgument { what, got, help }),
+                other => other,
             };
-            Error::Option { option, got, help }
+            Error::invalid(option, got, help)
         }
-        comm::Error::Worker(failure) => Error::Launched(failure),
-        error => Error::Comm(error),
+        error => error,
     }
 }
 
 fn no_program(got: impl std::fmt::Display) -> Error {
-    let help = "no such program; give one that is in PATH, or a path, such as ./train".into();
-    Error::Option { option: "PROGRAM", got: got.to_string(), help }
+    Error::invalid("PROGRAM", got, "no such program; give one that is in PATH, or a path, such as ./train")
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use experiment::error::{Error, Result};
+use comm::{Error, Result};
 
 /// Hints for options of `torchrun`.
 const TORCHRUN: [(&[&str], &str); 6] = [
@@ -26,11 +26,11 @@ pub(super) fn check(name: &OsStr) -> Result<()> {
     let typed = got.split('=').next().unwrap_or_default().replace('_', "-");
     let found = TORCHRUN.iter().find(|(options, _)| options.contains(&typed.as_str()));
     let help = found.map_or("see girandole launch --help", |(_, help)| help);
-    Err(Error::Option {
-        option: "launch",
-        got: got.into_owned(),
-        help: format!("there is no such option; {help}; if it is a program, give its path"),
-    })
+    Err(Error::invalid(
+        "launch",
+        got,
+        format!("there is no such option; {help}; if it is a program, give its path"),
+    ))
 }
 
 #[cfg(test)]

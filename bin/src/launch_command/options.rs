@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use comm::Tls;
-use experiment::error::{Error, Result};
+use comm::{Error, Result, Tls};
 use experiment::options::{ElasticRanks, TransportOption, seconds};
 use launch::ElasticJob;
 
@@ -150,9 +149,9 @@ impl LaunchOptions {
             || format!("with {count} {}, give 0 to {}", if count == 1 { "node" } else { "nodes" }, count - 1);
         match given {
             Some(rank) if rank < count => Ok((count, rank)),
-            Some(rank) => Err(Error::Option { option, got: rank.to_string(), help: help() }),
+            Some(rank) => Err(Error::invalid(option, rank, help())),
             None if count == 1 => Ok((1, 0)),
-            None => Err(Error::Option { option: "--node-rank", got: "nothing".into(), help: help() }),
+            None => Err(Error::invalid("--node-rank", "nothing", help())),
         }
     }
 
@@ -166,7 +165,7 @@ impl LaunchOptions {
     /// Returns the elastic settings of a job with `world_size` ranks.
     pub(super) fn elastic(&self, world_size: usize) -> Result<Option<ElasticJob>> {
         let Some(elastic) = self.elastic else { return Ok(None) };
-        elastic.check(world_size)?;
+        elastic.check(world_size).map_err(|help| Error::invalid("--elastic", elastic, help))?;
         Ok(Some(elastic.job()))
     }
 
@@ -190,11 +189,7 @@ impl LaunchOptions {
     /// Returns `--tls`, or else the environment's setting, as for ranks.
     pub(super) fn tls(&self) -> Result<Tls> {
         let value = std::env::var("GIRANDOLE_TLS").ok().filter(|value| !value.is_empty());
-        let wrong = |got: &String| Error::Option {
-            option: "GIRANDOLE_TLS",
-            got: got.clone(),
-            help: "give off, hosts or all".into(),
-        };
+        let wrong = |got: &String| Error::invalid("GIRANDOLE_TLS", got, "give off, hosts or all");
         let told = value.map(|value| value.trim().parse().map_err(|_| wrong(&value))).transpose()?;
         Ok(self.transport.tls.or(told).unwrap_or_default())
     }
