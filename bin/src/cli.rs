@@ -6,6 +6,7 @@ mod setup;
 use std::io::Write;
 use std::process::{ExitCode, exit};
 
+use ::launch::command::LaunchOptions;
 use ::launch::worker_guard;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -27,7 +28,6 @@ use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::launch;
-use crate::launch_command::LaunchOptions;
 use crate::plan::{self, PlanOptions};
 use crate::recipe;
 

@@ -5,9 +5,8 @@ use std::io::IsTerminal;
 use experiment::console::note;
 use experiment::error::{Error, Result};
 use experiment::start::{SPAWNED_FOR, spawn_with_bar};
+use launch::command::LaunchOptions;
 use report::trace;
-
-use crate::launch_command::LaunchOptions;
 
 /// Runs the program as ranks, and waits until all have ended.
 ///

@@ -10,6 +10,5 @@ pub mod experiments;
 #[cfg(doctest)]
 mod guide;
 pub mod launch;
-pub mod launch_command;
 pub mod plan;
 mod recipe;

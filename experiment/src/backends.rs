@@ -9,7 +9,7 @@ use std::path::Path;
 pub use choice::connect;
 pub(crate) use choice::{check, config};
 
-use crate::machine::{gpu_count, in_path};
+use launch::machine::{gpu_count, in_path};
 
 /// Folders searched for shared libraries, in addition to those of `LD_LIBRARY_PATH`.
 const LIBRARY_FOLDERS: [&str; 8] = [

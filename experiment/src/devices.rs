@@ -80,7 +80,7 @@ mod with_cuda {
     use comm::CudaLibrary;
 
     use crate::console::note;
-    use crate::machine::gpu_count;
+    use launch::machine::gpu_count;
     use training::first_line;
 
     const ALTERNATIVE: &str = "use --device cpu";

@@ -9,7 +9,7 @@
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`error`]: all that can go wrong, with the message and the exit code.
-//! - [`backends`], [`machine`], [`memory_check`], [`threads`]: what this machine has, and what fits in it.
+//! - [`backends`], [`memory_check`], [`threads`]: what this machine has, and what fits in it.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -104,7 +104,6 @@ mod devices;
 pub mod error;
 pub mod held;
 pub mod interrupt;
-pub mod machine;
 pub mod memory_check;
 mod option_methods;
 pub mod options;

@@ -6,7 +6,6 @@ mod elastic;
 mod files;
 mod loader;
 mod resume_note;
-mod transport;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,10 +20,10 @@ use crate::devices;
 use crate::error::Error;
 
 pub use checkpoints::{CheckpointOptions, keeps_losses, with_fallback_hint};
-pub use elastic::{ElasticOptions, ElasticRanks};
+pub use elastic::ElasticOptions;
 pub use files::read_text;
+pub use launch::command::{ElasticRanks, TransportOption, seconds};
 pub use loader::{LoaderOptions, workers};
-pub use transport::TransportOption;
 
 /// How `--init` is described in a run's settings if no file is given.
 pub(crate) const NO_INIT: &str = "random weights";
@@ -225,15 +224,6 @@ pub fn probability(text: &str) -> Result<f64, &'static str> {
     p.ok_or("give a number from 0 to 1")
 }
 
-/// Parses a duration in seconds, greater than 0.
-///
-/// # Errors
-/// What is accepted.
-pub fn seconds(text: &str) -> Result<Duration, &'static str> {
-    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    time.filter(|time| !time.is_zero()).ok_or("give a number of seconds greater than 0")
-}
-
 impl CommonOptions {
     /// Checks what can be checked before any work: that the device exists, and that output files can be written.
     ///
@@ -293,11 +283,7 @@ mod tests {
         for text in ["NaN", "inf", "-1", "-1e-9", "", "x"] {
             assert!(learning_rate(text).is_err(), "{text}");
         }
-        for text in ["0", "-1", "NaN", "inf", "1e300", "1e-12", "5s"] {
-            assert!(seconds(text).is_err(), "{text}");
-        }
         assert_eq!((count("7"), learning_rate("1e-3")), (Ok(7), Ok(1e-3)));
         assert_eq!((seed("0"), seed("18446744073709551615")), (Ok(0), Ok(u64::MAX)));
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
     }
 }

@@ -28,6 +28,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "command")]
+pub mod command;
 mod config;
 mod elastic;
 mod environment;
@@ -42,6 +44,7 @@ mod lines;
 #[cfg(test)]
 mod listener;
 mod logs;
+pub mod machine;
 mod master;
 mod master_port;
 mod nested;

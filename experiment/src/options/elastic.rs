@@ -1,23 +1,12 @@
 //! Elasticity options: `--elastic MIN:MAX` and `--replace K`.
 
-use std::str::FromStr;
-
 use clap::Args;
 use comm::{Elastic, TcpConfig};
+use launch::command::ElasticRanks;
 use launch::{ElasticJob, SpawnConfig};
 
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
-
-/// Allowed numbers of ranks: a run starts with `max` by default, continues as long as `min` are left, and accepts
-/// newcomers up to `max`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ElasticRanks {
-    /// Minimum number of ranks.
-    pub min: usize,
-    /// Maximum number of ranks.
-    pub max: usize,
-}
 
 /// Whether a run goes on when ranks are lost.
 #[derive(Debug, Clone, Copy, Default, Args)]
@@ -96,24 +85,6 @@ impl ElasticOptions {
     }
 }
 
-impl ElasticRanks {
-    /// Returns the settings for a launcher.
-    pub fn job(self) -> ElasticJob {
-        ElasticJob { min: self.min, ..ElasticJob::default() }
-    }
-
-    /// Checks that the number of ranks that a run starts with is in the range.
-    ///
-    /// # Errors
-    /// It is not in the range; the error says what to give.
-    pub fn check(self, world_size: usize) -> std::result::Result<(), String> {
-        if (self.min..=self.max).contains(&world_size) {
-            return Ok(());
-        }
-        Err(format!("the run begins with {world_size} ranks; give a range that includes it"))
-    }
-}
-
 /// Describes the launcher of this rank if it ends all ranks when one fails; else `None`.
 fn launcher_that_ends_all() -> Option<&'static str> {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -130,37 +101,5 @@ fn launcher_that_ends_all() -> Option<&'static str> {
         }
         // Slurm does not, unless srun was given -K, and neither does anything if ranks were started one by one.
         () => None,
-    }
-}
-
-impl FromStr for ElasticRanks {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        let parse = || {
-            let (min, max) = text.split_once(':')?;
-            let (min, max) = (min.parse().ok()?, max.parse().ok()?);
-            (min >= 1 && min <= max).then_some(Self { min, max })
-        };
-        parse().ok_or("give the fewest and the most ranks, such as 2:4")
-    }
-}
-
-impl std::fmt::Display for ElasticRanks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.min, self.max)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_is_two_numbers() {
-        assert_eq!("2:4".parse(), Ok(ElasticRanks { min: 2, max: 4 }));
-        for wrong in ["4", "0:4", "4:2", "a:b", "1:2:3", ":", "-1:2", ""] {
-            assert!(wrong.parse::<ElasticRanks>().is_err(), "{wrong}");
-        }
     }
 }

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 use comm::{Error, Result, Tls};
-use experiment::options::{ElasticRanks, TransportOption, seconds};
-use launch::ElasticJob;
 
+use super::elastic::ElasticRanks;
 use super::nproc::ProcessCount;
 use super::pet::Pet;
+use super::seconds::seconds;
 use super::tee::Tee;
+use super::transport::TransportOption;
+use crate::ElasticJob;
 
 /// Options of `launch`.
 #[derive(Debug, Clone, Args)]

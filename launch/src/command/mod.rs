@@ -1,21 +1,27 @@
 //! `launch` as a command: its options, which are those of `torchrun`.
 
+mod elastic;
 mod nproc;
 mod options;
 mod pet;
 mod program;
+mod seconds;
 mod tee;
+mod transport;
 mod unknown_options;
 
 use std::ffi::OsString;
 
+use crate::{LogConfig, MasterPort, SpawnConfig};
 use comm::{Error, Result, Secret};
-use launch::{LogConfig, MasterPort, SpawnConfig};
 
 use pet::Pet;
 use program::Program;
 
+pub use elastic::ElasticRanks;
 pub use options::LaunchOptions;
+pub use seconds::seconds;
+pub use transport::TransportOption;
 
 /// Exit code of this program's commands for wrong options: not worth a restart, since it would occur again.
 const WRONG_OPTION: i32 = 2;
@@ -23,7 +29,7 @@ const WRONG_OPTION: i32 = 2;
 const DEFAULT_MASTER_PORT: u16 = 29500;
 
 impl LaunchOptions {
-    /// Starts the ranks with `spawn`, which is [`launch::spawn`] or calls it.
+    /// Starts the ranks with `spawn`, which is [`spawn`](crate::spawn) or calls it.
     ///
     /// # Errors
     /// Options that cannot be used, a program that cannot be run, and those of `spawn`. Each names the option that is

@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use comm::Result;
-use experiment::machine::in_path;
 
 use super::no_program;
+use crate::machine::in_path;
 
 /// The name under which this executable is installed.
 const OWN_NAME: &str = "girandole";

@@ -9,7 +9,7 @@ use comm::{TcpConfig, Tls, Transport};
 /// ```
 /// use clap::Parser;
 /// use comm::{TcpConfig, Transport};
-/// use experiment::options::TransportOption;
+/// use launch::command::TransportOption;
 ///
 /// #[derive(Parser)]
 /// struct Options {

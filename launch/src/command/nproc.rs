@@ -4,7 +4,8 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 
 use comm::{Error, Result};
-use experiment::machine::gpu_count;
+
+use crate::machine::gpu_count;
 
 /// A value of `--nproc-per-node`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
