@@ -5,11 +5,13 @@ mod compare;
 mod modules;
 mod options;
 mod stages;
+mod utilization;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
+use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Operation, all_gather_object};
 use experiment::console::{note, say};
 use experiment::error::Result;
@@ -27,16 +29,15 @@ use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Timeline, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::{FileError, Sgd, SgdConfig, cross_entropy, save_weights};
+use training::{FileError, Sgd, SgdConfig, TorchInit, cross_entropy, save_weights};
 
-pub use compare::Utilization;
 pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
+pub use utilization::Utilization;
 
 use crate::experiments::tokens::{self, Batch, Row};
 
 use batches::Batches;
-use stages::Weights;
 
 /// Number of steps of which the fastest is shown in a report.
 const TRIES: usize = 5;
@@ -44,7 +45,8 @@ const TRIES: usize = 5;
 /// What each process creates at the start.
 pub struct Setup {
     rows: Vec<Row>,
-    weights: Weights,
+    /// The weights of `--init`, of the whole model.
+    given: Option<VarMap>,
     device: Device,
 }
 
@@ -104,17 +106,17 @@ impl Experiment for PipelineTransformerOptions {
             return Err(FileError::tensor(path, "tokens", reason).into());
         }
         let device = self.common.device()?;
-        let weights = match self.common.init {
-            None => Weights::Seed(self.common.seed),
+        let given = match self.common.init {
+            None => None,
             Some(_) => {
                 let variables = Variables::new(&self.common)?;
                 let random = variables.generator.clone();
                 variables
                     .make(&self.common, |builder| Transformer::new(builder, &self.sizes.config(), &random))?;
-                Weights::Given(variables.map)
+                Some(variables.map)
             }
         };
-        Ok(Setup { rows, weights, device })
+        Ok(Setup { rows, given, device })
     }
 
     fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
@@ -158,7 +160,7 @@ impl Experiment for PipelineTransformerOptions {
             save_weights(path, &vars)?;
         }
         let uses = match (self.compare, &first) {
-            (true, Some(batch)) => compare::measure((&*world, &stages), &config, batch, &made)?,
+            (true, Some(batch)) => compare::measure((&*world, &*stages), &config, batch, &made)?,
             _ => Vec::new(),
         };
         // Not JSON, which cannot represent infinite losses.
@@ -265,9 +267,16 @@ impl PipelineTransformerOptions {
         let length = setup.rows.first().map_or(1, |row| row.len() - 1);
         let example =
             Tensor::zeros((self.batch_size / config.micro_batches, length), DType::U32, &setup.device)?;
-        let builder = setup.weights.builder(&setup.device);
+        let generator = SharedGenerator::from(Generator::new(self.common.seed));
+        let builder = |map: &VarMap| TorchInit::var_builder(&generator, map, DType::F32, &setup.device);
         let loss = |output: &Tensor, target: &Tensor| cross_entropy(output, target, None);
-        let mut pipeline = Pipeline::new(stages.clone(), &modules, &*builder, &example, loss, config)?;
+        let mut pipeline = Pipeline::new(stages.clone(), &modules, &builder, &example, loss, config)?;
+        if let Some(given) = &setup.given {
+            let given = given.data().lock().unwrap_or_else(PoisonError::into_inner);
+            for (name, var) in pipeline.named_vars() {
+                given.get(&name).map_or(Ok(()), |weights| var.set(weights))?;
+            }
+        }
         let step = Arc::new(AtomicUsize::new(0));
         if self.sizes.dropout > 0.0 {
             let random = StepRandom { generator: random, seed: self.common.seed };
