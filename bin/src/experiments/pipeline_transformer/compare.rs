@@ -3,9 +3,8 @@
 use comm::Communicator;
 use experiment::console::say;
 use experiment::error::Result;
-use pipeline::{PipelineConfig, ScheduleKind};
+use pipeline::{PipelineConfig, ScheduleKind, Utilization};
 
-use super::utilization::Utilization;
 use super::{Batch, BuiltPipeline};
 
 /// Measures the schedule of `config`, and one micro-batch at a time. Parameters are not updated. Every rank of `world` must

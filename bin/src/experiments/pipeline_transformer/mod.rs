@@ -4,8 +4,6 @@ mod batches;
 mod compare;
 mod modules;
 mod options;
-mod stages;
-mod utilization;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -24,7 +22,7 @@ use experiment::{self, Experiment, options_of};
 use models::tutorials::module_tree;
 use models::tutorials::python::{Float, IntTensor};
 use models::tutorials::transformer::Transformer;
-use pipeline::{Pipeline, PipelineConfig, Plan};
+use pipeline::{Pipeline, PipelineConfig, Plan, Utilization};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Timeline, fact};
 use sampler::{Generator, SharedGenerator};
@@ -33,7 +31,6 @@ use training::{FileError, Sgd, SgdConfig, TorchInit, cross_entropy, save_weights
 
 pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
-pub use utilization::Utilization;
 
 use crate::experiments::tokens::{self, Batch, Row};
 
@@ -155,7 +152,7 @@ impl Experiment for PipelineTransformerOptions {
         };
         let own = if copy == 0 { pipeline.named_vars() } else { Vec::new() };
         if let Some(path) = &self.common.save
-            && let Some(vars) = stages::gather(&*world, &own, &setup.device)?
+            && let Some(vars) = pipeline::gather(&*world, &own, &setup.device)?
         {
             save_weights(path, &vars)?;
         }

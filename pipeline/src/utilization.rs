@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation, all_gather_object, broadcast_object};
-use pipeline::{ActionKind, Durations, Pipeline, PipelineConfig, Result, Schedule, ScheduleKind, Span};
 use serde::{Deserialize, Serialize};
+
+use crate::{ActionKind, Durations, Pipeline, PipelineConfig, Result, Schedule, ScheduleKind, Span};
 
 /// Warm-up steps, not counted.
 const FIRST: usize = 3;

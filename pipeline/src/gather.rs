@@ -8,11 +8,10 @@ use comm::{Communicator, Operation, Result, all_gather_object};
 
 /// Gathers the whole model on rank 0 from the ranks that hold parts of it on their devices; returns `None` on the
 /// others. Every rank must call it.
-pub(super) fn gather(
-    comm: &dyn Communicator,
-    vars: &[(String, Var)],
-    device: &Device,
-) -> Result<Option<VarMap>> {
+///
+/// # Errors
+/// Failures of communication; more than the memory of a device.
+pub fn gather(comm: &dyn Communicator, vars: &[(String, Var)], device: &Device) -> Result<Option<VarMap>> {
     let own: Vec<(String, Vec<usize>, String)> = vars
         .iter()
         .map(|(name, var)| (name.clone(), var.dims().to_vec(), var.dtype().as_str().to_string()))
