@@ -272,6 +272,9 @@ impl Error {
             Error::Option { option, .. } | Error::SameFile { option, .. } if origin(option).is_some() => {
                 origin(option).map(|place| format!("error: {place}: {self}"))
             }
+            Error::Comm(comm::Error::InvalidArgument { what, .. }) if origin(what).is_some() => {
+                origin(what).map(|place| format!("error: {place}: {self}"))
+            }
             _ => Some(format!("error: {self}")),
         }
     }

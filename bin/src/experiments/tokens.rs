@@ -4,13 +4,8 @@ use std::borrow::Borrow;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use experiment::error::Result;
-use experiment::memory_check;
-use experiment::options::CommonOptions;
 use sampler::SamplerError;
 use training::{FileError, TensorFile};
-
-use crate::experiments::transformer_options::TransformerOptions;
 
 /// A row of tokens.
 pub type Row = Vec<u32>;
@@ -18,34 +13,28 @@ pub type Row = Vec<u32>;
 /// Inputs and targets (the tokens that follow them), both of shape (rows, length - 1).
 pub type Batch = (Tensor, Tensor);
 
-/// Returns the rows, generated or read from the file of `--data`.
+/// Returns rows of `length` tokens each: row i is token i, repeated.
 ///
 /// # Errors
-/// More rows than there is memory for; a file that does not fit.
-pub fn rows(options: &TransformerOptions, data: Option<&Path>) -> Result<Vec<Row>> {
-    match data {
-        Some(path) => read(path, options.vocab_size, options.max_len),
-        None => {
-            let TransformerOptions { samples, length, .. } = *options;
-            let mut rows = Vec::new();
-            let too_many = |_| SamplerError::OutOfMemory { what: "rows of tokens", len: samples };
-            rows.try_reserve_exact(samples).map_err(too_many)?;
-            for token in 0..samples {
-                let mut row = Vec::new();
-                row.try_reserve_exact(length).map_err(too_many)?;
-                row.resize(length, token as u32);
-                rows.push(row);
-            }
-            Ok(rows)
-        }
+/// More rows than there is memory for.
+pub fn repeated(samples: usize, length: usize) -> Result<Vec<Row>, SamplerError> {
+    let mut rows = Vec::new();
+    let too_many = |_| SamplerError::OutOfMemory { what: "rows of tokens", len: samples };
+    rows.try_reserve_exact(samples).map_err(too_many)?;
+    for token in 0..samples {
+        let mut row = Vec::new();
+        row.try_reserve_exact(length).map_err(too_many)?;
+        row.resize(length, token as u32);
+        rows.push(row);
     }
+    Ok(rows)
 }
 
 /// Checks the length of rows for a model that takes up to `max_len` tokens.
 ///
 /// # Errors
 /// What is wrong and what to do.
-pub fn check_length(length: usize, max_len: usize) -> std::result::Result<(), String> {
+pub fn check_length(length: usize, max_len: usize) -> Result<(), String> {
     match length {
         0 | 1 => Err("the next token is predicted from those before it: a row needs 2 or more".into()),
         _ if length - 1 > max_len => {
@@ -56,22 +45,17 @@ pub fn check_length(length: usize, max_len: usize) -> std::result::Result<(), St
     }
 }
 
-/// Checks that so many rows fit in the memory of the ranks here.
-pub(crate) fn check_room((rows, length): (usize, usize), of: (&CommonOptions, usize)) -> Result<()> {
-    let bytes = length.saturating_mul(size_of::<u32>()).saturating_add(size_of::<Row>());
-    memory_check::check_samples("--samples", (rows, bytes), of)
-}
-
 /// Reads rows from a file: i64 tokens of shape (rows, length), below the vocabulary size, of an allowed length.
 ///
 /// # Errors
 /// A file that cannot be read or does not fit.
-pub fn read(path: &Path, vocab_size: usize, max_len: usize) -> Result<Vec<Row>> {
+pub fn read(path: &Path, vocab_size: usize, max_len: usize) -> Result<Vec<Row>, FileError> {
     let file = TensorFile::open(path)?;
     let tokens = file.tensor("tokens", &[None, None], DType::I64, &Device::Cpu)?;
     file.only(&["tokens"])?;
-    let refuse = |reason: String| Err(FileError::tensor(file.path(), "tokens", reason).into());
-    let (rows, length) = tokens.dims2()?;
+    let refuse = |reason: String| Err(FileError::tensor(file.path(), "tokens", reason));
+    let unreadable = |error| FileError::read(path, error);
+    let (rows, length) = tokens.dims2().map_err(unreadable)?;
     if rows == 0 {
         return refuse("it has no rows; give at least 1".into());
     }
@@ -79,7 +63,7 @@ pub fn read(path: &Path, vocab_size: usize, max_len: usize) -> Result<Vec<Row>> 
         return refuse(format!("its rows have {length} tokens; {help}"));
     }
     let mut all = Vec::with_capacity(rows);
-    for (number, row) in tokens.to_vec2::<i64>()?.into_iter().enumerate() {
+    for (number, row) in tokens.to_vec2::<i64>().map_err(unreadable)?.into_iter().enumerate() {
         let known = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < vocab_size);
         if let Some(token) = row.iter().find(|token| !known(token)) {
             return refuse(format!(

@@ -1,13 +1,15 @@
 //! The options of commands that train a [`Transformer`](models::tutorials::transformer::Transformer) on rows of equal tokens.
 
+use std::path::Path;
+
 use clap::Args;
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use experiment::options::{CommonOptions, count, probability};
-use models::tutorials::transformer::TransformerConfig;
+use models::tutorials::transformer::{TransformerConfig, check_heads};
 use training::AttentionMask;
 
-use crate::experiments::tokens::{check_length, check_room};
+use crate::experiments::tokens::{self, Row, check_length};
 
 /// Sizes of the tutorials' data set and model.
 #[derive(Debug, Clone, Args)]
@@ -93,6 +95,17 @@ impl TransformerOptions {
         }
     }
 
+    /// Returns the rows of tokens, generated or read from the file of `--data`.
+    ///
+    /// # Errors
+    /// More rows than there is memory for; a file that does not fit.
+    pub fn rows(&self, data: Option<&Path>) -> Result<Vec<Row>> {
+        match data {
+            Some(path) => Ok(tokens::read(path, self.vocab_size, self.max_len)?),
+            None => Ok(tokens::repeated(self.samples, self.length)?),
+        }
+    }
+
     /// Checks that sizes are compatible and fit in the memory of `world_size` ranks, with each copy of the model cut
     /// into `parts`. The sizes of the data set are not checked with `--data`, whose rows come from the file.
     ///
@@ -102,7 +115,7 @@ impl TransformerOptions {
         let refuse =
             |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
-        check_heads(d_model, num_heads)?;
+        check_heads(d_model, num_heads).or_else(|help| refuse("--d-model", d_model, help))?;
         if !d_model.is_multiple_of(2) {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
             return refuse("--d-model", d_model, help.into());
@@ -167,14 +180,8 @@ impl TransformerOptions {
     }
 }
 
-/// Checks that the attention heads divide the features of a token.
-///
-/// # Errors
-/// `--d-model` is not a multiple of `--num-heads`.
-pub(crate) fn check_heads(d_model: usize, num_heads: usize) -> Result<()> {
-    if d_model.is_multiple_of(num_heads) {
-        return Ok(());
-    }
-    let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
-    Err(Error::Option { option: "--d-model", got: d_model.to_string(), help })
+/// Checks that so many rows fit in the memory of the ranks here.
+pub(crate) fn check_room((rows, length): (usize, usize), of: (&CommonOptions, usize)) -> Result<()> {
+    let bytes = length.saturating_mul(size_of::<u32>()).saturating_add(size_of::<Row>());
+    memory_check::check_samples("--samples", (rows, bytes), of)
 }

@@ -57,7 +57,7 @@ impl Experiment for DdpTransformerOptions {
     }
 
     fn setup(&self) -> Result<Setup> {
-        let rows = Arc::new(tokens::rows(&self.sizes, self.common.data.as_deref())?);
+        let rows = Arc::new(self.sizes.rows(self.common.data.as_deref())?);
         let variables = Variables::new(&self.common)?;
         let random = SharedGenerator::from(Generator::new(self.common.seed));
         variables.make(&self.common, |builder| Transformer::new(builder, &self.model(), &random))?;

@@ -97,7 +97,7 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn setup(&self) -> Result<Setup> {
-        let rows = tokens::rows(&self.sizes, self.common.data.as_deref())?;
+        let rows = self.sizes.rows(self.common.data.as_deref())?;
         if let (Err(help), Some(path)) = (self.check_rows(rows.len()), &self.common.data) {
             let reason = format!("it has {} rows; {help}", rows.len());
             return Err(FileError::tensor(path, "tokens", reason).into());

@@ -5,13 +5,11 @@ mod language;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use comm::total_memory_bytes;
-use experiment::error::{Error, Result};
+use comm::{Error, Result, total_memory_bytes};
 use experiment::options::{count, probability};
+use models::tutorials::transformer::check_heads;
 use plan::forecast::Network;
 use plan::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
-
-use crate::experiments::transformer_options::check_heads;
 
 use language::LanguagePlanOptions;
 
@@ -252,7 +250,7 @@ impl PlanOptions {
         }
         if let Some(dropout) = self.dropout {
             let help = format!("{name} is made of linear layers and has none: leave it out");
-            return Err(Error::Option { option: "--dropout", got: dropout.to_string(), help });
+            return Err(Error::invalid("--dropout", dropout, help));
         }
         let given: Vec<u64> = self.sizes.iter().map(|size| *size as u64).collect();
         if let [only] = given[..] {
@@ -289,7 +287,7 @@ impl PlanOptions {
             sizes[5] = sizes[5].max(sizes[6].saturating_sub(1));
         }
         let [_, d_model, num_heads, _, _, max_len, length] = sizes;
-        check_heads(d_model, num_heads)?;
+        check_heads(d_model, num_heads).or_else(|help| refuse("--d-model", d_model, help))?;
         if length < 2 || length - 1 > max_len {
             let most = max_len + 1;
             return refuse("--length", length, format!("give 2 to {most} tokens with --max-len {max_len}"));
@@ -377,7 +375,7 @@ impl PlanOptions {
 }
 
 fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
-    Err(Error::Option { option, got: got.to_string(), help })
+    Err(Error::invalid(option, got, help))
 }
 
 fn check_sizes(mut sizes: impl Iterator<Item = (&'static str, usize)>) -> Result<()> {

@@ -11,6 +11,17 @@ use training::{AttentionMask, Linear, linear};
 pub use block::{LAYER_NORM_EPS, TransformerBlock};
 pub use positions::PositionalEncoding;
 
+/// Checks that the attention heads divide the features of a token.
+///
+/// # Errors
+/// What to give.
+pub fn check_heads(d_model: usize, num_heads: usize) -> std::result::Result<(), String> {
+    if d_model.is_multiple_of(num_heads) {
+        return Ok(());
+    }
+    Err(format!("it is split over {num_heads} heads (--num-heads): give a multiple of that"))
+}
+
 /// The sizes of a [`Transformer`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformerConfig {

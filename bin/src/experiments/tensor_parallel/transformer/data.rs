@@ -15,7 +15,7 @@ pub(super) fn rows(
     generator: &mut Generator,
 ) -> Result<Vec<Row>> {
     if let Some(path) = &options.common.data {
-        return tokens::read(path, options.vocab_size, options.max_len);
+        return Ok(tokens::read(path, options.vocab_size, options.max_len)?);
     }
     let vocabulary = options.vocab_size as i64;
     let starts = generator.randint(options.samples, 0, vocabulary)?;

@@ -4,11 +4,12 @@ use clap::Args;
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
+use models::tutorials::transformer::check_heads;
 use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;
 
-use crate::experiments::tokens::{check_length, check_room};
-use crate::experiments::transformer_options::check_heads;
+use crate::experiments::tokens::check_length;
+use crate::experiments::transformer_options::check_room;
 
 use super::super::memory_per_rank;
 use super::super::mesh::MeshOptions;
@@ -115,7 +116,7 @@ impl TensorParallelTransformerOptions {
         let refuse =
             |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
-        check_heads(d_model, num_heads)?;
+        check_heads(d_model, num_heads).or_else(|help| refuse("--d-model", d_model, help))?;
         if let Some((option, got, help)) = self.too_large((world_size, tp)) {
             return refuse(option, got, help);
         }
