@@ -8,6 +8,7 @@ use std::process::{ExitCode, exit};
 
 use ::launch::command::LaunchOptions;
 use ::launch::worker_guard;
+use ::plan::command::PlanOptions;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use experiment::error::{Error, Result};
@@ -28,7 +29,7 @@ use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::launch;
-use crate::plan::{self, PlanOptions};
+use crate::plan;
 use crate::recipe;
 
 use self::setup::{CompletionsOptions, ManOptions};

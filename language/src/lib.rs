@@ -53,6 +53,5 @@ pub(crate) use options::{layout_of, ranks_of};
 pub(crate) use train::check_divisible;
 
 pub use finetune::FinetuneOptions;
-pub use options::{ParametersDtype, recompute, schedule};
 pub use pretrain::PretrainOptions;
 pub use train::run;

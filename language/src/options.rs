@@ -16,6 +16,7 @@ use girandole::Layout;
 use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
 use models::tokens::DataFile;
 use pipeline::ScheduleKind;
+use plan::command::{ParametersDtype, recompute, schedule};
 use plan::language::Training;
 use training::build::Recompute;
 use training::{AdamConfig, LossScalerConfig};
@@ -35,28 +36,6 @@ pub(super) enum ScheduleOption {
     Linear,
     /// Constant, then linear over the last fifth of all steps.
     Wsd,
-}
-
-/// What parameters are kept in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ParametersDtype {
-    /// 4 bytes per parameter.
-    F32,
-    /// 2 bytes per parameter; the optimizer's state is f32.
-    Bf16,
-    /// More digits and a smaller range than bf16: the loss is scaled.
-    F16,
-}
-
-impl ParametersDtype {
-    /// Returns the type of a parameter.
-    pub fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::Bf16 => DType::BF16,
-            Self::F16 => DType::F16,
-        }
-    }
 }
 
 /// Options of both commands.
@@ -204,26 +183,6 @@ pub struct TrainOptions {
     /// Some of these as every experiment has them.
     #[arg(skip)]
     common: OnceLock<CommonOptions>,
-}
-
-/// Parses the name of a pipeline schedule.
-///
-/// # Errors
-/// What is accepted.
-pub fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
-    text.parse().map_err(|error: pipeline::Error| error.to_string())
-}
-
-/// Parses what is computed again in backward: `selective`, or every how many units.
-///
-/// # Errors
-/// What is accepted.
-pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
-    match text {
-        "selective" => Ok(Recompute::Selective),
-        "1" => Ok(Recompute::Units),
-        _ => count(text).map(Recompute::Every).map_err(|_| "give a number, 1 or more, or selective".into()),
-    }
 }
 
 fn whole(text: &str) -> std::result::Result<usize, &'static str> {

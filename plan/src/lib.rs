@@ -25,6 +25,8 @@
 #![forbid(unsafe_code)]
 
 pub mod collective;
+#[cfg(feature = "command")]
+pub mod command;
 mod error;
 pub mod extent;
 pub mod forecast;

@@ -10,5 +10,4 @@ pub mod pipeline_transformer;
 pub mod process_groups;
 pub mod sampler;
 pub mod tensor_parallel;
-pub mod tokens;
 pub mod transformer_options;

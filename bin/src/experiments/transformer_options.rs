@@ -6,10 +6,9 @@ use clap::Args;
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use experiment::options::{CommonOptions, count, probability};
+use models::tutorials::tokens::{self, Row, check_length};
 use models::tutorials::transformer::{TransformerConfig, check_heads};
 use training::AttentionMask;
-
-use crate::experiments::tokens::{self, Row, check_length};
 
 /// Sizes of the tutorials' data set and model.
 #[derive(Debug, Clone, Args)]

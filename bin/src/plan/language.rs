@@ -7,11 +7,11 @@ use experiment::error::{Error, Result};
 use experiment::outputs;
 use models::{Lora, LoraConfig, ModelConfig};
 use plan::Optimizer;
+use plan::command::PlanOptions;
 use plan::language::{LanguageTable, Subject, layouts};
 use training::FileError;
 
 use super::hardware;
-use super::options::PlanOptions;
 
 /// Maximum number of ranks, since all their layouts are examined.
 const MOST_RANKS: usize = 1 << 16;

@@ -1,19 +1,17 @@
 //! `plan`: compares the layouts of a model over ranks by memory and time, and recommends one.
 
 mod language;
-mod options;
 
 use comm::{Communicator, Tcp, TcpConfig};
 use experiment::console::say;
 use experiment::error::{Error, Result};
 use experiment::outputs::{self, check_in_place};
 use experiment::start::{self, SPAWNED_FOR};
+use plan::command::{NetworkName, PlanOptions};
 use plan::forecast::{Link, Network};
 use plan::measure::Machine;
 use plan::{Hardware, Setting, Table, planned};
 use report::trace;
-
-pub use options::{ModelName, NetworkName, OptimizerName, PlanOptions};
 
 /// The command's name.
 pub const NAME: &str = "plan";

@@ -5,10 +5,10 @@ mod nproc;
 mod options;
 mod pet;
 mod program;
-mod seconds;
 mod tee;
 mod transport;
 mod unknown_options;
+mod values;
 
 use std::ffi::OsString;
 
@@ -20,8 +20,8 @@ use program::Program;
 
 pub use elastic::ElasticRanks;
 pub use options::LaunchOptions;
-pub use seconds::seconds;
 pub use transport::TransportOption;
+pub use values::{count, learning_rate, probability, seconds, seed};
 
 /// Exit code of this program's commands for wrong options: not worth a restart, since it would occur again.
 const WRONG_OPTION: i32 = 2;

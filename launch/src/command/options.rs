@@ -10,9 +10,9 @@ use comm::{Error, Result, Tls};
 use super::elastic::ElasticRanks;
 use super::nproc::ProcessCount;
 use super::pet::Pet;
-use super::seconds::seconds;
 use super::tee::Tee;
 use super::transport::TransportOption;
+use super::values::seconds;
 use crate::ElasticJob;
 
 /// Options of `launch`.

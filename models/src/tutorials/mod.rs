@@ -7,4 +7,5 @@ pub mod linear;
 pub mod mlp;
 pub mod module_tree;
 pub mod python;
+pub mod tokens;
 pub mod transformer;

@@ -15,6 +15,7 @@ use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
 use models::tutorials::module_tree;
 use models::tutorials::python::{Float, IntTensor};
+use models::tutorials::tokens::{self, Batch, Row};
 use models::tutorials::transformer::Transformer;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
@@ -22,8 +23,6 @@ use sampler::{Generator, SharedGenerator};
 use training::{Sgd, SgdConfig, cross_entropy};
 
 pub use options::{DdpTransformerOptions, Mask};
-
-use crate::experiments::tokens::{self, Batch, Row};
 
 /// What each process creates at the start.
 pub struct Setup {

@@ -2,8 +2,7 @@
 
 use experiment::error::Result;
 use experiment::trainer::{self, Position, Source};
-
-use crate::experiments::tokens::Batch;
+use models::tutorials::tokens::Batch;
 
 /// The batches of an epoch, the same in every epoch.
 pub(super) struct Batches(pub(super) Vec<Batch>);

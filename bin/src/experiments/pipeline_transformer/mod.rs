@@ -21,6 +21,7 @@ use experiment::variables::Variables;
 use experiment::{self, Experiment, options_of};
 use models::tutorials::module_tree;
 use models::tutorials::python::{Float, IntTensor};
+use models::tutorials::tokens::{self, Batch, Row};
 use models::tutorials::transformer::Transformer;
 use pipeline::{Pipeline, PipelineConfig, Plan, Utilization};
 use report::metrics::MetricsWriter;
@@ -31,8 +32,6 @@ use training::{FileError, Sgd, SgdConfig, TorchInit, cross_entropy, save_weights
 
 pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
-
-use crate::experiments::tokens::{self, Batch, Row};
 
 use batches::Batches;
 

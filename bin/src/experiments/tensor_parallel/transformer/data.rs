@@ -2,9 +2,8 @@
 
 use candle_core::Device;
 use experiment::error::Result;
+use models::tutorials::tokens::{self, Batch, Row};
 use sampler::Generator;
-
-use crate::experiments::tokens::{self, Batch, Row};
 
 use super::TensorParallelTransformerOptions;
 

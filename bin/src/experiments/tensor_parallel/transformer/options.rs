@@ -4,11 +4,11 @@ use clap::Args;
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
+use models::tutorials::tokens::check_length;
 use models::tutorials::transformer::check_heads;
 use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;
 
-use crate::experiments::tokens::check_length;
 use crate::experiments::transformer_options::check_room;
 
 use super::super::memory_per_rank;

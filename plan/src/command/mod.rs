@@ -1,4 +1,4 @@
-//! The options of `plan`.
+//! `plan` as a command: its options, the model and the training that they describe.
 
 mod language;
 
@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use comm::{Error, Result, total_memory_bytes};
-use experiment::options::{count, probability};
+use launch::command::{count, probability};
 use models::tutorials::transformer::check_heads;
-use plan::forecast::Network;
-use plan::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
 
-use language::LanguagePlanOptions;
+use crate::forecast::Network;
+use crate::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
+
+pub use language::{LanguagePlanOptions, ParametersDtype, recompute, schedule};
 
 /// The model of an experiment, by the command that trains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -66,7 +67,8 @@ pub enum NetworkName {
 }
 
 impl NetworkName {
-    pub(in crate::plan) fn network(self) -> Network {
+    /// Returns the network.
+    pub fn network(self) -> Network {
         match self {
             Self::Nvlink => Network::nvlink(),
             Self::Infiniband => Network::infiniband(),
@@ -114,107 +116,107 @@ two cores per rank.
 pub struct PlanOptions {
     /// Model of this command
     #[arg(value_enum, default_value = "tensor-parallel-transformer")]
-    pub(crate) model: ModelName,
+    pub model: ModelName,
     /// Number of ranks
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
-    pub(crate) ranks: usize,
+    pub ranks: usize,
     /// Memory of a rank, such as 16GB [default: this machine's / ranks]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, allow_hyphen_values = true)]
-    pub(crate) memory: Option<f64>,
+    pub memory: Option<f64>,
     /// Bandwidth of a rank [default: measured]
     ///
     /// Such as 100Gbit/s.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
-    pub(crate) bandwidth: Option<f64>,
+    pub bandwidth: Option<f64>,
     /// Latency of a message [default: measured]
     ///
     /// Such as 50us.
     #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true)]
-    pub(crate) latency: Option<f64>,
+    pub latency: Option<f64>,
     /// Network, in place of bandwidth and latency
     #[arg(long, value_enum, conflicts_with_all = ["bandwidth", "latency", "node_bandwidth", "node_latency"])]
-    pub(crate) network: Option<NetworkName>,
+    pub network: Option<NetworkName>,
     /// Ranks per node [default: --network's, or all]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
-    pub(crate) ranks_per_node: Option<usize>,
+    pub ranks_per_node: Option<usize>,
     /// Between nodes [default: --bandwidth]
     ///
     /// Bandwidth of a rank to other nodes.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true, requires = "ranks_per_node")]
-    pub(crate) node_bandwidth: Option<f64>,
+    pub node_bandwidth: Option<f64>,
     /// Between nodes [default: --latency]
     ///
     /// Latency of a message to other nodes.
     #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true, requires = "ranks_per_node")]
-    pub(crate) node_latency: Option<f64>,
+    pub node_latency: Option<f64>,
     /// Speed of a rank [default: measured]
     ///
     /// Such as 80GFLOP/s.
     #[arg(long, value_name = "FLOP/s", value_parser = units::flops, allow_hyphen_values = true)]
-    pub(crate) flops: Option<f64>,
+    pub flops: Option<f64>,
     /// Memory bandwidth of a rank [default: measured]
     ///
     /// Such as 20GB/s: the optimizer's traffic. It is measured together with bandwidth, latency and operations; if those are all given, the optimizer is taken to need no time.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
-    pub(crate) memory_bandwidth: Option<f64>,
+    pub memory_bandwidth: Option<f64>,
     /// Samples per step [default: 16; 8 with --model]
     ///
     /// Over all ranks.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
-    pub(crate) batch_size: Option<usize>,
+    pub batch_size: Option<usize>,
     /// Micro-batches of a pipeline
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
-    pub(crate) micro_batches: usize,
+    pub micro_batches: usize,
     /// Optimizer [default: the command's]
     ///
     /// That is adam for fsdp-mlp, tensor-parallel-mlp and tensor-parallel-transformer, and sgd for the others.
     #[arg(long, value_enum)]
-    pub(crate) optimizer: Option<OptimizerName>,
+    pub optimizer: Option<OptimizerName>,
     /// Bytes of a number
     ///
     /// Such as 2 for f16 and bf16.
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
-    pub(crate) element_bytes: usize,
+    pub element_bytes: usize,
     /// The same for FSDP [default: --element-bytes]
     ///
     /// Bytes of a number that FSDP gathers. It is 2 for the default of `fsdp-mlp`, f16.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
-    pub(crate) gathered_bytes: Option<usize>,
+    pub gathered_bytes: Option<usize>,
     /// File to write the plan to, as JSON
     #[arg(long, value_name = "FILE.json")]
-    pub(crate) json: Option<PathBuf>,
+    pub json: Option<PathBuf>,
     /// A language model's own.
     #[command(flatten)]
-    pub(crate) language: LanguagePlanOptions,
+    pub language: LanguagePlanOptions,
     /// Sizes of a chain of linear layers, separated by commas
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) sizes: Vec<usize>,
+    pub sizes: Vec<usize>,
     /// Tokens in the vocabulary
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) vocab_size: Option<usize>,
+    pub vocab_size: Option<usize>,
     /// Features of a token
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) d_model: Option<usize>,
+    pub d_model: Option<usize>,
     /// Attention heads
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) num_heads: Option<usize>,
+    pub num_heads: Option<usize>,
     /// Width of the feed-forward layers
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) d_ff: Option<usize>,
+    pub d_ff: Option<usize>,
     /// Layers
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) num_layers: Option<usize>,
+    pub num_layers: Option<usize>,
     /// Positions: the longest row that the model takes
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) max_len: Option<usize>,
+    pub max_len: Option<usize>,
     /// Tokens in a row; the last one is only predicted
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) length: Option<usize>,
+    pub length: Option<usize>,
     /// Dropout [default: the command's]
     ///
     /// Above 0 its results take memory.
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) dropout: Option<f64>,
+    pub dropout: Option<f64>,
 }
 
 /// Maximum of a size. Products of several may still overflow: see [`SizeBounds`].
@@ -314,7 +316,7 @@ impl PlanOptions {
     /// Rejects a model or batch too large for any machine; `option` is the one to blame for the model's size.
     fn check_extent(&self, extent: SizeBounds, (option, got): (&'static str, usize)) -> Result<()> {
         extent.check(self.batch_size()).or_else(|error| match error {
-            plan::Error::TooManySamples { .. } => {
+            crate::Error::TooManySamples { .. } => {
                 refuse("--batch-size", self.batch_size(), error.to_string())
             }
             error => refuse(option, got, error.to_string()),
@@ -322,17 +324,17 @@ impl PlanOptions {
     }
 
     /// Returns a rank's memory in bytes: as given, or its share of this machine's.
-    pub(in crate::plan) fn memory(&self, ranks: usize) -> f64 {
+    pub fn memory(&self, ranks: usize) -> f64 {
         self.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / ranks as f64)
     }
 
     /// Returns the batch size: as given, or the default of the experiments, or that of `pretrain` and `finetune`.
-    pub(in crate::plan) fn batch_size(&self) -> usize {
+    pub fn batch_size(&self) -> usize {
         self.batch_size.unwrap_or(if self.language.folder.is_some() { 8 } else { 16 })
     }
 
     /// Returns the optimizer: as given, or the command's.
-    pub(in crate::plan) fn optimizer(&self) -> Optimizer {
+    pub fn optimizer(&self) -> Optimizer {
         let own = match self.model {
             ModelName::FsdpMlp | ModelName::TensorParallelMlp | ModelName::TensorParallelTransformer => {
                 Optimizer::Adam
@@ -357,7 +359,10 @@ impl PlanOptions {
     }
 
     /// Checks the ranges of numbers.
-    pub(in crate::plan) fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The first option that cannot be used.
+    pub fn check(&self) -> Result<()> {
         let most = |option, got: usize, most: usize| match got > most {
             true => refuse(option, got, format!("give at most {most}")),
             false => Ok(()),

@@ -2,18 +2,61 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
-use experiment::options::count;
+use candle_core::DType;
+use clap::{Args, ValueEnum};
 use girandole::Layout;
-use language::{ParametersDtype, recompute, schedule};
+use launch::command::count;
 use pipeline::ScheduleKind;
-use plan::Optimizer;
-use plan::language::Training;
 use training::build::Recompute;
+
+use crate::Optimizer;
+use crate::language::Training;
+
+/// What parameters are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ParametersDtype {
+    /// 4 bytes per parameter.
+    F32,
+    /// 2 bytes per parameter; the optimizer's state is f32.
+    Bf16,
+    /// More digits and a smaller range than bf16: the loss is scaled.
+    F16,
+}
+
+impl ParametersDtype {
+    /// Returns the type of a parameter.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
+/// Parses the name of a pipeline schedule.
+///
+/// # Errors
+/// What is accepted.
+pub fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
+    text.parse().map_err(|error: pipeline::Error| error.to_string())
+}
+
+/// Parses what is computed again in backward: `selective`, or every how many units.
+///
+/// # Errors
+/// What is accepted.
+pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
+    match text {
+        "selective" => Ok(Recompute::Selective),
+        "1" => Ok(Recompute::Units),
+        _ => count(text).map(Recompute::Every).map_err(|_| "give a number, 1 or more, or selective".into()),
+    }
+}
 
 /// Options of `plan --model`, those of `pretrain` and `finetune`.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct LanguagePlanOptions {
+pub struct LanguagePlanOptions {
     /// Folder with config.json, or that file
     ///
     /// In place of MODEL: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
@@ -25,7 +68,7 @@ pub(crate) struct LanguagePlanOptions {
             "d_ff", "num_layers", "max_len", "dropout"],
         help_heading = "Language models"
     )]
-    pub(crate) folder: Option<PathBuf>,
+    pub folder: Option<PathBuf>,
     /// One layout, such as pp=2,tp=2 [default: all]
     ///
     /// By default all layouts of --ranks ranks.
@@ -36,7 +79,7 @@ pub(crate) struct LanguagePlanOptions {
         requires = "folder",
         help_heading = "Language models"
     )]
-    pub(crate) mesh: Option<Layout>,
+    pub mesh: Option<Layout>,
     /// Parts of a rank's rows [default: 1, or pp]
     ///
     /// They are computed in turn.
@@ -65,17 +108,12 @@ pub(crate) struct LanguagePlanOptions {
     ///
     /// Only the adapters are trained; all linear layers have some.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
-    pub(crate) lora_rank: Option<usize>,
+    pub lora_rank: Option<usize>,
 }
 
 impl LanguagePlanOptions {
     /// Returns the training configuration to plan for.
-    pub(crate) fn training(
-        &self,
-        batch_size: usize,
-        length: usize,
-        optimizer: Option<Optimizer>,
-    ) -> Training {
+    pub fn training(&self, batch_size: usize, length: usize, optimizer: Option<Optimizer>) -> Training {
         Training {
             batch_size,
             length,
