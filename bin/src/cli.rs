@@ -12,7 +12,7 @@ use ::plan::command::PlanOptions;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use experiment::error::{Error, Result};
-use experiment::interrupt;
+use experiment::{interrupt, mesh};
 use language::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 use language::{FinetuneOptions, PretrainOptions};
 
@@ -27,7 +27,7 @@ use crate::experiments::fsdp_mlp::FsdpMlpOptions;
 use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
-use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
+use crate::experiments::tensor_parallel::{TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::launch;
 use crate::plan;
 use crate::recipe;
@@ -101,8 +101,8 @@ impl Command {
             Command::DdpMlp(options) => experiment::run(options),
             Command::FsdpMlp(options) => experiment::run(options),
             Command::Cifar10(options) => experiment::run(options),
-            Command::TensorParallelMlp(options) => tensor_parallel::run(options),
-            Command::TensorParallelTransformer(options) => tensor_parallel::run(options),
+            Command::TensorParallelMlp(options) => mesh::run(options),
+            Command::TensorParallelTransformer(options) => mesh::run(options),
             Command::PipelineTransformer(options) => options.run(),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),

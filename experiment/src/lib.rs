@@ -6,6 +6,7 @@
 //! - [`Experiment`] and [`run()`]: what an experiment gives, and the steps that are the same for all of them.
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
+//! - [`mesh`]: an experiment whose layers are divided over ranks.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`error`]: all that can go wrong, with the message and the exit code.
@@ -105,6 +106,7 @@ pub mod error;
 pub mod held;
 pub mod interrupt;
 pub mod memory_check;
+pub mod mesh;
 mod option_methods;
 pub mod options;
 pub mod origin;

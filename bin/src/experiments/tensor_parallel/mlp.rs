@@ -5,6 +5,9 @@ use clap::Args;
 use experiment::console::note;
 use experiment::error::{Error, Result};
 use experiment::memory_check;
+use experiment::mesh::{
+    self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, memory_per_rank, weights,
+};
 use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use experiment::rank::{Outcome, Rank};
 use experiment::start::MOST_RANKS;
@@ -18,10 +21,6 @@ use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
 };
 use training::{Contents, FileError, TensorFile};
-
-use super::mesh::MeshOptions;
-use super::run::{self, Task, TensorParallelRunConfig, Trained};
-use super::{OnMesh, memory_per_rank, table, weights};
 
 /// Options of `tensor-parallel-mlp`.
 #[derive(Debug, Clone, Args)]
@@ -169,11 +168,11 @@ impl Experiment for TensorParallelMlpOptions {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let weights = setup.weights.clone();
         let config = TensorParallelRunConfig::of(self, weights, (self.batch_size, self.lr), rank)?;
-        run::train(self, &Regression(setup), &config, rank)
+        mesh::train(self, &Regression(setup), &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
-        table::print(self.mesh.sizes(*world_size)?, &outcome.trained)
+        mesh::print(self.mesh.sizes(*world_size)?, &outcome.trained)
     }
 
     fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {

@@ -5,6 +5,7 @@ mod options;
 
 use candle_core::{Device, Tensor};
 use experiment::error::Result;
+use experiment::mesh::{self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, weights};
 use experiment::rank::{Outcome, Rank};
 use experiment::{Experiment, options_of};
 use models::tutorials::python::Float;
@@ -17,10 +18,6 @@ use tensor_parallel::{
 };
 
 pub use options::TensorParallelTransformerOptions;
-
-use super::mesh::MeshOptions;
-use super::run::{self, Task, TensorParallelRunConfig, Trained};
-use super::{OnMesh, table, weights};
 
 /// Rows of tokens, one token longer than the model's input, and the source of the weights.
 pub struct Setup {
@@ -90,11 +87,11 @@ impl Experiment for TensorParallelTransformerOptions {
         }
         let config = TensorParallelRunConfig::of(self, setup.weights, (self.batch_size, self.lr), rank)?;
         let device = config.parallel.device.clone();
-        run::train(self, &NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
+        mesh::train(self, &NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
-        table::print(self.mesh.sizes(*world_size)?, &outcome.trained)
+        mesh::print(self.mesh.sizes(*world_size)?, &outcome.trained)
     }
 
     fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {

@@ -3,6 +3,7 @@
 use clap::Args;
 use experiment::error::{Error, Result};
 use experiment::memory_check;
+use experiment::mesh::{MeshOptions, memory_per_rank};
 use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
 use models::tutorials::tokens::check_length;
 use models::tutorials::transformer::check_heads;
@@ -10,9 +11,6 @@ use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;
 
 use crate::experiments::transformer_options::check_room;
-
-use super::super::memory_per_rank;
-use super::super::mesh::MeshOptions;
 
 /// Options of `tensor-parallel-transformer`.
 #[derive(Debug, Clone, Args)]

@@ -1,13 +1,16 @@
 //! Comparison table: memory and communication of tensor parallelism and of data parallelism.
 
-use experiment::console::say;
-use experiment::error::Result;
+use crate::console::say;
+use crate::error::Result;
 
-use super::figures::Measurements;
-use super::run::Trained;
+use super::measurements::Measurements;
+use super::training::Trained;
 
-/// Prints the table.
-pub(super) fn print(sizes: (usize, usize), trained: &Trained) -> Result<()> {
+/// Prints the table for these numbers of data-parallel and of tensor-parallel ranks.
+///
+/// # Errors
+/// Standard output that cannot be written.
+pub fn print(sizes: (usize, usize), trained: &Trained) -> Result<()> {
     lines(sizes, &trained.own, &trained.data_parallel).iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
@@ -42,7 +45,7 @@ fn row(name: &str, own: &str, other: &str, ratio: &str) -> String {
 }
 
 /// Formats bytes as megabytes (10^6).
-pub(crate) fn megabytes(bytes: f64) -> String {
+fn megabytes(bytes: f64) -> String {
     format!("{:.3} MB", bytes / 1e6)
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::rank::Rank;
+use crate::trainer::{Divided, Epochs, Losses, Position, Source, Step, Strategy, Trainer};
 use candle_core::Tensor;
 use comm::{Mesh, peak_rss_bytes, reset_peak_rss};
-use experiment::error::Result;
-use experiment::rank::Rank;
-use experiment::trainer::{Divided, Epochs, Losses, Position, Source, Step, Strategy, Trainer};
 use report::RunSeries;
 use report::metrics::MemoryUse;
 use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
@@ -15,21 +15,27 @@ use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, Tenso
 use training::{Adam, AdamConfig};
 
 use super::OnMesh;
-use super::figures::Measurements;
-use super::mesh::mesh;
+use super::measurements::Measurements;
+use super::options::mesh;
 
 /// Measured steps of each of the compared layouts, after one warm-up step.
 const COMPARED_STEPS: usize = 4;
 
 /// A model, its data and its loss.
-pub(super) trait Task {
+pub trait Task {
     /// The model.
     type Model;
 
     /// Builds the model.
+    ///
+    /// # Errors
+    /// Those of the builder.
     fn model(&self, builder: ShardBuilder) -> LayerResult<Self::Model>;
 
     /// Computes the training loss of the samples with these indices.
+    ///
+    /// # Errors
+    /// Those of the model.
     fn loss(&self, model: &TensorParallel<Self::Model>, samples: &[usize]) -> Result<Tensor>;
 
     /// Returns the number of samples.
@@ -41,10 +47,11 @@ pub(super) trait Task {
 
 /// Configuration of the training.
 #[derive(Debug, Clone)]
-pub(super) struct TensorParallelRunConfig {
+pub struct TensorParallelRunConfig {
     /// Numbers of data-parallel and of tensor-parallel ranks.
-    pub(super) sizes: (usize, usize),
-    pub(super) parallel: TensorParallelConfig,
+    pub sizes: (usize, usize),
+    /// How layers are divided.
+    pub parallel: TensorParallelConfig,
     weights: Weights,
     batch_size: usize,
     lr: f64,
@@ -52,7 +59,10 @@ pub(super) struct TensorParallelRunConfig {
 
 impl TensorParallelRunConfig {
     /// Creates the configuration of a rank from an experiment's options, batch size and learning rate.
-    pub(super) fn of<E: OnMesh>(
+    ///
+    /// # Errors
+    /// A device that does not exist here; numbers whose product is not the world size.
+    pub fn of<E: OnMesh>(
         experiment: &E,
         weights: Weights,
         (batch_size, lr): (usize, f64),
@@ -72,15 +82,19 @@ impl TensorParallelRunConfig {
 /// Result of training and comparison.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Trained {
-    pub(super) series: RunSeries,
+    /// Losses of the training.
+    pub series: RunSeries,
     /// Figures of the requested mesh.
-    pub(super) own: Measurements,
+    pub own: Measurements,
     /// Figures of data parallelism on the same number of ranks.
-    pub(super) data_parallel: Measurements,
+    pub data_parallel: Measurements,
 }
 
 /// Trains on the mesh, then measures data parallelism with the same ranks, model and samples per step.
-pub(super) fn train<E: OnMesh, T: Task>(
+///
+/// # Errors
+/// A model that cannot be built, a file that cannot be written, a rank that failed.
+pub fn train<E: OnMesh, T: Task>(
     experiment: &E,
     task: &T,
     config: &TensorParallelRunConfig,

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
+use crate::options::count;
 use clap::Args;
 use comm::{Communicator, Mesh};
-use experiment::error::{Error, Result};
-use experiment::options::count;
 use report::fact;
 
 /// How ranks are laid out.
@@ -24,7 +24,7 @@ pub struct MeshOptions {
 
 impl MeshOptions {
     /// Returns the number of ranks that the options require; `None` if they leave it open.
-    pub(super) fn ranks(&self) -> Option<usize> {
+    pub fn ranks(&self) -> Option<usize> {
         match (self.tp, self.dp) {
             (Some(tp), dp) => Some(tp.saturating_mul(dp.unwrap_or(1))),
             (None, Some(dp)) if dp > 2 => Some(dp),
@@ -55,12 +55,15 @@ impl MeshOptions {
 
     /// Returns the number of data-parallel ranks. Only these affect a run's results: dividing the layers over another
     /// number of ranks gives the same numbers, except for rounding.
-    pub(super) fn copies(&self, world_size: usize) -> usize {
+    pub fn copies(&self, world_size: usize) -> usize {
         self.sizes(world_size).map_or(world_size, |(dp, _)| dp)
     }
 
     /// Checks that the tensor-parallel ranks divide a size.
-    pub(super) fn divides(option: &'static str, size: usize, tp: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// The option, if they do not.
+    pub fn divides(option: &'static str, size: usize, tp: usize) -> Result<()> {
         if size.is_multiple_of(tp) {
             return Ok(());
         }
@@ -69,7 +72,7 @@ impl MeshOptions {
     }
 
     /// Returns the facts about the mesh for a report.
-    pub(super) fn facts(&self, world_size: usize) -> Vec<(String, String)> {
+    pub fn facts(&self, world_size: usize) -> Vec<(String, String)> {
         let (dp, tp) = self.sizes(world_size).unwrap_or((1, world_size));
         vec![
             fact("tensor-parallel ranks", tp),

@@ -1,7 +1,7 @@
 //! Measurements of a rank: memory by kind, bytes sent, time.
 
+use crate::error::Result;
 use comm::{Communicator, all_gather_object};
-use experiment::error::Result;
 use report::metrics::MemoryUse;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,10 @@ pub struct Measurements {
 
 impl Measurements {
     /// Returns the largest of each figure over all ranks, on every rank.
-    pub(super) fn largest(self, comm: &dyn Communicator) -> Result<Self> {
+    ///
+    /// # Errors
+    /// A rank that failed.
+    pub fn largest(self, comm: &dyn Communicator) -> Result<Self> {
         let all = all_gather_object(comm, &self)?;
         Ok(all.into_iter().fold(Measurements::default(), |a, b| Measurements {
             held: a.held.largest(b.held),
