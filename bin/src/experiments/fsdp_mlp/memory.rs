@@ -1,14 +1,11 @@
-//! Peak memory of each rank by kind: measured, and computed by formulas.
+//! Peak memory by kind of each rank of a sharded model: measured, and computed by formulas.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use comm::peak_rss_bytes;
 use experiment::error::Result;
 use experiment::trainer::Sharded;
-use fsdp::Fsdp;
+use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use serde::{Deserialize, Serialize};
-
-use super::model::LargeModel;
-use super::options::{FsdpMlpOptions, Sharding};
 
 /// Peak bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -23,9 +20,9 @@ pub(super) struct PeakMemory {
 }
 
 impl PeakMemory {
-    pub(super) fn of<B, L>(trainee: &Sharded<LargeModel, B, L>) -> Self
+    pub(super) fn of<M, B, L>(trainee: &Sharded<M, B, L>) -> Self
     where
-        L: Fn(&Fsdp<LargeModel>, &B) -> Result<Tensor>,
+        L: Fn(&Fsdp<M>, &B) -> Result<Tensor>,
     {
         let memory = trainee.fsdp().memory();
         Self {
@@ -45,31 +42,31 @@ const WIDTH: usize = 12;
 const MASTER: usize = size_of::<f32>();
 const ADAM: usize = 2 * MASTER;
 
-/// Computes the memory of one rank with this sharding: its shard of everything, two whole units of gradients, and of
-/// parameters two whole units (full and hybrid sharding) or all.
-pub(super) fn sharded(options: &FsdpMlpOptions, world_size: usize) -> PeakMemory {
-    let mut units = options.model().elements().unwrap_or_default();
+/// Computes the memory of one rank, given the numbers of elements of the model's units: its shard of everything, two
+/// whole units of gradients, and of parameters two whole units (full sharding) or all.
+pub(super) fn sharded(units: &[usize], shards: usize, config: &FsdpConfig) -> PeakMemory {
     let all: usize = units.iter().sum();
-    units.sort_unstable();
-    let two: usize = units.iter().rev().take(2).sum();
-    let own = all.div_ceil(options.shards(world_size));
-    let param = options.param_dtype.dtype().size_in_bytes();
-    let reduce = options.reduce_dtype.unwrap_or(options.param_dtype).dtype().size_in_bytes();
-    let whole = match options.sharding {
-        Sharding::FullShard | Sharding::HybridShard => two,
-        Sharding::ShardGradOp | Sharding::NoShard => all,
+    let mut largest = units.to_vec();
+    largest.sort_unstable();
+    let two: usize = largest.iter().rev().take(2).sum();
+    let own = all.div_ceil(shards);
+    let bytes = |dtype: Option<DType>| dtype.map_or(MASTER, |dtype| dtype.size_in_bytes());
+    let MixedPrecision { param_dtype, reduce_dtype, .. } = config.mixed_precision;
+    let whole = match config.strategy {
+        Strategy::FullShard => two,
+        _ => all,
     };
     PeakMemory {
-        parameters: own * MASTER + whole * param,
-        gradients: own * MASTER + two * reduce,
+        parameters: own * MASTER + whole * bytes(param_dtype),
+        gradients: own * MASTER + two * bytes(reduce_dtype),
         optimizer: own * ADAM,
         ..PeakMemory::default()
     }
 }
 
-/// Computes the memory of one rank that holds everything, as in data parallelism.
-pub(super) fn replicated(options: &FsdpMlpOptions) -> PeakMemory {
-    let all: usize = options.model().elements().unwrap_or_default().iter().sum();
+/// Computes the memory of one rank that holds all of the units, as in data parallelism.
+pub(super) fn replicated(units: &[usize]) -> PeakMemory {
+    let all: usize = units.iter().sum();
     PeakMemory {
         parameters: all * MASTER,
         gradients: all * MASTER,

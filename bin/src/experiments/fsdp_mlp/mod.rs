@@ -115,8 +115,9 @@ impl Experiment for FsdpMlpOptions {
         outcome.trained.scaling.iter().try_for_each(|line| say(format_args!("{line}")))?;
         let held = outcome.trained.held.iter().enumerate();
         let mut rows: Vec<_> = held.map(|(rank, held)| (format!("rank {rank}"), *held)).collect();
-        rows.push(("each rank, by formula".into(), memory::sharded(self, outcome.ranks.len())));
-        rows.push(("DDP, by formula".into(), memory::replicated(self)));
+        let (units, shards) = (self.model().elements().unwrap_or_default(), self.shards(outcome.ranks.len()));
+        rows.push(("each rank, by formula".into(), memory::sharded(&units, shards, &self.config())));
+        rows.push(("DDP, by formula".into(), memory::replicated(&units)));
         memory::table(&rows).iter().try_for_each(|line| say(format_args!("{line}")))
     }
 
