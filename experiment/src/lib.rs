@@ -6,7 +6,7 @@
 //! - [`Experiment`] and [`run()`]: what an experiment gives, and the steps that are the same for all of them.
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
-//! - [`mesh`]: an experiment whose layers are divided over ranks.
+//! - [`mesh`]: an experiment whose layers are divided over ranks. [`peak_memory`]: what a sharded model takes.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`error`]: all that can go wrong, with the message and the exit code.
@@ -111,6 +111,7 @@ mod option_methods;
 pub mod options;
 pub mod origin;
 pub mod outputs;
+pub mod peak_memory;
 pub mod progress;
 pub mod rank;
 pub mod result_line;

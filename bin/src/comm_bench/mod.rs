@@ -1,7 +1,6 @@
 //! `comm-bench`: measures the time of collectives by size (from the PyTorch handbook).
 
 mod options;
-mod size;
 
 pub use options::CommBenchOptions;
 
@@ -16,7 +15,7 @@ use training::FileError;
 
 use candle_core::Device;
 use comm::{Communicator, TcpConfig};
-use plan::measure::{Measured, Row, measure};
+use plan::measure::{Measured, Row, measure, size};
 use report::trace;
 
 /// The command's name.

@@ -9,9 +9,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use experiment::options::{DeviceKind, RankOptions, count, seconds};
-use plan::measure::Measured;
-
-use super::size;
+use plan::measure::{Measured, size};
 
 /// Options of `comm-bench`.
 #[derive(Debug, Clone, Args)]

@@ -3,6 +3,7 @@
 
 mod machine;
 mod operation;
+pub mod size;
 
 use std::time::{Duration, Instant};
 

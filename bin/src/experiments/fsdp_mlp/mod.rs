@@ -1,7 +1,6 @@
 //! `fsdp-mlp`, the sharded (FSDP) example of the PyTorch handbook.
 
 mod data;
-mod memory;
 mod model;
 mod options;
 #[cfg(test)]
@@ -9,6 +8,7 @@ mod tests;
 
 use experiment::console::say;
 use experiment::error::Result;
+use experiment::peak_memory::{self, PeakMemory};
 use experiment::rank::{Outcome, Rank};
 use experiment::trainer::{Losses, Sharded, Step, Trainer};
 use experiment::{Experiment, options_of};
@@ -27,7 +27,6 @@ use serde::{Deserialize, Serialize};
 pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 
 use data::{Batches, Samples};
-use memory::PeakMemory;
 use model::LargeModel;
 
 /// The handbook prints the loss of every so many steps.
@@ -116,9 +115,9 @@ impl Experiment for FsdpMlpOptions {
         let held = outcome.trained.held.iter().enumerate();
         let mut rows: Vec<_> = held.map(|(rank, held)| (format!("rank {rank}"), *held)).collect();
         let (units, shards) = (self.model().elements().unwrap_or_default(), self.shards(outcome.ranks.len()));
-        rows.push(("each rank, by formula".into(), memory::sharded(&units, shards, &self.config())));
-        rows.push(("DDP, by formula".into(), memory::replicated(&units)));
-        memory::table(&rows).iter().try_for_each(|line| say(format_args!("{line}")))
+        rows.push(("each rank, by formula".into(), peak_memory::sharded(&units, shards, &self.config())));
+        rows.push(("DDP, by formula".into(), peak_memory::replicated(&units)));
+        peak_memory::table(&rows).iter().try_for_each(|line| say(format_args!("{line}")))
     }
 
     fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {

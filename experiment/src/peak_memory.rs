@@ -2,25 +2,30 @@
 
 use candle_core::{DType, Tensor};
 use comm::peak_rss_bytes;
-use experiment::error::Result;
-use experiment::trainer::Sharded;
 use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Result;
+use crate::trainer::Sharded;
+
 /// Peak bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct PeakMemory {
-    pub(super) parameters: usize,
-    pub(super) gradients: usize,
-    pub(super) optimizer: usize,
-    /// `None` in the rows that are computed by formula.
-    pub(super) activations: Option<usize>,
+pub struct PeakMemory {
+    /// Shards, and gathered units.
+    pub parameters: usize,
+    /// Gradients of shards and of whole units.
+    pub gradients: usize,
+    /// State of the optimizer.
+    pub optimizer: usize,
+    /// What is kept for backward; `None` in the rows that are computed by formula.
+    pub activations: Option<usize>,
     /// Peak of the whole process, where known.
-    pub(super) process: Option<u64>,
+    pub process: Option<u64>,
 }
 
 impl PeakMemory {
-    pub(super) fn of<M, B, L>(trainee: &Sharded<M, B, L>) -> Self
+    /// Returns the peaks of this rank so far.
+    pub fn of<M, B, L>(trainee: &Sharded<M, B, L>) -> Self
     where
         L: Fn(&Fsdp<M>, &B) -> Result<Tensor>,
     {
@@ -44,7 +49,7 @@ const ADAM: usize = 2 * MASTER;
 
 /// Computes the memory of one rank, given the numbers of elements of the model's units: its shard of everything, two
 /// whole units of gradients, and of parameters two whole units (full sharding) or all.
-pub(super) fn sharded(units: &[usize], shards: usize, config: &FsdpConfig) -> PeakMemory {
+pub fn sharded(units: &[usize], shards: usize, config: &FsdpConfig) -> PeakMemory {
     let all: usize = units.iter().sum();
     let mut largest = units.to_vec();
     largest.sort_unstable();
@@ -65,7 +70,7 @@ pub(super) fn sharded(units: &[usize], shards: usize, config: &FsdpConfig) -> Pe
 }
 
 /// Computes the memory of one rank that holds all of the units, as in data parallelism.
-pub(super) fn replicated(units: &[usize]) -> PeakMemory {
+pub fn replicated(units: &[usize]) -> PeakMemory {
     let all: usize = units.iter().sum();
     PeakMemory {
         parameters: all * MASTER,
@@ -76,7 +81,7 @@ pub(super) fn replicated(units: &[usize]) -> PeakMemory {
 }
 
 /// Formats the table, line by line.
-pub(super) fn table(rows: &[(String, PeakMemory)]) -> Vec<String> {
+pub fn table(rows: &[(String, PeakMemory)]) -> Vec<String> {
     let mut head = format!("{:<FIRST$}", "peak memory, MB (10^6)");
     COLUMNS.iter().for_each(|column| head += &format!("{column:>WIDTH$}"));
     let mut lines = vec![head];

@@ -4,7 +4,7 @@
 ///
 /// # Errors
 /// A message that says what is accepted.
-pub(super) fn parse(text: &str) -> Result<usize, String> {
+pub fn parse(text: &str) -> Result<usize, String> {
     let help =
         || "give bytes, or a number with K, M or G (powers of 1024), such as 4096, 64K or 1M".to_string();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -20,7 +20,7 @@ pub(super) fn parse(text: &str) -> Result<usize, String> {
 }
 
 /// Formats a size with the largest unit that leaves a whole number: `4 KiB`, `1000 B`.
-pub(super) fn format(bytes: usize) -> String {
+pub fn format(bytes: usize) -> String {
     let units = ["B", "KiB", "MiB", "GiB"];
     let mut unit = 0;
     let mut number = bytes;
