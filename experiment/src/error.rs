@@ -167,6 +167,14 @@ pub enum Error {
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Refuses the value of an option: returns [`Error::Option`].
+///
+/// # Errors
+/// Always.
+pub fn refuse<T>(option: &'static str, got: impl std::fmt::Display, help: impl Into<String>) -> Result<T> {
+    Err(Error::Option { option, got: got.to_string(), help: help.into() })
+}
+
 impl Error {
     /// Returns the error of a process that is a rank.
     pub fn in_rank(rank: usize, source: Error) -> Self {

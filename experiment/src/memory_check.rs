@@ -4,7 +4,7 @@
 use comm::{LaunchedRank, total_memory_bytes};
 
 use crate::devices;
-use crate::error::{Error, Result};
+use crate::error::{Result, refuse};
 use crate::options::{Backend, CommonOptions, DeviceKind, RankOptions};
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -55,7 +55,7 @@ pub fn check_data(option: &'static str, got: usize, bytes: f64, ranks: usize) ->
         Some((needed, there_is)) => {
             let help =
                 format!("{what} {needed} GiB for that, and this machine has {there_is} GiB: give less");
-            Err(Error::Option { option, got: got.to_string(), help })
+            refuse(option, got, help)
         }
     }
 }
@@ -80,6 +80,26 @@ pub fn option_to_blame<const N: usize>(
     };
     let at = (0..N).min_by(|&a, &b| without(a).total_cmp(&without(b)));
     at.map_or(("the sizes", 0), |at| options[at])
+}
+
+/// Checks that the model of these sizes fits: `count` computes its parameters, and each of `ranks` ranks here needs at
+/// least `bytes(parameters)`.
+///
+/// # Errors
+/// The option to blame for its size, see [`option_to_blame`].
+pub fn check_model<const N: usize>(
+    sizes: [(&'static str, usize); N],
+    count: impl Fn([f64; N]) -> f64,
+    needed: impl FnOnce(f64) -> (f64, usize),
+) -> Result<()> {
+    let parameters = count(sizes.map(|(_, size)| size as f64));
+    match too_large(parameters, "parameters", needed(parameters)) {
+        None => Ok(()),
+        Some(help) => {
+            let (option, got) = option_to_blame(sizes, count);
+            refuse(option, got, help)
+        }
+    }
 }
 
 /// [`too_large`] on a machine with `there_is` bytes of memory.

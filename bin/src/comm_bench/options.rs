@@ -6,7 +6,7 @@ use std::time::Duration;
 use candle_core::DType;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::memory_check;
 use experiment::options::{DeviceKind, RankOptions, count, seconds};
 use plan::measure::{Measured, size};
@@ -81,7 +81,7 @@ impl CommBenchOptions {
         if let Some(bytes) = self.sizes.iter().find(|bytes| !bytes.is_multiple_of(size)) {
             let help =
                 format!("give multiples of {size}, the bytes of an element of {}", self.dtype.as_str());
-            return Err(Error::Option { option: "--sizes", got: bytes.to_string(), help });
+            return refuse("--sizes", bytes, help);
         }
         let Some(here) = memory_check::ranks_on_host(&self.ranks, self.device, world_size) else {
             return Ok(());

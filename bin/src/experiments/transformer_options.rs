@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::memory_check;
 use experiment::options::{CommonOptions, count, probability};
 use models::tutorials::tokens::{self, Row, check_length};
@@ -111,13 +111,11 @@ impl TransformerOptions {
     /// # Errors
     /// The first option that cannot be used.
     pub fn check(&self, common: &CommonOptions, world_size: usize, parts: usize) -> Result<()> {
-        let refuse =
-            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
         check_heads(d_model, num_heads).or_else(|help| refuse("--d-model", d_model, help))?;
         if !d_model.is_multiple_of(2) {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
-            return refuse("--d-model", d_model, help.into());
+            return refuse("--d-model", d_model, help);
         }
         let ranks = memory_check::ranks_on_host(&common.ranks, common.device, world_size);
         if let Some((option, got, help)) = self.too_large(ranks.map_or((1, 1), |ranks| (ranks, parts))) {
@@ -126,11 +124,7 @@ impl TransformerOptions {
         if common.data.is_some() {
             return Ok(());
         }
-        check_length(self.length, self.max_len).map_err(|help| Error::Option {
-            option: "--length",
-            got: self.length.to_string(),
-            help,
-        })?;
+        check_length(self.length, self.max_len).or_else(|help| refuse("--length", self.length, help))?;
         if self.samples > self.vocab_size {
             let help =
                 format!("row i holds token i, and there are {} tokens (--vocab-size)", self.vocab_size);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use experiment::console::say;
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::outputs;
 use models::{Lora, LoraConfig, ModelConfig};
 use plan::Optimizer;
@@ -27,12 +27,12 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let length = options.length.unwrap_or(LENGTH.min(config.max_len));
     if length > config.max_len {
         let help = format!("the model has {} positions: give at most that many", config.max_len);
-        return Err(Error::Option { option: "--length", got: length.to_string(), help });
+        return refuse("--length", length, help);
     }
     let ranks = own.mesh.map_or(options.ranks, |layout| layout.ranks());
     if ranks > MOST_RANKS {
         let help = format!("give at most {MOST_RANKS}");
-        return Err(Error::Option { option: "--ranks", got: ranks.to_string(), help });
+        return refuse("--ranks", ranks, help);
     }
     let subject = Subject::new(config, lora);
     let training = own.training(options.batch_size(), length, options.optimizer.map(Optimizer::from));

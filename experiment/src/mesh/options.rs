@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, refuse};
 use crate::options::count;
 use clap::Args;
 use comm::{Communicator, Mesh};
@@ -37,8 +37,6 @@ impl MeshOptions {
     /// # Errors
     /// Numbers whose product is not the world size.
     pub fn sizes(&self, world_size: usize) -> Result<(usize, usize)> {
-        let refuse =
-            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let ranks = if world_size == 1 { "1 rank".to_string() } else { format!("{world_size} ranks") };
         match (self.dp, self.tp) {
             (Some(dp), Some(tp)) if dp.checked_mul(tp) == Some(world_size) => Ok((dp, tp)),
@@ -68,7 +66,7 @@ impl MeshOptions {
             return Ok(());
         }
         let help = format!("it is divided over {tp} tensor-parallel ranks (--tp): give a multiple of that");
-        Err(Error::Option { option, got: size.to_string(), help })
+        refuse(option, size, help)
     }
 
     /// Returns the facts about the mesh for a report.

@@ -1,7 +1,7 @@
 //! The options of `ddp-linear`.
 
 use clap::Args;
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::options::{CommonOptions, LoaderOptions, count, learning_rate};
 
 /// Options of `ddp-linear`.
@@ -55,7 +55,7 @@ impl DdpLinearOptions {
             let help = format!(
                 "with --keep-total-batch it is split over {world_size} ranks: give {world_size} or more"
             );
-            return Err(Error::Option { option: "--batch-size", got: self.batch_size.to_string(), help });
+            return refuse("--batch-size", self.batch_size, help);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::memory_check;
 use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
@@ -163,20 +163,19 @@ impl FsdpMlpOptions {
     }
 
     pub(super) fn check_sizes(&self, world_size: usize) -> Result<()> {
-        let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
         if let (Some(ranks), false) = (self.shard_ranks, self.sharding == Sharding::HybridShard) {
             let help = "it needs --sharding hybrid-shard";
-            return refuse("--shard-ranks", ranks.to_string(), help.into());
+            return refuse("--shard-ranks", ranks, help);
         }
         let shards = self.shards(world_size);
         if !world_size.is_multiple_of(shards) {
             let help = format!("the {world_size} ranks cannot be divided into groups of that size");
-            return refuse("--shard-ranks", shards.to_string(), help);
+            return refuse("--shard-ranks", shards, help);
         }
         if self.model().elements().is_none() {
             let help =
                 format!("with --features {}, the model has more elements than can be counted", self.features);
-            return refuse("--hidden", self.hidden.to_string(), help);
+            return refuse("--hidden", self.hidden, help);
         }
         let count = |[features, hidden]: [f64; 2]| {
             let layers =
@@ -184,14 +183,9 @@ impl FsdpMlpOptions {
             layers.map(|(inputs, outputs)| (inputs + 1.0) * outputs).into_iter().sum::<f64>()
         };
         let sizes = [("--features", self.features), ("--hidden", self.hidden)];
-        let parameters = count(sizes.map(|(_, size)| size as f64));
         let CommonOptions { ranks, device, data, .. } = &self.common;
         let on_host = memory_check::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
-        let needed = (memory_check::with_adam(parameters, shards), on_host);
-        if let Some(help) = memory_check::too_large(parameters, "parameters", needed) {
-            let (option, got) = memory_check::option_to_blame(sizes, count);
-            return refuse(option, got.to_string(), help);
-        }
+        memory_check::check_model(sizes, count, |all| (memory_check::with_adam(all, shards), on_host))?;
         if data.is_some() {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! The options of `pipeline-transformer`.
 
 use clap::Args;
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use pipeline::{Cost, PipelineConfig, Schedule, ScheduleKind, Split};
 
@@ -80,10 +80,6 @@ fn schedule(name: &str) -> std::result::Result<ScheduleKind, String> {
         let names = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
         format!("give one of {names}")
     })
-}
-
-fn refuse<T>(option: &'static str, got: impl ToString, help: String) -> Result<T> {
-    Err(Error::Option { option, got: got.to_string(), help })
 }
 
 impl PipelineTransformerOptions {

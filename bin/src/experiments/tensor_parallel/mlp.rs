@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
 use experiment::console::note;
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::memory_check;
 use experiment::mesh::{
     self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, memory_per_rank, weights,
@@ -103,16 +103,15 @@ impl Experiment for TensorParallelMlpOptions {
                 "the first layer has four times as many outputs, which are divided over {tp} tensor-parallel ranks (--tp): \
                  give a size so that four times the size is a multiple of {tp}"
             );
-            return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
+            return refuse("--hidden-size", self.hidden_size, help);
         }
-        let size = self.hidden_size as f64;
-        let parameters = 8.0 * size * size + 5.0 * size;
-        let needed = memory_per_rank(&self.common, (world_size, tp), |parts| {
-            memory_check::with_adam(parameters, parts)
-        });
-        if let Some(help) = memory_check::too_large(parameters, "parameters", needed) {
-            return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
-        }
+        memory_check::check_model(
+            [("--hidden-size", self.hidden_size)],
+            |[size]| 8.0 * size * size + 5.0 * size,
+            |all| {
+                memory_per_rank(&self.common, (world_size, tp), |parts| memory_check::with_adam(all, parts))
+            },
+        )?;
         if self.common.data.is_none() {
             // Inputs and targets, f32.
             let bytes = self.hidden_size.saturating_mul(2 * 4);
@@ -121,7 +120,7 @@ impl Experiment for TensorParallelMlpOptions {
         if self.mesh.sequence_parallel {
             MeshOptions::divides("--batch-size", self.batch_size, tp)?;
             if let (None, Some(help)) = (&self.common.data, self.uneven(self.samples, (dp, tp))) {
-                return Err(Error::Option { option: "--samples", got: self.samples.to_string(), help });
+                return refuse("--samples", self.samples, help);
             }
         }
         Ok(())
@@ -203,7 +202,7 @@ impl TensorParallelMlpOptions {
             "with --sequence-parallel each batch is divided over {tp} ranks (--tp), but the last batch \
              of the {samples} samples left in the epoch would have {last}: {way}"
         );
-        Err(Error::Option { option: "--dp", got: dp.to_string(), help })
+        refuse("--dp", dp, help)
     }
 
     /// Describes the problem if the last batch cannot be divided over the tensor-parallel ranks.

@@ -1,7 +1,7 @@
 //! The options of `tensor-parallel-transformer`.
 
 use clap::Args;
-use experiment::error::{Error, Result};
+use experiment::error::{Result, refuse};
 use experiment::memory_check;
 use experiment::mesh::{MeshOptions, memory_per_rank};
 use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
@@ -83,8 +83,8 @@ impl TensorParallelTransformerOptions {
         LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
     }
 
-    /// Returns the option to blame, its value and the message if the model does not fit in memory.
-    fn too_large(&self, ranks: (usize, usize)) -> Option<(&'static str, usize, String)> {
+    /// Checks that the model fits in memory.
+    fn check_memory(&self, ranks: (usize, usize)) -> Result<()> {
         let sizes = [
             ("--d-model", self.d_model),
             ("--vocab-size", self.vocab_size),
@@ -92,32 +92,26 @@ impl TensorParallelTransformerOptions {
             ("--max-len", self.max_len),
             ("--d-ff", self.d_ff.unwrap_or(0)),
         ];
+        // Position embeddings are replicated on all ranks.
+        let positions = self.max_len as f64 * self.d_model as f64;
         let count = |[model, words, blocks, positions, ff]: [f64; 5]| {
             let ff = if self.d_ff.is_some() { ff } else { 4.0 * model };
             let block = 4.0 * model * model + 2.0 * model * ff + 9.0 * model + ff;
-            (2.0 * words * model + blocks * block, positions * model)
+            2.0 * words * model + blocks * block + positions * model
         };
-        // Position embeddings are replicated on all ranks.
-        let (divided, whole) = count(sizes.map(|(_, size)| size as f64));
-        let bytes = |parts| memory_check::with_adam(divided, parts) + memory_check::with_adam(whole, 1);
-        let help = memory_check::too_large(
-            divided + whole,
-            "parameters",
-            memory_per_rank(&self.common, ranks, bytes),
-        )?;
-        let (option, got) = memory_check::option_to_blame(sizes, |sizes| count(sizes).0 + count(sizes).1);
-        Some((option, got, help))
+        memory_check::check_model(sizes, count, |all| {
+            let bytes = |parts| {
+                memory_check::with_adam(all - positions, parts) + memory_check::with_adam(positions, 1)
+            };
+            memory_per_rank(&self.common, ranks, bytes)
+        })
     }
 
     /// Checks that sizes are compatible with each other and divisible over the ranks.
     pub(super) fn check_sizes(&self, (world_size, tp): (usize, usize)) -> Result<()> {
-        let refuse =
-            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
         check_heads(d_model, num_heads).or_else(|help| refuse("--d-model", d_model, help))?;
-        if let Some((option, got, help)) = self.too_large((world_size, tp)) {
-            return refuse(option, got, help);
-        }
+        self.check_memory((world_size, tp))?;
         MeshOptions::divides("--num-heads", num_heads, tp)?;
         if self.vocab_size < tp {
             let help =
