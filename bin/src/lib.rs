@@ -1,4 +1,4 @@
-//! Girandole's command line, as a library: the experiments, their models, and their output files.
+//! Girandole's command line, as a library: its commands, recipes, help, and the experiments.
 //!
 //! The program is `girandole`; the benchmarks train the same models through this library.
 #![forbid(unsafe_code)]

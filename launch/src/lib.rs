@@ -25,6 +25,8 @@
 //! the others are ended too, and the error names the first cause. A program that is started this way calls
 //! [`worker_guard`] first thing in `main`, as [`run`] does, so that no rank outlives its launcher, however that one
 //! ends.
+//!
+//! With the feature `command`, the module `command` has the options of `girandole launch`.
 
 #![deny(unsafe_code)]
 

@@ -22,6 +22,7 @@
 //!
 //! Read in this order: [`model`] (sizes), [`strategy`] (memory and bytes of each strategy), [`collective`] (bytes of an
 //! operation), [`forecast`] (time), [`step`] (a strategy as work on a network), [`Table`] (the plan as text or JSON).
+//! With the feature `command`, the module `command` has the options of `girandole plan`.
 #![forbid(unsafe_code)]
 
 pub mod collective;
