@@ -189,9 +189,7 @@ impl CausalLm {
     /// # Errors
     /// As [`logits`](Self::logits); a target outside the vocabulary.
     pub fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let x = self.hidden(tokens)?;
-        let config = LinearCrossEntropyConfig::default();
-        self.head.run(|head| head.tokens.loss(&head.norm.forward(&x)?, targets, &config))
+        self.last_unit_loss(&self.hidden(tokens)?, targets)
     }
 
     /// Returns the logits of the token after the last of `tokens`, which follow those in the cache and are added to it.
@@ -249,14 +247,9 @@ impl Model for CausalLm {
         cross_entropy(&logits.reshape(((), classes))?, &targets.flatten_all()?, Some(IGNORED))
     }
 
-    fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        CausalLm::loss(self, tokens, targets)
-    }
-
-    fn without_loss(&self, tokens: &Tensor) -> Result<Tensor> {
-        // `run`, as in `loss`, and not `forward`, which may recompute the unit in backward.
-        let x = self.hidden(tokens)?;
-        self.head.run(|head| head.forward(&x))
+    fn last_unit_loss(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let config = LinearCrossEntropyConfig::default();
+        self.head.run(|head| head.tokens.loss(&head.norm.forward(x)?, targets, &config))
     }
 
     fn count(targets: &Tensor) -> Result<usize> {

@@ -151,14 +151,11 @@ impl Run<'_> {
         }
         let stage = find(self.stages, action)?;
         let forward = || stage.forward(x, !self.evaluates);
-        let output = match self.row_keys.get(micro_batch) {
-            Some(keys) => keys.scope(forward),
-            None => forward(),
-        };
-        let mut output = output.map_err(Error::during(action.to_string()))?;
+        let mut output = self.scope(micro_batch, forward).map_err(Error::during(action.to_string()))?;
         self.specs[number].check(&output, action, "an output")?;
         if self.is_last(number) {
-            output = (self.loss)(&output, &self.targets[micro_batch]).map_err(Error::during("the loss"))?;
+            let loss = || (self.loss)(&output, &self.targets[micro_batch]);
+            output = self.scope(micro_batch, loss).map_err(Error::during("the loss"))?;
             if output.elem_count() != 1 {
                 let (what, got) = ("the loss".to_string(), format!("shape {:?}", output.dims()));
                 let help = "it must give one number for each micro-batch".into();
@@ -179,6 +176,14 @@ impl Run<'_> {
         self.state.alive.insert((number, micro_batch), LiveActivation { input, output, bytes });
         self.state.most_alive = self.state.most_alive.max(self.state.alive.len() + self.state.deferred.len());
         Ok(())
+    }
+
+    /// Calls `compute` with the keys of a micro-batch's rows, if they have some.
+    fn scope<T>(&self, micro_batch: usize, compute: impl FnOnce() -> T) -> T {
+        match self.row_keys.get(micro_batch) {
+            Some(keys) => keys.scope(compute),
+            None => compute(),
+        }
     }
 
     fn backward(&mut self, action: Action, input_only: bool) -> Result<()> {

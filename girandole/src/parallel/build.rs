@@ -12,13 +12,14 @@ use tensor_parallel::{Shards, TensorParallelConfig, Weights};
 use training::build::{Builder, Model, Recompute, UnitPlace, UnitSource};
 use training::{LossScaler, OnMissingGradient};
 
+use super::last_unit::{PassedOn, WithoutLastUnit};
 use super::norm::tie_roots;
 use super::stages::Stages;
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
 
-impl<M: Model + Send + 'static> Parallel<M> {
+impl<M: Model + Send + Sync + 'static> Parallel<M> {
     /// Distributes a model over the ranks of `comm`. Call on every rank, with equal arguments.
     ///
     /// `weights` are the initial values of the parameters. [`InitialWeights::seed`](crate::InitialWeights) draws the
@@ -89,7 +90,7 @@ impl<M: Model + Send + 'static> Parallel<M> {
     }
 }
 
-fn make<M: Model + Send + 'static>(
+fn make<M: Model + Send + Sync + 'static>(
     layout: &Layout,
     (mesh, data): (&Mesh, &Arc<dyn Communicator>),
     shards: &Shards,
@@ -100,10 +101,14 @@ fn make<M: Model + Send + 'static>(
     let (layers, recompute) = (shards.layers(), config.recompute);
     let build = move |builder: Builder| build(&builder.with_layers(layers.clone()).recomputing(recompute));
     if layout.pp > 1 {
-        let modules = Modules::of_units(move |builder| build(builder.clone()))?;
+        let passed_on = PassedOn::default();
+        let to = passed_on.clone();
+        let build = move |builder: &Builder| Ok(WithoutLastUnit::new(build(builder.clone())?, to.clone()));
+        let modules = Modules::of_units(build)?;
         // Tied parameters that are not trained start with equal values and keep them, so they need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
-        return Ok(Kind::Stages(Box::new(Stages::new::<M>((mesh, data), shards, config, &ties, &modules)?)));
+        let stages = Stages::new((mesh, data), shards, config, &ties, &modules, passed_on)?;
+        return Ok(Kind::Stages(Box::new(stages)));
     }
     if layout.shard > 1 {
         let vb = shards.tensor_builder();

@@ -5,6 +5,7 @@ mod config;
 mod elastic;
 mod flat_shards;
 mod forward;
+mod last_unit;
 mod norm;
 mod pieces;
 mod stages;

@@ -13,13 +13,18 @@ use training::build::{Model, whole_rows};
 
 use super::ParallelConfig;
 use super::flat_shards::FlatShards;
+use super::last_unit::PassedOn;
 use super::step::{number, weighted, zero_loss};
 use super::trained::trained;
 use crate::{Error, Result};
 
+/// Computes the output of the last unit from its input.
+type LastUnit = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send>;
+
 /// The stages of this rank.
 pub(super) struct Stages {
     pipeline: Pipeline,
+    last_unit: LastUnit,
     /// Trained parameters, and state.
     parameters: Vec<(String, Var)>,
     buffers: Vec<(String, Var)>,
@@ -38,12 +43,13 @@ struct Sums {
 }
 
 impl Stages {
-    pub(super) fn new<M: Model>(
+    pub(super) fn new<M: Model + Send + Sync + 'static>(
         (mesh, data): (&Mesh, &Arc<dyn Communicator>),
         shards: &Shards,
         config: &ParallelConfig,
         ties: &[(String, String)],
         modules: &Modules,
+        passed_on: PassedOn<M>,
     ) -> Result<Self> {
         let Some(example) = &config.example else {
             let help = "give an input of one micro-batch: its shape and dtype are what stages make room for";
@@ -62,14 +68,14 @@ impl Stages {
             ..PipelineConfig::default()
         };
         let sums: Arc<Mutex<Sums>> = Arc::default();
-        let own = sums.clone();
-        let loss = move |output: &Tensor, targets: &Tensor| {
+        let (own, last) = (sums.clone(), passed_on.clone());
+        let loss = move |x: &Tensor, targets: &Tensor| {
             let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = M::count(targets)?;
+            let (model, count) = (last.model()?, M::count(targets)?);
             if count == 0 {
-                return Ok(zero_loss(output)?);
+                return Ok(zero_loss(&model.last_unit(x)?)?);
             }
-            let loss = M::output_loss(output, targets)?;
+            let loss = model.last_unit_loss(x, targets)?;
             own.sum += number(&loss)? * count as f64;
             Ok(weighted(&loss, count, own.share)?)
         };
@@ -82,7 +88,9 @@ impl Stages {
             Some(shard) => Some(FlatShards::new(shard, parameters.clone())?),
             None => None,
         };
-        Ok(Self { pipeline, parameters, buffers, flat, sums, micro_batches: config.micro_batches })
+        let last_unit: LastUnit = Box::new(move |x| passed_on.model()?.last_unit(x));
+        let micro_batches = config.micro_batches;
+        Ok(Self { pipeline, last_unit, parameters, buffers, flat, sums, micro_batches })
     }
 
     pub(super) fn named_vars(&self) -> Vec<(String, Var)> {
@@ -139,6 +147,7 @@ impl Stages {
         input: &Tensor,
         last: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor> {
+        let last = |x: &Tensor| last(&(self.last_unit)(x)?);
         Ok(whole_rows(|| self.pipeline.forward(input, last))?)
     }
 

@@ -6,7 +6,7 @@ use super::Units;
 
 /// A model that can be trained in any layout: a chain of units, and a loss of the last unit's output.
 pub trait Model: Units {
-    /// The mean loss of a batch's output, over the targets that count. In a pipeline, the last stage calls it.
+    /// The mean loss of a batch's output, over the targets that count.
     ///
     /// # Errors
     /// Targets that do not fit the output.
@@ -14,8 +14,28 @@ pub trait Model: Units {
     where
         Self: Sized;
 
-    /// The mean loss of a batch, where the whole model is in this process. By default it runs the chain of units and
-    /// calls [`output_loss`](Self::output_loss); a model may override it with a way that needs less memory.
+    /// The mean loss of a batch, from the input of the last unit; in a pipeline, the last stage calls it. By default it
+    /// runs the unit and calls [`output_loss`](Self::output_loss); a model may override it with a way that needs less
+    /// memory.
+    ///
+    /// # Errors
+    /// Errors of the unit; targets that do not fit.
+    fn last_unit_loss(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor>
+    where
+        Self: Sized,
+    {
+        Self::output_loss(&self.last_unit(x)?, targets)
+    }
+
+    /// The output of the last unit, from its input.
+    ///
+    /// # Errors
+    /// Errors of the unit.
+    fn last_unit(&self, x: &Tensor) -> Result<Tensor> {
+        self.units().last().map_or_else(|| Ok(x.clone()), |unit| unit.forward(x))
+    }
+
+    /// The mean loss of a batch, where the whole model is in this process: that of the last unit, after the others.
     ///
     /// # Errors
     /// Errors of a unit; targets that do not fit.
@@ -23,12 +43,15 @@ pub trait Model: Units {
     where
         Self: Sized,
     {
-        Self::output_loss(&self.without_loss(input)?, targets)
+        let mut units = self.units();
+        units.pop();
+        let x = units.into_iter().try_fold(input.clone(), |x, unit| unit.forward(&x))?;
+        self.last_unit_loss(&x, targets)
     }
 
     /// Output for a batch of which no target counts. It must run the same units in the same order as
     /// [`loss`](Self::loss), since ranks that share parameters gather them together. By default the output of the
-    /// last unit; a model that overrides `loss` overrides this, too.
+    /// last unit.
     ///
     /// # Errors
     /// Errors of a unit.
