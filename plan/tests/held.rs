@@ -167,9 +167,13 @@ fn forward_keeps(family: &str, tied: bool, dtype: DType, recompute: Recompute) -
     let tokens = Tensor::zeros((ROWS, LENGTH), DType::U32, &device).unwrap();
     let loss = RowKeys::new(0, 0, 0..ROWS).scope(|| lm.loss(&tokens, &tokens)).unwrap();
     let told = activation_bytes(&loss, []) as f64;
-    // The loss keeps the gradient of its weight, which the plan counts as a gradient.
-    let of_head = (model.vocab_size * model.hidden_size * dtype.size_in_bytes().max(4)) as f64;
-    (cost.most().activations, told - of_head)
+    // The loss keeps the gradient of its weight, which the plan counts as a gradient, if it is one: in 16 bits the
+    // loss's weight is a copy.
+    let of_head = match dtype {
+        DType::BF16 => 0,
+        dtype => model.vocab_size * model.hidden_size * dtype.size_in_bytes(),
+    };
+    (cost.most().activations, told - of_head as f64)
 }
 
 #[test]

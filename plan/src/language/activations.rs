@@ -132,23 +132,4 @@ impl<'a> PerToken<'a> {
         let wide = if element == working { 0 } else { own * working };
         norm + own * element + wide + own * working + working + CLASS_BYTES
     }
-
-    /// Returns the bytes kept by head and loss in a pipeline's last stage: all logits, and as many probabilities.
-    pub(super) fn logits_and_loss(self) -> usize {
-        self.logits() + self.loss_of_logits()
-    }
-
-    /// Returns the bytes kept by a stage's head.
-    pub(super) fn logits(self) -> usize {
-        let (hidden, all) = (self.config.hidden_size, self.config.vocab_size);
-        let own = if self.tp > 1 { all.div_ceil(self.tp) } else { 0 };
-        self.wide(hidden, hidden) + (own + all) * self.numbers.element
-    }
-
-    fn loss_of_logits(self) -> usize {
-        let Numbers { element, working } = self.numbers;
-        let all = self.config.vocab_size;
-        let wide = if element == working { 0 } else { all * working };
-        wide + all * working + CLASS_BYTES
-    }
 }

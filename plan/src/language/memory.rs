@@ -44,8 +44,8 @@ fn check(training: &Training, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Number of tensors alive in an addition: zeros or an earlier sum, the addend, and the result.
-pub(super) const ADDITION_TENSORS: f64 = 3.0;
+/// Number of tensors alive in an addition by candle's backward: zeros, the addend, and the result.
+const ADDITION_TENSORS: f64 = 3.0;
 
 /// Model in a layout.
 pub(super) struct Plan<'a> {
@@ -171,14 +171,15 @@ impl Plan<'_> {
     /// embedding.
     fn copied(&self) -> [TemporaryBytes; 3] {
         let gradients = self.sum(Unit::trained) * self.element();
-        let sums = if self.accumulates() { gradients } else { 0.0 };
+        let sums = if self.accumulates() { self.summed(gradients) } else { 0.0 };
         // Data-parallel ranks accumulate directly in the buckets that are sent.
         let both = if self.layout.dp > 1 { gradients } else { sums + gradients };
         let kept = self.activations();
+        let kept_on = kept + self.head_gradient() - self.passed_head();
         [
             TemporaryBytes::new(kept, sums + self.loss()),
-            TemporaryBytes::new(kept + self.again(), both + self.backward()),
-            TemporaryBytes::new(kept, both + self.embedding()),
+            TemporaryBytes::new(kept_on + self.again(), both + self.backward()),
+            TemporaryBytes::new(kept_on, both + self.embedding()),
         ]
     }
 
@@ -233,6 +234,11 @@ impl Plan<'_> {
         }
     }
 
+    /// Returns the temporary bytes of the loss, forward or backward, with the head's gradient.
+    fn loss(&self) -> f64 {
+        self.head_gradient() + self.loss_forward().max(self.loss_backward())
+    }
+
     /// Returns the bytes of activations of a micro-batch.
     fn activations(&self) -> f64 {
         let boundary = if self.layout.shard > 1 { self.kept.output() } else { 0 };
@@ -245,10 +251,45 @@ impl Plan<'_> {
         kept as f64 * self.tokens + self.wide_head()
     }
 
+    fn is_narrow(&self) -> bool {
+        self.element() != self.working()
+    }
+
     /// Returns the bytes of the 32-bit copy of a 16-bit head.
     fn wide_head(&self) -> f64 {
-        let is_narrow = self.element() != self.working();
-        if is_narrow && self.layout.tp == 1 { self.vocabulary * self.working() } else { 0.0 }
+        if self.is_narrow() && self.layout.tp == 1 { self.vocabulary * self.working() } else { 0.0 }
+    }
+
+    /// Returns the bytes of the head's gradient, in 32 bits, which the loss computes in forward.
+    fn head_gradient(&self) -> f64 {
+        let head = if self.is_tied { self.units.first() } else { self.units.last() };
+        let is_trained = head.is_some_and(|unit| unit.trained() > 0);
+        if is_trained && self.layout.tp == 1 { self.vocabulary * self.working() } else { 0.0 }
+    }
+
+    /// Returns the bytes that the loss keeps for its backward, whatever the number of tokens.
+    pub(super) fn kept_head(&self) -> f64 {
+        self.wide_head() + self.head_gradient()
+    }
+
+    /// Returns the bytes of what the loss has kept that are the head's gradient after its backward. In 16 bits, that is
+    /// another tensor.
+    pub(super) fn passed_head(&self) -> f64 {
+        if self.is_narrow() { 0.0 } else { self.head_gradient() }
+    }
+
+    /// Returns the bytes of sums of gradients of so many bytes: those of 16 bits are summed in 32 bits.
+    pub(super) fn summed(&self, gradients: f64) -> f64 {
+        gradients / self.element() * self.working()
+    }
+
+    /// Returns the bytes of the largest gradient in 32 bits, to be added to sums of 16-bit gradients.
+    pub(super) fn largest_in_32_bits(&self, units: Vec<usize>) -> f64 {
+        if !self.is_narrow() {
+            return 0.0;
+        }
+        let tensors = units.into_iter().flat_map(|place| &self.units[place].tensors);
+        tensors.map(|tensor| tensor.elements as f64 * self.working()).fold(0.0, f64::max)
     }
 
     /// Returns the bytes that the largest recomputed block keeps during its backward.
@@ -269,37 +310,49 @@ impl Plan<'_> {
         self.kept.backward() as f64 * self.tokens
     }
 
-    /// Returns the bytes of the sum that the embedding's gradient is added to: the gradient of a tied head, or zeros in 16 bits
-    /// (those are candle's; the one of 32 bits needs none). With `pp` a tied head has a table of its own.
+    /// Returns the temporary bytes of the embedding's backward: the gradient of a tied head that is added to, or candle's
+    /// zeros and addend in 16 bits or where the vocabulary is divided. With `pp` a tied head has a table of its own.
     pub(super) fn embedding(&self) -> f64 {
         let is_trained = self.units.first().is_some_and(|unit| unit.trained() > 0);
-        let is_added = (self.is_tied && self.layout.pp == 1) || self.element() != self.working();
-        // Twice if the vocabulary is divided.
-        let times = match (self.layout.tp > 1, is_added) {
-            (true, _) => 2.0,
-            (false, true) => 1.0,
-            (false, false) => 0.0,
+        let is_added = self.is_tied && self.layout.pp == 1;
+        let times = match self.is_narrow() {
+            true => ADDITION_TENSORS - 1.0,
+            false => f64::from(u8::from(is_added) + u8::from(self.layout.tp > 1)),
         };
         if is_trained { times * self.vocabulary * self.element() } else { 0.0 }
     }
 
-    /// Returns the temporary bytes of the loss: the logits of some rows, their packed copy in a matrix product, and the
-    /// head's gradient; or with tensor parallelism, gradients of all of this rank's logits.
-    fn loss(&self) -> f64 {
+    /// Returns the temporary bytes of the loss's forward: without tensor parallelism the logits of some rows.
+    pub(super) fn loss_forward(&self) -> f64 {
         /// Bytes of logits computed at a time.
         const CHUNK_BYTES: f64 = (64 << 20) as f64;
-        /// Rows that a matrix product packs at a time.
-        const PACKED: f64 = 512.0;
         if self.layout.tp > 1 {
-            let own = (self.classes / self.layout.tp as f64).ceil();
-            return ADDITION_TENSORS * own * self.working() * self.tokens;
+            return 0.0;
         }
-        let head = if self.is_tied { self.units.first() } else { self.units.last() };
-        let is_trained = head.is_some_and(|unit| unit.trained() > 0);
-        let of_head = if is_trained { self.vocabulary * self.working() } else { 0.0 };
         let row = self.classes * self.working();
         let rows = self.tokens.min((CHUNK_BYTES / row).floor().max(1.0));
-        let packed = rows / (rows / PACKED).ceil();
-        (of_head + (rows + packed) * row).max(ADDITION_TENSORS * of_head)
+        rows * row + self.packed(rows * row)
+    }
+
+    /// Returns the temporary bytes of the loss's backward: gradients of all of this rank's logits, or of a 16-bit head.
+    pub(super) fn loss_backward(&self) -> f64 {
+        // In 16 bits candle's backward of the conversion to 32 bits holds a second gradient of 32 bits, and zeros, addend
+        // and sum of 16 bits.
+        let converted = if self.is_narrow() { 1.0 + ADDITION_TENSORS / 2.0 } else { 0.0 };
+        if self.layout.tp > 1 {
+            let own = (self.classes / self.layout.tp as f64).ceil() * self.working() * self.tokens;
+            return (1.0 + converted) * own + self.packed(own);
+        }
+        converted * self.head_gradient()
+    }
+
+    /// Returns the bytes that the head's product with a matrix of so many bytes packs at a time: none if the head is
+    /// narrow.
+    fn packed(&self, bytes: f64) -> f64 {
+        /// About as many as an L3 cache has.
+        const MOST: f64 = (8 << 20) as f64;
+        const NARROW: f64 = 48.0;
+        let width = self.kept.output() as f64 / self.element();
+        if width > NARROW { bytes.min(MOST) } else { 0.0 }
     }
 }

@@ -7,7 +7,7 @@ use girandole::Layout;
 use pipeline::{ActionKind, Schedule, Split};
 
 use super::Memory;
-use super::memory::{ADDITION_TENSORS, PersistentBytes, Plan, TemporaryBytes};
+use super::memory::{PersistentBytes, Plan, TemporaryBytes};
 use crate::Result;
 
 /// Number of messages for which receive buffers are posted ahead.
@@ -60,49 +60,21 @@ impl Stages<'_> {
     /// Returns the memory at each action: activations alive, and gradients with the action's temporary memory.
     fn moments(&self, rank: usize, gradients: f64) -> Vec<TemporaryBytes> {
         let plan = self.plan;
-        let averages = plan.layout.data_ranks() > 1;
-        let micro_batches = plan.training.micro_batches(plan.layout);
+        let largest = plan.largest_in_32_bits(self.units(rank));
         let message = plan.kept.output() as f64 * plan.tokens;
-        let messages = POSTED_RECEIVES * message;
-        let (mut alive, mut sums, mut backwards) = (HashMap::new(), 0.0, 0);
-        let mut moments = Vec::new();
+        let (alive, sums, backwards, moments) = Default::default();
+        let mut step = Step { stages: self, largest, message, alive, sums, backwards, moments };
         for action in &self.schedule.table().actions[rank] {
             let cell = (action.stage, action.micro_batch);
-            let now = |alive: &HashMap<_, f64>| alive.values().sum::<f64>();
             match action.kind {
-                ActionKind::Forward => {
-                    alive.insert(cell, self.kept(action.stage));
-                    moments.push(TemporaryBytes::new(now(&alive), sums + messages));
-                }
-                ActionKind::Backward => {
-                    backwards += 1;
-                    // If ranks average gradients, those of the last micro-batch are added one at a time.
-                    let is_last = averages && backwards == micro_batches;
-                    let fresh = if is_last { 0.0 } else { gradients };
-                    let again = self.again(action.stage);
-                    let own = plan.backward().max(self.embedding(action.stage)) + message;
-                    moments.push(TemporaryBytes::new(now(&alive), sums + messages + self.loss(action.stage)));
-                    let others = sums.max(if is_last { gradients } else { 0.0 }) + fresh + messages + own;
-                    moments.push(TemporaryBytes::new(now(&alive) + again, others));
-                    alive.remove(&cell);
-                    sums = gradients;
-                }
-                ActionKind::BackwardInput => {
-                    let own = plan.backward().max(self.loss(action.stage));
-                    moments.push(TemporaryBytes::new(
-                        now(&alive) + self.again(action.stage),
-                        sums + messages + own,
-                    ));
-                }
-                // Gradients of weights need the inputs of their layers.
-                ActionKind::BackwardWeight => {
-                    sums = gradients;
-                    moments.push(TemporaryBytes::new(now(&alive), sums + messages));
-                    alive.remove(&cell);
-                }
+                ActionKind::Forward => step.forward(cell),
+                ActionKind::Backward => step.backward(cell),
+                ActionKind::BackwardInput => step.backward_input(cell),
+                ActionKind::BackwardWeight => step.backward_weight(cell),
                 _ => {}
             }
         }
+        let mut moments = step.moments;
         if plan.layout.shard > 1 {
             // The shard of the gradients that the optimizer is passed, in addition to the whole gradients.
             moments.push(TemporaryBytes::new(0.0, gradients * (1.0 + 1.0 / plan.layout.shard as f64)));
@@ -117,10 +89,11 @@ impl Stages<'_> {
         let of_unit = |place: usize| match place {
             0 => plan.kept.embedding(),
             place if plan.is_block(place) => plan.kept_of(place),
-            _ => plan.kept.logits_and_loss(),
+            _ => plan.kept.loss(),
         };
         let kept: usize = self.ranges[stage].clone().map(of_unit).sum();
-        (kept + received) as f64 * plan.tokens
+        let of_head = self.of_last(stage, plan.kept_head());
+        (kept + received) as f64 * plan.tokens + of_head
     }
 
     fn again(&self, stage: usize) -> f64 {
@@ -128,15 +101,111 @@ impl Stages<'_> {
         again.map(|place| self.plan.block_again(place)).fold(0.0, f64::max)
     }
 
-    /// Returns the bytes of the gradients of all logits; one of the tensors reuses the probabilities.
-    fn loss(&self, stage: usize) -> f64 {
-        let plan = self.plan;
-        let bytes = (ADDITION_TENSORS - 1.0) * plan.classes * plan.working() * plan.tokens;
-        if stage + 1 == self.ranges.len() { bytes } else { 0.0 }
+    fn is_last(&self, stage: usize) -> bool {
+        stage + 1 == self.ranges.len()
+    }
+
+    /// Returns the bytes, if the stage is the last one.
+    fn of_last(&self, stage: usize, bytes: f64) -> f64 {
+        if self.is_last(stage) { bytes } else { 0.0 }
+    }
+
+    /// Returns the bytes of the gradients of some of a stage's units.
+    fn gradients(&self, stage: usize, of: impl Fn(usize) -> bool) -> f64 {
+        let places = self.ranges[stage].clone().filter(|place| of(*place));
+        places.map(|place| self.plan.units[place].trained() as f64 * self.plan.element()).sum()
+    }
+
+    /// Returns the bytes of the gradients of a stage's embedding and head, which backward computes with those of
+    /// activations.
+    fn tables(&self, stage: usize) -> f64 {
+        self.gradients(stage, |place| place == 0 || place + 1 == self.plan.units.len())
+    }
+
+    /// Returns the bytes that the loss keeps until its backward, which makes them a gradient.
+    fn passed(&self, stage: usize) -> f64 {
+        self.of_last(stage, self.plan.passed_head())
     }
 
     fn embedding(&self, stage: usize) -> f64 {
         if stage == 0 { self.plan.embedding() } else { 0.0 }
+    }
+}
+
+/// A rank's step: its memory after each action so far.
+struct Step<'a> {
+    stages: &'a Stages<'a>,
+    /// Bytes of the largest gradient in 32 bits, if gradients have 16.
+    largest: f64,
+    /// Bytes of a message between stages.
+    message: f64,
+    /// Bytes kept, by stage and micro-batch.
+    alive: HashMap<(usize, usize), f64>,
+    /// Bytes of the sums of gradients, by stage.
+    sums: HashMap<usize, f64>,
+    /// Number of backward passes, by stage.
+    backwards: HashMap<usize, usize>,
+    moments: Vec<TemporaryBytes>,
+}
+
+impl Step<'_> {
+    fn alive(&self) -> f64 {
+        self.alive.values().sum()
+    }
+
+    fn moment(&mut self, activations: f64, others: f64) {
+        let (sums, messages) = (self.sums.values().sum::<f64>(), POSTED_RECEIVES * self.message);
+        self.moments.push(TemporaryBytes::new(activations, others + sums + messages));
+    }
+
+    fn forward(&mut self, cell: (usize, usize)) {
+        let (stages, stage) = (self.stages, cell.0);
+        self.alive.insert(cell, stages.kept(stage));
+        self.moment(self.alive(), stages.of_last(stage, stages.plan.loss_forward()));
+    }
+
+    fn backward(&mut self, cell: (usize, usize)) {
+        let (stages, stage) = (self.stages, cell.0);
+        let plan = stages.plan;
+        self.moment(self.alive(), stages.of_last(stage, plan.loss_backward()));
+        let count = *self.backwards.entry(stage).and_modify(|count| *count += 1).or_insert(1);
+        let micro_batches = plan.training.micro_batches(plan.layout);
+        let (all, tables, embedding) = (
+            stages.gradients(stage, |_| true),
+            stages.tables(stage),
+            stages.gradients(stage, |place| place == 0),
+        );
+        // If ranks average gradients, those of matrix products are added one at a time in the last micro-batch.
+        let fresh = match plan.layout.data_ranks() > 1 && count == micro_batches {
+            true => {
+                self.sums.insert(stage, plan.summed(all));
+                if count > 1 { tables } else { embedding }
+            }
+            false => all,
+        };
+        let left = self.alive() - stages.passed(stage);
+        self.moment(left + stages.again(stage), fresh - embedding + plan.backward() + self.message);
+        self.moment(left, fresh + stages.embedding(stage) + self.message);
+        self.alive.remove(&cell);
+        self.sums.insert(stage, plan.summed(all));
+        self.moment(self.alive(), self.largest);
+    }
+
+    fn backward_input(&mut self, cell: (usize, usize)) {
+        let (stages, stage) = (self.stages, cell.0);
+        let (plan, tables) = (stages.plan, stages.tables(stage));
+        self.moment(self.alive(), stages.of_last(stage, plan.loss_backward()));
+        let left = self.alive() - stages.passed(stage);
+        self.moment(left + stages.again(stage), tables + plan.backward());
+        self.alive.entry(cell).and_modify(|kept| *kept -= stages.of_last(stage, plan.kept_head()));
+        self.sums.entry(stage).or_insert(plan.summed(tables));
+    }
+
+    /// Gradients of weights need the inputs of their layers.
+    fn backward_weight(&mut self, cell: (usize, usize)) {
+        self.sums.insert(cell.0, self.stages.plan.summed(self.stages.gradients(cell.0, |_| true)));
+        self.moment(self.alive(), 0.0);
+        self.alive.remove(&cell);
     }
 }
 

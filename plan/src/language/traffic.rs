@@ -17,7 +17,7 @@ impl Plan<'_> {
         let Layout { dp, shard, tp, .. } = *self.layout;
         let micro_batches = self.training.micro_batches(self.layout) as f64;
         let bytes = |elements: usize| (elements as f64 * self.element()) as u64;
-        let divided: f64 = (0..self.units.len()).map(|place| self.sent_divided(place, false)).sum();
+        let divided: f64 = (0..self.units.len()).map(|place| self.sent_divided(place)).sum();
         let between: f64 = match (shard, dp) {
             (1, dp) => all_reduce(self.units.iter().map(|unit| bytes(unit.trained())).sum(), dp),
             (shard, dp) => {
@@ -52,7 +52,7 @@ impl Plan<'_> {
         };
         let trained = sum(&Unit::trained);
         let micro_batches = self.training.micro_batches(layout) as f64;
-        let divided: f64 = units.iter().map(|place| self.sent_divided(*place, true)).sum();
+        let divided: f64 = units.iter().map(|place| self.sent_divided(*place)).sum();
         let mut sent = between + all_reduce(trained, layout.data_ranks()) + part(trained, layout.shard);
         if layout.tp > 1 {
             sent += divided * micro_batches;
@@ -67,20 +67,15 @@ impl Plan<'_> {
     }
 
     /// Returns the bytes exchanged by tensor-parallel ranks in a unit for a micro-batch, forward and backward.
-    fn sent_divided(&self, place: usize, all_logits: bool) -> f64 {
+    fn sent_divided(&self, place: usize) -> f64 {
         let tp = self.layout.tp;
         if tp < 2 {
             return 0.0;
         }
         let reduce = |numbers: f64| all_reduce((numbers * self.tokens * self.element()) as u64, tp);
         let hidden = self.kept.output() as f64 / self.element();
-        if place == 0 {
-            return reduce(hidden);
-        }
         if !self.is_block(place) {
-            let gathered =
-                if all_logits { part((self.classes * self.tokens * self.element()) as u64, tp) } else { 0.0 };
-            return reduce(hidden) + gathered;
+            return reduce(hidden);
         }
         let is_twice = self.recomputes(place) && self.training.recompute != Recompute::Selective;
         let times = if is_twice { 2.0 } else { 1.0 };
