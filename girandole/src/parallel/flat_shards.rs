@@ -86,6 +86,9 @@ fn range(len: usize, rank: usize, ranks: usize) -> Range<usize> {
 
 /// Returns a part of a flat tensor. An empty range yields one element, as variables cannot be empty.
 fn part(flat: &Tensor, range: &Range<usize>) -> Result<Tensor> {
-    let start = range.start.min(flat.elem_count().saturating_sub(1));
+    if flat.elem_count() == 0 {
+        return Ok(Tensor::zeros(1, flat.dtype(), flat.device())?);
+    }
+    let start = range.start.min(flat.elem_count() - 1);
     Ok(flat.narrow(0, start, range.len().max(1))?)
 }

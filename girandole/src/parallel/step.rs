@@ -174,7 +174,12 @@ impl<M: Model> Parallel<M> {
         let rows = input.dims().first().copied().unwrap_or(0);
         let is_divided = rows.is_multiple_of(count) || !matches!(self.model, Kind::Stages(_));
         if rows < count || !is_divided {
-            let help = format!("give each rank a multiple of its {count} micro-batches");
+            let help = match &self.model {
+                Kind::Stages(_) => {
+                    format!("give each rank {count}, or a multiple of that: it has {count} micro-batches")
+                }
+                _ => format!("give each rank {count} or more: it has {count} micro-batches"),
+            };
             return Err(Error::invalid("the rows of a batch", rows, help));
         }
         if targets.dims().first() != Some(&rows) {
