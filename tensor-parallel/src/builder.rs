@@ -136,7 +136,6 @@ impl Parameter {
 struct Inner {
     source: Mutex<Source>,
     parameters: Mutex<Vec<Parameter>>,
-    dtype: DType,
     device: Device,
     context: Context,
     averaging: Option<Arc<Averaging>>,
@@ -147,6 +146,7 @@ struct Inner {
 pub struct ShardBuilder {
     inner: Arc<Inner>,
     prefix: String,
+    dtype: DType,
     /// Whether the weights it returns have no gradient.
     frozen: bool,
 }
@@ -178,8 +178,8 @@ impl ShardBuilder {
     ) -> Self {
         let (source, parameters) = (Mutex::new(source), Mutex::default());
         let (dtype, device) = (config.dtype, config.device.clone());
-        let inner = Inner { source, parameters, dtype, device, context, averaging };
-        Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
+        let inner = Inner { source, parameters, device, context, averaging };
+        Self { inner: Arc::new(inner), prefix: String::new(), dtype, frozen: false }
     }
 
     /// Creates a builder that requests weights from `builder`, and stores in `asked` how each one is divided. A `builder`
@@ -187,8 +187,8 @@ impl ShardBuilder {
     pub(crate) fn external(builder: VarBuilder<'static>, asked: RequestedDivision, context: Context) -> Self {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
-        let inner = Inner { source, parameters, dtype, device, context, averaging: None };
-        Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
+        let inner = Inner { source, parameters, device, context, averaging: None };
+        Self { inner: Arc::new(inner), prefix: String::new(), dtype, frozen: false }
     }
 
     /// Returns a builder for a part of the model, whose names start with `name` and a dot.
@@ -202,7 +202,26 @@ impl ShardBuilder {
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        self.inner.dtype
+        self.dtype
+    }
+
+    /// Returns the same builder for a weight of this dtype: that of all weights, or one of integers.
+    ///
+    /// # Errors
+    /// Another dtype of floating-point numbers.
+    pub(crate) fn of_dtype(self, name: &str, dtype: DType) -> Result<Self> {
+        if dtype != self.dtype && dtype.is_float() {
+            let help = format!(
+                "ask for {:?}: all weights of a divided model have one floating-point dtype",
+                self.dtype
+            );
+            return Err(Error::invalid(
+                &format!("the dtype of {}{name}", self.prefix),
+                format!("{dtype:?}"),
+                help,
+            ));
+        }
+        Ok(Self { dtype, ..self })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -295,26 +314,26 @@ impl ShardBuilder {
         let mut source = lock(&self.inner.source);
         let tensor = match &mut *source {
             Source::Random { builder, scratch } => {
-                let whole = builder.get_with_hints(shape, &name, init)?;
+                let whole = builder.get_with_hints_dtype(shape, &name, init, self.dtype)?;
                 // The whole weight is not needed any more; this frees memory for the next one.
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
                 slice_part(&whole, runs, &shard_dims)?
             }
             Source::File(_) | Source::Parts(_) => {
                 let ranges: Vec<_> = runs.ranges().collect();
-                source.read(&name, &shape, init, self.inner.dtype, &ranges)?.reshape(&shard_dims[..])?
+                source.read(&name, &shape, init, self.dtype, &ranges)?.reshape(&shard_dims[..])?
             }
             // Returns a broadcast scalar, so that no memory is allocated for values that are not used.
             Source::Outline(file) => {
-                file.find(&name, &dims, self.inner.dtype)?;
-                let var = Var::zeros((), self.inner.dtype, &Device::Cpu)?;
+                file.find(&name, &dims, self.dtype)?;
+                let var = Var::zeros((), self.dtype, &Device::Cpu)?;
                 let tensor = var.broadcast_as(&dims[..])?;
                 parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: None });
                 return Ok((tensor, Some(parameters.len() - 1)));
             }
             Source::Elsewhere(builder, asked) => {
                 *lock(asked) = Some(division);
-                let found = builder.get_with_hints(shape, &name, init);
+                let found = builder.get_with_hints_dtype(shape, &name, init, self.dtype);
                 lock(asked).take();
                 let found = found?;
                 let own =

@@ -49,6 +49,10 @@ pub struct Shards {
     summed: Arc<Mutex<BTreeSet<String>>>,
     /// Variables that were requested, and what this rank has of each.
     held: Arc<Mutex<BTreeMap<String, HeldPart>>>,
+    /// For each copy of another variable, the name of that one.
+    copies: Arc<BTreeMap<String, String>>,
+    /// Drawn values for copies that have not been requested yet, by the copy's name.
+    awaited: Arc<Mutex<BTreeMap<String, Tensor>>>,
 }
 
 /// What a rank has of a parameter.
@@ -79,7 +83,21 @@ impl Shards {
         let Some(source) = source else {
             return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
         };
-        Ok(Self { source, asked: RequestedDivision::default(), summed: Arc::default(), held: Arc::default() })
+        Ok(Self {
+            source,
+            asked: RequestedDivision::default(),
+            summed: Arc::default(),
+            held: Arc::default(),
+            copies: Arc::default(),
+            awaited: Arc::default(),
+        })
+    }
+
+    /// Returns the same source, in which some variables have the values of others: `copies` gives for the name of each
+    /// copy that of the other, which is requested first. Nothing is drawn for a copy, and none is read from a file.
+    #[must_use]
+    pub fn with_copies(self, copies: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self { copies: Arc::new(copies.into_iter().collect()), ..self }
     }
 
     /// Returns a builder that stores this rank's part of each variable in `map`. Random weights are drawn whole, in the order
@@ -157,6 +175,55 @@ impl Shards {
         lock(&self.asked).take().unwrap_or(Split::Whole.into())
     }
 
+    /// Returns this rank's part of a variable: that of the variable of which it is a copy, if it is one.
+    fn parameter(
+        &self,
+        (shape, dtype): (&Shape, DType),
+        name: &str,
+        init: Init,
+        division: Division,
+    ) -> Result<Var> {
+        let source = self.source.clone().of_dtype(name, dtype)?;
+        let original = self.copies.get(name);
+        let drawn = original.filter(|_| !source.has_parts());
+        if let Some(original) = drawn {
+            let Some(value) = lock(&self.awaited).remove(name) else {
+                let help = format!("it is a copy of {original}, which must be asked for before");
+                return Err(crate::Error::invalid("parameter", name, help));
+            };
+            let context = self.context();
+            let dims = division.dims(name, shape.dims(), (context.rank(), context.ranks()))?;
+            if value.dims() != dims {
+                let help =
+                    format!("it is a copy of {original}: this rank's part has shape {:?}", value.dims());
+                return Err(crate::Error::invalid(&format!("parameter {name}"), format!("{dims:?}"), help));
+            }
+            return Ok(Var::from_tensor(&value)?);
+        }
+        source.parameter(shape.clone(), original.map_or(name, String::as_str), init, division)?;
+        let Some(parameter) = source.take_last() else {
+            return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
+        };
+        let var = parameter.var().clone();
+        if !source.has_parts() {
+            let copies = self.copies.iter().filter(|(_, original)| *original == name);
+            let values = copies.map(|(copy, _)| (copy.clone(), var.as_detached_tensor()));
+            lock(&self.awaited).extend(values);
+        }
+        Ok(var)
+    }
+
+    /// Checks that a variable that is requested again has the same shape.
+    fn check_known(&self, name: &str, shape: &Shape) -> candle_core::Result<()> {
+        match self.held(name) {
+            Some((dims, _)) if dims != shape.dims() => candle_core::bail!(
+                "parameter {name}: it is asked for with shape {:?}, before with {dims:?}; one name is one parameter",
+                shape.dims()
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Records what this rank has of a variable.
     fn note(&self, name: &str, dims: Vec<usize>, division: Division) {
         if division.summed {
@@ -182,18 +249,25 @@ struct Backend {
 }
 
 impl SimpleBackend for Backend {
-    fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        _: &Device,
+    ) -> candle_core::Result<Tensor> {
         let division = self.shards.take_asked();
         if let Some(known) = self.map.as_ref().and_then(|map| lock(map.data()).get(name).cloned()) {
+            self.shards.check_known(name, &shape)?;
             return Ok(known.as_tensor().clone());
         }
-        let dims = shape.dims().to_vec();
-        let (tensor, _) = self.shards.source.parameter(shape, name, init, division)?;
-        let parameter = self.shards.source.take_last();
-        if let (Some(map), Some(parameter)) = (&self.map, parameter) {
-            lock(map.data()).insert(name.to_string(), parameter.var().clone());
+        let var = self.shards.parameter((&shape, dtype), name, init, division)?;
+        let tensor = var.as_tensor().clone();
+        if let Some(map) = &self.map {
+            lock(map.data()).insert(name.to_string(), var);
         }
-        self.shards.note(name, dims, division);
+        self.shards.note(name, shape.dims().to_vec(), division);
         Ok(tensor)
     }
 
@@ -222,6 +296,7 @@ impl RangeReader for Parts {
             candle_core::bail!("parameter {name} is read before its shape has been asked for")
         };
         let ranges: Vec<_> = ranges.iter().flat_map(|range| runs.within(range.clone())).collect();
+        let name = self.0.copies.get(name).map_or(name, String::as_str);
         Ok(self.0.source.read(name, shape, init, dtype, &ranges)?)
     }
 
@@ -231,5 +306,82 @@ impl RangeReader for Parts {
         let dims = division.dims(name, whole.dims(), (context.rank(), context.ranks()))?;
         self.0.note(name, whole.dims().to_vec(), division);
         Ok(dims.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Tensor};
+    use candle_nn::{Init, VarMap};
+    use comm::{Local, Mesh};
+
+    use super::Shards;
+    use crate::{TensorParallelConfig, Weights};
+
+    const INIT: Init = Init::Randn { mean: 0.0, stdev: 1.0 };
+
+    fn alone<T: Send>(test: impl Fn(Shards) -> candle_core::Result<T> + Sync) -> T {
+        let on_rank = |comm| {
+            let mesh = Mesh::new(comm, &[("tp", 1)])?;
+            Ok(test(Shards::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(5))?)?)
+        };
+        Local::run_shared(1, on_rank).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_copy_has_the_value_of_the_other_and_nothing_is_drawn_for_it() {
+        let copies = [("head".to_string(), "table".to_string())];
+        let [table, head, last] = alone(|shards| {
+            let (map, shards) = (VarMap::new(), shards.with_copies(copies.clone()));
+            let (first, other) = (shards.var_builder(&map), shards.var_builder(&VarMap::new()));
+            let table = first.get_with_hints((3, 4), "table", INIT)?;
+            // Of variables of its own.
+            let head = other.get_with_hints((3, 4), "head", INIT)?;
+            assert_ne!(table.id(), head.id());
+            [table, head, other.get_with_hints((3, 4), "last", INIT)?]
+                .iter()
+                .map(Tensor::to_vec2::<f32>)
+                .collect::<Result<Vec<_>, _>>()
+        })
+        .try_into()
+        .unwrap();
+        assert_eq!(head, table);
+        let drawn = alone(|shards| {
+            let builder = shards.tensor_builder();
+            builder.get_with_hints((3, 4), "table", INIT)?;
+            builder.get_with_hints((3, 4), "last", INIT)?.to_vec2::<f32>()
+        });
+        assert_eq!(last, drawn);
+        let early = alone(|shards| {
+            let shards = shards.with_copies(copies.clone());
+            Ok(shards.tensor_builder().get((3, 4), "head").unwrap_err().to_string())
+        });
+        assert!(early.contains("it is a copy of table, which must be asked for before"), "{early}");
+    }
+
+    #[test]
+    fn integers_stay_integers_and_another_floating_point_dtype_is_refused() {
+        let (ids, refused) = alone(|shards| {
+            let builder = shards.tensor_builder();
+            let ids = builder.get_with_hints_dtype(3, "ids", Init::Const(2.0), DType::I64)?;
+            let refused = builder.get_with_hints_dtype(3, "scale", INIT, DType::F64);
+            Ok((ids.to_vec1::<i64>()?, refused.unwrap_err().to_string()))
+        });
+        assert_eq!(ids, [2; 3]);
+        assert!(refused.contains("the dtype of scale: got F64; ask for F32"), "{refused}");
+    }
+
+    #[test]
+    fn a_name_has_one_shape() {
+        let refused = alone(|shards| {
+            let builder = shards.var_builder(&VarMap::new());
+            builder.get((4, 4), "weight")?;
+            builder.get((4, 4), "weight")?;
+            Ok(builder.get((2, 4), "weight").unwrap_err().to_string())
+        });
+        assert!(
+            refused.contains("parameter weight: it is asked for with shape [2, 4], before with [4, 4]"),
+            "{refused}"
+        );
     }
 }

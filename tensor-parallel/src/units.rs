@@ -213,9 +213,9 @@ impl WholeBackend {
 }
 
 impl SimpleBackend for WholeBackend {
-    fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> Result<Tensor> {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> Result<Tensor> {
         let division = Division { summed: self.summed, ..Split::Whole.into() };
-        Ok(self.shards.parameter(shape, name, init, division)?.0)
+        Ok(self.shards.clone().of_dtype(name, dtype)?.parameter(shape, name, init, division)?.0)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {

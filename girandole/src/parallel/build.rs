@@ -62,12 +62,16 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             let help = "leave it out: a model in a layout gives what its last unit gives";
             return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
         }
-        let shards = Shards::new(&mesh, &tensors, &weights.into())?;
         let ties = build(&Builder::of_units(Arc::new(NoUnits)))?.ties();
+        let roots = tie_roots(&ties);
+        let mut shards = Shards::new(&mesh, &tensors, &weights.into())?;
+        if layout.pp > 1 {
+            // Only stages create tied parameters twice.
+            shards = shards.with_copies(roots.clone());
+        }
         let mut config = config.clone();
         if let Some(is_trained) = config.is_trained.take() {
             // A tied parameter is trained if the parameter that it is tied to is trained.
-            let roots = tie_roots(&ties);
             config.is_trained =
                 Some(Arc::new(move |name| is_trained(roots.get(name).map_or(name, String::as_str))));
         }
@@ -105,7 +109,7 @@ fn make<M: Model + Send + Sync + 'static>(
         let to = passed_on.clone();
         let build = move |builder: &Builder| Ok(WithoutLastUnit::new(build(builder.clone())?, to.clone()));
         let modules = Modules::of_units(build)?;
-        // Tied parameters that are not trained start with equal values and keep them, so they need no synchronization.
+        // Tied parameters start with equal values; those that are not trained keep them, and need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
         let stages = Stages::new((mesh, data), shards, config, &ties, &modules, passed_on)?;
         return Ok(Kind::Stages(Box::new(stages)));
@@ -119,6 +123,11 @@ fn make<M: Model + Send + Sync + 'static>(
             build(Builder::of_units(Arc::new(units)))
         };
         let mut fsdp = config.fsdp.clone();
+        if layout.tp > 1 {
+            // Ranks of `tp` may have different numbers of rows of a vocabulary. Small parameters in one part with such a
+            // table would be cut at other places on each, but their gradients are summed over these ranks.
+            fsdp.pack_elements = 0;
+        }
         if config.is_trained.is_some() {
             // Parameters that are not trained lack a gradient on purpose.
             fsdp.audit.on_missing = OnMissingGradient::Ignore;

@@ -10,6 +10,7 @@ mod elastic;
 mod empty;
 mod layouts;
 mod loss_scale;
+mod own_model;
 mod reads;
 mod recompute;
 mod stages;

@@ -1,0 +1,170 @@
+//! A model of a user's own: its head is tied to the embedding, whose vocabulary is not divided evenly, and has more layers.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_nn::{Init, Optimizer};
+use girandole::comm::{Communicator, Local};
+use girandole::training::build::{
+    Builder, Division, Layers, Linear, LinearConfig, Model, Unit, Units, Vocabulary,
+};
+use girandole::training::{Adam, AdamConfig, RmsNorm, cross_entropy, rms_norm};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+
+const TOKENS: usize = 11;
+const FEATURES: usize = 8;
+const LEN: usize = 6;
+const ROWS: usize = 8;
+
+struct Embed {
+    table: Arc<dyn Vocabulary>,
+    positions: Tensor,
+    layers: Arc<dyn Layers>,
+}
+
+impl Module for Embed {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let own = self.layers.positions(x.dim(1)?)?;
+        self.table.embed(x)?.broadcast_add(&self.positions.narrow(0, own.start, own.len())?)
+    }
+}
+
+struct Block {
+    up: Linear,
+    down: Linear,
+    /// A parameter without elements.
+    empty: Tensor,
+}
+
+impl Module for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = x + self.down.forward(&self.up.forward(x)?.tanh()?)?;
+        y?.broadcast_add(&self.empty.sum_all()?)
+    }
+}
+
+struct Head {
+    table: Arc<dyn Vocabulary>,
+    norm: RmsNorm,
+    /// Drawn after the table.
+    mix: Linear,
+}
+
+impl Module for Head {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.table.logits(&self.mix.forward(&self.norm.forward(x)?)?)
+    }
+}
+
+struct Net {
+    embed: Unit<Embed>,
+    block: Unit<Block>,
+    head: Unit<Head>,
+}
+
+impl Net {
+    fn new(builder: &Builder) -> Result<Self> {
+        let embed = builder.unit("embed", |part| {
+            let part = part.pp("embed");
+            let init = Init::Randn { mean: 0.0, stdev: 0.2 };
+            let positions = part.whole().get_with_hints((LEN, FEATURES), "positions", init)?;
+            Ok(Embed { table: part.vocabulary(TOKENS, FEATURES)?, positions, layers: part.layers().clone() })
+        })?;
+        let block = builder.unit("block", |part| {
+            let part = part.pp("block");
+            let up = LinearConfig::new(FEATURES, 2 * FEATURES, Division::Outputs).with_bias(true);
+            let down = LinearConfig::new(2 * FEATURES, FEATURES, Division::Inputs).with_bias(true);
+            let empty = part.whole().get((0, FEATURES), "empty")?;
+            Ok(Block { up: part.pp("up").linear(&up)?, down: part.pp("down").linear(&down)?, empty })
+        })?;
+        let head = builder.unit_sharing("head", &embed, |part, embed| {
+            let part = part.pp("head");
+            let table = match embed {
+                Some(embed) => embed.table.clone(),
+                None => part.vocabulary(TOKENS, FEATURES)?,
+            };
+            let norm = rms_norm(FEATURES, 1e-5, part.pp("norm").whole())?;
+            let mix = part.pp("mix").linear(&LinearConfig::new(FEATURES, FEATURES, Division::Whole))?;
+            Ok(Head { table, norm, mix })
+        })?;
+        Ok(Self { embed, block, head })
+    }
+}
+
+impl Units for Net {
+    fn units(&self) -> Vec<&dyn Module> {
+        vec![&self.embed, &self.block, &self.head]
+    }
+}
+
+impl Model for Net {
+    fn output_loss(output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        cross_entropy(&output.reshape(((), TOKENS))?, &targets.flatten_all()?, None)
+    }
+
+    fn ties(&self) -> Vec<(String, String)> {
+        vec![("embed.weight".into(), "head.weight".into())]
+    }
+
+    fn divides_sequences() -> bool {
+        true
+    }
+}
+
+/// Returns the losses of some steps.
+fn losses(comm: Arc<dyn Communicator>, layout: &str, config: &ParallelConfig) -> girandole::Result<Vec<f64>> {
+    let layout: Layout = layout.parse()?;
+    let example = Tensor::zeros((ROWS / layout.data_ranks(), LEN), DType::U32, &Device::Cpu)?;
+    let config = ParallelConfig { dtype: DType::F64, example: Some(example), ..config.clone() };
+    let mut parallel = Parallel::new(comm, &layout, InitialWeights::seed(3), &config, Net::new)?;
+    let adam = AdamConfig { learning_rate: 0.02, ..AdamConfig::default() };
+    let mut adam = Adam::named(parallel.named_vars(), adam)?;
+    let data = parallel.data_ranks();
+    let own = (data.rank()..ROWS).step_by(data.world_size());
+    let numbers: Vec<usize> = own.flat_map(|row| (0..LEN).map(move |place| row * LEN + place)).collect();
+    let shape = (numbers.len() / LEN, LEN);
+    let tokens = numbers.iter().map(|number| (number * 7 % TOKENS) as u32).collect();
+    let tokens = Tensor::from_vec::<_, u32>(tokens, shape, &Device::Cpu)?;
+    let targets = numbers.iter().map(|number| (number * 5 % TOKENS) as i64).collect();
+    let targets = Tensor::from_vec::<_, i64>(targets, shape, &Device::Cpu)?;
+    let step = |_| -> girandole::Result<f64> {
+        let step = parallel.step(&tokens, &targets)?;
+        adam.step(&step.grads)?;
+        Ok(step.loss)
+    };
+    (0..3).map(step).collect()
+}
+
+fn compare(layouts: &[&str], config: &ParallelConfig) {
+    let of = |layout: &str| {
+        let ranks = layout.parse::<Layout>().unwrap().ranks();
+        Local::run_shared(ranks, |comm| Ok(losses(comm, layout, config)?)).unwrap().remove(0)
+    };
+    let expected = of("");
+    for layout in layouts {
+        let got = of(layout);
+        let gap = expected.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(gap < 1e-10, "{layout}: {got:?}, expected {expected:?}");
+    }
+}
+
+#[test]
+fn it_learns_the_same_in_every_layout() {
+    let layouts = ["dp=2", "shard=2", "tp=2", "pp=2", "pp=3", "pp=2,shard=2", "pp=2,tp=2", "pp=2,dp=2"];
+    compare(&layouts, &ParallelConfig::default());
+}
+
+#[test]
+fn it_learns_the_same_where_the_tied_table_is_not_trained() {
+    let config = ParallelConfig {
+        is_trained: Some(Arc::new(|name: &str| name.starts_with("block"))),
+        ..ParallelConfig::default()
+    };
+    compare(&["tp=2", "pp=2", "pp=3", "pp=2,shard=2", "pp=2,tp=2"], &config);
+}
+
+#[test]
+fn it_learns_the_same_with_divided_sequences() {
+    let config = ParallelConfig { sequence_parallel: true, ..ParallelConfig::default() };
+    compare(&["tp=2", "shard=2,tp=2", "shard=3,tp=2", "pp=2,shard=2,tp=2"], &config);
+}
