@@ -271,13 +271,7 @@ impl<J: Job> Experiment for Training<J> {
             world_size: rank.comm.world_size(),
             ..series
         };
-        let mut facts = vec![
-            fact("model", describe_model(&subject)),
-            fact("data", describe_data(&rows)),
-            fact("layout", layout),
-            fact("rows of a step", options.batch_size),
-        ];
-        facts.extend(describe_adapters(&subject).map(|adapters| fact("adapters", adapters)));
+        let mut facts = facts_of_run(&subject, &rows, layout, options.batch_size);
         facts.extend(trained::facts(&summary, &speed));
         Ok(Trained { series, facts, lines: self.last_lines(&summary, &speed) })
     }
@@ -290,6 +284,17 @@ impl<J: Job> Experiment for Training<J> {
         let Trained { series, facts, .. } = outcome.trained;
         Report { facts, runs: vec![series], ..Report::default() }
     }
+}
+
+fn facts_of_run(subject: &Subject, rows: &Rows, layout: Layout, batch_size: usize) -> Vec<(String, String)> {
+    let mut facts = vec![
+        fact("model", describe_model(subject)),
+        fact("data", describe_data(rows)),
+        fact("layout", layout),
+        fact("rows of a step", batch_size),
+    ];
+    facts.extend(describe_adapters(subject).map(|adapters| fact("adapters", adapters)));
+    facts
 }
 
 fn describe_model(subject: &Subject) -> String {
