@@ -114,7 +114,7 @@ pub mod outputs;
 pub mod peak_memory;
 pub mod progress;
 pub mod rank;
-pub mod result_line;
+mod result_line;
 mod run;
 pub mod run_log;
 pub mod start;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// A value that cannot be encoded.
-pub fn write<T: Serialize>(result: &T) -> Result<String> {
+pub(crate) fn write<T: Serialize>(result: &T) -> Result<String> {
     let mut bytes = Vec::new();
     ciborium::into_writer(result, &mut bytes).map_err(unreadable)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -21,7 +21,7 @@ pub fn write<T: Serialize>(result: &T) -> Result<String> {
 ///
 /// # Errors
 /// Another text.
-pub fn read<T: DeserializeOwned>(line: &str) -> Result<T> {
+pub(crate) fn read<T: DeserializeOwned>(line: &str) -> Result<T> {
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
     let bytes: Option<Vec<u8>> = line
         .as_bytes()

@@ -108,7 +108,8 @@ fn make<M: Model + Send + Sync + 'static>(
         let passed_on = PassedOn::default();
         let to = passed_on.clone();
         let build = move |builder: &Builder| Ok(WithoutLastUnit::new(build(builder.clone())?, to.clone()));
-        let modules = Modules::of_units(build)?;
+        let buffers: Vec<&str> = config.buffers().collect();
+        let modules = Modules::of_units(build)?.buffers(&buffers);
         // Tied parameters start with equal values; those that are not trained keep them, and need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
         let stages = Stages::new((mesh, data), shards, config, &ties, &modules, passed_on)?;

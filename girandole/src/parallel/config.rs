@@ -80,7 +80,12 @@ impl ParallelConfig {
     /// Whether a variable is state and not a parameter.
     pub(crate) fn is_buffer(&self, name: &str) -> bool {
         let last = name.rsplit('.').next().unwrap_or(name);
-        self.ddp.buffers.iter().chain(&self.fsdp.buffers).any(|buffer| buffer == last)
+        self.buffers().any(|buffer| buffer == last)
+    }
+
+    /// Last components of the names of state.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = &str> {
+        self.ddp.buffers.iter().chain(&self.fsdp.buffers).map(String::as_str)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, Optimizer};
 use girandole::comm::{Communicator, Local};
 use girandole::training::build::{
@@ -34,10 +34,13 @@ struct Block {
     down: Linear,
     /// A parameter without elements.
     empty: Tensor,
+    /// State: the number of forward passes.
+    passes: Tensor,
 }
 
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Var::from_tensor(&self.passes)?.set(&(&self.passes + 1.0)?)?;
         let y = x + self.down.forward(&self.up.forward(x)?.tanh()?)?;
         y?.broadcast_add(&self.empty.sum_all()?)
     }
@@ -75,7 +78,8 @@ impl Net {
             let up = LinearConfig::new(FEATURES, 2 * FEATURES, Division::Outputs).with_bias(true);
             let down = LinearConfig::new(2 * FEATURES, FEATURES, Division::Inputs).with_bias(true);
             let empty = part.whole().get((0, FEATURES), "empty")?;
-            Ok(Block { up: part.pp("up").linear(&up)?, down: part.pp("down").linear(&down)?, empty })
+            let passes = part.whole().get_with_hints(1, "passes", Init::Const(0.0))?;
+            Ok(Block { up: part.pp("up").linear(&up)?, down: part.pp("down").linear(&down)?, empty, passes })
         })?;
         let head = builder.unit_sharing("head", &embed, |part, embed| {
             let part = part.pp("head");
@@ -111,12 +115,22 @@ impl Model for Net {
     }
 }
 
-/// Returns the losses of some steps.
-fn losses(comm: Arc<dyn Communicator>, layout: &str, config: &ParallelConfig) -> girandole::Result<Vec<f64>> {
+fn parallel(
+    comm: Arc<dyn Communicator>,
+    layout: &str,
+    config: &ParallelConfig,
+) -> girandole::Result<Parallel<Net>> {
     let layout: Layout = layout.parse()?;
     let example = Tensor::zeros((ROWS / layout.data_ranks(), LEN), DType::U32, &Device::Cpu)?;
-    let config = ParallelConfig { dtype: DType::F64, example: Some(example), ..config.clone() };
-    let mut parallel = Parallel::new(comm, &layout, InitialWeights::seed(3), &config, Net::new)?;
+    let mut config = ParallelConfig { dtype: DType::F64, example: Some(example), ..config.clone() };
+    config.ddp.buffers.push("passes".into());
+    config.fsdp.buffers.push("passes".into());
+    Parallel::new(comm, &layout, InitialWeights::seed(3), &config, Net::new)
+}
+
+/// Returns the losses of some steps.
+fn losses(comm: Arc<dyn Communicator>, layout: &str, config: &ParallelConfig) -> girandole::Result<Vec<f64>> {
+    let mut parallel = parallel(comm, layout, config)?;
     let adam = AdamConfig { learning_rate: 0.02, ..AdamConfig::default() };
     let mut adam = Adam::named(parallel.named_vars(), adam)?;
     let data = parallel.data_ranks();
@@ -133,6 +147,24 @@ fn losses(comm: Arc<dyn Communicator>, layout: &str, config: &ParallelConfig) ->
         Ok(step.loss)
     };
     (0..3).map(step).collect()
+}
+
+/// The forward pass that finds out the shapes of stages leaves no trace.
+#[test]
+fn its_state_is_new_when_it_is_built() {
+    for layout in ["", "dp=2", "shard=2", "pp=2", "pp=3"] {
+        let ranks = layout.parse::<Layout>().unwrap().ranks();
+        let built = Local::run_shared(ranks, |comm| {
+            let buffers = parallel(comm, layout, &ParallelConfig::default())?.buffers();
+            let values = buffers.iter().map(|(_, var)| var.to_vec1::<f64>()).collect::<Result<Vec<_>>>();
+            Ok(values?.concat())
+        });
+        assert_eq!(
+            built.unwrap().concat(),
+            vec![0.0; if layout.contains("pp") { 1 } else { ranks }],
+            "{layout}"
+        );
+    }
 }
 
 fn compare(layouts: &[&str], config: &ParallelConfig) {
