@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Output, Stdio};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, kill_process};
 
 use crate::common::{Folder, girandole, metrics, text};
@@ -56,14 +57,21 @@ fn open(folder: &Folder) -> File {
     File::options().read(true).write(true).open(folder.path("pipe")).unwrap()
 }
 
+/// Waits until a rank writes, and fails if none does.
+fn wait_for_bytes(pipe: &File) {
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&limit)).unwrap();
+    assert_eq!(ready, 1, "no rank writes into the pipe");
+}
+
 #[test]
 fn another_rank_writes_the_trace_and_the_result_if_the_first_one_has_not() {
     let place = Folder::new();
     for (train, last) in commands(&place) {
         let folder = Folder::new();
         let job = start(&folder, &borrowed(&train), "--trace");
-        let mut pipe = open(&folder);
-        pipe.read_exact(&mut [0]).unwrap();
+        let pipe = open(&folder);
+        wait_for_bytes(&pipe);
         // The trace is longer than what a pipe holds, so this rank is still writing it.
         kill_process(rank_of(&job.0[0], 0).unwrap(), Signal::KILL).unwrap();
         let (output, written) = end(job, pipe, b"\n]}\n");
