@@ -103,6 +103,20 @@ pub struct Step {
     pub finished: Range<usize>,
 }
 
+impl Step {
+    /// Whether this rank and a peer exchange the same elements and both reduce them.
+    pub(crate) fn is_exchange(&self) -> bool {
+        let sends = |peer: usize, elements: &Range<usize>| {
+            let matches = |transfer: &Transfer| matches!(transfer, Transfer::Send { to, range } if *to == peer && range == elements);
+            self.transfers.iter().any(matches)
+        };
+        self.transfers.iter().any(|transfer| match transfer {
+            Transfer::Recv { from, range, combine } => *combine != Combine::Replace && sends(*from, range),
+            _ => false,
+        })
+    }
+}
+
 /// The transfers of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Schedule {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use candle_core::DType;
 
 use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
-use crate::base::buffer::element::divide_bytes;
+use crate::base::buffer::element::{divide_bytes, unify_nans};
 use crate::base::fingerprint::{self, Fingerprint};
 use crate::base::last_message::LastMessage;
 use crate::blame::shutdown::ShutdownFlag;
@@ -160,8 +160,14 @@ impl<L: Links> ScheduleExecutor<L> {
             self.prepare(step, index == 0, memory)?;
             self.transfer(memory)?;
             self.reduce_deferred(memory)?;
+            let finished = step.finished.start * size..step.finished.end * size;
+            if !finished.is_empty()
+                && step.is_exchange()
+                && matches!(task.op, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product)
+            {
+                memory.write_all(finished.clone(), |_, bytes| unify_nans(task.dtype, bytes))?;
+            }
             if task.op == ReduceOp::Avg {
-                let finished = step.finished.start * size..step.finished.end * size;
                 let by = self.call.world_size;
                 memory.write_all(finished, |_, bytes| divide_bytes(task.dtype, by, bytes))?;
             }

@@ -16,21 +16,13 @@ pub(crate) trait Element: bytemuck::Pod + Send + Sync {
     fn divide(self, by: usize) -> Self;
 }
 
-/// Returns `nan` in place of any NaN. Which sign and payload a NaN gets depends on the operands' order, which compilers
-/// may exchange, and on the processor; without it, ranks that add the same numbers would have different bits.
-#[inline(always)]
-#[allow(clippy::eq_op, reason = "only a NaN differs from itself")]
-fn canonical<T: PartialEq + Copy>(result: T, nan: T) -> T {
-    if result != result { nan } else { result }
-}
-
 macro_rules! float {
     ($($type:ty),*) => {$(
         impl Element for $type {
             #[inline(always)]
-            fn sum(self, right: Self) -> Self { canonical(self + right, Self::NAN) }
+            fn sum(self, right: Self) -> Self { self + right }
             #[inline(always)]
-            fn product(self, right: Self) -> Self { canonical(self * right, Self::NAN) }
+            fn product(self, right: Self) -> Self { self * right }
             // Not the standard library's `min`: NaN must win, as it does in PyTorch.
             #[inline(always)]
             fn min(self, right: Self) -> Self { if self < right || self.is_nan() { self } else { right } }
@@ -62,8 +54,8 @@ macro_rules! integer {
 macro_rules! narrow_float {
     ($($type:ty),*) => {$(
         impl Element for $type {
-            fn sum(self, right: Self) -> Self { Self::from_f32(Element::sum(self.to_f32(), right.to_f32())) }
-            fn product(self, right: Self) -> Self { Self::from_f32(Element::product(self.to_f32(), right.to_f32())) }
+            fn sum(self, right: Self) -> Self { Self::from_f32(self.to_f32() + right.to_f32()) }
+            fn product(self, right: Self) -> Self { Self::from_f32(self.to_f32() * right.to_f32()) }
             fn min(self, right: Self) -> Self { Self::from_f32(Element::min(self.to_f32(), right.to_f32())) }
             fn max(self, right: Self) -> Self { Self::from_f32(Element::max(self.to_f32(), right.to_f32())) }
             fn divide(self, by: usize) -> Self { Self::from_f32(self.to_f32() / by as f32) }
@@ -128,6 +120,28 @@ pub(crate) fn combine_bytes(dtype: DType, op: ReduceOp, how: Combine, mine: &mut
     of_dtype!(dtype, T => combine::<T>(op, how, bytemuck::cast_slice_mut(mine), theirs));
 }
 
+/// Replaces every NaN by the one of the standard library. Which sign and payload a sum that is NaN gets depends on the order
+/// of the operands, which compilers may exchange, and on the processor. f16 and bf16 are reduced as f32.
+pub(crate) fn unify_nans(dtype: DType, bytes: &mut [u8]) {
+    macro_rules! unify {
+        ($type:ty) => {{
+            let elements = bytemuck::cast_slice_mut::<u8, $type>(bytes);
+            // Without branches, so that it is vectorised: there hardly ever is one.
+            if elements.iter().fold(false, |any, element| any | element.is_nan()) {
+                elements
+                    .iter_mut()
+                    .filter(|element| element.is_nan())
+                    .for_each(|element| *element = <$type>::NAN);
+            }
+        }};
+    }
+    match dtype {
+        DType::F32 => unify!(f32),
+        DType::F64 => unify!(f64),
+        _ => {}
+    }
+}
+
 /// Divides every element by `by`.
 pub(crate) fn divide_bytes(dtype: DType, by: usize, bytes: &mut [u8]) {
     of_dtype!(dtype, T => {
@@ -148,7 +162,10 @@ fn fold<T: Element>(combine: Combine, mine: &mut [T], theirs: &[u8], reduce: imp
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{Device, Tensor};
+
     use super::*;
+    use crate::{Communicator, Local, Operation};
 
     #[test]
     fn nan_wins_on_either_side() {
@@ -158,30 +175,30 @@ mod tests {
         assert_eq!((Element::min(1.0, 2.0), Element::max(1.0, 2.0)), (1.0, 2.0));
     }
 
-    /// Reduces in both orders, and returns the bits of both results.
-    fn both_orders<T: Element>(op: ReduceOp, left: &[T], right: &[T]) -> [Vec<u8>; 2] {
-        let (mut first, mut second) = (left.to_vec(), right.to_vec());
-        combine(op, Combine::MineFirst, &mut first, bytemuck::cast_slice(right));
-        combine(op, Combine::MineFirst, &mut second, bytemuck::cast_slice(left));
-        [first, second].map(|result| bytemuck::cast_slice(&result).to_vec())
-    }
-
     #[test]
-    fn a_sum_that_is_nan_has_the_same_bits_whatever_made_it() {
-        let left = [f32::NAN, -f32::NAN, f32::from_bits(0x7fc0_0007), f32::INFINITY, 1.0];
-        let right = [-f32::NAN, 1.0, f32::from_bits(0xffc0_0005), f32::NEG_INFINITY, f32::NAN];
-        let narrow = |all: &[f32]| all.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
-        let wide = |all: &[f32]| all.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
-        for op in [ReduceOp::Sum, ReduceOp::Product] {
-            // Infinity times minus infinity is no NaN.
-            let count = if op == ReduceOp::Sum { 5 } else { 3 };
-            let (left, right) = (&left[..count], &right[..count]);
-            let nans = |bytes: Vec<u8>| vec![bytes; count].concat();
-            assert_eq!(both_orders(op, left, right), [(); 2].map(|()| nans(f32::NAN.to_ne_bytes().into())));
-            let wide = both_orders(op, &wide(left), &wide(right));
-            assert_eq!(wide, [(); 2].map(|()| nans(f64::NAN.to_ne_bytes().into())));
-            let narrow = both_orders(op, &narrow(left), &narrow(right));
-            assert_eq!(narrow, [(); 2].map(|()| nans(bf16::NAN.to_ne_bytes().into())));
+    fn results_that_are_nan_have_the_same_bits_on_all_ranks() {
+        let bits = |comm: &dyn Communicator, dtype: DType, op: ReduceOp| -> candle_core::Result<Vec<u64>> {
+            let nan = [0xffc0_0000, 0x7fc0_0000, 0xffc0_0007].map(f32::from_bits)[comm.rank() % 3];
+            let tensor = Tensor::new(&[nan, 1.0, -nan], &Device::Cpu)?.to_dtype(dtype)?;
+            comm.run(Operation::AllReduce { tensor: tensor.clone(), op })?;
+            match dtype {
+                DType::F64 => Ok(tensor.to_vec1::<f64>()?.into_iter().map(f64::to_bits).collect()),
+                _ => {
+                    let wide = tensor.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+                    Ok(wide.into_iter().map(|value| value.to_bits().into()).collect())
+                }
+            }
+        };
+        for ranks in 2..=7 {
+            for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product] {
+                for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+                    let all = Local::run(ranks, |comm| Ok(bits(comm, dtype, op)?)).unwrap();
+                    assert!(
+                        all.iter().all(|bits| *bits == all[0]),
+                        "{ranks} ranks, {op:?}, {dtype:?}: {all:x?}"
+                    );
+                }
+            }
         }
     }
 
