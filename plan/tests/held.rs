@@ -1,10 +1,12 @@
 //! Compares plans of language models with what models hold when they are trained, in threads.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use comm::Local;
-use girandole::{Layout, Parallel, ParallelConfig};
+use girandole::Layout;
 use models::{CausalLm, Lora, LoraConfig, ModelConfig, Weights};
 use plan::language::{Memory, Subject, Training};
 use training::build::{Builder, Recompute};
@@ -42,24 +44,10 @@ fn bytes(tensor: &Tensor) -> f64 {
 
 /// Trains one step and measures each rank.
 fn held(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<Held> {
-    let micro_batches = training.micro_batches(layout);
-    let each = ROWS / layout.data_ranks();
     let run = |comm| {
-        let example = Tensor::zeros((each / micro_batches, LENGTH), DType::U32, &Device::Cpu)?;
-        let config = ParallelConfig {
-            dtype: training.dtype,
-            micro_batches,
-            example: Some(example),
-            recompute: training.recompute,
-            schedule: training.schedule,
-            ..ParallelConfig::default()
-        };
-        let (weights, model) = (Weights::random(model, 1).unwrap(), model.clone());
-        let build = move |builder: &Builder| CausalLm::new(&model, builder);
-        let mut parallel = Parallel::new(comm, layout, weights.parts(), &config, build).unwrap();
+        let (mut parallel, tokens) = common::parallel(comm, model, layout, training)?;
         let vars = parallel.named_vars();
         let mut adam = Adam::named(vars.clone(), AdamConfig::adamw()).unwrap();
-        let tokens = Tensor::zeros((each, LENGTH), DType::U32, &Device::Cpu)?;
         let before = parallel.stats().bytes_sent;
         let step = parallel.step(&tokens, &tokens).unwrap();
         adam.step(&step.grads)?;

@@ -2,17 +2,19 @@
 //! threads.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::cell::Cell;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::DType;
 use candle_nn::Optimizer;
 use comm::Local;
-use girandole::{Layout, Parallel, ParallelConfig};
-use models::{CausalLm, ModelConfig, Weights};
+use girandole::Layout;
+use models::ModelConfig;
 use pipeline::ScheduleKind;
 use plan::language::{Subject, Training};
-use training::build::{Builder, Recompute};
+use training::build::Recompute;
 use training::{Adam, AdamConfig};
 
 /// The system's allocator, counting the bytes that each thread has in use, and their maximum.
@@ -57,24 +59,9 @@ static ALLOCATOR: Counting = Counting;
 
 /// Returns the most bytes that each rank has in use in its second step.
 fn held(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<f64> {
-    let micro_batches = training.micro_batches(layout);
-    let rows = training.batch_size / layout.data_ranks();
     let run = |comm| {
-        let example = Tensor::zeros((rows / micro_batches, training.length), DType::U32, &Device::Cpu)?;
-        let config = ParallelConfig {
-            dtype: training.dtype,
-            micro_batches,
-            example: Some(example),
-            recompute: training.recompute,
-            schedule: training.schedule,
-            ..ParallelConfig::default()
-        };
-        let (weights, model) = (Weights::random(model, 1).unwrap(), model.clone());
-        let build = move |builder: &Builder| CausalLm::new(&model, builder);
-        let mut parallel = Parallel::new(comm, layout, weights.parts(), &config, build).unwrap();
-        drop(weights);
+        let (mut parallel, tokens) = common::parallel(comm, model, layout, training)?;
         let mut adam = Adam::named(parallel.named_vars(), AdamConfig::adamw()).unwrap();
-        let tokens = Tensor::zeros((rows, training.length), DType::U32, &Device::Cpu)?;
         for _ in 0..2 {
             MOST.set(USED.get());
             let step = parallel.step(&tokens, &tokens).unwrap();
