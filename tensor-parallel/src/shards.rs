@@ -94,7 +94,8 @@ impl Shards {
     }
 
     /// Returns the same source, in which some variables have the values of others: `copies` gives for the name of each
-    /// copy that of the other, which is requested first. Nothing is drawn for a copy, and none is read from a file.
+    /// copy that of the other, which is requested first. Nothing is drawn for a copy, and from a file it is read by the
+    /// other's name.
     #[must_use]
     pub fn with_copies(self, copies: impl IntoIterator<Item = (String, String)>) -> Self {
         Self { copies: Arc::new(copies.into_iter().collect()), ..self }
