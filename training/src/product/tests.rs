@@ -1,5 +1,7 @@
 //! Tests of products against their definition.
 
+use candle_core::{Device, Tensor};
+
 use super::*;
 
 /// Small and large products, dense, strided and transposed, written and added, equal the definition.
@@ -165,4 +167,20 @@ fn numbers_are_rounded_as_to_bf16() {
         let expected = half::bf16::from_f32(x).to_f32();
         assert!(rounded(x).to_bits() == expected.to_bits() || (x.is_nan() && rounded(x).is_nan()), "{x:e}");
     }
+}
+
+/// Also of transposed views, of one row, and of nothing.
+#[test]
+fn products_of_tensors_in_f32_are_candles_to_the_bit() -> candle_core::Result<()> {
+    let random = |dims: (usize, usize)| Tensor::randn(0f32, 1., dims, &Device::Cpu);
+    for (m, k, n) in [(64, 33, 47), (1, 70, 5), (3, 1, 2), (200, 64, 129), (0, 3, 4), (3, 0, 4)] {
+        let (a, b) = (random((m, k))?, random((k, n))?);
+        for (a, b) in [(&a, &b), (&random((k, m))?.t()?, &random((n, k))?.t()?)] {
+            let (ours, candles) = (Precision::F32.matmul(a, b)?, a.matmul(b)?);
+            let bits = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+            assert_eq!((ours.dims(), bits(&ours)?), (candles.dims(), bits(&candles)?), "{m} {k} {n}");
+        }
+    }
+    assert!(Precision::F32.matmul(&random((2, 3))?, &random((2, 3))?).is_err());
+    Ok(())
 }
