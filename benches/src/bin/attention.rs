@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
 use clap::Parser;
-use training::{AttentionConfig, AttentionMask, attention};
+use training::{AttentionConfig, AttentionMask, attention, backward, scalar_with_gradient};
 
 /// The same allocator as in the program.
 #[global_allocator]
@@ -44,7 +44,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = AttentionConfig::new(heads, AttentionMask::Causal);
     let pass = || -> candle_core::Result<()> {
         let [q, k, v] = &qkv;
-        (attention(q, k, v, &config)? * &weights)?.sum_all()?.backward().map(drop)
+        let mixed = attention(q, k, v, &config)?;
+        backward(&scalar_with_gradient(&mixed, weights.clone())?).map(drop)
     };
     let before = peak_mib()?;
     // Warm-up pass, which touches new memory; not counted.
