@@ -27,7 +27,7 @@ fn lose(job: &Job, lost: usize, epochs: &str) -> ((usize, usize), Folder) {
 
 #[test]
 fn the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
-    for (job, epochs) in [(TRAINER, 60), (PICTURES, 12)] {
+    for (job, epochs) in [(TRAINER, 24), (PICTURES, 7)] {
         for lost in [0, 1] {
             let (place, folder) = lose(&job, lost, &epochs.to_string());
             let whole = replayed(&job, &[(3, place)], (2, epochs), &folder);
@@ -40,7 +40,7 @@ fn the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
 #[test]
 fn the_others_go_on_with_batches_of_their_own() {
     for lost in [0, 2] {
-        let (_, folder) = lose(&CLASSIFIER, lost, "400");
+        let (_, folder) = lose(&CLASSIFIER, lost, "160");
         let losses = losses(&folder.path("m.jsonl"));
         assert!(losses.last() < losses.first(), "the loss has not fallen");
         assert!(folder.path("saved").exists());

@@ -1,9 +1,11 @@
 //! Signals to a command without ranks, or before ranks are started.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{Folder, clean, girandole, is_ignored, text};
@@ -13,6 +15,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const SIGNALS: [(Signal, &str); 3] =
     [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")];
+
+/// Bytes that are written to a pipe at once or not at all.
+const PAGE: usize = 4096;
 
 fn start(arguments: &[&str]) -> Child {
     let mut command = girandole();
@@ -85,12 +90,18 @@ fn while_its_output_is_held_up() {
     let path = folder.argument("pipe");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     // Opened for reading, too: opening a pipe only for writing waits for a reader.
-    let pipe = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    let mut pipe =
+        std::fs::File::options().read(true).write(true).custom_flags(nonblocking).open(&path).unwrap();
+    // Filled but for a page, which is soon full.
+    while pipe.write(&[b'\n'; PAGE]).is_ok() {}
+    pipe.read_exact(&mut [0; PAGE]).unwrap();
+    let filled = rustix::io::ioctl_fionread(&pipe).unwrap();
     let mut script = on_a_terminal(&format!(">'{path}'"), Stdio::null());
     let began = Instant::now();
-    // A pipe is full when none of its pages is free, so the number of bytes in it varies.
+    // A line that does not fit into the rest of the page waits, so the number of bytes in it varies.
     let mut held = (0, Instant::now());
-    while held.0 < 1 << 15 || held.1.elapsed() < Duration::from_millis(500) {
+    while held.0 < filled + PAGE as u64 / 2 || held.1.elapsed() < Duration::from_millis(500) {
         assert!(began.elapsed() < LIMIT, "{held:?}");
         let bytes = rustix::io::ioctl_fionread(&pipe).unwrap();
         if bytes != held.0 {

@@ -5,9 +5,9 @@ use rustix::process::{Pid, Signal};
 use crate::common::{Folder, Girandole, Session};
 
 const COMMANDS: [(&str, &[&str]); 3] = [
-    ("fsdp-mlp", &["--steps", "1", "--hidden", "2048", "--batch-size", "1"]),
-    ("tensor-parallel-mlp", &["--epochs", "1", "--samples", "8", "--hidden-size", "1024"]),
-    ("ddp-transformer", &["--epochs", "1", "--d-model", "512", "--d-ff", "2048", "--num-layers", "3"]),
+    ("fsdp-mlp", &["--steps", "1", "--hidden", "1024", "--batch-size", "1", "--world-size", "2"]),
+    ("tensor-parallel-mlp", &["--epochs", "1", "--samples", "8", "--hidden-size", "512"]),
+    ("ddp-transformer", &["--epochs", "1", "--d-model", "512", "--d-ff", "2048"]),
 ];
 
 #[test]

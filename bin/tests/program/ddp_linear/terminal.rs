@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 use crate::common::{Folder, text};
 use crate::ddp_linear::LINEAR;
 
-/// Long enough for both parts: runs shorter than 0.3 s show no bar.
+/// Long enough for one process, and for ranks, which wait for each other in each step: runs shorter than 0.3 s show no
+/// bar.
 const LONG: &str = "--epochs 300 --samples 6400";
+const LONG_FOR_RANKS: &str = "--epochs 100 --samples 6400";
 
 /// Returns what a terminal receives; standard output goes to it, or to a file in the folder.
 fn on_terminal(shell: &str, folder: &Folder) -> Option<String> {
@@ -68,8 +70,10 @@ fn the_bar_of_a_narrow_terminal_does_not_wrap() {
 fn ranks_have_a_bar_too_and_it_keeps_out_of_their_lines() {
     let folder = Folder::new();
     for command in ["\"$PROGRAM\"", "\"$PROGRAM\" launch --nproc-per-node 2 -- girandole"] {
-        let Some(seen) = on_terminal(&format!("{command} ddp-linear {LONG}"), &folder) else { return };
-        assert!(seen.contains(" of 30000, "), "{command}: the ranks take half as many steps as one process");
+        let Some(seen) = on_terminal(&format!("{command} ddp-linear {LONG_FOR_RANKS}"), &folder) else {
+            return;
+        };
+        assert!(seen.contains(" of 10000, "), "{command}: the ranks take half as many steps as one process");
         // The text after the last carriage return and the escape sequence that clears the line.
         let lines: Vec<&str> = seen.lines().map(|line| line.trim_end_matches('\r')).collect();
         let shown = |line: &&str| {
@@ -77,6 +81,6 @@ fn ranks_have_a_bar_too_and_it_keeps_out_of_their_lines() {
             last.rsplit("\u{1b}[2K").next().unwrap_or_default().to_string()
         };
         let text = lines.iter().map(shown).collect::<Vec<_>>().join("\n");
-        assert_eq!(losses(&text), 3 * 300, "{command}: two lines an epoch of one process, one of two ranks");
+        assert_eq!(losses(&text), 3 * 100, "{command}: two lines an epoch of one process, one of two ranks");
     }
 }

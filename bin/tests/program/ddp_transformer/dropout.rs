@@ -15,11 +15,10 @@ fn runs_are_the_same_and_learn() {
     let arguments = ["--world-size", "3", "--epochs", "100"];
     let (first, weights) = run(&arguments);
     assert!((first.clone(), weights.clone()) == run(&arguments));
-    assert!((first, weights) != run(&[&arguments[..], &["--seed", "43"]].concat()));
-    let (plain, _) = run(&[&arguments[..], &["--dropout", "0"]].concat());
-    let (dropped, _) = run(&arguments);
-    assert_ne!(plain[0], dropped[0]);
-    assert!(dropped[dropped.len() - 1] < 0.7 * dropped[0], "{dropped:?}");
+    assert!((first.clone(), weights) != run(&[&arguments[..], &["--seed", "43"]].concat()));
+    let (plain, _) = run(&["--world-size", "3", "--epochs", "1", "--dropout", "0"]);
+    assert_ne!(plain[0], first[0]);
+    assert!(first[first.len() - 1] < 0.7 * first[0], "{first:?}");
 }
 
 #[test]

@@ -16,14 +16,14 @@ const JOB: Job =
 #[test]
 fn after_a_loss_the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
     for lost in 0..3 {
-        let run = Watched::start(&JOB, "1:3", &["--epochs", "150"]);
+        let run = Watched::start(&JOB, "1:3", &["--epochs", "80"]);
         run.kill(lost);
         let (output, folder) = run.end();
         let remarks = text(&output.stderr);
         assert!(remarks.contains("was killed by signal SIGKILL; the others go on"), "{remarks}");
         let places = places(&output);
         assert_eq!(places.len(), 1, "{remarks}");
-        let whole = replayed(&JOB, &[(3, places[0])], (2, 150), &folder);
+        let whole = replayed(&JOB, &[(3, places[0])], (2, 80), &folder);
         assert!(
             std::fs::read(folder.path("saved")).unwrap() == whole,
             "rank {lost}: other weights\n{remarks}"
@@ -38,7 +38,7 @@ fn after_a_loss_the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
 #[test]
 fn one_that_joins_goes_on_from_the_state_of_the_others() {
     for lost in [0, 2] {
-        let run = Watched::start(&JOB, "2:3", &["--epochs", "300", "--replace", "1"]);
+        let run = Watched::start(&JOB, "2:3", &["--epochs", "200", "--replace", "1"]);
         run.kill(lost);
         let (output, folder) = run.end();
         let remarks = text(&output.stderr);
@@ -48,7 +48,7 @@ fn one_that_joins_goes_on_from_the_state_of_the_others() {
         );
         let places = places(&output);
         assert_eq!(places.len(), 2, "{remarks}");
-        let whole = replayed(&JOB, &[(3, places[0]), (2, places[1])], (3, 300), &folder);
+        let whole = replayed(&JOB, &[(3, places[0]), (2, places[1])], (3, 200), &folder);
         assert!(
             std::fs::read(folder.path("saved")).unwrap() == whole,
             "rank {lost}: other weights\n{remarks}"
@@ -63,7 +63,7 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
     let mut generator = Generator::new(7);
     let mut random = |below: u32| generator.next_u32() % below;
     for round in 0..3 {
-        let mut run = Watched::start(&JOB, "1:4", &["--epochs", "300"]);
+        let mut run = Watched::start(&JOB, "1:4", &["--epochs", "120"]);
         let mut left: Vec<usize> = (0..4).collect();
         for _ in 0..3 {
             let lost = left.remove(random(left.len() as u32) as usize);
@@ -78,7 +78,7 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
         let world_size = metrics(&folder.path("m.jsonl")).last().unwrap()["world_size"].clone();
         assert_eq!(world_size, 1, "round {round}: {remarks}");
         // 40 rows in batches of 2 on a single rank: 20 steps in the last epoch.
-        assert!(losses.len() > 300 * 5 && losses.last() < losses.first(), "round {round}: {remarks}");
+        assert!(losses.len() > 120 * 5 && losses.last() < losses.first(), "round {round}: {remarks}");
         assert!(folder.path("saved").exists());
     }
 }
@@ -86,14 +86,14 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
 #[test]
 fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
     // Each epoch is a single step.
-    let mut run = Watched::start(&JOB, "1:6", &["--batch-size", "40", "--epochs", "1500"]);
+    let mut run = Watched::start(&JOB, "1:6", &["--batch-size", "40", "--epochs", "600"]);
     for lost in [3, 0, 5, 1, 4] {
         run.kill(lost);
         run.more(25);
     }
     let (output, folder) = run.end();
     let losses = losses(&folder.path("m.jsonl"));
-    assert!(losses.len() == 1500 && losses.last() < losses.first(), "{}", text(&output.stderr));
+    assert!(losses.len() == 600 && losses.last() < losses.first(), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -11,9 +11,9 @@ use crate::common::{Folder, free_port, girandole, losses, refuse_with, succeed, 
 use crate::launch::nodes::{LIMIT, Nodes, last_line};
 use crate::launch::shell::ranks_of;
 
-/// Some 2000 steps: longer than any test needs.
-const RUN: [&str; 8] =
-    ["ddp-transformer", "--samples", "40", "--reshuffle", "--lr", "0.001", "--epochs", "300"];
+const RUN: [&str; 6] = ["ddp-transformer", "--samples", "40", "--reshuffle", "--lr", "0.001"];
+/// 500 steps of 4 ranks: longer than tests need that do not say so.
+const EPOCHS: [&str; 2] = ["--epochs", "100"];
 
 /// A run under observation.
 struct Run {
@@ -76,7 +76,8 @@ impl Run {
 fn run(folder: &Folder, more: &[&str]) -> Vec<String> {
     let files =
         ["--metrics".to_string(), folder.argument("m.jsonl"), "--save".into(), folder.argument("saved")];
-    RUN.iter().chain(more).map(ToString::to_string).chain(files).collect()
+    let epochs = if more.contains(&EPOCHS[0]) { &[][..] } else { &EPOCHS };
+    RUN.iter().chain(epochs).chain(more).map(ToString::to_string).chain(files).collect()
 }
 
 fn steps(path: &Path) -> usize {
@@ -125,7 +126,7 @@ fn the_others_go_on_without_a_rank_be_it_the_first() {
 fn before_the_first_step_the_others_begin_anew() {
     for lost in [0, 1] {
         let folder = Folder::new();
-        let rows = ["--samples", "5000", "--vocab-size", "5000"];
+        let rows = ["--samples", "2500", "--vocab-size", "2500"];
         let train =
             [&["ddp-transformer"], &rows[..], &["--epochs", "1", "--batch-size", "200", "--save"]].concat();
         let mut command = girandole();
@@ -201,7 +202,7 @@ fn all_ranks_of_the_first_node() {
         ended_well(output, &folder);
     }
     // The third rank is the reporter now.
-    assert!(text(&outputs[1].stdout).contains("Epoch 299, "), "{}", text(&outputs[1].stderr));
+    assert!(text(&outputs[1].stdout).contains("Epoch 99, "), "{}", text(&outputs[1].stderr));
 }
 
 #[test]
@@ -300,7 +301,7 @@ fn ranks_that_were_started_one_by_one_can_as_well() {
         "{}",
         text(&outputs[1].stderr)
     );
-    assert!(text(&outputs[1].stdout).contains("Epoch 299, "));
+    assert!(text(&outputs[1].stdout).contains("Epoch 99, "));
     ended_well(&outputs[1], &folder);
     ended_well(&outputs[2], &folder);
 }
@@ -316,7 +317,9 @@ fn one_that_is_started_by_hand_joins_those_that_were() {
         command.env("GIRANDOLE_ELASTIC_FILE", &group).env("GIRANDOLE_NEWCOMER", newcomer);
         // The newcomer finds existing checkpoints.
         let checkpoints = folder.argument("checkpoints");
-        let options = ["--elastic", "2:3", "--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
+        let keep = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
+        // So many that it has come long before the others are done.
+        let options = [&["--elastic", "2:3", "--epochs", "300"], &keep[..]].concat();
         command.args(run(folder, &options)).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };

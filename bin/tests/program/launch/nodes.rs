@@ -133,7 +133,7 @@ fn a_folder_for_logs_may_be_called_anything() {
 fn a_run_over_both_goes_on_from_its_checkpoint() {
     let folder = Folder::new();
     let [saved, whole, dir] = ["saved", "whole", "checkpoints"].map(|name| folder.argument(name));
-    let train = ["ddp-transformer", "--samples", "20", "--epochs", "400", "--save"];
+    let train = ["ddp-transformer", "--samples", "20", "--epochs", "150", "--save"];
     let keep = [saved.as_str(), "--checkpoint-dir", &dir, "--checkpoint-every", "7"];
     let nodes = Nodes::start(&["--max-restarts", "3"], &[&["girandole"], &train[..], &keep[..]].concat());
     let ranks = nodes.ranks();

@@ -71,7 +71,7 @@ fn a_wrong_option_of_our_own_command_is_not_tried_again() {
     assert!(output.status.code() == Some(2) && !remarks.contains("start again"), "{remarks}");
 }
 
-const LONG: [&str; 7] = ["ddp-transformer", "--samples", "20", "--reshuffle", "--epochs", "600", "--save"];
+const LONG: [&str; 7] = ["ddp-transformer", "--samples", "20", "--reshuffle", "--epochs", "200", "--save"];
 
 #[test]
 fn three_kills_at_random_moments_cost_nothing_but_time() {
