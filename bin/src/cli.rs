@@ -1,22 +1,19 @@
-//! The command line: subcommands, parsing, error output and exit code.
+//! The command line: the subcommands.
 
-mod help;
 mod setup;
+#[cfg(test)]
+mod tests;
 
-use std::io::Write;
-use std::process::{ExitCode, exit};
+use std::process::ExitCode;
 
 use ::launch::command::LaunchOptions;
-use ::launch::worker_guard;
 use ::plan::command::PlanOptions;
-use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
-use experiment::error::{Error, Result};
-use experiment::{interrupt, mesh};
+use clap::{Parser, Subcommand};
+use experiment::comm_bench::{self, CommBenchOptions};
+use experiment::error::Result;
+use experiment::{mesh, plan, program};
 use language::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 use language::{FinetuneOptions, PretrainOptions};
-
-use crate::comm_bench::{self, CommBenchOptions};
 
 use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
@@ -29,8 +26,6 @@ use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::launch;
-use crate::plan;
-use crate::recipe;
 
 use self::setup::{CompletionsOptions, ManOptions};
 
@@ -120,66 +115,11 @@ impl Command {
     }
 }
 
-/// Returns the clap command with all subcommands: option names also accept underscores, as in PyTorch's programs, and
-/// `--recipe` is added.
 fn commands() -> clap::Command {
-    let alias = |option: Arg| match option.get_long().map(|long| long.replace('-', "_")) {
-        Some(name) if Some(&*name) != option.get_long() => {
-            let is_known = option.get_all_aliases().is_some_and(|known| known.contains(&&*name));
-            // Leaked: a few names, once per process.
-            if is_known { option } else { option.alias(&*name.leak()) }
-        }
-        _ => option,
-    };
-    Cli::command().mut_subcommands(|command| {
-        // Arguments after `launch`'s program name belong to that program; `completions` and `man` take no recipe.
-        let command = match command.get_name() {
-            "launch" | "completions" | "man" => command,
-            _ => recipe::with_option(command),
-        };
-        help::with_pages(command.mut_args(alias))
-    })
+    program::commands::<Cli>()
 }
 
-/// Parses this process's arguments, with the options of `--recipe` merged in.
-///
-/// # Errors
-/// A recipe that cannot be used. On an error in the command line itself, the process exits here.
-fn parse() -> Result<Cli> {
-    let commands = commands();
-    let arguments = recipe::expand(&commands, std::env::args_os().collect())?;
-    let is_short = arguments.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "-h");
-    let commands = if is_short { commands.mut_subcommands(help::short) } else { commands };
-    let parsed = commands.try_get_matches_from(arguments).and_then(|found| Cli::from_arg_matches(&found));
-    parsed.map_err(|error| recipe::recipe_error(&error).unwrap_or_else(|| print_and_exit(error)))
-}
-
-/// Prints the parser's message (an error or the help) and exits the process; returns an error only if printing fails.
-fn print_and_exit(mut error: clap::Error) -> Error {
-    // clap knows an option under both spellings; only the one with hyphens is documented.
-    if let Some(ContextValue::String(name)) = error.get(ContextKind::SuggestedArg) {
-        let name = ContextValue::String(name.replace('_', "-"));
-        error.insert(ContextKind::SuggestedArg, name);
-    }
-    match error.print() {
-        Ok(()) => exit(error.exit_code()),
-        Err(error) => Error::Output(error),
-    }
-}
-
-/// Setup that every process needs before parsing: the worker guard and signal handlers.
-fn init_process() -> Result<()> {
-    worker_guard()?;
-    interrupt::install_handlers()
-}
-
-/// Runs the program: parses the arguments, runs the command, and prints a failure to standard error in one line.
+/// Runs the program.
 pub fn main() -> ExitCode {
-    let result = init_process().and_then(|()| parse()?.command.run());
-    let Err(error) = result else { return ExitCode::SUCCESS };
-    if let Some(message) = error.message() {
-        // If standard error is closed, the exit code is all that is left.
-        let _ = writeln!(std::io::stderr().lock(), "{message}");
-    }
-    ExitCode::from(error.exit_code())
+    program::main(|cli: Cli| cli.command.run())
 }

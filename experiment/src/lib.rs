@@ -9,6 +9,8 @@
 //! - [`mesh`]: an experiment whose layers are divided over ranks. [`peak_memory`]: what a sharded model takes.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
+//! - [`program`]: a program of several such commands, with two pages of help ([`help`]) and `--recipe` ([`recipe`]).
+//! - [`plan`], [`comm_bench`]: the commands that show what layouts and collectives cost.
 //! - [`error`]: all that can go wrong, with the message and the exit code.
 //! - [`backends`], [`memory_check`], [`threads`]: what this machine has, and what fits in it.
 //!
@@ -100,10 +102,12 @@
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
 pub mod backends;
+pub mod comm_bench;
 pub mod console;
 mod devices;
 pub mod error;
 pub mod held;
+pub mod help;
 pub mod interrupt;
 pub mod memory_check;
 pub mod mesh;
@@ -112,8 +116,11 @@ pub mod options;
 pub mod origin;
 pub mod outputs;
 pub mod peak_memory;
+pub mod plan;
+pub mod program;
 pub mod progress;
 pub mod rank;
+pub mod recipe;
 mod result_line;
 mod run;
 pub mod run_log;

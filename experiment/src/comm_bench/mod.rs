@@ -6,11 +6,11 @@ pub use options::CommBenchOptions;
 
 use std::path::Path;
 
-use experiment::backends;
-use experiment::console::{note, say};
-use experiment::error::{Error, Result};
-use experiment::outputs::{self, check_in_place};
-use experiment::start::{self, Start};
+use crate::backends;
+use crate::console::{note, say};
+use crate::error::{Error, Result};
+use crate::outputs::{self, check_in_place};
+use crate::start::{self, Start};
 use training::FileError;
 
 use candle_core::Device;

@@ -2,11 +2,11 @@
 
 mod language;
 
+use crate::console::say;
+use crate::error::{Error, Result};
+use crate::outputs::{self, check_in_place};
+use crate::start::{self, SPAWNED_FOR};
 use comm::{Communicator, Tcp, TcpConfig};
-use experiment::console::say;
-use experiment::error::{Error, Result};
-use experiment::outputs::{self, check_in_place};
-use experiment::start::{self, SPAWNED_FOR};
 use plan::command::{NetworkName, PlanOptions};
 use plan::forecast::{Link, Network};
 use plan::measure::Machine;

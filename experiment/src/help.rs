@@ -6,14 +6,14 @@ use std::fmt::Write;
 use clap::{Arg, Command};
 
 /// Line width of all help. clap does not wrap: that would need another crate, which asks the terminal for its size.
-const WIDTH: usize = 100;
+pub const WIDTH: usize = 100;
 /// Line width of a narrow terminal, which wraps longer lines of `-h`.
-const NARROW: usize = 80;
+pub const NARROW: usize = 80;
 /// Indentation that clap puts before the text of an option in `--help`.
 const INDENT: usize = 10;
 
 /// Options shared by many commands, by help heading. `-h` has one line for each group that a command has.
-const SHARED: [(&str, &[&str]); 5] = [
+pub const SHARED: [(&str, &[&str]); 5] = [
     (
         "Ranks",
         &[
@@ -36,7 +36,7 @@ const SHARED: [(&str, &[&str]); 5] = [
 
 /// Prepares both help pages of a command. In `-h`, the options are followed by the shared options' names and the
 /// examples; in `--help`, by the command's whole text.
-pub(super) fn with_pages(command: Command) -> Command {
+pub fn with_pages(command: Command) -> Command {
     let groups = SHARED.map(|(heading, _)| (heading, shared(&command, heading)));
     let styles = command.get_styles().clone();
     let (header, literal) = (styles.get_header(), styles.get_literal());
@@ -71,7 +71,7 @@ pub(super) fn with_pages(command: Command) -> Command {
 
 /// Prepares a command for `-h`: an option's possible values are omitted if its line would be too long. `--help` lists
 /// them.
-pub(super) fn short(command: Command) -> Command {
+pub fn short(command: Command) -> Command {
     let listed =
         command.get_arguments().filter(|option| !option.is_hide_set() && !option.is_hide_short_help_set());
     let listed: Vec<Arg> = listed.cloned().collect();
@@ -147,126 +147,6 @@ fn wrap(text: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::commands;
-
-    /// Every command except clap's own `help`, and the program itself.
-    fn all() -> Vec<Command> {
-        built(commands())
-    }
-
-    fn built(mut program: Command) -> Vec<Command> {
-        program.build();
-        let subcommands = program.get_subcommands().filter(|command| command.get_name() != "help");
-        let mut all: Vec<Command> = subcommands.cloned().collect();
-        all.push(program);
-        assert!(all.len() > 20, "{} commands", all.len());
-        all
-    }
-
-    /// Returns the lines that are longer than the help's width.
-    fn too_long(page: &str) -> Vec<&str> {
-        page.lines().filter(|line| line.chars().count() > WIDTH).collect()
-    }
-
-    /// Returns the number of lines that a page takes on a terminal of `width` columns.
-    fn lines(page: &str, width: usize) -> usize {
-        page.lines().map(|line| line.chars().count().div_ceil(width).max(1)).sum()
-    }
-
-    #[test]
-    fn the_short_help_is_a_page() {
-        let mut long = Vec::new();
-        for mut command in built(commands().mut_subcommands(short)) {
-            let page = command.render_help().to_string();
-            for width in [NARROW, WIDTH] {
-                let (name, lines) = (command.get_name(), lines(&page, width));
-                assert!(lines < 60, "{name} -h has {lines} lines of {width} columns:\n{page}");
-            }
-            let is_list = |line: &&&str| line.contains("[default: all_reduce,");
-            long.extend(too_long(&page).iter().filter(|line| !is_list(line)).map(ToString::to_string));
-        }
-        assert_eq!(long, [""; 0]);
-    }
-
-    #[test]
-    fn the_short_help_leaves_out_values_only_where_a_line_is_long() {
-        let page = |name: &str| {
-            let mut program = commands();
-            short(program.find_subcommand_mut(name).unwrap().clone()).render_help().to_string()
-        };
-        let (plan, sampler) = (page("plan"), page("sampler"));
-        assert!(plan.contains("[MODEL]") && !plan.contains("ddp-mlp,"), "{plan}");
-        assert!(sampler.contains("--tail <") && !sampler.contains("drop, uneven"), "{sampler}");
-        for (name, values) in
-            [("ddp-trainer", "mse, document"), ("completions", "bash, elvish, fish, powershell, zsh")]
-        {
-            assert!(page(name).contains(&format!("[possible values: {values}]")), "{}", page(name));
-        }
-    }
-
-    #[test]
-    fn the_long_help_fits_the_width() {
-        let pages: Vec<String> =
-            all().iter_mut().map(|command| command.render_long_help().to_string()).collect();
-        let long: Vec<&str> = pages.iter().flat_map(|page| too_long(page)).collect();
-        assert_eq!(long, [""; 0]);
-    }
-
-    #[test]
-    fn both_helps_name_every_option() {
-        for mut command in all() {
-            let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
-            let listed = command.get_arguments().filter(|option| !option.is_hide_set());
-            let names: Vec<String> =
-                listed.filter_map(Arg::get_long).map(|name| format!("--{name}")).collect();
-            for name in names {
-                let has = |help: &str| {
-                    help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).any(|word| word == name)
-                };
-                assert!(has(&long), "{} --help has no {name}", command.get_name());
-                assert!(has(&short), "{} -h has no {name}", command.get_name());
-            }
-        }
-    }
-
-    #[test]
-    fn shared_options_are_described_by_the_long_help_only() {
-        let mut program = commands();
-        let pretrain = program.find_subcommand_mut("pretrain").unwrap();
-        let (short, long) = (pretrain.render_help().to_string(), pretrain.render_long_help().to_string());
-        assert!(
-            short.contains("\n  Checkpoints: --checkpoint-dir, --checkpoint-every, --resume\n"),
-            "{short}"
-        );
-        assert!(!short.contains("--resume [<CHECKPOINT>]") && long.contains("--resume [<CHECKPOINT>]"));
-        assert!(short.contains("--mesh <AXES>"), "{short}");
-        assert!(short.contains("\n  girandole pretrain --data"), "{short}");
-    }
-
-    #[test]
-    fn replace_is_listed_only_where_lost_ranks_are_replaced() {
-        let mut program = commands();
-        for (name, is_listed) in [("ddp-transformer", true), ("pretrain", false), ("finetune", false)] {
-            let command = program.find_subcommand_mut(name).unwrap();
-            let pages = [command.render_help(), command.render_long_help()].map(|page| page.to_string());
-            assert!(pages.iter().all(|page| page.contains("--elastic")), "{name}");
-            assert!(pages.iter().all(|page| page.contains("--replace") == is_listed), "{name}: {}", pages[1]);
-        }
-    }
-
-    #[test]
-    fn every_shared_option_is_one_of_a_command() {
-        let all = all();
-        for (heading, names) in SHARED {
-            for name in names {
-                let is_it = |option: &Arg| {
-                    option.get_long() == Some(name) && option.get_help_heading() == Some(heading)
-                };
-                let found = all.iter().any(|command| command.get_arguments().any(is_it));
-                assert!(found, "no command has --{name} under {heading}");
-            }
-        }
-    }
 
     #[test]
     fn paragraphs_are_wrapped_and_examples_are_not() {

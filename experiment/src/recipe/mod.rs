@@ -7,11 +7,11 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::error::{Error, Result};
+use crate::options::read_text;
+use crate::origin::{self, Recipe, origin};
 use clap::error::ContextValue;
 use clap::{Arg, Command, value_parser};
-use experiment::error::{Error, Result};
-use experiment::options::read_text;
-use experiment::origin::{self, Recipe, origin};
 
 use entries::{Entry, is_flag};
 
@@ -19,7 +19,7 @@ use entries::{Entry, is_flag};
 const NAME: &str = "recipe";
 
 /// Adds the `--recipe` option to a command.
-pub(crate) fn with_option(command: Command) -> Command {
+pub fn with_option(command: Command) -> Command {
     let help = "TOML file of options; the command line overrides it";
     let value = value_parser!(PathBuf);
     command.arg(Arg::new(NAME).long(NAME).value_name("FILE.toml").value_parser(value).help(help))
@@ -31,7 +31,7 @@ pub(crate) fn with_option(command: Command) -> Command {
 /// # Errors
 /// A file that cannot be read or is no TOML; a key that is no option of the command, or occurs twice; a value of
 /// another type.
-pub(crate) fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsString>> {
+pub fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsString>> {
     let command = typed.get(1).and_then(|name| commands.find_subcommand(name));
     let Some((command, named)) = command.and_then(|command| Some((command, Typed::find(command, &typed)?)))
     else {
@@ -53,7 +53,7 @@ pub(crate) fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsS
 }
 
 /// Converts clap's error about an option that comes from the recipe to one line that names the file.
-pub(crate) fn recipe_error(error: &clap::Error) -> Option<Error> {
+pub fn recipe_error(error: &clap::Error) -> Option<Error> {
     let mut names: Vec<&String> = Vec::new();
     for (_, value) in error.context() {
         match value {

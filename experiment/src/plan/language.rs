@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use experiment::console::say;
-use experiment::error::{Result, refuse};
-use experiment::outputs;
+use crate::console::say;
+use crate::error::{Result, refuse};
+use crate::outputs;
 use models::{Lora, LoraConfig, ModelConfig};
 use plan::Optimizer;
 use plan::command::PlanOptions;

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::{Result, refuse};
+use crate::memory_check;
+use crate::options::{DeviceKind, RankOptions, count, seconds};
 use candle_core::DType;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use experiment::error::{Result, refuse};
-use experiment::memory_check;
-use experiment::options::{DeviceKind, RankOptions, count, seconds};
 use plan::measure::{Measured, size};
 
 /// Options of `comm-bench`.
