@@ -4,11 +4,11 @@ use candle_core::{DType, Tensor};
 use comm::ReduceOp;
 
 use crate::Backend;
-use crate::cases::grid;
+use crate::cases::grid_of_moves;
 use crate::reference::{assert_equal, input, reduced, value};
 
 pub(crate) fn gather(backend: &dyn Backend) {
-    grid(backend, |comm, dtype, op, len| {
+    grid_of_moves(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let root = len % world_size;
         let output = Tensor::zeros(len * world_size, dtype, &crate::device())?;
@@ -24,7 +24,7 @@ pub(crate) fn gather(backend: &dyn Backend) {
 }
 
 pub(crate) fn scatter(backend: &dyn Backend) {
-    grid(backend, |comm, dtype, op, len| {
+    grid_of_moves(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let root = (len + 1) % world_size;
         let output = Tensor::zeros(len, dtype, &crate::device())?;
@@ -37,7 +37,7 @@ pub(crate) fn scatter(backend: &dyn Backend) {
 }
 
 pub(crate) fn all_to_all(backend: &dyn Backend) {
-    grid(backend, |comm, dtype, op, len| {
+    grid_of_moves(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let whole = input(rank, len * world_size, op, dtype);
         let output = Tensor::zeros(len * world_size, dtype, &crate::device())?;
