@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 /// Prefixes of environment variables that a launcher or a user may have set.
-const ENVIRONMENT: [&str; 18] = [
+const ENVIRONMENT: [&str; 19] = [
     "RANK",
     "PET_",
     "SLURM_",
@@ -24,6 +24,7 @@ const ENVIRONMENT: [&str; 18] = [
     "ROLE_",
     "TORCHELASTIC_",
     "OMP_NUM_THREADS",
+    "RAYON_NUM_THREADS",
     "PYTHONUNBUFFERED",
 ];
 
