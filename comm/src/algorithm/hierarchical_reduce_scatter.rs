@@ -17,7 +17,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// The first phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a
 /// Flash", 2018), over both dimensions.
 pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
-    let own = Builder { rank, topology, parts };
+    let own = Builder { rank, topology, parts, longest: parts.longest() };
     let count = topology.hosts().len();
     // A step between hosts needs this host's sums for that stage and the one before.
     let mut steps = own.sum_within_host(0).steps;
@@ -45,6 +45,7 @@ struct Builder<'a> {
     rank: usize,
     topology: &'a Topology,
     parts: &'a Parts,
+    longest: usize,
 }
 
 impl Builder<'_> {
@@ -59,7 +60,7 @@ impl Builder<'_> {
     }
 
     fn place(&self, number: usize, len: usize) -> Range<usize> {
-        let start = self.parts.len() + self.parts.of(self.rank).len() + number * self.parts.longest();
+        let start = self.parts.len() + self.parts.of(self.rank).len() + number * self.longest;
         start..start + len
     }
 

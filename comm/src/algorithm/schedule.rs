@@ -241,6 +241,7 @@ pub fn piece(range: &Range<usize>, pieces: usize, index: usize) -> Range<usize> 
 /// use comm::schedule::Parts;
 /// let parts = Parts::uneven(&[2, 0, 3]);
 /// assert_eq!((parts.of(0), parts.of(1), parts.of(2), parts.len()), (0..2, 2..2, 2..5, 5));
+/// assert_eq!((parts.longest(), Parts::even(10, 3).longest()), (3, 4));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parts(Bounds);
@@ -305,6 +306,9 @@ impl Parts {
 
     /// Returns the number of elements of the longest part.
     pub fn longest(&self) -> usize {
-        (0..self.count()).map(|index| self.of(index).len()).max().unwrap_or(0)
+        match &self.0 {
+            Bounds::Even { len, count } => len.div_ceil(*count),
+            Bounds::Uneven(bounds) => bounds.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0),
+        }
     }
 }
