@@ -8,7 +8,8 @@ use crate::{Communicator, Result};
 pub trait ElasticGroup {
     /// Returns a new group of the remaining ranks of this one, in the same order. Each of them must call this once the
     /// group has lost a rank ([`crate::Error::is_loss`]). Works in progress end with that error; messages of the lost
-    /// rank cannot reach the new group. A rank that is alive and has not called this yet is waited for until a quarter
+    /// rank cannot reach the new group. Groups that were made from this one end: on ranks that are still at work in one
+    /// of them, operations fail with the error of a loss. A rank that is alive and has not called this yet is waited for until a quarter
     /// of the time-out is left, or 10 s if that is less. In that remaining time the others form the group without it,
     /// if there are enough of them (see below). The remaining rank with the lowest number leads: as long as it answers,
     /// no group is formed without it.

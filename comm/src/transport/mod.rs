@@ -12,6 +12,7 @@ pub(crate) mod mpi;
 #[cfg(feature = "nccl")]
 pub(crate) mod nccl;
 pub(crate) mod shm;
+mod subgroups;
 pub(crate) mod tcp;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) mod traffic;

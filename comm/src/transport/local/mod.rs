@@ -17,6 +17,8 @@ use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, Topolog
 use links::LocalLinks;
 use shared::LocalGroup;
 
+use super::subgroups::Subgroups;
+
 /// One rank of a group whose ranks are threads of this process.
 ///
 /// ```
@@ -37,6 +39,7 @@ pub struct Local {
     members: Members,
     // Dropped before the rank is marked as having left.
     engine: Option<OperationQueue>,
+    subgroups: Subgroups,
 }
 
 /// Time limits of a group of threads.
@@ -79,7 +82,7 @@ impl Local {
         let links = LocalLinks::new(rank, shared.clone());
         let runner = Box::new(OperationRunner::new(rank, topology, links, supervisor.clone()));
         let engine = Some(OperationQueue::new(rank, shared.world_size(), runner, supervisor));
-        Self { rank, shared: shared.clone(), members, engine }
+        Self { rank, shared: shared.clone(), members, engine, subgroups: Subgroups::default() }
     }
 
     /// Creates a group and runs `body` on `world_size` threads, one for each rank. Returns the results by rank.
@@ -169,7 +172,11 @@ impl Communicator for Local {
     }
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(self.join_group(ranks)?))
+        let mut group = self.join_group(ranks)?;
+        group.subgroups = self.subgroups.clone();
+        let group: Arc<dyn Communicator> = Arc::new(group);
+        self.subgroups.add(&group);
+        Ok(group)
     }
 
     fn elastic(&self) -> Result<&dyn ElasticGroup> {

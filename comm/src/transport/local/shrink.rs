@@ -13,6 +13,7 @@ use super::shared::LocalGroup;
 
 impl ElasticGroup for Local {
     fn shrink(&self) -> Result<Arc<dyn Communicator>> {
+        self.subgroups.abort();
         let (shared, started) = (&self.shared, Instant::now());
         let timeout = shared.config().timeout;
         let mut gathering = lock(&shared.gathering);

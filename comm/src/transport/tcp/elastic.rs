@@ -97,6 +97,9 @@ impl Tcp {
 
 impl ElasticGroup for Tcp {
     fn shrink(&self) -> Result<Arc<dyn Communicator>> {
+        if self.endpoint.is_some() {
+            self.subgroups.abort();
+        }
         self.regroup("shrink", 0)
     }
 

@@ -26,6 +26,7 @@ use crate::rendezvous::meeting::regroup::RegroupEndpoint;
 use crate::rendezvous::meeting::{GroupConnections, Meeting, meet};
 use crate::transport::carrier::Carrier;
 use crate::transport::shm;
+use crate::transport::subgroups::Subgroups;
 use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, TcpConfig, Topology, Work};
 
 use links::TcpLinks;
@@ -71,6 +72,7 @@ pub struct Tcp {
     lines: GroupConnections,
     /// For regrouping, in a group that may change; otherwise None.
     endpoint: Option<Arc<RegroupEndpoint>>,
+    subgroups: Subgroups,
 }
 
 impl Tcp {
@@ -145,6 +147,7 @@ impl Tcp {
             control,
             lines,
             endpoint: None,
+            subgroups: Subgroups::default(),
         })
     }
 
@@ -199,7 +202,11 @@ impl Communicator for Tcp {
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         let (config, meeting, members) = self.rendezvous(ranks)?;
-        Ok(Arc::new(Self::join(&config, meeting, members, None)?))
+        let mut group = Self::join(&config, meeting, members, None)?;
+        group.subgroups = self.subgroups.clone();
+        let group: Arc<dyn Communicator> = Arc::new(group);
+        self.subgroups.add(&group);
+        Ok(group)
     }
 
     fn elastic(&self) -> Result<&dyn ElasticGroup> {
