@@ -223,9 +223,9 @@ impl Error {
     /// Returns the underlying error if it is the loss of a rank that the remaining ranks can continue without.
     pub(crate) fn rank_loss(&self) -> Option<&comm::Error> {
         match self {
-            Error::Comm(error) | Error::Ddp(ddp::Error::Comm(error)) => {
-                Some(error).filter(|error| error.is_loss())
-            }
+            Error::Comm(error)
+            | Error::Ddp(ddp::Error::Comm(error))
+            | Error::Fsdp(fsdp::Error::Comm(error)) => Some(error).filter(|error| error.is_loss()),
             _ => None,
         }
     }

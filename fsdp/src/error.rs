@@ -283,7 +283,12 @@ impl From<candle_core::Error> for Error {
 
 impl From<training::Error> for Error {
     fn from(error: training::Error) -> Self {
-        Error::Training(Arc::new(error))
+        // From a layer that communicates, in backward.
+        let carried = match &error {
+            training::Error::Candle(source) => comm::carried_as(source),
+            _ => None,
+        };
+        carried.unwrap_or_else(|| Error::Training(Arc::new(error)))
     }
 }
 
@@ -306,6 +311,8 @@ mod tests {
     #[test]
     fn errors_survive_candle_and_comm() {
         let left = || comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
+        let in_backward = training::Error::Candle(candle_core::Error::from(Error::Comm(left())).bt());
+        assert!(matches!(Error::from(in_backward), Error::Comm(_)));
         let through = candle_core::Error::from(Error::Comm(left())).context("in the model").bt();
         assert!(matches!(comm::carried(&through), Some(comm::Error::PeerLeft { rank: 1, .. })));
         assert!(matches!(Error::from(through), Error::Comm(comm::Error::PeerLeft { rank: 1, .. })));
