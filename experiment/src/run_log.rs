@@ -257,6 +257,18 @@ impl<'a> RunLog<'a> {
         Ok(metrics.map_or(Ok(()), |metrics| metrics.cut(self.run, epoch, batch))?)
     }
 
+    /// Goes back to the end of step `done`: the steps from the given one on will be repeated.
+    ///
+    /// # Errors
+    /// Metrics that cannot be read or written.
+    pub fn go_back(&mut self, done: usize, (epoch, batch): (usize, usize)) -> Result<()> {
+        self.cut(epoch, batch)?;
+        self.curve.truncate(done.saturating_sub(self.first));
+        self.evaluations.retain(|evaluation| evaluation.step <= done);
+        self.progress.resume(done);
+        Ok(())
+    }
+
     /// Ends the run and returns its losses, if kept, its evaluations, and the seconds before a resume.
     pub fn finish(self) -> RunSeries {
         let Curve { losses, steps_per_loss, .. } = self.curve;
@@ -299,6 +311,17 @@ impl Curve {
         self.losses.push((self.sum / self.count as f64) as f32);
         (self.sum, self.count) = (0.0, 0);
     }
+
+    /// Keeps the losses of the first `steps` steps.
+    fn truncate(&mut self, steps: usize) {
+        let (points, count) = (steps / self.steps_per_loss, steps % self.steps_per_loss);
+        let mean = match self.losses.get(points) {
+            Some(mean) => f64::from(*mean),
+            None => self.sum / self.count.max(1) as f64,
+        };
+        self.losses.truncate(points);
+        (self.sum, self.count) = (mean * count as f64, count);
+    }
 }
 
 #[cfg(test)]
@@ -334,6 +357,10 @@ mod tests {
         (0..64).for_each(|step| curve.push(step as f32));
         assert_eq!((curve.steps_per_loss, curve.losses.len()), (8, 8));
         assert_eq!(curve.losses[..2], [3.5, 11.5]);
+        curve.truncate(20);
+        assert_eq!((&curve.losses[..], curve.sum, curve.count), (&[3.5, 11.5][..], 4.0 * 19.5, 4));
+        (20..24).for_each(|step| curve.push(step as f32));
+        assert_eq!((curve.losses.len(), curve.count), (3, 0));
         let mut short = Curve::new(8);
         (0..8).for_each(|step| short.push(step as f32));
         assert_eq!((short.steps_per_loss, short.losses), (1, (0..8).map(|step| step as f32).collect()));

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::Layout;
+
 /// An error from distributing or training a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -56,6 +58,18 @@ pub enum Error {
         /// The last loss.
         lost: comm::Error,
     },
+    /// Ranks were lost, and the layout of those that are left has no place for this one. Not a failure: the others go on.
+    #[error("the others go on in the layout {layout}, and this rank is not needed any more")]
+    NotNeeded {
+        /// The layout of the others.
+        layout: Layout,
+    },
+    /// A rank was lost with a part of the model that no other rank has.
+    #[error("{lost}; no other rank has its part of the model, and there is no checkpoint to go on from")]
+    StateLost {
+        /// The loss.
+        lost: comm::Error,
+    },
     /// A checkpoint or another file that cannot be used.
     #[error("{}: {problem}", path.display())]
     File {
@@ -87,10 +101,19 @@ pub enum Error {
     Sampler(#[from] sampler::SamplerError),
     /// An error of `training`: of an optimizer or a tensor file.
     #[error(transparent)]
-    Training(#[from] training::Error),
+    Training(training::Error),
     /// An error of candle, from computing the model.
     #[error(transparent)]
     Candle(candle_core::Error),
+}
+
+impl From<training::Error> for Error {
+    fn from(error: training::Error) -> Self {
+        match error {
+            training::Error::Candle(error) => error.into(),
+            error => Self::Training(error),
+        }
+    }
 }
 
 impl From<candle_core::Error> for Error {
@@ -144,7 +167,11 @@ impl Error {
     /// Returns the error if it is the loss of a rank without which the others can continue.
     pub fn loss(&self) -> Option<&comm::Error> {
         match self {
-            Self::Comm(error) | Self::Ddp(ddp::Error::Comm(error)) => Some(error),
+            Self::Comm(error)
+            | Self::Ddp(ddp::Error::Comm(error))
+            | Self::Fsdp(fsdp::Error::Comm(error))
+            | Self::TensorParallel(tensor_parallel::Error::Comm(error))
+            | Self::Pipeline(pipeline::Error::Comm(error)) => Some(error),
             _ => None,
         }
         .filter(|error| error.is_loss())

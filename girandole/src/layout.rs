@@ -89,6 +89,41 @@ impl Layout {
         Ok(())
     }
 
+    /// Whether training can continue in this layout when a rank is lost: another rank holds the same part of the model, or
+    /// checkpoints do. `pp` and `tp` keep their sizes.
+    pub fn survives_loss(&self, has_checkpoints: bool) -> bool {
+        self.dp > 1 || (self.shard > 1 && has_checkpoints)
+    }
+
+    /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows in so many
+    /// micro-batches: with the same `pp` and `tp`, and smaller `dp` and `shard`. If possible, a rank holds no more than
+    /// before, and if there were copies of the model, there still are. `None` if there are too few ranks.
+    ///
+    /// ```
+    /// let layout: girandole::Layout = "dp=2,shard=2,tp=2".parse()?;
+    /// // 7 of 8 ranks are left; one of them is not needed.
+    /// assert_eq!(layout.for_fewer(7, 16, 1), Some("shard=3,tp=2".parse()?));
+    /// # Ok::<(), girandole::Error>(())
+    /// ```
+    pub fn for_fewer(&self, ranks: usize, batch_size: usize, micro_batches: usize) -> Option<Self> {
+        self.fewer(ranks, |data| match self.pp {
+            1 => batch_size >= data * micro_batches,
+            // The micro-batches of a pipeline are equally large.
+            _ => batch_size.is_multiple_of(data * micro_batches),
+        })
+    }
+
+    fn fewer(&self, ranks: usize, fits: impl Fn(usize) -> bool) -> Option<Self> {
+        let most = ranks / self.pp.saturating_mul(self.tp);
+        let of = |data: usize| {
+            let shard = (self.shard..=data).find(|shard| data.is_multiple_of(*shard)).unwrap_or(data);
+            Self { dp: data / shard, shard, ..*self }
+        };
+        let fitting: Vec<Self> = (1..=most).rev().filter(|data| fits(*data)).map(of).collect();
+        let with_copies = fitting.iter().find(|layout| layout.dp > 1).filter(|_| self.dp > 1);
+        with_copies.or(fitting.first()).copied()
+    }
+
     /// Returns similar layouts for `ranks` ranks, with one axis changed.
     fn fitting(&self, ranks: usize) -> Vec<Self> {
         let fit = |axis: &str| {
@@ -175,6 +210,30 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::Layout;
+
+    #[test]
+    fn fewer_ranks_hold_no_more_if_possible() {
+        let fewer = |layout: &str, ranks, batch: usize| {
+            let layout = layout.parse::<Layout>().unwrap();
+            layout.fewer(ranks, |data| batch.is_multiple_of(data)).map(|layout| layout.to_string())
+        };
+        for (layout, ranks, batch, expected) in [
+            ("dp=4", 3, 12, Some("dp=3")),
+            ("dp=2,shard=2", 3, 12, Some("shard=3")),
+            ("dp=2,shard=2", 3, 8, Some("shard=2")),
+            ("dp=2,shard=2", 1, 8, Some("dp=1")),
+            ("dp=2,shard=4", 6, 12, Some("shard=6")),
+            ("dp=3,shard=2", 4, 12, Some("dp=2,shard=2")),
+            ("dp=3,shard=2", 5, 60, Some("dp=2,shard=2")),
+            ("dp=3,shard=4", 11, 110, Some("dp=2,shard=5")),
+            ("shard=8", 7, 7, Some("shard=7")),
+            ("dp=2,tp=2", 3, 8, Some("tp=2")),
+            ("pp=2,shard=2,tp=2", 7, 8, Some("pp=2,tp=2")),
+            ("pp=2,shard=2,tp=2", 3, 8, None),
+        ] {
+            assert_eq!(fewer(layout, ranks, batch).as_deref(), expected, "{layout} on {ranks}");
+        }
+    }
 
     #[test]
     fn what_does_not_fit_is_told_what_would() {

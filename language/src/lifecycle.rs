@@ -1,5 +1,6 @@
 //! Beginning and end of a training job: resuming from a checkpoint, logging, final output and saving.
 
+use comm::Operation;
 use experiment::Experiment;
 use experiment::console::note;
 use experiment::error::{Error, Result};
@@ -7,8 +8,8 @@ use experiment::options::{CheckpointOptions, begin_note, keeps_losses, with_fall
 use experiment::rank::Rank;
 use experiment::run_log::{LogConfig, RunLog};
 use experiment::trainer::first_choice;
-use girandole::Parallel;
 use girandole::trainer::{self, Summary, Trainer};
+use girandole::{Layout, Parallel};
 use models::tokens::Rows;
 use models::{CausalLm, FolderConfig};
 use report::metrics::MetricsWriter;
@@ -32,6 +33,26 @@ impl<J: Job> Training<J> {
         let help =
             format!("the checkpoint is at step {done} already; give more, or another --checkpoint-dir");
         Err(Error::Option { option: "--steps", got: steps.to_string(), help })
+    }
+
+    /// Returns the layout for the current number of ranks: some may have been lost before the first step.
+    pub(super) fn layout_now(&self, is_elastic: bool, rank: &Rank) -> Result<Layout> {
+        let (options, ranks) = (self.options(), rank.comm.world_size());
+        let begun = options.mesh.unwrap_or_else(|| Layout::copies(ranks));
+        if !is_elastic || begun.ranks() == ranks {
+            return options.layout(ranks);
+        }
+        let Some(layout) = begun.for_fewer(ranks, options.batch_size, options.micro_batches(&begun)) else {
+            return options.layout(ranks);
+        };
+        if layout.ranks() < ranks {
+            if rank.comm.rank() >= layout.ranks() {
+                return Err(girandole::Error::NotNeeded { layout }.into());
+            }
+            // It fails when the ranks that are not needed leave, and the others start again.
+            rank.comm.run(Operation::Barrier)?;
+        }
+        Ok(layout)
     }
 
     /// Returns the floating-point operations of a step, over all ranks.
@@ -71,8 +92,8 @@ impl<J: Job> Training<J> {
         rank: &Rank,
     ) -> Result<()> {
         let Some(contents) = first_choice_of_checkpoint(&self.options().checkpoints, rank)? else {
-            // The file has the steps of a start before the first checkpoint.
-            if let (Some(log), true) = (log, self.options().checkpoints.resumes() && rank.is_first()) {
+            // The file may have the steps of a start before the first checkpoint.
+            if let (Some(log), true) = (log, rank.is_first()) {
                 log.cut(trainer.epoch() as usize, trainer.step())?;
             }
             return Ok(());

@@ -231,26 +231,42 @@ impl TrainOptions {
         layout_of(self.mesh, world_size)
     }
 
-    /// Returns the elastic options if every rank holds the whole model, so that the others still have it when one is
-    /// lost.
+    /// Returns the elastic options if the run can go on when a rank is lost.
     pub(super) fn elastic(&self) -> Option<ElasticOptions> {
-        let is_copied = self.mesh.is_none_or(|layout| layout.dp == layout.ranks());
-        (is_copied || self.elastic.elastic.is_some()).then_some(self.elastic)
+        let can_go_on = self.mesh.is_none_or(|layout| layout.ranks() == 1 || self.survives_loss(&layout));
+        (can_go_on || self.elastic.elastic.is_some()).then_some(self.elastic)
+    }
+
+    /// Whether another rank or a checkpoint has what a lost rank held.
+    pub(super) fn survives_loss(&self, layout: &Layout) -> bool {
+        layout.survives_loss(self.checkpoints.checkpoint_dir.is_some())
     }
 
     /// Checks that `--elastic` is used only if the run can continue without a rank.
     ///
     /// # Errors
-    /// Another layout than pure data parallelism; replacement of lost ranks.
+    /// A layout that cannot continue; fewer ranks than its stages and divided layers need; replacement of lost ranks.
     pub(super) fn check_elastic(&self, layout: &Layout) -> Result<()> {
         let Some(elastic) = self.elastic.elastic else { return Ok(()) };
-        let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
-        if layout.dp != layout.ranks() {
-            let help = "a lost rank's part of the model is lost with it: give a --mesh of dp alone, or --checkpoint-dir and start again";
+        let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
+        if layout.ranks() > 1 && !self.survives_loss(layout) {
+            let help = match layout.shard {
+                1 => {
+                    "pp and tp keep their sizes: give a --mesh with dp or shard, or --checkpoint-dir and start again"
+                }
+                _ => {
+                    "a lost rank's part of the model is lost with it: give copies (dp), or --checkpoint-dir to go on from"
+                }
+            };
+            return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help.into());
+        }
+        let fewest = layout.pp * layout.tp;
+        if elastic.min < fewest {
+            let help = format!("pp and tp keep their sizes, so give at least {fewest}:{}", elastic.max);
             return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
         }
         if self.elastic.replace > 0 {
-            let help = "ranks that are lost are not replaced here; leave the option out";
+            let help = "ranks that are lost are not replaced here; leave the option out".into();
             return refuse("--replace", self.elastic.replace.to_string(), help);
         }
         Ok(())

@@ -216,12 +216,8 @@ impl<J: Job> Experiment for Training<J> {
         let options = self.options();
         let Setup { subject, rows, evaluation, sample } = setup;
         let elastic = self.elastic();
-        let layout = match elastic {
-            // The current number of ranks: some may have been lost before the first step.
-            Some(_) => Layout::copies(rank.comm.world_size()),
-            None => options.layout(rank.comm.world_size())?,
-        };
-        let fewest_ranks = elastic.filter(|_| layout.ranks() > 1).map(|elastic| elastic.min);
+        let layout = self.layout_now(elastic.is_some(), rank)?;
+        let fewest_ranks = elastic.filter(|_| options.survives_loss(&layout)).map(|elastic| elastic.min);
         let device = self.common().device()?;
         let mut model = build_model(options, &subject, &layout, &rows, (rank, &device))?;
         let flops = self.step_flops(&subject, &rows)?;

@@ -9,8 +9,8 @@ use experiment::console::note;
 use experiment::error::Error;
 use experiment::rank::RankPhase;
 use experiment::run_log::RunLog;
-use girandole::Parallel;
 use girandole::trainer::{Observer, ObserverState, StepReport};
+use girandole::{Layout, Parallel};
 use indicatif::HumanDuration;
 use models::{CausalLm, Tokenizer};
 use report::Evaluation;
@@ -82,7 +82,17 @@ impl<'a> TrainObserver<'a> {
 
     /// Converts the error that ended the training.
     pub(super) fn cause(&self, error: girandole::Error) -> Error {
-        if self.begins_anew { Error::RestartFromBeginning } else { error.into() }
+        match error {
+            _ if self.begins_anew => Error::RestartFromBeginning,
+            // Before the first checkpoint.
+            girandole::Error::StateLost { lost } if self.options.checkpoints.checkpoint_dir.is_some() => {
+                if self.left.as_ref().is_some_and(|left| left.rank() == 0) {
+                    note(format_args!("{lost}; the others start again, as there is no checkpoint yet"));
+                }
+                Error::RestartFromBeginning
+            }
+            error => error.into(),
+        }
     }
 
     fn say(&self, line: std::fmt::Arguments<'_>) -> girandole::Result<()> {
@@ -189,9 +199,17 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         step: usize,
         before: usize,
         lost: &comm::Error,
-        left: &Arc<dyn Communicator>,
+        (left, layout): (&Arc<dyn Communicator>, &Layout),
     ) -> girandole::Result<()> {
+        self.left = Some(left.clone());
         self.speed.shrink(left.world_size(), before);
+        if self.last.is_some_and(|last| last.step > step) {
+            // Steps that only lost ranks had completed, or that no rank's memory has any more, are repeated.
+            let epoch = self.last.take().map_or(self.epoch, |last| last.epoch as usize);
+            if let Some(log) = &mut self.log {
+                log.go_back(step, (epoch, step)).map_err(wrap_error)?;
+            }
+        }
         if left.rank() > 0 {
             return Ok(());
         }
@@ -209,7 +227,11 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         }
         let ranks = left.world_size();
         let go = if ranks == 1 { "rank goes" } else { "ranks go" };
-        note(format_args!("{lost}; {ranks} of {before} {go} on after step {step}"));
+        let layout = match layout.dp == ranks {
+            true => String::new(),
+            false => format!(" in the layout {layout}"),
+        };
+        note(format_args!("{lost}; {ranks} of {before} {go} on after step {step}{layout}"));
         Ok(())
     }
 }

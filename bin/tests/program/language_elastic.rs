@@ -1,6 +1,8 @@
 //! `pretrain --elastic`: data-parallel ranks continue when others are lost, with unchanged losses.
 
 use std::fs;
+use std::path::Path;
+use std::process::Output;
 
 use rustix::process::{Signal, kill_process};
 use sampler::Generator;
@@ -67,17 +69,51 @@ fn whoever_is_lost_the_losses_are_those_of_a_run_that_lost_none() {
             let lost = ranks.swap_remove(random.next_u32() as usize % ranks.len());
             kill_process(lost, Signal::KILL).unwrap();
         }
+        assert_undisturbed(&session.end(), Path::new(&out), &path, &expected);
+    }
+}
+
+/// Asserts that a run lost ranks and wrote all it should, each step once, with the expected losses.
+fn assert_undisturbed(output: &Output, out: &Path, path: &Path, expected: &[f32]) {
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("on after step "), "{said}");
+    assert!(out.join("model.safetensors").exists(), "{said}");
+    let lines = metrics(path);
+    let batches: Vec<u64> = lines.iter().filter_map(|line| line["batch"].as_u64()).collect();
+    assert_eq!(batches, (0..STEPS as u64).collect::<Vec<_>>(), "{said}");
+    let gap = losses(path).iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(gap < 1e-4, "{gap}: {said}");
+    assert_eq!(lines.iter().filter(|line| line["event"] == "summary").count(), 1);
+}
+
+#[test]
+fn parts_of_the_model_go_on_in_another_layout_or_from_a_checkpoint() {
+    let (folder, data, expected) = expected();
+    let mut random = Generator::new(11);
+    for (mesh, elastic, layout) in [
+        ("dp=2,shard=2", "1:4", "shard=3"),
+        ("dp=2,tp=2", "2:4", "tp=2"),
+        ("pp=2,dp=2", "2:4", "pp=2"),
+        // The part of the lost rank is in the last checkpoint only.
+        ("shard=4", "1:4", "shard=3"),
+        ("shard=2,tp=2", "2:4", "tp=2"),
+    ] {
+        let name = |what: &str| folder.argument(&format!("{mesh}.{what}"));
+        let (out, file, checkpoints) = (name("out"), name("jsonl"), name("checkpoints"));
+        let own = ["--data", &data, "--evaluate", &data, "--out", &out, "--metrics", &file, "--mesh", mesh];
+        let more = ["--elastic", elastic, "--checkpoint-dir", &checkpoints, "--checkpoint-every", "5"];
+        let mut session = Session::start(&PRETRAIN, &[&own, &SMALL[..], &more].concat());
+        let path = folder.path(&format!("{mesh}.jsonl"));
+        let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+        let wanted = 12 + random.next_u32() as usize % 30;
+        session.until("some steps", || steps() >= wanted);
+        let ranks = session.ranks();
+        kill_process(ranks[random.next_u32() as usize % ranks.len()], Signal::KILL).unwrap();
         let output = session.end();
         let said = text(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        assert!(said.contains("on after step "), "{said}");
-        assert!(folder.path(&format!("{round}.out")).join("model.safetensors").exists(), "{said}");
-        let lines = metrics(&path);
-        let batches: Vec<u64> = lines.iter().filter_map(|line| line["batch"].as_u64()).collect();
-        assert_eq!(batches, (0..STEPS as u64).collect::<Vec<_>>(), "{said}");
-        let gap = losses(&path).iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(gap < 1e-4, "round {round}: {gap}");
-        assert_eq!(lines.iter().filter(|line| line["event"] == "summary").count(), 1);
+        assert!(said.contains(&format!("in the layout {layout}")), "{mesh}: {said}");
+        assert_undisturbed(&output, Path::new(&out), &path, &expected);
     }
 }
 
@@ -93,6 +129,10 @@ fn what_cannot_go_on_is_said_before_ranks_start() {
     };
     let parts = "--elastic: got 1:2 with --mesh shard=2; a lost rank's part";
     refuse(&["--mesh", "shard=2", "--elastic", "1:2"], parts);
+    let stages = "--elastic: got 1:2 with --mesh pp=2; pp and tp keep their sizes";
+    refuse(&["--mesh", "pp=2", "--elastic", "1:2"], stages);
+    let few = "--elastic: got 1:4 with --mesh dp=2,tp=2; pp and tp keep their sizes, so give at least 2:4";
+    refuse(&["--mesh", "dp=2,tp=2", "--elastic", "1:4"], few);
     refuse(
         &["--elastic", "1:2", "--replace", "1"],
         "--replace: got 1; ranks that are lost are not replaced here",

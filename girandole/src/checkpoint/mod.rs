@@ -8,6 +8,8 @@ mod read;
 mod region;
 mod save;
 mod snapshot;
+mod source;
+mod transfer;
 
 pub(crate) use keep_alive::with_keep_alive;
 pub use read::CheckpointReader;
@@ -15,3 +17,4 @@ pub use region::Region;
 pub use save::Snapshot;
 pub(crate) use save::all_or_error;
 pub use snapshot::DeferredSnapshot;
+pub(crate) use transfer::{Receiver, transfer};

@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
 use comm::{Communicator, all_gather_object};
-use fsdp::TensorFile;
 use serde_json::Value;
 use training::build::{Model, RangeReader};
-use training::{Contents, OptimizerState, Runs};
+use training::{Contents, LossScalerState, OptimizerState, Runs};
 
+use super::region::{Overlap, Part};
 use super::save::{Manifest, OptimizerEntry, all_or_error, model_key, optimizer_key};
+use super::source::Source;
 use super::{Region, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
@@ -23,9 +25,10 @@ const GAP: usize = 2048;
 /// An open checkpoint, of which single parameters or parts of them can be read.
 #[derive(Debug)]
 pub struct CheckpointReader {
-    contents: Contents,
+    /// The folder, for messages.
+    folder: PathBuf,
     manifest: Manifest,
-    files: BTreeMap<String, TensorFile>,
+    files: BTreeMap<String, Source>,
 }
 
 impl CheckpointReader {
@@ -34,9 +37,18 @@ impl CheckpointReader {
     /// # Errors
     /// A checkpoint of another format; files that are missing or damaged.
     pub fn open(contents: &Contents) -> Result<Self> {
-        let refuse = |problem: String| Error::file(&contents.folder, problem);
-        let manifest: Manifest = serde_json::from_value(contents.extra.clone())
-            .map_err(|error| refuse(format!("it is no checkpoint of a model in any layout: {error}")))?;
+        let manifest: Manifest = serde_json::from_value(contents.extra.clone()).map_err(|error| {
+            let problem = format!("it is no checkpoint of a model in any layout: {error}");
+            Error::file(&contents.folder, problem)
+        })?;
+        let open = |name: &String| Ok((name.clone(), Source::open(&contents.path(name))?));
+        let files = contents.files.keys().map(open).collect::<Result<_>>()?;
+        Self::of(&contents.folder, manifest, files)
+    }
+
+    /// Creates a reader of what a manifest describes.
+    pub(super) fn of(folder: &Path, manifest: Manifest, files: BTreeMap<String, Source>) -> Result<Self> {
+        let refuse = |problem: String| Error::file(folder, problem);
         for (name, described) in &manifest.parameters {
             let regions = described.parts.iter().map(|part| part.region(&described.dims));
             let lens = regions.map(|region| region.is_valid().then(|| region.len()));
@@ -46,9 +58,7 @@ impl CheckpointReader {
                 return Err(refuse(format!("its parts of {name} are not the whole {:?}", described.dims)));
             }
         }
-        let open = |name: &String| Ok((name.clone(), TensorFile::open(&contents.path(name))?));
-        let files = contents.files.keys().map(open).collect::<Result<_>>()?;
-        Ok(Self { contents: contents.clone(), manifest, files })
+        Ok(Self { folder: folder.to_path_buf(), manifest, files })
     }
 
     /// Returns the names and shapes of the parameters.
@@ -66,8 +76,7 @@ impl CheckpointReader {
     /// # Errors
     /// A parameter that the checkpoint does not have; a file that cannot be read.
     pub fn whole(&mut self, name: &str) -> Result<Tensor> {
-        let root = self.manifest.ties.get(name).cloned();
-        let name = root.as_deref().unwrap_or(name);
+        let name = &self.root(name).to_string();
         let dims = match self.manifest.parameters.get(name) {
             Some(described) => described.dims.clone(),
             None => return Err(self.missing(name)),
@@ -80,14 +89,43 @@ impl CheckpointReader {
     /// # Errors
     /// A parameter that the checkpoint does not have, or has in another shape; a file that cannot be read.
     pub fn read(&mut self, name: &str, wanted: &Region) -> Result<Tensor> {
-        let root = self.manifest.ties.get(name).cloned();
-        let name = root.as_deref().unwrap_or(name);
+        let name = &self.root(name).to_string();
         self.read_as(&model_key(name), name, wanted)
+    }
+
+    /// Returns the parameter to which a parameter is tied, or its own name.
+    pub(super) fn root<'a>(&'a self, name: &'a str) -> &'a str {
+        self.manifest.ties.get(name).map_or(name, String::as_str)
+    }
+
+    /// Returns the reads that [`read`](Self::read) makes: files, and ranges of elements in them.
+    pub(super) fn reads(&self, name: &str, wanted: &Region) -> Vec<(String, Range<usize>)> {
+        let Some(described) = self.manifest.parameters.get(self.root(name)) else { return Vec::new() };
+        let of_part = |part: &Part| {
+            let common = wanted.common(&part.region(&described.dims));
+            reads_of(&common).map(|(_, range)| (part.file.clone(), range)).collect::<Vec<_>>()
+        };
+        described.parts.iter().flat_map(of_part).collect()
+    }
+
+    /// Returns the optimizer's keys of a parameter, and whether each has a value for each element.
+    pub(super) fn optimizer_keys(&self, name: &str) -> impl Iterator<Item = (&String, bool)> {
+        let of = self.manifest.optimizer.iter().filter(move |(_, entry)| entry.of == name);
+        of.map(|(key, entry)| (key, entry.by_element))
+    }
+
+    pub(super) fn loss_scale(&self) -> Option<LossScalerState> {
+        self.manifest.loss_scale
+    }
+
+    /// Adds elements from a rank's memory to what can be read from its file.
+    pub(super) fn insert(&mut self, file: &str, key: &str, start: usize, elements: Tensor) {
+        self.files.entry(file.into()).or_default().insert(key, start, elements);
     }
 
     fn missing(&self, name: &str) -> Error {
         let help = "it is of another model";
-        Error::file(&self.contents.folder, format!("it has no parameter {name}: {help}"))
+        Error::file(&self.folder, format!("it has no parameter {name}: {help}"))
     }
 
     /// Reads elements of the tensor under this key, which is divided into parts like the parameter `name`.
@@ -95,13 +133,13 @@ impl CheckpointReader {
         let Some(described) = self.manifest.parameters.get(name) else { return Err(self.missing(name)) };
         let refuse = || {
             let problem = format!("its parts of {name} overlap, and others are missing");
-            Error::file(&self.contents.folder, problem)
+            Error::file(&self.folder, problem)
         };
         if described.dims != wanted.dims {
             let (got, expected) = (&described.dims, &wanted.dims);
             let problem =
                 format!("its {name} is {got:?}, and the model's is {expected:?}: it is of another model");
-            return Err(Error::file(&self.contents.folder, problem));
+            return Err(Error::file(&self.folder, problem));
         }
         let mut pieces: Vec<(usize, Tensor)> = Vec::new();
         for part in &described.parts {
@@ -111,14 +149,11 @@ impl CheckpointReader {
             }
             let Some(file) = self.files.get_mut(&part.file) else {
                 let problem = format!("it has no file {}", part.file);
-                return Err(Error::file(&self.contents.folder, problem));
+                return Err(Error::file(&self.folder, problem));
             };
-            // Neighbouring runs are read at once, with the small gaps between them.
-            for runs in common.chunk_by(|run, next| next.second - (run.second + run.len) <= GAP) {
-                let (start, end) = runs.iter().fold((usize::MAX, 0), |(start, end), run| {
-                    (start.min(run.second), end.max(run.second + run.len))
-                });
-                let read = file.read(key, start..end)?;
+            for (runs, range) in reads_of(&common) {
+                let start = range.start;
+                let read = file.read(key, range)?;
                 for run in runs {
                     pieces.push((run.first, read.narrow(0, run.second - start, run.len)?));
                 }
@@ -170,8 +205,19 @@ impl CheckpointReader {
                 return Ok(file.whole(&key)?);
             }
         }
-        Err(Error::file(&self.contents.folder, format!("it has no {key}")))
+        Err(Error::file(&self.folder, format!("it has no {key}")))
     }
+}
+
+/// Returns the ranges of a part to read for the elements that are needed: neighbouring runs at once, with the small gaps
+/// between them.
+fn reads_of(common: &[Overlap]) -> impl Iterator<Item = (&[Overlap], Range<usize>)> {
+    common.chunk_by(|run, next| next.second - (run.second + run.len) <= GAP).map(|runs| {
+        let (start, end) = runs.iter().fold((usize::MAX, 0), |(start, end), run| {
+            (start.min(run.second), end.max(run.second + run.len))
+        });
+        (runs, start..end)
+    })
 }
 
 impl<M: Model> Parallel<M> {
@@ -202,9 +248,7 @@ impl<M: Model> Parallel<M> {
         self.check_names(&*world, &saved)?;
         let read = self.read_all(&mut saved, optimizer);
         all_or_error(&*world, read)?;
-        if let (Some(scaler), Some(state)) = (self.loss_scaler_mut(), saved.manifest.loss_scale) {
-            scaler.resume(state);
-        }
+        self.resume_loss_scale(saved.loss_scale());
         Ok(saved.manifest.extra)
     }
 
@@ -216,13 +260,14 @@ impl<M: Model> Parallel<M> {
             Some((name, _)) => {
                 let problem =
                     format!("it has a parameter {name} that is not trained here: it is of another model");
-                Err(Error::file(&saved.contents.folder, problem))
+                Err(Error::file(&saved.folder, problem))
             }
             None => Ok(()),
         }
     }
 
-    fn read_all(
+    /// Sets parameters, state and the state of the optimizer.
+    pub(super) fn read_all(
         &self,
         saved: &mut CheckpointReader,
         optimizer: Option<&mut dyn OptimizerState>,

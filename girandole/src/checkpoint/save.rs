@@ -28,6 +28,20 @@ pub(super) struct Manifest {
     pub(super) extra: Value,
 }
 
+impl Manifest {
+    /// Adds what one rank contributes.
+    pub(super) fn add(&mut self, parts: Vec<NamedPart>, optimizer: BTreeMap<String, OptimizerEntry>) {
+        self.optimizer.extend(optimizer);
+        for (name, dims, dtype, part) in parts {
+            let described = TensorEntry { dims, dtype, parts: Vec::new() };
+            self.parameters.entry(name).or_insert(described).parts.push(part);
+        }
+    }
+}
+
+/// Name, shape and dtype of a parameter, and the part of it that a rank holds.
+pub(super) type NamedPart = (String, Vec<usize>, String, Part);
+
 /// Shape, dtype and parts of a tensor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TensorEntry {
@@ -61,11 +75,10 @@ pub struct Snapshot {
 }
 
 /// The manifest entries of one rank's tensors.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SnapshotParts {
     pub(super) file: String,
-    /// Name, shape, dtype and part of each parameter.
-    pub(super) parts: Vec<(String, Vec<usize>, String, Part)>,
+    pub(super) parts: Vec<NamedPart>,
     pub(super) optimizer: BTreeMap<String, OptimizerEntry>,
     pub(super) ties: HashMap<String, String>,
     pub(super) loss_scale: Option<LossScalerState>,
@@ -134,16 +147,12 @@ impl Snapshot {
         let all = gather_object(world, &(written, parts, optimizer), 0)?;
         let mut committed = Ok(());
         if let Some(all) = all {
-            let (mut manifest, mut files) = (Manifest::default(), BTreeMap::new());
-            (manifest.extra, manifest.ties) = (checkpoint.extra.clone(), ties);
-            manifest.loss_scale = loss_scale;
+            let mut files = BTreeMap::new();
+            let mut manifest =
+                Manifest { ties, loss_scale, extra: checkpoint.extra.clone(), ..Manifest::default() };
             for (file, parts, optimizer) in all {
                 files.extend(file);
-                manifest.optimizer.extend(optimizer);
-                for (name, dims, dtype, part) in parts {
-                    let described = TensorEntry { dims, dtype, parts: Vec::new() };
-                    manifest.parameters.entry(name).or_insert(described).parts.push(part);
-                }
+                manifest.add(parts, optimizer);
             }
             let extra = serde_json::to_value(&manifest).map_err(|error| Error::file(&folder, error));
             let commit = |extra| draft.commit(&Checkpoint { extra, ..checkpoint.clone() }, files);

@@ -47,7 +47,21 @@ impl<M: Model> Parallel<M> {
     /// Those of [`snapshot`](Self::snapshot).
     pub fn snapshot_later(&self, optimizer: Option<&dyn OptimizerState>) -> Result<DeferredSnapshot> {
         let file = format!("rank-{:05}", self.mesh().world().rank());
-        let pieces = self.pieces();
+        self.snapshot_of(file, self.pieces(), optimizer)
+    }
+
+    /// Copies what this rank would write if it belonged to the first copy of the model.
+    pub(crate) fn snapshot_as_first_copy(&self, optimizer: &dyn OptimizerState) -> Result<Snapshot> {
+        let file = format!("{:?}", self.place());
+        self.snapshot_of(file, self.pieces_of_copy(0), Some(optimizer))?.copy()
+    }
+
+    fn snapshot_of(
+        &self,
+        file: String,
+        pieces: Vec<Piece>,
+        optimizer: Option<&dyn OptimizerState>,
+    ) -> Result<DeferredSnapshot> {
         let changes: HashSet<String> = self.buffers().into_iter().map(|(name, _)| name).collect();
         let (mut tensors, mut parts, mut remembered) = (Vec::new(), Vec::new(), BTreeMap::new());
         for piece in pieces.iter().filter(|piece| piece.is_described()) {

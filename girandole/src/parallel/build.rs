@@ -1,23 +1,27 @@
 //! Builds a model in its layout.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::Result as CandleResult;
-use candle_nn::{VarBuilder, VarMap};
+use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
+use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Communicator, Mesh};
 use ddp::Ddp;
 use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
 use tensor_parallel::{Shards, TensorParallelConfig, Weights};
-use training::build::{Builder, Model, Recompute, UnitPlace, UnitSource};
+use training::build::{Builder, Model, RangeReader, Recompute, UnitPlace, UnitSource};
 use training::{LossScaler, OnMissingGradient};
 
 use super::last_unit::{PassedOn, WithoutLastUnit};
 use super::norm::tie_roots;
 use super::stages::Stages;
 use super::trained::trained;
-use super::{Kind, Parallel, ParallelConfig};
+use super::{Kind, Parallel, ParallelConfig, Remake};
 use crate::{Error, Layout, Result};
+
+/// Creates a model from its parameters.
+type Build<M> = Arc<dyn Fn(&Builder) -> CandleResult<M> + Send + Sync>;
 
 impl<M: Model + Send + Sync + 'static> Parallel<M> {
     /// Distributes a model over the ranks of `comm`. Call on every rank, with equal arguments.
@@ -39,6 +43,30 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         config: &ParallelConfig,
         build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
     ) -> Result<Self> {
+        let weights = weights.into();
+        let of_again = match (&weights, &config.is_trained) {
+            // Those that are trained are given their values after the model is built again.
+            (_, None) => Weights::from(Arc::new(Zeros) as Arc<dyn RangeReader>),
+            (Weights::Random(generator), Some(_)) => {
+                Weights::Random(generator.with(|generator| generator.clone()).into())
+            }
+            (other, Some(_)) => other.clone(),
+        };
+        Self::build(comm, layout, &weights, config, (Arc::new(build), of_again))
+    }
+
+    /// Builds the model; `again` are the weights with which it is built another time.
+    fn build(
+        comm: Arc<dyn Communicator>,
+        layout: &Layout,
+        weights: &Weights,
+        config: &ParallelConfig,
+        (build, again): (Build<M>, Weights),
+    ) -> Result<Self> {
+        let source = (build.clone(), again);
+        let remake: Remake<M> = Arc::new(move |comm, layout, config| {
+            Self::build(comm, layout, &source.1, config, source.clone())
+        });
         if config.micro_batches == 0 {
             return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
         }
@@ -64,7 +92,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         }
         let ties = build(&Builder::of_units(Arc::new(NoUnits)))?.ties();
         let roots = tie_roots(&ties);
-        let mut shards = Shards::new(&mesh, &tensors, &weights.into())?;
+        let mut shards = Shards::new(&mesh, &tensors, weights)?;
         if layout.pp > 1 {
             // Only stages create tied parameters twice.
             shards = shards.with_copies(roots.clone());
@@ -75,7 +103,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             config.is_trained =
                 Some(Arc::new(move |name| is_trained(roots.get(name).map_or(name, String::as_str))));
         }
-        let model = make(layout, (&mesh, &data), &shards, &config, &ties, build)?;
+        let model = make(layout, (&mesh, &data), &shards, &config, &ties, move |builder| build(builder))?;
         let mut parallel = Self {
             layout: *layout,
             mesh,
@@ -88,6 +116,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             counted: Default::default(),
             steps: 0,
             failed: None,
+            remake,
         };
         parallel.counted = parallel.find_counted()?;
         Ok(parallel)
@@ -170,5 +199,22 @@ impl UnitSource for NoUnits {
         _: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
     ) -> CandleResult<UnitPlace> {
         Ok(UnitPlace::OtherProcess)
+    }
+}
+
+/// Weights of a model that is given its values later.
+#[derive(Debug)]
+struct Zeros;
+
+impl RangeReader for Zeros {
+    fn read(
+        &self,
+        _: &str,
+        _: &Shape,
+        _: Init,
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> CandleResult<Tensor> {
+        Tensor::zeros(ranges.iter().map(Range::len).sum::<usize>(), dtype, &Device::Cpu)
     }
 }

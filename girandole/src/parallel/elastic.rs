@@ -1,32 +1,40 @@
-//! Elastic data parallelism: copies of a model continue in another group.
+//! A model whose group has lost ranks: it continues in another group, in a layout for fewer ranks.
 
 use std::sync::Arc;
 
+use candle_core::Tensor;
 use comm::Communicator;
 use training::build::Model;
 
-use super::{Kind, Parallel};
+use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
 
 impl<M: Model> Parallel<M> {
-    /// Whether training can continue when ranks are lost: every rank has a whole copy, and there are several.
-    pub fn is_elastic(&self) -> bool {
-        matches!(self.model, Kind::Copies(_)) && self.layout.dp == self.layout.ranks()
-    }
-
-    /// Refuses a layout in which a rank holds the only copy of a part of the model, or of all of it: it would be lost
-    /// with the rank.
-    pub(crate) fn check_elastic(&self) -> Result<()> {
-        if self.is_elastic() {
+    /// Refuses a layout in which training cannot continue with fewer ranks.
+    pub(crate) fn check_elastic(&self, has_checkpoints: bool) -> Result<()> {
+        if self.layout.survives_loss(has_checkpoints) {
             return Ok(());
         }
-        let help = "a rank's part is lost with it: only a layout of copies (dp) can go on with other ranks";
+        let help = match self.layout.shard {
+            1 => "pp and tp keep their sizes: only a layout with dp or shard can go on with fewer ranks",
+            _ => "a rank's part is lost with it: give copies (dp), or checkpoints to go on from",
+        };
         Err(Error::invalid("the layout of a model that goes on", self.layout, help))
     }
 
-    /// Continues with the ranks of another group, such as the result of [`shrink`](comm::ElasticGroup::shrink), also
-    /// after a failure. The new layout is one copy for each rank. Parameters are not changed, and must be equal on all
-    /// ranks. Call on every rank of the group.
+    /// Whether every rank has a whole copy of the model.
+    pub(crate) fn is_copied(&self) -> bool {
+        matches!(self.model, Kind::Copies(_)) && self.layout.tp == 1
+    }
+
+    /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows.
+    pub(crate) fn layout_for(&self, ranks: usize, batch_size: usize) -> Option<Layout> {
+        self.layout.for_fewer(ranks, batch_size, self.config.micro_batches)
+    }
+
+    /// Continues with copies of the model in another group, such as the result of
+    /// [`shrink`](comm::ElasticGroup::shrink), also after a failure. The new layout is one copy for each rank. Parameters
+    /// are not changed, and must be equal on all ranks. Call on every rank of the group.
     ///
     /// # Cost
     /// The cost of [`ddp::Ddp::regroup`], and one group for each axis.
@@ -34,13 +42,29 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// A layout in which a rank has only a part of the model; failures of communication.
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
-        self.check_elastic()?;
+        let Kind::Copies(ddp) = &mut self.model else {
+            let help = "only copies (dp) continue in place; a Trainer with fewest_ranks moves parts to the ranks that are left";
+            return Err(Error::invalid("the layout of a model that goes on", self.layout, help));
+        };
         let layout = Layout::copies(comm.world_size());
         let mesh = layout.mesh(comm)?;
         let data = mesh.plane(&["dp", "shard"])?;
-        let Kind::Copies(ddp) = &mut self.model else { return Ok(()) };
         ddp.regroup(data.clone())?;
         (self.layout, self.mesh, self.data, self.failed) = (layout, mesh, data, None);
         Ok(())
+    }
+
+    /// Builds the model again in another group and layout. Trained parameters have any values. Call on every rank of the
+    /// group.
+    pub(crate) fn rebuilt(&self, comm: Arc<dyn Communicator>, layout: &Layout) -> Result<Self> {
+        let of_example = |example: &Tensor| -> Result<Tensor> {
+            let mut dims = example.dims().to_vec();
+            if let Some(rows) = dims.first_mut() {
+                *rows = (*rows * self.layout.data_ranks() / layout.data_ranks()).max(1);
+            }
+            Ok(Tensor::zeros(dims, example.dtype(), example.device())?)
+        };
+        let example = self.config.example.as_ref().map(of_example).transpose()?;
+        (self.remake)(comm, layout, &ParallelConfig { example, ..self.config.clone() })
     }
 }

@@ -23,7 +23,7 @@ use ddp::Ddp;
 use fsdp::Fsdp;
 use tensor_parallel::Shards;
 use training::build::Model;
-use training::{LossScaler, named_vars};
+use training::{LossScaler, LossScalerState, named_vars};
 
 use crate::Layout;
 
@@ -64,7 +64,12 @@ pub struct Parallel<M> {
     steps: u64,
     /// The first failure, after which ranks are out of step.
     failed: Option<String>,
+    remake: Remake<M>,
 }
+
+/// Builds the model again in another group and layout. The values of trained parameters are any.
+type Remake<M> =
+    Arc<dyn Fn(Arc<dyn Communicator>, &Layout, &ParallelConfig) -> crate::Result<Parallel<M>> + Send + Sync>;
 
 /// The implementation of the layout.
 enum Kind<M> {
@@ -123,8 +128,11 @@ impl<M: Model> Parallel<M> {
         self.scaler.as_ref()
     }
 
-    pub(crate) fn loss_scaler_mut(&mut self) -> Option<&mut LossScaler> {
-        self.scaler.as_mut()
+    /// Sets the state of the loss scaler, if losses are scaled.
+    pub(crate) fn resume_loss_scale(&mut self, state: Option<LossScalerState>) {
+        if let (Some(scaler), Some(state)) = (&mut self.scaler, state) {
+            scaler.resume(state);
+        }
     }
 
     /// Sets the number of the next step, which determines the random numbers of rows ([`RowKeys`](training::RowKeys)),

@@ -34,6 +34,20 @@ impl Piece {
 impl<M: Model> Parallel<M> {
     /// Returns this rank's pieces of trained parameters and of state ([`buffers`](Self::buffers)).
     pub fn pieces(&self) -> Vec<Piece> {
+        self.pieces_of_copy(self.rank_along("dp"))
+    }
+
+    /// Returns the ranks of this one along `pp`, `shard` and `tp`: ranks that have them in common hold the same pieces.
+    pub(crate) fn place(&self) -> [usize; 3] {
+        ["pp", "shard", "tp"].map(|axis| self.rank_along(axis))
+    }
+
+    fn rank_along(&self, axis: &str) -> usize {
+        self.mesh.axis(axis).map_or(0, |comm| comm.rank())
+    }
+
+    /// Returns this rank's pieces as if it belonged to this copy of the model.
+    pub(crate) fn pieces_of_copy(&self, copy: usize) -> Vec<Piece> {
         let vars = self.model_vars();
         let windows: Vec<Option<Range<usize>>> = match &self.model {
             Kind::Sharded(fsdp) => fsdp.shard_ranges().into_iter().map(Some).collect(),
@@ -42,8 +56,7 @@ impl<M: Model> Parallel<M> {
             }
             _ => vec![None; vars.len()],
         };
-        let rank_of = |axis: &str| self.mesh.axis(axis).map_or(0, |comm| comm.rank());
-        let (copy, part, stage_ties) = (rank_of("dp"), rank_of("tp"), self.ties_of());
+        let (part, stage_ties) = (self.rank_along("tp"), self.ties_of());
         let is_pipeline = matches!(self.model, Kind::Stages(_));
         let piece = |((var_name, var), window): ((String, Var), Option<Range<usize>>)| {
             let all = || Runs { start: 0, len: var.elem_count(), stride: var.elem_count(), count: 1 };
@@ -57,7 +70,7 @@ impl<M: Model> Parallel<M> {
             Piece { name, var_name, region: Region { dims, runs, window }, var, writes }
         };
         let trained = vars.into_iter().zip(windows).filter(|((name, _), _)| self.config.is_trained(name));
-        let is_first = ["dp", "shard", "tp"].into_iter().all(|axis| rank_of(axis) == 0);
+        let is_first = copy == 0 && ["shard", "tp"].into_iter().all(|axis| self.rank_along(axis) == 0);
         let state = self.buffers().into_iter().map(|(name, var)| {
             let region = Region::whole(var.dims());
             Piece { var_name: name.clone(), name, region, var, writes: is_first }

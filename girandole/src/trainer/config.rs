@@ -34,9 +34,11 @@ pub struct TrainConfig {
     pub evaluation_rows: usize,
     /// Where and when checkpoints are written. Default: none are.
     pub checkpoints: Option<CheckpointPlan>,
-    /// Minimum number of ranks with which an elastic run continues after ranks are lost. Needs a layout of copies
-    /// (`dp`) in a group that can shrink (`comm::TcpConfig::elastic`). The rows of a batch are then distributed
-    /// unevenly if they are not a multiple of the ranks. Default: `None`, a loss ends the run.
+    /// Minimum number of ranks with which an elastic run continues after ranks are lost, in a group that can shrink
+    /// (`comm::TcpConfig::elastic`). `pp` and `tp` keep their sizes, and `dp` and `shard` become smaller. What a lost
+    /// rank held comes from a rank that holds the same, or if there is none, the run goes back to the last checkpoint. The
+    /// rows of a batch are then distributed unevenly if they are not a multiple of the ranks; with `pp`, ranks are left
+    /// over instead. A rank that is not needed ends with [`Error::NotNeeded`]. Default: `None`, a loss ends the run.
     pub fewest_ranks: Option<usize>,
     /// The program's settings by name: stored in checkpoints, so that [`check_resume`](super::check_resume) can list
     /// the settings that differ in a resumed run. Default: none.

@@ -57,7 +57,7 @@ use candle_core::{Device, Result, Tensor};
 use comm::Communicator;
 use serde::{Deserialize, Serialize};
 
-use crate::Parallel;
+use crate::{Layout, Parallel};
 
 pub use config::{CheckpointPlan, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
@@ -168,7 +168,8 @@ pub trait Observer<M> {
         Ok(true)
     }
 
-    /// Called when the remaining ranks, of `before` ones, continue after a step; this rank's number may have changed.
+    /// Called when the remaining ranks, of `before` ones, continue after a step, in their group and layout; this rank's
+    /// number may have changed. If the step is before one that was reported already, the steps after it are repeated.
     ///
     /// # Errors
     /// Any error; it ends the training.
@@ -177,7 +178,7 @@ pub trait Observer<M> {
         _step: usize,
         _before: usize,
         _lost: &comm::Error,
-        _left: &Arc<dyn Communicator>,
+        _left: (&Arc<dyn Communicator>, &Layout),
     ) -> crate::Result<()> {
         Ok(())
     }

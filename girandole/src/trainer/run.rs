@@ -41,6 +41,10 @@ pub struct Trainer<'a, M> {
     pub(super) abandoned: Option<Writing>,
     /// Step and folder of a checkpoint that was complete when a rank was lost, before the observer heard of it.
     pub(super) unobserved: Option<(usize, PathBuf)>,
+    /// Number of times that the model was built again in another layout, after the loss of ranks.
+    pub(super) rebuilds: usize,
+    /// Whether the model has its state: not while it is built again and not loaded yet.
+    pub(super) has_state: bool,
     /// Summary of the current run so far.
     pub(super) summary: Summary,
 }
@@ -78,13 +82,12 @@ impl<'a, M: Model> Trainer<'a, M> {
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         if config.fewest_ranks.is_some() {
-            model.check_elastic()?;
+            model.check_elastic(config.checkpoints.is_some())?;
         }
         let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
         let order =
             RunOrder::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
-        let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
-        let optimizer = Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name));
+        let optimizer = Self::optimizer(model, &config)?;
         check_equal_on_all_ranks(model, data, &config)?;
         let mut trainer = Self {
             model,
@@ -103,10 +106,18 @@ impl<'a, M: Model> Trainer<'a, M> {
             saver: None,
             abandoned: None,
             unobserved: None,
+            rebuilds: 0,
+            has_state: true,
             summary: Summary::default(),
         };
         trainer.open_checkpoints()?;
         Ok(trainer)
+    }
+
+    /// Creates the optimizer of a model.
+    pub(super) fn optimizer(model: &Parallel<M>, config: &TrainConfig) -> Result<Adam> {
+        let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
+        Ok(Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name)))
     }
 
     /// Sets the evaluation data, used every [`TrainConfig::evaluate_every`] steps and at the end.

@@ -82,7 +82,7 @@ impl<M> Observer<M> for Leaving {
         _: usize,
         before: usize,
         _: &girandole::comm::Error,
-        left: &Arc<dyn Communicator>,
+        (left, _): (&Arc<dyn Communicator>, &Layout),
     ) -> girandole::Result<()> {
         assert!(left.world_size() < before);
         self.ranks_left.push(left.world_size());
@@ -119,13 +119,17 @@ fn train(
     trainer.resume_latest()?;
     match trainer.run(&mut observer) {
         Err(Error::Candle(_)) if at.is_some() => Ok(None),
+        Err(Error::NotNeeded { .. }) => Ok(None),
         ended => ended.map(|_| Some((observer.losses, observer.ranks_left))),
     }
 }
 
 fn expected() -> Vec<f64> {
-    let seen =
-        Local::run_shared(1, |comm| Ok(train(comm, "", config(None, None, false), None)?)).unwrap().remove(0);
+    expected_of(config(None, None, false))
+}
+
+fn expected_of(config: TrainConfig) -> Vec<f64> {
+    let seen = Local::run_shared(1, |comm| Ok(train(comm, "", config.clone(), None)?)).unwrap().remove(0);
     seen.unwrap().0.into_iter().map(|(_, loss)| loss).collect()
 }
 
@@ -218,14 +222,90 @@ fn too_few_are_the_end_and_so_is_a_loss_that_is_not_expected() {
     assert!(said.iter().all(|said| said.starts_with("rank 1")), "{said:?}");
 }
 
-#[test]
-fn a_layout_of_parts_cannot_go_on() {
-    let said = Local::run_shared(2, |comm| {
-        let mut model: Parallel<CausalLm> =
-            Setup::default().parallel(comm, &"shard=2".parse::<Layout>()?, None)?;
-        Ok(Trainer::new(&mut model, &Rows, config(Some(1), None, false)).unwrap_err().to_string())
+/// Trains in a layout in which some ranks leave, and returns the layouts' sizes after each loss, on the ranks that stay to the end.
+fn with_losses(
+    layout: &str,
+    leaves: &[(usize, Moment)],
+    config: &TrainConfig,
+) -> Vec<(Vec<(usize, f64)>, Vec<usize>)> {
+    let ranks = layout.parse::<Layout>().unwrap().ranks();
+    let seen = Local::run_shared(ranks, |comm| {
+        let own = leaves.iter().find(|(rank, _)| *rank == comm.rank()).map(|(_, moment)| *moment);
+        Ok(train(comm, layout, config.clone(), own)?)
     });
-    assert!(said.unwrap()[0].contains("only a layout of copies (dp)"));
+    seen.unwrap().into_iter().flatten().collect()
+}
+
+#[test]
+fn what_other_ranks_hold_goes_on_in_another_layout() {
+    let config = TrainConfig { batch_size: 8, ..config(Some(1), None, false) };
+    let expected = expected_of(TrainConfig { fewest_ranks: None, ..config.clone() });
+    for (layout, leaves, left) in [
+        // 8 rows on 3 ranks.
+        ("dp=2,shard=2", vec![(3, Moment::Stepped(2))], vec![3]),
+        ("dp=2,shard=2", vec![(0, Moment::Stepped(2))], vec![3]),
+        ("dp=2,tp=2", vec![(1, Moment::Stepped(3))], vec![2]),
+        ("dp=2,tp=2", vec![(2, Moment::Evaluated(4))], vec![2]),
+        ("pp=2,dp=2", vec![(0, Moment::Stepped(1))], vec![2]),
+        ("dp=3,shard=2", vec![(2, Moment::Stepped(2)), (0, Moment::Stepped(5))], vec![4, 3]),
+        ("dp=2,shard=2,tp=2", vec![(5, Moment::Stepped(4))], vec![6]),
+        ("pp=2,dp=2,shard=2", vec![(7, Moment::Stepped(4))], vec![4]),
+    ] {
+        let seen = with_losses(layout, &leaves, &config);
+        assert_eq!(seen.len(), *left.last().unwrap(), "{layout}");
+        for (mut losses, sizes) in seen {
+            // A step that some ranks completed and others did not is repeated, unless the first hold the whole model.
+            losses.dedup_by_key(|(step, _)| *step);
+            assert_undisturbed(&losses, &expected, &format!("{layout}, {leaves:?}"));
+            assert_eq!(sizes, left, "{layout}, {leaves:?}");
+        }
+    }
+}
+
+#[test]
+fn what_no_other_rank_holds_comes_from_the_last_checkpoint() {
+    let expected = expected_of(TrainConfig { batch_size: 8, ..config(None, None, false) });
+    for (layout, in_background, left) in
+        [("shard=4", false, 3), ("shard=4", true, 3), ("shard=2,tp=2", true, 2), ("pp=2,shard=2", false, 2)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let config = TrainConfig { batch_size: 8, ..config(Some(1), Some(dir.path()), in_background) };
+        // The checkpoint of step 3 is complete when that of step 6 begins.
+        let seen = with_losses(layout, &[(1, Moment::Stepped(8))], &config);
+        assert_eq!(seen.len(), left, "{layout}");
+        for (losses, sizes) in seen {
+            assert_eq!(sizes, [left], "{layout}");
+            // Steps 1 to 7 or 8, and then those after the checkpoint of step 3 or 6 again.
+            let again = (1..losses.len()).find(|place| losses[*place].0 <= losses[place - 1].0).unwrap();
+            let steps = |losses: &[(usize, f64)]| losses.iter().map(|(step, _)| *step).collect::<Vec<_>>();
+            let (first, last) = (losses[again].0, losses[again - 1].0);
+            assert!([4, 7].contains(&first) && last >= 7, "{layout}: {first}, {last}");
+            assert_eq!(steps(&losses[..again]), (1..=last).collect::<Vec<_>>(), "{layout}");
+            assert_eq!(steps(&losses[again..]), (first..=STEPS).collect::<Vec<_>>(), "{layout}");
+            for (step, loss) in losses {
+                let expected = expected[step - 1];
+                assert!(
+                    (loss - expected).abs() < 1e-10,
+                    "{layout}, step {step}: {loss}, expected {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn layouts_that_cannot_go_on_are_refused() {
+    for (layout, said) in [
+        ("shard=2", "give copies (dp), or checkpoints to go on from"),
+        ("tp=2", "only a layout with dp or shard can go on with fewer ranks"),
+    ] {
+        let errors = Local::run_shared(2, |comm| {
+            let mut model: Parallel<CausalLm> =
+                Setup::default().parallel(comm, &layout.parse::<Layout>()?, None)?;
+            Ok(Trainer::new(&mut model, &Rows, config(Some(1), None, false)).unwrap_err().to_string())
+        });
+        assert!(errors.unwrap()[0].contains(said), "{layout}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ impl<M: Model> Trainer<'_, M> {
         let mut left_out = 0;
         loop {
             let (before, buffers) = (self.order.state(), self.kept_buffers()?);
+            let loss_scale = self.model.loss_scaler().map(LossScaler::state);
             match self.step_once() {
                 Err(Error::NoTargets) if left_out < self.order.config().rows => {
                     left_out += self.config.batch_size;
@@ -26,6 +27,7 @@ impl<M: Model> Trainer<'_, M> {
                     if error.loss().is_some() {
                         self.put_back(&before)?;
                         buffers.iter().try_for_each(|(var, value)| var.set(value))?;
+                        self.model.resume_loss_scale(loss_scale);
                     }
                     return Err(error);
                 }
