@@ -95,7 +95,7 @@ pub enum Error {
     Pipeline(#[from] pipeline::Error),
     /// An error of `models`.
     #[error(transparent)]
-    Models(#[from] models::Error),
+    Models(models::Error),
     /// An error of `sampler`.
     #[error(transparent)]
     Sampler(#[from] sampler::SamplerError),
@@ -112,6 +112,15 @@ impl From<training::Error> for Error {
         match error {
             training::Error::Candle(error) => error.into(),
             error => Self::Training(error),
+        }
+    }
+}
+
+impl From<models::Error> for Error {
+    fn from(error: models::Error) -> Self {
+        match error {
+            models::Error::Candle(error) => error.into(),
+            error => Self::Models(error),
         }
     }
 }
