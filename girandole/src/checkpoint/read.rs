@@ -202,7 +202,7 @@ impl CheckpointReader {
         }
         for file in self.files.values_mut() {
             if file.has(&key) {
-                return Ok(file.whole(&key)?);
+                return file.whole(&key);
             }
         }
         Err(Error::file(&self.folder, format!("it has no {key}")))

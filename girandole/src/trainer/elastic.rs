@@ -150,9 +150,8 @@ impl<M: Model> Trainer<'_, M> {
             saver.before = self.abandoned.take();
             self.saver = Some(saver);
         }
-        match self.unobserved.take().filter(|(step, _)| self.written == *step) {
-            Some((step, folder)) => observer.saved(step, &folder)?,
-            None => {}
+        if let Some((step, folder)) = self.unobserved.take().filter(|(step, _)| self.written == *step) {
+            observer.saved(step, &folder)?;
         }
         Ok(Recovery::GoesOn)
     }

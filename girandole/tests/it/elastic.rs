@@ -103,8 +103,11 @@ fn config(fewest_ranks: Option<usize>, dir: Option<&Path>, in_background: bool) 
     }
 }
 
-/// What a rank has recorded; `None` for a rank that has left.
-type Seen = Option<(Vec<(usize, f64)>, Vec<usize>)>;
+/// What a rank has recorded: losses by step, and how many ranks were left after each loss of a rank.
+type Record = (Vec<(usize, f64)>, Vec<usize>);
+
+/// `None` for a rank that has left.
+type Seen = Option<Record>;
 
 fn train(
     comm: Arc<dyn Communicator>,
@@ -222,12 +225,8 @@ fn too_few_are_the_end_and_so_is_a_loss_that_is_not_expected() {
     assert!(said.iter().all(|said| said.starts_with("rank 1")), "{said:?}");
 }
 
-/// Trains in a layout in which some ranks leave, and returns the layouts' sizes after each loss, on the ranks that stay to the end.
-fn with_losses(
-    layout: &str,
-    leaves: &[(usize, Moment)],
-    config: &TrainConfig,
-) -> Vec<(Vec<(usize, f64)>, Vec<usize>)> {
+/// Trains in a layout in which some ranks leave, and returns what those have recorded that stay to the end.
+fn with_losses(layout: &str, leaves: &[(usize, Moment)], config: &TrainConfig) -> Vec<Record> {
     let ranks = layout.parse::<Layout>().unwrap().ranks();
     let seen = Local::run_shared(ranks, |comm| {
         let own = leaves.iter().find(|(rank, _)| *rank == comm.rank()).map(|(_, moment)| *moment);

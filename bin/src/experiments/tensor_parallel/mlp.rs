@@ -267,7 +267,7 @@ impl Task for Regression {
         let Setup { x, y, .. } = &self.0;
         let places = Tensor::from_vec(places, samples.len(), x.device())?;
         let (x, y) = (x.index_select(&places, 0)?, y.index_select(&places, 0)?);
-        Ok((parallel.model().forward(&x)? - y)?.sqr()?.mean_all()?)
+        Ok(training::mse(&parallel.model().forward(&x)?, &y)?)
     }
 
     fn samples(&self) -> usize {
