@@ -27,11 +27,6 @@ impl<M: Model> Parallel<M> {
         matches!(self.model, Kind::Copies(_)) && self.layout.tp == 1
     }
 
-    /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows.
-    pub(crate) fn layout_for(&self, ranks: usize, batch_size: usize) -> Option<Layout> {
-        self.layout.for_fewer(ranks, batch_size, self.config.micro_batches)
-    }
-
     /// Continues with copies of the model in another group, such as the result of
     /// [`shrink`](comm::ElasticGroup::shrink), also after a failure. The new layout is one copy for each rank. Parameters
     /// are not changed, and must be equal on all ranks. Call on every rank of the group.

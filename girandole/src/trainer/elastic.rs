@@ -115,8 +115,11 @@ impl<M: Model> Trainer<'_, M> {
         self.abandon_checkpoint();
         let all: Vec<Progress> = all_gather_object(&**world, &self.progress())?;
         let holders = Holders::of(&all);
-        let Some(layout) = self.model.layout_for(all.len(), self.config.batch_size) else {
-            let fewest = self.model.layout().ranks() / self.model.layout().data_ranks();
+        // Not this rank's own: if another rank was lost during this, some may be in the new layout already.
+        let begun = holders.as_ref().map_or(&all[0], |holders| holders.progress).layout;
+        let (batch_size, micro_batches) = (self.config.batch_size, self.model.config().micro_batches);
+        let Some(layout) = begun.for_fewer(all.len(), batch_size, micro_batches) else {
+            let fewest = begun.ranks() / begun.data_ranks();
             return Err(Error::TooFewRanks { left: all.len(), fewest, lost: lost.clone() });
         };
         if layout.ranks() < all.len() {
