@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use training::is_buffer;
 
 use crate::hook::{Hook, ReducerRef};
 use crate::parameter::Parameter;
@@ -142,7 +143,7 @@ impl<'a> HookingBackend<'a> {
         if registry.closed {
             return Err(Error::RequestedAfterBuild { parameter: name.into() }.into());
         }
-        if self.config.is_buffer(name) {
+        if is_buffer(&self.config.buffers, name) {
             if let Some((_, known)) = registry.buffers.iter().find(|(known, _)| known == name) {
                 check_shape(name, known, shape)?;
                 return Ok(known.as_tensor().clone());

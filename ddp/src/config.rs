@@ -53,21 +53,4 @@ impl DdpConfig {
     pub(crate) fn first_bytes(&self) -> usize {
         self.first_bucket_bytes.min(self.bucket_bytes)
     }
-
-    pub(crate) fn is_buffer(&self, name: &str) -> bool {
-        let last = name.rsplit('.').next().unwrap_or(name);
-        self.buffers.iter().any(|buffer| buffer == last)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buffers_go_by_the_last_part_of_a_name() {
-        let config = DdpConfig::default();
-        assert!(config.is_buffer("layers.0.running_mean") && config.is_buffer("running_var"));
-        assert!(!config.is_buffer("running_mean.weight") && !config.is_buffer("my_running_mean"));
-    }
 }

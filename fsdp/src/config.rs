@@ -71,10 +71,3 @@ pub struct UnitConfig {
     /// that is small or runs last.
     pub keep_after_forward: Option<bool>,
 }
-
-impl FsdpConfig {
-    pub(crate) fn is_buffer(&self, name: &str) -> bool {
-        let last = name.rsplit('.').next().unwrap_or(name);
-        self.buffers.iter().any(|buffer| buffer == last)
-    }
-}

@@ -9,6 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::Digest;
 use training::build::RangeReader;
+use training::is_buffer;
 
 use crate::built::{BuiltUnit, Model, Param, ParamIndex};
 use crate::hook::{CoreRef, parameter};
@@ -300,7 +301,7 @@ impl SimpleBackend for Sharding<'_> {
     fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
         let whole = |dtype| self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
         self.check_open(name)?;
-        if self.plan.config.is_buffer(name) {
+        if is_buffer(&self.plan.config.buffers, name) {
             return self.buffer(name, Some(&shape), || whole(self.buffer_dtype(dtype)));
         }
         if let Some(known) = self.check_request(name, Some(&shape), dtype)? {
@@ -316,7 +317,7 @@ impl SimpleBackend for Sharding<'_> {
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
         let whole = |dtype| self.inner(device).get_unchecked_dtype(name, dtype);
         self.check_open(name)?;
-        if self.plan.config.is_buffer(name) {
+        if is_buffer(&self.plan.config.buffers, name) {
             return self.buffer(name, None, || whole(self.buffer_dtype(dtype)));
         }
         match self.check_request(name, None, dtype)? {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, ModuleT, VarBuilder};
+use training::is_buffer;
 
 type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>>>;
 
@@ -140,12 +141,6 @@ impl fmt::Debug for Modules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.names()).finish()
     }
-}
-
-/// Whether a variable is one of `buffers`, by the last component of its name, as in `ddp` and `fsdp`.
-pub(crate) fn is_buffer(buffers: &[String], name: &str) -> bool {
-    let last = name.rsplit('.').next().unwrap_or(name);
-    buffers.iter().any(|buffer| buffer == last)
 }
 
 /// `VarBuilder` backend that returns zeros, and counts the elements of parameters.

@@ -2,9 +2,9 @@
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, broadcast_object};
+use training::is_buffer;
 
 use crate::links::Spec;
-use crate::modules::is_buffer;
 use crate::stage::Stage;
 use crate::{Error, Result, Table};
 

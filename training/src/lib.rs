@@ -92,6 +92,6 @@ pub use recompute::{
 };
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
-pub use state::{DeferredCopy, OptimizerState, named_vars};
+pub use state::{DeferredCopy, OptimizerState, is_buffer, named_vars};
 pub use tape::{add, scalar_with_gradient, scale};
 pub use tensor_file::{TensorFile, check_writable, load_weights, save_weights};

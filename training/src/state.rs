@@ -124,6 +124,20 @@ pub fn named_vars(vars: &VarMap) -> Vec<(String, Var)> {
     named
 }
 
+/// Whether a variable is one of `buffers` (state that is not trained), by the last component of its name.
+///
+/// ```
+/// use training::is_buffer;
+///
+/// let buffers = ["running_mean".to_string(), "running_var".into()];
+/// assert!(is_buffer(&buffers, "layers.0.running_mean") && is_buffer(&buffers, "running_var"));
+/// assert!(!is_buffer(&buffers, "running_mean.weight") && !is_buffer(&buffers, "my_running_mean"));
+/// ```
+pub fn is_buffer(buffers: &[String], name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    buffers.iter().any(|buffer| buffer == last)
+}
+
 /// A parameter and its optimizer state, `None` before its first gradient.
 #[derive(Debug)]
 pub(crate) struct Slot<S> {
