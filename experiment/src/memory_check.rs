@@ -32,7 +32,8 @@ pub fn ranks_on_host(options: &RankOptions, device: DeviceKind, world_size: usiz
     on_host.then(|| ranks_here(options, world_size))
 }
 
-/// Checks that `samples` of `bytes` each fit in memory, given that each rank holds all of them.
+/// Checks that `samples` of `bytes` each fit in memory, given that each rank holds all of them. With `--data` nothing is
+/// checked: the samples come from the file.
 ///
 /// # Errors
 /// The option, if they do not fit.
@@ -41,6 +42,9 @@ pub fn check_samples(
     (samples, bytes): (usize, usize),
     (common, world_size): (&CommonOptions, usize),
 ) -> Result<()> {
+    if common.data.is_some() {
+        return Ok(());
+    }
     check_data(option, samples, samples as f64 * bytes as f64, ranks_here(&common.ranks, world_size))
 }
 

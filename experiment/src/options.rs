@@ -14,6 +14,7 @@ use candle_core::Device;
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::{Args, ValueEnum};
 use comm::InitMethod;
+use report::fact;
 use training::{FileHash, Precision};
 
 use crate::devices;
@@ -191,6 +192,14 @@ pub struct CommonOptions {
 }
 
 impl CommonOptions {
+    /// Returns the line of a report about the data: the file of `--data`, or how many samples are drawn.
+    pub fn data_fact(&self, samples: usize) -> (String, String) {
+        match &self.data {
+            Some(path) => fact("data", path.display()),
+            None => fact("samples", samples),
+        }
+    }
+
     /// Checks what can be checked before any work: that the device exists, and that output files can be written.
     ///
     /// # Errors

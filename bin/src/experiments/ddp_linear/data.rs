@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{VarBuilder, VarMap};
 use experiment::console::say;
 use experiment::error::Result;
 use experiment::memory_check::INDEX_BYTES;
 use experiment::options::LoaderOptions;
+use experiment::variables::Variables;
 use models::tutorials::linear::SimpleModel;
 use models::tutorials::python::Fixed;
-use sampler::{DataLoader, Generator, Sampler, SharedGenerator};
-use training::{TensorFile, TorchInit, load_weights};
+use sampler::{DataLoader, Generator, Sampler};
+use training::TensorFile;
 
 use super::options::DdpLinearOptions;
 
@@ -24,11 +24,8 @@ pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + INDEX_BYTES;
 /// What each process creates at the start, identical on every rank.
 pub struct Setup {
     samples: Arc<Vec<Sample>>,
-    /// Random generator, used in this order: data, weights, the sample order of the single process.
-    pub(super) generator: SharedGenerator,
-    /// The model's variables, initialized.
-    pub(super) vars: VarMap,
-    device: Device,
+    /// Their generator is used in this order: data, weights, the sample order of the single process.
+    pub(super) variables: Variables,
 }
 
 /// The inputs and labels of one step, each of shape (batch, 1).
@@ -36,25 +33,13 @@ pub(super) type Batch = (Tensor, Tensor);
 
 impl Setup {
     pub(super) fn new(options: &DdpLinearOptions) -> Result<Self> {
-        let device = options.common.device()?;
-        let generator = SharedGenerator::from(Generator::new(options.common.seed));
+        let variables = Variables::new(&options.common)?;
         let samples = match &options.common.data {
-            Some(path) => read(&TensorFile::open(path)?, &device)?,
-            None => generator.with(|generator| draw(generator, options.samples))?,
+            Some(path) => read(&TensorFile::open(path)?, &variables.device)?,
+            None => variables.generator.with(|generator| draw(generator, options.samples))?,
         };
-        let vars = VarMap::new();
-        let setup = Self { samples: Arc::new(samples), generator, vars, device };
-        // Creates the variables; the training code builds the model again.
-        SimpleModel::new(setup.builder())?;
-        if let Some(path) = &options.common.init {
-            load_weights(path, &setup.vars)?;
-        }
-        Ok(setup)
-    }
-
-    /// Returns a builder from which a model gets this setup's variables.
-    pub(super) fn builder(&self) -> VarBuilder<'static> {
-        TorchInit::var_builder(&self.generator, &self.vars, DType::F32, &self.device)
+        variables.make(&options.common, SimpleModel::new)?;
+        Ok(Self { samples: Arc::new(samples), variables })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -68,16 +53,21 @@ impl Setup {
         batch_size: usize,
         options: LoaderOptions,
     ) -> Result<DataLoader<Vec<Sample>, Batch, S>> {
-        options.loader(self.samples.clone(), sampler, (batch_size, &self.device), |samples, device| {
-            let shape = (samples.len(), 1);
-            let (x, y): (Vec<f32>, Vec<f32>) = samples.into_iter().unzip();
-            Ok((Tensor::from_vec(x, shape, device)?, Tensor::from_vec(y, shape, device)?))
-        })
+        options.loader(
+            self.samples.clone(),
+            sampler,
+            (batch_size, &self.variables.device),
+            |samples, device| {
+                let shape = (samples.len(), 1);
+                let (x, y): (Vec<f32>, Vec<f32>) = samples.into_iter().unzip();
+                Ok((Tensor::from_vec(x, shape, device)?, Tensor::from_vec(y, shape, device)?))
+            },
+        )
     }
 
     /// Prints the current weight and bias.
     pub(super) fn say_parameters(&self) -> Result<()> {
-        let builder = self.builder().pp("linear");
+        let builder = self.variables.builder().pp("linear");
         let weight = builder.get((1, 1), "weight")?.flatten_all()?.to_vec1::<f32>()?[0];
         let bias = builder.get(1, "bias")?.to_vec1::<f32>()?[0];
         let (weight, bias) = (Fixed::<4>(weight.into()), Fixed::<4>(bias.into()));

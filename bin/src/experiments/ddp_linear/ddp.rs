@@ -9,7 +9,7 @@ use experiment::rank::Rank;
 use experiment::trainer::{DataParallel, Epochs, Means, RunConfig, Trainer};
 use models::tutorials::linear::SimpleModel;
 use report::RunSeries;
-use training::{Sgd, SgdConfig, save_weights};
+use training::{Sgd, SgdConfig};
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;
@@ -22,20 +22,20 @@ pub(super) fn run(options: &DdpLinearOptions, setup: &Setup, rank: &mut Rank) ->
     let world_size = rank.comm.world_size();
     let sampler = rank.sampler(setup.len(), true)?;
     let loader = setup.loader(sampler, options.rank_batch_size(world_size), options.loader)?;
-    let ddp = Ddp::new(rank.comm.clone(), setup.builder(), &DdpConfig::default(), SimpleModel::new)?;
+    let ddp =
+        Ddp::new(rank.comm.clone(), setup.variables.builder(), &DdpConfig::default(), SimpleModel::new)?;
     let learning_rate = options.ddp_lr(world_size);
     let optimizer = Sgd::named(ddp.named_vars(), SgdConfig { learning_rate, ..SgdConfig::default() })?;
     let loss = |model: &SimpleModel, (x, y): &Batch| loss::mse(&model.forward(x)?, y);
-    let mut trainer = Trainer::new(DataParallel::new(ddp, optimizer, loss, &setup.vars), Epochs::new(loader));
+    let mut trainer =
+        Trainer::new(DataParallel::new(ddp, optimizer, loss, &setup.variables.map), Epochs::new(loader));
     let config = RunConfig { name: Some(RUN), ..options.run_config(rank) };
     let series = trainer.run(rank, &config, &mut Means::new(PRINT_EVERY, line))?.series;
 
     if rank.is_first() {
         say(format_args!("DDP training done, total time: {:.2} s", series.seconds))?;
         setup.say_parameters()?;
-        if let Some(path) = &options.common.save {
-            save_weights(path, &setup.vars)?;
-        }
     }
+    setup.variables.save(&options.common, rank)?;
     Ok(series)
 }

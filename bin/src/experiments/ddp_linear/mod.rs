@@ -37,14 +37,8 @@ impl Experiment for DdpLinearOptions {
 
     fn check(&self, world_size: usize) -> Result<()> {
         self.check_batch(world_size)?;
-        match self.common.data {
-            Some(_) => Ok(()),
-            None => memory_check::check_samples(
-                "--samples",
-                (self.samples, data::SAMPLE_BYTES),
-                (&self.common, world_size),
-            ),
-        }
+        let samples = (self.samples, data::SAMPLE_BYTES);
+        memory_check::check_samples("--samples", samples, (&self.common, world_size))
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -81,13 +75,9 @@ impl Experiment for DdpLinearOptions {
 
     fn report(&self, single: RunSeries, outcome: Outcome<RunSeries>) -> Report {
         let ranks = outcome.ranks.len();
-        let samples = match &self.common.data {
-            Some(path) => fact("data", path.display()),
-            None => fact("samples", self.samples),
-        };
         Report {
             facts: vec![
-                samples,
+                self.common.data_fact(self.samples),
                 fact("epochs", self.epochs),
                 fact("batch size, one process", self.batch_size),
                 fact("batch size, each rank", self.rank_batch_size(ranks)),

@@ -32,11 +32,11 @@ pub(super) fn run(
         say(format_args!("warning: {why}, training on the CPU"))?;
     }
     say(format_args!("\n===== single-process training ====="))?;
-    let model = SimpleModel::new(setup.builder())?;
-    let sampler = RandomSampler::new(setup.len(), setup.generator.clone());
+    let model = SimpleModel::new(setup.variables.builder())?;
+    let sampler = RandomSampler::new(setup.len(), setup.variables.generator.clone());
     let loader = setup.loader(sampler, options.batch_size, options.loader)?;
-    let mut optimizer =
-        Sgd::new(setup.vars.all_vars(), SgdConfig { learning_rate: options.lr, ..SgdConfig::default() })?;
+    let config = SgdConfig { learning_rate: options.lr, ..SgdConfig::default() };
+    let mut optimizer = Sgd::new(setup.variables.map.all_vars(), config)?;
 
     let began = Instant::now();
     let steps_per_epoch = loader.len();

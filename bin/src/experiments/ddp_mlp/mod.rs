@@ -60,11 +60,10 @@ impl Experiment for DdpMlpOptions {
 
     fn check(&self, world_size: usize) -> Result<()> {
         let sizes = [("--batch-size", self.batch_size), ("--validation-samples", self.validation_samples)];
-        let mut drawn = sizes.into_iter().filter(|_| self.common.data.is_none());
         let check = |(option, samples)| {
             memory_check::check_samples(option, (samples, size_of::<Sample>()), (&self.common, world_size))
         };
-        drawn.try_for_each(check)
+        sizes.into_iter().try_for_each(check)
     }
 
     fn setup(&self) -> Result<Setup> {

@@ -48,14 +48,8 @@ impl Experiment for DdpTrainerOptions {
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
-        match self.common.data {
-            Some(_) => Ok(()),
-            None => memory_check::check_samples(
-                "--samples",
-                (self.samples, size_of::<Sample>() + INDEX_BYTES),
-                (&self.common, world_size),
-            ),
-        }
+        let samples = (self.samples, size_of::<Sample>() + INDEX_BYTES);
+        memory_check::check_samples("--samples", samples, (&self.common, world_size))
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -99,13 +93,9 @@ impl Experiment for DdpTrainerOptions {
     }
 
     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
-        let samples = match &self.common.data {
-            Some(path) => fact("data", path.display()),
-            None => fact("samples", self.samples),
-        };
         Report {
             facts: vec![
-                samples,
+                self.common.data_fact(self.samples),
                 fact("epochs", self.epochs),
                 fact("batch size, each rank", self.batch_size),
                 fact("learning rate", self.lr),

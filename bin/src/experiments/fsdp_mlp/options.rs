@@ -183,12 +183,9 @@ impl FsdpMlpOptions {
             layers.map(|(inputs, outputs)| (inputs + 1.0) * outputs).into_iter().sum::<f64>()
         };
         let sizes = [("--features", self.features), ("--hidden", self.hidden)];
-        let CommonOptions { ranks, device, data, .. } = &self.common;
+        let CommonOptions { ranks, device, .. } = &self.common;
         let on_host = memory_check::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
         memory_check::check_model(sizes, count, |all| (memory_check::with_adam(all, shards), on_host))?;
-        if data.is_some() {
-            return Ok(());
-        }
         // Features and a class, of 4 bytes each.
         let bytes = self.features.saturating_add(1).saturating_mul(4);
         memory_check::check_samples("--batch-size", (self.batch_size, bytes), (&self.common, world_size))

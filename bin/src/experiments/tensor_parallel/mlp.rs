@@ -112,11 +112,9 @@ impl Experiment for TensorParallelMlpOptions {
                 memory_per_rank(&self.common, (world_size, tp), |parts| memory_check::with_adam(all, parts))
             },
         )?;
-        if self.common.data.is_none() {
-            // Inputs and targets, f32.
-            let bytes = self.hidden_size.saturating_mul(2 * 4);
-            memory_check::check_samples("--samples", (self.samples, bytes), (&self.common, world_size))?;
-        }
+        // Inputs and targets, f32.
+        let bytes = self.hidden_size.saturating_mul(2 * 4);
+        memory_check::check_samples("--samples", (self.samples, bytes), (&self.common, world_size))?;
         if self.mesh.sequence_parallel {
             MeshOptions::divides("--batch-size", self.batch_size, tp)?;
             if let (None, Some(help)) = (&self.common.data, self.uneven(self.samples, (dp, tp))) {
