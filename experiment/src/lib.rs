@@ -90,13 +90,9 @@
 //!     Double(Double),
 //! }
 //!
-//! launch::worker_guard()?;
-//! let Program::Double(double) = Program::parse();
-//! if let Err(error) = experiment::run(&double) {
-//!     error.message().iter().for_each(|message| eprintln!("{message}"));
-//!     std::process::exit(error.exit_code().into());
+//! fn main() -> std::process::ExitCode {
+//!     experiment::program::main(|Program::Double(double)| experiment::run(&double))
 //! }
-//! # Ok::<(), comm::Error>(())
 //! ```
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]

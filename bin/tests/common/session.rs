@@ -55,6 +55,8 @@ impl Session {
                 return true;
             }
             assert!(began.elapsed() < LIMIT, "{what}: not yet");
+            // Shorter than what is waited for, and the ranks have the processor meanwhile.
+            std::thread::sleep(Duration::from_micros(200));
         }
         false
     }
