@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use ddp::DdpConfig;
 use fsdp::FsdpConfig;
 use pipeline::{ScheduleKind, Split};
-use training::LossScalerConfig;
 use training::build::Recompute;
+use training::{LossScalerConfig, is_buffer};
 
 /// Decides by its name whether a parameter is trained.
 pub type IsTrained = Arc<dyn Fn(&str) -> bool + Send + Sync>;
@@ -79,8 +79,7 @@ impl ParallelConfig {
 
     /// Whether a variable is state and not a parameter.
     pub(crate) fn is_buffer(&self, name: &str) -> bool {
-        let last = name.rsplit('.').next().unwrap_or(name);
-        self.buffers().any(|buffer| buffer == last)
+        [&self.ddp.buffers, &self.fsdp.buffers].into_iter().any(|buffers| is_buffer(buffers, name))
     }
 
     /// Last components of the names of state.
