@@ -143,6 +143,35 @@ mod tests {
         assert!(matches!(error, Error::PeerLeft { rank: 0, .. }), "{error}");
     }
 
+    /// Rank 2 leaves. Rank 0 hears of it, and rank 1 waits for rank 0 in a group of these two.
+    fn shrinks_out_of_a_subgroup(group: Arc<dyn Communicator>) -> Result<Vec<usize>> {
+        let pair = group.split((group.rank() < 2).then_some(0), 0)?;
+        if group.rank() == 0 {
+            while group.run(Operation::Barrier).is_ok() {}
+        }
+        let Some(pair) = pair else { return Ok(Vec::new()) };
+        if group.rank() == 1 {
+            let error = pair.run(Operation::Barrier).unwrap_err();
+            assert!(error.is_loss(), "{error}");
+        }
+        let group = group.elastic()?.shrink()?;
+        group.run(Operation::Barrier)?;
+        Ok(group.world_ranks().to_vec())
+    }
+
+    #[test]
+    fn no_rank_waits_in_a_subgroup_for_one_that_has_gone_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let ranks = [0, 1, 2].map(|rank| {
+            let config = config(folder.path(), rank, 3);
+            spawn(move || shrinks_out_of_a_subgroup(Arc::new(Tcp::connect(&config)?)))
+        });
+        let left = ranks.map(|rank| rank.join().unwrap().unwrap());
+        assert_eq!(left, [vec![0, 1], vec![0, 1], vec![]]);
+        let left = crate::Local::run_shared(3, shrinks_out_of_a_subgroup).unwrap();
+        assert_eq!(left, [vec![0, 1], vec![0, 1], vec![]]);
+    }
+
     #[test]
     fn one_that_dies_right_after_the_meeting_is_lost_like_any_other() {
         let folder = tempfile::tempdir().unwrap();
