@@ -119,8 +119,10 @@ const TOKEN_BYTES: u64 = size_of::<u32>() as u64;
 /// Loss of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpLoss {
-    /// The mean squared error: differences and their squares are kept.
+    /// The mean squared error of candle's operations: differences and their squares are kept.
     Squares,
+    /// The mean squared error as one operation, `training::mse`: nothing but its result is kept.
+    FusedSquares,
     /// Cross-entropy of classes: probabilities are kept.
     Classes,
 }
@@ -215,6 +217,7 @@ impl Model {
                     // The sum and the mean.
                     last.kept_once = 2;
                 }
+                MlpLoss::FusedSquares => last.kept_once = 1,
                 MlpLoss::Classes => {
                     last.kept_whole = last.output;
                     last.kept_inside += last.output;

@@ -239,7 +239,7 @@ impl PlanOptions {
             ModelName::DdpTrainer => (&[20, 1], false, MlpLoss::Squares),
             ModelName::DdpMlp => (&[10, 20, 2], true, MlpLoss::Classes),
             ModelName::FsdpMlp => (&[1024, 4096, 4096, 1024, 10], false, MlpLoss::Classes),
-            ModelName::TensorParallelMlp => (&[1024, 4096, 1024], true, MlpLoss::Squares),
+            ModelName::TensorParallelMlp => (&[1024, 4096, 1024], true, MlpLoss::FusedSquares),
             // vocabulary, features, heads, feed-forward width, layers, longest row, row length
             ModelName::DdpTransformer => return self.transformer(&name, [100, 12, 4, 24, 2, 100, 10], false),
             ModelName::TensorParallelTransformer => {
