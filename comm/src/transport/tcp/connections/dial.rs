@@ -106,10 +106,11 @@ impl DataConnections {
     }
 
     /// Records that a try has failed, and whether there will be another.
-    fn record_failure(&self, peer: usize, fault: &ConnectError) {
+    pub(super) fn record_failure(&self, peer: usize, fault: &ConnectError) {
         let reason = self.reason(peer, fault);
         let mut state = self.state();
-        let Some(wish) = state.wishes.iter_mut().find(|wish| wish.peer == peer) else { return };
+        let State { wishes, lines, .. } = &mut *state;
+        let Some(wish) = wishes.iter_mut().find(|wish| wish.peer == peer) else { return };
         let is_strange = matches!(
             fault,
             ConnectError::NotOurs
@@ -119,8 +120,10 @@ impl DataConnections {
         );
         wish.strange = if is_strange { wish.strange + 1 } else { 0 };
         wish.failure = match fault {
-            // The peer is making the connection itself.
+            // The peer is making the connection itself. It may regard it as established before this rank does, send all its
+            // data and leave.
             ConnectError::Crossed => None,
+            _ if matches!(lines[peer], ConnectionState::Answering(_)) => None,
             ConnectError::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 Some(OpenError::Unreachable(reason.clone()))
             }

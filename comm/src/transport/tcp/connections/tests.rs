@@ -205,3 +205,19 @@ fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
     assert!(matches!(connect(&ranks[1].0, 0), Err(OpenError::Left(LastMessage::Farewell))));
     ranks.iter().for_each(|(data_connections, _)| data_connections.end());
 }
+
+/// It regards the connection that it has dialed as established, and this rank does not yet. A try of this rank to dial it
+/// fails meanwhile.
+#[test]
+fn what_a_peer_has_sent_before_it_left_is_waited_for() {
+    let ((_silent, address), (_, own)) = (listener(), listener());
+    let waiting = data_connections(0, [own, address]);
+    waiting.state().lines[1] = ConnectionState::Answering(1);
+    assert!(matches!(waiting.take_or_request(1), Ok(None)));
+    waiting.record_failure(1, &ConnectError::Gone(LastMessage::Farewell));
+    assert!(matches!(waiting.take_or_request(1), Ok(None)));
+    waiting.state().lines[1] = ConnectionState::Dialing;
+    waiting.record_failure(1, &ConnectError::Gone(LastMessage::Farewell));
+    assert!(matches!(waiting.take_or_request(1), Err(OpenError::Left(LastMessage::Farewell))));
+    waiting.end();
+}
