@@ -10,10 +10,13 @@ use crate::base::lock::lock;
 pub(super) struct Subgroups(Arc<Mutex<Vec<Weak<dyn Communicator>>>>);
 
 impl Subgroups {
-    pub(super) fn add(&self, group: &Arc<dyn Communicator>) {
+    /// Adds a group, and returns it.
+    pub(super) fn add(&self, group: impl Communicator + 'static) -> Arc<dyn Communicator> {
+        let group: Arc<dyn Communicator> = Arc::new(group);
         let mut groups = lock(&self.0);
         groups.retain(|group| group.strong_count() > 0);
-        groups.push(Arc::downgrade(group));
+        groups.push(Arc::downgrade(&group));
+        group
     }
 
     /// Ends them, because this rank continues in another group: ranks that still wait in them for this one continue there,

@@ -174,9 +174,7 @@ impl Communicator for Local {
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         let mut group = self.join_group(ranks)?;
         group.subgroups = self.subgroups.clone();
-        let group: Arc<dyn Communicator> = Arc::new(group);
-        self.subgroups.add(&group);
-        Ok(group)
+        Ok(self.subgroups.add(group))
     }
 
     fn elastic(&self) -> Result<&dyn ElasticGroup> {

@@ -204,9 +204,7 @@ impl Communicator for Tcp {
         let (config, meeting, members) = self.rendezvous(ranks)?;
         let mut group = Self::join(&config, meeting, members, None)?;
         group.subgroups = self.subgroups.clone();
-        let group: Arc<dyn Communicator> = Arc::new(group);
-        self.subgroups.add(&group);
-        Ok(group)
+        Ok(self.subgroups.add(group))
     }
 
     fn elastic(&self) -> Result<&dyn ElasticGroup> {
