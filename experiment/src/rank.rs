@@ -17,6 +17,8 @@ use crate::error::Result;
 use crate::options::Backend;
 use crate::{backends, devices};
 
+pub(crate) use conclusion::leave;
+
 /// A limit longer than any real timeout, so that it can be added to an `Instant`.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 

@@ -15,7 +15,7 @@ use crate::options::{
     CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, PrecisionOption,
     keeps_losses, with_fallback_hint,
 };
-use crate::rank::{Outcome, Rank, RankPhase};
+use crate::rank::{self, Outcome, Rank, RankPhase};
 use crate::start::{self, Start};
 use crate::trainer::{RunConfig, RunEnd, RunIdentity, find, restart_before_first_step};
 
@@ -235,7 +235,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
         }
         Start::Rank { config, spawned: true } => {
             let in_rank = |source| Error::in_rank(config.rank, source);
-            spawned(experiment, &config).or_else(leave).map_err(in_rank)
+            spawned(experiment, &config).or_else(rank::leave).map_err(in_rank)
         }
         Start::Rank { mut config, spawned: false } => {
             // Another launcher started this rank, so nothing has been checked yet.
@@ -254,19 +254,8 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
             experiment.checkpoints().map_or(Ok(()), check)?;
             let in_rank = |source| Error::in_rank(config.rank, source);
-            launched(experiment, &config).or_else(leave).map_err(in_rank)
+            launched(experiment, &config).or_else(rank::leave).map_err(in_rank)
         }
-    }
-}
-
-/// Ends a rank that is not needed any more as one that has done its part.
-fn leave(error: Error) -> Result<()> {
-    match &error {
-        Error::Parallel(reason) if matches!(**reason, girandole::Error::NotNeeded { .. }) => {
-            note(format_args!("{reason}"));
-            Ok(())
-        }
-        _ => Err(error),
     }
 }
 

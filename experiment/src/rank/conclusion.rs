@@ -7,9 +7,21 @@ use comm::{Operation, all_gather_object, gather_object};
 use report::trace::{self, RankTrace};
 
 use super::{Rank, RankPhase};
+use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
 use crate::outputs;
+
+/// Ends a rank that is not needed any more as one that has done its part.
+pub(crate) fn leave(error: Error) -> Result<()> {
+    match &error {
+        Error::Parallel(reason) if matches!(**reason, girandole::Error::NotNeeded { .. }) => {
+            note(format_args!("{reason}"));
+            Ok(())
+        }
+        _ => Err(error),
+    }
+}
 
 impl Rank {
     /// Continues in a group of the ranks that are left after a loss, if they are enough, and returns the loss. Any other
