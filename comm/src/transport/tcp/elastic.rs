@@ -146,6 +146,8 @@ mod tests {
     /// Rank 2 leaves. Rank 0 hears of it, and rank 1 waits for rank 0 in a group of these two.
     fn shrinks_out_of_a_subgroup(group: Arc<dyn Communicator>) -> Result<Vec<usize>> {
         let pair = group.split((group.rank() < 2).then_some(0), 0)?;
+        // Rank 2 must not leave before the others have formed their group.
+        group.run(Operation::Barrier)?;
         if group.rank() == 0 {
             while group.run(Operation::Barrier).is_ok() {}
         }
