@@ -28,7 +28,8 @@ impl Supervisor<'_> {
     /// excluded ranks were still counted as members. On several nodes the coordinator checks this.
     fn are_too_few(&mut self, min: usize) -> bool {
         let left = self.workers.at_work() + self.ended_well();
-        let are_enough = left > 0 && left + self.workers.joining() >= min;
+        // A rank that was left behind may have ended: then it is replaced as soon as its end is heard.
+        let are_enough = left > 0 && left + self.workers.joining() + self.next_replacement() >= min;
         if are_enough || self.stage != Stage::Running || self.config.nodes > 1 {
             return false;
         }
@@ -95,10 +96,9 @@ impl Supervisor<'_> {
         }
         let Ended { rank, status, .. } = end;
         let pid = self.workers.list[self.local_rank(rank)].pid;
-        let done = self.ended_well();
-        let left = self.workers.at_work() + done;
+        let left = self.workers.at_work() + self.ended_well();
         // Replacements count, the next one too, but without the others there is no group that they could join.
-        let next = usize::from(done == 0 && self.workers.has_spare());
+        let next = self.next_replacement();
         if left == 0 || left + self.workers.joining() + next < elastic.min || self.was_last_at_work(end) {
             return false;
         }
@@ -116,6 +116,11 @@ impl Supervisor<'_> {
             None => tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, {left} in all"),
         }
         true
+    }
+
+    /// Number of ranks, 1 or 0, that can still be started in the place of the next lost one.
+    fn next_replacement(&self) -> usize {
+        usize::from(self.ended_well() == 0 && self.workers.has_spare())
     }
 
     /// Whether no member of the group has worked on after this one ended: then its part of the result is missing, even

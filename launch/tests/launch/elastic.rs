@@ -1,6 +1,7 @@
 //! Elastic jobs, which continue without some of their ranks.
 
 use std::process::exit;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -158,6 +159,40 @@ pub(crate) fn filled_up(rank: usize) {
     report_result(&format!("one of {}", group.grow(3).unwrap().world_size())).unwrap();
 }
 
+/// Configuration of a launcher that replaces two ranks, of which none may be missing.
+pub(crate) fn replaced_when_it_ends_config(plain: SpawnConfig) -> SpawnConfig {
+    let mut config = with_more(2, plain);
+    config.elastic.as_mut().unwrap().min = 2;
+    config
+}
+
+/// Rank 1 waits to be killed, and rank 2, which takes its place, stops. Rank 0 goes on without each, says so, and waits for
+/// a new rank.
+pub(crate) fn replaced_when_it_ends(rank: usize) {
+    let mut group: Arc<dyn Communicator> = Arc::new(Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap());
+    if [1, 2].contains(&rank) {
+        ready(rank);
+        if rank == 2 {
+            kill_process(getpid(), Signal::STOP).unwrap();
+        }
+        forever();
+    }
+    for _ in 0..if rank == 0 { 2 } else { 0 } {
+        let one = Tensor::new(&[1u32], &Device::Cpu).unwrap();
+        let error = group.run(Operation::AllReduce { tensor: one, op: ReduceOp::Sum }).unwrap_err();
+        assert!(error.is_loss(), "{error}");
+        group = group.elastic().unwrap().shrink().unwrap();
+        ready(rank);
+        let began = Instant::now();
+        while group.elastic().unwrap().waiting() == 0 {
+            assert!(began.elapsed() < LIMIT, "nobody comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        group = group.elastic().unwrap().grow(2).unwrap();
+    }
+    report_result(&format!("one of {}", group.world_size())).unwrap();
+}
+
 /// Removes the program file of ranks with this role, and then kills one of them.
 fn without_its_file(role: &str) -> Finished {
     let job = Job::start_copy(role, 2);
@@ -239,6 +274,21 @@ fn newcomers_on_their_way_count_among_those_that_are_left() {
     kill_process(ranks[1], Signal::KILL).unwrap();
     let finished = job.finish();
     let outcome = r#"[Some("one of 3"), None, None, Some("one of 3"), Some("one of 3")]"#;
+    assert_eq!(finished.outcome(), outcome, "{}", finished.stderr);
+}
+
+/// The launcher hears that the others go on without a rank before it hears of its end.
+#[test]
+fn a_rank_that_was_left_behind_is_replaced_when_it_ends() {
+    let job = Job::start("replaced when it ends", 2);
+    kill_process(job.ready_rank(1), Signal::KILL).unwrap();
+    job.ready_rank(0);
+    let second = job.ready_rank(2);
+    job.ready_rank(0);
+    std::thread::sleep(A_WHILE);
+    kill_process(second, Signal::KILL).unwrap();
+    let finished = job.finish();
+    let outcome = r#"[Some("one of 2"), None, None, Some("one of 2")]"#;
     assert_eq!(finished.outcome(), outcome, "{}", finished.stderr);
 }
 

@@ -156,13 +156,28 @@ impl Job {
     pub(crate) fn ready(&self, ranks: usize) -> Vec<Pid> {
         let mut pids = vec![None; ranks];
         while pids.iter().any(Option::is_none) {
+            let (rank, pid) = self.next_ready();
+            pids[rank] = Some(pid);
+        }
+        pids.into_iter().flatten().collect()
+    }
+
+    /// Waits until this rank is ready, and returns its process; it is the next one that will be.
+    pub(crate) fn ready_rank(&self, rank: usize) -> Pid {
+        let (next, pid) = self.next_ready();
+        assert_eq!(next, rank);
+        pid
+    }
+
+    /// Waits for the next rank that is ready.
+    fn next_ready(&self) -> (usize, Pid) {
+        loop {
             let line = self.line();
             let words: Vec<&str> = line.split(' ').collect();
             if let ["rank", rank, "ready", pid] = words[..] {
-                pids[rank.parse::<usize>().unwrap()] = Pid::from_raw(pid.parse().unwrap());
+                return (rank.parse().unwrap(), Pid::from_raw(pid.parse().unwrap()).unwrap());
             }
         }
-        pids.into_iter().flatten().collect()
     }
 
     /// Closes the reading end of the launcher's standard output.

@@ -69,6 +69,7 @@ fn launch(role: &str, ranks: usize) {
             tracing::subscriber::set_global_default(Warnings).unwrap();
             elastic::filled_up_config(plain)
         }
+        "replaced when it ends" => elastic::replaced_when_it_ends_config(plain),
         "fail before the newcomer is in" | "replaced" => elastic::with_more(1, plain),
         "not replaced" | "replaced by the second" => {
             // The test waits for one of the warnings.
@@ -195,6 +196,7 @@ fn play(role: &str, rank: usize) {
         "talkative" => elastic::left_behind(rank, 100),
         "replaced" | "replaced by the second" | "replaced, at the least" => elastic::replaced(rank, true),
         "not replaced" | "not replaced, at the least" => elastic::replaced(rank, false),
+        "replaced when it ends" => elastic::replaced_when_it_ends(rank),
         "all but one fail" => elastic::all_but_one_fail(rank, 0),
         "all but one fail after lines" => elastic::all_but_one_fail(rank, 100),
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
