@@ -158,7 +158,9 @@ pub struct Rank {
     /// Whether it joined a running job.
     pub newcomer: bool,
     /// How long to wait for a newcomer; `None` if none can join.
-    pub(crate) newcomers_within: Option<Duration>,
+    pub newcomers_within: Option<Duration>,
+    /// The number of ranks with which the job began.
+    pub begun_with: usize,
     /// How far this rank has got.
     pub stage: RankPhase,
 }
@@ -174,6 +176,7 @@ impl Rank {
         Ok(Self {
             newcomer,
             newcomers_within: may_come.then_some(config.timeout.min(LONGEST_WAIT)),
+            begun_with: config.world_size,
             stage: if newcomer { RankPhase::New } else { RankPhase::Joined },
             ..Self::from_comm(backends::connect(backend, device, config)?, device)
         })
@@ -182,6 +185,7 @@ impl Rank {
     /// Creates a rank of an existing group, such as one of threads. No rank can join it.
     pub fn from_comm(comm: Arc<dyn Communicator>, device: &Device) -> Self {
         Self {
+            begun_with: comm.world_size(),
             comm,
             metrics: None,
             held: None,

@@ -8,7 +8,7 @@ use experiment::options::{CheckpointOptions, begin_note, keeps_losses, with_fall
 use experiment::rank::Rank;
 use experiment::run_log::{LogConfig, RunLog};
 use experiment::trainer::first_choice;
-use girandole::trainer::{self, Summary, Trainer};
+use girandole::trainer::{self, Replacement, Summary, Trainer};
 use girandole::{Layout, Parallel};
 use models::tokens::Rows;
 use models::{CausalLm, FolderConfig};
@@ -55,6 +55,12 @@ impl<J: Job> Training<J> {
         Ok(layout)
     }
 
+    /// Returns how lost ranks are replaced, if they are.
+    pub(super) fn replacement(&self, rank: &Rank) -> Option<Replacement> {
+        let layout = self.options().mesh.unwrap_or_else(|| Layout::copies(rank.begun_with));
+        rank.newcomers_within.map(|within| Replacement { layout, within })
+    }
+
     /// Returns the floating-point operations of a step, over all ranks.
     pub(super) fn step_flops(&self, subject: &Subject, rows: &Rows) -> Result<f64> {
         let planned = plan::language::Subject::new(subject.weights.config().clone(), subject.lora.clone());
@@ -65,9 +71,10 @@ impl<J: Job> Training<J> {
     pub(super) fn log<'a>(
         &self,
         is_first: bool,
-        is_elastic: bool,
+        fewest_ranks: Option<usize>,
         metrics: Option<&'a mut MetricsWriter>,
     ) -> Option<RunLog<'a>> {
+        let is_elastic = fewest_ranks.is_some();
         let config = LogConfig {
             keep: keeps_losses(self.common(), &self.options().checkpoints),
             steps: self.options().steps(),

@@ -40,8 +40,6 @@ pub(super) enum ScheduleOption {
 
 /// Options of both commands.
 #[derive(Debug, Clone, Args)]
-// --replace is rejected by `check_elastic`, so it is hidden here.
-#[command(mut_arg("replace", |option| option.hide(true)))]
 pub struct TrainOptions {
     /// Text, JSON lines or tokens; FILE=2.0 counts twice
     ///
@@ -245,7 +243,8 @@ impl TrainOptions {
     /// Checks that `--elastic` is used only if the run can continue without a rank.
     ///
     /// # Errors
-    /// A layout that cannot continue; fewer ranks than its stages and divided layers need; replacement of lost ranks.
+    /// A layout that cannot continue; fewer ranks than its stages and divided layers need; replacement of lost ranks in such
+    /// a layout.
     pub(super) fn check_elastic(&self, layout: &Layout) -> Result<()> {
         let Some(elastic) = self.elastic.elastic else { return Ok(()) };
         let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
@@ -265,8 +264,10 @@ impl TrainOptions {
             let help = format!("pp and tp keep their sizes, so give at least {fewest}:{}", elastic.max);
             return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
         }
-        if self.elastic.replace > 0 {
-            let help = "ranks that are lost are not replaced here; leave the option out".into();
+        if self.elastic.replace > 0 && fewest > 1 {
+            let help = format!(
+                "with pp or tp, {fewest} ranks at once would have to be replaced, which is not possible: leave the option out"
+            );
             return refuse("--replace", self.elastic.replace.to_string(), help);
         }
         Ok(())

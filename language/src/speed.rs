@@ -36,9 +36,14 @@ impl Speed {
         (flops, flops / self.peak)
     }
 
-    /// Scales the peak after the loss of ranks.
-    pub(super) fn shrink(&mut self, left: usize, before: usize) {
-        self.peak *= left as f64 / before as f64;
+    /// Returns the speed on a rank that joins a running job: its own peak, times the number of ranks.
+    pub(super) fn of_one(rank: &Rank, (dtype, device): (DType, &Device), step: f64) -> Result<Self> {
+        Ok(Self { step, peak: peak(dtype, device)? * rank.comm.world_size() as f64 })
+    }
+
+    /// Scales the peak to another number of ranks.
+    pub(super) fn scale(&mut self, ranks: usize, before: usize) {
+        self.peak *= ranks as f64 / before as f64;
     }
 
     /// Returns the details of a step for the metrics.

@@ -1,12 +1,12 @@
 //! Training shared by `pretrain` and `finetune`: read data, build the model in its layout, train, save.
 
 mod checks;
+mod start;
 
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::ops::Deref;
 
-use candle_core::{DType, Device, Tensor};
 use experiment::console::{note, say};
 use experiment::error::{Error, Result};
 use experiment::options::{CheckpointOptions, CommonOptions, ElasticOptions, begin_note};
@@ -15,23 +15,21 @@ use experiment::rank::{Outcome, Rank, RankPhase};
 use experiment::run_log::RunLog;
 use experiment::trainer::agree_on_command;
 use experiment::{self, Experiment};
-use girandole::trainer::{self, TrainConfig, Trainer};
-use girandole::{Layout, Parallel, ParallelConfig};
+use girandole::trainer;
+use girandole::{Layout, Parallel};
+use models::CausalLm;
 use models::tokens::{Data, DataConfig, DataFile, Rows};
-use models::{CausalLm, Lora};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
 use super::job::{Job, Subject};
 use super::lifecycle::choose;
 use super::memory;
-use super::options::TrainOptions;
 use super::sample::Sample;
 use super::settings::{note_changed_settings, refuse_another_model, train_config};
 use super::shared;
-use super::speed::Speed;
 use super::trained::{self, Trained};
-use super::watch::{TrainObserver, wrap_error};
+use super::watch::{Times, TrainObserver, wrap_error};
 use checks::{check_batch_size, check_evaluation, check_output_folder, check_stages, refuse_in_folder};
 
 pub(crate) use checks::check_divisible;
@@ -215,32 +213,27 @@ impl<J: Job> Experiment for Training<J> {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let options = self.options();
         let Setup { subject, rows, evaluation, sample } = setup;
-        let elastic = self.elastic();
-        let layout = self.layout_now(elastic.is_some(), rank)?;
-        let fewest_ranks = elastic.filter(|_| options.survives_loss(&layout)).map(|elastic| elastic.min);
         let device = self.common().device()?;
-        let mut model = build_model(options, &subject, &layout, &rows, (rank, &device))?;
-        let flops = self.step_flops(&subject, &rows)?;
-        let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
-        let config = TrainConfig { fewest_ranks, ..train_config(J::NAME, options, &subject)? };
-        let mut trainer = Trainer::new(&mut model, &rows, config)?;
+        let (mut model, joining) = self.model_in_layout(rank, (&subject, &rows, &device))?;
+        let (layout, is_new) = (*model.layout(), joining.is_some());
         let mut metrics = rank.metrics.take();
-        let mut log = self.log(rank.is_first(), fewest_ranks.is_some(), metrics.as_mut());
-        self.resume(&mut trainer, log.as_mut(), rank)?;
+        let mut log = self.log(rank.is_first(), self.fewest_ranks(&layout, is_new), metrics.as_mut());
+        let (mut trainer, speed) =
+            self.trainer((&mut model, joining), (&subject, &rows), rank, log.as_mut())?;
         if let Some(evaluation) = &evaluation {
             trainer = trainer.evaluating(evaluation);
         }
-        let (watch, begun, times) = (rank.stopwatch(), trainer.step(), Cell::new((0.0, 0.0)));
+        let (watch, times) = (rank.stopwatch(), Cell::new(Times::default()));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let counters = (speed, begun, trainer.epoch() as usize, &times);
-        let mut observer = TrainObserver::new(options, log, samples, counters);
+        let counters = (speed, trainer.step(), trainer.epoch() as usize, &times);
+        let phase = if is_new { RankPhase::New } else { RankPhase::AtWork };
+        let mut observer = TrainObserver::new(options, log, samples, counters, phase);
         rank.stage = RankPhase::AtWork;
-        let steps = options.steps() - begun;
         let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {
             rank.comm = model.mesh().world().clone();
-            let (of_steps, in_collectives) = times.get();
-            let mut measured = watch.measured().communicating((in_collectives * 1e9) as u64);
+            let Times { steps, seconds: of_steps, communication_seconds } = times.get();
+            let mut measured = watch.measured().communicating((communication_seconds * 1e9) as u64);
             seconds.get_or_insert(measured.seconds);
             // Evaluations and checkpoints are no computation of steps.
             measured.seconds = of_steps;
@@ -249,8 +242,8 @@ impl<J: Job> Experiment for Training<J> {
         };
         let mut save = |model: &mut Parallel<CausalLm>| self.save(model, &subject);
         let summary = trainer.run_and(&mut observer, &mut [&mut measure, &mut save]);
-        if let Some(left) = observer.group() {
-            rank.comm = left.clone();
+        if let Some(group) = observer.group() {
+            rank.comm = group.clone();
         }
         let summary = summary.map_err(|error| observer.cause(error))?;
         let (log, speed) = observer.finish();
@@ -307,40 +300,4 @@ fn describe_adapters(subject: &Subject) -> Option<String> {
     let lora = subject.lora.as_ref()?;
     let parameters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
     Some(format!("rank {}, {parameters} parameters", lora.config().rank))
-}
-
-/// Builds the model in its layout.
-fn build_model(
-    options: &TrainOptions,
-    subject: &Subject,
-    layout: &Layout,
-    rows: &Rows,
-    (rank, device): (&Rank, &Device),
-) -> Result<Parallel<CausalLm>> {
-    let micro_batches = options.micro_batches(layout);
-    let rows_each = options.batch_size / layout.data_ranks() / micro_batches;
-    let is_adapter = |name: &str| Lora::is_adapter(name);
-    let config = ParallelConfig {
-        dtype: options.dtype(),
-        device: device.clone(),
-        micro_batches,
-        example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
-        schedule: options.pipeline_schedule(),
-        recompute: options.recompute(),
-        sequence_parallel: options.sequence_parallel,
-        loss_scale: options.loss_scale(),
-        seed: options.seed,
-        is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
-        ..ParallelConfig::default()
-    };
-    let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());
-    let model = match options.dropout {
-        Some(p) => model.with_dropout(p)?,
-        None => model,
-    };
-    let build = move |builder: &training::build::Builder| match &lora {
-        Some(lora) => CausalLm::new(&model, &lora.adapt(builder.clone())),
-        None => CausalLm::new(&model, builder),
-    };
-    Ok(Parallel::new(rank.comm.clone(), layout, subject.weights.parts(), &config, build)?)
 }

@@ -9,8 +9,8 @@ use experiment::console::note;
 use experiment::error::Error;
 use experiment::rank::RankPhase;
 use experiment::run_log::RunLog;
-use girandole::trainer::{Observer, ObserverState, StepReport};
-use girandole::{Layout, Parallel};
+use girandole::Parallel;
+use girandole::trainer::{Observer, ObserverState, Regrouping, StepReport};
 use indicatif::HumanDuration;
 use models::{CausalLm, Tokenizer};
 use report::Evaluation;
@@ -20,6 +20,15 @@ use super::log_state;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::speed::Speed;
+
+/// The steps of this rank so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Times {
+    pub(super) steps: usize,
+    /// Seconds of all steps, and those of them in collectives, in all groups of the mesh.
+    pub(super) seconds: f64,
+    pub(super) communication_seconds: f64,
+}
 
 /// Prints on rank 0, computes samples on all ranks, and lets a remaining rank replace a lost rank 0.
 pub(super) struct TrainObserver<'a> {
@@ -34,13 +43,14 @@ pub(super) struct TrainObserver<'a> {
     seconds: f64,
     /// When the run began, and the number of steps done before it.
     began: (Instant, usize),
-    /// The group of the remaining ranks, if ranks were lost.
-    left: Option<Arc<dyn Communicator>>,
+    /// The group of all ranks, if it has changed.
+    group: Option<Arc<dyn Communicator>>,
+    /// How far this rank has got, for the others.
+    phase: RankPhase,
     last: Option<StepReport>,
     /// Epoch of the first step.
     epoch: usize,
-    /// Seconds of the steps so far, and those of them in collectives, in all groups of the mesh.
-    times: &'a Cell<(f64, f64)>,
+    times: &'a Cell<Times>,
     /// Whether the ranks must start from the beginning, since a rank had not begun training when another was lost.
     begins_anew: bool,
 }
@@ -50,7 +60,8 @@ impl<'a> TrainObserver<'a> {
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
-        (speed, begun, epoch, times): (Speed, usize, usize, &'a Cell<(f64, f64)>),
+        (speed, begun, epoch, times): (Speed, usize, usize, &'a Cell<Times>),
+        phase: RankPhase,
     ) -> Self {
         Self {
             options,
@@ -62,7 +73,8 @@ impl<'a> TrainObserver<'a> {
             steps: 0,
             seconds: 0.0,
             began: (Instant::now(), begun),
-            left: None,
+            group: None,
+            phase,
             last: None,
             epoch,
             times,
@@ -70,14 +82,14 @@ impl<'a> TrainObserver<'a> {
         }
     }
 
-    /// Returns the log, and the speed scaled to the remaining ranks.
+    /// Returns the log, and the speed scaled to the current ranks.
     pub(super) fn finish(self) -> (Option<RunLog<'a>>, Speed) {
         (self.log, self.speed)
     }
 
-    /// Returns the group of the remaining ranks, if ranks were lost.
+    /// Returns the group of all ranks, if it has changed.
     pub(super) fn group(&self) -> Option<&Arc<dyn Communicator>> {
-        self.left.as_ref()
+        self.group.as_ref()
     }
 
     /// Converts the error that ended the training.
@@ -86,7 +98,7 @@ impl<'a> TrainObserver<'a> {
             _ if self.begins_anew => Error::RestartFromBeginning,
             // Before the first checkpoint.
             girandole::Error::StateLost { lost } if self.options.checkpoints.checkpoint_dir.is_some() => {
-                if self.left.as_ref().is_some_and(|left| left.rank() == 0) {
+                if self.group.as_ref().is_some_and(|group| group.rank() == 0) {
                     note(format_args!("{lost}; the others start again, as there is no checkpoint yet"));
                 }
                 Error::RestartFromBeginning
@@ -131,8 +143,12 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         self.targets += targets;
         self.steps += 1;
         self.seconds += seconds;
-        let (of_steps, in_collectives) = self.times.get();
-        self.times.set((of_steps + seconds, in_collectives + report.communication_seconds));
+        let Times { steps: done, seconds: so_far, communication_seconds } = self.times.get();
+        self.times.set(Times {
+            steps: done + 1,
+            seconds: so_far + seconds,
+            communication_seconds: communication_seconds + report.communication_seconds,
+        });
         self.last = Some(*report);
         self.write(report)?;
         let steps = self.options.steps();
@@ -183,26 +199,21 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(wrap_error)
     }
 
-    fn lost(&mut self, left: &Arc<dyn Communicator>) -> girandole::Result<bool> {
-        self.left = Some(left.clone());
-        let stages: Vec<RankPhase> = all_gather_object(&**left, &RankPhase::AtWork)?;
+    fn regrouping(&mut self, world: &Arc<dyn Communicator>) -> girandole::Result<bool> {
+        self.group = Some(world.clone());
+        let stages: Vec<RankPhase> = all_gather_object(&**world, &self.phase)?;
         // If any rank has not begun training, no step can have been completed.
-        self.begins_anew = stages.iter().any(|stage| *stage < RankPhase::AtWork);
+        self.begins_anew = stages.iter().any(|stage| RankPhase::New < *stage && *stage < RankPhase::AtWork);
         if self.begins_anew {
             return Err(wrap_error(Error::RestartFromBeginning));
         }
         Ok(stages.iter().all(|stage| *stage < RankPhase::Trained))
     }
 
-    fn regrouped(
-        &mut self,
-        step: usize,
-        before: usize,
-        lost: &comm::Error,
-        (left, layout): (&Arc<dyn Communicator>, &Layout),
-    ) -> girandole::Result<()> {
-        self.left = Some(left.clone());
-        self.speed.shrink(left.world_size(), before);
+    fn regrouped(&mut self, step: usize, change: &Regrouping<'_>) -> girandole::Result<()> {
+        let Regrouping { before, world, .. } = *change;
+        self.group = Some(world.clone());
+        self.speed.scale(world.world_size(), before.world_size());
         if self.last.is_some_and(|last| last.step > step) {
             // Steps that only lost ranks had completed, or that no rank's memory has any more, are repeated.
             let epoch = self.last.take().map_or(self.epoch, |last| last.epoch as usize);
@@ -210,7 +221,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
                 log.go_back(step, (epoch, step)).map_err(wrap_error)?;
             }
         }
-        if left.rank() > 0 {
+        if world.rank() > 0 {
             return Ok(());
         }
         if let Some(log) = self.log.as_mut().filter(|log| log.is_muted()) {
@@ -225,15 +236,48 @@ impl Observer<CausalLm> for TrainObserver<'_> {
                 self.events.stepped(last, &details).map_err(wrap_error)?;
             }
         }
-        let ranks = left.world_size();
-        let go = if ranks == 1 { "rank goes" } else { "ranks go" };
-        let layout = match layout.dp == ranks {
-            true => String::new(),
-            false => format!(" in the layout {layout}"),
-        };
-        note(format_args!("{lost}; {ranks} of {before} {go} on after step {step}{layout}"));
+        note(format_args!("{}", describe(change, step)));
         Ok(())
     }
+
+    fn joined(
+        &mut self,
+        step: usize,
+        state: ObserverState,
+        change: &Regrouping<'_>,
+    ) -> girandole::Result<()> {
+        self.group = Some(change.world.clone());
+        self.phase = RankPhase::AtWork;
+        self.began = (Instant::now(), step);
+        if let Some(log) = &mut self.log {
+            log_state::resume(log, step, state).map_err(wrap_error)?;
+            // What the other ranks repeat was logged already.
+            log.go_back(step, (self.epoch, step)).map_err(wrap_error)?;
+        }
+        Ok(())
+    }
+}
+
+/// Describes a change of the group, such as `rank 3 has come; 3 ranks go on after step 12`.
+fn describe(Regrouping { before, world, layout, lost }: &Regrouping<'_>, step: usize) -> String {
+    let is_new = |number: &&usize| !before.world_ranks().contains(number);
+    let new: Vec<String> =
+        world.world_ranks().iter().filter(is_new).map(|number| format!("rank {number}")).collect();
+    let lost = lost.map(|lost| format!("{lost}; ")).unwrap_or_default();
+    let (come, ranks) = (new.join(" and "), world.world_size());
+    let come = match new.len() {
+        0 => String::new(),
+        1 => format!("{come} has come; "),
+        _ => format!("{come} have come; "),
+    };
+    let of = if ranks < before.world_size() { format!(" of {}", before.world_size()) } else { String::new() };
+    let go = match (ranks, of.is_empty()) {
+        (1, true) => "rank goes on",
+        (1, false) => "ranks goes on",
+        _ => "ranks go on",
+    };
+    let layout = if layout.dp == ranks { String::new() } else { format!(" in the layout {layout}") };
+    format!("{lost}{come}{ranks}{of} {go} after step {step}{layout}")
 }
 
 /// Wraps an error of this program so that it passes through the training loop.

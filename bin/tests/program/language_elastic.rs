@@ -118,6 +118,40 @@ fn parts_of_the_model_go_on_in_another_layout_or_from_a_checkpoint() {
 }
 
 #[test]
+fn new_ranks_take_the_place_of_lost_ones() {
+    let (folder, data, expected) = expected();
+    let mut random = Generator::new(13);
+    for (mesh, lost) in [("dp=3", 2), ("dp=2,shard=2", 1), ("shard=2", 1)] {
+        let name = |what: &str| folder.argument(&format!("{mesh}.{what}"));
+        let (out, file, checkpoints) = (name("out"), name("jsonl"), name("checkpoints"));
+        let own = ["--data", &data, "--evaluate", &data, "--out", &out, "--metrics", &file, "--mesh", mesh];
+        let ranks: usize = mesh.split(['=', ',']).filter_map(|size| size.parse::<usize>().ok()).product();
+        // The others wait for the new rank.
+        let (elastic, replace) = (format!("{ranks}:{ranks}"), lost.to_string());
+        let more = ["--elastic", &elastic, "--replace", &replace, "--checkpoint-dir", &checkpoints];
+        let mut session =
+            Session::start(&PRETRAIN, &[&own, &SMALL[..], &more, &["--checkpoint-every", "5"]].concat());
+        let path = folder.path(&format!("{mesh}.jsonl"));
+        let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+        let mut killed = Vec::new();
+        for _ in 0..lost {
+            let wanted = steps() + 12 + random.next_u32() as usize % 15;
+            session.until("more steps", || steps() >= wanted);
+            let mut left = session.ranks();
+            left.retain(|rank| !killed.contains(rank));
+            // Any rank, including the first and new ones.
+            killed.push(left[random.next_u32() as usize % left.len()]);
+            kill_process(killed[killed.len() - 1], Signal::KILL).unwrap();
+        }
+        let output = session.end();
+        let said = text(&output.stderr);
+        let come = said.matches(&format!("has come; {ranks} ranks go on after step ")).count();
+        assert_eq!(come, lost, "{mesh}: {said}");
+        assert_undisturbed(&output, Path::new(&out), &path, &expected);
+    }
+}
+
+#[test]
 fn what_cannot_go_on_is_said_before_ranks_start() {
     let (folder, text_file) = (Folder::new(), "text.txt");
     fs::write(folder.path(text_file), "one two three ".repeat(200)).unwrap();
@@ -134,8 +168,8 @@ fn what_cannot_go_on_is_said_before_ranks_start() {
     let few = "--elastic: got 1:4 with --mesh dp=2,tp=2; pp and tp keep their sizes, so give at least 2:4";
     refuse(&["--mesh", "dp=2,tp=2", "--elastic", "1:4"], few);
     refuse(
-        &["--elastic", "1:2", "--replace", "1"],
-        "--replace: got 1; ranks that are lost are not replaced here",
+        &["--mesh", "dp=2,tp=2", "--elastic", "2:4", "--replace", "1"],
+        "--replace: got 1; with pp or tp, 2 ranks at once would have to be replaced",
     );
     refuse(&["--mesh", "dp=2", "--elastic", "3:4"], "--elastic: got 3:4; the run begins with 2 ranks");
 }

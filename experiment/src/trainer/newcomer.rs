@@ -51,6 +51,26 @@ pub(crate) fn restart_before_first_step(
     }
 }
 
+impl Rank {
+    /// Runs `join` on a rank that joins a running job, after an exchange of phases: in the current group, and again in
+    /// that of the ranks that are left each time that one is lost meanwhile.
+    ///
+    /// # Errors
+    /// Too few ranks are left; any other error of `join`.
+    pub fn join_running<T>(
+        &mut self,
+        elastic: Option<ElasticRanks>,
+        mut join: impl FnMut(&Self) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            match self.exchange_phases().and_then(|_| join(self)) {
+                Err(error) => drop(self.shrink(elastic, error)?),
+                joined => return joined,
+            }
+        }
+    }
+}
+
 /// Joins the remaining ranks after the loss of a rank, as a newcomer that still has to receive the state.
 fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
     loop {

@@ -44,15 +44,29 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
     ) -> Result<Self> {
         let weights = weights.into();
-        let of_again = match (&weights, &config.is_trained) {
-            // Those that are trained are given their values after the model is built again.
-            (_, None) => Weights::from(Arc::new(Zeros) as Arc<dyn RangeReader>),
-            (Weights::Random(generator), Some(_)) => {
-                Weights::Random(generator.with(|generator| generator.clone()).into())
-            }
-            (other, Some(_)) => other.clone(),
-        };
-        Self::build(comm, layout, &weights, config, (Arc::new(build), of_again))
+        let again = weights_of_untrained(&weights, config);
+        Self::build(comm, layout, &weights, config, (Arc::new(build), again))
+    }
+
+    /// Like [`new`](Self::new), on a rank that joins a running job: a [`Trainer::joining`](crate::trainer::Trainer::joining)
+    /// then receives the state from the other ranks. Trained parameters have any values until then. Call with
+    /// [`Joining::layout`](crate::trainer::Joining::layout).
+    ///
+    /// # Cost
+    /// That of [`new`](Self::new), without reading or drawing the parameters that are trained.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn joining(
+        comm: Arc<dyn Communicator>,
+        layout: &Layout,
+        weights: impl Into<Weights>,
+        config: &ParallelConfig,
+        build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        // The other ranks build the model again with the same weights.
+        let again = weights_of_untrained(&weights.into(), config);
+        Self::build(comm, layout, &undrawn(&again), config, (Arc::new(build), again))
     }
 
     /// Builds the model; `again` are the weights with which it is built another time.
@@ -65,7 +79,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     ) -> Result<Self> {
         let source = (build.clone(), again);
         let remake: Remake<M> = Arc::new(move |comm, layout, config| {
-            Self::build(comm, layout, &source.1, config, source.clone())
+            Self::build(comm, layout, &undrawn(&source.1), config, source.clone())
         });
         if config.micro_batches == 0 {
             return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
@@ -120,6 +134,22 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         };
         parallel.counted = parallel.find_counted()?;
         Ok(parallel)
+    }
+}
+
+/// Returns the weights with which a model is built again: parameters that are trained are given their values later.
+fn weights_of_untrained(weights: &Weights, config: &ParallelConfig) -> Weights {
+    match (weights, &config.is_trained) {
+        (_, None) => Weights::from(Arc::new(Zeros) as Arc<dyn RangeReader>),
+        (weights, Some(_)) => undrawn(weights),
+    }
+}
+
+/// Returns the same weights; those that are drawn are not drawn from this generator, so that they can be drawn again.
+fn undrawn(weights: &Weights) -> Weights {
+    match weights {
+        Weights::Random(generator) => Weights::Random(generator.with(|generator| generator.clone()).into()),
+        other => other.clone(),
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use training::AdamConfig;
 
 use super::LearningRate;
-use crate::{Error, Result};
+use crate::{Error, Layout, Result};
 
 /// How a model is trained. Must be the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,9 +41,22 @@ pub struct TrainConfig {
     /// rows of a batch are then distributed unevenly if they are not a multiple of the ranks; with `pp`, ranks are left
     /// over instead. A rank that is not needed ends with [`Error::NotNeeded`]. Default: `None`, a loss ends the run.
     pub fewest_ranks: Option<usize>,
+    /// How lost ranks of an elastic run are replaced by new ones. Default: `None`, they are not.
+    pub replacement: Option<Replacement>,
     /// The program's settings by name: stored in checkpoints, so that [`check_resume`](super::check_resume) can list
     /// the settings that differ in a resumed run. Default: none.
     pub settings: BTreeMap<String, String>,
+}
+
+/// Replacement of lost ranks, in a group that admits new ones (`comm::Elastic::file`). They join between two steps
+/// ([`Trainer::joining`](super::Trainer::joining)), as soon as a larger layout has a place for them. Each step then has
+/// one more all-reduce, of 8 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replacement {
+    /// The layout of the job with all its ranks.
+    pub layout: Layout,
+    /// How long too few ranks wait for new ones.
+    pub within: Duration,
 }
 
 /// Where checkpoints are, and when they are written.
@@ -73,6 +87,7 @@ impl Default for TrainConfig {
             evaluation_rows: 64,
             checkpoints: None,
             fewest_ranks: None,
+            replacement: None,
             settings: BTreeMap::new(),
         }
     }

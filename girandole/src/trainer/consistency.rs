@@ -107,8 +107,10 @@ pub(super) fn check_equal_on_all_ranks<M: Model>(
     data: &dyn Data,
     config: &TrainConfig,
 ) -> Result<()> {
-    // Not compared: the path of the checkpoint folder may be written in several ways.
-    let own = [format!("{:?}", TrainConfig { checkpoints: None, ..config.clone() }), data.fingerprint()];
+    // Not compared: the path of the checkpoint folder may be written in several ways, and a rank that joins a running job
+    // learns the job's layout from the others.
+    let compared = TrainConfig { checkpoints: None, replacement: None, ..config.clone() };
+    let own = [format!("{compared:?}"), data.fingerprint()];
     let Some(difference) = line_difference(&**model.mesh().world(), 0, &own)? else { return Ok(()) };
     let LineDifference { odd_rank, odd, rank, expected, .. } = difference;
     let help = format!("rank {rank} has {expected}: give all ranks the same");

@@ -59,8 +59,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Layout, Parallel};
 
-pub use config::{CheckpointPlan, TrainConfig};
+pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
+pub use elastic::Joining;
 pub use learning_rate::{Decay, LearningRate};
 pub use run::{FinalTask, Summary, Trainer};
 pub use saver::BackgroundSaver;
@@ -121,6 +122,19 @@ pub struct ObserverState {
     pub tensors: HashMap<String, Tensor>,
 }
 
+/// A change of the group of all ranks.
+#[derive(Debug)]
+pub struct Regrouping<'a> {
+    /// The group before; of a rank that has joined a running job, the current one.
+    pub before: &'a Arc<dyn Communicator>,
+    /// The current group.
+    pub world: &'a Arc<dyn Communicator>,
+    /// The current layout.
+    pub layout: &'a Layout,
+    /// The last loss of a rank, if any was lost.
+    pub lost: Option<&'a comm::Error>,
+}
+
 /// Callbacks during training. All ranks call them in the same order; a rank that reports nothing may ignore them.
 pub trait Observer<M> {
     /// Called after each step.
@@ -140,8 +154,8 @@ pub trait Observer<M> {
         Ok(())
     }
 
-    /// Returns the state to store in a checkpoint, for a run that resumes from it ([`observer_state`]). Called on rank
-    /// 0 only.
+    /// Returns the state to store in a checkpoint, for a run that resumes from it ([`observer_state`]), or for new ranks
+    /// ([`joined`](Self::joined)). Called on one rank only, for checkpoints on rank 0.
     ///
     /// # Errors
     /// Any error; it ends the training.
@@ -158,28 +172,31 @@ pub trait Observer<M> {
         Ok(())
     }
 
-    /// Called after the loss of a rank, before anything else, with the group of the remaining ranks
-    /// ([`TrainConfig::fewest_ranks`]). Returns whether the run goes on: false if one of them has returned from it already
+    /// Called after ranks were lost ([`TrainConfig::fewest_ranks`]) or new ones have joined, before anything else, with the
+    /// group of all ranks. Returns whether the run goes on: false if one of them has returned from it already
     /// and so tells the others in this method's collectives, as all had then completed everything.
     ///
     /// # Errors
     /// Any error; it ends the training.
-    fn lost(&mut self, _left: &Arc<dyn Communicator>) -> crate::Result<bool> {
+    fn regrouping(&mut self, _world: &Arc<dyn Communicator>) -> crate::Result<bool> {
         Ok(true)
     }
 
-    /// Called when the remaining ranks, of `before` ones, continue after a step, in their group and layout; this rank's
-    /// number may have changed. If the step is before one that was reported already, the steps after it are repeated.
+    /// Called when the ranks continue after a step, in another group; this rank's number may have changed. If the step is
+    /// before one that was reported already, the steps after it are repeated.
     ///
     /// # Errors
     /// Any error; it ends the training.
-    fn regrouped(
-        &mut self,
-        _step: usize,
-        _before: usize,
-        _lost: &comm::Error,
-        _left: (&Arc<dyn Communicator>, &Layout),
-    ) -> crate::Result<()> {
+    fn regrouped(&mut self, _step: usize, _change: &Regrouping<'_>) -> crate::Result<()> {
+        Ok(())
+    }
+
+    /// Called in place of [`regrouped`](Self::regrouped) on a rank that has joined a running job, with the
+    /// [`state`](Self::state) of another rank's observer.
+    ///
+    /// # Errors
+    /// Any error; it ends the training.
+    fn joined(&mut self, _step: usize, _state: ObserverState, _change: &Regrouping<'_>) -> crate::Result<()> {
         Ok(())
     }
 

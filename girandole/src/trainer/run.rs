@@ -4,24 +4,26 @@ mod evaluation;
 mod step;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use sampler::{OrderConfig, RunOrder};
 use training::build::Model;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
-use comm::{Operation, broadcast_object};
+use comm::{Communicator, Operation, broadcast_object};
 
+use super::Joining;
 use super::consistency::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
 use super::saver::Writing;
 use super::{BackgroundSaver, Data, Observer, ObserverState, StepReport, TrainConfig};
 use crate::checkpoint::all_or_error;
-use crate::{Error, Parallel, Result};
+use crate::{Error, Layout, Parallel, Result};
 
 /// A model, its data, and the state of its training.
 pub struct Trainer<'a, M> {
     pub(super) model: &'a mut Parallel<M>,
-    data: &'a dyn Data,
+    pub(super) data: &'a dyn Data,
     evaluation: Option<&'a dyn Data>,
     pub(super) config: TrainConfig,
     pub(super) optimizer: Adam,
@@ -46,6 +48,14 @@ pub struct Trainer<'a, M> {
     pub(super) rebuilds: usize,
     /// Whether the model has its state: not while it is built again and not loaded yet.
     pub(super) has_state: bool,
+    /// The group of all ranks; while it changes, the model is in the one before.
+    pub(super) world: Arc<dyn Communicator>,
+    /// The layout of the job with all its ranks.
+    pub(super) whole: Layout,
+    /// What the other ranks have told this one, which joins them.
+    pub(super) joining: Option<Joining>,
+    /// Whether this rank has been in the job from the beginning, or has received everything.
+    pub(super) has_joined: bool,
     /// Summary of the current run so far.
     pub(super) summary: Summary,
 }
@@ -81,16 +91,44 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// # Errors
     /// A configuration that is not valid; a checkpoint folder that cannot be created; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
-        config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         if config.fewest_ranks.is_some() {
             model.check_elastic(config.checkpoints.is_some())?;
         }
+        let mut trainer = Self::at_beginning(model, data, config)?;
+        check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
+        trainer.open_checkpoints()?;
+        trainer.start_saver()?;
+        Ok(trainer)
+    }
+
+    /// Creates the trainer of a rank that joins a running job ([`TrainConfig::replacement`]), with a model of
+    /// [`Parallel::joining`]: [`run`](Self::run) first receives the state of model, optimizer, data and observer from the
+    /// other ranks. Not collective.
+    ///
+    /// # Errors
+    /// A configuration that is not valid; a checkpoint folder that cannot be created.
+    pub fn joining(
+        model: &'a mut Parallel<M>,
+        data: &'a dyn Data,
+        config: TrainConfig,
+        joining: Joining,
+    ) -> Result<Self> {
+        let mut trainer = Self::at_beginning(model, data, config)?;
+        trainer.open_checkpoints()?;
+        trainer.whole = joining.whole()?;
+        (trainer.joining, trainer.has_joined, trainer.has_state) = (Some(joining), false, false);
+        Ok(trainer)
+    }
+
+    fn at_beginning(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
+        config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
         let order =
             RunOrder::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
         let optimizer = Self::optimizer(model, &config)?;
-        check_equal_on_all_ranks(model, data, &config)?;
-        let mut trainer = Self {
+        let world = model.mesh().world().clone();
+        let whole = config.replacement.map_or(*model.layout(), |replacement| replacement.layout);
+        Ok(Self {
             model,
             data,
             evaluation: None,
@@ -109,10 +147,12 @@ impl<'a, M: Model> Trainer<'a, M> {
             unobserved: None,
             rebuilds: 0,
             has_state: true,
+            world,
+            whole,
+            joining: None,
+            has_joined: true,
             summary: Summary::default(),
-        };
-        trainer.open_checkpoints()?;
-        Ok(trainer)
+        })
     }
 
     /// Creates the optimizer of a model.
@@ -144,12 +184,20 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     fn open_checkpoints(&mut self) -> Result<()> {
-        let Some(plan) = self.config.checkpoints.clone() else { return Ok(()) };
+        let Some(plan) = &self.config.checkpoints else { return Ok(()) };
         let checkpoints = Checkpoints::open(CheckpointConfig { dir: plan.dir.clone(), keep: plan.keep })?;
-        if plan.in_background {
-            self.saver = Some(BackgroundSaver::new(&**self.model.mesh().world(), checkpoints.clone())?);
-        }
         self.checkpoints = Some(checkpoints);
+        Ok(())
+    }
+
+    /// Creates the saver that writes checkpoints during training, if they are written so. Every rank must call it.
+    pub(super) fn start_saver(&mut self) -> Result<()> {
+        let in_background = self.config.checkpoints.as_ref().is_some_and(|plan| plan.in_background);
+        if let Some(checkpoints) = self.checkpoints.clone().filter(|_| in_background) {
+            let mut saver = BackgroundSaver::new(&*self.world, checkpoints)?;
+            saver.before = self.abandoned.take();
+            self.saver = Some(saver);
+        }
         Ok(())
     }
 
@@ -240,8 +288,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         observer: &mut dyn Observer<M>,
         endings: &mut [FinalTask<'_, M>],
     ) -> Result<Summary> {
-        let (began, first) = (Instant::now(), self.step);
         (self.summary, self.ended) = (Summary { last_loss: f64::NAN, ..Summary::default() }, 0);
+        if !self.join(observer)? {
+            return Ok(self.summary);
+        }
+        let (began, first) = (Instant::now(), self.step);
         let mut last = began;
         let last_step = last_step.min(self.config.steps);
         loop {
@@ -280,6 +331,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.checkpointed = self.step;
             self.summary.checkpoints += 1;
             self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+        } else if self.step < last_step && self.admit_new_ranks(observer)? {
+            tracing::debug!("new ranks have joined");
         } else if self.step < last_step {
             let mut report = self.train_step()?;
             report.seconds = last.elapsed().as_secs_f64();

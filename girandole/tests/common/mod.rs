@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::Optimizer;
-use girandole::training::build::{Model, Unit, Units};
+use girandole::training::build::{Builder, Model, Unit, Units};
 use girandole::training::{Adam, AdamConfig, LossScalerConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
 use models::{CausalLm, ModelConfig, Weights};
@@ -100,8 +100,34 @@ impl Setup {
         layout: &Layout,
         weights: Option<InitialWeights>,
     ) -> girandole::Result<Parallel<CausalLm>> {
-        let config = if self.gpt2 { gpt2() } else { config(self.tied) }.with_dropout(self.dropout).unwrap();
-        let weights = weights.unwrap_or_else(|| Weights::random(&config, 7).unwrap().parts().into());
+        let weights = weights.unwrap_or_else(|| self.weights());
+        let (settings, build) = self.parts(layout)?;
+        Parallel::new(comm, layout, weights, &settings, build)
+    }
+
+    /// Builds the model on a rank that joins a running job.
+    pub(crate) fn joining(
+        &self,
+        comm: Arc<dyn girandole::comm::Communicator>,
+        layout: &Layout,
+    ) -> girandole::Result<Parallel<CausalLm>> {
+        let (settings, build) = self.parts(layout)?;
+        Parallel::joining(comm, layout, self.weights(), &settings, build)
+    }
+
+    fn config(&self) -> ModelConfig {
+        if self.gpt2 { gpt2() } else { config(self.tied) }.with_dropout(self.dropout).unwrap()
+    }
+
+    fn weights(&self) -> InitialWeights {
+        Weights::random(&self.config(), 7).unwrap().parts().into()
+    }
+
+    fn parts(
+        &self,
+        layout: &Layout,
+    ) -> Result<(ParallelConfig, impl Fn(&Builder) -> Result<CausalLm> + Send + Sync + 'static)> {
+        let config = self.config();
         let rows = ROWS / layout.data_ranks();
         let micro_batches = if rows.is_multiple_of(2) { 2 } else { 1 };
         let settings = ParallelConfig {
@@ -115,7 +141,7 @@ impl Setup {
             seed: 3,
             ..ParallelConfig::default()
         };
-        Parallel::new(comm, layout, weights, &settings, move |builder| CausalLm::new(&config, builder))
+        Ok((settings, move |builder: &Builder| CausalLm::new(&config, builder)))
     }
 }
 

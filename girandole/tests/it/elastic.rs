@@ -7,12 +7,12 @@ use crate::common::{LEN, Setup};
 use candle_core::{Device, Result, Tensor};
 use girandole::comm::{Communicator, Local};
 use girandole::models::CausalLm;
-use girandole::trainer::{CheckpointPlan, Data, Observer, StepReport, TrainConfig, Trainer};
+use girandole::trainer::{CheckpointPlan, Data, Observer, Regrouping, StepReport, TrainConfig, Trainer};
 use girandole::{Error, Layout, Parallel};
 
-const STEPS: usize = 9;
+pub(crate) const STEPS: usize = 9;
 
-struct Rows;
+pub(crate) struct Rows;
 
 impl Data for Rows {
     fn rows(&self) -> usize {
@@ -73,19 +73,13 @@ impl<M> Observer<M> for Leaving {
         self.leave(Moment::Saving(step))
     }
 
-    fn lost(&mut self, _: &Arc<dyn Communicator>) -> girandole::Result<bool> {
+    fn regrouping(&mut self, _: &Arc<dyn Communicator>) -> girandole::Result<bool> {
         Ok(self.goes_on)
     }
 
-    fn regrouped(
-        &mut self,
-        _: usize,
-        before: usize,
-        _: &girandole::comm::Error,
-        (left, _): (&Arc<dyn Communicator>, &Layout),
-    ) -> girandole::Result<()> {
-        assert!(left.world_size() < before);
-        self.ranks_left.push(left.world_size());
+    fn regrouped(&mut self, _: usize, change: &Regrouping<'_>) -> girandole::Result<()> {
+        assert!(change.world.world_size() < change.before.world_size() && change.lost.is_some());
+        self.ranks_left.push(change.world.world_size());
         Ok(())
     }
 }
@@ -131,13 +125,13 @@ fn expected() -> Vec<f64> {
     expected_of(config(None, None, false))
 }
 
-fn expected_of(config: TrainConfig) -> Vec<f64> {
+pub(crate) fn expected_of(config: TrainConfig) -> Vec<f64> {
     let seen = Local::run_shared(1, |comm| Ok(train(comm, "", config.clone(), None)?)).unwrap().remove(0);
     seen.unwrap().0.into_iter().map(|(_, loss)| loss).collect()
 }
 
 /// Asserts that every step was done once, with the expected loss.
-fn assert_undisturbed(losses: &[(usize, f64)], expected: &[f64], what: &str) {
+pub(crate) fn assert_undisturbed(losses: &[(usize, f64)], expected: &[f64], what: &str) {
     let steps: Vec<usize> = losses.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>(), "{what}");
     for ((step, loss), expected) in losses.iter().zip(expected) {

@@ -13,6 +13,7 @@ mod loss_scale;
 mod own_model;
 mod reads;
 mod recompute;
+mod replaced;
 mod stages;
 mod statistics;
 mod training;

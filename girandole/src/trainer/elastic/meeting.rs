@@ -1,0 +1,152 @@
+//! What the ranks of a group that changes tell each other: how far they are, and what they hold.
+
+use std::collections::BTreeMap;
+
+use comm::{Communicator, Operation, all_gather_object};
+use sampler::SamplerState;
+use serde::{Deserialize, Serialize};
+
+use crate::trainer::StepReport;
+use crate::{Error, Layout, Result};
+
+/// Progress of a rank, and what it holds of the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Progress {
+    pub(super) step: usize,
+    /// Position in the data. May differ between ranks at the same step: some may have skipped rows without targets.
+    pub(super) order: SamplerState,
+    pub(super) evaluated: usize,
+    pub(super) written: usize,
+    pub(super) report: Option<StepReport>,
+    pub(super) layout: Layout,
+    /// The layout of the job with all its ranks.
+    pub(super) whole: Layout,
+    /// Rows of a batch, and micro-batches of a rank.
+    pub(super) batch: (usize, usize),
+    /// Number of times that the model has been built again in another layout.
+    pub(super) rebuilds: usize,
+    /// Its ranks along `pp`, `shard` and `tp`; `None` while it has no state.
+    pub(super) place: Option<[usize; 3]>,
+}
+
+/// The progress of all ranks of a group that has lost ranks or was joined by new ones, in their order; `None` of a new
+/// rank, which has done nothing yet.
+pub(super) struct Meeting(Vec<Option<Progress>>);
+
+impl Meeting {
+    pub(super) fn of(world: &dyn Communicator, own: Option<Progress>) -> Result<Self> {
+        Ok(Self(all_gather_object(world, &own)?))
+    }
+
+    pub(super) fn has_new_ranks(&self) -> bool {
+        self.0.contains(&None)
+    }
+
+    /// Returns the first rank that is not new, and its progress.
+    fn first(&self) -> Result<(usize, &Progress)> {
+        let mut known = self.0.iter().enumerate().filter_map(|(rank, of)| Some((rank, of.as_ref()?)));
+        let help = "all ranks that had it are lost: start the job again, from a checkpoint";
+        known.next().ok_or_else(|| Error::invalid("the state of the run", "new ranks only", help))
+    }
+
+    /// Returns the layout in which the ranks continue. `lost` is the loss that made them fewer.
+    pub(super) fn layout(&self, lost: Option<&comm::Error>) -> Result<Layout> {
+        let (ranks, (_, known)) = (self.0.len(), self.first()?);
+        let fewest = known.whole.pp * known.whole.tp;
+        let (batch_size, micro_batches) = known.batch;
+        known.whole.for_fewer(ranks, batch_size, micro_batches).ok_or_else(|| match lost {
+            Some(lost) => Error::TooFewRanks { left: ranks, fewest, lost: lost.clone() },
+            None => Error::invalid("the ranks", ranks, format!("at least {fewest} are needed")),
+        })
+    }
+
+    /// Returns the ranks that together hold the model after the latest step of which that is so. A collective that loses
+    /// a rank may succeed on some of the others and fail on the rest, so some may have done one step more.
+    pub(super) fn holders(&self) -> Option<Holders<'_>> {
+        let known = || self.0.iter().enumerate().filter_map(|(rank, of)| Some((rank, of.as_ref()?)));
+        let key = |progress: &Progress| (progress.step, progress.rebuilds);
+        let mut keys: Vec<_> = known().map(|(_, progress)| key(progress)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys.into_iter().rev().find_map(|wanted| {
+            let holders = || known().filter(|(_, of)| key(of) == wanted && of.place.is_some());
+            let mut is_holder = vec![false; self.0.len()];
+            let mut first = BTreeMap::new();
+            for (rank, place) in holders().filter_map(|(rank, progress)| Some((rank, progress.place?))) {
+                is_holder[rank] = true;
+                first.entry(place).or_insert(rank);
+            }
+            let place = |progress: &Progress| (progress.order.epoch, progress.order.consumed);
+            let furthest = |(_, one): &(usize, &Progress), (_, other): &(usize, &Progress)| {
+                place(one).cmp(&place(other))
+            };
+            let (_, progress) = holders().collect::<Vec<_>>().into_iter().rev().max_by(furthest)?;
+            let Layout { pp, shard, tp, .. } = progress.layout;
+            let first: Vec<usize> = first.into_values().collect();
+            (first.len() == pp * shard * tp).then_some(Holders { is_holder, first, progress })
+        })
+    }
+
+    /// Returns the largest number of times that a rank has built the model again.
+    pub(super) fn rebuilds(&self) -> usize {
+        self.0.iter().flatten().map(|progress| progress.rebuilds).max().unwrap_or(0)
+    }
+
+    /// Returns what all ranks that are not new have done, at least.
+    pub(super) fn least(&self, done: fn(&Progress) -> usize) -> usize {
+        self.0.iter().flatten().map(done).min().unwrap_or(0)
+    }
+}
+
+/// The ranks that together hold the model after one step.
+pub(super) struct Holders<'a> {
+    /// Whether a rank is at that step, in the same layout.
+    pub(super) is_holder: Vec<bool>,
+    /// One for each part of the model.
+    pub(super) first: Vec<usize>,
+    /// The progress of the one that is furthest in the data.
+    pub(super) progress: &'a Progress,
+}
+
+/// What a rank that joins a running job learns from the others, before it builds its model with
+/// [`Parallel::joining`](crate::Parallel::joining).
+pub struct Joining {
+    pub(super) meeting: Meeting,
+    layout: Layout,
+}
+
+impl Joining {
+    /// Asks the other ranks, after their [`Observer::regrouping`].
+    ///
+    /// # Errors
+    /// No rank that knows the state; [`Error::NotNeeded`]; failures of communication.
+    pub fn meet(world: &dyn Communicator) -> Result<Self> {
+        let meeting = Meeting::of(world, None)?;
+        let layout = meeting.layout(None)?;
+        if layout.ranks() < meeting.0.len() {
+            if staying(&meeting, &layout).contains(&world.rank()) {
+                // It fails when the ranks that are not needed leave.
+                world.run(Operation::Barrier)?;
+            }
+            return Err(Error::NotNeeded { layout });
+        }
+        Ok(Self { meeting, layout })
+    }
+
+    /// Returns the layout of all ranks.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns the layout of the job with all its ranks.
+    pub(in crate::trainer) fn whole(&self) -> Result<Layout> {
+        self.meeting.first().map(|(_, known)| known.whole)
+    }
+}
+
+/// Returns the ranks that stay in a layout for fewer: those that are the only holders of a part, and the first others.
+pub(super) fn staying(meeting: &Meeting, layout: &Layout) -> Vec<usize> {
+    let first = meeting.holders().map_or_else(Vec::new, |holders| holders.first);
+    let others: Vec<usize> = (0..meeting.0.len()).filter(|rank| !first.contains(rank)).collect();
+    first.into_iter().chain(others).take(layout.ranks()).collect()
+}

@@ -1,0 +1,362 @@
+//! Elastic training: a run continues when ranks are lost, and with new ones that replace them.
+
+mod meeting;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor, Var};
+use comm::{Communicator, Operation, ReduceOp, all_gather_object, broadcast_object, broadcast_tensors};
+use sampler::SamplerState;
+use training::build::Model;
+
+use self::meeting::{Holders, Meeting, Progress, staying};
+use super::consistency::check_equal_on_all_ranks;
+use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
+use crate::checkpoint::{Receiver, all_or_error, transfer};
+use crate::{Error, Layout, Result};
+
+pub use meeting::Joining;
+
+/// Polling interval of ranks that are too few and wait for new ones.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Why the group changes.
+enum Change {
+    /// A rank was lost: the error of an operation.
+    Lost(Error),
+    /// Some ranks are not needed, and leave.
+    SparesLeave,
+    /// New ranks wait to join; the group will have so many.
+    Grows(usize),
+    /// This rank is new in the group and has just met the others.
+    Joined(Meeting),
+}
+
+/// How a run continues in a changed group.
+enum Outcome {
+    GoesOn {
+        /// Whether some ranks are new.
+        with_new_ranks: bool,
+    },
+    WithoutSpares,
+    /// It is complete.
+    IsOver,
+}
+
+impl<M: Model> Trainer<'_, M> {
+    /// Handles the loss of a rank: continues with the remaining ranks, if they are enough. Any other error is returned.
+    /// Returns false if the run is complete.
+    pub(super) fn recover(&mut self, error: Error, observer: &mut dyn Observer<M>) -> Result<bool> {
+        self.regroup(Change::Lost(error), observer)
+    }
+
+    /// On a rank that joins a running job: receives the state from the other ranks. Returns false if the run is complete.
+    pub(super) fn join(&mut self, observer: &mut dyn Observer<M>) -> Result<bool> {
+        match self.joining.take() {
+            Some(joining) => self.regroup(Change::Joined(joining.meeting), observer),
+            None => Ok(true),
+        }
+    }
+
+    /// Admits new ranks, between two steps, if some wait and a larger layout has a place for them.
+    pub(super) fn admit_new_ranks(&mut self, observer: &mut dyn Observer<M>) -> Result<bool> {
+        if self.config.replacement.is_none() {
+            return Ok(false);
+        }
+        match self.size_with_new_ranks(false)? {
+            (Some(ranks), _) => self.regroup(Change::Grows(ranks), observer),
+            (None, _) => Ok(false),
+        }
+    }
+
+    /// Changes the group of all ranks, and continues in it.
+    fn regroup(&mut self, mut change: Change, observer: &mut dyn Observer<M>) -> Result<bool> {
+        let (before, mut lost) = (self.world.clone(), None);
+        loop {
+            let outcome = match change {
+                Change::Lost(error) => {
+                    let (Some(fewest), Some(loss)) = (self.config.fewest_ranks, error.loss().cloned()) else {
+                        return Err(error);
+                    };
+                    self.world = self.world.elastic()?.shrink()?;
+                    let left = self.world.world_size();
+                    if left < fewest && self.config.replacement.is_none() {
+                        return Err(Error::TooFewRanks { left, fewest, lost: loss });
+                    }
+                    lost = Some(loss);
+                    self.go_on(None, lost.as_ref(), observer)
+                }
+                Change::SparesLeave => {
+                    self.world = self.world.elastic()?.shrink()?;
+                    self.go_on(None, lost.as_ref(), observer)
+                }
+                Change::Grows(ranks) => {
+                    self.world = self.world.elastic()?.grow(ranks)?;
+                    self.go_on(None, lost.as_ref(), observer)
+                }
+                Change::Joined(meeting) => self.go_on(Some(meeting), None, observer),
+            };
+            change = match outcome {
+                Ok(Outcome::IsOver) => return Ok(false),
+                Ok(Outcome::WithoutSpares) => Change::SparesLeave,
+                Ok(Outcome::GoesOn { with_new_ranks }) => {
+                    match self.settle(with_new_ranks, (&before, lost.as_ref()), observer) {
+                        Ok(Some(ranks)) => Change::Grows(ranks),
+                        Ok(None) => return Ok(true),
+                        Err(error) => Change::Lost(error),
+                    }
+                }
+                Err(error) => Change::Lost(error),
+            };
+        }
+    }
+
+    /// Ends the change of the group, or if the ranks are too few, waits for new ones and returns their number with these.
+    fn settle(
+        &mut self,
+        with_new_ranks: bool,
+        (before, lost): (&Arc<dyn Communicator>, Option<&comm::Error>),
+        observer: &mut dyn Observer<M>,
+    ) -> Result<Option<usize>> {
+        let ranks = self.wait_for_new_ranks(lost)?;
+        if ranks.is_some() {
+            return Ok(ranks);
+        }
+        let state = if with_new_ranks { self.observer_of_others(observer)? } else { None };
+        let layout = *self.model.layout();
+        let change = Regrouping { before, world: &self.world, layout: &layout, lost };
+        match state {
+            Some(state) => observer.joined(self.step, state, &change)?,
+            None => observer.regrouped(self.step, &change)?,
+        }
+        self.has_joined = true;
+        Ok(None)
+    }
+
+    /// Sends new ranks the state of the first other rank's observer. Returns it on the new ranks.
+    fn observer_of_others(&self, observer: &dyn Observer<M>) -> Result<Option<ObserverState>> {
+        let world = &*self.world;
+        let joined: Vec<bool> = all_gather_object(world, &self.has_joined)?;
+        let first = joined.iter().position(|joined| *joined).unwrap_or(0);
+        let own = if world.rank() == first { observer.state() } else { Ok(ObserverState::default()) };
+        let ObserverState { values, tensors } = all_or_error(world, own)?;
+        let values = broadcast_object(world, &values, first)?;
+        let mut tensors: Vec<(String, Tensor)> = tensors.into_iter().collect();
+        tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let tensors = broadcast_tensors(world, tensors, first)?.into_iter().collect();
+        Ok((!self.has_joined).then_some(ObserverState { values, tensors }))
+    }
+
+    /// Returns the number of ranks with those that wait to join, if more of them can continue than now, and whether the
+    /// first rank says that it `is_late`.
+    fn size_with_new_ranks(&self, is_late: bool) -> Result<(Option<usize>, bool)> {
+        let own = match self.world.rank() {
+            0 => [u32::try_from(self.world.elastic()?.waiting()).unwrap_or(u32::MAX), u32::from(is_late)],
+            _ => [0; 2],
+        };
+        let told = Tensor::new(&own, &Device::Cpu)?;
+        self.world.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
+        let told = told.to_vec1::<u32>()?;
+        let (now, micro_batches) = (self.world.world_size(), self.model.config().micro_batches);
+        let larger = self.whole.for_fewer(now + told[0] as usize, self.config.batch_size, micro_batches);
+        Ok((larger.map(|layout| layout.ranks()).filter(|ranks| *ranks > now), told[1] > 0))
+    }
+
+    /// Waits for new ranks, if these are too few. Returns the number of ranks with them, or `None` if these are enough.
+    fn wait_for_new_ranks(&self, lost: Option<&comm::Error>) -> Result<Option<usize>> {
+        let (left, fewest) = (self.world.world_size(), self.config.fewest_ranks.unwrap_or(1));
+        let Some(Replacement { within, .. }) = self.config.replacement.filter(|_| left < fewest) else {
+            return Ok(None);
+        };
+        let began = Instant::now();
+        loop {
+            match (self.size_with_new_ranks(began.elapsed() > within)?, lost) {
+                ((Some(ranks), _), _) => return Ok(Some(ranks)),
+                ((None, true), Some(lost)) => {
+                    return Err(Error::TooFewRanks { left, fewest, lost: lost.clone() });
+                }
+                ((None, true), None) => {
+                    let help = format!("no other has come within {} s", within.as_secs());
+                    return Err(Error::invalid("the ranks", left, help));
+                }
+                ((None, false), _) => std::thread::sleep(POLL_INTERVAL),
+            }
+        }
+    }
+
+    /// Continues in another group, with the state of the ranks that have done most steps.
+    fn go_on(
+        &mut self,
+        met: Option<Meeting>,
+        lost: Option<&comm::Error>,
+        observer: &mut dyn Observer<M>,
+    ) -> Result<Outcome> {
+        self.abandon_checkpoint();
+        let (world, is_built) = (&self.world.clone(), met.is_some());
+        let meeting = match met {
+            Some(meeting) => meeting,
+            None if !observer.regrouping(world)? => return Ok(Outcome::IsOver),
+            None => Meeting::of(&**world, self.has_joined.then(|| self.progress()))?,
+        };
+        let layout = meeting.layout(lost)?;
+        if layout.ranks() < world.world_size() {
+            return match staying(&meeting, &layout).contains(&world.rank()) {
+                true => Ok(Outcome::WithoutSpares),
+                false => Err(Error::NotNeeded { layout }),
+            };
+        }
+        match meeting.holders() {
+            Some(holders) => {
+                self.take_state((&layout, is_built), &meeting, &holders, observer)?;
+                // What some ranks have not completed, all ranks repeat.
+                self.evaluated = meeting.least(|progress| progress.evaluated).min(self.step);
+                self.written = meeting.least(|progress| progress.written).min(self.step);
+                self.checkpointed = self.written;
+            }
+            None => self.start_from_checkpoint((&layout, is_built), &meeting, lost)?,
+        }
+        if meeting.has_new_ranks() {
+            match check_equal_on_all_ranks(self.model, self.data, &self.config) {
+                // A new rank that differs leaves, and the others go on without it.
+                Err(Error::Invalid { .. }) if self.has_joined => {}
+                outcome => outcome?,
+            }
+        }
+        self.check_batch()?;
+        // The lost rank may not have completed its part of the work after the last step.
+        self.ended = 0;
+        self.start_saver()?;
+        if let Some((step, folder)) = self.unobserved.take().filter(|(step, _)| self.written == *step) {
+            observer.saved(step, &folder)?;
+        }
+        Ok(Outcome::GoesOn { with_new_ranks: meeting.has_new_ranks() })
+    }
+
+    /// Abandons a checkpoint that is being written: a part of it was lost with a rank, so the one before is the latest.
+    fn abandon_checkpoint(&mut self) {
+        let Some(mut saver) = self.saver.take() else { return };
+        saver.wait_for_copy();
+        let (completed, abandoned) = saver.abandon();
+        self.abandoned = abandoned;
+        if let Some(folder) = completed {
+            self.written = self.checkpointed;
+            self.unobserved = Some((self.written, folder));
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        let layout = *self.model.layout();
+        Progress {
+            step: self.step,
+            order: self.order.state(),
+            evaluated: self.evaluated,
+            written: self.written,
+            report: self.latest,
+            layout,
+            whole: self.whole,
+            batch: (self.config.batch_size, self.model.config().micro_batches),
+            rebuilds: self.rebuilds,
+            place: self.has_state.then(|| self.model.place()),
+        }
+    }
+
+    /// Continues with the state that the holders have in memory, in the new layout. A new rank's model `is_built` in it
+    /// already, by the same calls.
+    fn take_state(
+        &mut self,
+        (layout, is_built): (&Layout, bool),
+        meeting: &Meeting,
+        holders: &Holders<'_>,
+        observer: &mut dyn Observer<M>,
+    ) -> Result<()> {
+        let world = self.world.clone();
+        let (is_holder, offers) = (holders.is_holder[world.rank()], holders.first.contains(&world.rank()));
+        let rebuilds = !self.model.is_copied() || meeting.has_new_ranks();
+        let build = || self.model.rebuilt(world.clone(), layout);
+        let mut rebuilt = (rebuilds && !is_built).then(build).transpose()?;
+        if rebuilds || holders.is_holder.contains(&false) {
+            let held = is_holder.then(|| self.model.snapshot_as_first_copy(&self.optimizer)).transpose();
+            let held = all_or_error(&*world, held)?;
+            let mut optimizer =
+                rebuilt.as_ref().map(|model| Self::optimizer(model, &self.config)).transpose()?;
+            let receiver = Receiver {
+                model: rebuilt.as_mut().unwrap_or(self.model),
+                optimizer: optimizer.as_mut().unwrap_or(&mut self.optimizer),
+            };
+            transfer(&*world, held.as_ref(), offers, (rebuilds || !is_holder).then_some(receiver))?;
+            if rebuilds {
+                // Only when all ranks have their parts does any of them give up its part in the layout before.
+                world.run(Operation::Barrier)?;
+            }
+            if let (Some(model), Some(optimizer)) = (rebuilt, optimizer) {
+                (*self.model, self.optimizer) = (model, optimizer);
+            }
+        }
+        self.put_back(&holders.progress.order)?;
+        if !rebuilds {
+            self.model.regroup(world)?;
+        }
+        self.rebuilds = holders.progress.rebuilds + usize::from(rebuilds);
+        self.has_state = true;
+        let behind = self.step < holders.progress.step;
+        (self.step, self.latest) = (holders.progress.step, holders.progress.report);
+        match self.latest.filter(|_| behind && self.has_joined) {
+            Some(report) => {
+                self.count(report);
+                observer.stepped(&report)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Continues from the latest checkpoint, because no rank that is left holds what the lost one held.
+    fn start_from_checkpoint(
+        &mut self,
+        (layout, is_built): (&Layout, bool),
+        meeting: &Meeting,
+        lost: Option<&comm::Error>,
+    ) -> Result<()> {
+        let no_state = || match lost {
+            Some(lost) => Error::StateLost { lost: lost.clone() },
+            None => Error::invalid("the state of the run", "new ranks only", "no other rank has it"),
+        };
+        if self.checkpoints.is_none() {
+            return Err(no_state());
+        }
+        if !is_built {
+            let model = self.model.rebuilt(self.world.clone(), layout)?;
+            self.optimizer = Self::optimizer(&model, &self.config)?;
+            *self.model = model;
+        }
+        self.has_state = false;
+        self.resume_latest()?.ok_or_else(no_state)?;
+        (self.rebuilds, self.has_state) = (meeting.rebuilds() + 1, true);
+        Ok(())
+    }
+
+    /// Copies the running statistics, because a step may be repeated and its forward changes them. Empty in runs that
+    /// are not elastic.
+    pub(super) fn kept_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
+        if self.config.fewest_ranks.is_none() {
+            return Ok(Vec::new());
+        }
+        let kept = |(_, var): (String, Var)| Ok((var.clone(), var.as_detached_tensor().copy()?));
+        self.model.buffers().into_iter().map(kept).collect()
+    }
+
+    /// Restores an earlier position in the data.
+    pub(super) fn put_back(&mut self, order: &SamplerState) -> Result<()> {
+        self.order.resume(order).map_err(|error| Error::invalid("the data", "rows", error.to_string()))
+    }
+
+    /// Refuses a group with more ranks (times micro-batches) than a batch has rows.
+    fn check_batch(&self) -> Result<()> {
+        let parts = self.model.data_ranks().world_size() * self.model.config().micro_batches;
+        if self.config.batch_size >= parts {
+            return Ok(());
+        }
+        let help = format!("the ranks that are left take {parts} parts of it: give more rows");
+        Err(Error::invalid("the batch size", self.config.batch_size, help))
+    }
+}

@@ -1,0 +1,221 @@
+//! Replacement of lost ranks: new ones join a run, receive its state, and go on with it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use girandole::comm::{Communicator, Elastic, InitMethod, Secret, Tcp, TcpConfig};
+use girandole::models::CausalLm;
+use girandole::trainer::{
+    CheckpointPlan, Joining, Observer, ObserverState, Regrouping, Replacement, StepReport, TrainConfig,
+    Trainer,
+};
+use girandole::{Error, Layout, Parallel};
+
+use crate::common::Setup;
+use crate::elastic::{Rows, STEPS, assert_undisturbed, expected_of};
+
+/// When a rank leaves, and the first one waits for its replacement.
+#[derive(Debug, Clone, Copy, Default)]
+struct Script {
+    /// After this step this rank leaves.
+    leaves: Option<usize>,
+    /// After this step the first rank waits until a new one asks to join, unless one has joined already.
+    waits: Option<usize>,
+}
+
+/// Records losses by step, those that it was given, and the number of ranks after each change.
+struct Recorder {
+    script: Script,
+    ranks: usize,
+    world: Arc<dyn Communicator>,
+    losses: Vec<(usize, f64)>,
+    given: Option<ObserverState>,
+    sizes: Vec<usize>,
+}
+
+impl<M> Observer<M> for Recorder {
+    fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
+        self.losses.push((report.step, report.loss));
+        if self.script.leaves == Some(report.step) {
+            return Err(candle_core::Error::msg("this rank leaves").into());
+        }
+        let is_waiting = self.script.waits == Some(report.step) && self.world.world_size() < self.ranks;
+        if is_waiting && self.world.rank() == 0 {
+            let began = Instant::now();
+            while self.world.elastic()?.waiting() == 0 {
+                assert!(began.elapsed() < Duration::from_secs(60), "no new rank comes");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> girandole::Result<ObserverState> {
+        Ok(ObserverState { values: self.losses.len().into(), ..ObserverState::default() })
+    }
+
+    fn regrouped(&mut self, _: usize, change: &Regrouping<'_>) -> girandole::Result<()> {
+        self.world = change.world.clone();
+        self.sizes.push(change.world.world_size());
+        Ok(())
+    }
+
+    fn joined(&mut self, _: usize, state: ObserverState, change: &Regrouping<'_>) -> girandole::Result<()> {
+        self.world = change.world.clone();
+        self.given = Some(state);
+        self.sizes.push(change.world.world_size());
+        Ok(())
+    }
+}
+
+fn config(layout: Layout, fewest: usize, dir: Option<&Path>) -> TrainConfig {
+    TrainConfig {
+        steps: STEPS,
+        batch_size: 12,
+        learning_rate: 0.01,
+        checkpoints: dir.map(|dir| CheckpointPlan {
+            dir: dir.into(),
+            every: 3,
+            keep: 2,
+            in_background: true,
+        }),
+        fewest_ranks: Some(fewest),
+        replacement: Some(Replacement { layout, within: Duration::from_secs(60) }),
+        ..TrainConfig::default()
+    }
+}
+
+/// Trains as one of the first ranks, or as a new one. Returns `None` if the rank has left.
+fn train(
+    comm: Arc<dyn Communicator>,
+    config: TrainConfig,
+    script: Option<Script>,
+) -> girandole::Result<Option<Recorder>> {
+    let layout = config.replacement.unwrap().layout;
+    let mut observer = Recorder {
+        script: script.unwrap_or_default(),
+        ranks: layout.ranks(),
+        world: comm.clone(),
+        losses: vec![],
+        given: None,
+        sizes: vec![],
+    };
+    let setup = Setup::default();
+    let mut model: Parallel<CausalLm>;
+    let mut trainer = match script {
+        Some(_) => {
+            model = setup.parallel(comm, &layout, None)?;
+            Trainer::new(&mut model, &Rows, config)?
+        }
+        None => {
+            let joining = Joining::meet(&*comm)?;
+            model = setup.joining(comm, joining.layout())?;
+            Trainer::joining(&mut model, &Rows, config, joining)?
+        }
+    };
+    match trainer.run(&mut observer) {
+        Err(Error::Candle(_)) if observer.script.leaves.is_some() => Ok(None),
+        ended => ended.map(|_| Some(observer)),
+    }
+}
+
+/// Trains on TCP; a rank that has left joins again as a new one. Returns what the ranks have recorded at the end, the new
+/// ones last.
+fn with_replacements(layout: &str, fewest: usize, dir: Option<&Path>, scripts: &[Script]) -> Vec<Recorder> {
+    let (folder, secret) = (tempfile::tempdir().unwrap(), Secret::random().unwrap());
+    let (ranks, layout) = (scripts.len(), layout.parse::<Layout>().unwrap());
+    let connect = |rank: usize, newcomer: bool| -> Arc<dyn Communicator> {
+        let file = Some(folder.path().join("group"));
+        let config = TcpConfig {
+            rank,
+            world_size: ranks,
+            secret: Some(secret.clone()),
+            init_method: InitMethod::File(folder.path().join("meeting")),
+            timeout: Duration::from_secs(60),
+            elastic: Some(Elastic { file, newcomer, ..Elastic::default() }),
+            ..TcpConfig::default()
+        };
+        Arc::new(Tcp::connect(&config).unwrap())
+    };
+    let rank = |rank: usize| {
+        let config = config(layout, fewest, dir);
+        match train(connect(rank, false), config.clone(), Some(scripts[rank])).unwrap() {
+            Some(recorded) => (false, recorded),
+            None => (true, train(connect(ranks + rank, true), config, None).unwrap().unwrap()),
+        }
+    };
+    let rank = &rank;
+    let mut recorded: Vec<(bool, Recorder)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|place| scope.spawn(move || rank(place))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    recorded.sort_by_key(|(is_new, _)| *is_new);
+    recorded.into_iter().map(|(_, recorded)| recorded).collect()
+}
+
+fn leaves(step: usize) -> Script {
+    Script { leaves: Some(step), waits: None }
+}
+
+fn waits(step: usize) -> Script {
+    Script { leaves: None, waits: Some(step) }
+}
+
+#[test]
+fn a_new_rank_goes_on_with_the_state_of_the_others() {
+    let one = TrainConfig { fewest_ranks: None, replacement: None, ..config(Layout::default(), 1, None) };
+    let expected = expected_of(one);
+    let stays = Script::default();
+    for (layout, fewest, scripts, sizes) in [
+        // Between two steps, while the others go on with fewer ranks.
+        ("dp=3", 1, vec![waits(4), leaves(2), waits(4)], vec![2, 3]),
+        ("dp=3", 1, vec![leaves(2), waits(4), waits(4)], vec![2, 3]),
+        ("dp=2,shard=2", 1, vec![waits(5), waits(5), waits(5), leaves(3)], vec![3, 4]),
+        // The others wait, because they are too few.
+        ("dp=2", 2, vec![stays, leaves(3)], vec![2]),
+        ("dp=4", 4, vec![leaves(2), stays, stays, leaves(5)], vec![4, 4]),
+        ("dp=2,shard=2", 4, vec![stays, leaves(2), stays, stays], vec![4]),
+    ] {
+        let recorded = with_replacements(layout, fewest, None, &scripts);
+        assert_eq!(recorded.len(), scripts.len());
+        for recorder in recorded {
+            let what = format!("{layout}, {scripts:?}, new: {}", recorder.given.is_some());
+            let mut losses = recorder.losses;
+            losses.dedup_by_key(|(step, _)| *step);
+            match recorder.given {
+                None => {
+                    assert_undisturbed(&losses, &expected, &what);
+                    assert_eq!(recorder.sizes, sizes, "{what}");
+                }
+                Some(given) => {
+                    let first = losses[0].0;
+                    assert!(first > 1 && given.values.as_u64().unwrap() + 1 >= first as u64, "{what}");
+                    let all = (1..first).map(|step| (step, expected[step - 1])).chain(losses);
+                    assert_undisturbed(&all.collect::<Vec<_>>(), &expected, &what);
+                    assert_eq!(sizes.last(), recorder.sizes.last(), "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_lost_with_a_rank_comes_from_a_checkpoint_and_the_new_rank_gets_its_part() {
+    let one = TrainConfig { fewest_ranks: None, replacement: None, ..config(Layout::default(), 1, None) };
+    let expected = expected_of(one);
+    let dir = tempfile::tempdir().unwrap();
+    let scripts = [Script::default(), leaves(8), Script::default()];
+    let recorded = with_replacements("shard=3", 3, Some(dir.path()), &scripts);
+    let [first, second, new] = <[Recorder; 3]>::try_from(recorded).ok().unwrap();
+    for recorder in [&first, &second, &new] {
+        for (step, loss) in &recorder.losses {
+            let expected = expected[step - 1];
+            assert!((loss - expected).abs() < 1e-10, "step {step}: {loss}, expected {expected}");
+        }
+        assert_eq!(recorder.losses.last().unwrap().0, STEPS);
+        assert_eq!(recorder.sizes, [3]);
+    }
+    // The checkpoint of step 3 is complete when that of step 6 begins.
+    assert!([4, 7].contains(&new.losses[0].0));
+}
