@@ -1,5 +1,6 @@
 //! The trainer: a run from its beginning, or from a checkpoint, to its last step.
 
+mod checkpoints;
 mod evaluation;
 mod step;
 
@@ -9,15 +10,14 @@ use std::time::Instant;
 
 use sampler::{OrderConfig, RunOrder};
 use training::build::Model;
-use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents};
+use training::{Adam, AdamConfig, Checkpoints};
 
-use comm::{Communicator, Operation, broadcast_object};
+use comm::{Communicator, Operation};
 
 use super::Joining;
-use super::consistency::{CheckpointExtra, OBSERVER, check_equal_on_all_ranks, check_resume};
+use super::consistency::check_equal_on_all_ranks;
 use super::saver::Writing;
-use super::{BackgroundSaver, Data, Observer, ObserverState, StepReport, TrainConfig};
-use crate::checkpoint::all_or_error;
+use super::{BackgroundSaver, Data, Observer, StepReport, TrainConfig};
 use crate::{Error, Layout, Parallel, Result};
 
 /// A model, its data, and the state of its training.
@@ -183,72 +183,6 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.model
     }
 
-    fn open_checkpoints(&mut self) -> Result<()> {
-        let Some(plan) = &self.config.checkpoints else { return Ok(()) };
-        let checkpoints = Checkpoints::open(CheckpointConfig { dir: plan.dir.clone(), keep: plan.keep })?;
-        self.checkpoints = Some(checkpoints);
-        Ok(())
-    }
-
-    /// Creates the saver that writes checkpoints during training, if they are written so. Every rank must call it.
-    pub(super) fn start_saver(&mut self) -> Result<()> {
-        let in_background = self.config.checkpoints.as_ref().is_some_and(|plan| plan.in_background);
-        if let Some(checkpoints) = self.checkpoints.clone().filter(|_| in_background) {
-            let mut saver = BackgroundSaver::new(&*self.world, checkpoints)?;
-            saver.before = self.abandoned.take();
-            self.saver = Some(saver);
-        }
-        Ok(())
-    }
-
-    /// Resumes from the latest checkpoint in the folder, if there is one, and returns its step. Call on every rank.
-    ///
-    /// # Errors
-    /// Those of [`resume`](Self::resume).
-    pub fn resume_latest(&mut self) -> Result<Option<usize>> {
-        let Some(checkpoints) = self.checkpoints.clone() else { return Ok(None) };
-        let world = self.model.mesh().world().clone();
-        // The first rank determines which checkpoint is the latest.
-        let found = match world.rank() {
-            0 => checkpoints.latest().map_err(Error::from),
-            _ => Ok(None),
-        };
-        let step = all_or_error(&*world, found)?.map(|contents| contents.step);
-        let Some(step) = broadcast_object(&*world, &step, 0)? else { return Ok(None) };
-        let same = |contents: Option<Contents>| contents.filter(|contents| contents.step == step);
-        let own = checkpoints.latest().map_err(Error::from).and_then(|contents| {
-            let dir = self.config.checkpoints.as_ref().map(|plan| plan.dir.clone()).unwrap_or_default();
-            let problem = "rank 0 finds another checkpoint there: all ranks must see one folder";
-            same(contents).ok_or_else(|| Error::file(&dir, problem))
-        });
-        let contents = all_or_error(&*world, own)?;
-        self.resume(&contents)?;
-        Ok(Some(self.step))
-    }
-
-    /// Resumes from a checkpoint. Call on every rank, with the same one. The configuration may differ; [`check_resume`]
-    /// returns the differences.
-    ///
-    /// # Errors
-    /// A damaged checkpoint; one of another model, or of other data or another order of the data; failures of
-    /// communication.
-    pub fn resume(&mut self, contents: &Contents) -> Result<()> {
-        let refuse = |problem: String| Error::file(&contents.folder, problem);
-        all_or_error(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
-        self.wait_for_copies();
-        self.model.load(contents, Some(&mut self.optimizer))?;
-        let state =
-            serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
-        self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
-        (self.step, self.latest) = (contents.step as usize, None);
-        (self.evaluated, self.checkpointed, self.written) = (self.step, self.step, self.step);
-        if self.step > self.config.steps {
-            let help = format!("the checkpoint is at step {} already: give more", self.step);
-            return Err(Error::invalid("the steps", self.config.steps, help));
-        }
-        Ok(())
-    }
-
     /// Trains until the last step.
     ///
     /// # Errors
@@ -357,63 +291,10 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(true)
     }
 
-    /// Waits for the checkpoint that is being written.
-    fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
-        let Some(saver) = &mut self.saver else { return Ok(()) };
-        let Some(folder) = saver.wait()? else { return Ok(()) };
-        self.written = self.checkpointed;
-        observer.saved(self.written, &folder)
-    }
-
     /// Whether the current step is a multiple of `every` or the last one, and the work is not done yet.
     fn is_due(&self, every: Option<usize>, done: usize) -> bool {
         let due = |every| self.step.is_multiple_of(every) || self.step == self.config.steps;
         done < self.step && every.is_some_and(due)
-    }
-
-    /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite.
-    fn may_save(&self) -> bool {
-        self.latest.is_none_or(|latest| latest.loss.is_finite())
-    }
-
-    fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
-        let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
-        let json = |value: serde_json::Result<serde_json::Value>| {
-            value.map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))
-        };
-        observer.saving(self.step)?;
-        let state = match self.model.mesh().world().rank() {
-            0 => observer.state(),
-            _ => Ok(ObserverState::default()),
-        };
-        let ObserverState { values, tensors } = all_or_error(&**self.model.mesh().world(), state)?;
-        let tensors = if tensors.is_empty() { None } else { Some((OBSERVER.to_string(), tensors)) };
-        let checkpoint = Checkpoint {
-            epoch: self.order.epoch(),
-            step: self.step as u64,
-            sampler: json(serde_json::to_value(self.order.state()))?,
-            extra: json(serde_json::to_value(CheckpointExtra {
-                data: self.data.fingerprint(),
-                settings: self.config.settings.clone(),
-                observer: values,
-            }))?,
-            tensors: tensors.into_iter().collect(),
-        };
-        let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
-            None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
-            Some(saver) => {
-                // Before another copy is made, so that there is only one in memory.
-                let folder = saver.wait()?;
-                let snapshot = self.model.snapshot_later(Some(&self.optimizer));
-                let snapshot = all_or_error(&**self.model.mesh().world(), snapshot)?;
-                // The optimizer's next step waits until the copy is made; forward and backward do not.
-                saver.begin_later(snapshot, checkpoint)?;
-                (self.checkpointed, folder)
-            }
-        };
-        let Some(folder) = folder else { return Ok(()) };
-        self.written = step;
-        observer.saved(step, &folder)
     }
 }
 
