@@ -12,28 +12,37 @@ use report::tensorboard::EventWriter;
 pub(super) struct Events<'a> {
     dir: Option<&'a Path>,
     writer: Option<EventWriter>,
+    /// The first step that is repeated, until a new file is begun for it.
+    repeated: Option<usize>,
 }
 
 impl<'a> Events<'a> {
     pub(super) fn new(dir: Option<&'a Path>) -> Self {
-        Self { dir, writer: None }
+        Self { dir, writer: None, repeated: None }
+    }
+
+    /// Goes back to the end of a step: TensorBoard then shows later ones only as they are when they are repeated.
+    pub(super) fn go_back(&mut self, step: usize) {
+        (self.writer, self.repeated) = (None, Some(step + 1));
     }
 
     /// Writes the scalars of a step.
     pub(super) fn stepped(&mut self, report: &StepReport, details: &StepDetails) -> Result<()> {
-        self.scalars(report.step, &scalars(report, details))
+        self.scalars((report.step, report.step), &scalars(report, details))
     }
 
     /// Writes the loss of an evaluation.
     pub(super) fn evaluated(&mut self, step: usize, loss: f64) -> Result<()> {
-        self.scalars(step, &[("evaluation/loss", loss)])
+        // After the step, which an earlier file has.
+        self.scalars((step, step + 1), &[("evaluation/loss", loss)])
     }
 
-    fn scalars(&mut self, step: usize, scalars: &[(&str, f64)]) -> Result<()> {
+    /// `first` is the first step of a new file, unless steps are repeated.
+    fn scalars(&mut self, (step, first): (usize, usize), scalars: &[(&str, f64)]) -> Result<()> {
         let Some(dir) = self.dir else { return Ok(()) };
         let writer = match &mut self.writer {
             Some(writer) => writer,
-            none => none.insert(EventWriter::create(dir, step)?),
+            none => none.insert(EventWriter::create(dir, self.repeated.take().unwrap_or(first))?),
         };
         Ok(writer.scalars(step, scalars)?)
     }

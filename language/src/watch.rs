@@ -217,6 +217,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         if self.last.is_some_and(|last| last.step > step) {
             // Steps that only lost ranks had completed, or that no rank's memory has any more, are repeated.
             let epoch = self.last.take().map_or(self.epoch, |last| last.epoch as usize);
+            self.events.go_back(step);
             if let Some(log) = &mut self.log {
                 log.go_back(step, (epoch, step)).map_err(wrap_error)?;
             }

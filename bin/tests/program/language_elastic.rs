@@ -8,6 +8,7 @@ use rustix::process::{Signal, kill_process};
 use sampler::Generator;
 
 use crate::common::{Folder, Girandole, Session, losses, metrics, text};
+use crate::tensorboard::shown_steps;
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 
@@ -101,8 +102,10 @@ fn parts_of_the_model_go_on_in_another_layout_or_from_a_checkpoint() {
     ] {
         let name = |what: &str| folder.argument(&format!("{mesh}.{what}"));
         let (out, file, checkpoints) = (name("out"), name("jsonl"), name("checkpoints"));
+        let events = name("events");
         let own = ["--data", &data, "--evaluate", &data, "--out", &out, "--metrics", &file, "--mesh", mesh];
-        let more = ["--elastic", elastic, "--checkpoint-dir", &checkpoints, "--checkpoint-every", "5"];
+        let kept = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "5", "--tensorboard", &events];
+        let more = [&["--elastic", elastic], &kept[..]].concat();
         let mut session = Session::start(&PRETRAIN, &[&own, &SMALL[..], &more].concat());
         let path = folder.path(&format!("{mesh}.jsonl"));
         let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
@@ -114,6 +117,8 @@ fn parts_of_the_model_go_on_in_another_layout_or_from_a_checkpoint() {
         let said = text(&output.stderr);
         assert!(said.contains(&format!("in the layout {layout}")), "{mesh}: {said}");
         assert_undisturbed(&output, Path::new(&out), &path, &expected);
+        let shown = shown_steps(Path::new(&events));
+        assert_eq!(shown, (1..=STEPS as u64).collect::<Vec<_>>(), "{mesh}: {said}");
     }
 }
 

@@ -122,6 +122,16 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     all
 }
 
+/// Returns the steps whose losses TensorBoard shows: the beginning of a file invalidates later steps of earlier ones.
+pub(crate) fn shown_steps(dir: &Path) -> Vec<u64> {
+    let mut shown = Vec::new();
+    for events in files(dir).iter().map(|file| read(file)) {
+        shown.retain(|step| *step < events.begin);
+        shown.extend(events.values.get("train/loss").into_iter().flatten().map(|(step, _)| *step));
+    }
+    shown
+}
+
 fn steps(lines: &[Value]) -> Vec<&Value> {
     lines.iter().filter(|line| line["event"] == "step").collect()
 }
