@@ -57,7 +57,10 @@ impl<J: Job> Training<J> {
 
     /// Returns how lost ranks are replaced, if they are.
     pub(super) fn replacement(&self, rank: &Rank) -> Option<Replacement> {
-        let layout = self.options().mesh.unwrap_or_else(|| Layout::copies(rank.begun_with));
+        // The launcher of a rank tells it a minimum only.
+        let most = self.elastic().map(|elastic| elastic.max).filter(|most| *most < usize::MAX);
+        let copies = || Layout::copies(most.unwrap_or(rank.begun_with));
+        let layout = self.options().mesh.unwrap_or_else(copies);
         rank.newcomers_within.map(|within| Replacement { layout, within })
     }
 

@@ -159,7 +159,8 @@ impl<M: Model> Trainer<'_, M> {
         self.world.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
         let told = told.to_vec1::<u32>()?;
         let (now, micro_batches) = (self.world.world_size(), self.model.config().micro_batches);
-        let larger = self.whole.for_fewer(now + told[0] as usize, self.config.batch_size, micro_batches);
+        let with_new = now.saturating_add(told[0] as usize).min(self.whole.ranks());
+        let larger = self.whole.for_fewer(with_new, self.config.batch_size, micro_batches);
         Ok((larger.map(|layout| layout.ranks()).filter(|ranks| *ranks > now), told[1] > 0))
     }
 
