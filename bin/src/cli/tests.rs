@@ -96,17 +96,6 @@ fn shared_options_are_described_by_the_long_help_only() {
 }
 
 #[test]
-fn replace_is_listed_only_where_lost_ranks_are_replaced() {
-    let mut program = commands();
-    for (name, is_listed) in [("ddp-transformer", true), ("pretrain", false), ("finetune", false)] {
-        let command = program.find_subcommand_mut(name).unwrap();
-        let pages = [command.render_help(), command.render_long_help()].map(|page| page.to_string());
-        assert!(pages.iter().all(|page| page.contains("--elastic")), "{name}");
-        assert!(pages.iter().all(|page| page.contains("--replace") == is_listed), "{name}: {}", pages[1]);
-    }
-}
-
-#[test]
 fn every_shared_option_is_one_of_a_command() {
     let all = all();
     for (heading, names) in SHARED {

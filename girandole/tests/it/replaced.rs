@@ -22,6 +22,8 @@ struct Script {
     leaves: Option<usize>,
     /// After this step the first rank waits until a new one asks to join, unless one has joined already.
     waits: Option<usize>,
+    /// After this step it waits so in any case.
+    asked: Option<usize>,
 }
 
 /// Records losses by step, those that it was given, and the number of ranks after each change.
@@ -41,7 +43,7 @@ impl<M> Observer<M> for Recorder {
             return Err(candle_core::Error::msg("this rank leaves").into());
         }
         let is_waiting = self.script.waits == Some(report.step) && self.world.world_size() < self.ranks;
-        if is_waiting && self.world.rank() == 0 {
+        if (is_waiting || self.script.asked == Some(report.step)) && self.world.rank() == 0 {
             let began = Instant::now();
             while self.world.elastic()?.waiting() == 0 {
                 assert!(began.elapsed() < Duration::from_secs(60), "no new rank comes");
@@ -120,12 +122,13 @@ fn train(
     }
 }
 
-/// Trains on TCP; a rank that has left joins again as a new one. Returns what the ranks have recorded at the end, the new
-/// ones last.
+/// Trains on TCP; a rank that has left joins again as a new one, and so do those for which the layout has no place. Returns
+/// what the ranks have recorded at the end, the new ones last.
 fn with_replacements(layout: &str, fewest: usize, dir: Option<&Path>, scripts: &[Script]) -> Vec<Recorder> {
     let (folder, secret) = (tempfile::tempdir().unwrap(), Secret::random().unwrap());
-    let (ranks, layout) = (scripts.len(), layout.parse::<Layout>().unwrap());
-    let connect = |rank: usize, newcomer: bool| -> Arc<dyn Communicator> {
+    let layout = layout.parse::<Layout>().unwrap();
+    let ranks = layout.ranks();
+    let connect = |rank: usize, newcomer: bool| -> girandole::comm::Result<Arc<dyn Communicator>> {
         let file = Some(folder.path().join("group"));
         let config = TcpConfig {
             rank,
@@ -136,30 +139,35 @@ fn with_replacements(layout: &str, fewest: usize, dir: Option<&Path>, scripts: &
             elastic: Some(Elastic { file, newcomer, ..Elastic::default() }),
             ..TcpConfig::default()
         };
-        Arc::new(Tcp::connect(&config).unwrap())
+        Ok(Arc::new(Tcp::connect(&config)?))
     };
     let rank = |rank: usize| {
         let config = config(layout, fewest, dir);
-        match train(connect(rank, false), config.clone(), Some(scripts[rank])).unwrap() {
-            Some(recorded) => (false, recorded),
-            None => (true, train(connect(ranks + rank, true), config, None).unwrap().unwrap()),
+        if rank < ranks {
+            let comm = connect(rank, false).unwrap();
+            if let Some(recorded) = train(comm, config.clone(), Some(scripts[rank])).unwrap() {
+                return Some((false, recorded));
+            }
         }
+        // The job may end without it.
+        let comm = connect(ranks + rank, true).ok()?;
+        Some((true, train(comm, config, None).unwrap().unwrap()))
     };
     let rank = &rank;
     let mut recorded: Vec<(bool, Recorder)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|place| scope.spawn(move || rank(place))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let threads: Vec<_> = (0..scripts.len()).map(|place| scope.spawn(move || rank(place))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
     });
     recorded.sort_by_key(|(is_new, _)| *is_new);
     recorded.into_iter().map(|(_, recorded)| recorded).collect()
 }
 
 fn leaves(step: usize) -> Script {
-    Script { leaves: Some(step), waits: None }
+    Script { leaves: Some(step), ..Script::default() }
 }
 
 fn waits(step: usize) -> Script {
-    Script { leaves: None, waits: Some(step) }
+    Script { waits: Some(step), ..Script::default() }
 }
 
 #[test]
@@ -197,6 +205,17 @@ fn a_new_rank_goes_on_with_the_state_of_the_others() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn no_more_ranks_join_than_the_layout_has() {
+    // The third asks before the second step, which the first rank does not take earlier.
+    let scripts = [Script { asked: Some(1), ..Script::default() }, Script::default(), Script::default()];
+    let recorded = with_replacements("dp=2", 1, None, &scripts);
+    assert_eq!(recorded.len(), 2);
+    for recorder in recorded {
+        assert_eq!((recorder.losses.len(), recorder.sizes), (STEPS, vec![]));
     }
 }
 
