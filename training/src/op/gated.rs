@@ -2,7 +2,6 @@
 
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, bail};
 
-use super::gelu::{gelu_derivative, normal_cdf};
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{BLOCK, blocks};
@@ -179,6 +178,21 @@ fn cubic<T: Real>(x: T) -> (T, T) {
 pub(super) fn silu<T: Real>(x: T) -> (T, T) {
     let share = sigmoid(x);
     (x * share, share + x * share * (T::one() - share))
+}
+
+/// Derivative of GELU.
+#[inline(always)]
+fn gelu_derivative<T: Real>(x: T) -> T {
+    let (half, density) = (T::from_f64(-0.5), T::from_f64((0.5 / std::f64::consts::PI).sqrt()));
+    normal_cdf(x) + x * density * (x * x * half).exp_nonpositive()
+}
+
+/// Standard normal distribution function.
+#[inline(always)]
+fn normal_cdf<T: Real>(x: T) -> T {
+    let size = if x < T::zero() { -x } else { x };
+    let beyond = T::from_f64(0.5) * (size * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erfc();
+    if x < T::zero() { beyond } else { T::one() - beyond }
 }
 
 #[inline(always)]

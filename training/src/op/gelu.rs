@@ -3,7 +3,6 @@
 use candle_core::Tensor;
 
 use super::gated::Gate;
-use super::real::Real;
 
 /// `x Φ(x)`, where Φ is the distribution function of the standard normal distribution: PyTorch's `nn.GELU()`, in one
 /// pass forward and one backward (the backward of candle's `gelu_erf` takes a dozen passes, with a constant of six
@@ -30,21 +29,6 @@ use super::real::Real;
 /// ```
 pub fn gelu(x: &Tensor) -> candle_core::Result<Tensor> {
     Gate::Gelu.activate(x)
-}
-
-/// Derivative of GELU.
-#[inline(always)]
-pub(super) fn gelu_derivative<T: Real>(x: T) -> T {
-    let (half, density) = (T::from_f64(-0.5), T::from_f64((0.5 / std::f64::consts::PI).sqrt()));
-    normal_cdf(x) + x * density * (x * x * half).exp_nonpositive()
-}
-
-/// Standard normal distribution function.
-#[inline(always)]
-pub(super) fn normal_cdf<T: Real>(x: T) -> T {
-    let size = if x < T::zero() { -x } else { x };
-    let beyond = T::from_f64(0.5) * (size * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erfc();
-    if x < T::zero() { beyond } else { T::one() - beyond }
 }
 
 #[cfg(test)]
