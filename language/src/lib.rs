@@ -35,7 +35,6 @@
 mod events;
 mod finetune;
 mod job;
-mod lifecycle;
 mod log_state;
 mod memory;
 mod options;

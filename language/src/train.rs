@@ -1,6 +1,7 @@
 //! Training shared by `pretrain` and `finetune`: read data, build the model in its layout, train, save.
 
 mod checks;
+mod lifecycle;
 mod start;
 
 use std::cell::Cell;
@@ -23,7 +24,6 @@ use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
 use super::job::{Job, Subject};
-use super::lifecycle::choose;
 use super::memory;
 use super::sample::Sample;
 use super::settings::{note_changed_settings, refuse_another_model, train_config};
@@ -31,6 +31,7 @@ use super::shared;
 use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
 use checks::{check_batch_size, check_evaluation, check_output_folder, check_stages, refuse_in_folder};
+use lifecycle::choose;
 
 pub(crate) use checks::check_divisible;
 

@@ -15,12 +15,12 @@ use models::{CausalLm, FolderConfig};
 use report::metrics::MetricsWriter;
 use training::{Checkpoints, Contents};
 
-use super::job::{Job, Subject};
-use super::log_state;
-use super::speed::Speed;
-use super::train::Training;
-use super::trained;
-use super::watch::wrap_error;
+use super::Training;
+use crate::job::{Job, Subject};
+use crate::log_state;
+use crate::speed::Speed;
+use crate::trained;
+use crate::watch::wrap_error;
 
 /// How a job resumes from a checkpoint, and what it does at its end.
 impl<J: Job> Training<J> {
