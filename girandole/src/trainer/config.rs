@@ -94,6 +94,21 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// Checks that lost ranks can be replaced in a run that begins in this layout.
+    pub(super) fn check_replacement(&self, begins: &Layout) -> Result<()> {
+        let Some(Replacement { layout, .. }) = self.replacement else { return Ok(()) };
+        let refuse = |help: String| Err(Error::invalid("the layout with all ranks", layout, help));
+        if self.fewest_ranks.is_none() {
+            return refuse("lost ranks are replaced in elastic runs only: give fewest_ranks, too".into());
+        }
+        if (layout.pp, layout.tp) != (begins.pp, begins.tp) || layout.ranks() < begins.ranks() {
+            return refuse(format!(
+                "the run begins in {begins}: give one with the same pp and tp, and no fewer ranks"
+            ));
+        }
+        Ok(())
+    }
+
     pub(super) fn check(&self, data_ranks: usize, micro_batches: usize) -> Result<()> {
         let parts = data_ranks * micro_batches;
         // In an elastic run the number of ranks may change, also before a restart, so divisibility is not required.

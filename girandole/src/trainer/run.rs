@@ -94,6 +94,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         if config.fewest_ranks.is_some() {
             model.check_elastic(config.checkpoints.is_some())?;
         }
+        config.check_replacement(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
         trainer.open_checkpoints()?;
@@ -195,7 +196,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Like [`run`](Self::run), with further work of all ranks after the last step, such as saving the model. If a rank
     /// is lost during it, and the run can continue without it ([`TrainConfig::fewest_ranks`]), the others repeat all of
     /// that work. In such a run no rank returns before all have completed everything; if
-    /// a rank is lost in that last exchange, some may have returned and others not ([`Observer::lost`]).
+    /// a rank is lost in that last exchange, some may have returned and others not ([`Observer::regrouping`]).
     ///
     /// # Errors
     /// Those of [`run`](Self::run); errors of the work.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use girandole::comm::{Communicator, Elastic, InitMethod, Secret, Tcp, TcpConfig};
+use girandole::comm::{Communicator, Elastic, InitMethod, Local, Secret, Tcp, TcpConfig};
 use girandole::models::CausalLm;
 use girandole::trainer::{
     CheckpointPlan, Joining, Observer, ObserverState, Regrouping, Replacement, StepReport, TrainConfig,
@@ -217,6 +217,28 @@ fn no_more_ranks_join_than_the_layout_has() {
     assert_eq!(recorded.len(), 2);
     for recorder in recorded {
         assert_eq!((recorder.losses.len(), recorder.sizes), (STEPS, vec![]));
+    }
+}
+
+#[test]
+fn what_cannot_be_replaced_is_refused() {
+    let within = Duration::from_secs(1);
+    for (fewest, layout, help) in [
+        (None, "dp=2", "give fewest_ranks, too"),
+        (Some(1), "dp=1", "no fewer ranks"),
+        (Some(1), "dp=2,tp=2", "the run begins in dp=2: give one with the same pp and tp"),
+    ] {
+        let said = Local::run_shared(2, |comm| {
+            let replacement = Some(Replacement { layout: layout.parse()?, within });
+            let config =
+                TrainConfig { fewest_ranks: fewest, replacement, ..config(Layout::copies(2), 1, None) };
+            let mut model = Setup::default().parallel(comm, &Layout::copies(2), None)?;
+            Ok(Trainer::new(&mut model, &Rows, config).unwrap_err().to_string())
+        });
+        for said in said.unwrap() {
+            let begins = format!("the layout with all ranks: got {layout}; ");
+            assert!(said.starts_with(&begins) && said.contains(help), "{said}");
+        }
     }
 }
 

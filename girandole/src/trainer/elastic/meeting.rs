@@ -42,16 +42,16 @@ impl Meeting {
         self.0.contains(&None)
     }
 
-    /// Returns the first rank that is not new, and its progress.
-    fn first(&self) -> Result<(usize, &Progress)> {
-        let mut known = self.0.iter().enumerate().filter_map(|(rank, of)| Some((rank, of.as_ref()?)));
+    /// Returns the progress of the first rank that is not new.
+    fn first(&self) -> Result<&Progress> {
         let help = "all ranks that had it are lost: start the job again, from a checkpoint";
-        known.next().ok_or_else(|| Error::invalid("the state of the run", "new ranks only", help))
+        let known = self.0.iter().flatten().next();
+        known.ok_or_else(|| Error::invalid("the state of the run", "new ranks only", help))
     }
 
     /// Returns the layout in which the ranks continue. `lost` is the loss that made them fewer.
     pub(super) fn layout(&self, lost: Option<&comm::Error>) -> Result<Layout> {
-        let (ranks, (_, known)) = (self.0.len(), self.first()?);
+        let (ranks, known) = (self.0.len(), self.first()?);
         let fewest = known.whole.pp * known.whole.tp;
         let (batch_size, micro_batches) = known.batch;
         known.whole.for_fewer(ranks, batch_size, micro_batches).ok_or_else(|| match lost {
@@ -116,7 +116,7 @@ pub struct Joining {
 }
 
 impl Joining {
-    /// Asks the other ranks, after their [`Observer::regrouping`].
+    /// Asks the other ranks, after their [`Observer::regrouping`](crate::trainer::Observer::regrouping).
     ///
     /// # Errors
     /// No rank that knows the state; [`Error::NotNeeded`]; failures of communication.
@@ -140,7 +140,7 @@ impl Joining {
 
     /// Returns the layout of the job with all its ranks.
     pub(in crate::trainer) fn whole(&self) -> Result<Layout> {
-        self.meeting.first().map(|(_, known)| known.whole)
+        self.meeting.first().map(|known| known.whole)
     }
 }
 

@@ -65,7 +65,11 @@ impl<M: Model> Trainer<'_, M> {
             return Ok(false);
         }
         match self.size_with_new_ranks(false)? {
-            (Some(ranks), _) => self.regroup(Change::Grows(ranks), observer),
+            (Some(ranks), _) => {
+                // The group that writes it ends.
+                self.finish(observer)?;
+                self.regroup(Change::Grows(ranks), observer)
+            }
             (None, _) => Ok(false),
         }
     }

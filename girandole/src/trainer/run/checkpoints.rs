@@ -80,7 +80,7 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     /// Waits for the checkpoint that is being written.
-    pub(super) fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+    pub(in crate::trainer) fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let Some(folder) = saver.wait()? else { return Ok(()) };
         self.written = self.checkpointed;
