@@ -39,48 +39,55 @@ losses() { sed -n 's/.*"event":"step".*"loss":\([^,}]*\).*/\1/p' "$1"; }
 head_len() { echo $(($(od -An -N8 -t u8 "$1") + 8)); }
 heading() { head -c "$(head_len "$1")" "$1"; }
 numbers() { tail -c "+$(($(head_len "$1") + 1))" "$1" | od -An -v -w4 -t f4; }
-compare() {
+run() {
+    local name=$1
+    shift
+    timeout 300 "$girandole" "$@" --world-size "${world:-2}" --metrics "$TMPDIR/$name" --save "$TMPDIR/$name.safetensors" \
+        >/dev/null 2>"$TMPDIR/$name.said" ||
+        { tail -n 5 "$TMPDIR/$name.said" >&2; echo "check-nccl: $* fails" >&2; exit 1; }
+}
+# Over one back end, beside the run on the CPU.
+compare_one() {
     local backend=$1
     shift
-    run() {
-        local name=$1
-        shift
-        timeout 300 "$girandole" "$@" --world-size "${world:-2}" --metrics "$TMPDIR/$name" --save "$TMPDIR/$name.safetensors" \
-            >/dev/null 2>"$TMPDIR/said"
-    }
-    # On the CPU once for both back ends.
-    local cpu
-    cpu=cpu-$(cksum <<<"${world:-2} $*" | cut -d' ' -f1)
-    { { [ -e "$TMPDIR/$cpu.done" ] || { run "$cpu" "$@" --device cpu && touch "$TMPDIR/$cpu.done"; }; } &&
-        run cuda "$@" --device cuda --backend "$backend"; } ||
-        { tail -n 5 "$TMPDIR/said" >&2; echo "check-nccl: $* fails over $backend" >&2; exit 1; }
-    paste <(losses "$TMPDIR/$cpu") <(losses "$TMPDIR/cuda") |
+    run "$backend" "$@" --device cuda --backend "$backend"
+    paste <(losses "$TMPDIR/cpu") <(losses "$TMPDIR/$backend") |
         awk 'NF != 2 || ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) { exit wrong = 1 } END { exit wrong || !NR }' ||
         { echo "check-nccl: $* has other losses over $backend than on the CPU" >&2; exit 1; }
     # Adam makes a step of full length of any gradient, however small.
-    cmp <(heading "$TMPDIR/$cpu.safetensors") <(heading "$TMPDIR/cuda.safetensors") &&
-        paste <(numbers "$TMPDIR/$cpu.safetensors") <(numbers "$TMPDIR/cuda.safetensors") |
+    cmp <(heading "$TMPDIR/cpu.safetensors") <(heading "$TMPDIR/$backend.safetensors") &&
+        paste <(numbers "$TMPDIR/cpu.safetensors") <(numbers "$TMPDIR/$backend.safetensors") |
         awk 'NF != 2 { exit wrong = 1 } { far += ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) } END { exit wrong || !NR || far * 1000 > NR }' ||
         { echo "check-nccl: $* saves other weights over $backend than on the CPU" >&2; exit 1; }
     echo "$backend, ${world:-2} ranks: $*: the losses and the weights of the CPU"
 }
-for backend in tcp nccl; do
-    compare $backend ddp-linear --epochs 1 --samples 1000
-    compare $backend ddp-trainer --epochs 1
-    compare $backend ddp-transformer --epochs 2 --dropout 0
-    compare $backend ddp-mlp --epochs 2
-    compare $backend cifar10 --epochs 1 --samples 40 --test-samples 8
-    compare $backend cifar10 --epochs 1 --samples 40 --test-samples 8 --num-workers 2 --pin-memory
-    compare $backend fsdp-mlp --steps 3 --hidden 64 --param-dtype f32
-    compare $backend tensor-parallel-mlp --epochs 1 --hidden-size 64 --samples 16
-    compare $backend tensor-parallel-transformer --epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9
-    compare $backend tensor-parallel-transformer --epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9 \
-        --tp 2 --sequence-parallel
-    compare $backend pipeline-transformer --epochs 1 --dropout 0
-    for schedule in 1f1b interleaved-1f1b looped-bfs zb-h1 zb-v; do
-        compare $backend pipeline-transformer --epochs 1 --dropout 0 --schedule $schedule --micro-batches 4 --batch-size 16 \
-            --samples 32 --d-model 64 --num-layers 4
+# Over several back ends, at once: each run leaves half of a core idle.
+compare() {
+    local backend backends=$1 running=()
+    shift
+    run cpu "$@" --device cpu
+    for backend in $backends; do
+        compare_one "$backend" "$@" &
+        running+=($!)
     done
+    for backend in "${running[@]}"; do wait "$backend"; done
+}
+both="tcp nccl"
+compare "$both" ddp-linear --epochs 1 --samples 1000
+compare "$both" ddp-trainer --epochs 1
+compare "$both" ddp-transformer --epochs 2 --dropout 0
+compare "$both" ddp-mlp --epochs 2
+compare "$both" cifar10 --epochs 1 --samples 40 --test-samples 8
+compare "$both" cifar10 --epochs 1 --samples 40 --test-samples 8 --num-workers 2 --pin-memory
+compare "$both" fsdp-mlp --steps 3 --hidden 64 --param-dtype f32
+compare "$both" tensor-parallel-mlp --epochs 1 --hidden-size 64 --samples 16
+handbook=(--epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9)
+compare "$both" tensor-parallel-transformer "${handbook[@]}"
+compare "$both" tensor-parallel-transformer "${handbook[@]}" --tp 2 --sequence-parallel
+compare "$both" pipeline-transformer --epochs 1 --dropout 0
+for schedule in 1f1b interleaved-1f1b looped-bfs zb-h1 zb-v; do
+    compare "$both" pipeline-transformer --epochs 1 --dropout 0 --schedule $schedule --micro-batches 4 --batch-size 16 \
+        --samples 32 --d-model 64 --num-layers 4
 done
 world=4 compare tcp fsdp-mlp --steps 3 --hidden 64 --param-dtype f32 --sharding hybrid-shard --shard-ranks 2
 
