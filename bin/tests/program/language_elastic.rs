@@ -8,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 use sampler::Generator;
 
 use crate::common::{Folder, Girandole, Session, losses, metrics, text};
-use crate::tensorboard::shown_steps;
+use crate::tensorboard::{files, read};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 
@@ -86,6 +86,16 @@ fn assert_undisturbed(output: &Output, out: &Path, path: &Path, expected: &[f32]
     let gap = losses(path).iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(gap < 1e-4, "{gap}: {said}");
     assert_eq!(lines.iter().filter(|line| line["event"] == "summary").count(), 1);
+}
+
+/// Returns the steps whose losses TensorBoard shows: the beginning of a file invalidates later steps of earlier ones.
+fn shown_steps(dir: &Path) -> Vec<u64> {
+    let mut shown = Vec::new();
+    for events in files(dir).iter().map(|file| read(file)) {
+        shown.retain(|step| *step < events.begin);
+        shown.extend(events.values.get("train/loss").into_iter().flatten().map(|(step, _)| *step));
+    }
+    shown
 }
 
 #[test]

@@ -83,12 +83,12 @@ fn fields(mut bytes: &[u8]) -> Vec<Field> {
 }
 
 /// Content of a file: the first step of its run, and the values of its steps by tag.
-struct Events {
-    begin: u64,
-    values: BTreeMap<String, Vec<(u64, f32)>>,
+pub(crate) struct Events {
+    pub(crate) begin: u64,
+    pub(crate) values: BTreeMap<String, Vec<(u64, f32)>>,
 }
 
-fn read(path: &Path) -> Events {
+pub(crate) fn read(path: &Path) -> Events {
     let mut events = Events { begin: 0, values: BTreeMap::new() };
     for (place, record) in records(path).into_iter().enumerate() {
         let fields = fields(&record);
@@ -116,20 +116,11 @@ fn read(path: &Path) -> Events {
     events
 }
 
-fn files(dir: &Path) -> Vec<PathBuf> {
+/// Returns the event files of a folder, the oldest first.
+pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut all: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     all.sort();
     all
-}
-
-/// Returns the steps whose losses TensorBoard shows: the beginning of a file invalidates later steps of earlier ones.
-pub(crate) fn shown_steps(dir: &Path) -> Vec<u64> {
-    let mut shown = Vec::new();
-    for events in files(dir).iter().map(|file| read(file)) {
-        shown.retain(|step| *step < events.begin);
-        shown.extend(events.values.get("train/loss").into_iter().flatten().map(|(step, _)| *step));
-    }
-    shown
 }
 
 fn steps(lines: &[Value]) -> Vec<&Value> {
