@@ -5,20 +5,21 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use candle_core::DType;
 use candle_core::cuda::cudarc::driver::CudaStream;
 use candle_core::cuda::cudarc::nccl::{result, sys};
 
+use crate::base::lock::lock;
 use crate::{Error, ReduceOp, Result};
 
 use super::calls::Call;
 use super::library::{check, check_result};
 use super::shutdown::CommShutdown;
 
-/// Longest that a rank which closes its group waits for NCCL, which waits for the other ranks of its host.
+/// Longest that a rank which closes its last group waits for NCCL, which waits for the other ranks of its host.
 const MAX_SHUTDOWN_WAIT: Duration = Duration::from_secs(5);
 /// Between two polls of a communicator that is being finalized.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -26,6 +27,15 @@ const PAUSE: Duration = Duration::from_millis(1);
 const MAGIC: u32 = 0xcafe_beef;
 /// The NCCL version whose configuration fields are set: 2.17. Later fields keep their defaults.
 const VERSION: u32 = 21_700;
+
+/// The communicators of this process.
+static OPEN: Mutex<OpenComms> = Mutex::new(OpenComms { count: 0, ending: Vec::new() });
+
+struct OpenComms {
+    count: usize,
+    /// Ends of those that were closed before others, and are still under way.
+    ending: Vec<CommShutdown>,
+}
 
 /// Length of the id that all ranks of a communicator must share.
 pub(super) const ID_BYTES: usize = 128;
@@ -79,6 +89,7 @@ impl Handle {
         let mut config = config();
         // Less than the time-out: another group that waits for this rank meanwhile may have the same one.
         let time_limit = MAX_SHUTDOWN_WAIT.min(timeout / 4);
+        lock(&OPEN).count += 1;
         let mut handle = Self { comm: null_mut(), stream, time_limit, farewell: None };
         // SAFETY: the configuration is valid for NCCL, and is copied; the handle is written before the call returns.
         let code = unsafe {
@@ -179,10 +190,19 @@ impl Handle {
 }
 
 impl Drop for Handle {
+    /// Waits only when no other communicator of this process is open: NCCL waits for the other ranks of this host, which
+    /// may close theirs in another order.
     fn drop(&mut self) {
         // Finalize first: what this rank has sent may still be in flight.
-        if let Some(farewell) = self.leave(ClosingComm::finish) {
-            farewell.wait();
+        let farewell = self.leave(ClosingComm::finish);
+        let mut open = lock(&OPEN);
+        open.count -= 1;
+        open.ending.extend(farewell);
+        open.ending.retain(|ending| !ending.is_over());
+        if open.count == 0 {
+            let ending = std::mem::take(&mut open.ending);
+            drop(open);
+            ending.iter().for_each(CommShutdown::wait);
         }
     }
 }
