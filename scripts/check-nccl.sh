@@ -61,7 +61,7 @@ compare_one() {
         { echo "check-nccl: $* saves other weights over $backend than on the CPU" >&2; exit 1; }
     echo "$backend, ${world:-2} ranks: $*: the losses and the weights of the CPU"
 }
-# Over several back ends, at once: each run leaves half of a core idle.
+# Over several back ends, at once.
 compare() {
     local backend backends=$1 running=()
     shift

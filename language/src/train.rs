@@ -217,10 +217,11 @@ impl<J: Job> Experiment for Training<J> {
         let device = self.common().device()?;
         let (mut model, joining) = self.model_in_layout(rank, (&subject, &rows, &device))?;
         let (layout, is_new) = (*model.layout(), joining.is_some());
+        let config = self.train_config(rank, &subject, (&layout, is_new))?;
         let mut metrics = rank.metrics.take();
-        let mut log = self.log(rank.is_first(), self.fewest_ranks(&layout, is_new), metrics.as_mut());
+        let mut log = self.log(rank.is_first(), config.fewest_ranks.is_some(), metrics.as_mut());
         let (mut trainer, speed) =
-            self.trainer((&mut model, joining), (&subject, &rows), rank, log.as_mut())?;
+            self.trainer((&mut model, joining), (&subject, &rows, config), rank, log.as_mut())?;
         if let Some(evaluation) = &evaluation {
             trainer = trainer.evaluating(evaluation);
         }

@@ -155,8 +155,9 @@ fn new_ranks_take_the_place_of_lost_ones() {
             let mut left = session.ranks();
             left.retain(|rank| !killed.contains(rank));
             // Any rank, including the first and new ones.
-            killed.push(left[random.next_u32() as usize % left.len()]);
-            kill_process(killed[killed.len() - 1], Signal::KILL).unwrap();
+            let next = left[random.next_u32() as usize % left.len()];
+            kill_process(next, Signal::KILL).unwrap();
+            killed.push(next);
         }
         let output = session.end();
         let said = text(&output.stderr);

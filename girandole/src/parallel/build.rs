@@ -65,8 +65,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
     ) -> Result<Self> {
         // The other ranks build the model again with the same weights.
-        let again = weights_of_untrained(&weights.into(), config);
-        Self::build(comm, layout, &undrawn(&again), config, (Arc::new(build), again))
+        Self::new(comm, layout, weights_of_untrained(&weights.into(), config), config, build)
     }
 
     /// Builds the model; `again` are the weights with which it is built another time.
@@ -139,9 +138,9 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
 
 /// Returns the weights with which a model is built again: parameters that are trained are given their values later.
 fn weights_of_untrained(weights: &Weights, config: &ParallelConfig) -> Weights {
-    match (weights, &config.is_trained) {
-        (_, None) => Weights::from(Arc::new(Zeros) as Arc<dyn RangeReader>),
-        (weights, Some(_)) => undrawn(weights),
+    match &config.is_trained {
+        None => Weights::from(Arc::new(Zeros) as Arc<dyn RangeReader>),
+        Some(_) => undrawn(weights),
     }
 }
 

@@ -266,13 +266,13 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.checkpointed = self.step;
             self.summary.checkpoints += 1;
             self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
-        } else if self.step < last_step && self.admit_new_ranks(observer)? {
-            tracing::debug!("new ranks have joined");
         } else if self.step < last_step {
-            let mut report = self.train_step()?;
-            report.seconds = last.elapsed().as_secs_f64();
-            self.count(report);
-            observer.stepped(&report)?;
+            if !self.admit_new_ranks(observer)? {
+                let mut report = self.train_step()?;
+                report.seconds = last.elapsed().as_secs_f64();
+                self.count(report);
+                observer.stepped(&report)?;
+            }
         } else if let Some(ending) = endings.get_mut(self.ended) {
             // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.
             self.wait_for_copies();

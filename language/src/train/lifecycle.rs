@@ -74,10 +74,9 @@ impl<J: Job> Training<J> {
     pub(super) fn log<'a>(
         &self,
         is_first: bool,
-        fewest_ranks: Option<usize>,
+        is_elastic: bool,
         metrics: Option<&'a mut MetricsWriter>,
     ) -> Option<RunLog<'a>> {
-        let is_elastic = fewest_ranks.is_some();
         let config = LogConfig {
             keep: keeps_losses(self.common(), &self.options().checkpoints),
             steps: self.options().steps(),

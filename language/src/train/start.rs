@@ -35,25 +35,29 @@ impl<J: Job> Training<J> {
         Ok((build_model(options, &layout, rank, built_on)?, None))
     }
 
-    /// Returns the minimum number of ranks with which the run goes on, if it does after a loss.
-    pub(super) fn fewest_ranks(&self, layout: &Layout, is_new: bool) -> Option<usize> {
+    /// Returns the configuration of the training, on a rank that begins in a layout or is new in a running job.
+    pub(super) fn train_config(
+        &self,
+        rank: &Rank,
+        subject: &Subject,
+        (layout, is_new): (&Layout, bool),
+    ) -> Result<TrainConfig> {
         let goes_on = is_new || self.options().survives_loss(layout);
-        self.elastic().filter(|_| goes_on).map(|elastic| elastic.min)
+        Ok(TrainConfig {
+            fewest_ranks: self.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
+            replacement: self.replacement(rank),
+            ..train_config(J::NAME, self.options(), subject)?
+        })
     }
 
     /// Creates the trainer, and measures the machine's speed.
     pub(super) fn trainer<'a>(
         &self,
         (model, joining): (&'a mut Parallel<CausalLm>, Option<Joining>),
-        (subject, rows): (&Subject, &'a Rows),
+        (subject, rows, config): (&Subject, &'a Rows, TrainConfig),
         rank: &Rank,
         log: Option<&mut RunLog<'_>>,
     ) -> Result<(Trainer<'a, CausalLm>, Speed)> {
-        let config = TrainConfig {
-            fewest_ranks: self.fewest_ranks(model.layout(), joining.is_some()),
-            replacement: self.replacement(rank),
-            ..train_config(J::NAME, self.options(), subject)?
-        };
         let (flops, device) = (self.step_flops(subject, rows)?, model.config().device.clone());
         let products = (self.options().dtype(), &device);
         if let Some(joining) = joining {

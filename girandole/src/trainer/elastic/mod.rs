@@ -59,7 +59,8 @@ impl<M: Model> Trainer<'_, M> {
         }
     }
 
-    /// Admits new ranks, between two steps, if some wait and a larger layout has a place for them.
+    /// Admits new ranks, between two steps, if some wait and a larger layout has a place for them. Returns whether some
+    /// have joined.
     pub(super) fn admit_new_ranks(&mut self, observer: &mut dyn Observer<M>) -> Result<bool> {
         if self.config.replacement.is_none() {
             return Ok(false);
