@@ -131,7 +131,7 @@ pub trait Experiment: Sized {
         let Some(contents) = self.find_checkpoint(&self.identity(world_size), world_size)? else {
             return Ok(());
         };
-        contents.files.keys().try_for_each(|name| contents.check(name).map_err(with_fallback_hint))
+        contents.check_all().map_err(with_fallback_hint)
     }
 
     /// Returns the rank that prints and writes `--metrics`.

@@ -205,7 +205,7 @@ impl<M> Fsdp<M> {
 /// # Errors
 /// [`Error::File`] if it is not a sharded checkpoint; [`training::Error::DamagedCheckpoint`].
 pub fn full_tensors(contents: &Contents) -> Result<Vec<(String, Tensor)>> {
-    contents.files.keys().try_for_each(|name| contents.check(name))?;
+    contents.check_all()?;
     let mut saved = SavedCheckpoint::open(contents)?;
     let units = saved.description.units.clone();
     let mut all = Vec::new();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::Value;
 
 use super::{Checkpoint, Checkpoints, FileHash, name, read, write};
@@ -132,5 +133,14 @@ impl Contents {
     pub fn check(&self, name: &str) -> Result<()> {
         let none = FileHash { bytes: 0, sha256: "no hash".into() };
         read::check_file(&self.folder, name, self.files.get(name).unwrap_or(&none))
+    }
+
+    /// Reads all files and checks them against their hashes, several at a time.
+    ///
+    /// # Errors
+    /// Those of [`Contents::check`], for the first such file by name.
+    pub fn check_all(&self) -> Result<()> {
+        let checks: Vec<Result<()>> = self.files.par_iter().map(|(name, _)| self.check(name)).collect();
+        checks.into_iter().collect()
     }
 }

@@ -48,27 +48,35 @@ fn a_damaged_file_is_named_before_any_rank_is_started() {
     }
 }
 
-/// Parts may be large, so each is only read by the rank that needs it, which reports the damage in the same words.
+/// Also where another launcher starts the ranks: then the first rank checks before it lets the others begin.
 #[test]
-fn a_damaged_part_of_a_language_model_is_named_by_the_rank_that_reads_it() {
+fn a_damaged_part_of_a_language_model_is_named_before_any_rank_trains() {
     let folder = Folder::new();
     let [dir, data, out] = ["c", "text", "out"].map(|name| folder.argument(name));
     std::fs::write(&data, "a text of some words\n".repeat(50)).unwrap();
     let size = ["--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--world-size", "2"];
-    let files = ["pretrain", "--data", &data, "--out", &out, "--checkpoint-dir", &dir];
-    let run = [&files[..], &size, &["--mesh", "shard=2", "--checkpoint-every", "1", "--steps"]].concat();
+    let paths = ["pretrain", "--data", &data, "--out", &out, "--checkpoint-dir", &dir];
+    let run = [&paths[..], &size, &["--mesh", "shard=2", "--checkpoint-every", "1", "--steps"]].concat();
     succeed(girandole().args(&run).arg("2"));
-    let file = Path::new(&dir).join("checkpoint-00000002/rank-00001.safetensors");
-    let mut bytes = std::fs::read(&file).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::write(&file, bytes).unwrap();
-    let output = girandole().args(&run).args(["3", "--resume"]).output().unwrap();
-    let said = text(&output.stderr);
-    let last = said.lines().last().unwrap();
-    assert!(last.contains(&format!("`{}` cannot be trusted: ", file.display())), "{said}");
-    assert!(last.ends_with(&format!("--resume={dir}/checkpoint-00000001 goes on from it")), "{said}");
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let damaged = files(&Path::new(&dir).join("checkpoint-00000002"));
+    assert_eq!(damaged.len(), 3, "{damaged:?}");
+    for file in damaged {
+        let whole = std::fs::read(&file).unwrap();
+        let mut bytes = whole.clone();
+        bytes[whole.len() / 2] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        let (line, code) = refuse_with(girandole().args(&run).args(["3", "--resume"]), &[]);
+        let said = format!("`{}` cannot be trusted: ", file.display());
+        let end = format!("--resume={dir}/checkpoint-00000001 goes on from it\n");
+        assert!(line.starts_with(&format!("error: {said}")) && line.ends_with(&end) && code == 2, "{line}");
+        let launched = ["launch", "--nproc-per-node", "2", "--"];
+        let mut command = girandole();
+        command.args(launched).arg(girandole().get_program()).args(&run).args(["3", "--resume"]);
+        let output = command.output().unwrap();
+        assert!(text(&output.stderr).contains(&format!("rank 0: {said}")), "{output:?}");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        std::fs::write(&file, whole).unwrap();
+    }
 }
 
 /// What the error calls the replacement, and how it is made.
