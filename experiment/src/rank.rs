@@ -140,6 +140,13 @@ pub enum RankPhase {
     Concluded,
 }
 
+impl RankPhase {
+    /// Whether it is no newcomer, and has not begun training: then no step can have been completed.
+    pub fn is_before_training(self) -> bool {
+        (Self::Joined..Self::AtWork).contains(&self)
+    }
+}
+
 /// One process of a job.
 #[derive(Debug)]
 pub struct Rank {

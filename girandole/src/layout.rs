@@ -135,7 +135,8 @@ impl Layout {
             (fitted.ranks() == ranks).then_some(fitted)
         };
         let mut found: Vec<Self> = Vec::new();
-        for layout in ["dp", "shard", "tp", "pp"].into_iter().filter_map(fit).chain([Self::copies(ranks)]) {
+        let alone = [Self::copies(ranks), Self { shard: ranks, ..Self::default() }];
+        for layout in ["dp", "shard", "tp", "pp"].into_iter().filter_map(fit).chain(alone) {
             if !found.contains(&layout) {
                 found.push(layout);
             }

@@ -130,7 +130,7 @@ pub struct TrainOptions {
     ///
     /// In place of the probabilities in config.json, wherever such a model has dropout: in attention, and in a GPT-2 also after the embedding
     /// and after each layer. The same numbers are dropped in every layout.
-    #[arg(long, value_name = "P", value_parser = experiment::options::probability, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "P", value_parser = dropout, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) dropout: Option<f64>,
     /// Type of parameters
     #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Training")]
@@ -185,6 +185,11 @@ pub struct TrainOptions {
 
 fn whole(text: &str) -> std::result::Result<usize, &'static str> {
     text.parse().map_err(|_| "give a whole number, 0 or more")
+}
+
+fn dropout(text: &str) -> std::result::Result<f64, &'static str> {
+    let p = text.parse().ok().filter(|p: &f64| (0.0..1.0).contains(p));
+    p.ok_or("give a number from 0 to below 1: with 1, nothing would be left")
 }
 
 fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
@@ -259,6 +264,11 @@ impl TrainOptions {
             };
             return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help.into());
         }
+        if self.mesh.is_some() && elastic.max != layout.ranks() {
+            let (min, ranks) = (elastic.min, layout.ranks());
+            let help = format!("the mesh is that of all ranks, so give {min}:{ranks}, or another --mesh");
+            return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
+        }
         let fewest = layout.pp * layout.tp;
         if elastic.min < fewest {
             let help = format!("pp and tp keep their sizes, so give at least {fewest}:{}", elastic.max);
@@ -308,6 +318,14 @@ impl TrainOptions {
 
     pub(super) fn steps(&self) -> usize {
         self.steps
+    }
+
+    /// Returns what is worth a note about options that are possible.
+    pub(super) fn notes(&self) -> Option<String> {
+        let (warmup, steps) = (self.warmup, self.steps);
+        (warmup >= steps && warmup > 0).then(|| {
+            format!("with --warmup {warmup} and --steps {steps}, the learning rate grows to the end, and does not fall")
+        })
     }
 
     pub(super) fn train_config(&self) -> TrainConfig {

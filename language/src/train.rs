@@ -10,8 +10,9 @@ use std::ops::Deref;
 
 use experiment::console::{note, say};
 use experiment::error::{Error, Result};
-use experiment::options::{CheckpointOptions, CommonOptions, ElasticOptions, begin_note};
+use experiment::options::{CheckpointOptions, CommonOptions, ElasticOptions, begin_note, with_fallback_hint};
 use experiment::outputs;
+use experiment::plan::recompute_fits;
 use experiment::rank::{Outcome, Rank, RankPhase};
 use experiment::run_log::RunLog;
 use experiment::trainer::agree_on_command;
@@ -113,13 +114,13 @@ impl<J: Job> Experiment for Training<J> {
         }
         let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
         if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
-            let cut = if micro_batches > 1 {
-                format!(", each in {micro_batches} equal parts")
-            } else {
-                String::new()
-            };
             let multiple = parts.saturating_mul(micro_batches);
-            let help = format!("give a multiple of {multiple}: {parts} ranks have different rows{cut}");
+            let cut = match (parts, micro_batches) {
+                (1, equal) => format!("rows are computed in {equal} equal parts"),
+                (ranks, 1) => format!("{ranks} ranks have different rows"),
+                (ranks, equal) => format!("{ranks} ranks have different rows, each in {equal} equal parts"),
+            };
+            let help = format!("give a multiple of {multiple}: {cut}");
             return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
         }
         for (option, path) in options.text_files() {
@@ -144,6 +145,7 @@ impl<J: Job> Experiment for Training<J> {
             check_divisible(layout, subject.weights.config())?;
             check_stages(layout, options.pipeline_schedule(), subject.weights.config())?;
         }
+        recompute_fits(options.recompute(), subject.weights.config().num_layers)?;
         let longest = subject.weights.config().max_len;
         if let Some(length) = options.length.filter(|length| *length > longest) {
             let help = format!("the model has {longest} positions");
@@ -166,9 +168,10 @@ impl<J: Job> Experiment for Training<J> {
         check_batch_size(options.batch_size, rows.row_len())?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
         if options.sequence_parallel && !len.is_multiple_of(tp) {
-            let help =
-                format!("the {tp} ranks of tp do not divide rows of {len} tokens: give another --length");
-            return Err(Error::Option { option: "--sequence-parallel", got: "true".into(), help });
+            let help = format!(
+                "--sequence-parallel divides rows over the {tp} ranks of tp: give a multiple of {tp}"
+            );
+            return Err(Error::Option { option: "--length", got: len.to_string(), help });
         }
         let evaluation = match &evaluate {
             Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()))?),
@@ -192,10 +195,12 @@ impl<J: Job> Experiment for Training<J> {
             let changed = trainer::check_resume(&contents, &setup.rows, &config)?;
             refuse_another_model(&changed, options.checkpoints.source())?;
             note_changed_settings(&changed);
+            contents.check_all().map_err(with_fallback_hint)?;
         }
         let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
         memory::check(options, &planned, &layout, setup.rows.row_len())?;
-        model.notes().iter().for_each(|line| note(format_args!("{line}")));
+        let notes = model.notes().iter().cloned().chain(options.notes());
+        notes.for_each(|line| note(format_args!("{line}")));
         say(format_args!(
             "model: {}; data: {}; layout: {layout}",
             describe_model(&setup.subject),

@@ -202,8 +202,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
     fn regrouping(&mut self, world: &Arc<dyn Communicator>) -> girandole::Result<bool> {
         self.group = Some(world.clone());
         let stages: Vec<RankPhase> = all_gather_object(&**world, &self.phase)?;
-        // If any rank has not begun training, no step can have been completed.
-        self.begins_anew = stages.iter().any(|stage| RankPhase::New < *stage && *stage < RankPhase::AtWork);
+        self.begins_anew = stages.iter().any(|stage| stage.is_before_training());
         if self.begins_anew {
             return Err(wrap_error(Error::RestartFromBeginning));
         }

@@ -227,7 +227,23 @@ fn what_cannot_be_is_said_before_ranks_start() {
     let refuse = |options: &[&str]| PRETRAIN.refuse(&[&["--out", &out], &SMALL[..], options].concat());
     let said = refuse(&["--data", &data, "--mesh", "pp=2,tp=2", "--world-size", "8"]);
     assert!(said.contains("--mesh") && said.contains("pp=2,dp=2,tp=2"), "{said}");
-    assert!(refuse(&["--data", &data, "--mesh", "dp=3"]).contains("--batch-size"));
+    for (options, rows) in [
+        (&["--mesh", "dp=3"][..], "a multiple of 3: 3 ranks have different rows\n"),
+        (&["--mesh", "pp=3"], "a multiple of 3: rows are computed in 3 equal parts\n"),
+        (
+            &["--mesh", "dp=2", "--accumulate", "3"],
+            "a multiple of 6: 2 ranks have different rows, each in 3 equal",
+        ),
+    ] {
+        let said = refuse(&[&["--data", &data], options].concat());
+        assert!(said.contains("--batch-size: got ") && said.contains(rows), "{said}");
+    }
+    let said = refuse(&["--data", &data, "--recompute", "9"]);
+    assert!(said.contains("--recompute: got 9; the model has 2 blocks: give at most that many"), "{said}");
+    assert!(refuse(&["--data", &data, "--dropout", "1"]).contains("from 0 to below 1"));
+    let odd = ["--out", &out, "--data", &data, "--mesh", "tp=2", "--sequence-parallel", "--length", "15"];
+    let said = PRETRAIN.refuse(&odd);
+    assert!(said.contains("--length: got 15; --sequence-parallel divides rows over the 2 ranks"), "{said}");
     assert!(refuse(&["--data", &data, "--mesh", "zz=3"]).contains("the axes are pp, dp, shard and tp"));
     assert!(refuse(&["--data", "nowhere.txt"]).contains("nowhere.txt"));
     fs::write(folder.path("empty.txt"), "").unwrap();

@@ -187,5 +187,11 @@ fn what_cannot_go_on_is_said_before_ranks_start() {
         &["--mesh", "dp=2,tp=2", "--elastic", "2:4", "--replace", "1"],
         "--replace: got 1; with pp or tp, 2 ranks at once would have to be replaced",
     );
+    for (mesh, elastic, give) in
+        [("dp=2", "1:3", "1:2"), ("dp=4", "2:6", "2:4"), ("shard=2,dp=2", "2:5", "2:4")]
+    {
+        let help = format!("the mesh is that of all ranks, so give {give}, or another --mesh");
+        refuse(&["--mesh", mesh, "--elastic", elastic], &help);
+    }
     refuse(&["--mesh", "dp=2", "--elastic", "3:4"], "--elastic: got 3:4; the run begins with 2 ranks");
 }

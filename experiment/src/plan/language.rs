@@ -10,6 +10,7 @@ use plan::Optimizer;
 use plan::command::PlanOptions;
 use plan::language::{LanguageTable, Subject, layouts};
 use training::FileError;
+use training::build::Recompute;
 
 use super::hardware;
 
@@ -34,8 +35,9 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
         let help = format!("give at most {MOST_RANKS}");
         return refuse("--ranks", ranks, help);
     }
-    let subject = Subject::new(config, lora);
     let training = own.training(options.batch_size(), length, options.optimizer.map(Optimizer::from));
+    recompute_fits(training.recompute, config.num_layers)?;
+    let subject = Subject::new(config, lora);
     let all = own.mesh.map_or_else(|| layouts(ranks), |layout| vec![layout]);
     let compared = subject.compare(&training, &all)?;
     let (hardware, measured) = hardware(options, ranks)?;
@@ -52,6 +54,19 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
         outputs::write(path, table.json(&compared)?)?;
     }
     table.lines(&compared)?.iter().try_for_each(|line| say(format_args!("{line}")))
+}
+
+/// Checks that `--recompute N` recomputes any of a model's blocks.
+///
+/// # Errors
+/// More than there are blocks.
+pub fn recompute_fits(recompute: Recompute, blocks: usize) -> Result<()> {
+    match recompute {
+        Recompute::Every(each) if each > blocks => {
+            refuse("--recompute", each, format!("the model has {blocks} blocks: give at most that many"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Default tokens per row, as in `pretrain` and `finetune`.

@@ -13,6 +13,8 @@ use plan::measure::Machine;
 use plan::{Hardware, Setting, Table, planned};
 use report::trace;
 
+pub use language::recompute_fits;
+
 /// The command's name.
 pub const NAME: &str = "plan";
 

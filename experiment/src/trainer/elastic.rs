@@ -181,8 +181,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             if rank.stage >= RankPhase::Trained {
                 return Ok(());
             }
-            if stages.iter().any(|stage| RankPhase::New < *stage && *stage < RankPhase::AtWork) {
-                // If any rank has not begun training, no step can have been completed.
+            if stages.iter().any(|stage| stage.is_before_training()) {
                 return Err(Error::RestartFromBeginning);
             }
             self.catch_up(&**comm, run)?;

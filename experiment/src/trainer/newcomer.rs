@@ -1,6 +1,6 @@
 //! Loss of ranks before a rank has the run's state: before the first step, or before a newcomer has received the state.
 
-use comm::all_gather_object;
+use comm::{Communicator, all_gather_object};
 
 use crate::console::note;
 use crate::error::{Error, Result};
@@ -24,13 +24,17 @@ pub(crate) fn restart_before_first_step(
     elastic: Option<ElasticRanks>,
     mut error: Error,
 ) -> Result<()> {
-    if rank.stage == RankPhase::New {
-        return join_again(rank, elastic, error);
+    if rank.stage == RankPhase::New && !matches!(error, Error::RestartFromBeginning) {
+        let lost = rank.shrink(elastic, error)?;
+        match rank.join_running(elastic, Some(lost), |rank, _| take_part(&*rank.comm)) {
+            Err(restart @ Error::RestartFromBeginning) => error = restart,
+            joined => return joined,
+        }
     }
     loop {
         if matches!(error, Error::RestartFromBeginning) {
-            // Some rank had not begun training; all ranks learned that in the same all-gather.
-            rank.stage = RankPhase::Told;
+            // Some rank had not begun training, or no rank has the state; all ranks learned that in the same all-gather.
+            (rank.stage, rank.newcomer) = (RankPhase::Told, false);
             return Ok(());
         }
         if rank.newcomer || rank.stage >= RankPhase::AtWork {
@@ -53,52 +57,46 @@ pub(crate) fn restart_before_first_step(
 
 impl Rank {
     /// Runs `join` on a rank that joins a running job, after an exchange of phases: in the current group, and again in
-    /// that of the ranks that are left each time that one is lost meanwhile.
+    /// that of the ranks that are left each time that one is lost meanwhile. `join` is given the latest loss, which is
+    /// `lost` at first.
     ///
     /// # Errors
-    /// Too few ranks are left; any other error of `join`.
+    /// Too few ranks are left, or none that has the state; [`Error::RestartFromBeginning`] if some rank begins the
+    /// training anew; any other error of `join`.
     pub fn join_running<T>(
         &mut self,
         elastic: Option<ElasticRanks>,
-        mut join: impl FnMut(&Self) -> Result<T>,
+        mut lost: Option<comm::Error>,
+        mut join: impl FnMut(&Self, Option<&comm::Error>) -> Result<T>,
     ) -> Result<T> {
         loop {
-            match self.exchange_phases().and_then(|_| join(self)) {
-                Err(error) => drop(self.shrink(elastic, error)?),
+            let joined = match (self.exchange_phases(), &lost) {
+                (Ok(phases), _) if phases.iter().any(|phase| phase.is_before_training()) => {
+                    return Err(Error::RestartFromBeginning);
+                }
+                (Ok(phases), Some(lost)) if phases.iter().all(|phase| *phase == RankPhase::New) => {
+                    return Err(lost.clone().into());
+                }
+                (Ok(_), lost) => join(self, lost.as_ref()),
+                (Err(error), _) => Err(error),
+            };
+            match joined {
+                Err(error) => lost = Some(self.shrink(elastic, error)?),
                 joined => return joined,
             }
         }
     }
 }
 
-/// Joins the remaining ranks after the loss of a rank, as a newcomer that still has to receive the state.
-fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
-    loop {
-        let lost = rank.shrink(elastic, error)?;
-        error = match join_state_exchange(rank) {
-            Ok(true) => return Ok(()),
-            // All ranks that had the state are lost.
-            Ok(false) => return Err(lost.into()),
-            Err(error) => error,
-        };
-    }
-}
-
-/// Takes part in the collectives that precede sending the state to newcomers; returns whether any rank has the state.
-fn join_state_exchange(rank: &mut Rank) -> Result<bool> {
-    if rank.exchange_phases()?.iter().all(|stage| *stage == RankPhase::New) {
-        return Ok(false);
-    }
-    let steps: Vec<Option<usize>> = all_gather_object(&*rank.comm, &None)?;
-    if let Some(ahead) = ahead(&steps) {
-        share::share(&*rank.comm, None, ahead)?;
-    }
-    Ok(true)
+/// Takes part in the collectives that precede sending the state to newcomers.
+fn take_part(comm: &dyn Communicator) -> Result<()> {
+    let steps: Vec<Option<usize>> = all_gather_object(comm, &None)?;
+    ahead(&steps).map_or(Ok(()), |ahead| share::share(comm, None, ahead).map(drop))
 }
 
 #[cfg(test)]
 mod tests {
-    use comm::{Communicator, Local, Operation};
+    use comm::{Local, Operation};
     use training::Checkpoint;
 
     use super::*;
@@ -136,7 +134,7 @@ mod tests {
                 } else {
                     let mut rank = Rank::from_comm(comm, &candle_core::Device::Cpu);
                     rank.stage = RankPhase::New;
-                    if let Err(error) = join_again(&mut rank, Some(RANGE), lost.into()) {
+                    if let Err(error) = restart_before_first_step(&mut rank, Some(RANGE), lost.into()) {
                         return Ok(Some(Err(error.to_string())));
                     }
                     comm = rank.comm;

@@ -24,6 +24,8 @@ struct Script {
     waits: Option<usize>,
     /// After this step it waits so in any case.
     asked: Option<usize>,
+    /// In this change of the group, counted from 1, this rank leaves.
+    leaves_change: Option<usize>,
 }
 
 /// Records losses by step, those that it was given, and the number of ranks after each change.
@@ -34,6 +36,7 @@ struct Recorder {
     losses: Vec<(usize, f64)>,
     given: Option<ObserverState>,
     sizes: Vec<usize>,
+    changes: usize,
 }
 
 impl<M> Observer<M> for Recorder {
@@ -55,6 +58,14 @@ impl<M> Observer<M> for Recorder {
 
     fn state(&self) -> girandole::Result<ObserverState> {
         Ok(ObserverState { values: self.losses.len().into(), ..ObserverState::default() })
+    }
+
+    fn regrouping(&mut self, _: &Arc<dyn Communicator>) -> girandole::Result<bool> {
+        self.changes += 1;
+        match self.script.leaves_change == Some(self.changes) {
+            true => Err(candle_core::Error::msg("this rank leaves").into()),
+            false => Ok(true),
+        }
     }
 
     fn regrouped(&mut self, _: usize, change: &Regrouping<'_>) -> girandole::Result<()> {
@@ -102,6 +113,7 @@ fn train(
         losses: vec![],
         given: None,
         sizes: vec![],
+        changes: 0,
     };
     let setup = Setup::default();
     let mut model: Parallel<CausalLm>;
@@ -111,47 +123,70 @@ fn train(
             Trainer::new(&mut model, &Rows, config)?
         }
         None => {
-            let joining = Joining::meet(&*comm)?;
+            let (mut comm, mut lost) = (comm, None);
+            let joining = loop {
+                match Joining::meet(&*comm, lost.as_ref()) {
+                    Ok(joining) => break joining,
+                    Err(error) => lost = Some(error.loss().cloned().ok_or(error)?),
+                }
+                comm = comm.elastic()?.shrink()?;
+            };
             model = setup.joining(comm, joining.layout())?;
             Trainer::joining(&mut model, &Rows, config, joining)?
         }
     };
     match trainer.run(&mut observer) {
-        Err(Error::Candle(_)) if observer.script.leaves.is_some() => Ok(None),
+        Err(Error::Candle(_)) if observer.script.leaves.or(observer.script.leaves_change).is_some() => {
+            Ok(None)
+        }
         ended => ended.map(|_| Some(observer)),
+    }
+}
+
+/// A job whose ranks meet over TCP.
+struct Job {
+    folder: tempfile::TempDir,
+    secret: Secret,
+    ranks: usize,
+}
+
+impl Job {
+    fn new(ranks: usize) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), secret: Secret::random().unwrap(), ranks }
+    }
+
+    fn connect(&self, rank: usize, newcomer: bool) -> girandole::comm::Result<Arc<dyn Communicator>> {
+        let file = Some(self.folder.path().join("group"));
+        let config = TcpConfig {
+            rank,
+            world_size: self.ranks,
+            secret: Some(self.secret.clone()),
+            init_method: InitMethod::File(self.folder.path().join("meeting")),
+            // One for which there is no place gives up soon.
+            timeout: Duration::from_secs(if rank < 2 * self.ranks { 60 } else { 3 }),
+            elastic: Some(Elastic { file, newcomer, ..Elastic::default() }),
+            ..TcpConfig::default()
+        };
+        Ok(Arc::new(Tcp::connect(&config)?))
     }
 }
 
 /// Trains on TCP; a rank that has left joins again as a new one, and so do those for which the layout has no place. Returns
 /// what the ranks have recorded at the end, the new ones last.
 fn with_replacements(layout: &str, fewest: usize, dir: Option<&Path>, scripts: &[Script]) -> Vec<Recorder> {
-    let (folder, secret) = (tempfile::tempdir().unwrap(), Secret::random().unwrap());
     let layout = layout.parse::<Layout>().unwrap();
     let ranks = layout.ranks();
-    let connect = |rank: usize, newcomer: bool| -> girandole::comm::Result<Arc<dyn Communicator>> {
-        let file = Some(folder.path().join("group"));
-        let config = TcpConfig {
-            rank,
-            world_size: ranks,
-            secret: Some(secret.clone()),
-            init_method: InitMethod::File(folder.path().join("meeting")),
-            // One for which there is no place gives up soon.
-            timeout: Duration::from_secs(if rank < 2 * ranks { 60 } else { 3 }),
-            elastic: Some(Elastic { file, newcomer, ..Elastic::default() }),
-            ..TcpConfig::default()
-        };
-        Ok(Arc::new(Tcp::connect(&config)?))
-    };
+    let job = Job::new(ranks);
     let rank = |rank: usize| {
         let config = config(layout, fewest, dir);
         if rank < ranks {
-            let comm = connect(rank, false).unwrap();
+            let comm = job.connect(rank, false).unwrap();
             if let Some(recorded) = train(comm, config.clone(), Some(scripts[rank])).unwrap() {
                 return Some((false, recorded));
             }
         }
         // The job may end without it.
-        let comm = connect(ranks + rank, true).ok()?;
+        let comm = job.connect(ranks + rank, true).ok()?;
         Some((true, train(comm, config, None).unwrap().unwrap()))
     };
     let rank = &rank;
@@ -260,4 +295,28 @@ fn what_was_lost_with_a_rank_comes_from_a_checkpoint_and_the_new_rank_gets_its_p
     }
     // The checkpoint of step 3 is complete when that of step 6 begins.
     assert!([4, 7].contains(&new.losses[0].0));
+}
+
+#[test]
+fn what_is_lost_while_a_new_rank_joins_is_missing_on_all_ranks() {
+    // Three ranks go on without copies, and one of them leaves when the new one comes, before it has its part.
+    let layout = "dp=2,shard=2".parse::<Layout>().unwrap();
+    let goes = Script { leaves_change: Some(2), ..Script::default() };
+    let (job, scripts) = (&Job::new(4), [leaves(2), waits(3), waits(3), goes]);
+    let rank = |rank: usize| {
+        let comm = job.connect(rank, rank == scripts.len()).unwrap();
+        train(comm, config(layout, 1, None), scripts.get(rank).copied())
+    };
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..=scripts.len()).map(|at| scope.spawn(move || rank(at))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(None) => assert!([0, 3].contains(&rank)),
+            Ok(Some(_)) => panic!("rank {rank} goes on"),
+            Err(Error::StateLost { lost }) => assert!(lost.to_string().starts_with("rank 3 "), "{lost}"),
+            Err(error) => panic!("rank {rank}: {error}"),
+        }
+    }
 }

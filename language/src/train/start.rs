@@ -26,8 +26,8 @@ impl<J: Job> Training<J> {
     ) -> Result<(Parallel<CausalLm>, Option<Joining>)> {
         let (options, elastic) = (self.options(), self.elastic());
         if rank.stage == RankPhase::New {
-            return rank.join_running(elastic, |rank| {
-                let joining = Joining::meet(&*rank.comm)?;
+            return rank.join_running(elastic, None, |rank, lost| {
+                let joining = Joining::meet(&*rank.comm, lost)?;
                 Ok((build_model(options, joining.layout(), rank, built_on)?, Some(joining)))
             });
         }

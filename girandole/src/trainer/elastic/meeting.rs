@@ -113,16 +113,19 @@ pub(super) struct Holders<'a> {
 pub struct Joining {
     pub(super) meeting: Meeting,
     layout: Layout,
+    /// The loss of a rank while this one joined.
+    pub(super) lost: Option<comm::Error>,
 }
 
 impl Joining {
-    /// Asks the other ranks, after their [`Observer::regrouping`](crate::trainer::Observer::regrouping).
+    /// Asks the other ranks, after their [`Observer::regrouping`](crate::trainer::Observer::regrouping). `lost` is the loss
+    /// of a rank in the group that this one had joined before, if there was one.
     ///
     /// # Errors
     /// No rank that knows the state; [`Error::NotNeeded`]; failures of communication.
-    pub fn meet(world: &dyn Communicator) -> Result<Self> {
+    pub fn meet(world: &dyn Communicator, lost: Option<&comm::Error>) -> Result<Self> {
         let meeting = Meeting::of(world, None)?;
-        let layout = meeting.layout(None)?;
+        let layout = meeting.layout(lost)?;
         if layout.ranks() < meeting.0.len() {
             if staying(&meeting, &layout).contains(&world.rank()) {
                 // It fails when the ranks that are not needed leave.
@@ -130,7 +133,7 @@ impl Joining {
             }
             return Err(Error::NotNeeded { layout });
         }
-        Ok(Self { meeting, layout })
+        Ok(Self { meeting, layout, lost: lost.cloned() })
     }
 
     /// Returns the layout of all ranks.

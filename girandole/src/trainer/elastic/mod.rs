@@ -30,7 +30,7 @@ enum Change {
     /// New ranks wait to join; the group will have so many.
     Grows(usize),
     /// This rank is new in the group and has just met the others.
-    Joined(Meeting),
+    Joined(Joining),
 }
 
 /// How a run continues in a changed group.
@@ -54,7 +54,7 @@ impl<M: Model> Trainer<'_, M> {
     /// On a rank that joins a running job: receives the state from the other ranks. Returns false if the run is complete.
     pub(super) fn join(&mut self, observer: &mut dyn Observer<M>) -> Result<bool> {
         match self.joining.take() {
-            Some(joining) => self.regroup(Change::Joined(joining.meeting), observer),
+            Some(joining) => self.regroup(Change::Joined(joining), observer),
             None => Ok(true),
         }
     }
@@ -100,7 +100,10 @@ impl<M: Model> Trainer<'_, M> {
                     self.world = self.world.elastic()?.grow(ranks)?;
                     self.go_on(None, lost.as_ref(), observer)
                 }
-                Change::Joined(meeting) => self.go_on(Some(meeting), None, observer),
+                Change::Joined(joining) => {
+                    lost = joining.lost;
+                    self.go_on(Some(joining.meeting), lost.as_ref(), observer)
+                }
             };
             change = match outcome {
                 Ok(Outcome::IsOver) => return Ok(false),
