@@ -25,6 +25,7 @@ pub(super) struct Progress {
     pub(super) batch: (usize, usize),
     /// Number of times that the model has been built again in another layout.
     pub(super) rebuilds: usize,
+    pub(super) keeps_checkpoints: bool,
     /// Its ranks along `pp`, `shard` and `tp`; `None` while it has no state.
     pub(super) place: Option<[usize; 3]>,
 }
@@ -58,6 +59,14 @@ impl Meeting {
             Some(lost) => Error::TooFewRanks { left: ranks, fewest, lost: lost.clone() },
             None => Error::invalid("the ranks", ranks, format!("at least {fewest} are needed")),
         })
+    }
+
+    /// Returns the error if what the lost rank held is nowhere else.
+    pub(super) fn check_state(&self, lost: Option<&comm::Error>) -> Result<()> {
+        if self.holders().is_some() || self.0.iter().flatten().any(|known| known.keeps_checkpoints) {
+            return Ok(());
+        }
+        Err(state_lost(lost))
     }
 
     /// Returns the ranks that together hold the model after the latest step of which that is so. A collective that loses
@@ -133,6 +142,8 @@ impl Joining {
             }
             return Err(Error::NotNeeded { layout });
         }
+        // Before it builds its model, which the others do not if the state is lost.
+        meeting.check_state(lost)?;
         Ok(Self { meeting, layout, lost: lost.cloned() })
     }
 
@@ -144,6 +155,14 @@ impl Joining {
     /// Returns the layout of the job with all its ranks.
     pub(in crate::trainer) fn whole(&self) -> Result<Layout> {
         self.meeting.first().map(|known| known.whole)
+    }
+}
+
+/// Returns the error when what a lost rank held is nowhere else.
+pub(super) fn state_lost(lost: Option<&comm::Error>) -> Error {
+    match lost {
+        Some(lost) => Error::StateLost { lost: lost.clone() },
+        None => Error::invalid("the state of the run", "new ranks only", "no other rank has it"),
     }
 }
 

@@ -10,7 +10,7 @@ use comm::{Communicator, Operation, ReduceOp, all_gather_object, broadcast_objec
 use sampler::SamplerState;
 use training::build::Model;
 
-use self::meeting::{Holders, Meeting, Progress, staying};
+use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
 use super::consistency::check_equal_on_all_ranks;
 use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
 use crate::checkpoint::{Receiver, all_or_error, transfer};
@@ -266,6 +266,7 @@ impl<M: Model> Trainer<'_, M> {
             whole: self.whole,
             batch: (self.config.batch_size, self.model.config().micro_batches),
             rebuilds: self.rebuilds,
+            keeps_checkpoints: self.checkpoints.is_some(),
             place: self.has_state.then(|| self.model.place()),
         }
     }
@@ -326,20 +327,14 @@ impl<M: Model> Trainer<'_, M> {
         meeting: &Meeting,
         lost: Option<&comm::Error>,
     ) -> Result<()> {
-        let no_state = || match lost {
-            Some(lost) => Error::StateLost { lost: lost.clone() },
-            None => Error::invalid("the state of the run", "new ranks only", "no other rank has it"),
-        };
-        if self.checkpoints.is_none() {
-            return Err(no_state());
-        }
+        meeting.check_state(lost)?;
         if !is_built {
             let model = self.model.rebuilt(self.world.clone(), layout)?;
             self.optimizer = Self::optimizer(&model, &self.config)?;
             *self.model = model;
         }
         self.has_state = false;
-        self.resume_latest()?.ok_or_else(no_state)?;
+        self.resume_latest()?.ok_or_else(|| state_lost(lost))?;
         (self.rebuilds, self.has_state) = (meeting.rebuilds() + 1, true);
         Ok(())
     }
