@@ -194,8 +194,8 @@ impl<J: Job> Experiment for Training<J> {
             let config = train_config(J::NAME, options, &setup.subject)?;
             let changed = trainer::check_resume(&contents, &setup.rows, &config)?;
             refuse_another_model(&changed, options.checkpoints.source())?;
-            note_changed_settings(&changed);
             contents.check_all().map_err(with_fallback_hint)?;
+            note_changed_settings(&changed);
         }
         let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
         memory::check(options, &planned, &layout, setup.rows.row_len())?;
