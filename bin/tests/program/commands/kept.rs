@@ -73,7 +73,7 @@ fn a_damaged_part_of_a_language_model_is_named_before_any_rank_trains() {
         let mut command = girandole();
         command.args(launched).arg(girandole().get_program()).args(&run).args(["3", "--resume"]);
         let output = command.output().unwrap();
-        assert!(text(&output.stderr).contains(&format!("rank 0: {said}")), "{output:?}");
+        assert!(text(&output.stderr).contains(&format!("rank 0: error: {said}")), "{output:?}");
         assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
         std::fs::write(&file, whole).unwrap();
     }
