@@ -232,7 +232,7 @@ impl<J: Job> Experiment for Training<J> {
         }
         let (watch, times) = (rank.stopwatch(), Cell::new(Times::default()));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let counters = (speed, trainer.step(), trainer.epoch() as usize, &times);
+        let counters = (speed, trainer.step(), &times);
         let phase = if is_new { RankPhase::New } else { RankPhase::AtWork };
         let mut observer = TrainObserver::new(options, log, samples, counters, phase);
         rank.stage = RankPhase::AtWork;

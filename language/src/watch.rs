@@ -48,8 +48,6 @@ pub(super) struct TrainObserver<'a> {
     /// How far this rank has got, for the others.
     phase: RankPhase,
     last: Option<StepReport>,
-    /// Epoch of the first step.
-    epoch: usize,
     times: &'a Cell<Times>,
     /// Whether the ranks must start from the beginning, since a rank had not begun training when another was lost.
     begins_anew: bool,
@@ -60,7 +58,7 @@ impl<'a> TrainObserver<'a> {
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
-        (speed, begun, epoch, times): (Speed, usize, usize, &'a Cell<Times>),
+        (speed, begun, times): (Speed, usize, &'a Cell<Times>),
         phase: RankPhase,
     ) -> Self {
         Self {
@@ -76,7 +74,6 @@ impl<'a> TrainObserver<'a> {
             group: None,
             phase,
             last: None,
-            epoch,
             times,
             begins_anew: false,
         }
@@ -210,29 +207,30 @@ impl Observer<CausalLm> for TrainObserver<'_> {
     }
 
     fn regrouped(&mut self, step: usize, change: &Regrouping<'_>) -> girandole::Result<()> {
-        let Regrouping { before, world, .. } = *change;
+        let Regrouping { before, world, epoch, .. } = *change;
+        let next = (epoch as usize, step);
         self.group = Some(world.clone());
         self.speed.scale(world.world_size(), before.world_size());
         if self.last.is_some_and(|last| last.step > step) {
             // Steps that only lost ranks had completed, or that no rank's memory has any more, are repeated.
-            let epoch = self.last.take().map_or(self.epoch, |last| last.epoch as usize);
+            self.last = None;
             self.events.go_back(step);
             if let Some(log) = &mut self.log {
-                log.go_back(step, (epoch, step)).map_err(wrap_error)?;
+                log.go_back(step, next).map_err(wrap_error)?;
             }
         }
         if world.rank() > 0 {
             return Ok(());
         }
         if let Some(log) = self.log.as_mut().filter(|log| log.is_muted()) {
-            let epoch = self.last.map_or(self.epoch, |last| last.epoch as usize);
-            log.take_over(step, (epoch, step)).map_err(wrap_error)?;
+            log.take_over(step, next).map_err(wrap_error)?;
             // The lost rank may not have logged the last step.
             if let Some(last) = &self.last
-                && log.has(epoch, step - 1).map_err(wrap_error)? == Some(false)
+                && let at = (last.epoch as usize, last.step - 1)
+                && log.has(at.0, at.1).map_err(wrap_error)? == Some(false)
             {
                 let details = self.speed.details(last);
-                log.write_again((epoch, step - 1), last.loss as f32, Some(&details)).map_err(wrap_error)?;
+                log.write_again(at, last.loss as f32, Some(&details)).map_err(wrap_error)?;
                 self.events.stepped(last, &details).map_err(wrap_error)?;
             }
         }
@@ -252,14 +250,14 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         if let Some(log) = &mut self.log {
             log_state::resume(log, step, state).map_err(wrap_error)?;
             // What the other ranks repeat was logged already.
-            log.go_back(step, (self.epoch, step)).map_err(wrap_error)?;
+            log.go_back(step, (change.epoch as usize, step)).map_err(wrap_error)?;
         }
         Ok(())
     }
 }
 
 /// Describes a change of the group, such as `rank 3 has come; 3 ranks go on after step 12`.
-fn describe(Regrouping { before, world, layout, lost }: &Regrouping<'_>, step: usize) -> String {
+fn describe(Regrouping { before, world, layout, lost, .. }: &Regrouping<'_>, step: usize) -> String {
     let is_new = |number: &&usize| !before.world_ranks().contains(number);
     let new: Vec<String> =
         world.world_ranks().iter().filter(is_new).map(|number| format!("rank {number}")).collect();

@@ -131,6 +131,8 @@ pub struct Regrouping<'a> {
     pub world: &'a Arc<dyn Communicator>,
     /// The current layout.
     pub layout: &'a Layout,
+    /// The epoch of the next row.
+    pub epoch: u64,
     /// The last loss of a rank, if any was lost.
     pub lost: Option<&'a comm::Error>,
 }

@@ -133,7 +133,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         let state = if with_new_ranks { self.observer_of_others(observer)? } else { None };
         let layout = *self.model.layout();
-        let change = Regrouping { before, world: &self.world, layout: &layout, lost };
+        let change = Regrouping { before, world: &self.world, layout: &layout, epoch: self.epoch(), lost };
         match state {
             Some(state) => observer.joined(self.step, state, &change)?,
             None => observer.regrouped(self.step, &change)?,
