@@ -106,11 +106,30 @@ impl Layout {
     /// # Ok::<(), girandole::Error>(())
     /// ```
     pub fn for_fewer(&self, ranks: usize, batch_size: usize, micro_batches: usize) -> Option<Self> {
-        self.fewer(ranks, |data| match self.pp {
+        self.fewer(ranks, |data| self.fits(data, batch_size, micro_batches))
+    }
+
+    /// Like [`for_fewer`](Self::for_fewer), but the layout has all of the ranks, even if there are no copies of the model in
+    /// it. `None` if none has.
+    ///
+    /// ```
+    /// let layout: girandole::Layout = "dp=3,shard=2".parse()?;
+    /// assert_eq!(layout.for_fewer(5, 16, 1), Some("dp=2,shard=2".parse()?));
+    /// assert_eq!(layout.for_all(5, 16, 1), Some("shard=5".parse()?));
+    /// # Ok::<(), girandole::Error>(())
+    /// ```
+    pub fn for_all(&self, ranks: usize, batch_size: usize, micro_batches: usize) -> Option<Self> {
+        let are_all = |data: usize| data.saturating_mul(self.pp).saturating_mul(self.tp) == ranks;
+        self.fewer(ranks, |data| are_all(data) && self.fits(data, batch_size, micro_batches))
+    }
+
+    /// Whether so many ranks with different rows can divide a batch.
+    fn fits(&self, data: usize, batch_size: usize, micro_batches: usize) -> bool {
+        match self.pp {
             1 => batch_size >= data * micro_batches,
             // The micro-batches of a pipeline are equally large.
             _ => batch_size.is_multiple_of(data * micro_batches),
-        })
+        }
     }
 
     fn fewer(&self, ranks: usize, fits: impl Fn(usize) -> bool) -> Option<Self> {

@@ -220,6 +220,7 @@ fn a_new_rank_goes_on_with_the_state_of_the_others() {
         ("dp=2", 2, vec![stays, leaves(3)], vec![2]),
         ("dp=4", 4, vec![leaves(2), stays, stays, leaves(5)], vec![4, 4]),
         ("dp=2,shard=2", 4, vec![stays, leaves(2), stays, stays], vec![4]),
+        ("dp=3,shard=2", 6, vec![stays, stays, leaves(2), stays, stays, stays], vec![6]),
     ] {
         let recorded = with_replacements(layout, fewest, None, &scripts);
         assert_eq!(recorded.len(), scripts.len());

@@ -26,8 +26,25 @@ pub(super) struct Progress {
     /// Number of times that the model has been built again in another layout.
     pub(super) rebuilds: usize,
     pub(super) keeps_checkpoints: bool,
+    /// Whether new ranks may join.
+    pub(super) grows: bool,
     /// Its ranks along `pp`, `shard` and `tp`; `None` while it has no state.
     pub(super) place: Option<[usize; 3]>,
+}
+
+impl Progress {
+    /// Returns the layout of so many ranks. Where new ones may join, none of them leaves if possible: it would be missing
+    /// when they have come.
+    fn layout(&self, ranks: usize) -> Option<Layout> {
+        let (batch_size, micro_batches) = self.batch;
+        let all = self.grows.then(|| self.whole.for_all(ranks, batch_size, micro_batches)).flatten();
+        all.or_else(|| self.whole.for_fewer(ranks, batch_size, micro_batches))
+    }
+
+    /// Returns the number of ranks that go on if there are so many.
+    pub(super) fn ranks_of(&self, ranks: usize) -> usize {
+        self.layout(ranks.min(self.whole.ranks())).map_or(0, |layout| layout.ranks())
+    }
 }
 
 /// The progress of all ranks of a group that has lost ranks or was joined by new ones, in their order; `None` of a new
@@ -54,8 +71,7 @@ impl Meeting {
     pub(super) fn layout(&self, lost: Option<&comm::Error>) -> Result<Layout> {
         let (ranks, known) = (self.0.len(), self.first()?);
         let fewest = known.whole.pp * known.whole.tp;
-        let (batch_size, micro_batches) = known.batch;
-        known.whole.for_fewer(ranks, batch_size, micro_batches).ok_or_else(|| match lost {
+        known.layout(ranks).ok_or_else(|| match lost {
             Some(lost) => Error::TooFewRanks { left: ranks, fewest, lost: lost.clone() },
             None => Error::invalid("the ranks", ranks, format!("at least {fewest} are needed")),
         })

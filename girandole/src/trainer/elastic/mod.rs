@@ -166,10 +166,9 @@ impl<M: Model> Trainer<'_, M> {
         let told = Tensor::new(&own, &Device::Cpu)?;
         self.world.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
         let told = told.to_vec1::<u32>()?;
-        let (now, micro_batches) = (self.world.world_size(), self.model.config().micro_batches);
-        let with_new = now.saturating_add(told[0] as usize).min(self.whole.ranks());
-        let larger = self.whole.for_fewer(with_new, self.config.batch_size, micro_batches);
-        Ok((larger.map(|layout| layout.ranks()).filter(|ranks| *ranks > now), told[1] > 0))
+        let now = self.world.world_size();
+        let with_new = self.progress().ranks_of(now.saturating_add(told[0] as usize));
+        Ok((Some(with_new).filter(|ranks| *ranks > now), told[1] > 0))
     }
 
     /// Waits for new ranks, if these are too few. Returns the number of ranks with them, or `None` if these are enough.
@@ -267,6 +266,7 @@ impl<M: Model> Trainer<'_, M> {
             batch: (self.config.batch_size, self.model.config().micro_batches),
             rebuilds: self.rebuilds,
             keeps_checkpoints: self.checkpoints.is_some(),
+            grows: self.config.replacement.is_some(),
             place: self.has_state.then(|| self.model.place()),
         }
     }
