@@ -50,7 +50,7 @@ impl Modules {
         let names = std::mem::take(&mut *names.lock().unwrap_or_else(PoisonError::into_inner));
         if model.units().len() != names.len() {
             bail!(
-                "the model builds the units {}, and its chain has {}",
+                "the model builds the units {}, and its chain has {}: `Units::units` gives each of them once, in the order of the forward pass",
                 names.join(", "),
                 model.units().len()
             )

@@ -103,7 +103,12 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             let help = "leave it out: a model in a layout gives what its last unit gives";
             return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
         }
-        let ties = build(&Builder::of_units(Arc::new(NoUnits)))?.ties();
+        let outline = build(&Builder::of_units(Arc::new(NoUnits)))?;
+        if outline.units().is_empty() {
+            let help = "make its parts with Builder::unit, and give them in Units::units, in the order of the forward pass";
+            return Err(Error::invalid("the model", "no units", help));
+        }
+        let ties = outline.ties();
         let roots = tie_roots(&ties);
         let mut shards = Shards::new(&mesh, &tensors, weights)?;
         if layout.pp > 1 {

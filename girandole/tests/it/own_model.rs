@@ -200,3 +200,49 @@ fn it_learns_the_same_with_divided_sequences() {
     let config = ParallelConfig { sequence_parallel: true, ..ParallelConfig::default() };
     compare(&["tp=2", "shard=2,tp=2", "shard=3,tp=2", "pp=2,shard=2,tp=2"], &config);
 }
+
+/// A chain of layers, of which `listed` are told.
+struct Chain {
+    layers: Vec<Unit<Linear>>,
+    listed: usize,
+}
+
+impl Units for Chain {
+    fn units(&self) -> Vec<&dyn Module> {
+        self.layers[..self.listed].iter().map(|unit| unit as &dyn Module).collect()
+    }
+}
+
+impl Model for Chain {
+    fn output_loss(output: &Tensor, _: &Tensor) -> Result<Tensor> {
+        output.sum_all()
+    }
+}
+
+#[test]
+fn a_unit_twice_and_a_model_without_units_are_refused_in_every_layout() {
+    for layout in ["", "dp=2", "shard=2", "tp=2", "pp=2"] {
+        for (names, listed, expected) in [
+            (["a", "a"], 2, "two units are called a: give each a name and parameters of its own"),
+            (["a", "b"], 0, "the model: got no units; make its parts with Builder::unit, and give them in"),
+        ] {
+            let build = move |builder: &Builder| {
+                let config = LinearConfig::new(4, 4, Division::Whole);
+                let layer = |name: &&str| builder.unit(name, |part| part.pp(name).linear(&config));
+                Ok(Chain { layers: names.iter().map(layer).collect::<Result<_>>()?, listed })
+            };
+            let layout: Layout = layout.parse().unwrap();
+            let said = Local::run_shared(layout.ranks(), |comm| {
+                let config = ParallelConfig {
+                    example: Some(Tensor::zeros((1, 4), DType::F32, &Device::Cpu)?),
+                    ..ParallelConfig::default()
+                };
+                let built = Parallel::new(comm, &layout, InitialWeights::seed(0), &config, build);
+                Ok(built.err().map(|error| error.to_string()))
+            });
+            for said in said.unwrap() {
+                assert!(said.as_ref().is_some_and(|said| said.starts_with(expected)), "{layout}: {said:?}");
+            }
+        }
+    }
+}

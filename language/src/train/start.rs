@@ -42,10 +42,11 @@ impl<J: Job> Training<J> {
         subject: &Subject,
         (layout, is_new): (&Layout, bool),
     ) -> Result<TrainConfig> {
-        let goes_on = is_new || self.options().survives_loss(layout);
+        let replacement = self.replacement(rank);
+        let goes_on = is_new || replacement.is_some() || self.options().survives_loss(layout);
         Ok(TrainConfig {
             fewest_ranks: self.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
-            replacement: self.replacement(rank),
+            replacement,
             ..train_config(J::NAME, self.options(), subject)?
         })
     }

@@ -56,11 +56,12 @@ mod unit;
 mod whole;
 mod whole_rows;
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::Result;
+use candle_core::{Result, bail};
 use candle_nn::VarBuilder;
 
 pub use frozen::frozen;
@@ -82,6 +83,7 @@ pub struct Builder {
     recompute: Recompute,
     /// Number of units built so far.
     built: Arc<AtomicUsize>,
+    names: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Builder {
@@ -93,7 +95,13 @@ impl Builder {
 
     /// Builds units with a strategy's source of units.
     pub fn of_units(units: Arc<dyn UnitSource>) -> Self {
-        Self { units, layers: Arc::new(WholeLayers), recompute: Recompute::default(), built: Arc::default() }
+        Self {
+            units,
+            layers: Arc::new(WholeLayers),
+            recompute: Recompute::default(),
+            built: Arc::default(),
+            names: Arc::default(),
+        }
     }
 
     /// Makes the units' layers with `layers`.
@@ -119,8 +127,11 @@ impl Builder {
     /// root, and no two units share one.
     ///
     /// # Errors
-    /// Errors of `build` and of the strategy; [`Recompute::Every`] of 0.
+    /// A second unit of this name; errors of `build` and of the strategy; [`Recompute::Every`] of 0.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
+        if !self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into()) {
+            bail!("two units are called {name}: give each a name and parameters of its own")
+        }
         let again = self.recompute.mode_of_unit(self.built.fetch_add(1, Ordering::Relaxed))?;
         let (mut build, mut module) = (Some(build), None);
         let place = self.units.unit(name, &mut |vb| {
@@ -221,7 +232,7 @@ impl Part {
         if count.is_multiple_of(ranks) {
             return Ok(count / ranks);
         }
-        candle_core::bail!("{what}: {count} cannot be divided over {ranks} tensor-parallel ranks")
+        bail!("{what}: {count} cannot be divided over {ranks} tensor-parallel ranks")
     }
 }
 
