@@ -176,6 +176,26 @@ fn new_ranks_take_the_place_of_lost_ones() {
 }
 
 #[test]
+fn before_the_first_checkpoint_those_that_are_left_begin_anew_until_a_new_rank_comes() {
+    let (folder, data, expected) = expected();
+    let name = |what: &str| folder.argument(what);
+    let (out, file, checkpoints) = (name("out"), name("jsonl"), name("checkpoints"));
+    let own = ["--data", &data, "--evaluate", &data, "--out", &out, "--metrics", &file, "--mesh", "shard=2"];
+    let more = ["--elastic", "1:2", "--replace", "1", "--checkpoint-dir", &checkpoints];
+    let rare = ["--checkpoint-every", "100"];
+    let mut session = Session::start(&PRETRAIN, &[&own, &SMALL[..], &more, &rare].concat());
+    let path = folder.path("jsonl");
+    let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+    session.until("some steps", || steps() >= 20);
+    kill_process(session.ranks()[1], Signal::KILL).unwrap();
+    let output = session.end();
+    let said = text(&output.stderr);
+    assert!(said.contains("the others start again, as there is no checkpoint yet"), "{said}");
+    assert!(said.contains("rank 2 has come; 2 ranks go on after step "), "{said}");
+    assert_undisturbed(&output, Path::new(&out), &path, &expected);
+}
+
+#[test]
 fn what_cannot_go_on_is_said_before_ranks_start() {
     let (folder, text_file) = (Folder::new(), "text.txt");
     fs::write(folder.path(text_file), "one two three ".repeat(200)).unwrap();
