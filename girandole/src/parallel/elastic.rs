@@ -10,18 +10,6 @@ use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
 
 impl<M: Model> Parallel<M> {
-    /// Refuses a layout in which training cannot continue with fewer ranks.
-    pub(crate) fn check_elastic(&self, has_checkpoints: bool) -> Result<()> {
-        if self.layout.survives_loss(has_checkpoints) {
-            return Ok(());
-        }
-        let help = match self.layout.shard {
-            1 => "pp and tp keep their sizes: only a layout with dp or shard can go on with fewer ranks",
-            _ => "a rank's part is lost with it: give copies (dp), or checkpoints to go on from",
-        };
-        Err(Error::invalid("the layout of a model that goes on", self.layout, help))
-    }
-
     /// Whether every rank has a whole copy of the model.
     pub(crate) fn is_copied(&self) -> bool {
         matches!(self.model, Kind::Copies(_)) && self.layout.tp == 1

@@ -94,6 +94,24 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// Returns the layout with all ranks of a run that begins in this one.
+    pub(super) fn whole(&self, begins: &Layout) -> Layout {
+        self.replacement.map_or(*begins, |replacement| replacement.layout)
+    }
+
+    /// Checks that an elastic run that begins in this layout can continue with fewer ranks.
+    pub(super) fn check_elastic(&self, begins: &Layout) -> Result<()> {
+        let layout = self.whole(begins);
+        if self.fewest_ranks.is_none() || layout.survives_loss(self.checkpoints.is_some()) {
+            return Ok(());
+        }
+        let help = match layout.shard {
+            1 => "pp and tp keep their sizes: only a layout with dp or shard can go on with fewer ranks",
+            _ => "a rank's part is lost with it: give copies (dp), or checkpoints to go on from",
+        };
+        Err(Error::invalid("the layout of a model that goes on", layout, help))
+    }
+
     /// Checks that lost ranks can be replaced in a run that begins in this layout.
     pub(super) fn check_replacement(&self, begins: &Layout) -> Result<()> {
         let Some(Replacement { layout, .. }) = self.replacement else { return Ok(()) };

@@ -91,9 +91,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// # Errors
     /// A configuration that is not valid; a checkpoint folder that cannot be created; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
-        if config.fewest_ranks.is_some() {
-            model.check_elastic(config.checkpoints.is_some())?;
-        }
+        config.check_elastic(model.layout())?;
         config.check_replacement(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
@@ -128,7 +126,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             RunOrder::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
         let optimizer = Self::optimizer(model, &config)?;
         let world = model.mesh().world().clone();
-        let whole = config.replacement.map_or(*model.layout(), |replacement| replacement.layout);
+        let whole = config.whole(model.layout());
         Ok(Self {
             model,
             data,
