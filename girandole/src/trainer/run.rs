@@ -91,8 +91,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// # Errors
     /// A configuration that is not valid; a checkpoint folder that cannot be created; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
-        config.check_elastic(model.layout())?;
         config.check_replacement(model.layout())?;
+        config.check_elastic(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
         trainer.open_checkpoints()?;
