@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::loss;
 use girandole::launch::RankContext;
 use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
@@ -47,20 +47,18 @@ impl Model for Net {
     }
 }
 
-fn layout() -> girandole::Result<Layout> {
-    std::env::args().nth(1).unwrap_or("dp=2".into()).parse()
-}
-
-fn train(context: RankContext) -> girandole::Result<()> {
+fn train(context: RankContext, layout: &Layout) -> girandole::Result<()> {
+    let rows = Tensor::arange(0f32, 768.0, &Device::Cpu)?.affine(0.1, 0.0)?.sin()?.reshape((48, 16))?;
+    let rows = rows.chunk(layout.data_ranks(), 0)?;
+    // For pipelines: the first rank's rows, as an example of an input.
+    let config = ParallelConfig { example: Some(rows[0].clone()), ..ParallelConfig::default() };
     let comm = Arc::new(context.connect()?);
-    let example = Tensor::zeros((8, 16), DType::F32, &Device::Cpu)?; // for pipelines: an input of one micro-batch
-    let config = ParallelConfig { example: Some(example), ..ParallelConfig::default() };
-    let mut model = Parallel::new(comm, &layout()?, InitialWeights::seed(42), &config, Net::new)?;
+    let mut model = Parallel::new(comm, layout, InitialWeights::seed(42), &config, Net::new)?;
     let adam = AdamConfig { learning_rate: 0.01, ..AdamConfig::default() };
     let mut optimizer = Adam::named(model.named_vars(), adam)?;
-    let x = Tensor::arange(0f32, 128.0, &Device::Cpu)?.affine(0.1, 0.0)?.sin()?.reshape((8, 16))?; // this rank's rows
+    let x = &rows[model.data_ranks().rank()];
     for number in 0..=100 {
-        let step = model.step(&x, &x.cos()?)?;
+        let step = model.step(x, &x.cos()?)?;
         optimizer.step_scaled(&step.grads, 1.0)?;
         if number % 50 == 0 && model.mesh().world().rank() == 0 {
             eprintln!("step {number}: loss {:.6}", step.loss);
@@ -70,8 +68,8 @@ fn train(context: RankContext) -> girandole::Result<()> {
 }
 
 fn main() -> ExitCode {
-    match layout() {
-        Ok(layout) => launch::run(layout.ranks(), train),
+    match std::env::args().nth(1).unwrap_or("dp=2".into()).parse::<Layout>() {
+        Ok(layout) => launch::run(layout.ranks(), |context| train(context, &layout)),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(2)
