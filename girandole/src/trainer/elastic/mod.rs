@@ -3,6 +3,7 @@
 mod meeting;
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
@@ -334,6 +335,9 @@ impl<M: Model> Trainer<'_, M> {
             *self.model = model;
         }
         self.has_state = false;
+        // A checkpoint that is still being written may become whole, and is the latest one then, on all ranks.
+        drop(self.abandoned.take().map(JoinHandle::join));
+        self.world.run(Operation::Barrier)?;
         self.resume_latest()?.ok_or_else(|| state_lost(lost))?;
         (self.rebuilds, self.has_state) = (meeting.rebuilds() + 1, true);
         Ok(())
