@@ -109,8 +109,8 @@ impl Layout {
         self.fewer(ranks, |data| self.fits(data, batch_size, micro_batches))
     }
 
-    /// Like [`for_fewer`](Self::for_fewer), but the layout has all of the ranks, even if there are no copies of the model in
-    /// it. `None` if none has.
+    /// Like [`for_fewer`](Self::for_fewer), but if a layout has all of the ranks, that one, even if there are no copies of the
+    /// model in it: where new ranks may join, one that leaves would be missing when they have come.
     ///
     /// ```
     /// let layout: girandole::Layout = "dp=3,shard=2".parse()?;
@@ -121,6 +121,7 @@ impl Layout {
     pub fn for_all(&self, ranks: usize, batch_size: usize, micro_batches: usize) -> Option<Self> {
         let are_all = |data: usize| data.saturating_mul(self.pp).saturating_mul(self.tp) == ranks;
         self.fewer(ranks, |data| are_all(data) && self.fits(data, batch_size, micro_batches))
+            .or_else(|| self.for_fewer(ranks, batch_size, micro_batches))
     }
 
     /// Whether so many ranks with different rows can divide a batch.

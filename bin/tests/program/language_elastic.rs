@@ -32,6 +32,11 @@ const SMALL: [&str; 14] = [
     "7",
 ];
 
+/// Returns the number of lines of a file, which may not be there yet.
+fn lines_of(path: &Path) -> usize {
+    fs::read(path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
+}
+
 /// Returns the losses of a metrics file, whose batches count up over all epochs.
 fn losses(path: &Path) -> Vec<f32> {
     let steps = metrics(path).into_iter().filter(|line| line["event"] == "step");
@@ -65,7 +70,7 @@ fn whoever_is_lost_the_losses_are_those_of_a_run_that_lost_none() {
         let more = ["--elastic", "1:4", "--checkpoint-dir", &checkpoints, "--checkpoint-every", "5"];
         let mut session = Session::start(&PRETRAIN, &[&own, &SMALL[..], &more].concat());
         let path = folder.path(&format!("{round}.jsonl"));
-        let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+        let steps = || lines_of(&path);
         let mut ranks = Vec::new();
         for _ in 0..1 + round % 3 {
             let next = steps() + 1 + random.next_u32() as usize % 20;
@@ -125,7 +130,7 @@ fn parts_of_the_model_go_on_in_another_layout_or_from_a_checkpoint() {
         let more = [&["--elastic", elastic], &kept[..]].concat();
         let mut session = Session::start(&PRETRAIN, &[&own, &SMALL[..], &more].concat());
         let path = folder.path(&format!("{mesh}.jsonl"));
-        let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+        let steps = || lines_of(&path);
         let wanted = 12 + random.next_u32() as usize % 30;
         session.until("some steps", || steps() >= wanted);
         let ranks = session.ranks();
@@ -155,7 +160,7 @@ fn new_ranks_take_the_place_of_lost_ones() {
         let mut session =
             Session::start(&PRETRAIN, &[&own, &SMALL[..], &more, &["--checkpoint-every", "5"]].concat());
         let path = folder.path(&format!("{mesh}.jsonl"));
-        let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+        let steps = || lines_of(&path);
         let mut killed = Vec::new();
         for _ in 0..lost {
             let wanted = steps() + 12 + random.next_u32() as usize % 15;
@@ -185,7 +190,7 @@ fn before_the_first_checkpoint_those_that_are_left_begin_anew_until_a_new_rank_c
     let rare = ["--checkpoint-every", "100"];
     let mut session = Session::start(&PRETRAIN, &[&own, &SMALL[..], &more, &rare].concat());
     let path = folder.path("jsonl");
-    let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+    let steps = || lines_of(&path);
     session.until("some steps", || steps() >= 20);
     kill_process(session.ranks()[1], Signal::KILL).unwrap();
     let output = session.end();

@@ -42,9 +42,8 @@ impl<J: Job> Training<J> {
         if !is_elastic || begun.ranks() == ranks {
             return options.layout(ranks);
         }
-        let (batch_size, micro_batches) = (options.batch_size, options.micro_batches(&begun));
-        let all = rank.newcomers_within.and_then(|_| begun.for_all(ranks, batch_size, micro_batches));
-        let Some(layout) = all.or_else(|| begun.for_fewer(ranks, batch_size, micro_batches)) else {
+        let of = if rank.newcomers_within.is_some() { Layout::for_all } else { Layout::for_fewer };
+        let Some(layout) = of(&begun, ranks, options.batch_size, options.micro_batches(&begun)) else {
             return options.layout(ranks);
         };
         if layout.ranks() < ranks {

@@ -35,10 +35,7 @@ fn a_damaged_file_is_named_before_any_rank_is_started() {
         let dir = folder.argument("c");
         succeed(girandole().args(run(at, &dir, "2")));
         for file in files(&Path::new(&dir).join("checkpoint-00000002")) {
-            let whole = std::fs::read(&file).unwrap();
-            let mut bytes = whole.clone();
-            bytes[whole.len() / 2] ^= 1;
-            std::fs::write(&file, bytes).unwrap();
+            let whole = damage(&file);
             let (line, code) = refuse_with(girandole().args(run(at, &dir, "3")), &["--resume"]);
             let begin = format!("error: `{}` cannot be trusted: ", file.display());
             let end = format!("--resume={dir}/checkpoint-00000001 goes on from it\n");
@@ -61,10 +58,7 @@ fn a_damaged_part_of_a_language_model_is_named_before_any_rank_trains() {
     let damaged = files(&Path::new(&dir).join("checkpoint-00000002"));
     assert_eq!(damaged.len(), 4, "{damaged:?}");
     for file in damaged {
-        let whole = std::fs::read(&file).unwrap();
-        let mut bytes = whole.clone();
-        bytes[whole.len() / 2] ^= 1;
-        std::fs::write(&file, bytes).unwrap();
+        let whole = damage(&file);
         let (line, code) = refuse_with(girandole().args(&run).args(["3", "--resume"]), &[]);
         let said = format!("`{}` cannot be trusted: ", file.display());
         let end = format!("--resume={dir}/checkpoint-00000001 goes on from it\n");
@@ -233,6 +227,15 @@ fn seconds(manifest: &Value) -> Option<f64> {
     let map = manifest.as_object()?;
     let own = map.get("log").and_then(|log| log["seconds"].as_u64()).map(f64::from_bits);
     own.or_else(|| map.values().find_map(seconds))
+}
+
+/// Changes one bit in the middle of a file, and returns what it held.
+fn damage(file: &Path) -> Vec<u8> {
+    let whole = std::fs::read(file).unwrap();
+    let mut bytes = whole.clone();
+    bytes[whole.len() / 2] ^= 1;
+    std::fs::write(file, bytes).unwrap();
+    whole
 }
 
 fn files(folder: &Path) -> Vec<std::path::PathBuf> {

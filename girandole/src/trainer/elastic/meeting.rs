@@ -33,17 +33,10 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Returns the layout of so many ranks. Where new ones may join, none of them leaves if possible: it would be missing
-    /// when they have come.
+    /// Returns the layout of so many ranks.
     fn layout(&self, ranks: usize) -> Option<Layout> {
-        let (batch_size, micro_batches) = self.batch;
-        let all = self.grows.then(|| self.whole.for_all(ranks, batch_size, micro_batches)).flatten();
-        all.or_else(|| self.whole.for_fewer(ranks, batch_size, micro_batches))
-    }
-
-    /// Returns the number of ranks that go on if there are so many.
-    pub(super) fn ranks_of(&self, ranks: usize) -> usize {
-        self.layout(ranks.min(self.whole.ranks())).map_or(0, |layout| layout.ranks())
+        let of = if self.grows { Layout::for_all } else { Layout::for_fewer };
+        of(&self.whole, ranks, self.batch.0, self.batch.1)
     }
 }
 

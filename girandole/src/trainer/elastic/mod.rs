@@ -167,9 +167,10 @@ impl<M: Model> Trainer<'_, M> {
         let told = Tensor::new(&own, &Device::Cpu)?;
         self.world.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
         let told = told.to_vec1::<u32>()?;
-        let now = self.world.world_size();
-        let with_new = self.progress().ranks_of(now.saturating_add(told[0] as usize));
-        Ok((Some(with_new).filter(|ranks| *ranks > now), told[1] > 0))
+        let (now, micro_batches) = (self.world.world_size(), self.model.config().micro_batches);
+        let with_new = now.saturating_add(told[0] as usize).min(self.whole.ranks());
+        let larger = self.whole.for_all(with_new, self.config.batch_size, micro_batches);
+        Ok((larger.map(|layout| layout.ranks()).filter(|ranks| *ranks > now), told[1] > 0))
     }
 
     /// Waits for new ranks, if these are too few. Returns the number of ranks with them, or `None` if these are enough.
