@@ -130,9 +130,15 @@ fn when_it_ends_without_a_word() {
 #[test]
 fn when_it_panics() {
     for victim in [0, 1, 2] {
-        let script = |rank| if rank == victim { "barrier; panic" } else { "barrier; all_reduce f32 10 sum" };
+        let script = |rank| match rank == victim {
+            true => "barrier; await; panic",
+            false => "barrier; ready; all_reduce f32 10 sum",
+        };
         let scripts: Vec<&str> = (0..3).map(script).collect();
-        for ending in Group::start(&scripts, &Setup::default()).finish_all() {
+        let mut group = Group::start(&scripts, &Setup::default());
+        group.ready(group.all().filter(|rank| *rank != victim));
+        group.tell(victim);
+        for ending in group.finish_all() {
             match ending.rank == victim {
                 true => assert_eq!(ending.code, Some(101), "{ending:#?}"),
                 false => ending.assert_blames("PeerDied", victim, "died during all_reduce"),

@@ -7,10 +7,16 @@ fn one_that_leaves_early_is_named() {
     let cases: Vec<(usize, usize)> =
         [2, 3, 4].into_iter().flat_map(|world| (0..world).map(move |early| (world, early))).collect();
     in_parallel(2, &cases, |(world_size, early)| {
-        for (short, long) in [("barrier", "barrier; all_reduce f32 10 sum"), ("", "barrier")] {
+        for (short, long) in [("", "barrier"), ("barrier; await", "barrier; ready; all_reduce f32 10 sum")] {
             let script = |rank| if rank == *early { short } else { long };
             let scripts: Vec<&str> = (0..*world_size).map(script).collect();
-            for ending in Group::start(&scripts, &Setup::default()).finish_all() {
+            let mut group = Group::start(&scripts, &Setup::default());
+            if short.ends_with("await") {
+                // Whoever is still in the barrier when the first of the others fails would name the barrier.
+                group.ready(group.all().filter(|rank| rank != early));
+                group.tell(*early);
+            }
+            for ending in group.finish_all() {
                 match ending.rank == *early {
                     true => ending.assert_done(),
                     false => ending.assert_blames(
@@ -73,10 +79,11 @@ fn without_rank_0_the_others_still_name_the_culprit() {
 /// was done.
 #[test]
 fn the_last_messages_of_rank_0_hide_no_collective() {
-    let (calls, messages) = ("barrier; broadcast f32 300000 0", "; send f32 10 1".repeat(9));
+    let (calls, messages) = ("barrier; ready; broadcast f32 300000 0", "; send f32 10 1".repeat(9));
     let scripts = [format!("{calls}{messages}"), calls.into(), "barrier; await".into(), calls.into()];
     let mut group = Group::start(&scripts, &Setup::default());
     group.finish(0).assert_done();
+    group.ready([1, 3]);
     group.tell(2);
     for rank in [1, 3] {
         group.finish(rank).assert_blames("PeerLeft", 2, "broadcast #2 (root 0, f32, 300000 elements)");
