@@ -3,7 +3,10 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, DType, Device, Shape, Tensor, Var, WithDType};
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, DType, Device, InplaceOp1, Layout, Shape, Storage, Tensor, Var, WithDType, bail,
+};
 use candle_nn::VarMap;
 
 use crate::{Error, Result};
@@ -61,22 +64,24 @@ pub trait OptimizerState {
 pub struct DeferredCopy {
     shape: Shape,
     dtype: DType,
-    copy: Box<dyn FnOnce() -> candle_core::Result<Tensor> + Send>,
+    source: Source,
+}
+
+enum Source {
+    Copied(Tensor),
+    Tensor(Tensor),
+    Host(Arc<CpuStorage>),
 }
 
 impl DeferredCopy {
-    /// A tensor of this shape and dtype, which `copy` will return.
-    pub fn new(
-        shape: &Shape,
-        dtype: DType,
-        copy: impl FnOnce() -> candle_core::Result<Tensor> + Send + 'static,
-    ) -> Self {
-        Self { shape: shape.clone(), dtype, copy: Box::new(copy) }
+    /// The copy of a tensor, which must not change before it is made.
+    pub fn new(tensor: Tensor) -> Self {
+        Self { shape: tensor.shape().clone(), dtype: tensor.dtype(), source: Source::Tensor(tensor) }
     }
 
-    /// Wraps a tensor that is already a copy.
+    /// Wraps a tensor that is already a copy, and that nobody else uses.
     pub fn done(tensor: Tensor) -> Self {
-        Self::new(&tensor.shape().clone(), tensor.dtype(), move || Ok(tensor))
+        Self { shape: tensor.shape().clone(), dtype: tensor.dtype(), source: Source::Copied(tensor) }
     }
 
     /// Its dimensions.
@@ -89,12 +94,75 @@ impl DeferredCopy {
         self.dtype
     }
 
-    /// Makes the copy.
+    /// Whether the copy is still to be made.
+    pub fn is_pending(&self) -> bool {
+        !matches!(self.source, Source::Copied(_))
+    }
+
+    /// Copies only the first `len` elements, to a tensor of one dimension.
+    ///
+    /// # Errors
+    /// candle's, if there are fewer.
+    pub fn first(mut self, len: usize) -> candle_core::Result<Self> {
+        self.source = match self.source {
+            Source::Copied(tensor) if len == self.shape.elem_count() => Source::Copied(tensor.flatten_all()?),
+            Source::Copied(tensor) => {
+                Source::Copied(tensor.flatten_all()?.narrow(0, 0, len)?.force_contiguous()?)
+            }
+            Source::Tensor(tensor) => Source::Tensor(tensor.flatten_all()?.narrow(0, 0, len)?),
+            Source::Host(storage) if len <= self.shape.elem_count() => Source::Host(storage),
+            Source::Host(_) => bail!("{len} of {} elements", self.shape.elem_count()),
+        };
+        self.shape = len.into();
+        Ok(self)
+    }
+
+    /// Makes the copy, in new memory.
     ///
     /// # Errors
     /// candle's, if memory is exhausted.
     pub fn copy(self) -> candle_core::Result<Tensor> {
-        (self.copy)()
+        self.copy_over(None)
+    }
+
+    /// Makes the copy, in the memory of `spare` if that is on the CPU and has this dtype and number of elements: this is
+    /// several times as fast as new memory, which the operating system clears. The tensor is overwritten, so nobody else may use
+    /// it.
+    ///
+    /// # Errors
+    /// candle's, if memory is exhausted.
+    pub fn copy_over(self, spare: Option<Tensor>) -> candle_core::Result<Tensor> {
+        let (dtype, count) = (self.dtype, self.shape.elem_count());
+        let fits = |spare: &Tensor| {
+            let is_dense = spare.device().is_cpu() && spare.is_contiguous();
+            is_dense && spare.dtype() == dtype && spare.elem_count() == count
+        };
+        let over = |spare: Tensor, storage: &CpuStorage, layout: &Layout| {
+            spare.inplace_op1(&CopyOf(storage, layout))?;
+            spare.reshape(&self.shape)
+        };
+        match (self.source, spare.filter(fits)) {
+            (Source::Copied(tensor), _) => Ok(tensor),
+            (Source::Host(storage), Some(spare)) => over(spare, &storage, &Layout::contiguous(&self.shape)),
+            (Source::Host(storage), None) => copied(&storage, &self.shape),
+            (Source::Tensor(tensor), spare) => match (&*tensor.storage_and_layout().0, spare) {
+                (Storage::Cpu(storage), Some(spare)) => over(spare, storage, tensor.layout()),
+                _ => tensor.force_contiguous(),
+            },
+        }
+    }
+}
+
+/// Overwrites a tensor by elements of a storage.
+struct CopyOf<'a>(&'a CpuStorage, &'a Layout);
+
+impl InplaceOp1 for CopyOf<'_> {
+    fn name(&self) -> &'static str {
+        "copy"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        self.0.copy_strided_src(storage, layout.start_offset(), self.1)
     }
 }
 
@@ -253,8 +321,8 @@ impl Buffer {
     pub(crate) fn to_tensor_later(&self, var: &Var) -> candle_core::Result<DeferredCopy> {
         Ok(match self {
             Self::Host(storage) => {
-                let (storage, shape) = (storage.clone(), var.shape().clone());
-                DeferredCopy::new(var.shape(), state_dtype(var), move || copied(&storage, &shape))
+                let (shape, dtype) = (var.shape().clone(), state_dtype(var));
+                DeferredCopy { shape, dtype, source: Source::Host(storage.clone()) }
             }
             Self::Tensor(tensor) => DeferredCopy::done(tensor.force_contiguous()?),
         })
@@ -262,9 +330,10 @@ impl Buffer {
 }
 
 fn copied(storage: &CpuStorage, shape: &Shape) -> candle_core::Result<Tensor> {
+    let count = shape.elem_count();
     match storage {
-        CpuStorage::F64(data) => Tensor::from_slice(data, shape, &Device::Cpu),
-        other => Tensor::from_slice(f32::cpu_storage_as_slice(other)?, shape, &Device::Cpu),
+        CpuStorage::F64(data) => Tensor::from_slice(&data[..count], shape, &Device::Cpu),
+        other => Tensor::from_slice(&f32::cpu_storage_as_slice(other)?[..count], shape, &Device::Cpu),
     }
 }
 

@@ -17,4 +17,5 @@ pub use region::Region;
 pub use save::Snapshot;
 pub(crate) use save::all_or_error;
 pub use snapshot::DeferredSnapshot;
+pub(crate) use snapshot::{SpareTensors, reserve};
 pub(crate) use transfer::{Receiver, transfer};

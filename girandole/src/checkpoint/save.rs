@@ -11,7 +11,7 @@ use training::build::Model;
 use training::{Checkpoint, Checkpoints, LossScalerState, OptimizerState};
 
 use super::region::Part;
-use super::with_keep_alive;
+use super::{SpareTensors, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
 /// Content of the manifest: describes all parts, and holds the program's own data.
@@ -117,13 +117,18 @@ impl Snapshot {
         self.tensors.values().map(bytes).sum()
     }
 
+    /// Returns the memory of the copies, for the next snapshot.
+    pub(crate) fn into_spares(self) -> SpareTensors {
+        self.tensors
+    }
+
     /// Writes the snapshot. Call on every rank of `world`, which may be a separate group, so that training continues at
     /// the same time.
     ///
     /// # Errors
     /// Those of [`Parallel::save`].
     pub fn write(
-        self,
+        &self,
         world: &dyn Communicator,
         checkpoints: &Checkpoints,
         checkpoint: &Checkpoint,
@@ -137,7 +142,7 @@ impl Snapshot {
         let draft = checkpoints.draft(number);
         let folder = draft.folder();
         let (SnapshotParts { file, parts, optimizer, ties, loss_scale }, tensors) =
-            (self.described, &self.tensors);
+            (self.described.clone(), &self.tensors);
         let written = with_keep_alive(world, || {
             if tensors.is_empty() {
                 return Ok(None);

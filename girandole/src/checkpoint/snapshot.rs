@@ -1,8 +1,8 @@
 //! Copies a rank's contribution to a checkpoint, at once or while the next step is computed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use training::build::Model;
 use training::{DeferredCopy, LossScaler, OptimizerState};
 
@@ -25,9 +25,34 @@ impl DeferredSnapshot {
     /// # Errors
     /// Errors of candle, such as a lack of memory.
     pub fn copy(self) -> Result<Snapshot> {
-        let copied = self.tensors.into_iter().map(|(key, later)| Ok((key, later.copy()?)));
+        self.copy_over(&mut SpareTensors::default())
+    }
+
+    /// As [`copy`](Self::copy), in the memory of an earlier snapshot, which is taken.
+    pub(crate) fn copy_over(self, spares: &mut SpareTensors) -> Result<Snapshot> {
+        let mut spares = std::mem::take(spares);
+        let copied = self.tensors.into_iter().map(|(key, later)| {
+            let spare = spares.remove(&key);
+            Ok((key, later.copy_over(spare)?))
+        });
         Ok(Snapshot { tensors: copied.collect::<Result<_>>()?, described: self.described })
     }
+
+    /// Returns what [`reserve`] needs to know.
+    pub(crate) fn sizes(&self) -> Vec<(String, usize, DType)> {
+        let pending = self.tensors.iter().filter(|(_, later)| later.is_pending());
+        pending.map(|(key, later)| (key.clone(), later.dims().iter().product(), later.dtype())).collect()
+    }
+}
+
+/// Tensors of an earlier snapshot, by their keys: the next one is copied over them.
+pub(crate) type SpareTensors = HashMap<String, Tensor>;
+
+/// Takes the memory for a first snapshot from the operating system.
+pub(crate) fn reserve(sizes: Vec<(String, usize, DType)>) -> candle_core::Result<SpareTensors> {
+    // Zeros would take no memory until they are overwritten.
+    let ones = |(key, len, dtype)| Ok((key, Tensor::ones(len, dtype, &Device::Cpu)?));
+    sizes.into_iter().map(ones).collect()
 }
 
 impl<M: Model> Parallel<M> {
@@ -82,7 +107,9 @@ impl<M: Model> Parallel<M> {
             }
             let key = format!("{}{}", piece.name, &key[piece.var_name.len()..]);
             if !(by_element && piece.region.is_empty()) {
-                tensors.push((optimizer_key(&key), cut(value, by_element.then(|| piece.region.len()))));
+                // Without padding.
+                let value = if by_element { value.first(piece.region.len())? } else { value };
+                tensors.push((optimizer_key(&key), value));
             }
             remembered.insert(key, OptimizerEntry { of: piece.name.clone(), by_element });
         }
@@ -104,7 +131,7 @@ fn copy_of(piece: &Piece, at_once: bool) -> Result<DeferredCopy> {
     if at_once || !tensor.device().is_cpu() {
         return Ok(DeferredCopy::done(own(&tensor, len)?));
     }
-    Ok(DeferredCopy::new(&len.into(), tensor.dtype(), move || own(&tensor, len)))
+    Ok(DeferredCopy::new(tensor).first(len)?)
 }
 
 /// Returns the piece to which an optimizer's key belongs.
@@ -115,17 +142,4 @@ fn piece_of<'a>(pieces: &'a [Piece], key: &str) -> Result<&'a Piece> {
         let help = "make the optimizer from Parallel::named_vars, so that it is known whose part this is";
         Error::invalid("the optimizer's state", key, help)
     })
-}
-
-/// Returns optimizer state as stored in a checkpoint: as many elements as the part has, without padding, or one value.
-fn cut(value: DeferredCopy, elements: Option<usize>) -> DeferredCopy {
-    let (count, dtype) = (value.dims().iter().product::<usize>(), value.dtype());
-    match elements {
-        Some(len) => DeferredCopy::new(&len.into(), dtype, move || {
-            let value = value.copy()?;
-            // `copy` has already made a copy.
-            if count == len { value.flatten_all() } else { own(&value, len) }
-        }),
-        None => DeferredCopy::new(&().into(), dtype, move || value.copy()?.flatten_all()?.reshape(())),
-    }
 }

@@ -1,14 +1,14 @@
 //! Background checkpoint writer: files are written while training continues.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use comm::Communicator;
 use training::{Checkpoint, Checkpoints};
 
-use crate::checkpoint::{DeferredSnapshot, Snapshot, all_or_error};
+use crate::checkpoint::{DeferredSnapshot, Snapshot, SpareTensors, all_or_error, reserve};
 use crate::{Error, Result};
 
 /// Writes checkpoints during training, at most one at a time, over its own group.
@@ -18,6 +18,9 @@ pub struct BackgroundSaver {
     at_work: Option<Writing>,
     /// Disconnects when parameters and optimizer state are copied.
     copying: Option<Receiver<()>>,
+    /// Memory for the next copy, which is kept from one to the next; locked while it is being taken.
+    spares: Arc<Mutex<SpareTensors>>,
+    pub(super) is_reserved: bool,
     /// A checkpoint of an earlier saver that may still be written: nothing else may be written before it ends.
     pub(super) before: Option<Writing>,
 }
@@ -38,7 +41,26 @@ impl BackgroundSaver {
         let comm = comm.ok_or_else(|| {
             Error::invalid("the group of checkpoints", "none", "this is a mistake in girandole")
         })?;
-        Ok(Self { comm, checkpoints, at_work: None, copying: None, before: None })
+        let (spares, is_reserved) = (Arc::default(), false);
+        Ok(Self { comm, checkpoints, at_work: None, copying: None, spares, is_reserved, before: None })
+    }
+
+    /// Takes the memory for copies from the operating system in the background, so that the first checkpoint takes no longer
+    /// than the others. Without this call, the first one takes the memory itself.
+    pub fn reserve(&self, snapshot: &DeferredSnapshot) {
+        let (sizes, spares) = (snapshot.sizes(), self.spares.clone());
+        let (tell, told) = channel::<()>();
+        let take = move || {
+            // Otherwise a copy has the memory already, or is taking it.
+            let Ok(mut spares) = spares.try_lock() else { return };
+            drop(tell);
+            // What cannot be had now is taken by the first checkpoint, which reports the error.
+            *spares = reserve(sizes).unwrap_or_default();
+        };
+        if Builder::new().name("checkpoint memory".into()).spawn(take).is_ok() {
+            // A checkpoint that begins after this call finds the memory.
+            let _ = told.recv();
+        }
     }
 
     /// Waits for the previous checkpoint, and starts to write another. Returns the folder of the previous one, if there
@@ -47,7 +69,7 @@ impl BackgroundSaver {
     /// # Errors
     /// Errors of the previous checkpoint, on every rank.
     pub fn begin(&mut self, snapshot: Snapshot, checkpoint: Checkpoint) -> Result<Option<PathBuf>> {
-        self.begin_with(move || Ok(snapshot), checkpoint)
+        self.begin_with(move |_| Ok(snapshot), checkpoint)
     }
 
     /// Like [`begin`](Self::begin), with a copy that is made later: call [`wait_for_copy`](Self::wait_for_copy) before parameters
@@ -60,26 +82,31 @@ impl BackgroundSaver {
         snapshot: DeferredSnapshot,
         checkpoint: Checkpoint,
     ) -> Result<Option<PathBuf>> {
-        self.begin_with(move || snapshot.copy(), checkpoint)
+        self.begin_with(move |spares| snapshot.copy_over(spares), checkpoint)
     }
 
     fn begin_with(
         &mut self,
-        copy: impl FnOnce() -> Result<Snapshot> + Send + 'static,
+        copy: impl FnOnce(&mut SpareTensors) -> Result<Snapshot> + Send + 'static,
         checkpoint: Checkpoint,
     ) -> Result<Option<PathBuf>> {
         let before = self.wait()?;
         let (comm, checkpoints, abandoned) =
             (self.comm.clone(), self.checkpoints.clone(), self.before.take());
-        let (tell, told) = channel();
+        let (tell, told) = channel::<()>();
+        let spares = self.spares.clone();
         let write = move || {
             let _span = tracing::info_span!("write checkpoint").entered();
-            let snapshot = copy();
+            let mut spares = spares.lock().unwrap_or_else(PoisonError::into_inner);
+            let snapshot = copy(&mut spares);
             // A panic also drops this end, so `wait_for_copy` always returns.
             drop(tell);
             // Its error is that of a checkpoint that does not count.
             drop(abandoned.map(JoinHandle::join));
-            all_or_error(&*comm, snapshot)?.write(&*comm, &checkpoints, &checkpoint)
+            let snapshot = all_or_error(&*comm, snapshot)?;
+            let written = snapshot.write(&*comm, &checkpoints, &checkpoint);
+            *spares = snapshot.into_spares();
+            written
         };
         let thread = Builder::new().name("checkpoint".into()).spawn(write);
         self.at_work = Some(thread.map_err(|error| Error::file(std::path::Path::new("a thread"), error))?);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
-use training::{Adam, AdamConfig, Error, OptimizerState, Result, Sgd, SgdConfig};
+use training::{Adam, AdamConfig, DeferredCopy, Error, OptimizerState, Result, Sgd, SgdConfig};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F64, DType::BF16];
 
@@ -162,6 +162,47 @@ fn what_is_copied_later_is_of_now() -> Result<()> {
                 assert_eq!((later_key, got), (key.clone(), numbers(&[(key, Var::from_tensor(&expected)?)])?));
             }
         }
+    }
+    Ok(())
+}
+
+/// A copy is made over a spare tensor that fits, in place, and leaves any other as it is.
+#[test]
+fn a_spare_tensor_is_overwritten() -> Result<()> {
+    for dtype in DTYPES {
+        let vars = vars(dtype)?;
+        let mut adam = Adam::named(vars.clone(), AdamConfig::default())?;
+        step(&mut adam, &vars)?;
+        let (_, var) = &vars[0];
+        let elements = |tensor: &Tensor| tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+        let ones = |len, dtype| Tensor::ones(len, dtype, &Device::Cpu);
+        let (_, mean) = adam.state()?.remove(1);
+        let sources = || -> Result<_> {
+            let later = adam.state_later()?.remove(1).1;
+            Ok([
+                (var.as_detached_tensor(), DeferredCopy::new(var.as_detached_tensor())),
+                (mean.clone(), later),
+            ])
+        };
+        let count = var.elem_count();
+        for len in [count, count - 1] {
+            for (expected, later) in sources()? {
+                let later = if len == count { later } else { later.first(len)? };
+                let spare = ones(len, later.dtype())?;
+                let (dims, wanted) = (later.dims().to_vec(), elements(&expected)?[..len].to_vec());
+                let copy = later.copy_over(Some(spare.clone()))?;
+                assert_eq!((copy.dims(), elements(&copy)?), (&dims[..], wanted.clone()));
+                assert_eq!(elements(&spare)?, wanted);
+            }
+            for other in [ones(len + 1, dtype)?, ones(len, DType::U8)?] {
+                for (expected, later) in sources()? {
+                    let copy = later.first(len)?.copy_over(Some(other.clone()))?;
+                    assert_eq!(elements(&copy)?, elements(&expected)?[..len]);
+                    assert!(elements(&other)?.iter().all(|element| *element == 1.0));
+                }
+            }
+        }
+        assert!(sources()?.into_iter().all(|(_, later)| later.first(count + 1).is_err()));
     }
     Ok(())
 }

@@ -87,6 +87,17 @@ impl<M: Model> Trainer<'_, M> {
         observer.saved(self.written, &folder)
     }
 
+    /// After the first step, takes the memory for the copies that checkpoints are written from.
+    pub(super) fn reserve_copies(&mut self) -> Result<()> {
+        let Some(saver) = self.saver.as_mut().filter(|saver| !saver.is_reserved) else { return Ok(()) };
+        saver.is_reserved = true;
+        // Variables of other devices would be copied now.
+        if self.model.named_vars().iter().all(|(_, var)| var.device().is_cpu()) {
+            saver.reserve(&self.model.snapshot_later(Some(&self.optimizer))?);
+        }
+        Ok(())
+    }
+
     /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite.
     pub(super) fn may_save(&self) -> bool {
         self.latest.is_none_or(|latest| latest.loss.is_finite())

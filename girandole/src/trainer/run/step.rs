@@ -86,6 +86,7 @@ impl<M: Model> Trainer<'_, M> {
         let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
         self.wait_for_copies();
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step_scaled(grads, scale))?;
+        self.reserve_copies()?;
         Ok(norm)
     }
 
