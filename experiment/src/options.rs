@@ -80,7 +80,7 @@ impl From<PrecisionOption> for Precision {
 #[derive(Debug, Clone, Args)]
 pub struct RankOptions {
     /// Ranks [default: from the environment, or the command's]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Ranks")]
     pub world_size: Option<usize>,
     /// Backend of communication between ranks
     #[arg(long, value_parser = BackendParser, default_value = "auto", help_heading = "Ranks")]
@@ -92,7 +92,7 @@ pub struct RankOptions {
     #[arg(long, value_name = "METHOD", help_heading = "Ranks")]
     pub init_method: Option<InitMethod>,
     /// How long ranks wait for each other [default: 300]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Ranks")]
     pub timeout: Option<Duration>,
 }
 
@@ -166,7 +166,7 @@ pub struct CommonOptions {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     pub device: DeviceKind,
     /// Seed of data and initial weights
-    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed)]
     pub seed: u64,
     /// Matrix products of f32 on the CPU
     #[arg(long, value_enum, default_value = "f32")]

@@ -1,7 +1,9 @@
 //! A program whose subcommands are experiments and the like: parsing, error output and exit code.
 
+use std::any::TypeId;
 use std::io::Write;
 use std::process::{ExitCode, exit};
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
@@ -11,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::{help, interrupt, recipe};
 
 /// Returns the clap command of a program with all subcommands: option names also accept underscores, as in PyTorch's
-/// programs, and `--recipe` is added.
+/// programs; a negative number is an option's value, which its parser refuses, and no unknown option; and `--recipe` is
+/// added.
 pub fn commands<P: CommandFactory>() -> Command {
     let alias = |option: Arg| match option.get_long().map(|long| long.replace('-', "_")) {
         Some(name) if Some(&*name) != option.get_long() => {
@@ -21,14 +24,30 @@ pub fn commands<P: CommandFactory>() -> Command {
         }
         _ => option,
     };
+    let numbers = |option: Arg| match takes_number(&option) {
+        true => option.allow_negative_numbers(true),
+        false => option,
+    };
     P::command().mut_subcommands(|command| {
         // Arguments after `launch`'s program name belong to that program; `completions` and `man` take no recipe.
         let command = match command.get_name() {
             "launch" | "completions" | "man" => command,
             _ => recipe::with_option(command),
         };
-        help::with_pages(command.mut_args(alias))
+        help::with_pages(command.mut_args(|option| numbers(alias(option))))
     })
+}
+
+fn takes_number(option: &Arg) -> bool {
+    let value = option.get_value_parser().type_id();
+    let numbers = [
+        TypeId::of::<usize>(),
+        TypeId::of::<u64>(),
+        TypeId::of::<u16>(),
+        TypeId::of::<f64>(),
+        TypeId::of::<Duration>(),
+    ];
+    numbers.into_iter().any(|number| value == number)
 }
 
 /// Parses this process's arguments, with the options of `--recipe` merged in.

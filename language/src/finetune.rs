@@ -28,19 +28,12 @@ pub struct FinetuneOptions {
     #[command(flatten)]
     options: TrainOptions,
     /// Rank of adapters (LoRA) [default: no adapters]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Adapters")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Adapters")]
     lora_rank: Option<usize>,
     /// Alpha of adapters [default: twice the rank]
     ///
     /// Adapters are scaled by alpha / rank.
-    #[arg(
-        long,
-        value_name = "A",
-        value_parser = finite,
-        requires = "lora_rank",
-        allow_negative_numbers = true,
-        help_heading = "Adapters"
-    )]
+    #[arg(long, value_name = "A", value_parser = finite, requires = "lora_rank", help_heading = "Adapters")]
     lora_alpha: Option<f64>,
     /// Layers with adapters
     ///
@@ -61,7 +54,6 @@ pub struct FinetuneOptions {
         default_value = "0",
         value_parser = experiment::options::probability,
         requires = "lora_rank",
-        allow_negative_numbers = true,
         help_heading = "Adapters"
     )]
     lora_dropout: f64,

@@ -72,21 +72,21 @@ pub struct TrainOptions {
     pub(super) pipeline_schedule: Option<ScheduleKind>,
 
     /// Steps in all
-    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, help_heading = "Training")]
     steps: usize,
     /// Rows per step, over all ranks
-    #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count, help_heading = "Training")]
     pub(super) batch_size: usize,
     /// Parts of a rank's rows [default: 1, or pp]
     ///
     /// They are computed in turn: more parts need less memory. With a pipeline they are its micro-batches.
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Training")]
     accumulate: Option<usize>,
     /// Recompute every N-th block: less memory
     ///
     /// Only the input of such a block is kept, and backward computes it again, which takes time; 1 recomputes all blocks. `selective` recomputes in all blocks only what is cheap,
     /// and keeps matrix products.
-    #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "N|selective", value_parser = recompute, help_heading = "Training", allow_negative_numbers = true)]
     recompute: Option<Recompute>,
     /// Also divide rows between layers over the ranks of tp: less memory
     #[arg(long, help_heading = "Training")]
@@ -94,34 +94,34 @@ pub struct TrainOptions {
     /// Tokens per row [default: at most 1024]
     ///
     /// By default 1024, or as many as the model has positions, if those are fewer.
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Training")]
     pub(super) length: Option<usize>,
     /// Field of JSON lines with the text [default: text, or messages]
     #[arg(long, value_name = "NAME", help_heading = "Training")]
     pub(super) field: Option<String>,
     /// Highest learning rate
-    #[arg(long, default_value = "0.0003", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, default_value = "0.0003", value_parser = learning_rate, help_heading = "Training")]
     lr: f64,
     /// How the learning rate falls
     #[arg(long, value_enum, default_value = "cosine", help_heading = "Optimizer")]
     pub(super) schedule: ScheduleOption,
     /// Steps in which the learning rate grows to its highest
-    #[arg(long, value_name = "STEPS", default_value = "0", value_parser = whole, allow_negative_numbers = true, help_heading = "Optimizer")]
+    #[arg(long, value_name = "STEPS", default_value = "0", value_parser = whole, help_heading = "Optimizer")]
     warmup: usize,
     /// Learning rate at the end, as a fraction of the highest
-    #[arg(long, value_name = "PART", default_value = "0.1", value_parser = experiment::options::probability, allow_negative_numbers = true, help_heading = "Optimizer")]
+    #[arg(long, value_name = "PART", default_value = "0.1", value_parser = experiment::options::probability, help_heading = "Optimizer")]
     lowest_lr: f64,
     /// Betas of AdamW
     #[arg(long, value_name = "A,B", default_value = "0.9,0.95", value_parser = betas, help_heading = "Optimizer")]
     betas: (f64, f64),
     /// Epsilon of AdamW
-    #[arg(long, value_name = "E", default_value = "1e-8", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
+    #[arg(long, value_name = "E", default_value = "1e-8", value_parser = learning_rate, help_heading = "Optimizer")]
     eps: f64,
     /// Weight decay of AdamW, for matrices only
-    #[arg(long, value_name = "W", default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
+    #[arg(long, value_name = "W", default_value = "0.1", value_parser = learning_rate, help_heading = "Optimizer")]
     weight_decay: f64,
     /// Largest norm of all gradients together; 0 turns clipping off
-    #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
+    #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, help_heading = "Optimizer")]
     clip: f64,
     /// Take rows in the files' order; several files alternate
     #[arg(long, help_heading = "Training")]
@@ -130,7 +130,7 @@ pub struct TrainOptions {
     ///
     /// In place of the probabilities in config.json, wherever such a model has dropout: in attention, and in a GPT-2 also after the embedding
     /// and after each layer. The same numbers are dropped in every layout.
-    #[arg(long, value_name = "P", value_parser = dropout, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "P", value_parser = dropout, help_heading = "Training")]
     pub(super) dropout: Option<f64>,
     /// Type of parameters
     #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Training")]
@@ -142,25 +142,25 @@ pub struct TrainOptions {
     #[arg(long, help_heading = "Training")]
     pub(super) no_memory_check: bool,
     /// Seed of weights and order of rows
-    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, help_heading = "Training")]
     pub(super) seed: u64,
 
     /// File with text to evaluate on
     #[arg(long, value_name = "FILE", help_heading = "Evaluation and logging")]
     pub(super) evaluate: Option<DataFile>,
     /// Steps between evaluations [default: 1/10 of all]
-    #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
+    #[arg(long, value_name = "STEPS", value_parser = count, requires = "evaluate", help_heading = "Evaluation and logging")]
     evaluate_every: Option<usize>,
     /// Rows of an evaluation, from the beginning of the file
     ///
     /// In batches as large as in training: rows that fill no batch are left out.
-    #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count, requires = "evaluate", help_heading = "Evaluation and logging")]
     pub(super) evaluate_rows: usize,
     /// The sample of text at each evaluation.
     #[command(flatten)]
     pub(super) sample: SampleOptions,
     /// Steps between printed lines
-    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
+    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, help_heading = "Evaluation and logging")]
     pub(super) log_every: usize,
     /// File for each step's loss, learning rate, gradient norm and speed, one JSON object per line
     #[arg(long, value_name = "FILE.jsonl", help_heading = "Files")]

@@ -44,13 +44,13 @@ pub struct PretrainOptions {
     #[arg(long, value_enum)]
     tokenizer: Option<TokenizerKind>,
     /// Blocks (layers)
-    #[arg(long, value_name = "N", default_value = "6", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "6", value_parser = count, help_heading = "Model")]
     layers: usize,
     /// Features of a token
-    #[arg(long, value_name = "N", default_value = "384", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "384", value_parser = count, help_heading = "Model")]
     hidden: usize,
     /// Attention heads
-    #[arg(long, value_name = "N", default_value = "6", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "6", value_parser = count, help_heading = "Model")]
     heads: usize,
 }
 

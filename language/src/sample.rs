@@ -22,7 +22,7 @@ pub(super) struct SampleOptions {
     #[arg(long, value_name = "TEXT", requires = "evaluate", help_heading = "Evaluation and logging")]
     sample_prompt: Option<String>,
     /// Tokens of the sample
-    #[arg(long, value_name = "N", default_value = "48", value_parser = count, allow_negative_numbers = true, requires = "evaluate", help_heading = "Evaluation and logging")]
+    #[arg(long, value_name = "N", default_value = "48", value_parser = count, requires = "evaluate", help_heading = "Evaluation and logging")]
     sample: usize,
 }
 

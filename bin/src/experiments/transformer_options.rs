@@ -14,45 +14,31 @@ use training::AttentionMask;
 #[derive(Debug, Clone, Args)]
 pub struct TransformerOptions {
     /// Rows in the data set
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "12",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
+    #[arg(long, value_name = "N", default_value = "12", value_parser = count, conflicts_with = "data")]
     pub samples: usize,
     /// Tokens in a row
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "10",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count, conflicts_with = "data")]
     pub length: usize,
     /// Dropout: the probability of zeroing a number
-    #[arg(long, value_name = "P", default_value = "0.1", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "P", default_value = "0.1", value_parser = probability, help_heading = "Model")]
     pub dropout: f64,
     /// Tokens in the vocabulary
-    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, help_heading = "Model")]
     pub vocab_size: usize,
     /// Features of a token
-    #[arg(long, value_name = "N", default_value = "12", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "12", value_parser = count, help_heading = "Model")]
     pub d_model: usize,
     /// Attention heads
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, help_heading = "Model")]
     pub num_heads: usize,
     /// Width of the feed-forward layers
-    #[arg(long, value_name = "N", default_value = "24", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "24", value_parser = count, help_heading = "Model")]
     pub d_ff: usize,
     /// Blocks (layers)
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, help_heading = "Model")]
     pub num_layers: usize,
     /// Positions: the longest row of tokens that the model takes
-    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, help_heading = "Model")]
     pub max_len: usize,
 }
 

@@ -41,13 +41,7 @@ pub struct CommBenchOptions {
     )]
     pub(crate) ops: Vec<Measured>,
     /// Sizes in bytes; K is 1024, M and G likewise
-    #[arg(
-        long,
-        value_name = "SIZES",
-        value_delimiter = ',',
-        value_parser = size::parse,
-        default_value = "4K,64K,1M,16M,64M"
-    )]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = size::parse, default_value = "4K,64K,1M,16M,64M")]
     pub(crate) sizes: Vec<usize>,
     /// Element type: f32, f64, f16, bf16, u8, u32 or i64
     #[arg(long, default_value = "f32", value_parser = dtype)]
@@ -56,7 +50,7 @@ pub struct CommBenchOptions {
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     pub(crate) seconds: Duration,
     /// Calls to measure per operation and size, in place of --seconds
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, conflicts_with = "seconds")]
+    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "seconds")]
     pub(crate) calls: Option<usize>,
     /// File for the results, one JSON object per line
     #[arg(long, value_name = "FILE")]

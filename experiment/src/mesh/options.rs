@@ -12,10 +12,10 @@ use report::fact;
 #[derive(Debug, Clone, Args)]
 pub struct MeshOptions {
     /// Ranks that share each layer [default: all]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Ranks")]
     pub tp: Option<usize>,
     /// Copies of the divided model [default: as many as the ranks allow]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Ranks")]
     pub dp: Option<usize>,
     /// Also divide each sequence over the ranks between the divided layers
     #[arg(long, help_heading = "Ranks")]

@@ -23,14 +23,7 @@ pub struct CheckpointOptions {
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub checkpoint_dir: Option<PathBuf>,
     /// Steps from one checkpoint to the next [default: those of an epoch; 20 without epochs; 1/10 of all for language models]
-    #[arg(
-        long,
-        value_name = "STEPS",
-        value_parser = count,
-        allow_negative_numbers = true,
-        requires = "checkpoint_dir",
-        help_heading = "Checkpoints"
-    )]
+    #[arg(long, value_name = "STEPS", value_parser = count, requires = "checkpoint_dir", help_heading = "Checkpoints")]
     pub checkpoint_every: Option<usize>,
     /// Continue from the latest checkpoint in --checkpoint-dir, or from the one given; start from the beginning if there is none yet
     #[arg(

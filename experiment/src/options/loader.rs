@@ -17,7 +17,7 @@ pub struct LoaderOptions {
     /// Threads per rank that load batches ahead
     ///
     /// With 0, each batch is loaded when it is needed.
-    #[arg(long, value_name = "N", default_value = "0", value_parser = workers, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = workers)]
     pub num_workers: usize,
     /// Copy batches to CUDA devices from page-locked memory (faster)
     #[arg(long)]

@@ -37,10 +37,10 @@ pub struct EvaluateOptions {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
     /// Tokens per row [default: 1024, or the model's positions if fewer]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = count)]
     length: Option<usize>,
     /// Rows computed at once, over all ranks
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     batch_size: usize,
     #[command(flatten)]
     spread: LayoutOptions,

@@ -63,19 +63,19 @@ pub struct GenerateOptions {
     #[arg(long, value_name = "FILE.json")]
     messages: Option<PathBuf>,
     /// Most tokens to generate
-    #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = count)]
     max_new_tokens: usize,
     /// Temperature of sampling; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value = "0", value_parser = temperature, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value = "0", value_parser = temperature)]
     temperature: f64,
     /// Sample from the K likeliest tokens only [default: all]
-    #[arg(long, value_name = "K", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", value_parser = count)]
     top_k: Option<usize>,
     /// Sample from the top tokens with this total probability [default: all]
-    #[arg(long, value_name = "P", value_parser = share, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = share)]
     top_p: Option<f64>,
     /// Seed of sampling
-    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed)]
     seed: u64,
     #[command(flatten)]
     spread: LayoutOptions,

@@ -66,25 +66,19 @@ pub struct LaunchOptions {
     #[arg(long, alias = "nproc_per_node", value_name = "N|gpu|cpu|auto", allow_negative_numbers = true)]
     nproc_per_node: Option<ProcessCount>,
     /// Machines, each with its own launcher and equally many ranks [default: 1]
-    #[arg(long, value_name = "N", value_parser = nodes, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = nodes)]
     nnodes: Option<usize>,
     /// Number of this machine, from 0
-    #[arg(long, alias = "node_rank", value_name = "R", value_parser = whole, allow_negative_numbers = true)]
+    #[arg(long, alias = "node_rank", value_name = "R", value_parser = whole)]
     node_rank: Option<usize>,
     /// Address of node 0, where the ranks meet [default: 127.0.0.1]
     #[arg(long, alias = "master_addr", value_name = "HOST")]
     master_addr: Option<String>,
     /// Port there, also of the launchers [default: a free one; 29500 on several nodes]
-    #[arg(
-        long,
-        alias = "master_port",
-        value_name = "PORT",
-        value_parser = clap::value_parser!(u16).range(1..),
-        allow_negative_numbers = true
-    )]
+    #[arg(long, alias = "master_port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     master_port: Option<u16>,
     /// How often to restart all ranks after one failed [default: 0]
-    #[arg(long, alias = "max_restarts", value_name = "K", value_parser = whole, allow_negative_numbers = true)]
+    #[arg(long, alias = "max_restarts", value_name = "K", value_parser = whole)]
     max_restarts: Option<usize>,
     /// Continue when ranks are lost, as long as MIN are left
     ///
@@ -97,19 +91,12 @@ pub struct LaunchOptions {
     #[arg(long, alias = "log_dir", value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
     /// With --log-dir: also print it; 1 standard output, 2 standard error, 3 both
-    #[arg(
-        long,
-        value_name = "1|2|3",
-        num_args = 0..=1,
-        default_missing_value = "3",
-        requires = "log_dir",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "1|2|3", num_args = 0..=1, default_missing_value = "3", requires = "log_dir", allow_negative_numbers = true)]
     pub(super) tee: Option<Tee>,
     /// How long the launchers of several nodes wait for each other [default: 300]
     ///
     /// They wait so long for all to connect, and at the end for one that is silent.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) timeout: Option<Duration>,
     #[command(flatten)]
     pub(super) transport: TransportOption,

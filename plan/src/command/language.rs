@@ -83,13 +83,13 @@ pub struct LanguagePlanOptions {
     /// Parts of a rank's rows [default: 1, or pp]
     ///
     /// They are computed in turn.
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
+    #[arg(long, value_name = "N", value_parser = count, requires = "folder", help_heading = "Language models")]
     accumulate: Option<usize>,
     /// Recompute every N-th block in backward
     ///
     /// Only the input of such a block is kept; 1 recomputes all blocks. `selective` recomputes in all blocks only what is cheap,
     /// and keeps matrix products.
-    #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
+    #[arg(long, value_name = "N|selective", value_parser = recompute, requires = "folder", help_heading = "Language models", allow_negative_numbers = true)]
     recompute: Option<Recompute>,
     /// Schedule of pipeline stages
     #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, requires = "folder", help_heading = "Language models")]
@@ -107,7 +107,7 @@ pub struct LanguagePlanOptions {
     /// Rank of adapters (LoRA) [default: no adapters]
     ///
     /// Only the adapters are trained; all linear layers have some.
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
+    #[arg(long, value_name = "N", value_parser = count, requires = "folder", help_heading = "Language models")]
     pub lora_rank: Option<usize>,
 }
 

@@ -118,7 +118,7 @@ pub struct PlanOptions {
     #[arg(value_enum, default_value = "tensor-parallel-transformer")]
     pub model: ModelName,
     /// Number of ranks
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count)]
     pub ranks: usize,
     /// Memory of a rank, such as 16GB [default: this machine's / ranks]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, allow_hyphen_values = true)]
@@ -137,7 +137,7 @@ pub struct PlanOptions {
     #[arg(long, value_enum, conflicts_with_all = ["bandwidth", "latency", "node_bandwidth", "node_latency"])]
     pub network: Option<NetworkName>,
     /// Ranks per node [default: --network's, or all]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub ranks_per_node: Option<usize>,
     /// Between nodes [default: --bandwidth]
     ///
@@ -162,10 +162,10 @@ pub struct PlanOptions {
     /// Samples per step [default: 16; 8 with --model]
     ///
     /// Over all ranks.
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub batch_size: Option<usize>,
     /// Micro-batches of a pipeline
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub micro_batches: usize,
     /// Optimizer [default: the command's]
     ///
@@ -175,12 +175,12 @@ pub struct PlanOptions {
     /// Bytes of a number
     ///
     /// Such as 2 for f16 and bf16.
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub element_bytes: usize,
     /// The same for FSDP [default: --element-bytes]
     ///
     /// Bytes of a number that FSDP gathers. It is 2 for the default of `fsdp-mlp`, f16.
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub gathered_bytes: Option<usize>,
     /// File to write the plan to, as JSON
     #[arg(long, value_name = "FILE.json")]
@@ -189,33 +189,33 @@ pub struct PlanOptions {
     #[command(flatten)]
     pub language: LanguagePlanOptions,
     /// Sizes of a chain of linear layers, separated by commas
-    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, help_heading = "Model")]
     pub sizes: Vec<usize>,
     /// Tokens in the vocabulary
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub vocab_size: Option<usize>,
     /// Features of a token
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub d_model: Option<usize>,
     /// Attention heads
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub num_heads: Option<usize>,
     /// Width of the feed-forward layers
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub d_ff: Option<usize>,
     /// Layers
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub num_layers: Option<usize>,
     /// Positions: the longest row that the model takes
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub max_len: Option<usize>,
     /// Tokens in a row; the last one is only predicted
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub length: Option<usize>,
     /// Dropout [default: the command's]
     ///
     /// Above 0 its results take memory.
-    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "P", value_parser = probability, help_heading = "Model")]
     pub dropout: Option<f64>,
 }
 

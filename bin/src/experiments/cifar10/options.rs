@@ -42,53 +42,31 @@ pub struct Cifar10Options {
     #[arg(long, value_name = "FILE.png", help_heading = "Files")]
     pub(super) picture: Option<PathBuf>,
     /// Largest number of pictures in that grid
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "16",
-        value_parser = count,
-        allow_negative_numbers = true,
-        requires = "picture",
-        help_heading = "Files"
-    )]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = count, requires = "picture", help_heading = "Files")]
     pub(super) pictures: usize,
     /// How batches are loaded.
     #[command(flatten)]
     pub(super) loader: LoaderOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count)]
     pub(super) epochs: usize,
     /// Pictures per step, on each rank
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub(super) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.01", value_parser = learning_rate)]
     pub(super) lr: f64,
     /// Momentum of SGD
-    #[arg(long, default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.1", value_parser = learning_rate)]
     pub(super) momentum: f64,
     /// Batches between printed losses [default: 2000, 50 if random]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub(super) print_every: Option<usize>,
     /// Random pictures to train on, without other data
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "2000",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
+    #[arg(long, value_name = "N", default_value = "2000", value_parser = count, conflicts_with = "data")]
     pub(super) samples: usize,
     /// Random pictures to test with, without other data
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "500",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
+    #[arg(long, value_name = "N", default_value = "500", value_parser = count, conflicts_with = "data")]
     pub(super) test_samples: usize,
 }
 

@@ -27,22 +27,15 @@ pub struct DdpMlpOptions {
     #[command(flatten)]
     pub(crate) loader: LoaderOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
     pub(crate) epochs: usize,
     /// Samples per step, on each rank
-    #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count)]
     pub(crate) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.01", value_parser = learning_rate)]
     pub(crate) lr: f64,
     /// Samples in the validation set
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "1000",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = count, conflicts_with = "data")]
     pub(crate) validation_samples: usize,
 }

@@ -33,23 +33,16 @@ pub struct DdpTrainerOptions {
     #[command(flatten)]
     pub(crate) loader: LoaderOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "5", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = count)]
     pub(crate) epochs: usize,
     /// Samples per step, on each rank
-    #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count)]
     pub(crate) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.001", value_parser = learning_rate)]
     pub(crate) lr: f64,
     /// Samples in the data set
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "2048",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = count, conflicts_with = "data")]
     pub(crate) samples: usize,
     /// Loss to minimise
     #[arg(long, value_enum, default_value = "mse")]

@@ -54,13 +54,13 @@ pub struct DdpTransformerOptions {
     #[command(flatten)]
     pub(crate) loader: LoaderOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "200", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "200", value_parser = count)]
     pub(crate) epochs: usize,
     /// Rows per step, on each rank
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count)]
     pub(crate) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.01", value_parser = learning_rate)]
     pub(crate) lr: f64,
     /// Tokens that a token attends to
     #[arg(long, value_enum, default_value = "document")]

@@ -68,32 +68,25 @@ pub struct FsdpMlpOptions {
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
     /// Steps
-    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count)]
     pub(crate) steps: usize,
     /// Samples per step, on each rank
-    #[arg(long, value_name = "N", default_value = "16", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = count)]
     pub(crate) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.001", value_parser = learning_rate)]
     pub(crate) lr: f64,
     /// Features of a sample
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = count)]
     pub(crate) features: usize,
     /// Width of the second and third layer
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = count)]
     pub(crate) hidden: usize,
     /// What is sharded
     #[arg(long, value_enum, default_value = "full-shard", help_heading = "Sharding")]
     pub(crate) sharding: Sharding,
     /// Ranks per copy of the model, with --sharding hybrid-shard
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = count,
-        allow_negative_numbers = true,
-        required_if_eq("sharding", "hybrid-shard"),
-        help_heading = "Sharding"
-    )]
+    #[arg(long, value_name = "N", value_parser = count, required_if_eq("sharding", "hybrid-shard"), help_heading = "Sharding")]
     pub(crate) shard_ranks: Option<usize>,
     /// Type that layers compute in
     ///
@@ -114,13 +107,7 @@ pub struct FsdpMlpOptions {
     ///
     /// Scaling keeps small gradients from vanishing. When a gradient of any rank is not finite, all ranks skip that step and
     /// the factor is halved; after 2000 good steps it is doubled.
-    #[arg(
-        long,
-        value_name = "FACTOR",
-        value_parser = factor,
-        allow_negative_numbers = true,
-        help_heading = "Sharding"
-    )]
+    #[arg(long, value_name = "FACTOR", value_parser = factor, help_heading = "Sharding")]
     pub(crate) loss_scale: Option<f64>,
 }
 

@@ -27,13 +27,13 @@ pub struct PipelineTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "200", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "200", value_parser = count)]
     pub(crate) epochs: usize,
     /// Rows per step, for each copy of the model
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub(crate) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.01", value_parser = learning_rate)]
     pub(crate) lr: f64,
     /// Order of work, such as 1f1b; --help lists all
     ///
@@ -41,12 +41,12 @@ pub struct PipelineTransformerOptions {
     #[arg(long, value_name = "NAME", default_value = "gpipe", value_parser = schedule, help_heading = "Pipeline")]
     pub(crate) schedule: ScheduleKind,
     /// Equal parts of a batch
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, help_heading = "Pipeline")]
     pub(crate) micro_batches: usize,
     /// Stages on each rank [default: 1 or 2, as the schedule needs]
     ///
     /// The default is 2 with interleaved-1f1b, looped-bfs and zb-v, and 1 with the others.
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Pipeline")]
     pub(crate) stages_per_rank: Option<usize>,
     /// Where to cut the model [default: the middle, or parameters]
     ///
@@ -55,7 +55,7 @@ pub struct PipelineTransformerOptions {
     #[arg(long, value_name = "NAME,..", help_heading = "Pipeline")]
     pub(crate) split: Option<String>,
     /// Copies of the model; --world-size includes them all
-    #[arg(long, value_name = "N", default_value = "1", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count, help_heading = "Pipeline")]
     pub(crate) dp: usize,
     /// Print which rank does what when, without training
     #[arg(long, help_heading = "Pipeline")]

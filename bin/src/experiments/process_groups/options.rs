@@ -23,10 +23,10 @@ pub struct ProcessGroupsOptions {
     #[command(flatten)]
     pub(super) ranks: RankOptions,
     /// Nodes in the table of ranks
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count)]
     pub(super) nodes: usize,
     /// Ranks on each node in that table
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub(super) nproc_per_node: usize,
 }
 

@@ -30,25 +30,25 @@ With the same seed all indices are PyTorch's: those of torch.manual_seed, of the
 and of its samplers.")]
 pub struct SamplerOptions {
     /// Ranks to distribute samples to
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub(super) world_size: usize,
     /// Seed of the orders and of the compared data set
-    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed)]
     pub(super) seed: u64,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "3", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count)]
     pub(super) epochs: usize,
     /// Samples in the data set
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = count)]
     pub(super) samples: usize,
     /// Samples in the data set of the comparison
-    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count)]
     pub(super) compared: usize,
     /// Samples per batch, on each rank
-    #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count)]
     pub(super) batch_size: usize,
     /// Threads per rank that load batches ahead
-    #[arg(long, value_name = "N", default_value = "2", value_parser = workers, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = workers)]
     pub(super) num_workers: usize,
     /// Distribute samples in ascending order
     #[arg(long)]

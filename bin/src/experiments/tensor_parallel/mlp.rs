@@ -39,19 +39,19 @@ pub struct TensorParallelMlpOptions {
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "1", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count)]
     pub(crate) epochs: usize,
     /// Samples per step, on each data-parallel rank
-    #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count)]
     pub(crate) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.001", value_parser = learning_rate)]
     pub(crate) lr: f64,
     /// Samples in the data set
-    #[arg(long, value_name = "N", default_value = "640", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
+    #[arg(long, value_name = "N", default_value = "640", value_parser = count, conflicts_with = "data")]
     pub(crate) samples: usize,
     /// Features of a sample; the hidden layer is 4 times as wide
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = count, help_heading = "Model")]
     pub(crate) hidden_size: usize,
 }
 

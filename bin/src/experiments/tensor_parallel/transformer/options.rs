@@ -35,43 +35,43 @@ pub struct TensorParallelTransformerOptions {
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
     pub(crate) epochs: usize,
     /// Rows per step, on each data-parallel rank
-    #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count)]
     pub(crate) batch_size: usize,
     /// Learning rate
-    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.001", value_parser = learning_rate)]
     pub(crate) lr: f64,
     /// Rows in the data set
-    #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count, conflicts_with = "data")]
     pub(crate) samples: usize,
     /// Tokens in a row
-    #[arg(long, value_name = "N", default_value = "33", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
+    #[arg(long, value_name = "N", default_value = "33", value_parser = count, conflicts_with = "data")]
     pub(crate) length: usize,
     /// Dropout: the probability of zeroing a number
-    #[arg(long, value_name = "P", default_value = "0", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "P", default_value = "0", value_parser = probability, help_heading = "Model")]
     pub(crate) dropout: f64,
     /// Let each token attend to all others, not only to earlier ones
     #[arg(long, help_heading = "Model")]
     pub(crate) no_mask: bool,
     /// Tokens in the vocabulary
-    #[arg(long, value_name = "N", default_value = "256", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = count, help_heading = "Model")]
     pub(crate) vocab_size: usize,
     /// Features of a token
-    #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = count, help_heading = "Model")]
     pub(crate) d_model: usize,
     /// Attention heads
-    #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count, help_heading = "Model")]
     pub(crate) num_heads: usize,
     /// Width of the feed-forward layers [default: four times --d-model]
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Model")]
     pub(crate) d_ff: Option<usize>,
     /// Layers
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, help_heading = "Model")]
     pub(crate) num_layers: usize,
     /// Positions: the longest row of tokens that the model takes
-    #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count, help_heading = "Model")]
     pub(crate) max_len: usize,
 }
 
