@@ -1,8 +1,6 @@
 //! The command line: the subcommands.
 
 mod setup;
-#[cfg(test)]
-mod tests;
 
 use std::process::ExitCode;
 
@@ -115,7 +113,8 @@ impl Command {
     }
 }
 
-fn commands() -> clap::Command {
+/// Returns the program's commands with their options.
+pub fn commands() -> clap::Command {
     program::commands::<Cli>()
 }
 

@@ -8,4 +8,5 @@ pub mod mlp;
 pub mod module_tree;
 pub mod python;
 pub mod tokens;
+pub mod trainer;
 pub mod transformer;

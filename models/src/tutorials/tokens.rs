@@ -1,10 +1,10 @@
-//! Token data set of the DDP and pipeline tutorials: row i is token i, repeated.
+//! Rows of tokens, as the tutorials of Transformers train on: one token repeated, or a sequence to be continued.
 
 use std::borrow::Borrow;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use sampler::SamplerError;
+use sampler::{Generator, SamplerError};
 use training::{FileError, TensorFile};
 
 /// A row of tokens.
@@ -28,6 +28,25 @@ pub fn repeated(samples: usize, length: usize) -> Result<Vec<Row>, SamplerError>
         rows.push(row);
     }
     Ok(rows)
+}
+
+/// Generates rows of `length` tokens each: row i starts at `start[i]` and increases by `stride[i]`, 1 to 4, modulo the
+/// vocabulary size; all of `start` is drawn first, then `stride`.
+///
+/// # Errors
+/// More rows than there is memory for.
+pub fn sequences(
+    generator: &mut Generator,
+    (samples, length): (usize, usize),
+    vocab_size: usize,
+) -> Result<Vec<Row>, SamplerError> {
+    let vocabulary = vocab_size as i64;
+    let starts = generator.randint(samples, 0, vocabulary)?;
+    let strides = generator.randint(samples, 1, 5)?;
+    let row = |(start, stride): (i64, i64)| {
+        (0..length as i64).map(|place| ((start + place * stride) % vocabulary) as u32).collect()
+    };
+    Ok(starts.into_iter().zip(strides).map(row).collect())
 }
 
 /// Checks the length of rows for a model that takes up to `max_len` tokens.

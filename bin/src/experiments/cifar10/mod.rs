@@ -1,7 +1,6 @@
 //! `cifar10`, from the PyTorch handbook: a convolutional picture classifier, trained, saved, loaded and tested.
 
 mod data;
-mod grid;
 mod options;
 mod testing;
 

@@ -10,14 +10,14 @@ use experiment::console::say;
 use experiment::error::Result;
 use experiment::rank::Rank;
 use girandole::validation::{Validation, ValidationConfig, argmax, validate};
-use models::tutorials::cifar10::{CLASSES, Pictures};
+use models::tutorials::cifar10::{CLASSES, Pictures, SIDE};
 use models::tutorials::convnet::ConvNet;
 use models::tutorials::python::Fixed;
+use report::{Classified, write_pictures};
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, load_weights};
 
 use super::Cifar10Options;
-use super::grid;
 
 /// Pictures per forward pass.
 const BATCH_SIZE: usize = 50;
@@ -57,7 +57,12 @@ pub(super) fn test(
     say_names("Predicted:", predicted.iter().copied())?;
     say_accuracy(&tested)?;
     if let Some((path, most)) = grid {
-        grid::write(path, pictures, &predicted[..shown.min(most)])?;
+        let classified = |index| Classified {
+            bytes: pictures.picture(index),
+            name: pictures.name(index),
+            predicted: predicted[index],
+        };
+        write_pictures(path, SIDE, &(0..shown.min(most)).map(classified).collect::<Vec<_>>())?;
     }
     Ok(tested)
 }

@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::Tensor;
 use experiment::console::say;
 use experiment::error::Result;
 use experiment::memory_check::INDEX_BYTES;
 use experiment::options::LoaderOptions;
 use experiment::variables::Variables;
-use models::tutorials::linear::SimpleModel;
+use models::tutorials::linear::{self, Sample, SimpleModel};
 use models::tutorials::python::Fixed;
-use sampler::{DataLoader, Generator, Sampler};
+use sampler::{DataLoader, Sampler};
 use training::TensorFile;
 
 use super::options::DdpLinearOptions;
-
-/// One x and its y.
-pub(super) type Sample = (f32, f32);
 
 /// Bytes per sample in each process.
 pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + INDEX_BYTES;
@@ -35,8 +32,8 @@ impl Setup {
     pub(super) fn new(options: &DdpLinearOptions) -> Result<Self> {
         let variables = Variables::new(&options.common)?;
         let samples = match &options.common.data {
-            Some(path) => read(&TensorFile::open(path)?, &variables.device)?,
-            None => variables.generator.with(|generator| draw(generator, options.samples))?,
+            Some(path) => linear::read(&TensorFile::open(path)?)?,
+            None => variables.generator.with(|generator| linear::draw(generator, options.samples))?,
         };
         variables.make(&options.common, SimpleModel::new)?;
         Ok(Self { samples: Arc::new(samples), variables })
@@ -73,19 +70,4 @@ impl Setup {
         let (weight, bias) = (Fixed::<4>(weight.into()), Fixed::<4>(bias.into()));
         say(format_args!("linear.weight: {weight}\nlinear.bias: {bias}"))
     }
-}
-
-/// Generates y = 2 x + 3 + 0.1 noise, rounded after each operation as PyTorch does.
-fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
-    let x = generator.randn(len)?;
-    let noise = generator.randn(len)?;
-    Ok(x.into_iter().zip(noise).map(|(x, noise)| (x, (2.0 * x + 3.0) + 0.1 * noise)).collect())
-}
-
-fn read(file: &TensorFile, device: &Device) -> Result<Vec<Sample>> {
-    let x = file.samples("x", 1, device)?;
-    file.only(&["x", "y"])?;
-    let y = file.tensor("y", &[Some(x.dim(0)?), Some(1)], DType::F32, device)?;
-    let values = |tensor: Tensor| tensor.flatten_all()?.to_vec1::<f32>();
-    Ok(values(x)?.into_iter().zip(values(y)?).collect())
 }

@@ -3,21 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
+use candle_core::Device;
 use experiment::error::Result;
 use experiment::rank::Rank;
 use experiment::trainer::Loader;
-use models::tutorials::mlp::{CLASSES, FEATURES};
+use models::tutorials::mlp::{Batch, Sample, batch, draw, read};
 use sampler::{BoxError, Dataset, Generator};
 use training::TensorFile;
 
 use super::options::DdpMlpOptions;
-
-/// Features and class.
-pub(super) type Sample = ([f32; FEATURES], u32);
-
-/// Features (batch, 10) and classes (batch).
-pub(super) type Batch = (Tensor, Tensor);
 
 /// Training samples, as the distributed sampler indexes them.
 #[derive(Debug, Clone)]
@@ -88,26 +82,4 @@ impl Sets {
         let batches = (options.batch_size, device);
         options.loader.loader(Arc::new(samples), sampler, batches, |samples, device| batch(&samples, device))
     }
-}
-
-fn batch(samples: &[Sample], device: &Device) -> candle_core::Result<Batch> {
-    let (x, y): (Vec<[f32; FEATURES]>, Vec<u32>) = samples.iter().copied().unzip();
-    let len = samples.len();
-    Ok((Tensor::from_vec(x.into_flattened(), (len, FEATURES), device)?, Tensor::from_vec(y, len, device)?))
-}
-
-/// Draws all features, then all classes.
-fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
-    let x = generator.randn(len.saturating_mul(FEATURES))?;
-    let y = generator.randint(len, 0, CLASSES as i64)?;
-    let (x, _) = x.as_chunks::<FEATURES>();
-    Ok(x.iter().copied().zip(y.into_iter().map(|class| class as u32)).collect())
-}
-
-fn read(file: &TensorFile, x_name: &str, y_name: &str) -> Result<Vec<Sample>> {
-    let x = file.samples(x_name, FEATURES, &Device::Cpu)?;
-    let y = file.classes(y_name, x.dim(0)?, CLASSES)?;
-    let x = x.flatten_all()?.to_vec1()?;
-    let (x, _) = x.as_chunks::<FEATURES>();
-    Ok(x.iter().copied().zip(y).collect())
 }

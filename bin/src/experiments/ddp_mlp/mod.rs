@@ -13,7 +13,7 @@ use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer};
 use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
 use girandole::validation::{Validation, ValidationConfig, validate};
-use models::tutorials::mlp::{CLASSES, Mlp};
+use models::tutorials::mlp::{Batch, CLASSES, Mlp, Sample};
 use models::tutorials::python::Fixed;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
@@ -22,7 +22,7 @@ use training::{Sgd, SgdConfig, TensorFile, cross_entropy};
 
 pub use options::DdpMlpOptions;
 
-use data::{Batch, Sample, Sets};
+use data::Sets;
 
 /// Samples per forward pass of the validation; does not affect the result.
 const VALIDATION_BATCH: usize = 64;

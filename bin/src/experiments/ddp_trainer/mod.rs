@@ -1,6 +1,5 @@
 //! `ddp-trainer`, the Trainer tutorial: a `Trainer` on every rank, each printing its number of steps per epoch.
 
-mod data;
 mod options;
 
 use std::sync::Arc;
@@ -15,13 +14,12 @@ use experiment::rank::{Outcome, Rank};
 use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer};
 use experiment::variables::Variables;
 use experiment::{Experiment, options_of};
+use models::tutorials::trainer::{self, Batch, FEATURES, Sample};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 use training::{Sgd, SgdConfig, TensorFile, log_softmax};
 
 pub use options::{DdpTrainerOptions, LossKind};
-
-use data::{Batch, FEATURES, Sample};
 
 /// What each process creates at the start.
 pub struct Setup {
@@ -55,8 +53,8 @@ impl Experiment for DdpTrainerOptions {
     fn setup(&self) -> Result<Setup> {
         let variables = Variables::new(&self.common)?;
         let samples = match &self.common.data {
-            Some(path) => data::read(&TensorFile::open(path)?)?,
-            None => variables.generator.with(|generator| data::draw(generator, self.samples))?,
+            Some(path) => trainer::read(&TensorFile::open(path)?)?,
+            None => variables.generator.with(|generator| trainer::draw(generator, self.samples))?,
         };
         variables.make(&self.common, |builder| linear(FEATURES, 1, builder))?;
         Ok(Setup { samples: Arc::new(samples), variables })
@@ -75,7 +73,8 @@ impl Experiment for DdpTrainerOptions {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let Setup { samples, variables } = setup;
         let sampler = rank.sampler(samples.len(), true)?;
-        let loader = data::loader(samples, sampler, (self.batch_size, &variables.device), self.loader)?;
+        let batches = (self.batch_size, &variables.device);
+        let loader = self.loader.loader(samples, sampler, batches, trainer::batch)?;
         let model = |builder| linear(FEATURES, 1, builder);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), model)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };

@@ -3,8 +3,6 @@
 mod data;
 mod model;
 mod options;
-#[cfg(test)]
-mod tests;
 
 use experiment::console::say;
 use experiment::error::Result;

@@ -1,6 +1,5 @@
 //! `tensor-parallel-transformer`: a language model of the handbook's layers, divided over ranks.
 
-mod data;
 mod options;
 
 use candle_core::{Device, Tensor};
@@ -9,6 +8,7 @@ use experiment::mesh::{self, MeshOptions, OnMesh, Task, TensorParallelRunConfig,
 use experiment::rank::{Outcome, Rank};
 use experiment::{Experiment, options_of};
 use models::tutorials::python::Float;
+use models::tutorials::tokens::{self, Row};
 use report::metrics::MetricsWriter;
 use report::{Report, fact};
 use sampler::Generator;
@@ -21,7 +21,7 @@ pub use options::TensorParallelTransformerOptions;
 
 /// Rows of tokens, one token longer than the model's input, and the source of the weights.
 pub struct Setup {
-    rows: Vec<Vec<u32>>,
+    rows: Vec<Row>,
     weights: Weights,
 }
 
@@ -69,7 +69,10 @@ impl Experiment for TensorParallelTransformerOptions {
     fn setup(&self) -> Result<Setup> {
         self.common.device()?;
         let mut generator = Generator::new(self.common.seed);
-        let rows = data::rows(self, &mut generator)?;
+        let rows = match &self.common.data {
+            Some(path) => tokens::read(path, self.vocab_size, self.max_len)?,
+            None => tokens::sequences(&mut generator, (self.samples, self.length), self.vocab_size)?,
+        };
         let weights = weights(&self.common, generator);
         let model = |builder| LanguageModel::new(builder, &self.model());
         weights.check(&TensorParallelConfig::default(), model)?;
@@ -106,7 +109,7 @@ impl Experiment for TensorParallelTransformerOptions {
 }
 
 struct NextToken {
-    rows: Vec<Vec<u32>>,
+    rows: Vec<Row>,
     device: Device,
     model: LanguageModelConfig,
 }
@@ -119,7 +122,8 @@ impl Task for NextToken {
     }
 
     fn loss(&self, parallel: &TensorParallel<LanguageModel>, samples: &[usize]) -> Result<Tensor> {
-        let (tokens, next) = data::batch(&self.rows, samples, &self.device)?;
+        let rows: Vec<&Row> = samples.iter().map(|&sample| &self.rows[sample]).collect();
+        let (tokens, next) = tokens::batch(&rows, &self.device)?;
         Ok(parallel.model().loss(&tokens, &next)?)
     }
 

@@ -2,6 +2,7 @@
 
 #[cfg(unix)]
 mod full_disk;
+mod help;
 mod huge;
 #[cfg(unix)]
 mod inputs;

@@ -1,5 +1,6 @@
 //! Tests of the command `fsdp-mlp`: real processes, compared with PyTorch and with repeated runs.
 
+mod communication;
 mod files;
 mod input;
 #[cfg(target_os = "linux")]

@@ -3,8 +3,9 @@
 pub mod records;
 pub mod synthetic;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use sampler::{BoxError, Dataset};
+use training::{FileError, TensorFile};
 
 use super::convnet::ConvNet;
 
@@ -30,6 +31,32 @@ pub struct Pictures {
 pub type Batch = (Tensor, Tensor);
 
 impl Pictures {
+    /// Reads pictures, u8 of shape (pictures, 3, 32, 32), and labels, u8 of shape (pictures), by their names in the
+    /// file.
+    ///
+    /// # Errors
+    /// A file that does not fit.
+    pub fn read(file: &TensorFile, pictures: &str, labels: &str) -> Result<Self, FileError> {
+        let side = Some(SIDE);
+        let x = file.tensor(pictures, &[None, Some(3), side, side], DType::U8, &Device::Cpu)?;
+        let len = x.elem_count() / PICTURE_BYTES;
+        if len == 0 {
+            return Err(FileError::tensor(file.path(), pictures, "it has no pictures; give at least 1"));
+        }
+        let y = file.tensor(labels, &[Some(len)], DType::U8, &Device::Cpu)?;
+        let values = |tensor: Tensor| {
+            let values = tensor.flatten_all().and_then(|tensor| tensor.to_vec1::<u8>());
+            values.map_err(|error| FileError::read(file.path(), error))
+        };
+        let pictures = Self { bytes: values(x)?, labels: values(y)? };
+        let mut numbered = pictures.labels.iter().enumerate();
+        if let Some((number, label)) = numbered.find(|(_, label)| usize::from(**label) >= ConvNet::CLASSES) {
+            let reason = format!("sample {number} is of class {label}; classes are 0 to 9");
+            return Err(FileError::tensor(file.path(), labels, reason));
+        }
+        Ok(pictures)
+    }
+
     /// Returns the bytes of a picture.
     pub fn picture(&self, index: usize) -> &[u8] {
         &self.bytes[index * PICTURE_BYTES..(index + 1) * PICTURE_BYTES]

@@ -1,10 +1,8 @@
 //! Tests of the help of all commands.
-#![allow(clippy::unwrap_used)]
 
+use bin::cli::commands;
 use clap::{Arg, Command};
 use experiment::help::{NARROW, SHARED, WIDTH, short};
-
-use super::commands;
 
 /// Every command except clap's own `help`, and the program itself.
 fn all() -> Vec<Command> {

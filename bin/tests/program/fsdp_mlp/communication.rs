@@ -1,15 +1,14 @@
-#![allow(clippy::unwrap_used)]
+//! The communication time that `fsdp-mlp` reports is that of all groups.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bin::experiments::fsdp_mlp::FsdpMlpOptions;
 use candle_core::Device;
 use clap::Parser;
 use comm::{Communicator, Local, Operation, Result, Stats, Work};
 use experiment::Experiment;
 use experiment::rank::Rank;
-
-use super::{FsdpMlpOptions, Setup};
 
 /// A communicator whose stats report one second for each operation.
 #[derive(Debug)]
@@ -81,7 +80,7 @@ fn train(sharding: &str, steps: usize) -> Vec<(f64, f64)> {
         let everywhere = Arc::default();
         let counted = Arc::new(Counted::new(group.clone(), &everywhere));
         let mut rank = Rank::from_comm(counted, &Device::Cpu);
-        options.train(Setup { samples: None }, &mut rank).unwrap();
+        options.train(options.setup().unwrap(), &mut rank).unwrap();
         let seconds = rank.outcome(()).ranks[group.rank()].communication_s;
         Ok((seconds, everywhere.load(Ordering::Relaxed) as f64))
     })

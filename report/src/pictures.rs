@@ -1,10 +1,8 @@
-//! A PNG grid of pictures with their true and predicted classes.
+//! Pictures that a model has classified, as one PNG.
 
 use std::path::Path;
 
-use experiment::outputs;
 use font8x8::UnicodeFonts;
-use models::tutorials::cifar10::{Pictures, SIDE};
 use training::FileError;
 
 /// Side of the square that each pixel of a picture is drawn as.
@@ -12,7 +10,6 @@ const SCALE: usize = 3;
 const GAP: usize = 8;
 /// Height of a line of text, with the space below it.
 const LINE: usize = 10;
-const CELL: (usize, usize) = (SCALE * SIDE + GAP, SCALE * SIDE + 2 * LINE + 2 + GAP);
 const MOST_COLUMNS: usize = 8;
 
 type Colour = [u8; 3];
@@ -22,30 +19,49 @@ const INK: Colour = [0; 3];
 const RIGHT: Colour = [0, 128, 0];
 const WRONG: Colour = [192, 0, 0];
 
-/// Draws the first pictures of a set, one for each predicted class name.
-pub(super) fn write(path: &Path, pictures: &Pictures, predicted: &[&str]) -> Result<(), FileError> {
-    let (canvas, width, height) = draw(pictures, predicted);
+/// A square picture with its class.
+#[derive(Debug, Clone, Copy)]
+pub struct Classified<'a> {
+    /// All red values, row by row, then green, then blue.
+    pub bytes: &'a [u8],
+    /// Name of its class.
+    pub name: &'a str,
+    /// Name of the class that was predicted, green if it is right and red if it is not.
+    pub predicted: &'a str,
+}
+
+/// Writes a grid of pictures, each `side` pixels high and wide, with true and predicted class below.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write_pictures(path: &Path, side: usize, pictures: &[Classified<'_>]) -> Result<(), FileError> {
+    let (canvas, width, height) = draw(side, pictures);
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width as u32, height as u32);
     encoder.set_color(png::ColorType::Rgb);
     let encoded = encoder.write_header().and_then(|mut writer| writer.write_image_data(&canvas.dots));
     encoded.map_err(|error| FileError::write(path, error))?;
-    outputs::write(path, file)
+    training::write_output(path, &file).map_err(|error| FileError::write(path, error))
+}
+
+/// Width and height of a picture with its text and the gap to the next.
+const fn cell(side: usize) -> (usize, usize) {
+    (SCALE * side + GAP, SCALE * side + 2 * LINE + 2 + GAP)
 }
 
 /// Returns the grid, its width and its height.
-fn draw(pictures: &Pictures, predicted: &[&str]) -> (Canvas, usize, usize) {
-    let columns = predicted.len().clamp(1, MOST_COLUMNS);
-    let rows = predicted.len().div_ceil(columns).max(1);
-    let (width, height) = (columns * CELL.0 + GAP, rows * CELL.1 + GAP);
+fn draw(side: usize, pictures: &[Classified<'_>]) -> (Canvas, usize, usize) {
+    let columns = pictures.len().clamp(1, MOST_COLUMNS);
+    let rows = pictures.len().div_ceil(columns).max(1);
+    let cell = cell(side);
+    let (width, height) = (columns * cell.0 + GAP, rows * cell.1 + GAP);
     let mut canvas = Canvas { dots: PAPER.repeat(width * height), width };
-    for (index, predicted) in predicted.iter().enumerate() {
-        let (x, y) = (GAP + index % columns * CELL.0, GAP + index / columns * CELL.1);
-        canvas.picture(x, y, pictures.picture(index));
-        let name = pictures.name(index);
-        let below = y + SCALE * SIDE + 2;
+    for (index, Classified { bytes, name, predicted }) in pictures.iter().enumerate() {
+        let (x, y) = (GAP + index % columns * cell.0, GAP + index / columns * cell.1);
+        canvas.picture((x, y), side, bytes);
+        let below = y + SCALE * side + 2;
         canvas.text(x, below, &format!("true {name}"), INK);
-        let colour = if *predicted == name { RIGHT } else { WRONG };
+        let colour = if predicted == name { RIGHT } else { WRONG };
         canvas.text(x, below + LINE, &format!("pred {predicted}"), colour);
     }
     (canvas, width, height)
@@ -66,11 +82,11 @@ impl Canvas {
         }
     }
 
-    fn picture(&mut self, x: usize, y: usize, bytes: &[u8]) {
-        for row in 0..SCALE * SIDE {
-            for column in 0..SCALE * SIDE {
-                let at = row / SCALE * SIDE + column / SCALE;
-                self.set(x + column, y + row, [0, 1, 2].map(|colour| bytes[colour * SIDE * SIDE + at]));
+    fn picture(&mut self, (x, y): (usize, usize), side: usize, bytes: &[u8]) {
+        for row in 0..SCALE * side {
+            for column in 0..SCALE * side {
+                let at = row / SCALE * side + column / SCALE;
+                self.set(x + column, y + row, [0, 1, 2].map(|colour| bytes[colour * side * side + at]));
             }
         }
     }
@@ -88,32 +104,34 @@ impl Canvas {
 
 #[cfg(test)]
 mod tests {
-    use models::tutorials::cifar10::PICTURE_BYTES;
-
     use super::*;
 
-    fn pictures(len: usize) -> Pictures {
-        let bytes = (0..len * PICTURE_BYTES).map(|at| (at / PICTURE_BYTES * 10 + at % 7) as u8).collect();
-        Pictures { bytes, labels: (0..len).map(|label| label as u8).collect() }
-    }
+    const SIDE: usize = 32;
+    const CELL: (usize, usize) = cell(SIDE);
 
     #[test]
     fn what_is_written_is_a_png_of_the_grid() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("grid.png");
-        let names = ["plane", "car", "dog", "cat", "deer", "dog", "frog", "horse", "ship"];
-        write(&path, &pictures(9), &names).unwrap();
+        let names = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship"];
+        let bytes = |index: usize| (0..3 * SIDE * SIDE).map(move |at| (index * 10 + at % 7) as u8).collect();
+        let all: Vec<Vec<u8>> = (0..9).map(bytes).collect();
+        let pictures = std::array::from_fn::<_, 9, _>(|index| {
+            let predicted = if index == 2 { "dog" } else { names[index] };
+            Classified { bytes: &all[index], name: names[index], predicted }
+        });
+        write_pictures(&path, SIDE, &pictures).unwrap();
         let file = std::io::BufReader::new(std::fs::File::open(&path).unwrap());
         let mut reader = png::Decoder::new(file).read_info().unwrap();
         let mut dots = vec![0; reader.output_buffer_size().unwrap()];
         let info = reader.next_frame(&mut dots).unwrap();
         let (width, height) = (8 * CELL.0 + GAP, 2 * CELL.1 + GAP);
         assert_eq!((info.width as usize, info.height as usize), (width, height));
-        let (canvas, ..) = draw(&pictures(9), &names);
+        let (canvas, ..) = draw(SIDE, &pictures);
         assert_eq!(dots, canvas.dots);
         // The ninth picture is in the second row; check its first pixel.
         let at = 3 * ((GAP + CELL.1) * width + GAP);
-        let ninth = pictures(9).picture(8).to_vec();
+        let ninth = &all[8];
         assert_eq!(dots[at..at + 3], [ninth[0], ninth[SIDE * SIDE], ninth[2 * SIDE * SIDE]]);
         // One of the nine is wrong.
         assert!(dots.chunks(3).any(|dot| dot == WRONG) && dots.chunks(3).any(|dot| dot == RIGHT));
