@@ -1,13 +1,11 @@
 //! Arithmetic on the elements of tensors.
 
 use candle_core::DType;
-use half::{bf16, f16};
 
 use crate::ReduceOp;
 use crate::algorithm::schedule::Combine;
 
-/// An element type that can be reduced. Elements of f16 and bf16 are widened to f32 before, and only copied in
-/// their own type.
+/// An element type that is reduced. Elements of f16 and bf16 are widened to f32 before, and only copied in their own type.
 pub(crate) trait Element: bytemuck::Pod + Send + Sync {
     fn sum(self, right: Self) -> Self;
     fn product(self, right: Self) -> Self;
@@ -51,34 +49,10 @@ macro_rules! integer {
     )*};
 }
 
-macro_rules! narrow_float {
-    ($($type:ty),*) => {$(
-        impl Element for $type {
-            fn sum(self, right: Self) -> Self { Self::from_f32(self.to_f32() + right.to_f32()) }
-            fn product(self, right: Self) -> Self { Self::from_f32(self.to_f32() * right.to_f32()) }
-            fn min(self, right: Self) -> Self { Self::from_f32(Element::min(self.to_f32(), right.to_f32())) }
-            fn max(self, right: Self) -> Self { Self::from_f32(Element::max(self.to_f32(), right.to_f32())) }
-            fn divide(self, by: usize) -> Self { Self::from_f32(self.to_f32() / by as f32) }
-        }
-    )*};
-}
-
 float!(f64, f32);
 integer!(u8, u32, i64);
-narrow_float!(f16, bf16);
 
-/// Reduces `theirs`, whose bytes need not be aligned, into `mine`, element by element, with the operands in the order
-/// given by `combine`.
-pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T], theirs: &[u8]) {
-    match op {
-        ReduceOp::Sum | ReduceOp::Avg => fold(combine, mine, theirs, T::sum),
-        ReduceOp::Product => fold(combine, mine, theirs, T::product),
-        ReduceOp::Min => fold(combine, mine, theirs, T::min),
-        ReduceOp::Max => fold(combine, mine, theirs, T::max),
-    }
-}
-
-/// Calls an expression for elements of the type that `dtype` names. Does nothing for a dtype that is never sent.
+/// Calls an expression for elements of the type that `dtype` names. Does nothing for a dtype that is never reduced.
 macro_rules! of_dtype {
     ($dtype:expr, $type:ident => $call:expr) => {
         match $dtype {
@@ -88,14 +62,6 @@ macro_rules! of_dtype {
             }
             DType::F32 => {
                 type $type = f32;
-                $call
-            }
-            DType::F16 => {
-                type $type = f16;
-                $call
-            }
-            DType::BF16 => {
-                type $type = bf16;
                 $call
             }
             DType::U8 => {
@@ -115,9 +81,23 @@ macro_rules! of_dtype {
     };
 }
 
-/// The same for bytes: `mine` and `theirs` are whole elements, and `mine` is aligned.
+/// Reduces `theirs` into `mine`, element by element, with the operands in the order given by `how`, or copies it. Both are whole
+/// elements, as many; `mine` is aligned.
 pub(crate) fn combine_bytes(dtype: DType, op: ReduceOp, how: Combine, mine: &mut [u8], theirs: &[u8]) {
-    of_dtype!(dtype, T => combine::<T>(op, how, bytemuck::cast_slice_mut(mine), theirs));
+    let theirs_first = match how {
+        Combine::Replace => return mine.copy_from_slice(theirs),
+        Combine::TheirsFirst => true,
+        Combine::MineFirst => false,
+    };
+    of_dtype!(dtype, T => {
+        let mine = bytemuck::cast_slice_mut::<u8, T>(mine);
+        match op {
+            ReduceOp::Sum | ReduceOp::Avg => fold(theirs_first, mine, theirs, T::sum),
+            ReduceOp::Product => fold(theirs_first, mine, theirs, T::product),
+            ReduceOp::Min => fold(theirs_first, mine, theirs, Element::min),
+            ReduceOp::Max => fold(theirs_first, mine, theirs, Element::max),
+        }
+    });
 }
 
 /// Replaces every NaN by the one of the standard library. Which sign and payload a sum that is NaN gets depends on the order
@@ -150,13 +130,12 @@ pub(crate) fn divide_bytes(dtype: DType, by: usize, bytes: &mut [u8]) {
 }
 
 #[inline(always)]
-fn fold<T: Element>(combine: Combine, mine: &mut [T], theirs: &[u8], reduce: impl Fn(T, T) -> T) {
+fn fold<T: Element>(theirs_first: bool, mine: &mut [T], theirs: &[u8], reduce: impl Fn(T, T) -> T) {
     let theirs = theirs.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
     let pairs = mine.iter_mut().zip(theirs);
-    match combine {
-        Combine::Replace => pairs.for_each(|(mine, theirs)| *mine = theirs),
-        Combine::TheirsFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(theirs, *mine)),
-        Combine::MineFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*mine, theirs)),
+    match theirs_first {
+        true => pairs.for_each(|(mine, theirs)| *mine = reduce(theirs, *mine)),
+        false => pairs.for_each(|(mine, theirs)| *mine = reduce(*mine, theirs)),
     }
 }
 
@@ -210,10 +189,22 @@ mod tests {
     #[test]
     fn operands_keep_their_order() {
         let mut mine = [-0.0f32];
-        combine(ReduceOp::Max, Combine::TheirsFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
+        combine_bytes(
+            DType::F32,
+            ReduceOp::Max,
+            Combine::TheirsFirst,
+            bytemuck::bytes_of_mut(&mut mine),
+            bytemuck::bytes_of(&0.0f32),
+        );
         assert_eq!(mine[0].to_bits(), (-0.0f32).to_bits());
         let mut mine = [-0.0f32];
-        combine(ReduceOp::Max, Combine::MineFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
+        combine_bytes(
+            DType::F32,
+            ReduceOp::Max,
+            Combine::MineFirst,
+            bytemuck::bytes_of_mut(&mut mine),
+            bytemuck::bytes_of(&0.0f32),
+        );
         assert_eq!(mine[0].to_bits(), 0.0f32.to_bits());
     }
 }
