@@ -12,14 +12,15 @@ TMPDIR=$(mktemp -d)
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# All at once: what they are built of has the same features then.
+# All at once: what they are built of has the same features then. Nothing is built later, so that scripts/check-mpi.sh can run beside this.
 cargo build $selection --bin girandole --test cuda_conformance
-cargo test $selection --test cuda_conformance
+executables=$(cargo test $selection --lib --test cuda_conformance --no-run --message-format json-render-diagnostics |
+    grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
+program=$(grep cuda_conformance <<<"$executables")
+(cd comm && "$program")
 # What else is behind the feature.
-cargo test $selection --lib -- nccl::
+(cd comm && "$(grep '/comm-[^/]*$' <<<"$executables")" nccl::)
 # Each piece of work begins late, by up to 2 ms: what waits for nothing reads too early, and what is freed too early is gone.
-program=$(cargo test $selection --test cuda_conformance --no-run --message-format json 2>/dev/null |
-    grep -o '"executable":"[^"]*cuda_conformance[^"]*"' | cut -d'"' -f4)
 for ranks in "nccl 3" "tcp 2"; do
     STAND_IN_JITTER=2000 GIRANDOLE_CASE="computing before and after" "$program" $ranks
 done
