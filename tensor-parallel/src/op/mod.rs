@@ -26,8 +26,8 @@ fn with_kept_result(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) 
     })?)
 }
 
-/// Does the same as [`autograd::custom`], for an operation that keeps `bytes` bytes for backward that no tensor of the graph
-/// holds.
+/// Does the same as [`autograd::custom_with_new_gradients`], for an operation that keeps `bytes` bytes for backward that no
+/// tensor of the graph holds.
 fn with_kept_bytes(
     bytes: usize,
     name: &'static str,
@@ -37,7 +37,7 @@ fn with_kept_bytes(
 ) -> crate::Result<Tensor> {
     let kept = SavedBytes::default();
     let held = kept.clone();
-    let output = autograd::custom(name, inputs, output, move |gradient| {
+    let output = autograd::custom_with_new_gradients(name, inputs, output, move |gradient| {
         let _kept = &held;
         backward(gradient)
     })?;

@@ -41,8 +41,8 @@ use candle_core::Tensor;
 
 use crate::{Communicator, Result};
 
-pub use op::custom;
 use op::differentiable;
+pub use op::{custom, custom_with_new_gradients};
 
 type Comm = Arc<dyn Communicator>;
 

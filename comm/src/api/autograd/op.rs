@@ -35,7 +35,7 @@ pub(super) fn differentiable(
 ///
 /// # Cost
 /// No copy on the CPU if `output` is contiguous, the whole of its storage, and shares that with no input; otherwise a
-/// copy of it.
+/// copy of it. In backward, a copy of each variable's gradient.
 ///
 /// # Errors
 /// No input or more than three; an output on another device than the inputs.
@@ -53,6 +53,28 @@ pub(super) fn differentiable(
 /// # Ok::<(), comm::Error>(())
 /// ```
 pub fn custom(
+    name: &'static str,
+    inputs: &[&Tensor],
+    output: Tensor,
+    backward: impl Fn(&Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let variables: Vec<bool> = inputs.iter().map(|input| input.is_variable()).collect();
+    custom_with_new_gradients(name, inputs, output, move |gradient| {
+        let mut gradients = backward(gradient)?;
+        // The gradient of a variable may be changed in place, and `backward` may return a tensor that it keeps.
+        for (gradient, _) in gradients.iter_mut().zip(&variables).filter(|(_, is_variable)| **is_variable) {
+            *gradient = gradient.take().map(|gradient| gradient.force_contiguous()).transpose()?;
+        }
+        Ok(gradients)
+    })
+}
+
+/// Does the same as [`custom`], for a `backward` that keeps no clone and no view of the gradients that it returns: those of
+/// variables are not copied.
+///
+/// # Errors
+/// Those of [`custom`].
+pub fn custom_with_new_gradients(
     name: &'static str,
     inputs: &[&Tensor],
     output: Tensor,
@@ -143,18 +165,8 @@ impl Custom {
         }
     }
 
-    fn gradients<const N: usize>(
-        &self,
-        inputs: [&Tensor; N],
-        grad: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; N]> {
-        let mut gradients = (self.backward)(grad)?;
-        // The gradient of a variable may be changed in place, and `backward` may return a tensor that it keeps.
-        for (gradient, input) in gradients.iter_mut().zip(inputs) {
-            if let Some(gradient) = gradient.as_mut().filter(|_| input.is_variable()) {
-                *gradient = gradient.force_contiguous()?;
-            }
-        }
+    fn gradients<const N: usize>(&self, grad: &Tensor) -> candle_core::Result<[Option<Tensor>; N]> {
+        let gradients = (self.backward)(grad)?;
         let got = gradients.len();
         let wrong = |_| {
             Error::invalid(self.name, format!("{got} gradients"), format!("give {N}, one for each input"))
@@ -164,7 +176,7 @@ impl Custom {
 }
 
 /// Implements one of candle's traits for [`Custom`], given its name, the inputs, and the gradients' type and value. The
-/// `_` of an input is the pattern for its storage and layout, which the forward pass ignores.
+/// `_` of an input is the pattern for what both passes ignore of it.
 macro_rules! impl_custom_op {
     ($op:ident($($input:ident $ignored:tt),+) -> $gradients:ty { $value:expr }) => {
         impl $op for Custom {
@@ -195,11 +207,11 @@ macro_rules! impl_custom_op {
 
             fn bwd(
                 &self,
-                $($input: &Tensor,)+
+                $($ignored: &Tensor,)+
                 _: &Tensor,
                 grad: &Tensor,
             ) -> candle_core::Result<$gradients> {
-                let [$($input),+] = self.gradients([$($input),+], grad)?;
+                let [$($input),+] = self.gradients(grad)?;
                 Ok($value)
             }
         }
