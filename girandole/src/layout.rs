@@ -67,8 +67,8 @@ impl Layout {
     /// Checks that this is a layout for `ranks` ranks.
     ///
     /// # Errors
-    /// An axis of size 0; `cp` above 1; a product that is not the number of ranks. The error then suggests layouts that
-    /// fit.
+    /// An axis of size 0; `cp` above 1; a product that is not the number of ranks. The error then suggests layouts with
+    /// that product.
     pub fn check(&self, ranks: usize) -> Result<()> {
         let refuse = |help: String| Err(Error::invalid("the layout", self, help));
         if let Some((name, _)) = self.axes().into_iter().find(|(_, size)| *size == 0) {
@@ -82,7 +82,7 @@ impl Layout {
         if self.ranks() != ranks {
             let fitting = self.fitting(ranks).iter().map(Self::to_string).collect::<Vec<_>>().join("; ");
             return refuse(format!(
-                "its product is {}, and the job has {ranks} ranks: use for example {fitting}",
+                "its product is {}, and the job has {ranks} ranks: products of {ranks} are for example {fitting}",
                 self.ranks()
             ));
         }
@@ -262,7 +262,7 @@ mod tests {
         let said = line("pp=2,tp=2", 8);
         assert!(said.contains("its product is 4, and the job has 8 ranks"), "{said}");
         assert!(said.contains("pp=2,dp=2,tp=2") && said.contains("pp=2,shard=2,tp=2"), "{said}");
-        assert!(line("tp=3", 4).contains("use for example tp=4"), "{}", line("tp=3", 4));
+        assert!(line("tp=3", 4).contains("are for example tp=4"), "{}", line("tp=3", 4));
         assert!(line("cp=2", 2).contains("reserved"));
         for text in ["pp", "pp=x", "pp=0", "zp=2", "pp=2,pp=2", "pp=-1"] {
             assert!(text.parse::<Layout>().is_err(), "{text}");

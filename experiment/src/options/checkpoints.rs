@@ -181,6 +181,17 @@ impl CheckpointOptions {
         }
     }
 
+    /// Returns the folder that a run resumes from: that of the checkpoint given to `--resume`, unless that is in the run's own
+    /// folder, or the run has written one itself since.
+    pub(crate) fn resumed_folder(&self) -> PathBuf {
+        let own = self.dir().to_path_buf();
+        let Some(asked) = self.asked() else { return own };
+        let folder = self.folder(asked);
+        let has_written = |checkpoints| resume_note::has_own_checkpoint(&checkpoints, self.dir(), asked);
+        let is_own = self.open().ok().flatten().is_some_and(|opened| has_written(opened).unwrap_or(false));
+        if is_own || folder.parent() == Some(self.dir()) { own } else { folder }
+    }
+
     /// Returns the option that names the checkpoint to resume from, and its value.
     pub fn source(&self) -> (&'static str, &Path) {
         match self.asked() {

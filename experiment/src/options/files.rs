@@ -1,6 +1,7 @@
 //! Checks of input and output files named by options, before any work is done.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use report::metrics::MetricsWriter;
 
@@ -38,14 +39,17 @@ impl CommonOptions {
     /// # Errors
     /// One is.
     pub(crate) fn check_metrics_are_free(&self) -> Result<()> {
-        match &self.metrics {
-            Some(path) if MetricsWriter::is_in_use(path) => Err(Error::Option {
-                option: "--metrics",
-                got: path.display().to_string(),
-                help: "another run is writing it; give another file".into(),
-            }),
-            _ => Ok(()),
+        let Some(path) = &self.metrics else { return Ok(()) };
+        // A run that was killed has the file until the system has ended its processes.
+        let until = Instant::now() + Duration::from_secs(1);
+        while MetricsWriter::is_in_use(path) {
+            if Instant::now() > until {
+                let help = "another run is writing it; give another file".into();
+                return Err(Error::Option { option: "--metrics", got: path.display().to_string(), help });
+            }
+            std::thread::sleep(Duration::from_millis(50));
         }
+        Ok(())
     }
 
     /// Does the same check for one more output file of an experiment.

@@ -189,17 +189,19 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Formats the note about a resume; `then` is the number of ranks of the run that wrote the checkpoint, `None`
     /// without one.
     fn resume_note(&self, config: &RunConfig<'_>, then: Option<usize>) -> String {
-        let dir = config.checkpoints.dir().display();
         let Some(then) = then else {
+            let dir = config.checkpoints.dir().display();
             return format!("no checkpoint in {dir} yet: starting from the beginning");
         };
+        let from = config.checkpoints.resumed_folder();
+        let from = from.display();
         let changed = if then == config.run.world_size { String::new() } else { self.source.changed(then) };
         let Position { epoch, batch, step } = self.at;
         match config.end {
             RunEnd::Epochs(_) => {
-                format!("going on from {dir} at epoch {epoch}, batch {batch} (step {step}){changed}")
+                format!("going on from {from} at epoch {epoch}, batch {batch} (step {step}){changed}")
             }
-            RunEnd::Steps(_) => format!("going on from {dir} at step {step}{changed}"),
+            RunEnd::Steps(_) => format!("going on from {from} at step {step}{changed}"),
         }
     }
 }

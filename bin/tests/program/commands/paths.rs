@@ -30,6 +30,7 @@ fn checkpoints_of_several_ranks_can_be_in_any_folder() {
         let mut girandole = girandole();
         girandole.args(command).arg("4").arg("--checkpoint-dir").arg(&elsewhere).arg("--resume").arg(&from);
         let said = text(&succeed(&mut girandole).stderr);
-        assert!(said.contains("going on from") && elsewhere.join("latest").exists(), "{command:?}: {said}");
+        let going_on = format!("going on from {} at ", from.display());
+        assert!(said.contains(&going_on) && elsewhere.join("latest").exists(), "{command:?}: {said}");
     }
 }

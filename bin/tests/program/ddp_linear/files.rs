@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor, safetensors};
+use report::metrics::MetricsWriter;
 
 use crate::common::Folder;
 use crate::ddp_linear::LINEAR;
@@ -151,4 +154,18 @@ fn weights_may_be_saved_where_they_came_from() {
 #[test]
 fn metrics_may_go_to_a_device() {
     LINEAR.succeed(&["--epochs", "1", "--samples", "64", "--metrics", "/dev/null", "--report", "/dev/null"]);
+}
+
+/// A run that was killed has its file for a moment longer.
+#[test]
+fn metrics_that_another_run_writes_are_waited_for_and_then_refused() {
+    let folder = Folder::new();
+    let metrics = folder.argument("m.jsonl");
+    let writer = MetricsWriter::create(Path::new(&metrics)).unwrap();
+    let options = ["--epochs", "1", "--samples", "100", "--metrics", &metrics];
+    assert!(LINEAR.refuse(&options).contains("another run is writing it"));
+    let waiting = LINEAR.command().args(options).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(writer);
+    assert!(waiting.unwrap().wait().unwrap().success());
 }
