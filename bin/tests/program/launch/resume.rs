@@ -47,23 +47,25 @@ fn it_goes_on_from_its_own_and_from_no_other_job_s() {
         let arguments = ["--checkpoint-dir", &dir, "--epochs", epochs, &asked];
         text(&succeed(&mut started(job, time, &arguments)).stderr)
     };
-    let at = |epoch: usize| format!("going on from {dir} at epoch {epoch}, batch 0 (step {})", 5 * epoch);
+    let from = |folder: &str, epoch: usize| {
+        format!("going on from {folder} at epoch {epoch}, batch 0 (step {})", 5 * epoch)
+    };
     run("first", 0, "2", "latest");
     let kept = folder.path("kept");
     std::fs::rename(folder.path("c/checkpoint-00000001"), &kept).unwrap();
     let kept = kept.to_str().unwrap();
     // It writes the checkpoint of epoch 2, and the restart resumes from that.
-    assert!(run("a", 0, "2", kept).contains(&at(1)));
-    assert!(run("a", 1, "3", kept).contains(&at(2)));
-    assert!(run("a", 2, "4", kept).contains(&at(3)));
+    assert!(run("a", 0, "2", kept).contains(&from(kept, 1)));
+    assert!(run("a", 1, "3", kept).contains(&from(&dir, 2)));
+    assert!(run("a", 2, "4", kept).contains(&from(&dir, 3)));
     // Another job of the same command must not use it.
-    assert!(run("b", 1, "1", kept).contains(&at(1)));
-    assert!(run("b", 2, "1", kept).contains(&at(1)));
+    assert!(run("b", 1, "1", kept).contains(&from(kept, 1)));
+    assert!(run("b", 2, "1", kept).contains(&from(kept, 1)));
     // With --resume=latest, the latest is used.
-    assert!(run("b", 1, "4", "latest").contains(&at(4)));
+    assert!(run("b", 1, "4", "latest").contains(&from(&dir, 4)));
     // A job of the same name that is started for the first time.
-    assert!(run("a", 0, "1", kept).contains(&at(1)));
-    assert!(run("a", 1, "1", kept).contains(&at(1)));
+    assert!(run("a", 0, "1", kept).contains(&from(kept, 1)));
+    assert!(run("a", 1, "1", kept).contains(&from(kept, 1)));
 }
 
 /// Runs `launch` with two ranks that may be restarted once.
