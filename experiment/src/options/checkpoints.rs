@@ -118,6 +118,13 @@ impl CheckpointOptions {
         self.resume.as_deref().filter(|resume| *resume != Path::new(LATEST))
     }
 
+    /// The same, but `None` once a restarted run has written a checkpoint itself.
+    fn asked_still(&self, checkpoints: &Checkpoints) -> Result<Option<&Path>> {
+        let Some(asked) = self.asked() else { return Ok(None) };
+        let has_own = resume_note::has_own_checkpoint(checkpoints, self.dir(), asked)?;
+        Ok(Some(asked).filter(|_| !has_own))
+    }
+
     /// Whether the run was restarted after a failure, and has a checkpoint folder.
     fn starts_again(&self) -> bool {
         self.checkpoint_dir.is_some() && restarts() > 0
@@ -135,10 +142,9 @@ impl CheckpointOptions {
         one: impl FnOnce(&Checkpoints, &Path) -> training::Result<T>,
     ) -> Result<Option<T>> {
         let (true, Some(checkpoints)) = (self.resumes(), self.open()?) else { return Ok(None) };
-        let Some(asked) = self.asked() else { return latest(&checkpoints).map_err(with_fallback_hint) };
-        if resume_note::has_own_checkpoint(&checkpoints, self.dir(), asked)? {
+        let Some(asked) = self.asked_still(&checkpoints)? else {
             return latest(&checkpoints).map_err(with_fallback_hint);
-        }
+        };
         let folder = self.folder(asked);
         self.refuse_missing(asked, &folder, &checkpoints)?;
         refuse_parent(asked, &folder)?;
@@ -183,13 +189,16 @@ impl CheckpointOptions {
 
     /// Returns the folder that a run resumes from: that of the checkpoint given to `--resume`, unless that is in the run's own
     /// folder, or the run has written one itself since.
-    pub(crate) fn resumed_folder(&self) -> PathBuf {
-        let own = self.dir().to_path_buf();
-        let Some(asked) = self.asked() else { return own };
-        let folder = self.folder(asked);
-        let has_written = |checkpoints| resume_note::has_own_checkpoint(&checkpoints, self.dir(), asked);
-        let is_own = self.open().ok().flatten().is_some_and(|opened| has_written(opened).unwrap_or(false));
-        if is_own || folder.parent() == Some(self.dir()) { own } else { folder }
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub(crate) fn resumed_folder(&self) -> Result<PathBuf> {
+        let asked = match self.open()? {
+            Some(checkpoints) => self.asked_still(&checkpoints)?,
+            None => None,
+        };
+        let outside = asked.map(|asked| self.folder(asked)).filter(|it| it.parent() != Some(self.dir()));
+        Ok(outside.unwrap_or_else(|| self.dir().to_path_buf()))
     }
 
     /// Returns the option that names the checkpoint to resume from, and its value.

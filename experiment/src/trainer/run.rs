@@ -119,7 +119,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if let (Some(log), true) = (log.as_mut().filter(|log| !log.is_muted()), config.checkpoints.resumes())
         {
             log.cut(self.at.epoch, self.at.batch)?;
-            note(format_args!("{}", self.resume_note(config, then)));
+            note(format_args!("{}", self.resume_note(config, then)?));
         }
         if rank.is_first() || matches!(self.strategy.kept(), CheckpointForm::Parts(_)) {
             self.keep(config, config.run.clone())?;
@@ -188,20 +188,20 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Formats the note about a resume; `then` is the number of ranks of the run that wrote the checkpoint, `None`
     /// without one.
-    fn resume_note(&self, config: &RunConfig<'_>, then: Option<usize>) -> String {
+    fn resume_note(&self, config: &RunConfig<'_>, then: Option<usize>) -> Result<String> {
         let Some(then) = then else {
             let dir = config.checkpoints.dir().display();
-            return format!("no checkpoint in {dir} yet: starting from the beginning");
+            return Ok(format!("no checkpoint in {dir} yet: starting from the beginning"));
         };
-        let from = config.checkpoints.resumed_folder();
+        let from = config.checkpoints.resumed_folder()?;
         let from = from.display();
         let changed = if then == config.run.world_size { String::new() } else { self.source.changed(then) };
         let Position { epoch, batch, step } = self.at;
-        match config.end {
+        Ok(match config.end {
             RunEnd::Epochs(_) => {
                 format!("going on from {from} at epoch {epoch}, batch {batch} (step {step}){changed}")
             }
             RunEnd::Steps(_) => format!("going on from {from} at step {step}{changed}"),
-        }
+        })
     }
 }

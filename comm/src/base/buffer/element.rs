@@ -188,23 +188,13 @@ mod tests {
 
     #[test]
     fn operands_keep_their_order() {
-        let mut mine = [-0.0f32];
-        combine_bytes(
-            DType::F32,
-            ReduceOp::Max,
-            Combine::TheirsFirst,
-            bytemuck::bytes_of_mut(&mut mine),
-            bytemuck::bytes_of(&0.0f32),
-        );
-        assert_eq!(mine[0].to_bits(), (-0.0f32).to_bits());
-        let mut mine = [-0.0f32];
-        combine_bytes(
-            DType::F32,
-            ReduceOp::Max,
-            Combine::MineFirst,
-            bytemuck::bytes_of_mut(&mut mine),
-            bytemuck::bytes_of(&0.0f32),
-        );
-        assert_eq!(mine[0].to_bits(), 0.0f32.to_bits());
+        let larger_of_zeros = |how| {
+            let mut mine = -0.0f32;
+            let (bytes, theirs) = (bytemuck::bytes_of_mut(&mut mine), bytemuck::bytes_of(&0.0f32));
+            combine_bytes(DType::F32, ReduceOp::Max, how, bytes, theirs);
+            mine.to_bits()
+        };
+        assert_eq!(larger_of_zeros(Combine::TheirsFirst), (-0.0f32).to_bits());
+        assert_eq!(larger_of_zeros(Combine::MineFirst), 0.0f32.to_bits());
     }
 }
