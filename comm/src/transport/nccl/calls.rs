@@ -1,5 +1,7 @@
 //! Translation of operations into NCCL calls: pure data, computed without touching a device.
 
+use std::collections::BTreeSet;
+
 use candle_core::Tensor;
 
 use crate::{Message, Operation, ReduceOp};
@@ -107,10 +109,40 @@ pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<C
         _ => messages(&mut calls, operation),
     }
     calls.retain(|call| call.count() > 0);
+    if world_size == 1 {
+        calls.iter_mut().for_each(Call::sum_instead_of_averaging);
+    }
     calls
 }
 
+/// Returns calls that exchange a byte with each rank that `calls` send to or receive from and that is not in `met`, to
+/// which they are added. NCCL connects two ranks in the first group that needs it, and fails if that group sends and
+/// receives on one of them but not on the other: these calls, at the start of the first messages, make both alike. The
+/// bytes are those of tensor `at`: one to send, then one for each new rank.
+pub(super) fn greetings(calls: &[Call], rank: usize, met: &mut BTreeSet<usize>, at: usize) -> Vec<Call> {
+    let mut greetings = Vec::new();
+    for call in calls {
+        let (Call::Send { to: other, .. } | Call::Receive { from: other, .. }) = *call else { continue };
+        if other != rank && met.insert(other) {
+            let own = 1 + greetings.len() / 2;
+            greetings.push(Call::Send { from: place(at, 0), count: 1, to: other });
+            greetings.push(Call::Receive { into: place(at, own), count: 1, from: other });
+        }
+    }
+    greetings
+}
+
 impl Call {
+    /// The same where there is one rank. There, NCCL (2.28.3) averages into another tensor without the last elements, if
+    /// its blocks do not divide their number.
+    fn sum_instead_of_averaging(&mut self) {
+        if let Call::AllReduce { op, .. } | Call::Reduce { op, .. } | Call::ReduceScatter { op, .. } = self
+            && *op == ReduceOp::Avg
+        {
+            *op = ReduceOp::Sum;
+        }
+    }
+
     fn count(&self) -> usize {
         match self {
             Call::AllReduce { count, .. }
@@ -234,6 +266,30 @@ mod tests {
             Call::Broadcast { from: Some(place(1, 0)), into: place(0, 2), count: 3, root: 2 },
         ];
         assert_eq!(of(&operation, 2, 3), expected);
+    }
+
+    #[test]
+    fn ranks_greet_each_other_once() {
+        let message = |to| Call::Send { from: place(0, 0), count: 7, to };
+        let mut met = BTreeSet::from([3]);
+        let calls = [message(2), message(3), message(0), message(2), message(1)];
+        let expected = [
+            Call::Send { from: place(5, 0), count: 1, to: 2 },
+            Call::Receive { into: place(5, 1), count: 1, from: 2 },
+            Call::Send { from: place(5, 0), count: 1, to: 1 },
+            Call::Receive { into: place(5, 2), count: 1, from: 1 },
+        ];
+        assert_eq!(greetings(&calls, 0, &mut met, 5), expected);
+        assert_eq!(greetings(&calls, 0, &mut met, 5), []);
+    }
+
+    #[test]
+    fn one_rank_averages_nothing() {
+        let operation =
+            |op| Operation::ReduceScatter { output: tensor(5), input: tensor(5), op, counts: None };
+        assert_eq!(of(&operation(ReduceOp::Avg), 0, 1), of(&operation(ReduceOp::Sum), 0, 1));
+        assert_ne!(of(&operation(ReduceOp::Avg), 0, 2), of(&operation(ReduceOp::Sum), 0, 2));
+        assert_ne!(of(&operation(ReduceOp::Max), 0, 1), of(&operation(ReduceOp::Sum), 0, 1));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! NCCL carrier: operations on CUDA tensors as NCCL calls, on a separate stream.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub(super) struct NcclCarrier {
     world_size: usize,
     timeout: Duration,
     flight: Option<PendingOperation>,
+    /// The ranks to which messages went, or from which they came.
+    met: BTreeSet<usize>,
     bytes: (u64, u64),
 }
 
@@ -62,19 +65,20 @@ impl Carrier for NcclCarrier {
     fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()> {
         let (sent, received) = traffic::operation_bytes(operation, self.rank, self.world_size);
         self.bytes = (self.bytes.0 + sent, self.bytes.1 + received);
-        let calls = calls::of(operation, self.rank, self.world_size);
+        let mut calls = calls::of(operation, self.rank, self.world_size);
         let Some(first) = calls.first() else { return Ok(()) };
         let name = first.name();
         for tensor in operation.tensors() {
             self.check_device(operation, tensor)?;
         }
-        let Prepared { tensors, rounded, widened } = self.prepare(operation, before)?;
+        let Prepared { mut tensors, rounded, widened } = self.prepare(operation, before)?;
+        let greeted = self.greet(operation, &mut calls, &mut tensors)?;
         self.shared.check()?;
         let mut handle = lock(&self.shared.handle);
         let handle = handle.as_mut().ok_or_else(|| Error::system(name, "NCCL was not started"))?;
         before.block_stream(handle.stream())?;
-        if let Some(widened) = &widened {
-            handle.stream().wait(widened).map_err(failed)?;
+        for prepared in widened.iter().chain(&greeted) {
+            handle.stream().wait(prepared).map_err(failed)?;
         }
         let mut addressed = Vec::with_capacity(calls.len());
         for call in calls {
@@ -133,7 +137,7 @@ impl Carrier for NcclCarrier {
 impl NcclCarrier {
     pub(super) fn new(shared: Arc<WatchedHandle>, ordinal: usize, config: &TcpConfig) -> Self {
         let (rank, world_size, timeout) = (config.rank, config.world_size, config.bounded_timeout());
-        Self { shared, ordinal, rank, world_size, timeout, flight: None, bytes: (0, 0) }
+        Self { shared, ordinal, rank, world_size, timeout, flight: None, met: BTreeSet::new(), bytes: (0, 0) }
     }
 
     fn check_device(&self, operation: &Operation, tensor: &Tensor) -> Result<()> {
@@ -146,6 +150,27 @@ impl NcclCarrier {
             }
             _ => Err(Error::invalid(operation.name(), "a tensor of the CPU", "give CUDA tensors only")),
         }
+    }
+
+    /// Adds greetings to the first messages between ranks. Returns an event that comes after what they need, if any.
+    fn greet(
+        &mut self,
+        operation: &Operation,
+        calls: &mut Vec<Call>,
+        tensors: &mut Vec<Tensor>,
+    ) -> Result<Option<CudaEvent>> {
+        if !matches!(operation, Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. }) {
+            return Ok(None);
+        }
+        let greetings = calls::greetings(calls, self.rank, &mut self.met, tensors.len());
+        if greetings.is_empty() {
+            return Ok(None);
+        }
+        let bytes = Tensor::zeros(1 + greetings.len() / 2, DType::U8, tensors[0].device())?;
+        let computing = stream_of(&bytes)?;
+        tensors.push(bytes);
+        calls.splice(..0, greetings);
+        Ok(Some(computing.record_event(None).map_err(failed)?))
     }
 
     /// Returns the tensors that NCCL works on. f16 and bf16 are converted to f32 where they are summed, and rounded once
