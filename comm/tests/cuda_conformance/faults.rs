@@ -7,13 +7,34 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Nccl, ReduceOp, Result, TcpConfig, Work};
 
+use crate::shared::alone_on_its_host;
+
 /// Environment variable with the role of a rank.
 pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
-pub(crate) const RANKS: usize = 3;
+const RANKS: usize = 3;
 /// Time-out of each rank's operations.
 const TIMEOUT: Duration = Duration::from_secs(8);
 /// Time limit of a whole case.
 const LONGEST: Duration = Duration::from_secs(34);
+
+/// The fault tests to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Faults {
+    /// All, with the faults that the stand-in NCCL makes; each rank has a GPU.
+    StandIn,
+    /// Those that any NCCL has, on ranks that share a GPU.
+    Shared,
+}
+
+impl Faults {
+    pub(crate) fn gpus(self) -> usize {
+        if self == Faults::Shared { 1 } else { RANKS }
+    }
+
+    fn includes(self, fault: &Fault) -> bool {
+        self == Faults::StandIn || (fault.nccl.is_empty() && fault.role != "one device")
+    }
+}
 
 struct Fault {
     role: &'static str,
@@ -70,6 +91,11 @@ const FAULTS: &[Fault] = &[
         nccl: "hang:1:2",
         says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
     },
+    Fault {
+        role: "killed in the middle",
+        nccl: "",
+        says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
+    },
     Fault { role: "stopped", nccl: "", says: &[(0, STOPPED), (2, STOPPED)] },
     Fault { role: "stopped inside", nccl: "hang:1:2", says: &[(0, STOPPED), (2, STOPPED)] },
     Fault { role: "hang", nccl: "hang:1:2", says: &[(0, HUNG), (1, HUNG), (2, HUNG)] },
@@ -91,15 +117,16 @@ const FAULTS: &[Fault] = &[
 ];
 
 /// Returns the names of the faults.
-pub(crate) fn roles() -> impl Iterator<Item = &'static str> {
-    FAULTS.iter().map(|fault| fault.role)
+pub(crate) fn roles(faults: Faults) -> impl Iterator<Item = &'static str> {
+    FAULTS.iter().filter(move |fault| faults.includes(fault)).map(|fault| fault.role)
 }
 
-pub(crate) fn all() {
+pub(crate) fn all(faults: Faults) {
     let only = crate::only();
-    for fault in FAULTS.iter().filter(|fault| only.as_ref().is_none_or(|only| only == fault.role)) {
+    let is_asked = |fault: &&Fault| only.as_ref().is_none_or(|only| only == fault.role);
+    for fault in FAULTS.iter().filter(|fault| faults.includes(fault)).filter(is_asked) {
         let began = Instant::now();
-        let printed = run(fault);
+        let printed = run(fault, faults);
         for (rank, words) in fault.says {
             let line = printed[*rank].lines().find(|line| line.starts_with("says: ")).unwrap_or("");
             assert!(
@@ -114,13 +141,16 @@ pub(crate) fn all() {
     }
 }
 
-fn run(fault: &Fault) -> Vec<String> {
+fn run(fault: &Fault, faults: Faults) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank: usize| -> Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env(ROLE, fault.role).env("STAND_IN_NCCL", fault.nccl).env("TMPDIR", folder.path());
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", RANKS.to_string());
         command.env("GIRANDOLE_INIT_METHOD", format!("file://{}", folder.path().join("meeting").display()));
+        if faults == Faults::Shared {
+            alone_on_its_host(&mut command, rank);
+        }
         if fault.role == "stuck" {
             command.env("STAND_IN_STUCK", "1");
         }
@@ -153,7 +183,11 @@ pub(crate) fn play(role: &str) -> ! {
 
 fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
     let odd = config.rank == 1;
-    let device = Device::new_cuda(if role == "one device" { config.rank % 2 } else { config.rank })?;
+    let device = Device::new_cuda(match role {
+        _ if std::env::var_os("NCCL_HOSTID").is_some() => 0,
+        "one device" => config.rank % 2,
+        _ => config.rank,
+    })?;
     let comm = Nccl::connect(config, &device)?;
     let tensor = |len: usize| Tensor::zeros(len, DType::F32, &device);
     let sum = |len: usize| comm.all_reduce(&tensor(len)?, ReduceOp::Sum).and_then(Work::wait);
@@ -162,6 +196,17 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
         "another call" if odd => comm.broadcast(&tensor(5)?, 0).and_then(Work::wait),
         "another length" if odd => sum(6),
         "killed" if odd => signal("KILL"),
+        "killed in the middle" => {
+            if odd {
+                std::thread::spawn(|| {
+                    std::thread::sleep(Duration::from_secs(1));
+                    signal("KILL")
+                });
+            }
+            loop {
+                sum(1 << 22)?;
+            }
+        }
         "stopped" if odd => signal("STOP"),
         "killed inside" | "stopped inside" if odd => {
             let name = if role == "killed inside" { "KILL" } else { "STOP" };

@@ -1,9 +1,10 @@
 //! Conformance suite on CUDA tensors, over NCCL and over TCP, and fault tests. It runs on GPUs, or with a stand-in for
 //! CUDA and NCCL: see `scripts/check-nccl.sh`.
 //!
-//! Without arguments it runs everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the fault tests; if
-//! `GIRANDOLE_CASE` is set, only the case or fault of that name. If the machine lacks what is needed, it prints one
-//! line that says what, and exits with code 2.
+//! Without arguments it runs everything that the stand-ins can do. `nccl N` and `tcp N` run the cases on N ranks, `shared N`
+//! on N ranks that use one GPU over NCCL (N is a power of two: with others NCCL's averages differ in the last bit), `faults` the fault tests, and `shared-faults` those that need one GPU and no
+//! stand-in; if `GIRANDOLE_CASE` is set, only the case or fault of that name. If the machine lacks what is needed, it
+//! prints one line that says what, and exits with code 2.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 mod autograd;
@@ -24,6 +25,7 @@ mod moves;
 mod overlaps;
 #[path = "../conformance/reference.rs"]
 mod reference;
+mod shared;
 #[path = "../conformance/uneven.rs"]
 mod uneven;
 
@@ -34,7 +36,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::cuda::cudarc::driver::result as driver;
 use candle_core::{DType, Device, Tensor};
-use comm::{Communicator, CudaLibrary, InitMethod, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
+use comm::{Communicator, CudaLibrary, InitMethod, Message, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
+
+use faults::Faults;
 
 thread_local! {
     static DEVICE: RefCell<Device> = const { RefCell::new(Device::Cpu) };
@@ -81,7 +85,10 @@ impl Backend for Ranks {
                             None => Device::Cpu,
                         };
                         DEVICE.set(device.clone());
-                        body(&*(self.connect)(&config, &device)?)
+                        let result = (self.connect)(&config, &device).and_then(|comm| body(&*comm));
+                        // Not by the end of the thread, which may come after that of the process, when CUDA is gone.
+                        DEVICE.set(Device::Cpu);
+                        result
                     };
                     run().unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"));
                 });
@@ -152,6 +159,24 @@ fn computing(backend: &dyn Backend) {
     }
 }
 
+/// One rank sends and receives in a batch, the other by single messages, before either has sent anything else.
+fn one_message_each_way(backend: &dyn Backend) {
+    backend.run(2, &|comm| {
+        let own = Tensor::full(comm.rank() as f32, 2_000_000, &device())?;
+        let got = own.zeros_like()?;
+        let other = 1 - comm.rank();
+        if comm.rank() == 0 {
+            let receive = Message::Recv { tensor: got.clone(), from: other };
+            comm.batch(vec![receive, Message::Send { tensor: own, to: other }])?.wait()?;
+        } else {
+            comm.recv(&got, other)?.wait()?;
+            comm.send(&own, other)?.wait()?;
+        }
+        assert_eq!(got.to_vec1::<f32>()?, vec![other as f32; 2_000_000]);
+        Ok(())
+    });
+}
+
 /// The root has the tensors on its device, and all others receive them on the CPU.
 fn tensors_of_one(backend: &dyn Backend) {
     for world_size in 1..=4 {
@@ -171,11 +196,12 @@ fn tensors_of_one(backend: &dyn Backend) {
 
 /// The cases that all backends share, and those for CUDA tensors only.
 fn cases() -> impl Iterator<Item = list::Case> {
-    let own: [list::Case; 4] = [
+    let own: [list::Case; 5] = [
         ("computing before and after", computing),
         ("gradients through collectives", autograd::gradients),
         ("results that are views", autograd::views),
         ("tensors of one rank", tensors_of_one),
+        ("one message each way", one_message_each_way),
     ];
     list::CASES.into_iter().chain(own)
 }
@@ -185,14 +211,16 @@ fn only() -> Option<String> {
     std::env::var("GIRANDOLE_CASE").ok()
 }
 
-fn conform(name: &str, ranks: &Ranks) {
+/// Runs the cases, except those that are left out.
+fn conform(name: &str, world_size: usize, ranks: &dyn Backend, left_out: &[&str]) {
     let began = Instant::now();
     let only = only();
-    for (case, run) in cases().filter(|(case, _)| only.as_ref().is_none_or(|only| only == case)) {
-        println!("{name}, {} ranks: {case}", ranks.world_size);
+    let is_asked = |case: &str| only.as_ref().is_none_or(|only| only == case) && !left_out.contains(&case);
+    for (case, run) in cases().filter(|(case, _)| is_asked(case)) {
+        println!("{name}, {world_size} ranks: {case}");
         run(ranks);
     }
-    println!("{name}, {} ranks: conforms ({:.0} s)", ranks.world_size, began.elapsed().as_secs_f64());
+    println!("{name}, {world_size} ranks: conforms ({:.0} s)", began.elapsed().as_secs_f64());
 }
 
 /// The cases and faults to run.
@@ -201,7 +229,9 @@ struct Plan {
     /// The numbers of ranks to run the cases on.
     nccl: Vec<usize>,
     tcp: Vec<usize>,
-    faults: bool,
+    /// Over NCCL, in processes that share a GPU.
+    shared: Vec<usize>,
+    faults: Option<Faults>,
 }
 
 impl Plan {
@@ -212,12 +242,19 @@ impl Plan {
             _ => Err(format!("'{count}' is no number of ranks: give 1 to 4")),
         };
         match words[..] {
-            [] => Ok(Plan { nccl: vec![1, 2, 3, 4], tcp: vec![2, 4], faults: true }),
+            [] => Ok(Plan {
+                nccl: vec![1, 2, 3, 4],
+                tcp: vec![2, 4],
+                shared: vec![2],
+                faults: Some(Faults::StandIn),
+            }),
             ["nccl", count] => Ok(Plan { nccl: ranks(count)?, ..Plan::default() }),
             ["tcp", count] => Ok(Plan { tcp: ranks(count)?, ..Plan::default() }),
-            ["faults"] => Ok(Plan { faults: true, ..Plan::default() }),
+            ["shared", count] => Ok(Plan { shared: ranks(count)?, ..Plan::default() }),
+            ["faults"] => Ok(Plan { faults: Some(Faults::StandIn), ..Plan::default() }),
+            ["shared-faults"] => Ok(Plan { faults: Some(Faults::Shared), ..Plan::default() }),
             _ => Err(format!(
-                "'{}' is not known: give `nccl N`, `tcp N`, `faults` or nothing",
+                "'{}' is not known: give `nccl N`, `tcp N`, `shared N`, `faults`, `shared-faults` or nothing",
                 words.join(" ")
             )),
         }
@@ -226,8 +263,9 @@ impl Plan {
     /// Checks that the name in `GIRANDOLE_CASE` is one of the cases or faults to run.
     fn check_case(&self) -> std::result::Result<(), String> {
         let Some(only) = only() else { return Ok(()) };
-        let faults = faults::roles().filter(|_| self.faults);
-        let cases = cases().filter(|_| !(self.nccl.is_empty() && self.tcp.is_empty()));
+        let faults = self.faults.into_iter().flat_map(faults::roles);
+        let cases =
+            cases().filter(|_| !(self.nccl.is_empty() && self.tcp.is_empty() && self.shared.is_empty()));
         let names: Vec<&str> = cases.map(|(name, _)| name).chain(faults).collect();
         if names.contains(&only.as_str()) {
             return Ok(());
@@ -237,7 +275,9 @@ impl Plan {
 
     /// Checks that this machine has the libraries and GPUs that are needed.
     fn check(&self) -> std::result::Result<(), String> {
-        let over_nccl = self.nccl.iter().copied().chain(self.faults.then_some(faults::RANKS)).max();
+        let shared = (!self.shared.is_empty()).then_some(1);
+        let gpus_of_faults = self.faults.map(Faults::gpus);
+        let over_nccl = self.nccl.iter().copied().chain(shared).chain(gpus_of_faults).max();
         let mut libraries = vec![CudaLibrary::Driver, CudaLibrary::Cublas, CudaLibrary::Curand];
         libraries.extend(over_nccl.map(|_| CudaLibrary::Nccl));
         libraries.into_iter().try_for_each(CudaLibrary::load).map_err(|error| error.to_string())?;
@@ -248,18 +288,22 @@ impl Plan {
             return Ok(());
         }
         Err(format!(
-            "{needed} GPUs are needed, one for each rank over NCCL, and there are {gpus}: `nccl N` takes N, `tcp N` one"
+            "{needed} GPUs are needed, one for each rank over NCCL, and there are {gpus}: `nccl N` takes N, `tcp N` and `shared N` one"
         ))
     }
 
     fn run(&self) {
         for &count in &self.nccl {
-            conform("nccl", &nccl(count));
+            conform("nccl", count, &nccl(count), &[]);
             choose(count);
         }
-        self.tcp.iter().for_each(|count| conform("tcp", &tcp(*count)));
-        if self.faults {
-            faults::all();
+        self.tcp.iter().for_each(|count| conform("tcp", *count, &tcp(*count), &[]));
+        match shared::Rank::from_env() {
+            Some(rank) => conform("nccl on one GPU", rank.world_size, &rank, shared::LEFT_OUT),
+            None => self.shared.iter().for_each(|count| shared::conform(*count)),
+        }
+        if let Some(faults) = self.faults {
+            faults::all(faults);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! NCCL backend: ranks with one CUDA device each, whose data NVIDIA's NCCL moves.
 //!
 //! Tested on a machine without a GPU, with stand-ins for the driver and NCCL (`scripts/check-nccl.sh`). They show that
-//! calls are made in order, that buffers live long enough and that errors name their cause. It has never run on a GPU.
+//! calls are made in order, that buffers live long enough and that errors name their cause. What has run on a GPU is in
+//! `docs/gpu-check-h100.md`.
 
 mod calls;
 mod carrier;
@@ -39,10 +40,15 @@ use watch::{Watchdog, WatchedHandle};
 /// and an error between two operations is detected: all ranks then report the rank on which NCCL failed, the operation
 /// and the reason. Dropping a group waits for the other ranks of the host to drop theirs, because NCCL does, but at most
 /// 5 s or a quarter of the time-out, whichever is less; a background thread does the rest.
-/// f16 and bf16 are summed in f32. The handling of NaN in minima and maxima is NCCL's, and so is the order of sums,
+/// f16 and bf16 are summed in f32. An average multiplies by one over the number of ranks first, and may differ in the last
+/// bit from that of [`Tcp`] if that number is no power of two. The handling of NaN in minima and maxima is NCCL's, and so is the order of sums,
 /// which is the same on every rank.
 ///
 /// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not report its own.
+///
+/// # Batches
+/// If a batch has several messages to one rank, that rank must receive them in a batch, too: for NCCL the second of them
+/// waits until the first and what was received meanwhile are done.
 ///
 /// # Several groups on one GPU
 /// Each group has a thread and a stream of its own, so operations that a rank runs in several groups at the same time
@@ -114,10 +120,12 @@ impl Nccl {
     }
 }
 
-/// Returns an identifier that distinguishes the device from all others, including those of other hosts.
+/// Returns an identifier that distinguishes the device from all others, including those of other hosts. For NCCL a GPU
+/// is another one where `NCCL_HOSTID` names another host, so that is a part of it.
 fn uuid(device: &CudaDevice) -> Result<Vec<u8>> {
     let uuid = device.cuda_stream().context().uuid().map_err(failed)?;
-    Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
+    let host = std::env::var_os("NCCL_HOSTID").unwrap_or_default();
+    Ok(uuid.bytes.iter().map(|byte| *byte as u8).chain(host.into_encoded_bytes()).collect())
 }
 
 /// Checks that no two ranks share a device. NCCL refuses that too, but with an error that names neither.
