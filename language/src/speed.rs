@@ -10,7 +10,7 @@ use girandole::trainer::StepReport;
 use report::metrics::{StepDetails, StepSpeed};
 use training::Linear;
 
-/// How long each rank measures its peak; one product may take longer.
+/// How long each rank measures its peak; two products may take longer.
 const TIME: Duration = Duration::from_millis(100);
 
 /// Operations of a step, and the peak of all ranks.
@@ -78,9 +78,13 @@ impl Speed {
 
 /// Returns the best FLOP/s over repeated products of a linear layer, in this thread's precision.
 fn peak(dtype: DType, device: &Device) -> candle_core::Result<f64> {
-    let (rows, features) = (512, 1024);
+    // A GPU reaches its peak in large products only.
+    let (rows, features) = if device.is_cpu() { (512, 1024) } else { (4096, 4096) };
     let x = Tensor::ones((rows, features), dtype, device)?;
     let layer = Linear::new(Tensor::ones((features, features), dtype, device)?, None);
+    // The first one also loads what computes it.
+    layer.forward(&x)?;
+    device.synchronize()?;
     let (began, mut best) = (Instant::now(), Duration::MAX);
     while best == Duration::MAX || began.elapsed() < TIME {
         let call = Instant::now();
