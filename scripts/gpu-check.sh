@@ -14,9 +14,9 @@ LD_LIBRARY_PATH, beside the program, in /usr/local/cuda, and in the packages of 
   --report FILE   where to write what came out (gpu-check.md in this folder)
   --rehearse      the same steps without a GPU: both sides of each comparison are the CPU's
 
-Checked are collectives of CUDA tensors, over NCCL with one rank and over TCP with 2 and 4 ranks that share the GPU; and, for
-each experiment, that the losses with --device cuda are those with --device cpu. It takes some minutes. The exit code is 0
-if all is as it should be, 1 if not or where there is no GPU.
+Checked are collectives of CUDA tensors, over NCCL and over TCP with 1 to 4 ranks that share the GPU, and ranks that fail
+over NCCL; and, for each experiment and for a Llama in several layouts, that the losses with --device cuda are those with
+--device cpu. It takes some minutes. The exit code is 0 if all is as it should be, 1 if not or where there is no GPU.
 HELP
 }
 
@@ -118,7 +118,7 @@ conform() {
     local name=$1 began
     shift
     began=$(now)
-    if timeout 300 "$conformance" "$@" > "$work/log" 2>&1; then
+    if RUST_BACKTRACE=0 timeout 300 "$conformance" "$@" > "$work/log" 2>&1; then
         say "| $name | conforms | $(since "$began") |"
     else
         bad "| $name | **FAILED** | $(since "$began") |" "$work/log"
@@ -130,6 +130,9 @@ if [ "$device" = cuda ]; then
     say "| back end | result | seconds |"
     say "| --- | --- | --- |"
     conform "NCCL, 1 rank" nccl 1
+    conform "NCCL, 2 ranks on one GPU" shared 2
+    conform "NCCL, 4 ranks on one GPU" shared 4
+    conform "NCCL, 3 ranks on one GPU of which one fails" shared-faults
     conform "TCP, 2 ranks on one GPU" tcp 2
     conform "TCP, 4 ranks on one GPU" tcp 4
 else
@@ -153,16 +156,34 @@ difference() {
         }
         END { if (!odd && NR) printf "%.1e", most }'
 }
-# experiment TOLERANCE RANKS COMMAND OPTIONS...: on the CPU and on the device, with the same seed.
+# train KIND RANKS COMMAND OPTIONS...: on `cpu`, or `cuda`, where ranks share the GPU over TCP, or `nccl`, where they share it over NCCL.
+train() {
+    local kind=$1 ranks=$2
+    shift 2
+    case $kind in
+        # NCCL lets ranks share a GPU if it takes them to be on different hosts.
+        nccl)
+            NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo timeout 300 "$program" launch --nproc-per-node "$ranks" -- \
+                sh -c 'NCCL_HOSTID=host-of-rank-$RANK exec "$@"' rank "$program" "$@" --device cuda --backend nccl
+            ;;
+        cuda) timeout 300 "$program" "$@" --world-size "$ranks" --device cuda --backend tcp ;;
+        cpu) timeout 300 "$program" "$@" --world-size "$ranks" --device cpu ;;
+    esac
+}
+# experiment TOLERANCE RANKS COMMAND OPTIONS...: on the CPU and on the device, with the same seed. With RANKS such as 2-nccl,
+# ranks on the device use NCCL.
 experiment() {
-    local tolerance=$1 ranks=$2 name=$3 side most
+    local tolerance=$1 ranks=${2%-nccl} name=$3 over=$device side most
+    if [ "$2" != "$ranks" ]; then
+        [ "$device" = cuda ] || return 0
+        over=nccl
+    fi
     shift 3
     for side in cpu device; do
-        local kind=$device
+        local kind=$over
         [ $side = device ] || kind=cpu
-        if ! timeout 600 "$program" "$name" --device "$kind" --world-size "$ranks" --metrics "$work/$side.jsonl" "$@" \
-            > "$work/log" 2>&1; then
-            bad "| $name $* | $ranks | **FAILED** with --device $kind | | | |" "$work/log"
+        if ! (cd "$work" && train "$kind" "$ranks" "$name" --metrics "$work/$side.jsonl" "$@" > "$work/log" 2>&1); then
+            bad "| $name $* | $ranks, $kind | **FAILED** | | | |" "$work/log"
             return
         fi
         losses "$work/$side.jsonl" > "$work/$side"
@@ -170,10 +191,16 @@ experiment() {
     most=$(paste "$work/cpu" "$work/device" | difference)
     local row="$(wc -l < "$work/device") | ${most:-the steps differ} | $tolerance | $(seconds "$work/cpu.jsonl") | $(seconds "$work/device.jsonl") |"
     if [ -n "$most" ] && awk "BEGIN { exit !($most <= $tolerance) }"; then
-        say "| $name $* | $ranks | $row"
+        say "| $name $* | $ranks, $over | $row"
     else
-        bad "| **FAILED** $name $* | $ranks | $row"
+        bad "| **FAILED** $name $* | $ranks, $over | $row"
     fi
+}
+# layout TOLERANCE RANKS OPTIONS...: a small Llama.
+layout() {
+    local tolerance=$1 ranks=$2
+    shift 2
+    experiment "$tolerance" "$ranks" pretrain --data text --out model --overwrite --steps 4 --layers 4 --hidden 96 --heads 4 "$@"
 }
 say "## Losses, $device against cpu"
 say ""
@@ -181,7 +208,7 @@ say "The largest difference of a step's loss, relative to it or to 1, and what i
 say "and in f16 (fsdp-mlp) rounded more. Seconds are those of the training loop alone, on a GPU"
 say "with the time to load and, once, to compile its kernels."
 say ""
-say "| experiment | ranks | steps | difference | allowed | seconds, cpu | seconds, $device |"
+say "| experiment | ranks, over | steps | difference | allowed | seconds, cpu | seconds, $device |"
 say "| --- | --- | --- | --- | --- | --- | --- |"
 experiment 1e-4 1 ddp-linear --epochs 2 --samples 2000
 experiment 1e-4 2 ddp-linear --epochs 2 --samples 2000
@@ -199,12 +226,32 @@ experiment 1e-3 4 tensor-parallel-transformer --epochs 1 --dropout 0 --tp 2 --se
 for schedule in gpipe 1f1b zb-v; do
     experiment 1e-3 2 pipeline-transformer --epochs 3 --dropout 0 --schedule $schedule
 done
+experiment 1e-3 3-nccl ddp-mlp --epochs 2
+experiment 1e-3 2-nccl fsdp-mlp --steps 10 --hidden 512 --param-dtype f32
+experiment 1e-3 4-nccl tensor-parallel-transformer --epochs 1 --dropout 0 --tp 2 --sequence-parallel
+experiment 1e-3 2-nccl pipeline-transformer --epochs 3 --dropout 0 --schedule zb-v
+say ""
+
+# ---- layouts ----
+say "## Losses of a Llama, $device against cpu"
+say ""
+say "| run | ranks, over | steps | difference | allowed | seconds, cpu | seconds, $device |"
+say "| --- | --- | --- | --- | --- | --- | --- |"
+for number in $(seq 400); do echo "In line $number the number is $number, and its square is $((number * number))."; done > "$work/text"
+layout 1e-3 1
+layout 1e-3 1 --recompute 1 --accumulate 2
+layout 2e-2 1 --parameters bf16
+for kind in "" -nccl; do
+    for axis in dp shard tp pp; do layout 1e-3 2$kind --mesh $axis=2; done
+done
+layout 1e-3 4 --mesh shard=2,tp=2
+layout 1e-3 4-nccl --mesh pp=2,shard=2
 say ""
 
 # ---- timings ----
 measure() {
     say '```text'
-    timeout 600 "$program" comm-bench --device "$device" --sizes 4K,1M,64M --seconds 0.3 "$@" > "$work/log" 2> "$work/error" ||
+    timeout 300 "$program" comm-bench --device "$device" --sizes 4K,1M,64M --seconds 0.3 "$@" > "$work/log" 2> "$work/error" ||
         bad "**FAILED** comm-bench $*" "$work/error"
     tee -a "$report" < "$work/log"
     say '```'
