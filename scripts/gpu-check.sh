@@ -87,7 +87,7 @@ bad() {
     say "$1"
     shift
     # Why, in its own words, where there are any.
-    [ $# = 0 ] || tail -n 5 "$@" 2>/dev/null | sed 's/^/    /' | tee -a "$report"
+    [ $# = 0 ] || tail -n 12 "$@" 2>/dev/null | sed 's/^/    /' | tee -a "$report"
 }
 
 gpu() {

@@ -181,13 +181,18 @@ pub(crate) fn play(role: &str) -> ! {
     std::process::exit(1);
 }
 
+/// Returns the device of a rank: its own, unless ranks share one.
+fn device(role: &str, rank: usize) -> candle_core::Result<Device> {
+    Device::new_cuda(match role {
+        _ if std::env::var_os("NCCL_HOSTID").is_some() => 0,
+        "one device" => rank % 2,
+        _ => rank,
+    })
+}
+
 fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
     let odd = config.rank == 1;
-    let device = Device::new_cuda(match role {
-        _ if std::env::var_os("NCCL_HOSTID").is_some() => 0,
-        "one device" => config.rank % 2,
-        _ => config.rank,
-    })?;
+    let device = device(role, config.rank)?;
     let comm = Nccl::connect(config, &device)?;
     let tensor = |len: usize| Tensor::zeros(len, DType::F32, &device);
     let sum = |len: usize| comm.all_reduce(&tensor(len)?, ReduceOp::Sum).and_then(Work::wait);
