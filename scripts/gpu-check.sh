@@ -200,7 +200,7 @@ experiment() {
 layout() {
     local tolerance=$1 ranks=$2
     shift 2
-    experiment "$tolerance" "$ranks" pretrain --data text --out model --overwrite --steps 4 --layers 4 --hidden 96 --heads 4 "$@"
+    experiment "$tolerance" "$ranks" pretrain --data text --out model --overwrite --steps 4 --layers 4 --hidden 96 --heads 4 --length 64 "$@"
 }
 say "## Losses, $device against cpu"
 say ""

@@ -94,7 +94,7 @@ const FAULTS: &[Fault] = &[
     Fault {
         role: "killed in the middle",
         nccl: "",
-        says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
+        says: &[(0, &["rank 1 (host ", "died"]), (2, &["rank 1 (host ", "died"])],
     },
     Fault { role: "stopped", nccl: "", says: &[(0, STOPPED), (2, STOPPED)] },
     Fault { role: "stopped inside", nccl: "hang:1:2", says: &[(0, STOPPED), (2, STOPPED)] },

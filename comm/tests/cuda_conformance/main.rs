@@ -2,9 +2,10 @@
 //! CUDA and NCCL: see `scripts/check-nccl.sh`.
 //!
 //! Without arguments it runs everything that the stand-ins can do. `nccl N` and `tcp N` run the cases on N ranks, `shared N`
-//! on N ranks that use one GPU over NCCL (N is a power of two: with others NCCL's averages differ in the last bit), `faults` the fault tests, and `shared-faults` those that need one GPU and no
-//! stand-in; if `GIRANDOLE_CASE` is set, only the case or fault of that name. If the machine lacks what is needed, it
-//! prints one line that says what, and exits with code 2.
+//! on N ranks that use one GPU over NCCL, `faults` the fault tests, and `shared-faults` those that need one GPU and no
+//! stand-in; if `GIRANDOLE_CASE` is set, only the case or fault of that name. With NVIDIA's NCCL, N must be a power of two:
+//! otherwise its averages differ in the last bit. If the machine lacks what is needed, the program prints one line that
+//! says what, and exits with code 2.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 mod autograd;

@@ -40,9 +40,9 @@ use watch::{Watchdog, WatchedHandle};
 /// and an error between two operations is detected: all ranks then report the rank on which NCCL failed, the operation
 /// and the reason. Dropping a group waits for the other ranks of the host to drop theirs, because NCCL does, but at most
 /// 5 s or a quarter of the time-out, whichever is less; a background thread does the rest.
-/// f16 and bf16 are summed in f32. An average multiplies by one over the number of ranks first, and may differ in the last
-/// bit from that of [`Tcp`] if that number is no power of two. The handling of NaN in minima and maxima is NCCL's, and so is the order of sums,
-/// which is the same on every rank.
+/// f16 and bf16 are summed in f32. The handling of NaN in minima and maxima is NCCL's, and so is the order of sums,
+/// which is the same on every rank. An average multiplies by one over the number of ranks before it sums: unless that
+/// number is a power of two, the last bit may differ from that of [`Tcp`].
 ///
 /// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not report its own.
 ///
