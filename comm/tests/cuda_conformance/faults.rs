@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Nccl, ReduceOp, Result, TcpConfig, Work};
 
-use crate::shared::alone_on_its_host;
+use crate::shared::{alone_on_its_host, as_rank};
 
 /// Environment variable with the role of a rank.
 pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
@@ -144,10 +144,8 @@ pub(crate) fn all(faults: Faults) {
 fn run(fault: &Fault, faults: Faults) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank: usize| -> Child {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = as_rank(rank, RANKS, folder.path());
         command.env(ROLE, fault.role).env("STAND_IN_NCCL", fault.nccl).env("TMPDIR", folder.path());
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", RANKS.to_string());
-        command.env("GIRANDOLE_INIT_METHOD", format!("file://{}", folder.path().join("meeting").display()));
         if faults == Faults::Shared {
             alone_on_its_host(&mut command, rank);
         }
@@ -203,10 +201,7 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
         "killed" if odd => signal("KILL"),
         "killed in the middle" => {
             if odd {
-                std::thread::spawn(|| {
-                    std::thread::sleep(Duration::from_secs(1));
-                    signal("KILL")
-                });
+                signal_in_a_second("KILL");
             }
             loop {
                 sum(1 << 22)?;
@@ -214,12 +209,8 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
         }
         "stopped" if odd => signal("STOP"),
         "killed inside" | "stopped inside" if odd => {
-            let name = if role == "killed inside" { "KILL" } else { "STOP" };
-            std::thread::spawn(move || {
-                // All are in the operation by then, in which this rank's NCCL hangs.
-                std::thread::sleep(Duration::from_secs(1));
-                signal(name)
-            });
+            // All are in the operation by then, in which this rank's NCCL hangs.
+            signal_in_a_second(if role == "killed inside" { "KILL" } else { "STOP" });
             sum(5)
         }
         "a group kept by others" => {
@@ -254,6 +245,14 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
         }
         _ => sum(5),
     }
+}
+
+/// Sends a signal to this process in a second.
+fn signal_in_a_second(name: &'static str) {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        signal(name)
+    });
 }
 
 /// Sends a signal to this process.

@@ -300,7 +300,7 @@ impl Plan {
         }
         self.tcp.iter().for_each(|count| conform("tcp", *count, &tcp(*count), &[]));
         match shared::Rank::from_env() {
-            Some(rank) => conform("nccl on one GPU", rank.world_size, &rank, shared::LEFT_OUT),
+            Some(rank) => conform("nccl on one GPU", rank.config.world_size, &rank, shared::LEFT_OUT),
             None => self.shared.iter().for_each(|count| shared::conform(*count)),
         }
         if let Some(faults) = self.faults {

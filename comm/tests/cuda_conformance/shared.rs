@@ -2,7 +2,7 @@
 //! are processes, which NCCL connects by sockets.
 
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -16,6 +16,14 @@ const FOLDER: &str = "GIRANDOLE_CUDA_FOLDER";
 
 /// What NCCL cannot do, see the documentation of [`Nccl`]: two messages of a batch to a rank that receives them one by one.
 pub(crate) const LEFT_OUT: &[&str] = &["batches and single messages"];
+
+/// Returns this program as a rank of a job that has a folder for its files.
+pub(crate) fn as_rank(rank: usize, world_size: usize, folder: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
+    command.env("GIRANDOLE_INIT_METHOD", format!("file://{}", folder.join("meeting").display()));
+    command
+}
 
 /// Makes `command` rank `rank` of a group whose ranks share a GPU.
 pub(crate) fn alone_on_its_host(command: &mut Command, rank: usize) {
@@ -31,10 +39,8 @@ pub(crate) fn alone_on_its_host(command: &mut Command, rank: usize) {
 pub(crate) fn conform(world_size: usize) {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank: usize| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = as_rank(rank, world_size, folder.path());
         command.args(["shared", &world_size.to_string()]).env(FOLDER, folder.path());
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
-        command.env("GIRANDOLE_INIT_METHOD", "env://");
         alone_on_its_host(&mut command, rank);
         if rank > 0 {
             command.stdout(Stdio::null());
@@ -49,8 +55,7 @@ pub(crate) fn conform(world_size: usize) {
 /// This process as a rank of such a job.
 pub(crate) struct Rank {
     folder: PathBuf,
-    rank: usize,
-    pub(crate) world_size: usize,
+    pub(crate) config: TcpConfig,
     /// How many groups it has joined.
     groups: Cell<usize>,
 }
@@ -58,31 +63,27 @@ pub(crate) struct Rank {
 impl Rank {
     /// Returns None in a process that no such job has started.
     pub(crate) fn from_env() -> Option<Self> {
-        let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
         let folder = std::env::var_os(FOLDER)?.into();
-        let (rank, world_size) = (number("RANK"), number("WORLD_SIZE"));
-        Some(Self { folder, rank, world_size, groups: Cell::new(0) })
+        let config = TcpConfig { timeout: Duration::from_secs(60), ..TcpConfig::from_env().unwrap() };
+        Some(Self { folder, config, groups: Cell::new(0) })
     }
 }
 
 impl Backend for Rank {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
-        if world_size != self.world_size {
+        if world_size != self.config.world_size {
             return;
         }
         self.groups.set(self.groups.get() + 1);
         let config = TcpConfig {
-            rank: self.rank,
-            world_size,
             init_method: InitMethod::File(self.folder.join(format!("meeting-{}", self.groups.get()))),
-            timeout: Duration::from_secs(60),
-            ..TcpConfig::default()
+            ..self.config.clone()
         };
         let run = || {
             let device = Device::new_cuda(0)?;
             DEVICE.set(device.clone());
             body(&Nccl::connect(&config, &device)?)
         };
-        run().unwrap_or_else(|error| panic!("rank {} of {world_size}: {error}", self.rank));
+        run().unwrap_or_else(|error| panic!("rank {} of {world_size}: {error}", self.config.rank));
     }
 }

@@ -41,8 +41,8 @@ type Rounded = Vec<(usize, Tensor)>;
 struct Prepared {
     tensors: Vec<Tensor>,
     rounded: Rounded,
-    /// Recorded after the conversions to f32; None where there were none.
-    widened: Option<CudaEvent>,
+    /// Recorded after what the device computes for these tensors; None where that is nothing.
+    ready: Option<CudaEvent>,
 }
 
 /// An operation under way. It keeps its tensors alive until the device has finished with them.
@@ -71,14 +71,13 @@ impl Carrier for NcclCarrier {
         for tensor in operation.tensors() {
             self.check_device(operation, tensor)?;
         }
-        let Prepared { mut tensors, rounded, widened } = self.prepare(operation, before)?;
-        let greeted = self.greet(operation, &mut calls, &mut tensors)?;
+        let Prepared { tensors, rounded, ready } = self.prepare(operation, &mut calls, before)?;
         self.shared.check()?;
         let mut handle = lock(&self.shared.handle);
         let handle = handle.as_mut().ok_or_else(|| Error::system(name, "NCCL was not started"))?;
         before.block_stream(handle.stream())?;
-        for prepared in widened.iter().chain(&greeted) {
-            handle.stream().wait(prepared).map_err(failed)?;
+        if let Some(ready) = &ready {
+            handle.stream().wait(ready).map_err(failed)?;
         }
         let mut addressed = Vec::with_capacity(calls.len());
         for call in calls {
@@ -152,30 +151,22 @@ impl NcclCarrier {
         }
     }
 
-    /// Adds greetings to the first messages between ranks. Returns an event that comes after what they need, if any.
-    fn greet(
-        &mut self,
-        operation: &Operation,
-        calls: &mut Vec<Call>,
-        tensors: &mut Vec<Tensor>,
-    ) -> Result<Option<CudaEvent>> {
-        if !matches!(operation, Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. }) {
-            return Ok(None);
-        }
+    /// Adds greetings to the first messages between ranks.
+    fn greet(&mut self, calls: &mut Vec<Call>, mut tensors: Vec<Tensor>) -> Result<Prepared> {
         let greetings = calls::greetings(calls, self.rank, &mut self.met, tensors.len());
         if greetings.is_empty() {
-            return Ok(None);
+            return Ok(Prepared { tensors, ..Prepared::default() });
         }
         let bytes = Tensor::zeros(1 + greetings.len() / 2, DType::U8, tensors[0].device())?;
-        let computing = stream_of(&bytes)?;
+        let ready = Some(stream_of(&bytes)?.record_event(None).map_err(failed)?);
         tensors.push(bytes);
         calls.splice(..0, greetings);
-        Ok(Some(computing.record_event(None).map_err(failed)?))
+        Ok(Prepared { tensors, ready, ..Prepared::default() })
     }
 
     /// Returns the tensors that NCCL works on. f16 and bf16 are converted to f32 where they are summed, and rounded once
-    /// at the end.
-    fn prepare(&self, operation: &Operation, before: &Before) -> Result<Prepared> {
+    /// at the end. The first messages between ranks get more calls.
+    fn prepare(&mut self, operation: &Operation, calls: &mut Vec<Call>, before: &Before) -> Result<Prepared> {
         let mut tensors: Vec<Tensor> = operation.tensors().into_iter().cloned().collect();
         let (op, results) = match operation {
             Operation::AllReduce { op, .. } | Operation::AllReduceCoalesced { op, .. } => {
@@ -184,6 +175,9 @@ impl NcclCarrier {
             Operation::Reduce { op, root, .. } => (*op, 0..usize::from(self.rank == *root)),
             // The tensors of the operation are output, then input.
             Operation::ReduceScatter { op, .. } => (*op, 0..1),
+            Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. } => {
+                return self.greet(calls, tensors);
+            }
             _ => return Ok(Prepared { tensors, ..Prepared::default() }),
         };
         let half = tensors.first().is_some_and(|tensor| storage::is_half(tensor.dtype()));
@@ -197,8 +191,8 @@ impl NcclCarrier {
         for tensor in tensors.iter_mut().filter(|tensor| tensor.elem_count() > 0) {
             *tensor = tensor.to_dtype(DType::F32)?;
         }
-        let widened = Some(computing.record_event(None).map_err(failed)?);
-        Ok(Prepared { tensors, rounded, widened })
+        let ready = Some(computing.record_event(None).map_err(failed)?);
+        Ok(Prepared { tensors, rounded, ready })
     }
 }
 
