@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::dial::ANSWER_RECEIVED;
-use super::{ConnectionState, DataConnections};
+use super::{ConnectionState, DataConnections, Side};
 use crate::rendezvous::connection::acceptor::ConnectionHandler;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{
@@ -24,7 +24,7 @@ impl ConnectionHandler for DataConnections {
         admission: Admission<'_>,
         until: Instant,
     ) -> ConnectResult<()> {
-        let (status, number) = self.admit(admission.caller);
+        let status = self.admit(admission.caller);
         let own = self.setup.own;
         let answer = admission.answer(Verdict { status, rank: own.rank, world_size: own.world_size });
         if status != Status::Admitted {
@@ -37,19 +37,7 @@ impl ConnectionHandler for DataConnections {
         if outcome.is_err() {
             self.close_with_last_message(&wire);
         }
-        match outcome {
-            // The peer has read the answer and is bound to this connection: it has given up any other that was admitted,
-            // before or after.
-            Ok(pair) => self.finish_attempt(
-                peer,
-                |line| !matches!(line, ConnectionState::Open { .. }),
-                Ok((wire, pair)),
-            ),
-            Err(fault) => {
-                let is_mine = |line: &ConnectionState| matches!(line, ConnectionState::Answering(latest) if *latest == number);
-                self.finish_attempt(peer, is_mine, Err(fault))
-            }
-        }
+        self.finish_attempt(peer, Side::Answered, outcome.map(|pair| (wire, pair)))
     }
 }
 
@@ -75,8 +63,8 @@ impl DataConnections {
         }
     }
 
-    /// Decides whether a peer that dials is admitted. Returns the status, and the number of its connection where it is.
-    fn admit(&self, caller: ClientClaim) -> (Status, u64) {
+    /// Decides whether a peer that dials is admitted.
+    fn admit(&self, caller: ClientClaim) -> Status {
         let own = self.setup.own;
         let ClientClaim { rank, world_size, purpose } = caller;
         let mut state = self.state();
@@ -87,16 +75,16 @@ impl DataConnections {
             None => Status::NotAwaited,
             Some(ConnectionState::Open { .. }) => Status::Crossed,
             Some(ConnectionState::Dialing) if rank > own.rank => Status::Crossed,
-            // A second connection from the same peer means that it has given up the first.
+            // A second attempt of the same peer means that it has given up one of the two.
             Some(ConnectionState::Idle | ConnectionState::Dialing | ConnectionState::Answering(_)) => {
                 Status::Admitted
             }
         };
         if status == Status::Admitted {
-            state.admitted += 1;
-            let number = state.admitted;
-            state.lines[rank as usize] = ConnectionState::Answering(number);
+            let line = &mut state.lines[rank as usize];
+            let before = if let ConnectionState::Answering(attempts) = line { *attempts } else { 0 };
+            *line = ConnectionState::Answering(before + 1);
         }
-        (status, state.admitted)
+        status
     }
 }

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{ConnectionState, DataConnections, State};
+use super::{ConnectionState, DataConnections, Side, State};
 use crate::base::last_message::LastMessage;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{Status, Verdict};
@@ -154,14 +154,7 @@ impl DataConnections {
             line @ ConnectionState::Idle => *line = ConnectionState::Dialing,
         }
         drop(state);
-        // The peer has admitted this connection, so it has given up its own attempt.
-        let is_mine = |line: &ConnectionState| !matches!(line, ConnectionState::Open { .. });
-        match self.connect(peer, deadline) {
-            Ok(connection) => self.finish_attempt(peer, is_mine, Ok(connection)),
-            Err(fault) => {
-                self.finish_attempt(peer, |line| matches!(line, ConnectionState::Dialing), Err(fault))
-            }
-        }
+        self.finish_attempt(peer, Side::Dialed, self.connect(peer, deadline))
     }
 
     fn connect(

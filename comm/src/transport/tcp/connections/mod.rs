@@ -71,8 +71,6 @@ struct State {
     /// The thread that makes them; `dialing` is true until it has found nothing more to do.
     dialer: Option<JoinHandle<()>>,
     dialing: bool,
-    /// Number of connections admitted so far.
-    admitted: u64,
     closed: bool,
     /// The last message for a peer that still dials when this rank has closed its group, or the group has failed.
     parting: Option<LastMessageBytes>,
@@ -85,13 +83,21 @@ enum ConnectionState {
     Idle,
     /// This rank is dialing.
     Dialing,
-    /// The peer is dialing; the number of its admitted connection.
-    Answering(u64),
+    /// The peer is dialing: the number of its attempts that were admitted and have not ended. It uses at most one of
+    /// them, and the last to be admitted need not be that one, so this rank dials only when all have ended.
+    Answering(usize),
     Open {
         stream: Arc<Stream>,
         /// Some until the connection is fetched; the inner value is the memory beside it, if the ranks share any.
         fresh: Option<Option<RingPair>>,
     },
+}
+
+/// Which rank began an attempt to connect: this one, or the peer.
+#[derive(Clone, Copy)]
+enum Side {
+    Dialed,
+    Answered,
 }
 
 /// An encoded last message (farewell or failure report).
@@ -109,7 +115,6 @@ impl DataConnections {
             wishes: Vec::new(),
             dialer: None,
             dialing: false,
-            admitted: 0,
             closed: false,
             parting: None,
             stop: Some(pair.0),
@@ -189,27 +194,26 @@ impl DataConnections {
         }
     }
 
-    /// Ends an attempt to connect: stores the connection, or goes back to idle, if the peer's state `is_mine`, that is,
-    /// still that of this attempt.
+    /// Ends an attempt to connect: stores the connection if there is none yet, or records that the attempt has failed.
+    ///
+    /// A connection that is there is the peer's, too: it was admitted by the one rank, and the other has seen that, so
+    /// whoever made it has given up every other attempt.
     fn finish_attempt(
         &self,
         peer: usize,
-        is_mine: impl Fn(&ConnectionState) -> bool,
+        side: Side,
         outcome: ConnectResult<(HandshakeStream, Option<RingPair>)>,
     ) -> ConnectResult<()> {
         let mut state = self.state();
         let (closed, parting) = (state.closed, state.parting);
         let line = &mut state.lines[peer];
-        let current = is_mine(line);
         let result = match outcome {
-            Ok((wire, pair)) if current && !closed => {
+            Ok((wire, pair)) if !closed && !matches!(line, ConnectionState::Open { .. }) => {
                 *line = ConnectionState::Open { stream: wire.into_data_stream(), fresh: Some(pair) };
                 Ok(())
             }
             Ok((wire, _)) => {
-                if current {
-                    *line = ConnectionState::Idle;
-                }
+                line.end_attempt(side);
                 // The peer may already regard the connection as established.
                 if let Some(words) = parting {
                     wire.try_send(&words);
@@ -217,9 +221,7 @@ impl DataConnections {
                 Err(ConnectError::Stopped)
             }
             Err(fault) => {
-                if current {
-                    *line = ConnectionState::Idle;
-                }
+                line.end_attempt(side);
                 Err(fault)
             }
         };
@@ -270,6 +272,17 @@ impl DataConnections {
         if let Some(dialer) = dialer {
             // The thread never panics, and ends once `closed` is set.
             let _ = dialer.join();
+        }
+    }
+}
+
+impl ConnectionState {
+    /// Records that an attempt has ended without a connection.
+    fn end_attempt(&mut self, side: Side) {
+        match (&mut *self, side) {
+            (Self::Answering(attempts), Side::Answered) if *attempts > 1 => *attempts -= 1,
+            (Self::Answering(_), Side::Answered) | (Self::Dialing, Side::Dialed) => *self = Self::Idle,
+            _ => {}
         }
     }
 }
