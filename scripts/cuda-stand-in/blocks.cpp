@@ -108,7 +108,7 @@ static void together(unsigned threads) {
 
 // Those that use shared memory or look into each other's registers.
 static bool waits(const std::string &name) {
-    for (const char *prefix : {"fast_", "softmax", "rmsnorm", "layernorm", "asort"})
+    for (const char *prefix : {"fast_", "softmax", "rmsnorm", "layernorm", "asort", "rows_"})
         if (name.rfind(prefix, 0) == 0) return true;
     return false;
 }

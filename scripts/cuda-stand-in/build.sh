@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes stand-ins for the libraries of NVIDIA that Girandole links, so that its CUDA code runs on a machine without a GPU.
 #   scripts/cuda-stand-in/build.sh FOLDER
-# They run candle's own kernels, compiled for the host, on streams that are threads, and NCCL's calls between processes.
+# They run candle's kernels and Girandole's own, compiled for the host, on streams that are threads, and NCCL's calls between processes.
 # What they check is the program's side: order, lifetimes, sizes, errors. They say nothing of what a GPU does, or how fast.
 # Needs a C and C++ compiler (12 or later), and the sources of the dependencies, which it fetches.
 set -euo pipefail
@@ -12,8 +12,9 @@ ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/{candle-kernels,cudarc}-[0-9]
 source_of() { ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$1"-[0-9]* | sort -V | tail -n 1; }
 kernels=$(source_of candle-kernels)/src
 cudarc=$(source_of cudarc)/src
+own=$(cd "$here/../../training/src/cuda" && pwd)
 
-stamp=$(cat "$here"/*.c "$here"/*.cpp "$here"/*.h "$here"/include/*.h "$here/build.sh" | cksum)" $kernels $cudarc"
+stamp=$(cat "$here"/*.c "$here"/*.cpp "$here"/*.h "$here"/include/*.h "$here/build.sh" "$own/kernels.cu" | cksum)" $kernels $cudarc"
 [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ] && exit 0
 rm -rf "$folder"
 mkdir -p "$folder/parts"
@@ -24,13 +25,16 @@ for name in cuda nccl blas; do cc $flags -Wall -Wextra -c "$here/$name.c" -o "$p
 cpp="c++ -std=c++17 $flags -I$here/include -I$kernels"
 $cpp -c "$here/blocks.cpp" -o "$parts/blocks.o"
 kernels_of() {
-    $cpp -w -E -x c++ "$kernels/$1.cu" | tr '\n' ' ' | grep -oE 'extern "C" +void +[A-Za-z0-9_]+' |
-        sed 's/.* /KERNEL(/; s/$/)/' | grep -v "_f8_\|stand_in" > "$parts/$1.names"
-    $cpp -w -DKERNELS="\"$1.cu\"" -DNAMES="\"$parts/$1.names\"" -c "$here/kernels.cpp" -o "$parts/kernels_$1.o"
+    local source=$1 name
+    name=$(basename "$source" .cu)
+    $cpp -w -E -x c++ "$source" | tr '\n' ' ' | grep -oE 'extern "C" +void +[A-Za-z0-9_]+' |
+        sed 's/.* /KERNEL(/; s/$/)/' | grep -v "_f8_\|stand_in" > "$parts/$name.names"
+    $cpp -w -DKERNELS="\"$source\"" -DNAMES="\"$parts/$name.names\"" -c "$here/kernels.cpp" -o "$parts/kernels_$name.o"
 }
 export -f kernels_of
-export cpp kernels parts here
-printf '%s\n' affine binary cast conv fill indexing reduce ternary unary | xargs -P "$(nproc)" -I{} bash -euo pipefail -c 'kernels_of {}'
+export cpp parts here
+{ printf "$kernels/%s.cu\n" affine binary cast conv fill indexing reduce ternary unary; echo "$own/kernels.cu"; } |
+    xargs -P "$(nproc)" -I{} bash -euo pipefail -c 'kernels_of {}'
 
 # What is not here is refused: the code for "not supported" of each library.
 refuse() {

@@ -16,8 +16,9 @@ pub trait Backward<const N: usize>: Send + Sync + 'static {
     /// The operation's name, for errors.
     const NAME: &'static str;
 
-    /// Returns the gradients of the arguments, in their order, from that of the result; `None` where there is none.
-    /// Nothing that it computes is recorded in a graph.
+    /// Returns the gradients of the arguments, in their order, from that of the result; `None` where there is none, for
+    /// example because the argument is no part of a graph. Compute them from `detach`ed tensors: nobody needs a graph of
+    /// a gradient.
     ///
     /// # Errors
     /// Errors of the computation.
@@ -51,7 +52,7 @@ pub trait Backward<const N: usize>: Send + Sync + 'static {
 ///     const NAME: &'static str = "cube";
 ///
 ///     fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
-///         Ok([Some((gradient * x.sqr()?)?.affine(3.0, 0.0)?)])
+///         Ok([Some((gradient * x.detach().sqr()?)?.affine(3.0, 0.0)?)])
 ///     }
 /// }
 ///
@@ -190,9 +191,7 @@ macro_rules! impl_custom_op {
             }
 
             fn bwd(&self, $($x: &Tensor,)+ result: &Tensor, gradient: &Tensor) -> Result<$gradients> {
-                $(let $x = $x.detach();)+
-                let [$($grad),+] =
-                    self.backward.backward([$(&$x),+], &result.detach(), &gradient.detach())?;
+                let [$($grad),+] = self.backward.backward([$($x),+], result, gradient)?;
                 Ok(($($grad),+))
             }
         }
@@ -221,7 +220,7 @@ mod tests {
             result: &Tensor,
             gradient: &Tensor,
         ) -> Result<[Option<Tensor>; 2]> {
-            assert!(!x.track_op() && !y.track_op() && !result.track_op() && !gradient.track_op());
+            let (x, y) = (&x.detach(), &y.detach());
             assert_eq!(result.to_vec1::<f64>()?, (x * y)?.to_vec1::<f64>()?);
             Ok([Some((gradient * y)?.affine(7.0, 0.0)?), Some((gradient * x)?.affine(7.0, 0.0)?)])
         }

@@ -8,7 +8,7 @@ use candle_core::{D, DType, Device, Storage, Tensor, Var};
 use crate::blocks::{BLOCK, blocks_of_work};
 use crate::op::{dense, sum};
 use crate::simd::vectorized;
-use crate::{Error, Result};
+use crate::{Error, Result, cuda};
 
 /// Number of elements in each run that is summed in f32.
 const RUN_LEN: usize = 1024;
@@ -35,11 +35,12 @@ const RUN_LEN: usize = 1024;
 /// ```
 pub fn grad_norm(grads: &GradStore, vars: &[Var]) -> Result<f64> {
     let mut seen = HashSet::new();
-    let mut total = 0.0;
-    for var in vars {
-        if let Some(grad) = grads.get(var).filter(|_| seen.insert(var.id())) {
-            total += squares(grad)?;
-        }
+    let found = vars.iter().filter_map(|var| grads.get(var).filter(|_| seen.insert(var.id())));
+    let (on_cuda, others): (Vec<&Tensor>, Vec<&Tensor>) = found.partition(|grad| cuda::knows(grad));
+    let on_cuda = on_cuda.into_iter().map(Tensor::contiguous).collect::<candle_core::Result<Vec<_>>>()?;
+    let mut total: f64 = cuda::squares(&on_cuda)?.into_iter().sum();
+    for grad in others {
+        total += squares(grad)?;
     }
     Ok(total.sqrt())
 }

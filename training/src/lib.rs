@@ -34,6 +34,8 @@ mod blocks;
 pub mod build;
 mod checkpoint;
 mod clip;
+#[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
+mod cuda;
 mod defer;
 mod dropout;
 mod error;

@@ -6,11 +6,11 @@ mod host;
 use std::collections::HashMap;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var, bail};
 use candle_nn::Optimizer;
 
 use crate::state::{Buffer, DeferredCopy, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
-use crate::{Error, OptimizerState, Result};
+use crate::{Error, OptimizerState, Result, cuda};
 
 const NAME: &str = "Adam";
 
@@ -119,24 +119,24 @@ struct AdamState {
 
 /// Coefficients of one step, the same for all elements of a parameter.
 #[derive(Debug, Clone, Copy)]
-struct Factors<T = f64> {
+pub(crate) struct Factors<T = f64> {
     /// Multiplies the gradient first.
-    scale: T,
+    pub(crate) scale: T,
     /// Times the parameter, is added to the gradient (L2 penalty).
-    penalty: T,
+    pub(crate) penalty: T,
     /// Multiplies the parameter first (decoupled weight decay).
-    shrink: T,
+    pub(crate) shrink: T,
     beta1: T,
     /// One minus `beta1`.
-    fresh1: T,
-    beta2: T,
+    pub(crate) fresh1: T,
+    pub(crate) beta2: T,
     /// One minus `beta2`.
-    fresh2: T,
+    pub(crate) fresh2: T,
     /// Minus the learning rate, divided by the bias correction of the mean.
-    rate: T,
+    pub(crate) rate: T,
     /// Square root of the bias correction of the mean of squares.
-    root: T,
-    eps: T,
+    pub(crate) root: T,
+    pub(crate) eps: T,
 }
 
 impl AdamConfig {
@@ -160,6 +160,14 @@ impl AdamConfig {
             eps: self.eps,
         }
     }
+}
+
+fn on_cuda(var: &Var, grad: &Tensor, means: &AdamState, factors: Factors) -> candle_core::Result<()> {
+    let (Buffer::Tensor(of_gradients), Buffer::Tensor(of_squares)) = (&means.of_gradients, &means.of_squares)
+    else {
+        bail!("adam: a mean was lost");
+    };
+    cuda::adam(var, &grad.contiguous()?, [of_gradients, of_squares], factors)
 }
 
 impl Adam {
@@ -250,6 +258,8 @@ impl Adam {
             }
             if on_host {
                 host::step(&slot.var, grad, means, factors)?;
+            } else if cuda::knows(&slot.var) {
+                on_cuda(&slot.var, grad, means, factors)?;
             } else {
                 fallback::step(&slot.var, grad, means, factors)?;
             }

@@ -6,6 +6,7 @@ use super::gated::{Gate, gelu, gelu_tanh, silu};
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{BLOCK, blocks};
+use crate::cuda;
 use crate::simd::vectorized;
 
 impl Gate {
@@ -30,6 +31,10 @@ impl Gate {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn activate(self, x: &Tensor) -> candle_core::Result<Tensor> {
+        if cuda::knows(x) {
+            let x = x.contiguous()?;
+            return tape::explicit_op1(&x, cuda::activation(self, &x.detach())?, OnCuda(self));
+        }
         let wide = x.to_dtype(working_dtype(self.function(), x.dtype())?)?;
         let y = match (x.device().is_cpu(), self) {
             (true, _) => tape::apply_op1(&wide.contiguous()?, Activation(self))?,
@@ -49,6 +54,23 @@ impl Gate {
             Self::Gelu => "gelu",
             Self::GeluTanh => "gelu_tanh",
         }
+    }
+}
+
+/// As a part of a graph on a CUDA device.
+struct OnCuda(Gate);
+
+impl tape::Backward<1> for OnCuda {
+    const NAME: &'static str = "activation";
+
+    fn backward(
+        &self,
+        [x]: [&Tensor; 1],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 1]> {
+        let gradient = gradient.detach().contiguous()?;
+        Ok([Some(cuda::activation_backward(self.0, &x.detach(), &gradient)?)])
     }
 }
 

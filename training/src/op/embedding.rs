@@ -44,7 +44,30 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> candle_core::Result<Tensor> {
             let ids = numbers.into_iter().map(|id| id as usize).collect();
             tape::apply_op1(&table.contiguous()?, Rows { ids, dims })
         }
-        false => table.embedding(&flat)?.reshape(dims),
+        false if table.device().is_cpu() || flat.elem_count() == 0 => table.embedding(&flat)?.reshape(dims),
+        false => {
+            let rows = table.detach().contiguous()?.index_select(&flat, 0)?.reshape(dims)?;
+            tape::explicit_op1(table, rows, Composed { ids: flat })
+        }
+    }
+}
+
+/// Composed of candle's operations, for devices other than a CPU.
+struct Composed {
+    ids: Tensor,
+}
+
+impl tape::Backward<1> for Composed {
+    const NAME: &'static str = NAME;
+
+    fn backward(
+        &self,
+        [table]: [&Tensor; 1],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 1]> {
+        let gradient = gradient.detach().contiguous()?.reshape((self.ids.elem_count(), table.dim(1)?))?;
+        Ok([Some(table.zeros_like()?.index_add(&self.ids, &gradient, 0)?)])
     }
 }
 

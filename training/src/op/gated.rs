@@ -6,7 +6,7 @@ use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{BLOCK, blocks};
 use crate::simd::vectorized;
-use crate::{Error, Result};
+use crate::{Error, Result, cuda};
 
 /// Activation function of a gated linear unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +44,11 @@ impl Gate {
     /// ```
     pub fn apply(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
         self.check(gate, up)?;
+        if cuda::knows(gate) {
+            let (gate, up) = (gate.contiguous()?, up.contiguous()?);
+            let y = cuda::gated(self, &gate.detach(), &up.detach())?;
+            return tape::explicit_op2([&gate, &up], y, OnCuda(self));
+        }
         let dtype = working_dtype(self.operation(), gate.dtype())?;
         let (wide, up) = (gate.to_dtype(dtype)?, up.to_dtype(dtype)?);
         let result = if gate.device().is_cpu() {
@@ -82,6 +87,23 @@ impl Gate {
             Self::GeluTanh => gate.gelu()?,
         };
         active * up
+    }
+}
+
+/// As a part of a graph on a CUDA device.
+struct OnCuda(Gate);
+
+impl tape::Backward<2> for OnCuda {
+    const NAME: &'static str = "gated";
+
+    fn backward(
+        &self,
+        [gate, up]: [&Tensor; 2],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 2]> {
+        let gradient = gradient.detach().contiguous()?;
+        cuda::gated_backward(self.0, &gate.detach(), &up.detach(), &gradient).map(|of_both| of_both.map(Some))
     }
 }
 

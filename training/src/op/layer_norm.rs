@@ -6,6 +6,7 @@ use candle_nn::{Init, VarBuilder};
 use super::real::{Real, sum, sum_pairs};
 use super::{check_parameter, dense, width, with_numbers, working_dtype};
 use crate::Result;
+use crate::cuda;
 use crate::simd::vectorized;
 
 const NAME: &str = "layer_norm";
@@ -83,9 +84,34 @@ impl LayerNorm {
     }
 }
 
+/// As a part of a graph on a CUDA device.
+struct OnCuda {
+    eps: f64,
+}
+
+impl tape::Backward<3> for OnCuda {
+    const NAME: &'static str = NAME;
+
+    fn backward(
+        &self,
+        [x, weight, _]: [&Tensor; 3],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 3]> {
+        let gradient = gradient.detach().contiguous()?;
+        let of_all = cuda::layer_norm_backward(&x.detach(), &weight.detach(), &gradient, self.eps)?;
+        Ok(of_all.map(Some))
+    }
+}
+
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.check(x)?;
+        if cuda::knows(x) {
+            let [x, weight, bias] = [&x.contiguous()?, &self.weight.contiguous()?, &self.bias.contiguous()?];
+            let y = cuda::layer_norm(&x.detach(), &weight.detach(), &bias.detach(), self.eps)?;
+            return tape::explicit_op3([x, weight, bias], y, OnCuda { eps: self.eps });
+        }
         let dtype = working_dtype(NAME, x.dtype())?;
         let (wide, weight, bias) =
             (x.to_dtype(dtype)?, self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);

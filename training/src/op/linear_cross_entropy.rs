@@ -11,7 +11,9 @@ use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
 use crate::product::{Matrix, ProductConfig, multiply};
 use crate::simd::vectorized;
-use crate::{Error, Result, SavedBytes};
+use crate::{Error, Result, SavedBytes, cuda};
+
+mod on_cuda;
 
 const NAME: &str = "linear_cross_entropy";
 
@@ -95,6 +97,10 @@ pub fn linear_cross_entropy(
     config.validate()?;
     let sizes = check(x, weight, bias)?;
     let targets = classes(NAME, x, sizes.classes, targets, config.ignore_index)?;
+    // Gradients of f16 would be too small before a scaled loss makes them larger.
+    if cuda::knows(x) && x.dtype() != DType::F16 {
+        return on_cuda::loss(x, weight, bias, &targets, config);
+    }
     let dtype = working_dtype(NAME, x.dtype())?;
     let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
     let (x, weight, bias) = (wide(x)?, wide(weight)?, bias.map(wide).transpose()?);

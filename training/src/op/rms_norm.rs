@@ -6,6 +6,7 @@ use candle_nn::{Init, VarBuilder};
 use super::real::{Real, sum, sum_pairs};
 use super::{check_parameter, dense, width, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
+use crate::cuda;
 use crate::simd::vectorized;
 
 const NAME: &str = "rms_norm";
@@ -105,6 +106,9 @@ impl RmsNorm {
         let (size, mut dims) = (self.weight.elem_count(), x.dims().to_vec());
         let heads = dims.pop().filter(|width| size > 0 && width % size == 0).map(|width| width / size);
         let Some(heads) = heads else { return self.forward(x) };
+        if cuda::knows(x) && x.dtype() == self.weight.dtype() {
+            return self.on_cuda(x);
+        }
         match x.device().is_cpu()
             && x.dtype() == self.weight.dtype()
             && matches!(x.dtype(), DType::F32 | DType::F64)
@@ -118,9 +122,40 @@ impl RmsNorm {
     }
 }
 
+impl RmsNorm {
+    fn on_cuda(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
+        let y = cuda::rms_norm(&x.detach(), &weight.detach(), self.eps)?;
+        tape::explicit_op2([&x, &weight], y, OnCuda { eps: self.eps })
+    }
+}
+
+/// As a part of a graph on a CUDA device.
+struct OnCuda {
+    eps: f64,
+}
+
+impl tape::Backward<2> for OnCuda {
+    const NAME: &'static str = NAME;
+
+    fn backward(
+        &self,
+        [x, weight]: [&Tensor; 2],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 2]> {
+        let gradient = gradient.detach().contiguous()?;
+        let of_both = cuda::rms_norm_backward(&x.detach(), &weight.detach(), &gradient, self.eps)?;
+        Ok(of_both.map(Some))
+    }
+}
+
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         check_parameter(NAME, ("weight", &self.weight), x)?;
+        if cuda::knows(x) {
+            return self.on_cuda(x);
+        }
         let dtype = working_dtype(NAME, x.dtype())?;
         let (wide, weight) = (x.to_dtype(dtype)?, self.weight.to_dtype(dtype)?);
         let result = if x.device().is_cpu() {

@@ -3,6 +3,7 @@
 mod composed;
 mod fused;
 mod mask;
+mod on_cuda;
 
 use candle_core::{DType, Tensor};
 
@@ -14,7 +15,7 @@ use super::working_dtype;
 use crate::dropout::Mask;
 use crate::product::ProductConfig;
 use crate::recompute::{keep_results, keeps_results, known_results};
-use crate::{Dropout, Error, Result, SavedBytes};
+use crate::{Dropout, Error, Result, SavedBytes, cuda};
 
 const NAME: &str = "attention";
 
@@ -152,6 +153,9 @@ fn attention_with(
     };
     let call =
         AttentionCall { sizes, mask: config.mask, scale, hidden, dropout, how: ProductConfig::current() };
+    if cuda::knows(q) && cuda::knows(k) && call.dropout.is_none() {
+        return on_cuda::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, &call);
+    }
     let dtype = working_dtype(NAME, q.dtype())?;
     let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
     let (wide_q, k, v) = (wide(q)?, wide(k)?, wide(v)?);

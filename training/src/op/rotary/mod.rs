@@ -2,6 +2,8 @@
 
 mod frequencies;
 
+use std::ops::Range;
+
 use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Shape, Tensor, bail};
 
 pub use frequencies::RotaryScaling;
@@ -11,7 +13,7 @@ use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
 use crate::simd::vectorized;
-use crate::{Error, Result};
+use crate::{Error, Result, cuda};
 
 const NAME: &str = "rotary";
 
@@ -139,6 +141,9 @@ impl Rotary {
     /// `head_dim`, fewer than two dimensions; a tensor that is not of f16, bf16, f32 or f64.
     pub fn apply(&self, x: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         let (positions, heads) = self.check(x, offset)?;
+        if cuda::knows(x) {
+            return self.on_cuda(x, offset..offset + positions, heads);
+        }
         let dtype = working_dtype(NAME, x.dtype())?;
         let part = |table: &Tensor| table.narrow(0, offset, positions)?.to_dtype(dtype);
         let (cos, sin) = (part(&self.cos)?, part(&self.sin)?);
@@ -151,6 +156,14 @@ impl Rotary {
             self.composed(&wide, &cos, &sin, heads)?
         };
         turned.to_dtype(x.dtype())
+    }
+
+    fn on_cuda(&self, x: &Tensor, positions: Range<usize>, heads: usize) -> candle_core::Result<Tensor> {
+        let part = |table: &Tensor| table.narrow(0, positions.start, positions.len());
+        let interleaved = self.config.layout == RotaryLayout::Interleaved;
+        let turn = OnCuda { tables: [part(&self.cos)?, part(&self.sin)?], heads, interleaved };
+        let x = x.contiguous()?;
+        tape::explicit_op1(&x, turn.run(&x.detach(), false)?, turn)
     }
 
     /// Checks the tensor's shape and returns its number of positions and heads.
@@ -192,6 +205,33 @@ impl Rotary {
         let second = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
         let pair = if pair == D::Minus1 { a.rank() } else { a.rank() - 1 };
         Tensor::stack(&[first, second], pair)?.reshape(x.shape())
+    }
+}
+
+/// As a part of a graph on a CUDA device.
+struct OnCuda {
+    /// Cosines and sines of (positions, head_dim / 2).
+    tables: [Tensor; 2],
+    heads: usize,
+    interleaved: bool,
+}
+
+impl OnCuda {
+    fn run(&self, x: &Tensor, back: bool) -> candle_core::Result<Tensor> {
+        cuda::rotary(x, self.tables.each_ref(), self.heads, self.interleaved, back)
+    }
+}
+
+impl tape::Backward<1> for OnCuda {
+    const NAME: &'static str = NAME;
+
+    fn backward(
+        &self,
+        _: [&Tensor; 1],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 1]> {
+        Ok([Some(self.run(&gradient.detach().contiguous()?, true)?)])
     }
 }
 

@@ -1,0 +1,51 @@
+//! In place of the operations on CUDA devices where the feature `cuda` is off: there are no such devices.
+
+use candle_core::{Result, Tensor, Var, bail};
+
+use crate::adam::Factors;
+use crate::op::Gate;
+
+pub(crate) fn knows(_: &Tensor) -> bool {
+    false
+}
+
+/// What a query of attention sees.
+#[derive(Debug, Clone, Copy)]
+#[allow(dead_code, reason = "the kernels read all of it")]
+pub(crate) struct Seen {
+    pub(crate) heads: usize,
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    pub(crate) kind: u32,
+    pub(crate) window: usize,
+    pub(crate) scale: f64,
+}
+
+/// None have been found to be on such a device.
+pub(crate) fn squares(_: &[Tensor]) -> Result<Vec<f64>> {
+    Ok(vec![])
+}
+
+macro_rules! absent {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $(pub(crate) fn $name($(_: $argument),*) -> Result<$result> {
+            bail!("this was built without the feature `cuda`")
+        })*
+    };
+}
+
+absent! {
+    rms_norm(&Tensor, &Tensor, f64) -> Tensor;
+    rms_norm_backward(&Tensor, &Tensor, &Tensor, f64) -> [Tensor; 2];
+    layer_norm(&Tensor, &Tensor, &Tensor, f64) -> Tensor;
+    layer_norm_backward(&Tensor, &Tensor, &Tensor, f64) -> [Tensor; 3];
+    attention_weights(&Tensor, Option<&Tensor>, Seen) -> ();
+    attention_weights_backward(&Tensor, &Tensor, Seen) -> ();
+    cross_entropy(&Tensor, &Tensor, f64, f64) -> Tensor;
+    activation(Gate, &Tensor) -> Tensor;
+    activation_backward(Gate, &Tensor, &Tensor) -> Tensor;
+    gated(Gate, &Tensor, &Tensor) -> Tensor;
+    gated_backward(Gate, &Tensor, &Tensor, &Tensor) -> [Tensor; 2];
+    rotary(&Tensor, [&Tensor; 2], usize, bool, bool) -> Tensor;
+    adam(&Var, &Tensor, [&Tensor; 2], Factors) -> ();
+}

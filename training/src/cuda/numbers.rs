@@ -1,0 +1,186 @@
+//! Operations on each number by itself: activations, rotation, Adam.
+
+use candle_core::{Result, Tensor, Var};
+
+use super::{
+    Number, alloc, by_dtype, by_number, device, in_place, launch, named, numbers_of, storage, tensor,
+};
+use crate::adam::Factors;
+use crate::op::Gate;
+
+/// The number of an activation function in the kernels.
+fn kind(gate: Gate) -> u32 {
+    match gate {
+        Gate::Silu => 0,
+        Gate::Gelu => 1,
+        Gate::GeluTanh => 2,
+    }
+}
+
+/// The activation of each number.
+pub(crate) fn activation(gate: Gate, x: &Tensor) -> Result<Tensor> {
+    fn run<T: Number>(gate: Gate, x: &Tensor) -> Result<Tensor> {
+        let (device, count) = (device(x)?, x.elem_count());
+        let (x_storage, layout) = x.storage_and_layout();
+        let mut y = alloc::<T>(device, count)?;
+        launch!(
+            device,
+            named::<T>("activation"),
+            by_number(count),
+            [numbers_of::<T>(storage(&x_storage)?, layout)?],
+            [&mut y],
+            [count as u64, kind(gate)]
+        );
+        Ok(tensor(y, device, x.shape()))
+    }
+    by_dtype!(x.dtype(), run(gate, x))
+}
+
+/// Returns the gradient of an activation's input.
+pub(crate) fn activation_backward(gate: Gate, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    by_dtype!(x.dtype(), of_two("activation_backward", gate, x, gradient))
+}
+
+/// The activation of `x` times `up`.
+pub(crate) fn gated(gate: Gate, x: &Tensor, up: &Tensor) -> Result<Tensor> {
+    by_dtype!(x.dtype(), of_two("gated", gate, x, up))
+}
+
+/// Runs a kernel that makes a tensor of two of the same shape.
+fn of_two<T: Number>(kernel: &str, gate: Gate, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (device, count) = (device(a)?, a.elem_count());
+    let ((a_storage, l), (b_storage, m)) = (a.storage_and_layout(), b.storage_and_layout());
+    let mut y = alloc::<T>(device, count)?;
+    launch!(
+        device,
+        named::<T>(kernel),
+        by_number(count),
+        [numbers_of::<T>(storage(&a_storage)?, l)?, numbers_of::<T>(storage(&b_storage)?, m)?],
+        [&mut y],
+        [count as u64, kind(gate)]
+    );
+    Ok(tensor(y, device, a.shape()))
+}
+
+/// Returns the gradients of both inputs of [`gated`].
+pub(crate) fn gated_backward(gate: Gate, x: &Tensor, up: &Tensor, gradient: &Tensor) -> Result<[Tensor; 2]> {
+    fn run<T: Number>(gate: Gate, x: &Tensor, up: &Tensor, gradient: &Tensor) -> Result<[Tensor; 2]> {
+        let (device, count) = (device(x)?, x.elem_count());
+        let ((x_storage, l), (up_storage, m)) = (x.storage_and_layout(), up.storage_and_layout());
+        let (g_storage, n) = gradient.storage_and_layout();
+        let (mut of_x, mut of_up) = (alloc::<T>(device, count)?, alloc::<T>(device, count)?);
+        launch!(
+            device,
+            named::<T>("gated_backward"),
+            by_number(count),
+            [
+                numbers_of::<T>(storage(&x_storage)?, l)?,
+                numbers_of::<T>(storage(&up_storage)?, m)?,
+                numbers_of::<T>(storage(&g_storage)?, n)?
+            ],
+            [&mut of_x, &mut of_up],
+            [count as u64, kind(gate)]
+        );
+        Ok([tensor(of_x, device, x.shape()), tensor(of_up, device, x.shape())])
+    }
+    by_dtype!(x.dtype(), run(gate, x, up, gradient))
+}
+
+/// Rotates the pairs of each head of `x`, (.., positions, heads x head's width), by angles whose cosines and sines are f32 of
+/// (positions, half the head's width): forward, or back.
+pub(crate) fn rotary(
+    x: &Tensor,
+    [cosines, sines]: [&Tensor; 2],
+    heads: usize,
+    interleaved: bool,
+    back: bool,
+) -> Result<Tensor> {
+    fn run<T: Number>(
+        x: &Tensor,
+        [cosines, sines]: [&Tensor; 2],
+        heads: usize,
+        (interleaved, direction): (u32, f32),
+    ) -> Result<Tensor> {
+        let (device, (positions, half)) = (device(x)?, cosines.dims2()?);
+        let ((c_storage, l), (s_storage, m)) = (cosines.storage_and_layout(), sines.storage_and_layout());
+        let (x_storage, n) = x.storage_and_layout();
+        let mut y = alloc::<T>(device, x.elem_count())?;
+        let pairs = x.elem_count() / 2;
+        launch!(
+            device,
+            named::<T>("rotary"),
+            by_number(pairs),
+            [
+                numbers_of::<T>(storage(&x_storage)?, n)?,
+                numbers_of::<f32>(storage(&c_storage)?, l)?,
+                numbers_of::<f32>(storage(&s_storage)?, m)?
+            ],
+            [&mut y],
+            [pairs as u64, positions as u32, heads as u32, half as u32, interleaved, direction]
+        );
+        Ok(tensor(y, device, x.shape()))
+    }
+    let how = (u32::from(interleaved), if back { -1.0 } else { 1.0 });
+    by_dtype!(x.dtype(), run(x, [cosines, sines], heads, how))
+}
+
+/// One step of a parameter and its f32 means, in place. The gradient is of the parameter's dtype or f32.
+pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: Factors) -> Result<()> {
+    fn run<P: Number, G: Number>(
+        var: &Var,
+        gradient: &Tensor,
+        [of_gradients, of_squares]: [&Tensor; 2],
+        factors: Factors,
+    ) -> Result<()> {
+        let (device, count) = (device(var)?, var.elem_count());
+        let name = format!("adam_{}_{}", P::DTYPE.as_str(), G::DTYPE.as_str());
+        let (g_storage, l) = gradient.storage_and_layout();
+        let Factors { scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps, .. } = factors;
+        in_place(var, |var, at| {
+            let Some((start, end)) = at.contiguous_offsets() else {
+                candle_core::bail!("adam: the parameter is not contiguous")
+            };
+            let mut var = var.as_cuda_slice_mut::<P>()?.slice_mut(start..end);
+            in_place(of_gradients, |of_gradients, _| {
+                in_place(of_squares, |of_squares, _| {
+                    let numbers = [scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps];
+                    let numbers = numbers.map(|number| number as f32);
+                    launch!(
+                        device,
+                        name,
+                        by_number(count),
+                        [numbers_of::<G>(storage(&g_storage)?, l)?],
+                        [
+                            &mut var,
+                            of_gradients.as_cuda_slice_mut::<f32>()?,
+                            of_squares.as_cuda_slice_mut::<f32>()?
+                        ],
+                        [
+                            count as u64,
+                            numbers[0],
+                            numbers[1],
+                            numbers[2],
+                            numbers[3],
+                            numbers[4],
+                            numbers[5],
+                            numbers[6],
+                            numbers[7],
+                            numbers[8]
+                        ]
+                    );
+                    Ok(())
+                })
+            })
+        })
+    }
+    fn same<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: Factors) -> Result<()> {
+        run::<T, T>(var, gradient, means, factors)
+    }
+    fn wide<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: Factors) -> Result<()> {
+        run::<T, f32>(var, gradient, means, factors)
+    }
+    match gradient.dtype() == var.dtype() {
+        true => by_dtype!(var.dtype(), same(var, gradient, means, factors)),
+        false => by_dtype!(var.dtype(), wide(var, gradient, means, factors)),
+    }
+}

@@ -1,0 +1,85 @@
+//! Attention on CUDA devices: products of candle's, and kernels for the weights.
+
+use candle_core::{Result, Tensor};
+
+use super::{AttentionCall, AttentionMask, NAME, Sizes};
+use crate::cuda::{self, Seen};
+
+/// Attention of contiguous tensors, without dropout.
+pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall) -> Result<Tensor> {
+    let Sizes { batch, queries, keys, heads, .. } = call.sizes;
+    let (kind, window) = match call.mask {
+        AttentionMask::Full => (0, 0),
+        AttentionMask::Causal => (1, 0),
+        AttentionMask::SlidingWindow(window) => (2, window),
+        AttentionMask::AntiCausal => (3, 0),
+    };
+    let seen = Seen { heads, queries, keys, kind, window, scale: call.scale };
+    let hidden = call.hidden.as_ref().map(|hidden| {
+        let numbers = hidden.iter().map(|&hidden| u8::from(hidden)).collect();
+        Tensor::from_vec(numbers, (batch, keys), q.device())
+    });
+    let split = Split { sizes: call.sizes };
+    let [own_q, own_k, own_v] = [split.queries(q)?, split.keys(k)?, split.keys(v)?];
+    let weights = own_q.matmul(&own_k.t()?)?;
+    cuda::attention_weights(&weights, hidden.transpose()?.as_ref(), seen)?;
+    let mixed = split.joined(&weights.matmul(&own_v)?, queries)?;
+    tape::explicit_op3([q, k, v], mixed, OnCuda { split, seen, own: [own_q, own_k, own_v], weights })
+}
+
+/// Separates and joins heads. The query heads of a head of keys are rows of one matrix: nothing of the keys is repeated.
+#[derive(Debug, Clone, Copy)]
+struct Split {
+    sizes: Sizes,
+}
+
+impl Split {
+    /// (batch, queries, heads x d) to (batch x heads of keys, heads for each of these x queries, d).
+    fn queries(&self, x: &Tensor) -> Result<Tensor> {
+        let Sizes { batch, queries, heads, kv_heads, dims, .. } = self.sizes;
+        let apart = x.detach().reshape((batch, queries, heads, dims))?.transpose(1, 2)?.contiguous()?;
+        apart.reshape((batch * kv_heads, heads / kv_heads * queries, dims))
+    }
+
+    /// (batch, keys, heads of keys x d) to (batch x heads of keys, keys, d).
+    fn keys(&self, x: &Tensor) -> Result<Tensor> {
+        let Sizes { batch, keys, kv_heads, dims, .. } = self.sizes;
+        let apart = x.detach().reshape((batch, keys, kv_heads, dims))?.transpose(1, 2)?.contiguous()?;
+        apart.reshape((batch * kv_heads, keys, dims))
+    }
+
+    /// The inverse of both, for this many positions: (batch, positions, heads x d).
+    fn joined(&self, x: &Tensor, positions: usize) -> Result<Tensor> {
+        let Sizes { batch, dims, .. } = self.sizes;
+        let heads = x.elem_count() / (batch * positions * dims);
+        let together = x.reshape((batch, heads, positions, dims))?.transpose(1, 2)?.contiguous()?;
+        together.reshape((batch, positions, heads * dims))
+    }
+}
+
+struct OnCuda {
+    split: Split,
+    seen: Seen,
+    /// Queries, keys and values by head.
+    own: [Tensor; 3],
+    weights: Tensor,
+}
+
+impl tape::Backward<3> for OnCuda {
+    const NAME: &'static str = NAME;
+
+    fn backward(&self, _: [&Tensor; 3], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
+        let Self { split, seen, own: [q, k, v], weights } = self;
+        let gradient = split.queries(&gradient.contiguous()?)?;
+        let of_v = weights.t()?.matmul(&gradient)?;
+        let of_scores = gradient.matmul(&v.t()?)?;
+        cuda::attention_weights_backward(weights, &of_scores, *seen)?;
+        let (of_q, of_k) = (of_scores.matmul(k)?, of_scores.t()?.matmul(q)?);
+        let Seen { queries, keys, .. } = *seen;
+        Ok([
+            Some(split.joined(&of_q, queries)?),
+            Some(split.joined(&of_k, keys)?),
+            Some(split.joined(&of_v, keys)?),
+        ])
+    }
+}

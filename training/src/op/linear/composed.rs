@@ -1,0 +1,95 @@
+//! The linear layer composed of candle's operations, with a backward of its own: for devices other than a CPU.
+
+use candle_core::{Result, Tensor};
+
+use super::NAME;
+use crate::defer::defer;
+use crate::kept_result;
+
+/// `x w' + b`.
+pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    kept_result(|known| {
+        let mut dims = x.dims().to_vec();
+        dims.pop();
+        dims.push(weight.dim(0)?);
+        let y = match known {
+            Some(known) if known.dims() == dims => known.detach().force_contiguous()?,
+            _ => {
+                let y = rows(&x)?.matmul(&weight.detach().t()?)?;
+                let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias.detach()))?;
+                y.reshape(dims)?
+            }
+        };
+        match bias {
+            Some(bias) => tape::explicit_op3([&x, &weight, &bias.contiguous()?], y, Product),
+            None => tape::explicit_op2([&x, &weight], y, Product),
+        }
+    })
+}
+
+/// The tensor as a matrix of its last dimension, without a graph.
+fn rows(x: &Tensor) -> Result<Tensor> {
+    let width = x.dim(x.rank() - 1)?;
+    x.detach().reshape((x.elem_count() / width.max(1), width))
+}
+
+struct Product;
+
+impl Product {
+    /// Returns the gradients of input, weight and, if there is one, bias. The last two are `None` if they are deferred, or if
+    /// both are frozen.
+    fn gradients(
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let of_y = rows(&gradient.contiguous()?)?;
+        // Input data needs no gradient.
+        let of_x = x.track_op().then(|| of_y.matmul(&weight.detach())?.reshape(x.shape())).transpose()?;
+        if !weight.track_op() && bias.is_none_or(|bias| !bias.track_op()) {
+            return Ok([of_x, None, None]);
+        }
+        let (input, has_bias) = (rows(x)?, bias.is_some());
+        let of_weights = move || {
+            let mut found = vec![of_y.t()?.matmul(&input)?];
+            if has_bias {
+                found.push(of_y.sum(0)?);
+            }
+            Ok(found)
+        };
+        if defer(&[Some(weight), bias].into_iter().flatten().collect::<Vec<_>>(), of_weights.clone()) {
+            return Ok([of_x, None, None]);
+        }
+        let mut of_weights = of_weights()?.into_iter();
+        Ok([of_x, of_weights.next(), of_weights.next()])
+    }
+}
+
+impl tape::Backward<2> for Product {
+    const NAME: &'static str = NAME;
+
+    fn backward(
+        &self,
+        [x, weight]: [&Tensor; 2],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]> {
+        let [of_x, of_weight, _] = Self::gradients(x, weight, None, gradient)?;
+        Ok([of_x, of_weight])
+    }
+}
+
+impl tape::Backward<3> for Product {
+    const NAME: &'static str = NAME;
+
+    fn backward(
+        &self,
+        [x, weight, bias]: [&Tensor; 3],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        Self::gradients(x, weight, Some(bias), gradient)
+    }
+}
