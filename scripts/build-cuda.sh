@@ -19,8 +19,9 @@ comes from PyPI (nvidia-cuda-nvcc and what it needs, CUDA 13.0, about 100 MB). R
 What comes out:
 
   DIR/girandole               the program
-  DIR/girandole-conformance   checks collectives of CUDA tensors; scripts/gpu-check.sh runs it
-  DIR/girandole-cuda.tar.xz   both and gpu-check.sh, to be carried to a machine with a GPU
+  DIR/girandole-conformance   checks collectives of CUDA tensors
+  DIR/girandole-operations    checks operations on CUDA tensors; scripts/gpu-check.sh runs both
+  DIR/girandole-cuda.tar.xz   all three and gpu-check.sh, to be carried to a machine with a GPU
 
 The program starts on any machine whose glibc is not older than this one's, and opens NVIDIA's libraries when CUDA is asked for: the driver (580 or later), cuBLAS 13
 and cuRAND 10, and NCCL for --backend nccl. It looks in LD_LIBRARY_PATH, beside itself, in /usr/local/cuda/lib64, and where
@@ -117,16 +118,17 @@ export PATH=$folder/bin:$PATH
 export GIRANDOLE_CUDA_LIBRARIES="libcuda.so.1 libcublas.so.13 libcurand.so.10 libnccl.so.2"
 # Kernels of another capability are another build.
 build=$folder/build-ptx-$compute_cap
-cargo build --locked --release --target-dir "$build" --package bin --package girandole-comm --features bin/nccl,girandole-comm/nccl \
-    --bin girandole --test cuda_conformance
-conformance=$(ls -t "$build"/release/deps/cuda_conformance-* | grep -v '\.d$' | head -1)
+cargo build --locked --release --target-dir "$build" --package bin --package girandole-comm --package girandole-training \
+    --features bin/nccl,girandole-comm/nccl,girandole-training/cuda --bin girandole --test cuda_conformance --test cuda
+newest() { ls -t "$build/release/deps/$1"-* | grep -v '\.d$' | head -1; }
 
 # ---- what goes to the GPU ----
 strip -o "$folder/girandole" "$build/release/girandole"
-strip -o "$folder/girandole-conformance" "$conformance"
+strip -o "$folder/girandole-conformance" "$(newest cuda_conformance)"
+strip -o "$folder/girandole-operations" "$(newest cuda)"
 cp scripts/gpu-check.sh "$folder/gpu-check.sh"
 "$folder/girandole" --version >/dev/null || fail "$folder/girandole was made, but does not start"
-tar -C "$folder" -cf - girandole girandole-conformance gpu-check.sh | xz -T0 > "$folder/girandole-cuda.tar.xz"
+tar -C "$folder" -cf - girandole girandole-{conformance,operations} gpu-check.sh | xz -T0 > "$folder/girandole-cuda.tar.xz"
 echo "== done"
-(cd "$folder" && ls -sh1 girandole girandole-conformance girandole-cuda.tar.xz)
+(cd "$folder" && ls -sh1 girandole girandole-{conformance,operations} girandole-cuda.tar.xz)
 echo "On a machine with a GPU: see scripts/build-cuda.sh --help, and run scripts/gpu-check.sh $folder/girandole"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs what the features `cuda` and `nccl` do on the side of the host, on a machine without a GPU: with stand-ins for NVIDIA's
-# libraries, which run candle's kernels and NCCL's calls on the CPU (scripts/cuda-stand-in). The conformance suite for NCCL on
+# libraries, which run kernels and NCCL's calls on the CPU (scripts/cuda-stand-in). Operations with gradients, the conformance suite for NCCL on
 # 1 to 4 ranks and for CUDA tensors over TCP on 2 and 4, faults, and experiments. This shows that calls come in order, buffers
 # live long enough and errors are named in time. It shows nothing of a GPU: that is scripts/gpu-check.sh's.
 set -euo pipefail
@@ -14,10 +14,13 @@ trap 'rm -rf "$TMPDIR"' EXIT
 
 # All at once: what they are built of has the same features then. Nothing is built later, so that scripts/check-mpi.sh can run beside this.
 cargo build $selection --bin girandole --test cuda_conformance
-executables=$(cargo test $selection --lib --test cuda_conformance --no-run --message-format json-render-diagnostics |
-    grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
+built() {
+    cargo test $selection "$@" --no-run --message-format json-render-diagnostics | grep -o '"executable":"[^"]*"' | cut -d'"' -f4
+}
+executables=$(built --lib --test cuda_conformance; built -p girandole-training --features girandole-training/cuda --test cuda)
 program=$(grep cuda_conformance <<<"$executables")
 (cd comm && "$program")
+(cd training && "$(grep '/cuda-[^/]*$' <<<"$executables")")
 # What else is behind the feature.
 (cd comm && "$(grep '/comm-[^/]*$' <<<"$executables")" nccl::)
 # Each piece of work begins late, by up to 2 ms: what waits for nothing reads too early, and what is freed too early is gone.

@@ -7,7 +7,8 @@ usage() {
     cat <<'HELP'
 Usage: gpu-check.sh [--report FILE] [--rehearse] GIRANDOLE
 
-Checks on one NVIDIA GPU what scripts/build-cuda.sh has made: the program GIRANDOLE and, beside it, girandole-conformance.
+Checks on one NVIDIA GPU what scripts/build-cuda.sh has made: the program GIRANDOLE and, beside it, girandole-conformance
+and girandole-operations.
 Neither Rust nor CUDA's compiler has to be here, but the driver, cuBLAS, cuRAND and NCCL, which are looked for in
 LD_LIBRARY_PATH, beside the program, in /usr/local/cuda, and in the packages of python3.
 
@@ -44,6 +45,7 @@ done
 [ -x "$program" ] || fail "$program is no program that can be run"
 program=$(cd "$(dirname "$program")" && pwd)/$(basename "$program")
 conformance=$(dirname "$program")/girandole-conformance
+operations=$(dirname "$program")/girandole-operations
 work=$(mktemp -d) || fail "there is no place for temporary files"
 trap 'rm -rf "$work"' EXIT
 failures=0
@@ -74,7 +76,9 @@ usable || {
     grep '^error:' "$work/error" | tail -n 1 | grep . >&2 || tail -n 5 "$work/error" >&2
     fail "$program cannot use the device"
 }
-[ "$device" = cpu ] || [ -x "$conformance" ] || fail "$conformance is not here: it comes from scripts/build-cuda.sh"
+for check in "$conformance" "$operations"; do
+    [ "$device" = cpu ] || [ -x "$check" ] || fail "$check is not here: it comes from scripts/build-cuda.sh"
+done
 
 # ---- the report ----
 : > "$report" || fail "$report cannot be written"
@@ -113,28 +117,29 @@ say "- NCCL: $("$program" process-groups --backend tcp --world-size 1 2>/dev/nul
 say "- host: $(uname -srm), $(nproc) CPUs"
 say ""
 
-# ---- collectives ----
+# ---- operations and collectives ----
 conform() {
     local name=$1 began
     shift
     began=$(now)
-    if RUST_BACKTRACE=0 timeout 300 "$conformance" "$@" > "$work/log" 2>&1; then
+    if RUST_BACKTRACE=0 timeout 300 "$@" > "$work/log" 2>&1; then
         say "| $name | conforms | $(since "$began") |"
     else
         bad "| $name | **FAILED** | $(since "$began") |" "$work/log"
     fi
 }
-say "## Collectives of CUDA tensors"
+say "## Operations and collectives of CUDA tensors"
 say ""
 if [ "$device" = cuda ]; then
-    say "| back end | result | seconds |"
+    say "| what | result | seconds |"
     say "| --- | --- | --- |"
-    conform "NCCL, 1 rank" nccl 1
-    conform "NCCL, 2 ranks on one GPU" shared 2
-    conform "NCCL, 4 ranks on one GPU" shared 4
-    conform "NCCL, 3 ranks on one GPU of which one fails" shared-faults
-    conform "TCP, 2 ranks on one GPU" tcp 2
-    conform "TCP, 4 ranks on one GPU" tcp 4
+    conform "operations with gradients, and Adam" "$operations"
+    conform "NCCL, 1 rank" "$conformance" nccl 1
+    conform "NCCL, 2 ranks on one GPU" "$conformance" shared 2
+    conform "NCCL, 4 ranks on one GPU" "$conformance" shared 4
+    conform "NCCL, 3 ranks on one GPU of which one fails" "$conformance" shared-faults
+    conform "TCP, 2 ranks on one GPU" "$conformance" tcp 2
+    conform "TCP, 4 ranks on one GPU" "$conformance" tcp 4
 else
     say "Left out in a rehearsal."
 fi

@@ -49,8 +49,8 @@
 //! transport/shm/links.rs   HybridLinks: a ring in shared memory on one host, or
 //! transport/tcp/links.rs   TcpLinks: the socket
 //! ```
-// Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `transport/cuda_library.rs`,
-// `transport/nccl`, `transport/mpi`), mapped memory (`transport/shm/region.rs`) and pinned memory
+// Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `transport/cuda_device.rs`,
+// `transport/cuda_library.rs`, `transport/nccl`, `transport/mpi`), mapped memory (`transport/shm/region.rs`) and pinned memory
 // (`base/buffer/staging/pinned.rs`).
 #![deny(unsafe_code)]
 
@@ -103,6 +103,8 @@ pub use rendezvous::init_method::InitMethod;
 pub use rendezvous::scheduler::LaunchedRank;
 pub use rendezvous::secret::Secret;
 pub use rendezvous::transport::Transport;
+#[cfg(feature = "cuda")]
+pub use transport::cuda_device::open_cuda_device;
 #[cfg(feature = "cuda")]
 pub use transport::cuda_library::CudaLibrary;
 pub use transport::local::{Local, LocalConfig};

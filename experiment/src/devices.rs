@@ -118,7 +118,7 @@ mod with_cuda {
         let gpus = find()?;
         let place = comm::LaunchedRank::from_env().ok().flatten();
         let ordinal = place.and_then(|place| place.local_rank).unwrap_or(0) % gpus;
-        Device::new_cuda_with_stream(ordinal).map_err(|error| {
+        comm::open_cuda_device(ordinal).map_err(|error| {
             format!("CUDA device {ordinal} cannot be used: {}; {ALTERNATIVE}", first_line(error))
         })
     }

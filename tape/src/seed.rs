@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
-use crate::apply_op1;
+use crate::{Backward, apply_op1, explicit_op1};
 
 /// Returns a scalar whose backward starts at `output` with `gradient`: for a model whose backward runs in several
 /// parts, such as pipeline stages.
@@ -11,7 +11,7 @@ use crate::apply_op1;
 /// `output` and `gradient` have the same shape; the result has no dimensions, and its value is meaningless.
 ///
 /// # Cost
-/// None for f32 and f64 on a CPU; otherwise, or if `output` is a variable, a product and a sum.
+/// None for f32 and f64 on a CPU; otherwise a product of the gradient and a number, and a sum if `output` is a variable.
 ///
 /// # Errors
 /// candle's.
@@ -32,10 +32,23 @@ pub fn scalar_with_gradient(output: &Tensor, gradient: Tensor) -> Result<Tensor>
     {
         return apply_op1(output, Seed(gradient));
     }
+    if !output.is_variable() && output.dtype().is_float() && output.shape() == gradient.shape() {
+        let nothing = Tensor::zeros((), output.dtype(), output.device())?;
+        return explicit_op1(output, nothing, Seed(gradient));
+    }
     (output * gradient.detach())?.sum_all()
 }
 
 struct Seed(Tensor);
+
+/// On devices whose numbers the host would have to wait for.
+impl Backward<1> for Seed {
+    const NAME: &'static str = "seed";
+
+    fn backward(&self, _: [&Tensor; 1], _: &Tensor, upstream: &Tensor) -> Result<[Option<Tensor>; 1]> {
+        self.0.broadcast_mul(&upstream.detach()).map(|gradient| [Some(gradient)])
+    }
+}
 
 impl CustomOp1 for Seed {
     fn name(&self) -> &'static str {

@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 
+use candle_core::{DType, Result, Tensor};
+
 use crate::product::{Unit, unit};
 use crate::scoped::scoped;
 
@@ -71,6 +73,21 @@ impl Precision {
             (Self::Bf16, Ok(Unit::Amx)) => "in bf16, by the matrix unit (AMX)",
             (Self::Bf16, Ok(Unit::Dot)) => "in bf16, by dot products of AVX-512",
             (Self::Bf16, Err(why)) => why,
+        }
+    }
+}
+
+impl Precision {
+    /// The product of matrices on a device other than a CPU, without a graph; each may be the transpose of a contiguous one.
+    /// CUDA devices compute f32 in bf16 where the precision is that.
+    pub(crate) fn product(self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let narrow = |x: &Tensor| match x.is_contiguous() {
+            true => x.to_dtype(DType::BF16),
+            false => x.t()?.to_dtype(DType::BF16)?.t(),
+        };
+        match self == Self::Bf16 && a.device().is_cuda() && a.dtype() == DType::F32 {
+            true => narrow(a)?.matmul(&narrow(b)?)?.to_dtype(DType::F32),
+            false => a.matmul(b),
         }
     }
 }

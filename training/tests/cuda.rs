@@ -1,4 +1,7 @@
 //! The operations on a CUDA device against those on a CPU: results, gradients, steps of Adam, norms.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+use std::mem::ManuallyDrop;
 
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
@@ -13,9 +16,10 @@ const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::BF16, 0.03), (DTy
 
 fn device() -> Device {
     thread_local! {
-        static DEVICE: Device = Device::new_cuda(0).unwrap();
+        // Not dropped at the end of the thread, which may come after that of the process, when CUDA is gone.
+        static DEVICE: ManuallyDrop<Device> = ManuallyDrop::new(Device::new_cuda(0).unwrap());
     }
-    DEVICE.with(Device::clone)
+    DEVICE.with(|device| Device::clone(device))
 }
 
 /// Numbers that are the same in every run.
@@ -120,6 +124,22 @@ fn products() {
         compare("linear", &[dims, &[6, 4], &[6]], |t| Linear::new(t[1].clone(), t[2].clone()).forward(&t[0]));
         compare("linear without bias", &[dims, &[6, 4]], |t| Linear::new(t[1].clone(), None).forward(&t[0]));
     }
+}
+
+/// Under `autocast` the products of f32 are those of bf16.
+#[test]
+fn products_in_bf16() -> Result<()> {
+    let [q, kv] = [[2, 7, 24], [2, 7, 12]];
+    let config = AttentionConfig { num_kv_heads: Some(2), ..AttentionConfig::new(4, AttentionMask::Causal) };
+    let both =
+        |t: &[Tensor]| attention(&t[0], &Linear::new(t[1].clone(), None).forward(&t[0])?, &t[2], &config);
+    let in_bf16 = |t: &[Tensor]| training::autocast(training::Precision::Bf16, || both(t));
+    let shapes = [&q[..], &[12, 24], &kv];
+    compare_in(DType::F32, 0.03, &shapes, in_bf16)?;
+    let inputs: Vec<Tensor> =
+        shapes.iter().zip(1..).map(|(dims, seed)| drawn(dims, seed).to_device(&device()).unwrap()).collect();
+    assert!(gap(&both(&inputs)?, &in_bf16(&inputs)?)? > 1e-4);
+    Ok(())
 }
 
 #[test]
@@ -234,7 +254,7 @@ fn norms_of_gradients() -> Result<()> {
             let vars = grads.iter().map(|grad| Var::from_tensor(&grad.to_device(device)?));
             let vars = vars.collect::<Result<Vec<_>>>()?;
             let own = vars.iter().map(|var| var.as_detached_tensor()).collect::<Vec<_>>();
-            Ok::<_, training::Error>(training::grad_norm(&store(&vars, &own)?, &vars)?)
+            training::grad_norm(&store(&vars, &own)?, &vars)
         };
         let (on_cuda, on_cpu) = (norm(&device()).unwrap(), norm(&Device::Cpu).unwrap());
         assert!((on_cuda / on_cpu - 1.0).abs() < 1e-6, "{dtype:?}: {on_cuda}, {on_cpu}");
@@ -243,7 +263,9 @@ fn norms_of_gradients() -> Result<()> {
         let var = Var::from_tensor(&whole.narrow(0, 1, 2)?)?;
         let part = whole.narrow(0, 1, 2)?;
         let expected = part.sqr()?.flatten_all()?.sum(D::Minus1)?.to_scalar::<f32>()?.sqrt();
-        let found = training::grad_norm(&store(&[var.clone()], &[part])?, &[var]).unwrap();
+        let found =
+            training::grad_norm(&store(std::slice::from_ref(&var), &[part])?, std::slice::from_ref(&var))
+                .unwrap();
         assert!((found - f64::from(expected)).abs() < 1e-5);
     }
     Ok(())

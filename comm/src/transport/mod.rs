@@ -4,6 +4,8 @@
 
 pub(crate) mod carrier;
 #[cfg(feature = "cuda")]
+pub(crate) mod cuda_device;
+#[cfg(feature = "cuda")]
 pub(crate) mod cuda_library;
 pub(crate) mod links;
 pub(crate) mod local;

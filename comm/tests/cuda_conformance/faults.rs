@@ -181,7 +181,7 @@ pub(crate) fn play(role: &str) -> ! {
 
 /// Returns the device of a rank: its own, unless ranks share one.
 fn device(role: &str, rank: usize) -> candle_core::Result<Device> {
-    Device::new_cuda(match role {
+    comm::open_cuda_device(match role {
         _ if std::env::var_os("NCCL_HOSTID").is_some() => 0,
         "one device" => rank % 2,
         _ => rank,

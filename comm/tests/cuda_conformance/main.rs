@@ -82,7 +82,7 @@ impl Backend for Ranks {
                 scope.spawn(move || {
                     let run = || {
                         let device = match (self.ordinal)(rank) {
-                            Some(ordinal) => Device::new_cuda(ordinal)?,
+                            Some(ordinal) => comm::open_cuda_device(ordinal)?,
                             None => Device::Cpu,
                         };
                         DEVICE.set(device.clone());

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use candle_core::Device;
 use comm::{Communicator, InitMethod, Nccl, Result, TcpConfig};
 
 use crate::{Backend, DEVICE};
@@ -80,7 +79,7 @@ impl Backend for Rank {
             ..self.config.clone()
         };
         let run = || {
-            let device = Device::new_cuda(0)?;
+            let device = comm::open_cuda_device(0)?;
             DEVICE.set(device.clone());
             body(&Nccl::connect(&config, &device)?)
         };

@@ -47,5 +47,6 @@ absent! {
     gated(Gate, &Tensor, &Tensor) -> Tensor;
     gated_backward(Gate, &Tensor, &Tensor, &Tensor) -> [Tensor; 2];
     rotary(&Tensor, [&Tensor; 2], usize, bool, bool) -> Tensor;
+    swapped(&Tensor, [usize; 3]) -> Tensor;
     adam(&Var, &Tensor, [&Tensor; 2], Factors) -> ();
 }

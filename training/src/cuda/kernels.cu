@@ -255,6 +255,14 @@ __device__ void rotary(const T *x, const float *cosines, const float *sines, T *
     }
 }
 
+// (count, a, b, width) to (count, b, a, width): separates heads from positions, or joins them.
+template <typename T> __device__ void swapped(const T *x, T *y, size_t count, unsigned a, unsigned b, unsigned width) {
+    for ALL(to, count) {
+        size_t row = to / width, i = row % a, j = row / a % b, outer = row / a / b;
+        y[to] = x[((outer * a + i) * b + j) * width + to % width];
+    }
+}
+
 template <typename P, typename G>
 __device__ void adam(const G *gradient, P *parameter, float *means, float *mean_squares, size_t count, float scale, float penalty,
                      float shrink, float fresh1, float beta2, float fresh2, float rate, float root, float eps) {
@@ -321,6 +329,9 @@ __device__ void adam(const G *gradient, P *parameter, float *means, float *mean_
     extern "C" __global__ void gated_backward_##name(const T *gate, const T *up, const T *gradient, T *of_gate, T *of_up,         \
                                                      size_t count, unsigned kind) {                                               \
         gated_backward(gate, up, gradient, of_gate, of_up, count, kind);                                                          \
+    }                                                                                                                             \
+    extern "C" __global__ void swapped_##name(const T *x, T *y, size_t count, unsigned a, unsigned b, unsigned width) {           \
+        swapped(x, y, count, a, b, width);                                                                                        \
     }                                                                                                                             \
     extern "C" __global__ void rotary_##name(const T *x, const float *cosines, const float *sines, T *y, size_t pairs,            \
                                              unsigned positions, unsigned heads, unsigned half, unsigned interleaved,             \

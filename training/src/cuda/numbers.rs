@@ -124,6 +124,25 @@ pub(crate) fn rotary(
     by_dtype!(x.dtype(), run(x, [cosines, sines], heads, how))
 }
 
+/// The tensor, (count, a, b, width), as (count, b, a, width).
+pub(crate) fn swapped(x: &Tensor, [a, b, width]: [usize; 3]) -> Result<Tensor> {
+    fn run<T: Number>(x: &Tensor, [a, b, width]: [usize; 3]) -> Result<Tensor> {
+        let (device, count) = (device(x)?, x.elem_count());
+        let (x_storage, layout) = x.storage_and_layout();
+        let mut y = alloc::<T>(device, count)?;
+        launch!(
+            device,
+            named::<T>("swapped"),
+            by_number(count),
+            [numbers_of::<T>(storage(&x_storage)?, layout)?],
+            [&mut y],
+            [count as u64, a as u32, b as u32, width as u32]
+        );
+        Ok(tensor(y, device, &(count / (a * b * width), b, a, width).into()))
+    }
+    by_dtype!(x.dtype(), run(x, [a, b, width]))
+}
+
 /// One step of a parameter and its f32 means, in place. The gradient is of the parameter's dtype or f32.
 pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: Factors) -> Result<()> {
     fn run<P: Number, G: Number>(

@@ -67,8 +67,8 @@ impl LinearCrossEntropyConfig {
 /// # Cost
 /// One matrix product, and two more if an input is part of a graph: gradients of `x`, weight and bias are computed
 /// along with the loss, chunk by chunk, and kept until backward, which only scales them. The bits do not depend on
-/// the number of threads. On devices other than a CPU it is composed of candle's operations, which keep the logits of
-/// all chunks.
+/// the number of threads. CUDA devices have larger chunks, of 512 MiB, and compute products of bf16 in bf16. On other
+/// devices it is composed of candle's operations, which keep the logits of all chunks.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit; a target that is not a class; dtypes other than f16, bf16, f32 and f64;

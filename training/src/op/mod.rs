@@ -1,7 +1,8 @@
-//! Fused operations: one pass over memory on a CPU, with hand-written gradients.
+//! Fused operations: one pass over memory on a CPU or a CUDA device, with hand-written gradients.
 //!
-//! Each file has an operation's row functions (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, and
-//! a version composed of candle's operations for other devices. f16 and bf16 are computed in f32 on all devices.
+//! Each file has an operation's row functions (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, what calls
+//! the kernels of [`cuda`](crate::cuda) and their backward, and a version composed of candle's operations for other devices.
+//! f16 and bf16 are computed in f32 on all devices; only matrix products of CUDA devices take them as they are.
 
 mod activation;
 mod attention;

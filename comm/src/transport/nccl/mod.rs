@@ -62,10 +62,10 @@ use watch::{Watchdog, WatchedHandle};
 /// fails where several race.
 ///
 /// ```no_run
-/// use candle_core::{DType, Device, Tensor};
+/// use candle_core::{DType, Tensor};
 /// use comm::{Communicator, Nccl, ReduceOp, TcpConfig};
 ///
-/// let device = Device::new_cuda(0)?;
+/// let device = comm::open_cuda_device(0)?;
 /// let comm = Nccl::connect(&TcpConfig::from_env()?, &device)?;
 /// let tensor = Tensor::ones(4, DType::F32, &device)?;
 /// comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;

@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::{AttentionCall, AttentionMask, NAME, Sizes};
+use crate::Precision;
 use crate::cuda::{self, Seen};
 
 /// Attention of contiguous tensors, without dropout.
@@ -21,10 +22,15 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall
     });
     let split = Split { sizes: call.sizes };
     let [own_q, own_k, own_v] = [split.queries(q)?, split.keys(k)?, split.keys(v)?];
-    let weights = own_q.matmul(&own_k.t()?)?;
+    let precision = call.how.precision;
+    let weights = precision.product(&own_q, &own_k.t()?)?;
     cuda::attention_weights(&weights, hidden.transpose()?.as_ref(), seen)?;
-    let mixed = split.joined(&weights.matmul(&own_v)?, queries)?;
-    tape::explicit_op3([q, k, v], mixed, OnCuda { split, seen, own: [own_q, own_k, own_v], weights })
+    let mixed = split.joined(&precision.product(&weights, &own_v)?, queries)?;
+    tape::explicit_op3(
+        [q, k, v],
+        mixed,
+        OnCuda { split, seen, precision, own: [own_q, own_k, own_v], weights },
+    )
 }
 
 /// Separates and joins heads. The query heads of a head of keys are rows of one matrix: nothing of the keys is repeated.
@@ -37,14 +43,14 @@ impl Split {
     /// (batch, queries, heads x d) to (batch x heads of keys, heads for each of these x queries, d).
     fn queries(&self, x: &Tensor) -> Result<Tensor> {
         let Sizes { batch, queries, heads, kv_heads, dims, .. } = self.sizes;
-        let apart = x.detach().reshape((batch, queries, heads, dims))?.transpose(1, 2)?.contiguous()?;
+        let apart = cuda::swapped(&x.detach(), [queries, heads, dims])?;
         apart.reshape((batch * kv_heads, heads / kv_heads * queries, dims))
     }
 
     /// (batch, keys, heads of keys x d) to (batch x heads of keys, keys, d).
     fn keys(&self, x: &Tensor) -> Result<Tensor> {
         let Sizes { batch, keys, kv_heads, dims, .. } = self.sizes;
-        let apart = x.detach().reshape((batch, keys, kv_heads, dims))?.transpose(1, 2)?.contiguous()?;
+        let apart = cuda::swapped(&x.detach(), [keys, kv_heads, dims])?;
         apart.reshape((batch * kv_heads, keys, dims))
     }
 
@@ -52,7 +58,7 @@ impl Split {
     fn joined(&self, x: &Tensor, positions: usize) -> Result<Tensor> {
         let Sizes { batch, dims, .. } = self.sizes;
         let heads = x.elem_count() / (batch * positions * dims);
-        let together = x.reshape((batch, heads, positions, dims))?.transpose(1, 2)?.contiguous()?;
+        let together = cuda::swapped(x, [heads, positions, dims])?;
         together.reshape((batch, positions, heads * dims))
     }
 }
@@ -60,6 +66,7 @@ impl Split {
 struct OnCuda {
     split: Split,
     seen: Seen,
+    precision: Precision,
     /// Queries, keys and values by head.
     own: [Tensor; 3],
     weights: Tensor,
@@ -69,12 +76,12 @@ impl tape::Backward<3> for OnCuda {
     const NAME: &'static str = NAME;
 
     fn backward(&self, _: [&Tensor; 3], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
-        let Self { split, seen, own: [q, k, v], weights } = self;
+        let Self { split, seen, precision, own: [q, k, v], weights } = self;
         let gradient = split.queries(&gradient.contiguous()?)?;
-        let of_v = weights.t()?.matmul(&gradient)?;
-        let of_scores = gradient.matmul(&v.t()?)?;
+        let of_v = precision.product(&weights.t()?, &gradient)?;
+        let of_scores = precision.product(&gradient, &v.t()?)?;
         cuda::attention_weights_backward(weights, &of_scores, *seen)?;
-        let (of_q, of_k) = (of_scores.matmul(k)?, of_scores.t()?.matmul(q)?);
+        let (of_q, of_k) = (precision.product(&of_scores, k)?, precision.product(&of_scores.t()?, q)?);
         let Seen { queries, keys, .. } = *seen;
         Ok([
             Some(split.joined(&of_q, queries)?),

@@ -4,11 +4,11 @@ use candle_core::{Result, Tensor};
 
 use super::NAME;
 use crate::defer::defer;
-use crate::kept_result;
+use crate::{Precision, kept_result};
 
 /// `x w' + b`.
 pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    let (x, weight, precision) = (x.contiguous()?, weight.contiguous()?, Precision::current());
     kept_result(|known| {
         let mut dims = x.dims().to_vec();
         dims.pop();
@@ -16,14 +16,14 @@ pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resu
         let y = match known {
             Some(known) if known.dims() == dims => known.detach().force_contiguous()?,
             _ => {
-                let y = rows(&x)?.matmul(&weight.detach().t()?)?;
+                let y = precision.product(&rows(&x)?, &weight.detach().t()?)?;
                 let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias.detach()))?;
                 y.reshape(dims)?
             }
         };
         match bias {
-            Some(bias) => tape::explicit_op3([&x, &weight, &bias.contiguous()?], y, Product),
-            None => tape::explicit_op2([&x, &weight], y, Product),
+            Some(bias) => tape::explicit_op3([&x, &weight, &bias.contiguous()?], y, Product { precision }),
+            None => tape::explicit_op2([&x, &weight], y, Product { precision }),
         }
     })
 }
@@ -34,26 +34,32 @@ fn rows(x: &Tensor) -> Result<Tensor> {
     x.detach().reshape((x.elem_count() / width.max(1), width))
 }
 
-struct Product;
+struct Product {
+    precision: Precision,
+}
 
 impl Product {
     /// Returns the gradients of input, weight and, if there is one, bias. The last two are `None` if they are deferred, or if
     /// both are frozen.
     fn gradients(
+        &self,
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        let of_y = rows(&gradient.contiguous()?)?;
+        let (of_y, precision) = (rows(&gradient.contiguous()?)?, self.precision);
         // Input data needs no gradient.
-        let of_x = x.track_op().then(|| of_y.matmul(&weight.detach())?.reshape(x.shape())).transpose()?;
+        let of_x = x
+            .track_op()
+            .then(|| precision.product(&of_y, &weight.detach())?.reshape(x.shape()))
+            .transpose()?;
         if !weight.track_op() && bias.is_none_or(|bias| !bias.track_op()) {
             return Ok([of_x, None, None]);
         }
         let (input, has_bias) = (rows(x)?, bias.is_some());
         let of_weights = move || {
-            let mut found = vec![of_y.t()?.matmul(&input)?];
+            let mut found = vec![precision.product(&of_y.t()?, &input)?];
             if has_bias {
                 found.push(of_y.sum(0)?);
             }
@@ -76,7 +82,7 @@ impl tape::Backward<2> for Product {
         _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
-        let [of_x, of_weight, _] = Self::gradients(x, weight, None, gradient)?;
+        let [of_x, of_weight, _] = self.gradients(x, weight, None, gradient)?;
         Ok([of_x, of_weight])
     }
 }
@@ -90,6 +96,6 @@ impl tape::Backward<3> for Product {
         _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        Self::gradients(x, weight, Some(bias), gradient)
+        self.gradients(x, weight, Some(bias), gradient)
     }
 }

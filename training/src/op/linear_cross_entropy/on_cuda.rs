@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::super::cross_entropy::Targets;
 use super::{LinearCrossEntropyConfig, NAME};
-use crate::cuda;
+use crate::{Precision, cuda};
 
 /// Bytes of logits at a time, unless the configuration sets the number of rows: more than on a CPU, since a device needs large
 /// products.
@@ -30,13 +30,14 @@ pub(super) fn loss(
         x: x.detach().reshape((targets.elem_count(), width))?,
         weight: weight.detach(),
         bias: bias.as_ref().map(Tensor::detach),
+        precision: Precision::current(),
     };
     let tracked = [Some(&x), Some(&weight), bias.as_ref()].map(|x| x.is_some_and(Tensor::track_op));
     let (mut total, mut sums) = (None, Sums::default());
     for start in (0..targets.elem_count()).step_by(chunk_rows) {
         let rows = chunk_rows.min(targets.elem_count() - start);
         let (part, targets) = (own.x.narrow(0, start, rows)?, targets.narrow(0, start, rows)?);
-        let logits = part.matmul(&own.weight.t()?)?;
+        let logits = own.precision.product(&part, &own.weight.t()?)?;
         let logits = own.bias.as_ref().map_or(Ok(logits.clone()), |bias| logits.broadcast_add(bias))?;
         let losses = cuda::cross_entropy(&logits, &targets, config.label_smoothing, 1.0 / count)?;
         total = Some(added(total, losses.sum_all()?)?);
@@ -56,6 +57,7 @@ struct Detached {
     x: Tensor,
     weight: Tensor,
     bias: Option<Tensor>,
+    precision: Precision,
 }
 
 /// Gradients of the chunks so far, for a gradient of the loss of 1.
@@ -71,10 +73,10 @@ impl Sums {
     fn add(&mut self, x: &Tensor, own: &Detached, of_logits: &Tensor, tracked: [bool; 3]) -> Result<()> {
         let [for_x, for_weight, for_bias] = tracked;
         if for_x {
-            self.of_x.push(of_logits.matmul(&own.weight)?);
+            self.of_x.push(own.precision.product(of_logits, &own.weight)?);
         }
         if for_weight {
-            self.of_weight = Some(added(self.of_weight.take(), of_logits.t()?.matmul(x)?)?);
+            self.of_weight = Some(added(self.of_weight.take(), own.precision.product(&of_logits.t()?, x)?)?);
         }
         if for_bias {
             let of_bias = of_logits.to_dtype(DType::F32)?.sum(0)?;
