@@ -5,11 +5,12 @@ use std::mem::ManuallyDrop;
 
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
-use candle_nn::Optimizer;
+use candle_nn::{ModuleT, Optimizer};
+use sampler::Generator;
 use training::{
-    Adam, AdamConfig, AttentionConfig, AttentionMask, Gate, LayerNorm, Linear, LinearCrossEntropyConfig,
-    RmsNorm, Rotary, RotaryConfig, RotaryLayout, attention, attention_with_key_mask, columns, embedding,
-    linear_cross_entropy,
+    Adam, AdamConfig, AttentionConfig, AttentionMask, Dropout, Gate, LayerNorm, Linear,
+    LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout, RowKeys, attention,
+    attention_with_key_mask, columns, cross_entropy, embedding, linear_cross_entropy,
 };
 
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::BF16, 0.03), (DType::F16, 0.004)];
@@ -194,6 +195,35 @@ fn losses() {
             compare("loss", &[&[2, 3, 4], &[5, 4]], |t| of(t, None));
             compare("loss with bias", &[&[2, 3, 4], &[5, 4], &[5]], |t| of(t, Some(&t[2])));
         }
+    }
+}
+
+#[test]
+fn losses_of_logits() {
+    for ignore_index in [None, Some(3)] {
+        compare("cross-entropy", &[&[2, 3, 5]], |t| {
+            cross_entropy(&t[0], &Tensor::new(&[[2u32, 3, 0], [4, 3, 1]], t[0].device())?, ignore_index)
+        });
+    }
+}
+
+/// The masks are the CPU's: of one key, and of a key for each row.
+#[test]
+fn dropout() {
+    let q = &[2, 7, 24][..];
+    for seed in [1, 2] {
+        compare("dropout", &[&[3, 4, 50]], |t| {
+            Dropout::new(0.3, Generator::new(seed))?.forward_t(&t[0], true)
+        });
+        compare("dropout by row", &[&[3, 4, 50]], |t| {
+            let keys = RowKeys::new(seed, 5, [3, 4, 9]);
+            keys.scope(|| Dropout::by_row(0.3, "layer")?.after(2).forward_t(&t[0], true))
+        });
+        compare("dropout of attention", &[q, q, q], |t| {
+            let dropout = Some(Dropout::new(0.3, Generator::new(seed))?);
+            let config = AttentionConfig { dropout, ..AttentionConfig::new(4, AttentionMask::Causal) };
+            attention(&t[0], &t[1], &t[2], &config)
+        });
     }
 }
 

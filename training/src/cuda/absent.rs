@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor, Var, bail};
 
 use crate::adam::Factors;
+use crate::dropout::DeviceMask;
 use crate::op::Gate;
 
 pub(crate) fn knows(_: &Tensor) -> bool {
@@ -48,5 +49,6 @@ absent! {
     gated_backward(Gate, &Tensor, &Tensor, &Tensor) -> [Tensor; 2];
     rotary(&Tensor, [&Tensor; 2], usize, bool, bool) -> Tensor;
     swapped(&Tensor, [usize; 3]) -> Tensor;
+    dropped(&Tensor, &DeviceMask) -> Tensor;
     adam(&Var, &Tensor, [&Tensor; 2], Factors) -> ();
 }

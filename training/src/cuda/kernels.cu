@@ -263,6 +263,19 @@ template <typename T> __device__ void swapped(const T *x, T *y, size_t count, un
     }
 }
 
+// Dropout: `training::dropout::Mask`. Each element has 64 random bits of its line's key and its place.
+template <typename T>
+__device__ void dropped(const uint64_t *keys, const T *x, T *y, size_t count, size_t lines, size_t width, size_t before, size_t first,
+                        size_t whole, uint64_t threshold, float scale) {
+    for ALL(i, count) {
+        size_t line = i / width, place = (before + line % lines) * whole + first + i % width;
+        uint64_t z = keys[line / lines] + place * 0x9e3779b97f4a7c15ull;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        y[i] = (z ^ (z >> 31)) >> 32 >= threshold ? T((float)x[i] * scale) : T(0.0f);
+    }
+}
+
 template <typename P, typename G>
 __device__ void adam(const G *gradient, P *parameter, float *means, float *mean_squares, size_t count, float scale, float penalty,
                      float shrink, float fresh1, float beta2, float fresh2, float rate, float root, float eps) {
@@ -332,6 +345,10 @@ __device__ void adam(const G *gradient, P *parameter, float *means, float *mean_
     }                                                                                                                             \
     extern "C" __global__ void swapped_##name(const T *x, T *y, size_t count, unsigned a, unsigned b, unsigned width) {           \
         swapped(x, y, count, a, b, width);                                                                                        \
+    }                                                                                                                             \
+    extern "C" __global__ void dropped_##name(const uint64_t *keys, const T *x, T *y, size_t count, size_t lines, size_t width,   \
+                                              size_t before, size_t first, size_t whole, uint64_t threshold, float scale) {       \
+        dropped(keys, x, y, count, lines, width, before, first, whole, threshold, scale);                                         \
     }                                                                                                                             \
     extern "C" __global__ void rotary_##name(const T *x, const float *cosines, const float *sines, T *y, size_t pairs,            \
                                              unsigned positions, unsigned heads, unsigned half, unsigned interleaved,             \

@@ -6,6 +6,7 @@ use super::{
     Number, alloc, by_dtype, by_number, device, in_place, launch, named, numbers_of, storage, tensor,
 };
 use crate::adam::Factors;
+use crate::dropout::DeviceMask;
 use crate::op::Gate;
 
 /// The number of an activation function in the kernels.
@@ -141,6 +142,27 @@ pub(crate) fn swapped(x: &Tensor, [a, b, width]: [usize; 3]) -> Result<Tensor> {
         Ok(tensor(y, device, &(count / (a * b * width), b, a, width).into()))
     }
     by_dtype!(x.dtype(), run(x, [a, b, width]))
+}
+
+/// The tensor, some elements zeroed and the others scaled.
+pub(crate) fn dropped(x: &Tensor, mask: &DeviceMask) -> Result<Tensor> {
+    fn run<T: Number>(x: &Tensor, mask: &DeviceMask) -> Result<Tensor> {
+        let (device, count) = (device(x)?, x.elem_count());
+        let ((x_storage, l), (k_storage, m)) = (x.storage_and_layout(), mask.keys.storage_and_layout());
+        let mut y = alloc::<T>(device, count)?;
+        let &DeviceMask { lines, width, before, first, whole, threshold, scale, .. } = mask;
+        let sizes = [count, lines, width, before, first, whole].map(|size| size as u64);
+        launch!(
+            device,
+            named::<T>("dropped"),
+            by_number(count),
+            [numbers_of::<i64>(storage(&k_storage)?, m)?, numbers_of::<T>(storage(&x_storage)?, l)?],
+            [&mut y],
+            [sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], threshold, scale as f32]
+        );
+        Ok(tensor(y, device, x.shape()))
+    }
+    by_dtype!(x.dtype(), run(x, mask))
 }
 
 /// One step of a parameter and its f32 means, in place. The gradient is of the parameter's dtype or f32.

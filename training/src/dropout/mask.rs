@@ -1,7 +1,7 @@
 //! Dropout masks.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, bail};
 use half::{bf16, f16};
 use sampler::split_mix;
 
@@ -36,7 +36,46 @@ pub(crate) struct Line {
     scale: f64,
 }
 
+/// The mask of a tensor on a device.
+#[derive(Debug, Clone)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the kernel reads all of it"))]
+pub(crate) struct DeviceMask {
+    /// Of i64, one key for `lines` lines each.
+    pub(crate) keys: Tensor,
+    pub(crate) lines: usize,
+    pub(crate) width: usize,
+    /// Lines before the tensor's first, elements of a line before the tensor's first, and width of a whole line.
+    pub(crate) before: usize,
+    pub(crate) first: usize,
+    pub(crate) whole: usize,
+    pub(crate) threshold: u64,
+    pub(crate) scale: f64,
+}
+
 impl Mask {
+    /// The same mask for a tensor of this shape on a device.
+    pub(crate) fn on_device(&self, dims: &[usize], device: &Device) -> candle_core::Result<DeviceMask> {
+        let (rows, width) = Self::rows_and_width(dims);
+        let count = dims.iter().product::<usize>() / width.max(1);
+        let (keys, lines, before, (first, whole)) = match &self.keys {
+            Keys::All(key) => (std::slice::from_ref(key), count, 0, (0, width)),
+            Keys::Rows { keys, before, features } => {
+                (&keys[..], count / rows, *before, features.unwrap_or((0, width)))
+            }
+        };
+        let keys: Vec<i64> = keys.iter().map(|key| key.cast_signed()).collect();
+        let keys = Tensor::new(keys, device)?;
+        let (threshold, scale) = (self.threshold, self.scale);
+        Ok(DeviceMask { keys, lines, width, before, first, whole, threshold, scale })
+    }
+
+    fn rows_and_width(dims: &[usize]) -> (usize, usize) {
+        match dims {
+            [] | [_] => (dims.iter().product(), 1),
+            [rows, .., width] => (*rows, *width),
+        }
+    }
+
     pub(super) fn of_all(p: f64, key: u64) -> Self {
         Self::new(p, Keys::All(key))
     }
@@ -65,10 +104,7 @@ impl Mask {
 
     /// Masks and widths of the lines of a tensor of this shape.
     fn lines(&self, dims: &[usize]) -> impl Iterator<Item = (Line, usize)> {
-        let (rows, width) = match dims {
-            [] | [_] => (dims.iter().product(), 1),
-            [rows, .., width] => (*rows, *width),
-        };
+        let (rows, width) = Self::rows_and_width(dims);
         let count = dims.iter().product::<usize>() / width.max(1);
         (0..count).map(move |at| (self.line(at, count / rows, width), width))
     }

@@ -7,9 +7,9 @@ use candle_core::{Device, Tensor};
 use candle_nn::ModuleT;
 use sampler::{SharedGenerator, split_mix};
 
-use crate::{Error, Result, drawn};
+use crate::{Error, Result, cuda, drawn};
 
-pub(crate) use mask::Mask;
+pub(crate) use mask::{DeviceMask, Mask};
 pub use rows::RowKeys;
 
 /// In training zeroes each element with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation
@@ -171,8 +171,28 @@ impl ModuleT for Dropout {
         if x.device().is_cpu() {
             return tape::apply_op1(&x.contiguous()?, mask);
         }
+        if cuda::knows(x) {
+            let (x, mask) = (x.contiguous()?, mask.on_device(x.dims(), x.device())?);
+            return tape::explicit_op1(&x, cuda::dropped(&x.detach(), &mask)?, OnCuda(mask));
+        }
         let factors = mask.factors(x.dims());
         x * Tensor::from_vec(factors, x.shape(), &Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())?
+    }
+}
+
+/// As a part of a graph on a CUDA device.
+struct OnCuda(DeviceMask);
+
+impl tape::Backward<1> for OnCuda {
+    const NAME: &'static str = "dropout";
+
+    fn backward(
+        &self,
+        _: [&Tensor; 1],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 1]> {
+        Ok([Some(cuda::dropped(&gradient.detach().contiguous()?, &self.0)?)])
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, bail};
 
 use super::real::{Real, ln, max, sum};
 use super::{dense, width, with_numbers, working_dtype};
 use crate::simd::vectorized;
-use crate::{Error, Result, SavedBytes};
+use crate::{Error, Result, SavedBytes, cuda};
 
 const NAME: &str = "cross_entropy";
 
@@ -46,9 +46,14 @@ pub fn cross_entropy(
     targets: &Tensor,
     ignore_index: Option<i64>,
 ) -> candle_core::Result<Tensor> {
-    let wide = logits.to_dtype(working_dtype(NAME, logits.dtype())?)?;
+    let dtype = working_dtype(NAME, logits.dtype())?;
     let size = logits.dims().last().copied().unwrap_or_default();
     let targets = classes(NAME, logits, size, targets, ignore_index)?;
+    // Gradients of f16 would be too small before a scaled loss makes them larger.
+    if cuda::knows(logits) && logits.dtype() != DType::F16 {
+        return on_cuda(logits, &targets);
+    }
+    let wide = logits.to_dtype(dtype)?;
     let loss = if logits.device().is_cpu() {
         let wide = wide.contiguous()?;
         let (saved, kept) = (wide.track_op().then(Mutex::default), SavedBytes::default());
@@ -93,6 +98,40 @@ pub(super) fn classes(
     };
     let targets = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     Ok(targets.into_iter().enumerate().map(class).collect::<Result<_>>()?)
+}
+
+fn on_cuda(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {
+    let rows = logits.detach().force_contiguous()?.reshape((targets.len(), width(logits.dims())))?;
+    let count = targets.iter().flatten().count() as f64;
+    let losses = cuda::cross_entropy(&rows, &numbers(targets, logits.device())?, 0.0, 1.0 / count)?;
+    let loss = losses.sum_all()?.affine(1.0 / count, 0.0)?.to_dtype(logits.dtype())?;
+    tape::explicit_op1(logits, loss, OnCuda { gradient: rows.reshape(logits.shape())? })
+}
+
+/// The targets for the kernel: no class for ignored rows.
+pub(super) fn numbers(targets: &Targets, device: &Device) -> candle_core::Result<Tensor> {
+    let numbers: Vec<u32> =
+        targets.iter().map(|target| target.map_or(u32::MAX, |class| class as u32)).collect();
+    Tensor::new(numbers, device)
+}
+
+/// As a part of a graph on a CUDA device.
+struct OnCuda {
+    /// For a gradient of the loss of 1.
+    gradient: Tensor,
+}
+
+impl tape::Backward<1> for OnCuda {
+    const NAME: &'static str = NAME;
+
+    fn backward(
+        &self,
+        _: [&Tensor; 1],
+        _: &Tensor,
+        of_loss: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 1]> {
+        Ok([Some(self.gradient.broadcast_mul(&of_loss.detach())?)])
+    }
 }
 
 fn composed(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {

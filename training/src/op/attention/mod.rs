@@ -153,7 +153,7 @@ fn attention_with(
     };
     let call =
         AttentionCall { sizes, mask: config.mask, scale, hidden, dropout, how: ProductConfig::current() };
-    if cuda::knows(q) && cuda::knows(k) && call.dropout.is_none() {
+    if cuda::knows(q) && cuda::knows(k) {
         return on_cuda::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, &call);
     }
     let dtype = working_dtype(NAME, q.dtype())?;

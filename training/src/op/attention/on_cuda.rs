@@ -5,8 +5,9 @@ use candle_core::{Result, Tensor};
 use super::{AttentionCall, AttentionMask, NAME, Sizes};
 use crate::Precision;
 use crate::cuda::{self, Seen};
+use crate::dropout::DeviceMask;
 
-/// Attention of contiguous tensors, without dropout.
+/// Attention of contiguous tensors.
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall) -> Result<Tensor> {
     let Sizes { batch, queries, keys, heads, .. } = call.sizes;
     let (kind, window) = match call.mask {
@@ -25,12 +26,13 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall
     let precision = call.how.precision;
     let weights = precision.product(&own_q, &own_k.t()?)?;
     cuda::attention_weights(&weights, hidden.transpose()?.as_ref(), seen)?;
-    let mixed = split.joined(&precision.product(&weights, &own_v)?, queries)?;
-    tape::explicit_op3(
-        [q, k, v],
-        mixed,
-        OnCuda { split, seen, precision, own: [own_q, own_k, own_v], weights },
-    )
+    let dropout =
+        call.dropout.as_ref().map(|mask| mask.on_device(&[batch, heads, queries, keys], q.device()));
+    let dropout = dropout.transpose()?;
+    let left = dropout.as_ref().map_or(Ok(weights.clone()), |mask| cuda::dropped(&weights, mask))?;
+    let mixed = split.joined(&precision.product(&left, &own_v)?, queries)?;
+    let own = [own_q, own_k, own_v];
+    tape::explicit_op3([q, k, v], mixed, OnCuda { split, seen, precision, own, weights, left, dropout })
 }
 
 /// Separates and joins heads. The query heads of a head of keys are rows of one matrix: nothing of the keys is repeated.
@@ -70,16 +72,20 @@ struct OnCuda {
     /// Queries, keys and values by head.
     own: [Tensor; 3],
     weights: Tensor,
+    /// The weights after dropout.
+    left: Tensor,
+    dropout: Option<DeviceMask>,
 }
 
 impl tape::Backward<3> for OnCuda {
     const NAME: &'static str = NAME;
 
     fn backward(&self, _: [&Tensor; 3], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
-        let Self { split, seen, precision, own: [q, k, v], weights } = self;
+        let Self { split, seen, precision, own: [q, k, v], weights, left, dropout } = self;
         let gradient = split.queries(&gradient.contiguous()?)?;
-        let of_v = precision.product(&weights.t()?, &gradient)?;
-        let of_scores = precision.product(&gradient, &v.t()?)?;
+        let of_v = precision.product(&left.t()?, &gradient)?;
+        let of_left = precision.product(&gradient, &v.t()?)?;
+        let of_scores = dropout.as_ref().map_or(Ok(of_left.clone()), |mask| cuda::dropped(&of_left, mask))?;
         cuda::attention_weights_backward(weights, &of_scores, *seen)?;
         let (of_q, of_k) = (precision.product(&of_scores, k)?, precision.product(&of_scores.t()?, q)?);
         let Seen { queries, keys, .. } = *seen;

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::super::cross_entropy::Targets;
+use super::super::cross_entropy::{Targets, numbers};
 use super::{LinearCrossEntropyConfig, NAME};
 use crate::{Precision, cuda};
 
@@ -22,8 +22,7 @@ pub(super) fn loss(
     let fit = CHUNK_BYTES / (classes * x.dtype().size_in_bytes()).max(1);
     let chunk_rows = config.chunk_rows.unwrap_or(fit.max(1)).min(targets.len());
     let count = targets.iter().flatten().count() as f64;
-    let numbers = targets.iter().map(|target| target.map_or(u32::MAX, |class| class as u32)).collect();
-    let targets = Tensor::from_vec::<_, u32>(numbers, targets.len(), x.device())?;
+    let targets = numbers(targets, x.device())?;
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
     let own = Detached {
