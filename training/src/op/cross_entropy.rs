@@ -105,7 +105,11 @@ fn on_cuda(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {
     let count = targets.iter().flatten().count() as f64;
     let losses = cuda::cross_entropy(&rows, &numbers(targets, logits.device())?, 0.0, 1.0 / count)?;
     let loss = losses.sum_all()?.affine(1.0 / count, 0.0)?.to_dtype(logits.dtype())?;
-    tape::explicit_op1(logits, loss, OnCuda { gradient: rows.reshape(logits.shape())? })
+    let (gradient, kept) = (rows.reshape(logits.shape())?, SavedBytes::default());
+    let bytes = gradient.elem_count() * gradient.dtype().size_in_bytes();
+    let loss = tape::explicit_op1(logits, loss, OnCuda { gradient, kept: kept.clone() })?;
+    kept.by(&loss, bytes);
+    Ok(loss)
 }
 
 /// The targets for the kernel: no class for ignored rows.
@@ -119,6 +123,8 @@ pub(super) fn numbers(targets: &Targets, device: &Device) -> candle_core::Result
 struct OnCuda {
     /// For a gradient of the loss of 1.
     gradient: Tensor,
+    #[expect(dead_code, reason = "it is there as long as this is")]
+    kept: SavedBytes,
 }
 
 impl tape::Backward<1> for OnCuda {

@@ -55,7 +55,8 @@ impl AttentionConfig {
 /// `2 d` multiplications for each query, head and key that it sees, and 2.5 times that backward. On a CPU it works in
 /// blocks, all heads in parallel; blocks that are masked entirely are skipped. Memory is linear in the length:
 /// besides the result one number per query and head is kept, and each thread has a block of scores. The bits do not
-/// depend on the number of threads. On other devices the scores of all heads are kept.
+/// depend on the number of threads. On CUDA devices the scores of all heads exist for a while, forward and backward, but are
+/// not kept; on other devices they are.
 ///
 /// # Errors
 /// Other shapes, a last dimension that is 0 or not divisible by the heads, dtypes that differ or are not f16, bf16,

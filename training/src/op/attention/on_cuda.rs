@@ -5,9 +5,9 @@ use candle_core::{Result, Tensor};
 use super::{AttentionCall, AttentionMask, NAME, Sizes};
 use crate::Precision;
 use crate::cuda::{self, Seen};
-use crate::dropout::DeviceMask;
+use crate::dropout::{DeviceMask, Mask};
 
-/// Attention of contiguous tensors.
+/// Attention of contiguous tensors. Nothing of queries times keys is kept: backward computes the weights again.
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall) -> Result<Tensor> {
     let Sizes { batch, queries, keys, heads, .. } = call.sizes;
     let (kind, window) = match call.mask {
@@ -16,23 +16,21 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall
         AttentionMask::SlidingWindow(window) => (2, window),
         AttentionMask::AntiCausal => (3, 0),
     };
-    let seen = Seen { heads, queries, keys, kind, window, scale: call.scale };
-    let hidden = call.hidden.as_ref().map(|hidden| {
+    let hidden = |hidden: &Vec<bool>| {
         let numbers = hidden.iter().map(|&hidden| u8::from(hidden)).collect();
         Tensor::from_vec(numbers, (batch, keys), q.device())
-    });
-    let split = Split { sizes: call.sizes };
-    let [own_q, own_k, own_v] = [split.queries(q)?, split.keys(k)?, split.keys(v)?];
-    let precision = call.how.precision;
-    let weights = precision.product(&own_q, &own_k.t()?)?;
-    cuda::attention_weights(&weights, hidden.transpose()?.as_ref(), seen)?;
-    let dropout =
-        call.dropout.as_ref().map(|mask| mask.on_device(&[batch, heads, queries, keys], q.device()));
-    let dropout = dropout.transpose()?;
-    let left = dropout.as_ref().map_or(Ok(weights.clone()), |mask| cuda::dropped(&weights, mask))?;
-    let mixed = split.joined(&precision.product(&left, &own_v)?, queries)?;
-    let own = [own_q, own_k, own_v];
-    tape::explicit_op3([q, k, v], mixed, OnCuda { split, seen, precision, own, weights, left, dropout })
+    };
+    let mask = |mask: &Mask| mask.on_device(&[batch, heads, queries, keys], q.device());
+    let op = OnCuda {
+        split: Split { sizes: call.sizes },
+        seen: Seen { heads, queries, keys, kind, window, scale: call.scale },
+        hidden: call.hidden.as_ref().map(hidden).transpose()?,
+        dropout: call.dropout.as_ref().map(mask).transpose()?,
+        precision: call.how.precision,
+    };
+    let weights = op.dropped(op.weights(&op.split.queries(q)?, &op.split.keys(k)?)?)?;
+    let mixed = op.split.joined(&op.precision.product(&weights, &op.split.keys(v)?)?, queries)?;
+    tape::explicit_op3([q, k, v], mixed, op)
 }
 
 /// Separates and joins heads. The query heads of a head of keys are rows of one matrix: nothing of the keys is repeated.
@@ -68,26 +66,42 @@ impl Split {
 struct OnCuda {
     split: Split,
     seen: Seen,
-    precision: Precision,
-    /// Queries, keys and values by head.
-    own: [Tensor; 3],
-    weights: Tensor,
-    /// The weights after dropout.
-    left: Tensor,
+    /// u8 of (batch, keys).
+    hidden: Option<Tensor>,
     dropout: Option<DeviceMask>,
+    precision: Precision,
+}
+
+impl OnCuda {
+    /// Returns the weights of the keys, for queries and keys by head.
+    fn weights(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
+        let weights = self.precision.product(q, &k.t()?)?;
+        cuda::attention_weights(&weights, self.hidden.as_ref(), self.seen)?;
+        Ok(weights)
+    }
+
+    fn dropped(&self, x: Tensor) -> Result<Tensor> {
+        self.dropout.as_ref().map_or(Ok(x.clone()), |mask| cuda::dropped(&x, mask))
+    }
 }
 
 impl tape::Backward<3> for OnCuda {
     const NAME: &'static str = NAME;
 
-    fn backward(&self, _: [&Tensor; 3], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
-        let Self { split, seen, precision, own: [q, k, v], weights, left, dropout } = self;
+    fn backward(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let Self { split, precision, seen, .. } = self;
+        let [q, k, v] = [split.queries(q)?, split.keys(k)?, split.keys(v)?];
         let gradient = split.queries(&gradient.contiguous()?)?;
-        let of_v = precision.product(&left.t()?, &gradient)?;
-        let of_left = precision.product(&gradient, &v.t()?)?;
-        let of_scores = dropout.as_ref().map_or(Ok(of_left.clone()), |mask| cuda::dropped(&of_left, mask))?;
-        cuda::attention_weights_backward(weights, &of_scores, *seen)?;
-        let (of_q, of_k) = (precision.product(&of_scores, k)?, precision.product(&of_scores.t()?, q)?);
+        let weights = self.weights(&q, &k)?;
+        let of_v = precision.product(&self.dropped(weights.clone())?.t()?, &gradient)?;
+        let of_scores = self.dropped(precision.product(&gradient, &v.t()?)?)?;
+        cuda::attention_weights_backward(&weights, &of_scores, *seen)?;
+        let (of_q, of_k) = (precision.product(&of_scores, &k)?, precision.product(&of_scores.t()?, &q)?);
         let Seen { queries, keys, .. } = *seen;
         Ok([
             Some(split.joined(&of_q, queries)?),

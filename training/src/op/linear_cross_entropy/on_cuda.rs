@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::super::cross_entropy::{Targets, numbers};
 use super::{LinearCrossEntropyConfig, NAME};
-use crate::{Precision, cuda};
+use crate::{Precision, SavedBytes, cuda};
 
 /// Bytes of logits at a time, unless the configuration sets the number of rows: more than on a CPU, since a device needs large
 /// products.
@@ -45,10 +45,15 @@ pub(super) fn loss(
     let loss =
         total.map_or_else(|| Tensor::zeros((), DType::F32, x.device()), Ok)?.affine(1.0 / count, 0.0)?;
     let gradients = sums.finish(x.shape(), x.dtype())?;
-    match &bias {
-        Some(bias) => tape::explicit_op3([&x, &weight, bias], loss, OnCuda(gradients)),
-        None => tape::explicit_op2([&x, &weight], loss, OnCuda(gradients)),
-    }
+    let bytes = |gradient: &Tensor| gradient.elem_count() * gradient.dtype().size_in_bytes();
+    let (bytes, kept) = (gradients.iter().flatten().map(bytes).sum(), SavedBytes::default());
+    let op = OnCuda { gradients, kept: kept.clone() };
+    let loss = match &bias {
+        Some(bias) => tape::explicit_op3([&x, &weight, bias], loss, op),
+        None => tape::explicit_op2([&x, &weight], loss, op),
+    }?;
+    kept.by(&loss, bytes);
+    Ok(loss)
 }
 
 struct Detached {
@@ -103,12 +108,16 @@ fn added(before: Option<Tensor>, more: Tensor) -> Result<Tensor> {
 }
 
 /// The gradients of x, weight and bias for a gradient of the loss of 1.
-struct OnCuda([Option<Tensor>; 3]);
+struct OnCuda {
+    gradients: [Option<Tensor>; 3],
+    #[expect(dead_code, reason = "it is there as long as this is")]
+    kept: SavedBytes,
+}
 
 impl OnCuda {
     fn scaled(&self, tensors: &[&Tensor], of_loss: &Tensor) -> Result<[Option<Tensor>; 3]> {
         let mut scaled = [None, None, None];
-        for ((scaled, gradient), tensor) in scaled.iter_mut().zip(&self.0).zip(tensors) {
+        for ((scaled, gradient), tensor) in scaled.iter_mut().zip(&self.gradients).zip(tensors) {
             if let Some(gradient) = gradient {
                 let factor = of_loss.detach().to_dtype(gradient.dtype())?;
                 *scaled = Some(gradient.broadcast_mul(&factor)?.to_dtype(tensor.dtype())?);
