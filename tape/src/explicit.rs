@@ -11,30 +11,13 @@ use candle_core::{
 
 use crate::{apply_op1, apply_op2, apply_op3};
 
-/// The backward of an operation with `N` arguments.
-pub trait Backward<const N: usize>: Send + Sync + 'static {
-    /// The operation's name, for errors.
-    const NAME: &'static str;
-
-    /// Returns the gradients of the arguments, in their order, from that of the result; `None` where there is none, for
-    /// example because the argument is no part of a graph. Compute them from `detach`ed tensors: nobody needs a graph of
-    /// a gradient.
-    ///
-    /// # Errors
-    /// Errors of the computation.
-    fn backward(
-        &self,
-        arguments: [&Tensor; N],
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<[Option<Tensor>; N]>;
-}
-
-/// Makes `result` depend on `x`: backward through what this returns calls `backward`, and not the operations by which the
-/// result was computed, on any device. It is known to [`backward`](crate::backward).
+/// Makes `result` depend on `x`, as the operation `name`: backward through what this returns calls `backward`, and not the
+/// operations by which the result was computed, on any device. It is known to [`backward`](crate::backward).
 ///
 /// Compute the result from `x.detach()`, so that no graph of it is kept. Nobody else may use it: its memory is moved to what
-/// this returns.
+/// this returns. `backward` gets the arguments and the gradient of the result, and returns those of the arguments; `None` where
+/// there is none, for example because the argument is no part of a graph. It should `detach` what it computes with: nobody needs
+/// a graph of a gradient.
 ///
 /// # Cost
 /// None on a CPU, one allocation on other devices; nothing is copied, if the result is contiguous.
@@ -43,57 +26,65 @@ pub trait Backward<const N: usize>: Send + Sync + 'static {
 /// candle's.
 ///
 /// ```
-/// use candle_core::{Device, Result, Tensor, Var};
-/// use tape::{Backward, explicit_op1};
-///
-/// struct Cube;
-///
-/// impl Backward<1> for Cube {
-///     const NAME: &'static str = "cube";
-///
-///     fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
-///         Ok([Some((gradient * x.detach().sqr()?)?.affine(3.0, 0.0)?)])
-///     }
-/// }
+/// use candle_core::{Device, Var};
+/// use tape::explicit_op1;
 ///
 /// let x = Var::new(&[2f32], &Device::Cpu)?;
-/// let y = explicit_op1(&x, x.detach().powf(3.0)?, Cube)?;
+/// let y = explicit_op1("cube", [&x], x.detach().powf(3.0)?, |[x], gradient| {
+///     Ok([Some((gradient * x.detach().sqr()?)?.affine(3.0, 0.0)?)])
+/// })?;
 /// assert_eq!(y.to_vec1::<f32>()?, [8.0]);
 /// assert_eq!(y.sum_all()?.backward()?.get(&x).unwrap().to_vec1::<f32>()?, [12.0]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
-pub fn explicit_op1(x: &Tensor, result: Tensor, backward: impl Backward<1>) -> Result<Tensor> {
-    apply_op1(x, Computed::new(result, backward)?)
+pub fn explicit_op1(
+    name: &'static str,
+    [x]: [&Tensor; 1],
+    result: Tensor,
+    backward: impl Fn([&Tensor; 1], &Tensor) -> Result<[Option<Tensor>; 1]> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    apply_op1(x, Computed::new(name, result, backward)?)
 }
 
 /// As [`explicit_op1`], with two arguments.
 ///
 /// # Errors
 /// As [`explicit_op1`].
-pub fn explicit_op2([x, y]: [&Tensor; 2], result: Tensor, backward: impl Backward<2>) -> Result<Tensor> {
-    apply_op2(x, y, Computed::new(result, backward)?)
+pub fn explicit_op2(
+    name: &'static str,
+    [x, y]: [&Tensor; 2],
+    result: Tensor,
+    backward: impl Fn([&Tensor; 2], &Tensor) -> Result<[Option<Tensor>; 2]> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    apply_op2(x, y, Computed::new(name, result, backward)?)
 }
 
 /// As [`explicit_op1`], with three arguments.
 ///
 /// # Errors
 /// As [`explicit_op1`].
-pub fn explicit_op3([x, y, z]: [&Tensor; 3], result: Tensor, backward: impl Backward<3>) -> Result<Tensor> {
-    apply_op3(x, y, z, Computed::new(result, backward)?)
+pub fn explicit_op3(
+    name: &'static str,
+    [x, y, z]: [&Tensor; 3],
+    result: Tensor,
+    backward: impl Fn([&Tensor; 3], &Tensor) -> Result<[Option<Tensor>; 3]> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    apply_op3(x, y, z, Computed::new(name, result, backward)?)
 }
 
 /// An operation that hands out a result that exists already, once.
 struct Computed<B> {
+    name: &'static str,
     result: Mutex<Option<Tensor>>,
     backward: B,
 }
 
 impl<B> Computed<B> {
-    fn new(result: Tensor, backward: B) -> Result<Self> {
+    fn new(name: &'static str, result: Tensor, backward: B) -> Result<Self> {
         let (start, end) = result.layout().contiguous_offsets().unwrap_or((1, 0));
         let is_whole = start == 0 && end == result.elem_count();
         let result = if is_whole { result.detach() } else { result.force_contiguous()? };
-        Ok(Self { result: Mutex::new(Some(result)), backward })
+        Ok(Self { name, result: Mutex::new(Some(result)), backward })
     }
 
     fn take<S: Stored>(&self) -> Result<(S, Shape)> {
@@ -170,9 +161,12 @@ impl InplaceOp1 for Taken {
 /// Implements one of candle's traits, given the names of a call's arguments and of their gradients.
 macro_rules! impl_custom_op {
     ($op:ident<$count:literal>($($x:ident $layout:ident $grad:ident),+) -> $gradients:ty) => {
-        impl<B: Backward<$count>> $op for Computed<B> {
+        impl<B> $op for Computed<B>
+        where
+            B: Fn([&Tensor; $count], &Tensor) -> Result<[Option<Tensor>; $count]>,
+        {
             fn name(&self) -> &'static str {
-                B::NAME
+                self.name
             }
 
             fn cpu_fwd(&self, $(_: &CpuStorage, $layout: &Layout),+) -> Result<(CpuStorage, Shape)> {
@@ -190,8 +184,8 @@ macro_rules! impl_custom_op {
                 self.take()
             }
 
-            fn bwd(&self, $($x: &Tensor,)+ result: &Tensor, gradient: &Tensor) -> Result<$gradients> {
-                let [$($grad),+] = self.backward.backward([$($x),+], result, gradient)?;
+            fn bwd(&self, $($x: &Tensor,)+ _: &Tensor, gradient: &Tensor) -> Result<$gradients> {
+                let [$($grad),+] = (self.backward)([$($x),+], gradient)?;
                 Ok(($($grad),+))
             }
         }
@@ -208,22 +202,10 @@ mod tests {
 
     use super::*;
 
-    /// A product, whose gradients are marked as these: seven times what they are.
-    struct Seven;
-
-    impl Backward<2> for Seven {
-        const NAME: &'static str = "seven";
-
-        fn backward(
-            &self,
-            [x, y]: [&Tensor; 2],
-            result: &Tensor,
-            gradient: &Tensor,
-        ) -> Result<[Option<Tensor>; 2]> {
-            let (x, y) = (&x.detach(), &y.detach());
-            assert_eq!(result.to_vec1::<f64>()?, (x * y)?.to_vec1::<f64>()?);
-            Ok([Some((gradient * y)?.affine(7.0, 0.0)?), Some((gradient * x)?.affine(7.0, 0.0)?)])
-        }
+    /// The gradients of a product, marked as these: seven times what they are.
+    fn seven([x, y]: [&Tensor; 2], gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
+        let of = |other: &Tensor| (gradient * other.detach())?.affine(7.0, 0.0);
+        Ok([Some(of(y)?), Some(of(x)?)])
     }
 
     #[test]
@@ -234,7 +216,7 @@ mod tests {
         // The last is a part of a tensor that is not contiguous.
         let results = [(x.detach() * y.detach())?, wide.detach().narrow(1, 0, 1)?.squeeze(1)?];
         for result in results {
-            let product = explicit_op2([&x, &y], result, Seven)?;
+            let product = explicit_op2("seven", [&x, &y], result, seven)?;
             assert_eq!(product.to_vec1::<f64>()?, [10.0, 21.0]);
             let loss = crate::scalar_with_gradient(&product, Tensor::new(&[1f64, 10.0], &device)?)?;
             for grads in [crate::backward(&loss)?, loss.backward()?] {
@@ -242,7 +224,7 @@ mod tests {
                 assert_eq!(grads.get(&y).unwrap().to_vec1::<f64>()?, [14.0, 210.0]);
             }
         }
-        assert!(!explicit_op2([&x.detach(), &y.detach()], (&*x * &*y)?, Seven)?.track_op());
+        assert!(!explicit_op2("seven", [&x.detach(), &y.detach()], (&*x * &*y)?, seven)?.track_op());
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
-use crate::{Backward, apply_op1, explicit_op1};
+use crate::{apply_op1, explicit_op1};
 
 /// Returns a scalar whose backward starts at `output` with `gradient`: for a model whose backward runs in several
 /// parts, such as pipeline stages.
@@ -34,21 +34,15 @@ pub fn scalar_with_gradient(output: &Tensor, gradient: Tensor) -> Result<Tensor>
     }
     if !output.is_variable() && output.dtype().is_float() && output.shape() == gradient.shape() {
         let nothing = Tensor::zeros((), output.dtype(), output.device())?;
-        return explicit_op1(output, nothing, Seed(gradient));
+        // Not read: the host would wait for the device.
+        return explicit_op1("seed", [output], nothing, move |_, upstream| {
+            Ok([Some(gradient.broadcast_mul(&upstream.detach())?)])
+        });
     }
     (output * gradient.detach())?.sum_all()
 }
 
 struct Seed(Tensor);
-
-/// On devices whose numbers the host would have to wait for.
-impl Backward<1> for Seed {
-    const NAME: &'static str = "seed";
-
-    fn backward(&self, _: [&Tensor; 1], _: &Tensor, upstream: &Tensor) -> Result<[Option<Tensor>; 1]> {
-        self.0.broadcast_mul(&upstream.detach()).map(|gradient| [Some(gradient)])
-    }
-}
 
 impl CustomOp1 for Seed {
     fn name(&self) -> &'static str {

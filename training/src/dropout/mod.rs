@@ -173,26 +173,13 @@ impl ModuleT for Dropout {
         }
         if cuda::knows(x) {
             let (x, mask) = (x.contiguous()?, mask.on_device(x.dims(), x.device())?);
-            return tape::explicit_op1(&x, cuda::dropped(&x.detach(), &mask)?, OnCuda(mask));
+            let y = cuda::dropped(&x.detach(), &mask)?;
+            return tape::explicit_op1("dropout", [&x], y, move |_, gradient| {
+                Ok([Some(cuda::dropped(&gradient.detach().contiguous()?, &mask)?)])
+            });
         }
         let factors = mask.factors(x.dims());
         x * Tensor::from_vec(factors, x.shape(), &Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())?
-    }
-}
-
-/// As a part of a graph on a CUDA device.
-struct OnCuda(DeviceMask);
-
-impl tape::Backward<1> for OnCuda {
-    const NAME: &'static str = "dropout";
-
-    fn backward(
-        &self,
-        _: [&Tensor; 1],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 1]> {
-        Ok([Some(cuda::dropped(&gradient.detach().contiguous()?, &self.0)?)])
     }
 }
 

@@ -33,7 +33,11 @@ impl Gate {
     pub fn activate(self, x: &Tensor) -> candle_core::Result<Tensor> {
         if cuda::knows(x) {
             let x = x.contiguous()?;
-            return tape::explicit_op1(&x, cuda::activation(self, &x.detach())?, OnCuda(self));
+            let y = cuda::activation(self, &x.detach())?;
+            return tape::explicit_op1(self.function(), [&x], y, move |[x], gradient| {
+                let gradient = gradient.detach().contiguous()?;
+                Ok([Some(cuda::activation_backward(self, &x.detach(), &gradient)?)])
+            });
         }
         let wide = x.to_dtype(working_dtype(self.function(), x.dtype())?)?;
         let y = match (x.device().is_cpu(), self) {
@@ -54,23 +58,6 @@ impl Gate {
             Self::Gelu => "gelu",
             Self::GeluTanh => "gelu_tanh",
         }
-    }
-}
-
-/// As a part of a graph on a CUDA device.
-struct OnCuda(Gate);
-
-impl tape::Backward<1> for OnCuda {
-    const NAME: &'static str = "activation";
-
-    fn backward(
-        &self,
-        [x]: [&Tensor; 1],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 1]> {
-        let gradient = gradient.detach().contiguous()?;
-        Ok([Some(cuda::activation_backward(self.0, &x.detach(), &gradient)?)])
     }
 }
 

@@ -41,26 +41,11 @@ pub fn columns(x: &Tensor, columns: Range<usize>) -> candle_core::Result<Tensor>
         }
         false => {
             let y = x.detach().narrow(x.rank() - 1, columns.start, columns.len())?.force_contiguous()?;
-            tape::explicit_op1(x, y, Composed(columns))
+            tape::explicit_op1(NAME, [x], y, move |[x], gradient| {
+                let gradient = gradient.detach();
+                Ok([Some(gradient.pad_with_zeros(x.rank() - 1, columns.start, size - columns.end)?)])
+            })
         }
-    }
-}
-
-/// Composed of candle's operations, for devices other than a CPU.
-struct Composed(Range<usize>);
-
-impl tape::Backward<1> for Composed {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [x]: [&Tensor; 1],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 1]> {
-        let (last, size) = (x.rank() - 1, width(x.dims()));
-        let gradient = gradient.detach();
-        Ok([Some(gradient.pad_with_zeros(last, self.0.start, size - self.0.end)?)])
     }
 }
 

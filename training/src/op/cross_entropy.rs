@@ -107,7 +107,12 @@ fn on_cuda(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {
     let loss = losses.sum_all()?.affine(1.0 / count, 0.0)?.to_dtype(logits.dtype())?;
     let (gradient, kept) = (rows.reshape(logits.shape())?, SavedBytes::default());
     let bytes = gradient.elem_count() * gradient.dtype().size_in_bytes();
-    let loss = tape::explicit_op1(logits, loss, OnCuda { gradient, kept: kept.clone() })?;
+    let held = kept.clone();
+    let loss = tape::explicit_op1(NAME, [logits], loss, move |_, of_loss| {
+        // As long as the gradient for a loss's of 1, which this owns.
+        let _ = &held;
+        Ok([Some(gradient.broadcast_mul(&of_loss.detach())?)])
+    })?;
     kept.by(&loss, bytes);
     Ok(loss)
 }
@@ -117,27 +122,6 @@ pub(super) fn numbers(targets: &Targets, device: &Device) -> candle_core::Result
     let numbers: Vec<u32> =
         targets.iter().map(|target| target.map_or(u32::MAX, |class| class as u32)).collect();
     Tensor::new(numbers, device)
-}
-
-/// As a part of a graph on a CUDA device.
-struct OnCuda {
-    /// For a gradient of the loss of 1.
-    gradient: Tensor,
-    #[expect(dead_code, reason = "it is there as long as this is")]
-    kept: SavedBytes,
-}
-
-impl tape::Backward<1> for OnCuda {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        _: [&Tensor; 1],
-        _: &Tensor,
-        of_loss: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 1]> {
-        Ok([Some(self.gradient.broadcast_mul(&of_loss.detach())?)])
-    }
 }
 
 fn composed(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {

@@ -47,27 +47,11 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> candle_core::Result<Tensor> {
         false if table.device().is_cpu() || flat.elem_count() == 0 => table.embedding(&flat)?.reshape(dims),
         false => {
             let rows = table.detach().contiguous()?.index_select(&flat, 0)?.reshape(dims)?;
-            tape::explicit_op1(table, rows, Composed { ids: flat })
+            tape::explicit_op1(NAME, [table], rows, move |[table], gradient| {
+                let gradient = gradient.detach().contiguous()?.reshape((flat.elem_count(), size))?;
+                Ok([Some(table.zeros_like()?.index_add(&flat, &gradient, 0)?)])
+            })
         }
-    }
-}
-
-/// Composed of candle's operations, for devices other than a CPU.
-struct Composed {
-    ids: Tensor,
-}
-
-impl tape::Backward<1> for Composed {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [table]: [&Tensor; 1],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 1]> {
-        let gradient = gradient.detach().contiguous()?.reshape((self.ids.elem_count(), table.dim(1)?))?;
-        Ok([Some(table.zeros_like()?.index_add(&self.ids, &gradient, 0)?)])
     }
 }
 

@@ -47,7 +47,10 @@ impl Gate {
         if cuda::knows(gate) {
             let (gate, up) = (gate.contiguous()?, up.contiguous()?);
             let y = cuda::gated(self, &gate.detach(), &up.detach())?;
-            return tape::explicit_op2([&gate, &up], y, OnCuda(self));
+            return tape::explicit_op2(self.operation(), [&gate, &up], y, move |[gate, up], gradient| {
+                let gradient = gradient.detach().contiguous()?;
+                Ok(cuda::gated_backward(self, &gate.detach(), &up.detach(), &gradient)?.map(Some))
+            });
         }
         let dtype = working_dtype(self.operation(), gate.dtype())?;
         let (wide, up) = (gate.to_dtype(dtype)?, up.to_dtype(dtype)?);
@@ -87,23 +90,6 @@ impl Gate {
             Self::GeluTanh => gate.gelu()?,
         };
         active * up
-    }
-}
-
-/// As a part of a graph on a CUDA device.
-struct OnCuda(Gate);
-
-impl tape::Backward<2> for OnCuda {
-    const NAME: &'static str = "gated";
-
-    fn backward(
-        &self,
-        [gate, up]: [&Tensor; 2],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 2]> {
-        let gradient = gradient.detach().contiguous()?;
-        cuda::gated_backward(self.0, &gate.detach(), &up.detach(), &gradient).map(|of_both| of_both.map(Some))
     }
 }
 

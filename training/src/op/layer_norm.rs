@@ -84,33 +84,17 @@ impl LayerNorm {
     }
 }
 
-/// As a part of a graph on a CUDA device.
-struct OnCuda {
-    eps: f64,
-}
-
-impl tape::Backward<3> for OnCuda {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [x, weight, _]: [&Tensor; 3],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 3]> {
-        let gradient = gradient.detach().contiguous()?;
-        let of_all = cuda::layer_norm_backward(&x.detach(), &weight.detach(), &gradient, self.eps)?;
-        Ok(of_all.map(Some))
-    }
-}
-
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.check(x)?;
         if cuda::knows(x) {
             let [x, weight, bias] = [&x.contiguous()?, &self.weight.contiguous()?, &self.bias.contiguous()?];
             let y = cuda::layer_norm(&x.detach(), &weight.detach(), &bias.detach(), self.eps)?;
-            return tape::explicit_op3([x, weight, bias], y, OnCuda { eps: self.eps });
+            let eps = self.eps;
+            return tape::explicit_op3(NAME, [x, weight, bias], y, move |[x, weight, _], gradient| {
+                let gradient = gradient.detach().contiguous()?;
+                Ok(cuda::layer_norm_backward(&x.detach(), &weight.detach(), &gradient, eps)?.map(Some))
+            });
         }
         let dtype = working_dtype(NAME, x.dtype())?;
         let (wide, weight, bias) =

@@ -126,27 +126,11 @@ impl RmsNorm {
     fn on_cuda(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
         let y = cuda::rms_norm(&x.detach(), &weight.detach(), self.eps)?;
-        tape::explicit_op2([&x, &weight], y, OnCuda { eps: self.eps })
-    }
-}
-
-/// As a part of a graph on a CUDA device.
-struct OnCuda {
-    eps: f64,
-}
-
-impl tape::Backward<2> for OnCuda {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [x, weight]: [&Tensor; 2],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 2]> {
-        let gradient = gradient.detach().contiguous()?;
-        let of_both = cuda::rms_norm_backward(&x.detach(), &weight.detach(), &gradient, self.eps)?;
-        Ok(of_both.map(Some))
+        let eps = self.eps;
+        tape::explicit_op2(NAME, [&x, &weight], y, move |[x, weight], gradient| {
+            let gradient = gradient.detach().contiguous()?;
+            Ok(cuda::rms_norm_backward(&x.detach(), &weight.detach(), &gradient, eps)?.map(Some))
+        })
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall
     };
     let weights = op.dropped(op.weights(&op.split.queries(q)?, &op.split.keys(k)?)?)?;
     let mixed = op.split.joined(&op.precision.product(&weights, &op.split.keys(v)?)?, queries)?;
-    tape::explicit_op3([q, k, v], mixed, op)
+    tape::explicit_op3(NAME, [q, k, v], mixed, move |inputs, gradient| op.backward(inputs, gradient))
 }
 
 /// Separates and joins heads. The query heads of a head of keys are rows of one matrix: nothing of the keys is repeated.
@@ -83,17 +83,8 @@ impl OnCuda {
     fn dropped(&self, x: Tensor) -> Result<Tensor> {
         self.dropout.as_ref().map_or(Ok(x.clone()), |mask| cuda::dropped(&x, mask))
     }
-}
 
-impl tape::Backward<3> for OnCuda {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [q, k, v]: [&Tensor; 3],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
+    fn backward(&self, [q, k, v]: [&Tensor; 3], gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
         let Self { split, precision, seen, .. } = self;
         let [q, k, v] = [split.queries(q)?, split.keys(k)?, split.keys(v)?];
         let gradient = split.queries(&gradient.contiguous()?)?;

@@ -22,8 +22,16 @@ pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resu
             }
         };
         match bias {
-            Some(bias) => tape::explicit_op3([&x, &weight, &bias.contiguous()?], y, Product { precision }),
-            None => tape::explicit_op2([&x, &weight], y, Product { precision }),
+            Some(bias) => tape::explicit_op3(
+                NAME,
+                [&x, &weight, &bias.contiguous()?],
+                y,
+                move |[x, weight, bias], gradient| gradients(precision, x, weight, Some(bias), gradient),
+            ),
+            None => tape::explicit_op2(NAME, [&x, &weight], y, move |[x, weight], gradient| {
+                let [of_x, of_weight, _] = gradients(precision, x, weight, None, gradient)?;
+                Ok([of_x, of_weight])
+            }),
         }
     })
 }
@@ -34,68 +42,33 @@ fn rows(x: &Tensor) -> Result<Tensor> {
     x.detach().reshape((x.elem_count() / width.max(1), width))
 }
 
-struct Product {
+/// Returns the gradients of input, weight and, if there is one, bias. The last two are `None` if they are deferred, or if
+/// both are frozen.
+fn gradients(
     precision: Precision,
-}
-
-impl Product {
-    /// Returns the gradients of input, weight and, if there is one, bias. The last two are `None` if they are deferred, or if
-    /// both are frozen.
-    fn gradients(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        gradient: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        let (of_y, precision) = (rows(&gradient.contiguous()?)?, self.precision);
-        // Input data needs no gradient.
-        let of_x = x
-            .track_op()
-            .then(|| precision.product(&of_y, &weight.detach())?.reshape(x.shape()))
-            .transpose()?;
-        if !weight.track_op() && bias.is_none_or(|bias| !bias.track_op()) {
-            return Ok([of_x, None, None]);
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    gradient: &Tensor,
+) -> Result<[Option<Tensor>; 3]> {
+    let of_y = rows(&gradient.contiguous()?)?;
+    // Input data needs no gradient.
+    let of_x =
+        x.track_op().then(|| precision.product(&of_y, &weight.detach())?.reshape(x.shape())).transpose()?;
+    if !weight.track_op() && bias.is_none_or(|bias| !bias.track_op()) {
+        return Ok([of_x, None, None]);
+    }
+    let (input, has_bias) = (rows(x)?, bias.is_some());
+    let of_weights = move || {
+        let mut found = vec![precision.product(&of_y.t()?, &input)?];
+        if has_bias {
+            found.push(of_y.sum(0)?);
         }
-        let (input, has_bias) = (rows(x)?, bias.is_some());
-        let of_weights = move || {
-            let mut found = vec![precision.product(&of_y.t()?, &input)?];
-            if has_bias {
-                found.push(of_y.sum(0)?);
-            }
-            Ok(found)
-        };
-        if defer(&[Some(weight), bias].into_iter().flatten().collect::<Vec<_>>(), of_weights.clone()) {
-            return Ok([of_x, None, None]);
-        }
-        let mut of_weights = of_weights()?.into_iter();
-        Ok([of_x, of_weights.next(), of_weights.next()])
+        Ok(found)
+    };
+    if defer(&[Some(weight), bias].into_iter().flatten().collect::<Vec<_>>(), of_weights.clone()) {
+        return Ok([of_x, None, None]);
     }
-}
-
-impl tape::Backward<2> for Product {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [x, weight]: [&Tensor; 2],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        let [of_x, of_weight, _] = self.gradients(x, weight, None, gradient)?;
-        Ok([of_x, of_weight])
-    }
-}
-
-impl tape::Backward<3> for Product {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [x, weight, bias]: [&Tensor; 3],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        self.gradients(x, weight, Some(bias), gradient)
-    }
+    let mut of_weights = of_weights()?.into_iter();
+    Ok([of_x, of_weights.next(), of_weights.next()])
 }

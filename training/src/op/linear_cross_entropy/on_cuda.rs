@@ -47,10 +47,15 @@ pub(super) fn loss(
     let gradients = sums.finish(x.shape(), x.dtype())?;
     let bytes = |gradient: &Tensor| gradient.elem_count() * gradient.dtype().size_in_bytes();
     let (bytes, kept) = (gradients.iter().flatten().map(bytes).sum(), SavedBytes::default());
-    let op = OnCuda { gradients, kept: kept.clone() };
+    let saved = Saved { gradients, _kept: kept.clone() };
     let loss = match &bias {
-        Some(bias) => tape::explicit_op3([&x, &weight, bias], loss, op),
-        None => tape::explicit_op2([&x, &weight], loss, op),
+        Some(bias) => {
+            tape::explicit_op3(NAME, [&x, &weight, bias], loss, move |_, of_loss| saved.scaled(of_loss))
+        }
+        None => tape::explicit_op2(NAME, [&x, &weight], loss, move |_, of_loss| {
+            let [of_x, of_weight, _] = saved.scaled(of_loss)?;
+            Ok([of_x, of_weight])
+        }),
     }?;
     kept.by(&loss, bytes);
     Ok(loss)
@@ -95,7 +100,8 @@ impl Sums {
             [one] => Some(one.reshape(shape)?),
             several => Some(Tensor::cat(several, 0)?.reshape(shape)?),
         };
-        Ok([of_x, self.of_weight, self.of_bias.map(|of_bias| of_bias.to_dtype(dtype)).transpose()?])
+        let narrow = |sum: Option<Tensor>| sum.map(|sum| sum.to_dtype(dtype)).transpose();
+        Ok([of_x, narrow(self.of_weight)?, narrow(self.of_bias)?])
     }
 }
 
@@ -108,48 +114,19 @@ fn added(before: Option<Tensor>, more: Tensor) -> Result<Tensor> {
 }
 
 /// The gradients of x, weight and bias for a gradient of the loss of 1.
-struct OnCuda {
+struct Saved {
     gradients: [Option<Tensor>; 3],
-    #[expect(dead_code, reason = "it is there as long as this is")]
-    kept: SavedBytes,
+    _kept: SavedBytes,
 }
 
-impl OnCuda {
-    fn scaled(&self, tensors: &[&Tensor], of_loss: &Tensor) -> Result<[Option<Tensor>; 3]> {
+impl Saved {
+    fn scaled(&self, of_loss: &Tensor) -> Result<[Option<Tensor>; 3]> {
         let mut scaled = [None, None, None];
-        for ((scaled, gradient), tensor) in scaled.iter_mut().zip(&self.gradients).zip(tensors) {
+        for (scaled, gradient) in scaled.iter_mut().zip(&self.gradients) {
             if let Some(gradient) = gradient {
-                let factor = of_loss.detach().to_dtype(gradient.dtype())?;
-                *scaled = Some(gradient.broadcast_mul(&factor)?.to_dtype(tensor.dtype())?);
+                *scaled = Some(gradient.broadcast_mul(&of_loss.detach().to_dtype(gradient.dtype())?)?);
             }
         }
         Ok(scaled)
-    }
-}
-
-impl tape::Backward<2> for OnCuda {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [x, weight]: [&Tensor; 2],
-        _: &Tensor,
-        of_loss: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        let [of_x, of_weight, _] = self.scaled(&[x, weight], of_loss)?;
-        Ok([of_x, of_weight])
-    }
-}
-
-impl tape::Backward<3> for OnCuda {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        [x, weight, bias]: [&Tensor; 3],
-        _: &Tensor,
-        of_loss: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        self.scaled(&[x, weight, bias], of_loss)
     }
 }

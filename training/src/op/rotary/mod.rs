@@ -160,10 +160,13 @@ impl Rotary {
 
     fn on_cuda(&self, x: &Tensor, positions: Range<usize>, heads: usize) -> candle_core::Result<Tensor> {
         let part = |table: &Tensor| table.narrow(0, positions.start, positions.len());
+        let (tables, x) = ([part(&self.cos)?, part(&self.sin)?], x.contiguous()?);
         let interleaved = self.config.layout == RotaryLayout::Interleaved;
-        let turn = OnCuda { tables: [part(&self.cos)?, part(&self.sin)?], heads, interleaved };
-        let x = x.contiguous()?;
-        tape::explicit_op1(&x, turn.run(&x.detach(), false)?, turn)
+        let turn = move |x: &Tensor, back| cuda::rotary(x, tables.each_ref(), heads, interleaved, back);
+        let y = turn(&x.detach(), false)?;
+        tape::explicit_op1(NAME, [&x], y, move |_, gradient| {
+            Ok([Some(turn(&gradient.detach().contiguous()?, true)?)])
+        })
     }
 
     /// Checks the tensor's shape and returns its number of positions and heads.
@@ -205,33 +208,6 @@ impl Rotary {
         let second = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
         let pair = if pair == D::Minus1 { a.rank() } else { a.rank() - 1 };
         Tensor::stack(&[first, second], pair)?.reshape(x.shape())
-    }
-}
-
-/// As a part of a graph on a CUDA device.
-struct OnCuda {
-    /// Cosines and sines of (positions, head_dim / 2).
-    tables: [Tensor; 2],
-    heads: usize,
-    interleaved: bool,
-}
-
-impl OnCuda {
-    fn run(&self, x: &Tensor, back: bool) -> candle_core::Result<Tensor> {
-        cuda::rotary(x, self.tables.each_ref(), self.heads, self.interleaved, back)
-    }
-}
-
-impl tape::Backward<1> for OnCuda {
-    const NAME: &'static str = NAME;
-
-    fn backward(
-        &self,
-        _: [&Tensor; 1],
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<[Option<Tensor>; 1]> {
-        Ok([Some(self.run(&gradient.detach().contiguous()?, true)?)])
     }
 }
 
