@@ -200,6 +200,17 @@ impl CommonOptions {
         }
     }
 
+    /// How matrix products are computed, for a note.
+    pub(crate) fn products(&self) -> &'static str {
+        let has_gpu = cfg!(feature = "cuda") && launch::machine::gpu_count() > 0;
+        match (self.precision, self.device) {
+            (PrecisionOption::Bf16, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in bf16, by the GPU",
+            (_, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in f32, by the GPU",
+            (_, DeviceKind::Metal) => "in f32, by the GPU",
+            (precision, _) => Precision::from(precision).products(),
+        }
+    }
+
     /// Checks what can be checked before any work: that the device exists, and that output files can be written.
     ///
     /// # Errors

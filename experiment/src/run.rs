@@ -195,17 +195,6 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
     training::autocast(experiment.common().precision.into(), || run_in_precision(experiment))
 }
 
-/// How matrix products are computed, for a note.
-fn products(common: &CommonOptions) -> &'static str {
-    let has_gpu = cfg!(feature = "cuda") && launch::machine::gpu_count() > 0;
-    match (common.precision, common.device) {
-        (PrecisionOption::Bf16, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in bf16, by the GPU",
-        (_, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in f32, by the GPU",
-        (_, DeviceKind::Metal) => "in f32, by the GPU",
-        (precision, _) => training::Precision::from(precision).products(),
-    }
-}
-
 fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
     let common = experiment.common();
     let elastic = experiment.elastic_options().unwrap_or_default();
@@ -213,7 +202,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
         Start::Launcher { world_size } => {
             trace::install(false)?;
             if common.precision != PrecisionOption::F32 {
-                note(format_args!("matrix products are computed {}", products(common)));
+                note(format_args!("matrix products are computed {}", common.products()));
             }
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
