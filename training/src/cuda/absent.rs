@@ -4,22 +4,10 @@ use candle_core::{Result, Tensor, Var, bail};
 
 use crate::adam::Factors;
 use crate::dropout::DeviceMask;
-use crate::op::Gate;
+use crate::op::{Gate, Seen};
 
 pub(crate) fn knows(_: &Tensor) -> bool {
     false
-}
-
-/// What a query of attention sees.
-#[derive(Debug, Clone, Copy)]
-#[allow(dead_code, reason = "the kernels read all of it")]
-pub(crate) struct Seen {
-    pub(crate) heads: usize,
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    pub(crate) kind: u32,
-    pub(crate) window: usize,
-    pub(crate) scale: f64,
 }
 
 /// None have been found to be on such a device.

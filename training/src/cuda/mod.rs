@@ -21,8 +21,8 @@ pub(crate) use numbers::{
     activation, activation_backward, adam, dropped, gated, gated_backward, rotary, swapped,
 };
 pub(crate) use rows::{
-    Seen, attention_weights, attention_weights_backward, cross_entropy, layer_norm, layer_norm_backward,
-    rms_norm, rms_norm_backward, squares,
+    attention_weights, attention_weights_backward, cross_entropy, layer_norm, layer_norm_backward, rms_norm,
+    rms_norm_backward, squares,
 };
 
 /// The kernels' code for the driver.

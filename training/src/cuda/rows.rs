@@ -6,6 +6,7 @@ use candle_core::{CudaDevice, Result, Tensor};
 use super::{
     Number, THREADS, alloc, by_dtype, by_row, device, in_place, launch, named, numbers_of, storage, tensor,
 };
+use crate::op::Seen;
 
 /// Blocks that share the rows of a backward; each has its own part of the parameters' gradients.
 const BLOCKS: usize = 128;
@@ -128,18 +129,6 @@ fn norm_backward<const N: usize>(
         Ok(parameters) => Ok((of_x, parameters)),
         Err(_) => candle_core::bail!("a norm has {N} parameters"),
     }
-}
-
-/// What a query of attention sees, and the factor of its scores.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
-    pub(crate) heads: usize,
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    /// 0: all keys, 1: those up to the query's own position, 2: the last `window` of these, 3: those after it.
-    pub(crate) kind: u32,
-    pub(crate) window: usize,
-    pub(crate) scale: f64,
 }
 
 /// Replaces the scores of queries, (batch x heads x queries, keys), by the weights of the keys. Of `hidden`, u8 of (batch, keys), those

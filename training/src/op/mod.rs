@@ -25,6 +25,7 @@ mod softmax;
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 
+pub(crate) use attention::Seen;
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
 pub use columns::columns;
 pub use conv2d::conv2d;
