@@ -1,8 +1,8 @@
 //! Backward from an intermediate tensor with a given gradient.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use candle_core::{DType, Result, Tensor};
 
-use crate::{apply_op1, explicit_op1};
+use crate::explicit_op1;
 
 /// Returns a scalar whose backward starts at `output` with `gradient`: for a model whose backward runs in several
 /// parts, such as pipeline stages.
@@ -11,7 +11,7 @@ use crate::{apply_op1, explicit_op1};
 /// `output` and `gradient` have the same shape; the result has no dimensions, and its value is meaningless.
 ///
 /// # Cost
-/// None for f32 and f64 on a CPU; otherwise a product of the gradient and a number, and a sum if `output` is a variable.
+/// None on a CPU, and on other devices a product of the gradient and a number; if `output` is a variable, a product and a sum.
 ///
 /// # Errors
 /// candle's.
@@ -28,40 +28,17 @@ use crate::{apply_op1, explicit_op1};
 /// ```
 pub fn scalar_with_gradient(output: &Tensor, gradient: Tensor) -> Result<Tensor> {
     // Not for a variable: its gradient must have its own storage.
-    if !output.is_variable() && output.device().is_cpu() && matches!(output.dtype(), DType::F32 | DType::F64)
-    {
-        return apply_op1(output, Seed(gradient));
-    }
     if !output.is_variable() && output.dtype().is_float() && output.shape() == gradient.shape() {
         let nothing = Tensor::zeros((), output.dtype(), output.device())?;
-        // Not read: the host would wait for the device.
         return explicit_op1("seed", [output], nothing, move |_, upstream| {
-            Ok([Some(gradient.broadcast_mul(&upstream.detach())?)])
+            let upstream = upstream.detach();
+            // 1 where the scalar itself is the loss. The host would have to wait for the number of another device.
+            let is_one =
+                upstream.device().is_cpu() && upstream.to_dtype(DType::F64)?.to_scalar::<f64>()? == 1.0;
+            Ok([Some(if is_one { gradient.clone() } else { gradient.broadcast_mul(&upstream)? })])
         });
     }
     (output * gradient.detach())?.sum_all()
-}
-
-struct Seed(Tensor);
-
-impl CustomOp1 for Seed {
-    fn name(&self) -> &'static str {
-        "seed"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        let zero = match storage {
-            CpuStorage::F64(_) => CpuStorage::F64(vec![0.0]),
-            _ => CpuStorage::F32(vec![0.0]),
-        };
-        Ok((zero, Shape::from(())))
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        // 1 where the scalar itself is the loss.
-        let upstream = upstream.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        if upstream == 1.0 { Ok(Some(self.0.clone())) } else { (&self.0 * upstream).map(Some) }
-    }
 }
 
 #[cfg(test)]
