@@ -1,7 +1,5 @@
 //! The command line: the subcommands.
 
-mod setup;
-
 use std::process::ExitCode;
 
 use ::launch::command::LaunchOptions;
@@ -9,7 +7,8 @@ use ::plan::command::PlanOptions;
 use clap::{Parser, Subcommand};
 use experiment::comm_bench::{self, CommBenchOptions};
 use experiment::error::Result;
-use experiment::{mesh, plan, program};
+use experiment::shell::{CompletionsOptions, ManOptions};
+use experiment::{launch, mesh, plan, program};
 use language::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 use language::{FinetuneOptions, PretrainOptions};
 
@@ -23,9 +22,6 @@ use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{TensorParallelMlpOptions, TensorParallelTransformerOptions};
-use crate::launch;
-
-use self::setup::{CompletionsOptions, ManOptions};
 
 // Not called here: the dependency enables the gemm feature named in Cargo.toml, which gives candle AVX-512 matrix
 // products.

@@ -8,4 +8,3 @@ pub mod cli;
 pub mod experiments;
 #[cfg(doctest)]
 mod guide;
-pub mod launch;

@@ -10,7 +10,8 @@
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`program`]: a program of several such commands, with two pages of help ([`help`]) and `--recipe` ([`recipe`]).
-//! - [`plan`], [`comm_bench`]: the commands that show what layouts and collectives cost.
+//! - [`plan`], [`comm_bench`]: the commands that show what layouts and collectives cost. [`launch`]: any program as ranks. [`shell`]:
+//!   completions and man pages.
 //! - [`error`]: all that can go wrong, with the message and the exit code.
 //! - [`backends`], [`memory_check`], [`threads`]: what this machine has, and what fits in it.
 //!
@@ -105,6 +106,7 @@ pub mod error;
 pub mod held;
 pub mod help;
 pub mod interrupt;
+pub mod launch;
 pub mod memory_check;
 pub mod mesh;
 mod option_methods;
@@ -120,6 +122,7 @@ pub mod recipe;
 mod result_line;
 mod run;
 pub mod run_log;
+pub mod shell;
 pub mod start;
 pub mod threads;
 pub mod trainer;

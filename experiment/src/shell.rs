@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
-use experiment::console::say;
-use experiment::error::{Error, Result};
-use experiment::outputs;
 use training::FileError;
+
+use crate::console::say;
+use crate::error::{Error, Result};
+use crate::outputs;
 
 /// Options of `completions`.
 #[derive(Debug, Clone, Args)]
@@ -24,7 +25,7 @@ new shell, or write it to a folder that the shell reads at its start:
 
 For zsh, put fpath+=~/.zfunc before compinit in ~/.zshrc. To try it in bash, type
 source <(girandole completions bash).")]
-pub(super) struct CompletionsOptions {
+pub struct CompletionsOptions {
     /// Shell to print the script for
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
@@ -35,7 +36,7 @@ impl CompletionsOptions {
     ///
     /// # Errors
     /// Standard output that cannot be written.
-    pub(super) fn run(&self, mut commands: Command) -> Result<()> {
+    pub fn run(&self, mut commands: Command) -> Result<()> {
         let name = commands.get_name().to_owned();
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut commands, name, &mut script);
@@ -51,7 +52,7 @@ Writes a man page for the program and for each command, in section 1. For `man g
 find them:
 
   girandole man ~/.local/share/man/man1")]
-pub(super) struct ManOptions {
+pub struct ManOptions {
     /// Folder to write the pages to; it is made if it does not exist
     #[arg(value_name = "DIR")]
     dir: PathBuf,
@@ -62,7 +63,7 @@ impl ManOptions {
     ///
     /// # Errors
     /// A folder that cannot be made or written.
-    pub(super) fn run(&self, commands: Command) -> Result<()> {
+    pub fn run(&self, commands: Command) -> Result<()> {
         create_dir_all(&self.dir).map_err(|error| FileError::write(&self.dir, error))?;
         let mut program = commands.disable_help_subcommand(true);
         program.build();

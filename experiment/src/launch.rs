@@ -2,11 +2,12 @@
 
 use std::io::IsTerminal;
 
-use experiment::console::note;
-use experiment::error::{Error, Result};
-use experiment::start::{SPAWNED_FOR, spawn_with_bar};
 use launch::command::LaunchOptions;
 use report::trace;
+
+use crate::console::note;
+use crate::error::{Error, Result};
+use crate::start::{SPAWNED_FOR, spawn_with_bar};
 
 /// Runs the program as ranks, and waits until all have ended.
 ///
