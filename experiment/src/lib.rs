@@ -3,7 +3,8 @@
 //!
 //! A program gives what is its own: data, a model, a loss, and what it prints. Read it in this order:
 //!
-//! - [`Experiment`] and [`run()`]: what an experiment gives, and the steps that are the same for all of them.
+//! - [`Experiment`] and [`run()`]: what an experiment gives, and the steps that are the same for all of them. [`prelude`]: what
+//!   most experiments import.
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
 //! - [`mesh`]: an experiment whose layers are divided over ranks. [`peak_memory`]: what a sharded model takes.
@@ -22,14 +23,7 @@
 //! use candle_nn::{Linear, Module, linear, loss};
 //! use clap::{Args, Parser};
 //! use ddp::{Ddp, DdpConfig};
-//! use experiment::error::Result;
-//! use experiment::options::{CommonOptions, LoaderOptions};
-//! use experiment::rank::{Outcome, Rank};
-//! use experiment::trainer::{DataParallel, Epochs, Losses, Trainer};
-//! use experiment::variables::Variables;
-//! use experiment::{Experiment, options_of};
-//! use report::metrics::MetricsWriter;
-//! use report::{Report, RunSeries};
+//! use experiment::prelude::*;
 //! use training::{Sgd, SgdConfig};
 //!
 //! /// Learns to double a number.
@@ -76,7 +70,7 @@
 //!         let optimizer = Sgd::named(ddp.named_vars(), SgdConfig { learning_rate: 1e-4, ..SgdConfig::default() })?;
 //!         let loss = |model: &Linear, (x, y): &(Tensor, Tensor)| loss::mse(&model.forward(x)?, y);
 //!         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
-//!         let mut losses = Losses(|step: &experiment::trainer::Step<'_>, loss| step.say(format_args!("{loss}")));
+//!         let mut losses = Losses(|step: &Step<'_>, loss| step.say(format_args!("{loss}")));
 //!         Ok(Trainer::new(model, Epochs::new(loader)).run(rank, &self.run_config(rank), &mut losses)?.series)
 //!     }
 //!
@@ -115,6 +109,7 @@ pub mod origin;
 pub mod outputs;
 pub mod peak_memory;
 pub mod plan;
+pub mod prelude;
 pub mod program;
 pub mod progress;
 pub mod rank;

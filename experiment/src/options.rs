@@ -19,6 +19,7 @@ use training::{FileHash, Precision};
 
 use crate::devices;
 use crate::error::Error;
+use crate::settings;
 
 pub use checkpoints::{CheckpointOptions, keeps_losses, with_fallback_hint};
 pub use elastic::ElasticOptions;
@@ -233,7 +234,7 @@ impl CommonOptions {
     /// `checkpoints` are kept.
     ///
     /// [`RunIdentity`]: crate::trainer::RunIdentity
-    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 4] {
+    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> Vec<(String, String)> {
         let is_kept = checkpoints.is_some_and(CheckpointOptions::keeps);
         let file = |path: &Option<PathBuf>, none: &str| match path {
             None => none.into(),
@@ -241,10 +242,18 @@ impl CommonOptions {
             Some(_) => "a file".into(),
         };
         let (data, init) = (file(&self.data, "random data"), file(&self.init, NO_INIT));
-        let precision =
-            self.precision.to_possible_value().map_or_else(String::new, |value| value.get_name().into());
-        [("--seed", self.seed.to_string()), ("--data", data), ("--init", init), ("--precision", precision)]
+        settings!(self, seed, data = data, init = init, precision = value_name(&self.precision))
     }
+}
+
+/// Returns the option of a field: `--batch-size` of `batch_size`.
+pub fn option_of_field(field: &str) -> String {
+    format!("--{}", field.replace('_', "-"))
+}
+
+/// Returns the name of an option's value, as given on the command line.
+pub fn value_name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
 }
 
 /// Describes the content of files for messages and comparison: `what`, then their SHA-256.

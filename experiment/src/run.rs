@@ -65,7 +65,7 @@ pub trait Experiment: Sized {
 
     /// Returns the experiment's own options, with their values, that must be unchanged when a run is resumed from a
     /// checkpoint.
-    fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
+    fn settings(&self, world_size: usize) -> Vec<(String, String)> {
         let _ = world_size;
         Vec::new()
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use clap::ValueEnum;
 use experiment::console::note;
 use experiment::error::{Error, Result};
+use experiment::options::value_name;
 use girandole::trainer::{ChangedSetting, TrainConfig};
 
 use super::job::Subject;
@@ -46,7 +46,7 @@ fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 
         ("steps", config.steps.to_string()),
         ("batch-size", config.batch_size.to_string()),
         ("lr", config.learning_rate.to_string()),
-        ("schedule", name_of(&options.schedule)),
+        ("schedule", value_name(&options.schedule)),
         ("warmup", config.schedule.warmup.to_string()),
         ("lowest-lr", config.schedule.lowest.to_string()),
         ("betas", format!("{},{}", adam.beta1, adam.beta2)),
@@ -54,13 +54,9 @@ fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 
         ("weight-decay", adam.weight_decay.to_string()),
         ("dropout", options.dropout.map_or_else(|| "of config.json".into(), |p| p.to_string())),
         ("clip", config.clip.unwrap_or(0.0).to_string()),
-        ("parameters", name_of(&options.parameters)),
-        ("precision", name_of(&options.precision)),
+        ("parameters", value_name(&options.parameters)),
+        ("precision", value_name(&options.precision)),
     ]
-}
-
-fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
 }
 
 /// Prints the settings that differ from the checkpoint's, in one line.

@@ -53,5 +53,5 @@ pub use clock::now_rfc3339;
 pub use command_line::command_line;
 pub use error::{Error, Result};
 pub use pictures::{Classified, write_pictures};
-pub use run::{Evaluation, RankTimes, Report, RunSeries, Speedup, fact};
+pub use run::{Evaluation, RankTimes, Report, RunSeries, Speedup, counted, fact};
 pub use timeline::Timeline;

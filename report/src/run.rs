@@ -113,6 +113,12 @@ pub fn fact(name: &str, value: impl Display) -> (String, String) {
     (name.to_string(), value.to_string())
 }
 
+/// Formats a count with its noun: `1 rank`, `2 ranks`.
+pub fn counted(count: usize, thing: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{ending}")
+}
+
 impl Report {
     /// Renders the page: HTML with style and plots included, and no links. All text is escaped.
     ///

@@ -5,8 +5,8 @@ mod predicted;
 
 use std::path::Path;
 
-use report::fact;
 use report::sheet::{Curve, Figure, Line, Plot, Section, Sheet, Stacks, Table};
+use report::{counted, fact};
 
 use super::scale::{Point, Scale, points};
 use super::{Kind, Machine, Run, Scaling};
@@ -174,12 +174,6 @@ fn costs(runs: &[Run], kinds: &[Kind]) -> Section {
         }),
     ];
     Section { heading: "Bytes and memory".into(), figures, ..Section::default() }
-}
-
-/// Formats a count with its noun: `1 block`, `2 blocks`.
-fn counted(count: usize, thing: &str) -> String {
-    let ending = if count == 1 { "" } else { "s" };
-    format!("{count} {thing}{ending}")
 }
 
 fn facts(scaling: &Scaling) -> Vec<(String, String)> {

@@ -3,12 +3,9 @@
 use std::path::Path;
 
 use clap::Args;
-use experiment::error::{Result, refuse};
-use experiment::memory_check;
-use experiment::options::{CommonOptions, count, probability};
+use experiment::prelude::*;
 use models::tutorials::tokens::{self, Row, check_length};
 use models::tutorials::transformer::{TransformerConfig, check_heads};
-use training::AttentionMask;
 
 /// Sizes of the tutorials' data set and model.
 #[derive(Debug, Clone, Args)]
@@ -42,29 +39,7 @@ pub struct TransformerOptions {
     pub max_len: usize,
 }
 
-/// The model that the tutorials train: the options' defaults.
-const TRAINED: TransformerConfig = TransformerConfig {
-    vocab_size: 100,
-    d_model: 12,
-    num_heads: 4,
-    d_ff: 24,
-    num_layers: 2,
-    max_len: 100,
-    dropout: 0.1,
-    visible: AttentionMask::Full,
-};
-/// The model whose tree the tutorials print, which differs from the one they train.
-const PRINTED: TransformerConfig =
-    TransformerConfig { vocab_size: 1000, d_model: 32, num_heads: 8, d_ff: 64, max_len: 5000, ..TRAINED };
-
 impl TransformerOptions {
-    /// Returns the model whose module tree is printed. With the tutorials' sizes it is the tutorials' larger printed
-    /// model; with other sizes it is the trained model.
-    pub fn printed(&self) -> TransformerConfig {
-        let trained = self.config();
-        if trained == TRAINED { PRINTED } else { trained }
-    }
-
     /// Returns the model's configuration; each token attends to all.
     pub fn config(&self) -> TransformerConfig {
         let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, .. } = self;
@@ -144,18 +119,8 @@ impl TransformerOptions {
     }
 
     /// Returns the settings that must be unchanged when a run is resumed.
-    pub fn settings(&self) -> [(&'static str, String); 9] {
-        [
-            ("--samples", self.samples.to_string()),
-            ("--length", self.length.to_string()),
-            ("--dropout", self.dropout.to_string()),
-            ("--vocab-size", self.vocab_size.to_string()),
-            ("--d-model", self.d_model.to_string()),
-            ("--num-heads", self.num_heads.to_string()),
-            ("--d-ff", self.d_ff.to_string()),
-            ("--num-layers", self.num_layers.to_string()),
-            ("--max-len", self.max_len.to_string()),
-        ]
+    pub fn settings(&self) -> Vec<(String, String)> {
+        settings!(self, samples, length, dropout, vocab_size, d_model, num_heads, d_ff, num_layers, max_len)
     }
 }
 

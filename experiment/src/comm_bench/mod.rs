@@ -16,7 +16,7 @@ use training::FileError;
 use candle_core::Device;
 use comm::{Communicator, TcpConfig};
 use plan::measure::{Measured, Row, measure, size};
-use report::trace;
+use report::{counted, trace};
 
 /// The command's name.
 pub const NAME: &str = "comm-bench";
@@ -80,14 +80,13 @@ fn heading(options: &CommBenchOptions, comm: &dyn Communicator, device: &Device)
         _ if shared + 1 == world_size => "through shared memory".to_string(),
         _ => format!("rank 0 has {shared} of its peers in shared memory, the others over TCP"),
     };
-    let ranks = if world_size == 1 { "rank" } else { "ranks" };
     let (op, bytes, time) = ("operation", "size", "median");
     let place = match device {
         Device::Cpu => "",
         Device::Cuda(_) => " of a CUDA device",
         Device::Metal(_) => " of a Metal device",
     };
-    let what = format!("{world_size} {ranks} {carrier}, {}{place}", options.dtype.as_str());
+    let what = format!("{} {carrier}, {}{place}", counted(world_size, "rank"), options.dtype.as_str());
     format!("{what}\n{op:<15}{bytes:>10}{:>8}{time:>13}{:>10}{:>10}", "calls", "GB/s", "bus GB/s")
 }
 

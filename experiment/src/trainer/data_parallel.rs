@@ -8,6 +8,7 @@ use candle_core::{Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use comm::{Communicator, Stats};
 use ddp::Ddp;
+use report::counted;
 use report::metrics::MemoryUse;
 use training::{OptimizerState, activation_bytes, named_vars};
 
@@ -69,7 +70,7 @@ where
     type Batch = B;
 
     fn name(&self, world_size: usize) -> String {
-        format!("DDP, {world_size} {}", if world_size == 1 { "rank" } else { "ranks" })
+        format!("DDP, {}", counted(world_size, "rank"))
     }
 
     fn step(&mut self, at: Position, batch: &B) -> Result<Option<Tensor>> {

@@ -57,13 +57,12 @@ const UNKNOWN: &str = "nothing";
 
 impl RunIdentity {
     /// Creates the identity of a run with these options and values.
-    pub fn new<'a>(
+    pub fn new(
         command: &str,
         world_size: usize,
-        settings: impl IntoIterator<Item = (&'a str, String)>,
+        settings: impl IntoIterator<Item = (String, String)>,
     ) -> Self {
-        let settings = settings.into_iter().map(|(option, value)| (option.to_string(), value)).collect();
-        Self { command: command.into(), world_size, settings, end: None }
+        Self { command: command.into(), world_size, settings: settings.into_iter().collect(), end: None }
     }
 
     /// Returns the first option in which this run differs from the saved one: its name, its value, the saved value.
@@ -130,7 +129,11 @@ mod tests {
     #[test]
     fn the_first_difference_is_named() {
         let run = |settings: &[(&'static str, &str)]| {
-            RunIdentity::new("x", 2, settings.iter().map(|(option, value)| (*option, value.to_string())))
+            RunIdentity::new(
+                "x",
+                2,
+                settings.iter().map(|(option, value)| (option.to_string(), value.to_string())),
+            )
         };
         let own = run(&[("--lr", "0.1"), ("--seed", "42")]);
         assert_eq!(own.difference(&own), None);
@@ -149,7 +152,7 @@ mod tests {
     #[test]
     fn initial_weights_that_are_given_again_are_the_same() {
         let [none, first, second] = [NO_INIT, "a file with SHA-256 12", "a file with SHA-256 13"]
-            .map(|init| RunIdentity::new("x", 2, [(INIT, init.to_string())]));
+            .map(|init| RunIdentity::new("x", 2, [(INIT.into(), init.to_string())]));
         let before = RunIdentity::new("x", 2, []);
         for (own, saved) in
             [(&none, &first), (&first, &first), (&none, &none), (&first, &before), (&none, &before)]

@@ -3,6 +3,7 @@
 
 pub mod cifar10;
 pub mod convnet;
+pub mod large;
 pub mod linear;
 pub mod mlp;
 pub mod module_tree;

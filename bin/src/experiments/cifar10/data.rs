@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::Device;
-use experiment::error::Result;
-use experiment::options::LoaderOptions;
-use experiment::trainer::Loader;
-use experiment::variables::Variables;
+use experiment::prelude::*;
 use models::tutorials::cifar10::synthetic::Patterns;
 use models::tutorials::cifar10::{Batch, Pictures, records};
 use models::tutorials::convnet::ConvNet;

@@ -9,18 +9,12 @@ use std::cell::Cell;
 use candle_core::Tensor;
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
-use experiment::console::{note, say};
-use experiment::error::Result;
 use experiment::options::contents_of;
-use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epochs, Means, Trainer};
-use experiment::{Experiment, options_of};
+use experiment::prelude::*;
 use girandole::validation::Validation;
 use models::tutorials::cifar10::{Batch, records};
 use models::tutorials::convnet::ConvNet;
 use models::tutorials::python::Fixed;
-use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -43,20 +37,14 @@ impl Experiment for Cifar10Options {
 
     options_of!(common, checkpoints, elastic, epochs);
 
-    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+    fn settings(&self, _: usize) -> Vec<(String, String)> {
         let pictures = match &self.data_dir {
             None => "none".into(),
             Some(dir) if self.checkpoints.keeps() => contents_of("a folder", records::files(dir)),
             Some(_) => "a folder".into(),
         };
-        let settings = [
-            ("--lr", self.lr.to_string()),
-            ("--momentum", self.momentum.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--data-dir", pictures),
-        ];
-        let drawn = self.draws().then(|| ("--samples", self.samples.to_string()));
-        settings.into_iter().chain(drawn).collect()
+        let drawn = if self.draws() { settings!(self, samples) } else { Vec::new() };
+        [settings!(self, lr, momentum, batch_size, data_dir = pictures), drawn].concat()
     }
 
     fn check(&self, world_size: usize) -> Result<()> {

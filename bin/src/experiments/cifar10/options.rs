@@ -3,11 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use experiment::error::Result;
-use experiment::memory_check;
-use experiment::options::{
-    CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate,
-};
+use experiment::prelude::*;
 use models::tutorials::cifar10::PICTURE_BYTES;
 
 /// The handbook's number of batches between printed losses.

@@ -4,11 +4,8 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use candle_nn::{Module, VarMap};
-use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
-use experiment::console::say;
-use experiment::error::Result;
-use experiment::rank::Rank;
+use experiment::prelude::*;
 use girandole::validation::{Validation, ValidationConfig, argmax, validate};
 use models::tutorials::cifar10::{CLASSES, Pictures, SIDE};
 use models::tutorials::convnet::ConvNet;
@@ -46,7 +43,11 @@ pub(super) fn test(
 ) -> Result<Validation> {
     let net = net.model()?;
     let samples = pictures.labels.len();
-    let tested = tested(&*rank.comm, net, pictures, device)?;
+    let config = ValidationConfig { samples, batch_size: BATCH_SIZE, classes: ConvNet::CLASSES };
+    let tested = validate(&*rank.comm, &config, |range| {
+        let (x, labels) = pictures.batch(range, device)?;
+        Result::Ok((net.forward(&x)?, labels))
+    })?;
     if !rank.is_first() {
         return Ok(tested);
     }
@@ -65,20 +66,6 @@ pub(super) fn test(
         write_pictures(path, SIDE, &(0..shown.min(most)).map(classified).collect::<Vec<_>>())?;
     }
     Ok(tested)
-}
-
-fn tested(
-    comm: &dyn Communicator,
-    net: &ConvNet,
-    pictures: &Pictures,
-    device: &Device,
-) -> Result<Validation> {
-    let samples = pictures.labels.len();
-    let config = ValidationConfig { samples, batch_size: BATCH_SIZE, classes: ConvNet::CLASSES };
-    validate(comm, &config, |range| {
-        let (x, labels) = pictures.batch(range, device)?;
-        Ok((net.forward(&x)?, labels))
-    })
 }
 
 /// Returns the predicted class names of the first `count` pictures.
@@ -116,39 +103,4 @@ fn say_accuracy(tested: &Validation) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use comm::Local;
-
-    use models::tutorials::cifar10::synthetic::Patterns;
-
-    use super::*;
-
-    /// Uses set sizes that no number of ranks divides; the loss must be bitwise equal.
-    #[test]
-    fn any_number_of_ranks_tests_as_one_does() {
-        let mut generator = Generator::new(1);
-        let patterns = Patterns::draw(&mut generator).unwrap();
-        let vars = VarMap::new();
-        let generator = SharedGenerator::from(generator);
-        let net = ConvNet::new(TorchInit::var_builder(&generator, &vars, DType::F32, &Device::Cpu)).unwrap();
-        for len in [1, 53, 241] {
-            let pictures = generator.with(|generator| patterns.pictures(generator, len)).unwrap();
-            let on =
-                |ranks| Local::run(ranks, |comm| Ok(tested(comm, &net, &pictures, &Device::Cpu).unwrap()));
-            let alone = on(1).unwrap().remove(0);
-            assert_eq!(alone.total().samples, len as u64);
-            for ranks in 2..=5 {
-                for other in on(ranks).unwrap() {
-                    assert_eq!(other.loss_sum.to_bits(), alone.loss_sum.to_bits(), "{ranks} ranks, {len}");
-                    assert_eq!(other, alone);
-                }
-            }
-            let names = predict(&net, &pictures, len, &Device::Cpu).unwrap();
-            let right = names.iter().enumerate().filter(|(index, name)| pictures.name(*index) == **name);
-            assert_eq!(right.count() as u64, alone.total().correct);
-        }
-    }
 }

@@ -3,11 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use experiment::console::say;
-use experiment::error::Result;
 use experiment::memory_check::INDEX_BYTES;
-use experiment::options::LoaderOptions;
-use experiment::variables::Variables;
+use experiment::prelude::*;
 use models::tutorials::linear::{self, Sample, SimpleModel};
 use models::tutorials::python::Fixed;
 use sampler::{DataLoader, Sampler};

@@ -2,13 +2,9 @@
 
 use candle_nn::{Module, loss};
 use ddp::{Ddp, DdpConfig};
-use experiment::Experiment;
-use experiment::console::say;
-use experiment::error::Result;
-use experiment::rank::Rank;
-use experiment::trainer::{DataParallel, Epochs, Means, RunConfig, Trainer};
+use experiment::prelude::*;
+use experiment::trainer::RunConfig;
 use models::tutorials::linear::SimpleModel;
-use report::RunSeries;
 use training::{Sgd, SgdConfig};
 
 use super::data::{Batch, Setup};

@@ -8,14 +8,9 @@ mod single_process;
 pub use data::Setup;
 pub use options::DdpLinearOptions;
 
-use experiment::console::{note, say};
-use experiment::error::Result;
-use experiment::memory_check;
-use experiment::rank::{Outcome, Rank};
-use experiment::{Experiment, options_of};
+use experiment::prelude::*;
 use models::tutorials::python::Fixed;
-use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, Speedup, fact};
+use report::Speedup;
 
 /// The tutorial prints the mean loss of every so many batches.
 const PRINT_EVERY: usize = 100;
@@ -55,8 +50,8 @@ impl Experiment for DdpLinearOptions {
         // It trains, and the ranks begin where it began.
         let single = single_process::run(self, &self.setup()?, metrics)?;
         let total = self.rank_batch_size(world_size) as u128 * world_size as u128;
-        let ranks = if world_size == 1 { "rank" } else { "ranks" };
-        say(format_args!("\n===== DDP training ({world_size} {ranks}, total batch size {total}) ====="))?;
+        let ranks = counted(world_size, "rank");
+        say(format_args!("\n===== DDP training ({ranks}, total batch size {total}) ====="))?;
         Ok(single)
     }
 
@@ -66,10 +61,9 @@ impl Experiment for DdpLinearOptions {
 
     fn conclude(&self, single: &RunSeries, outcome: &Outcome<RunSeries>) -> Result<()> {
         let (single, ddp, ranks) = (single.seconds, outcome.trained.seconds, outcome.ranks.len());
-        let word = if ranks == 1 { "rank" } else { "ranks" };
         say(format_args!("\n===== comparison ====="))?;
         say(format_args!("single-process training time: {single:.3} s"))?;
-        say(format_args!("DDP training time with {ranks} {word}: {ddp:.3} s"))?;
+        say(format_args!("DDP training time with {}: {ddp:.3} s", counted(ranks, "rank")))?;
         say(format_args!("speed-up: {:.2}x (ideal: {ranks}.00x)", single / ddp))
     }
 

@@ -1,8 +1,7 @@
 //! The options of `ddp-linear`.
 
 use clap::Args;
-use experiment::error::{Result, refuse};
-use experiment::options::{CommonOptions, LoaderOptions, count, learning_rate};
+use experiment::prelude::*;
 
 /// Options of `ddp-linear`.
 #[derive(Debug, Clone, Args)]

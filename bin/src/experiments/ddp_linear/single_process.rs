@@ -4,14 +4,13 @@ use std::time::Instant;
 
 use candle_nn::{Module, Optimizer, loss};
 use comm::peak_rss_bytes;
-use experiment::console::say;
-use experiment::error::Result;
+use experiment::prelude::*;
 use experiment::run_log::{LogConfig, RunLog};
-use experiment::trainer::{Means, RunEnd, SingleProcess, Trainer};
+use experiment::trainer::RunEnd;
+use experiment::trainer::SingleProcess;
 use launch::machine::gpu_count;
 use models::tutorials::linear::SimpleModel;
-use report::RunSeries;
-use report::metrics::{MetricsWriter, Summary};
+use report::metrics::Summary;
 use sampler::RandomSampler;
 use training::{Sgd, SgdConfig};
 

@@ -4,14 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Device;
-use experiment::error::Result;
-use experiment::rank::Rank;
-use experiment::trainer::Loader;
+use experiment::prelude::*;
 use models::tutorials::mlp::{Batch, Sample, batch, draw, read};
 use sampler::{BoxError, Dataset, Generator};
 use training::TensorFile;
 
-use super::options::DdpMlpOptions;
+use super::DdpMlpOptions;
 
 /// Training samples, as the distributed sampler indexes them.
 #[derive(Debug, Clone)]

@@ -1,28 +1,53 @@
 //! `ddp-mlp`, the data-parallel example of the PyTorch handbook: a small classifier with distributed validation.
 
 mod data;
-mod options;
 
 use candle_nn::Module;
+use clap::Args;
 use ddp::{Ddp, DdpConfig};
-use experiment::console::{note, say};
-use experiment::error::Result;
-use experiment::memory_check;
-use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer};
-use experiment::variables::Variables;
-use experiment::{Experiment, options_of};
+use experiment::prelude::*;
 use girandole::validation::{Validation, ValidationConfig, validate};
 use models::tutorials::mlp::{Batch, CLASSES, Mlp, Sample};
 use models::tutorials::python::Fixed;
-use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, TensorFile, cross_entropy};
 
-pub use options::DdpMlpOptions;
-
 use data::Sets;
+
+/// Options of `ddp-mlp`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains Linear(10, 20), ReLU, Linear(20, 2) with cross-entropy, on --world-size ranks with averaged
+gradients. Each rank has one random batch, the same in every epoch; rank 0 prints its loss. At the
+end the model is validated: loss and accuracy over a whole set, which is divided over the ranks so
+that each sample counts once.
+
+--data FILE holds the tensors x, f32 of shape (samples, 10), and y, i64 of shape (samples) with
+classes 0 and 1; they are divided over the ranks and shuffled. Optional val_x and val_y are for
+validation. --init and --save hold 0.weight (20, 10), 0.bias (20), 2.weight (2, 20) and 2.bias (2).")]
+pub struct DdpMlpOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
+    #[command(flatten)]
+    pub(crate) elastic: ElasticOptions,
+    /// How batches are loaded.
+    #[command(flatten)]
+    pub(crate) loader: LoaderOptions,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
+    pub(crate) epochs: usize,
+    /// Samples per step, on each rank
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count)]
+    pub(crate) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.01", value_parser = learning_rate)]
+    pub(crate) lr: f64,
+    /// Samples in the validation set
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = count, conflicts_with = "data")]
+    pub(crate) validation_samples: usize,
+}
 
 /// Samples per forward pass of the validation; does not affect the result.
 const VALIDATION_BATCH: usize = 64;
@@ -49,11 +74,11 @@ impl Experiment for DdpMlpOptions {
 
     options_of!(common, checkpoints, elastic, epochs);
 
-    fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
-        let mut settings = vec![("--lr", self.lr.to_string()), ("--batch-size", self.batch_size.to_string())];
+    fn settings(&self, world_size: usize) -> Vec<(String, String)> {
+        let mut settings = settings!(self, lr, batch_size);
         if self.common.data.is_none() {
             // Each rank generates its own batch, so another number of ranks means other data.
-            settings.push(("--world-size", world_size.to_string()));
+            settings.push(("--world-size".into(), world_size.to_string()));
         }
         settings
     }

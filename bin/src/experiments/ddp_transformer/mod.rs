@@ -7,18 +7,11 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::ModuleT;
 use ddp::{Ddp, DdpConfig};
-use experiment::console::{note, say};
-use experiment::error::Result;
-use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer};
-use experiment::variables::Variables;
-use experiment::{Experiment, options_of};
+use experiment::prelude::*;
 use models::tutorials::module_tree;
 use models::tutorials::python::{Float, IntTensor};
 use models::tutorials::tokens::{self, Batch, Row};
 use models::tutorials::transformer::Transformer;
-use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -41,14 +34,9 @@ impl Experiment for DdpTransformerOptions {
 
     options_of!(common, checkpoints, elastic, epochs);
 
-    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
-        let own = [
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--mask", format!("{:?}", self.mask).to_lowercase()),
-            ("--reshuffle", self.reshuffle.to_string()),
-        ];
-        own.into_iter().chain(self.sizes.settings()).collect()
+    fn settings(&self, _: usize) -> Vec<(String, String)> {
+        let own = settings!(self, lr, batch_size, mask = value_name(&self.mask), reshuffle);
+        [own, self.sizes.settings()].concat()
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -65,7 +53,7 @@ impl Experiment for DdpTransformerOptions {
 
     fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         self.remark();
-        say(format_args!("{}", module_tree::transformer(&self.sizes.printed())))?;
+        say(format_args!("{}", module_tree::tutorial_transformer(&self.sizes.config())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
     }
 
@@ -105,7 +93,7 @@ impl Experiment for DdpTransformerOptions {
                 fact("epochs", self.epochs),
                 fact("batch size, each rank", self.batch_size),
                 fact("learning rate", self.lr),
-                fact("mask", format!("{:?}", self.mask).to_lowercase()),
+                fact("mask", value_name(&self.mask)),
                 fact("dropout", self.sizes.dropout),
                 fact("d_model", self.sizes.d_model),
                 fact("layers", self.sizes.num_layers),

@@ -1,9 +1,7 @@
 //! The options of `ddp-transformer`.
 
 use clap::{Args, ValueEnum};
-use experiment::options::{
-    CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate,
-};
+use experiment::prelude::*;
 use models::tutorials::transformer::TransformerConfig;
 use training::AttentionMask;
 

@@ -3,15 +3,14 @@
 use std::collections::VecDeque;
 
 use candle_core::{Device, Tensor};
-use experiment::error::Result;
-use experiment::rank::Rank;
+use experiment::prelude::*;
 use experiment::trainer::{self, Position, Source};
 use sampler::{DistributedSampler, Generator, Sampler};
 use serde_json::Value;
 use training::TensorFile;
 
-use super::model::CLASSES;
 use super::options::FsdpMlpOptions;
+use models::tutorials::large::CLASSES;
 
 /// Samples from a file.
 #[derive(Debug, Clone)]

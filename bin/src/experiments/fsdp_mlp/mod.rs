@@ -1,31 +1,26 @@
 //! `fsdp-mlp`, the sharded (FSDP) example of the PyTorch handbook.
 
 mod data;
-mod model;
 mod options;
 
-use experiment::console::say;
-use experiment::error::Result;
 use experiment::peak_memory::{self, PeakMemory};
-use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{Losses, Sharded, Step, Trainer};
-use experiment::{Experiment, options_of};
+use experiment::prelude::*;
+use experiment::trainer::Sharded;
+use training::build::Builder;
 use training::{Adam, AdamConfig, TensorFile, TorchInit, cross_entropy};
 
 use candle_core::{DType, Tensor};
 use candle_nn::Module;
 use comm::{Mesh, all_gather_object};
 use fsdp::{Fsdp, LossScaler, LossScalerConfig};
+use models::tutorials::large::LargeModel;
 use models::tutorials::python::Fixed;
-use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 
 pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 
 use data::{Batches, Samples};
-use model::LargeModel;
 
 /// The handbook prints the loss of every so many steps.
 const PRINTED: usize = 10;
@@ -54,16 +49,12 @@ impl Experiment for FsdpMlpOptions {
 
     options_of!(common, checkpoints, steps);
 
-    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
-        vec![
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--features", self.features.to_string()),
-            ("--hidden", self.hidden.to_string()),
-            ("--param-dtype", format!("{:?}", self.param_dtype)),
-            ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
-            ("--loss-scale", self.loss_scale.map_or("none".into(), |scale| scale.to_string())),
-        ]
+    fn settings(&self, _: usize) -> Vec<(String, String)> {
+        let param_dtype = format!("{:?}", self.param_dtype);
+        let reduce_dtype = format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype));
+        let loss_scale = self.loss_scale.map_or("none".into(), |scale| scale.to_string());
+        let dtypes = settings!(self, param_dtype = param_dtype, reduce_dtype = reduce_dtype);
+        [settings!(self, lr, batch_size, features, hidden, loss_scale = loss_scale), dtypes].concat()
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -72,7 +63,7 @@ impl Experiment for FsdpMlpOptions {
 
     fn setup(&self) -> Result<Setup> {
         if let Some(path) = &self.common.init {
-            let wanted = self.parameters();
+            let wanted = self.model().parameters();
             let wanted = wanted.iter().map(|(name, dims)| (name.as_str(), DType::F32, dims.as_slice()));
             fsdp::TensorFile::open(path)?.check(wanted)?;
         }
@@ -155,24 +146,16 @@ impl FsdpMlpOptions {
     fn build(&self, rank: &Rank) -> Result<Fsdp<LargeModel>> {
         let generator = SharedGenerator::from(Generator::new(self.common.seed));
         let builder = TorchInit::tensor_builder(&generator, DType::F32, &self.common.device()?);
-        let (config, model) = (self.config(), self.model());
+        let (config, sizes) = (self.config(), self.model());
+        let model = |units| LargeModel::new(&sizes, &Builder::from(units));
         let (comm, world_size) = (rank.comm.clone(), rank.comm.world_size());
         if self.sharding == Sharding::HybridShard {
             let shards = self.shards(world_size);
             // Neighbouring ranks, usually on one host, form a shard group.
             let mesh = Mesh::new(comm, &[("replicate", world_size / shards), ("shard", shards)])?;
             let axes = ("shard", "replicate");
-            return Ok(Fsdp::hybrid(&mesh, axes, builder, &config, |units| LargeModel::new(&model, &units))?);
+            return Ok(Fsdp::hybrid(&mesh, axes, builder, &config, model)?);
         }
-        Ok(Fsdp::new(comm, builder, &config, |units| LargeModel::new(&model, &units))?)
-    }
-
-    /// Returns names and shapes of the model's parameters.
-    fn parameters(&self) -> Vec<(String, Vec<usize>)> {
-        let layer = |(index, (inputs, outputs)): (usize, (usize, usize))| {
-            let name = format!("layer{}", index + 1);
-            [(format!("{name}.weight"), vec![outputs, inputs]), (format!("{name}.bias"), vec![outputs])]
-        };
-        self.model().layers().into_iter().enumerate().flat_map(layer).collect()
+        Ok(Fsdp::new(comm, builder, &config, model)?)
     }
 }

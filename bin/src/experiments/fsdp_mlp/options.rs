@@ -2,12 +2,10 @@
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
-use experiment::error::{Result, refuse};
-use experiment::memory_check;
-use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
+use experiment::prelude::*;
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
-use super::model::{CLASSES, LargeConfig};
+use models::tutorials::large::{CLASSES, LargeConfig};
 
 /// What is sharded, by the names of PyTorch's `ShardingStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,6 +1,6 @@
 //! The batches of a copy of the pipeline.
 
-use experiment::error::Result;
+use experiment::prelude::*;
 use experiment::trainer::{self, Position, Source};
 use models::tutorials::tokens::Batch;
 

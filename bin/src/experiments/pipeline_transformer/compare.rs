@@ -1,8 +1,7 @@
 //! The use of ranks with one micro-batch at a time, and with many.
 
 use comm::Communicator;
-use experiment::console::say;
-use experiment::error::Result;
+use experiment::prelude::*;
 use pipeline::{PipelineConfig, ScheduleKind, Utilization};
 
 use super::{Batch, BuiltPipeline};

@@ -11,20 +11,16 @@ use std::sync::{Arc, PoisonError};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Operation, all_gather_object};
-use experiment::console::{note, say};
-use experiment::error::Result;
-use experiment::rank::{Outcome, Rank};
+use experiment;
+use experiment::prelude::*;
 use experiment::start::check_world_size;
-use experiment::trainer::{Losses, Staged, Step, StepRandom, Trainer};
-use experiment::variables::Variables;
-use experiment::{self, Experiment, options_of};
+use experiment::trainer::Staged;
 use models::tutorials::module_tree;
 use models::tutorials::python::{Float, IntTensor};
 use models::tutorials::tokens::{self, Batch, Row};
 use models::tutorials::transformer::Transformer;
 use pipeline::{Pipeline, PipelineConfig, Plan, Utilization};
-use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, Timeline, fact};
+use report::Timeline;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::{FileError, Sgd, SgdConfig, TorchInit, cross_entropy, save_weights};
@@ -69,16 +65,10 @@ impl Experiment for PipelineTransformerOptions {
 
     options_of!(common, checkpoints, epochs);
 
-    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+    fn settings(&self, _: usize) -> Vec<(String, String)> {
         // Without the stages and their ranks, which do not affect the results.
-        let own = [
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--micro-batches", self.micro_batches.to_string()),
-            ("--schedule", self.schedule.to_string()),
-            ("--dp", self.dp.to_string()),
-        ];
-        own.into_iter().chain(self.sizes.settings()).collect()
+        let own = settings!(self, lr, batch_size, micro_batches, schedule, dp);
+        [own, self.sizes.settings()].concat()
     }
 
     fn reporter(&self, world_size: usize) -> usize {
@@ -118,7 +108,7 @@ impl Experiment for PipelineTransformerOptions {
         note(format_args!(
             "as the pipeline tutorial does, this run shows each token all others, so that the answer is in sight"
         ));
-        say(format_args!("{}", module_tree::transformer(&self.sizes.printed())))?;
+        say(format_args!("{}", module_tree::tutorial_transformer(&self.sizes.config())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
     }
 

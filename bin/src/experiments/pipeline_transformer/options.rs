@@ -1,9 +1,8 @@
 //! The options of `pipeline-transformer`.
 
 use clap::Args;
-use experiment::error::{Result, refuse};
-use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
-use pipeline::{Cost, PipelineConfig, Schedule, ScheduleKind, Split};
+use experiment::prelude::*;
+use pipeline::{Cost, Error, PipelineConfig, Schedule, ScheduleKind, Split};
 
 use crate::experiments::transformer_options::TransformerOptions;
 
@@ -159,36 +158,31 @@ impl PipelineTransformerOptions {
 
     /// Checks that stages can be made of these modules.
     pub(super) fn check_stages(&self, world_size: usize, names: &[&str]) -> Result<()> {
-        if let Err(error) = self.pipeline_schedule(world_size) {
-            return match error {
-                pipeline::Error::InvalidArgument { got, help, .. } => refuse("--stages-per-rank", got, help),
-                error => Err(error.into()),
-            };
+        match self.pipeline_schedule(world_size) {
+            Err(Error::InvalidArgument { got, help, .. }) => refuse("--stages-per-rank", got, help)?,
+            schedule => drop(schedule?),
         }
         let stages = self.ranks(world_size) * self.stages_per_rank();
         let costs = vec![1.0; names.len()];
         match self.config(world_size).split.stages(names, &costs, stages) {
-            Ok(_) => {}
-            Err(pipeline::Error::TooManyStages { stages, modules }) => {
+            Err(Error::TooManyStages { stages, modules }) => {
                 let help = format!(
                     "that makes {stages} stages of {modules} modules: use fewer ranks or stages, or more layers (--num-layers)"
                 );
-                return refuse("--world-size", world_size, help);
+                refuse("--world-size", world_size, help)?;
             }
-            Err(pipeline::Error::UnknownModule { name, modules }) => {
-                return refuse("--split", name, format!("the model has {modules}"));
+            Err(Error::UnknownModule { name, modules }) => {
+                refuse("--split", name, format!("the model has {modules}"))?;
             }
-            Err(pipeline::Error::InvalidArgument { got, help, .. }) => return refuse("--split", got, help),
-            Err(error) => return Err(error.into()),
+            Err(Error::InvalidArgument { got, help, .. }) => refuse("--split", got, help)?,
+            stages => drop(stages?),
         }
-        match self.common.data {
-            Some(_) => Ok(()),
-            // A schedule takes no rows.
-            None if self.show_schedule => Ok(()),
-            None => self
-                .check_rows(self.sizes.samples)
-                .or_else(|help| refuse("--samples", self.sizes.samples, help)),
+        // A schedule that is only shown takes no rows.
+        if self.show_schedule || self.common.data.is_some() {
+            return Ok(());
         }
+        let samples = self.sizes.samples;
+        self.check_rows(samples).or_else(|help| refuse("--samples", samples, help))
     }
 
     /// Checks that the number of rows is a multiple of the rows per step; the error says what to give.
@@ -203,31 +197,5 @@ impl PipelineTransformerOptions {
             "every step takes {} rows (--batch-size){copies}, and stages take batches of one size only: give a multiple of {all}",
             self.batch_size
         ))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Program {
-        #[command(flatten)]
-        options: PipelineTransformerOptions,
-    }
-
-    #[test]
-    fn a_schedule_that_is_shown_needs_no_rows() {
-        let check = |more: &[&str]| {
-            let arguments = [&["pipeline-transformer", "--dp", "2"], more].concat();
-            let options = Program::try_parse_from(arguments).unwrap().options;
-            options.check_stages(4, &["embedding", "layers.0", "layers.1", "out_linear"])
-        };
-        assert!(check(&["--samples", "4"]).unwrap_err().to_string().starts_with("--samples: got 4"));
-        check(&["--samples", "4", "--show-schedule"]).unwrap();
-        // The command in the guide.
-        check(&["--samples", "16"]).unwrap();
     }
 }

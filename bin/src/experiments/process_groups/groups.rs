@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, ReduceOp};
-use experiment::error::Result;
+use experiment::prelude::*;
 
 use super::stage::{OrderedOutput, numbers, python_bool};
 

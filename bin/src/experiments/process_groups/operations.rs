@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use comm::ReduceOp;
-use experiment::error::Result;
+use experiment::prelude::*;
 
 use super::stage::{OrderedOutput, numbers};
 

@@ -1,7 +1,7 @@
 //! Positions of ranks: in the world group, on their nodes, and in a table of several nodes.
 
-use comm::{Communicator, host_name};
-use experiment::error::Result;
+use comm::{Communicator, LaunchedRank, host_name};
+use experiment::prelude::*;
 use launch::Layout;
 
 use super::stage::{OrderedOutput, python_bool};
@@ -9,8 +9,7 @@ use super::stage::{OrderedOutput, python_bool};
 pub(super) fn show(stage: &OrderedOutput<'_>, world: &dyn Communicator, table: Layout) -> Result<()> {
     stage.title("world group")?;
     let (rank, world_size) = (world.rank(), world.world_size());
-    let NodePlace { node, local_rank, local_world_size } =
-        NodePlace::of(rank, world_size, comm::LaunchedRank::from_env()?);
+    let (node, local_rank, local_world_size) = place(rank, world_size, LaunchedRank::from_env()?);
     let is_member = python_bool(world.world_ranks().contains(&rank));
     stage.each(format_args!(
         "is_initialized True, get_rank {rank}, get_world_size {world_size}, get_backend {}, rank in {:?} {is_member}",
@@ -54,23 +53,14 @@ fn carriers(world: &dyn Communicator) -> String {
     }
 }
 
-/// A rank's node and its position on it.
-#[derive(Debug, PartialEq)]
-struct NodePlace {
-    node: usize,
-    local_rank: usize,
-    local_world_size: usize,
-}
-
-impl NodePlace {
-    /// Takes the values of the launcher's environment (`told`); those that are missing are computed as for one node.
-    fn of(rank: usize, world_size: usize, told: Option<comm::LaunchedRank>) -> Self {
-        let local_world_size =
-            told.as_ref().and_then(|told| told.local_world_size).unwrap_or(world_size).max(1);
-        let local_rank = told.as_ref().and_then(|told| told.local_rank).unwrap_or(rank % local_world_size);
-        let node = told.and_then(|told| told.node_rank).unwrap_or(rank / local_world_size);
-        Self { node, local_rank, local_world_size }
-    }
+/// Returns a rank's node, its number there, and the number of ranks there: the values of the launcher's environment
+/// (`told`); those that are missing are computed as for one node.
+fn place(rank: usize, world_size: usize, told: Option<LaunchedRank>) -> (usize, usize, usize) {
+    let told = told.map(|told| (told.node_rank, told.local_rank, told.local_world_size));
+    let (node, local_rank, local_world_size) = told.unwrap_or_default();
+    let local_world_size = local_world_size.unwrap_or(world_size).max(1);
+    let (its_node, its_number) = (rank / local_world_size, rank % local_world_size);
+    (node.unwrap_or(its_node), local_rank.unwrap_or(its_number), local_world_size)
 }
 
 #[cfg(test)]
@@ -80,11 +70,10 @@ mod tests {
     #[test]
     fn a_place_is_what_is_told_else_one_node() {
         let told = |local_rank, local_world_size, node_rank| {
-            Some(comm::LaunchedRank { rank: 5, world_size: 6, local_rank, local_world_size, node_rank })
+            Some(LaunchedRank { rank: 5, world_size: 6, local_rank, local_world_size, node_rank })
         };
-        let place = |node, local_rank, local_world_size| NodePlace { node, local_rank, local_world_size };
-        assert_eq!(NodePlace::of(3, 4, None), place(0, 3, 4));
-        assert_eq!(NodePlace::of(3, 4, told(None, Some(2), None)), place(1, 1, 2));
-        assert_eq!(NodePlace::of(5, 6, told(Some(1), Some(2), Some(2))), place(2, 1, 2));
+        assert_eq!(place(3, 4, None), (0, 3, 4));
+        assert_eq!(place(3, 4, told(None, Some(2), None)), (1, 1, 2));
+        assert_eq!(place(5, 6, told(Some(1), Some(2), Some(2))), (2, 1, 2));
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, InitMethod, ReduceOp, Tcp, TcpConfig, broadcast_object};
-use experiment::error::Result;
 use experiment::interrupt;
+use experiment::prelude::*;
 use launch::ReservedPort;
 
 use super::stage::{OrderedOutput, numbers};

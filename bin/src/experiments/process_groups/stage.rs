@@ -4,8 +4,7 @@ use std::fmt::{Arguments, Display};
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, gather_object};
-use experiment::console::say;
-use experiment::error::Result;
+use experiment::prelude::*;
 
 /// Output of the demonstration: rank 0 prints for all ranks, so that the order is always the same.
 #[derive(Debug)]

@@ -1,11 +1,9 @@
 //! The handbook's `compare_samplers`: the sample order of one process, and the share of each rank.
 
-use experiment::console::say;
-use experiment::error::Result;
-use sampler::{Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
+use experiment::prelude::*;
+use sampler::{Coverage, Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
 
-use super::coverage::Coverage;
-use super::{SamplerOptions, inspect_indices, ranks};
+use super::{SamplerOptions, inspect_indices};
 
 /// Features per sample in the handbook's data set. Only labels are printed, but the features are drawn first.
 pub(super) const FEATURES: usize = 10;
@@ -36,7 +34,7 @@ pub(super) fn run(options: &SamplerOptions, data: Data) -> Result<()> {
     say(format_args!("samples: {}", count))?;
     say(format_args!("sample indices: {first:?}..."))?;
 
-    say(format_args!("\n===== distributed sampler ({}) =====", ranks(options.world_size)))?;
+    say(format_args!("\n===== distributed sampler ({}) =====", counted(options.world_size, "rank")))?;
     let mut coverage = Coverage::new(options.compared)?;
     for rank in 0..options.world_size {
         let indices = options.sampler(options.compared, rank)?.iter()?;

@@ -4,12 +4,10 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use experiment::console::say;
-use experiment::error::Result;
-use sampler::{BoxError, DataLoader, DataLoaderConfig, Dataset, DistributedSampler, Sampler};
+use experiment::prelude::*;
+use sampler::{BoxError, Coverage, DataLoader, DataLoaderConfig, Dataset, DistributedSampler, Sampler};
 
-use super::coverage::Coverage;
-use super::{SamplerOptions, inspect_indices, ranks};
+use super::{SamplerOptions, inspect_indices};
 
 /// The handbook prints every so many batches.
 const SAY_EVERY: usize = 5;
@@ -46,7 +44,10 @@ impl Epochs {
 
     pub(super) fn run(self, options: &SamplerOptions) -> Result<()> {
         let Self { mut loaders, mut coverage } = self;
-        say(format_args!("===== training with a distributed sampler ({}) =====", ranks(options.world_size)))?;
+        say(format_args!(
+            "===== training with a distributed sampler ({}) =====",
+            counted(options.world_size, "rank")
+        ))?;
         for (rank, loader) in loaders.iter().enumerate() {
             say(format_args!("Rank {rank}: Sampler has {} samples", loader.sampler().len()))?;
         }
@@ -67,9 +68,8 @@ impl Epochs {
             say(format_args!("Epoch {epoch}: {coverage}"))?;
             orders.insert(order.finish());
         }
-        let epochs = if options.epochs == 1 { "epoch" } else { "epochs" };
-        let different = if orders.len() == 1 { "order" } else { "different orders" };
-        say(format_args!("{} {epochs}, {} {different}", options.epochs, orders.len()))
+        let orders = counted(orders.len(), if orders.len() == 1 { "order" } else { "different order" });
+        say(format_args!("{}, {orders}", counted(options.epochs, "epoch")))
     }
 }
 

@@ -1,10 +1,8 @@
 //! `sampler`, from the PyTorch handbook: which rank gets which samples, with a plain and a distributed sampler.
 
-use experiment::console::note;
-use experiment::error::Result;
+use experiment::prelude::*;
 
 mod comparison;
-mod coverage;
 mod epochs;
 mod options;
 
@@ -43,8 +41,4 @@ fn inspect_indices(
         each(index);
     }
     (count, first)
-}
-
-fn ranks(count: usize) -> String {
-    format!("{count} {}", if count == 1 { "rank" } else { "ranks" })
 }

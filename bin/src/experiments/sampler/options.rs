@@ -1,9 +1,10 @@
 //! The options of `sampler`.
 
 use clap::{Args, ValueEnum};
-use experiment::error::Result;
-use experiment::memory_check::{self, INDEX_BYTES};
-use experiment::options::{count, seed, workers};
+use experiment::memory_check::INDEX_BYTES;
+use experiment::options::seed;
+use experiment::options::workers;
+use experiment::prelude::*;
 use experiment::start::check_world_size;
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 

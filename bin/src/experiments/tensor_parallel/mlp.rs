@@ -2,20 +2,13 @@
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
-use experiment::console::note;
-use experiment::error::{Result, refuse};
-use experiment::memory_check;
 use experiment::mesh::{
     self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, memory_per_rank, weights,
 };
-use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate};
-use experiment::rank::{Outcome, Rank};
+use experiment::prelude::*;
 use experiment::start::MOST_RANKS;
 use experiment::trainer::sampler_state;
-use experiment::{Experiment, options_of};
 use models::tutorials::python::Float;
-use report::metrics::MetricsWriter;
-use report::{Report, fact};
 use sampler::Generator;
 use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
@@ -77,13 +70,8 @@ impl Experiment for TensorParallelMlpOptions {
 
     options_of!(common, checkpoints, epochs);
 
-    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
-        vec![
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--hidden-size", self.hidden_size.to_string()),
-            ("--samples", self.samples.to_string()),
-        ]
+    fn settings(&self, _: usize) -> Vec<(String, String)> {
+        settings!(self, lr, batch_size, hidden_size, samples)
     }
 
     fn copies(&self, world_size: usize) -> usize {

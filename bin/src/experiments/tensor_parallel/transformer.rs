@@ -3,14 +3,10 @@
 mod options;
 
 use candle_core::{Device, Tensor};
-use experiment::error::Result;
 use experiment::mesh::{self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, weights};
-use experiment::rank::{Outcome, Rank};
-use experiment::{Experiment, options_of};
+use experiment::prelude::*;
 use models::tutorials::python::Float;
 use models::tutorials::tokens::{self, Row};
-use report::metrics::MetricsWriter;
-use report::{Report, fact};
 use sampler::Generator;
 use tensor_parallel::{
     LanguageModel, LanguageModelConfig, Result as LayerResult, ShardBuilder, TensorParallel,
@@ -40,21 +36,11 @@ impl Experiment for TensorParallelTransformerOptions {
 
     options_of!(common, checkpoints, epochs);
 
-    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
-        vec![
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--samples", self.samples.to_string()),
-            ("--length", self.length.to_string()),
-            ("--dropout", self.dropout.to_string()),
-            ("--no-mask", self.no_mask.to_string()),
-            ("--vocab-size", self.vocab_size.to_string()),
-            ("--d-model", self.d_model.to_string()),
-            ("--num-heads", self.num_heads.to_string()),
-            ("--d-ff", self.model().hidden().to_string()),
-            ("--num-layers", self.num_layers.to_string()),
-            ("--max-len", self.max_len.to_string()),
-        ]
+    fn settings(&self, _: usize) -> Vec<(String, String)> {
+        let d_ff = self.model().hidden().to_string();
+        let data = settings!(self, lr, batch_size, samples, length, dropout, no_mask);
+        let model = settings!(self, vocab_size, d_model, num_heads, d_ff = d_ff, num_layers, max_len);
+        [data, model].concat()
     }
 
     fn copies(&self, world_size: usize) -> usize {

@@ -48,6 +48,9 @@ bubble: 33.3 % of the time; activations alive, by rank: 2 2
     assert!(shown.contains("bubble: 33.3 %") && shown.contains("by rank: 3 2 1"), "{shown}");
     let shown = show(&["--schedule", "zb-v", "--micro-batches", "4"]);
     assert!(shown.contains("bubble: 4.0 %") && shown.contains("F3.0"), "{shown}");
+    // Rows that the copies of the model do not divide are no mistake of a schedule.
+    let shown = show(&["--world-size", "4", "--dp", "2", "--samples", "4"]);
+    assert!(shown.contains("rank 1 ") && !shown.contains("rank 2 "), "{shown}");
     // Also for a model that does not fit in any machine's memory.
     let large = ["--d-model", "131072", "--num-heads", "64", "--d-ff", "1000000", "--num-layers", "1000"];
     let shown = show(&[&large[..], &["--world-size", "4"]].concat());

@@ -4,7 +4,7 @@ mod transformer;
 
 use std::fmt::{self, Display};
 
-pub use transformer::transformer;
+pub use transformer::{transformer, tutorial_transformer};
 
 /// A module and its submodules; displayed as PyTorch's `print(model)` does.
 ///

@@ -3,6 +3,29 @@
 use super::ModuleTree;
 use crate::tutorials::python::Float;
 use crate::tutorials::transformer::{LAYER_NORM_EPS, TransformerConfig};
+use training::AttentionMask;
+
+/// The model that the tutorials train.
+const TRAINED: TransformerConfig = TransformerConfig {
+    vocab_size: 100,
+    d_model: 12,
+    num_heads: 4,
+    d_ff: 24,
+    num_layers: 2,
+    max_len: 100,
+    dropout: 0.1,
+    visible: AttentionMask::Full,
+};
+/// The model whose tree the tutorials print, which differs from the one they train.
+const PRINTED: TransformerConfig =
+    TransformerConfig { vocab_size: 1000, d_model: 32, num_heads: 8, d_ff: 64, max_len: 5000, ..TRAINED };
+
+/// Returns what the tutorials print for a model of these sizes: with those that they train, the tree of their larger
+/// printed model; with other sizes, that of the model itself. What the model's tokens attend to is not in the tree.
+pub fn tutorial_transformer(config: &TransformerConfig) -> ModuleTree {
+    let is_trained = TransformerConfig { visible: TRAINED.visible, ..config.clone() } == TRAINED;
+    transformer(if is_trained { &PRINTED } else { config })
+}
 
 /// Returns what PyTorch prints for a model of these sizes, without creating the model.
 pub fn transformer(config: &TransformerConfig) -> ModuleTree {

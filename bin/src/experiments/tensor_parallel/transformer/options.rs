@@ -1,10 +1,8 @@
 //! The options of `tensor-parallel-transformer`.
 
 use clap::Args;
-use experiment::error::{Result, refuse};
-use experiment::memory_check;
 use experiment::mesh::{MeshOptions, memory_per_rank};
-use experiment::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
+use experiment::prelude::*;
 use models::tutorials::tokens::check_length;
 use models::tutorials::transformer::check_heads;
 use tensor_parallel::LanguageModelConfig;

@@ -1,25 +1,59 @@
 //! `ddp-trainer`, the Trainer tutorial: a `Trainer` on every rank, each printing its number of steps per epoch.
 
-mod options;
-
 use std::sync::Arc;
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, linear, loss};
+use clap::{Args, ValueEnum};
 use ddp::{Ddp, DdpConfig};
-use experiment::console::note;
-use experiment::error::Result;
-use experiment::memory_check::{self, INDEX_BYTES};
-use experiment::rank::{Outcome, Rank};
-use experiment::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer};
-use experiment::variables::Variables;
-use experiment::{Experiment, options_of};
+use experiment::memory_check::INDEX_BYTES;
+use experiment::prelude::*;
 use models::tutorials::trainer::{self, Batch, FEATURES, Sample};
-use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, fact};
 use training::{Sgd, SgdConfig, TensorFile, log_softmax};
 
-pub use options::{DdpTrainerOptions, LossKind};
+/// What is minimised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LossKind {
+    /// The mean squared error.
+    Mse,
+    /// Cross-entropy over the one output, as in the tutorial: always 0.
+    Document,
+}
+
+/// Options of `ddp-trainer`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains Linear(20, 1) on random samples, on --world-size ranks with averaged gradients. Each rank
+prints one line per epoch, with the samples of its first batch and the number of its steps.
+
+--data FILE holds the tensors x (samples, 20) and y (samples, 1), both f32. --init and --save hold
+weight (1, 20) and bias (1).")]
+pub struct DdpTrainerOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
+    #[command(flatten)]
+    pub(crate) elastic: ElasticOptions,
+    /// How batches are loaded.
+    #[command(flatten)]
+    pub(crate) loader: LoaderOptions,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value = "5", value_parser = count)]
+    pub(crate) epochs: usize,
+    /// Samples per step, on each rank
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count)]
+    pub(crate) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.001", value_parser = learning_rate)]
+    pub(crate) lr: f64,
+    /// Samples in the data set
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = count, conflicts_with = "data")]
+    pub(crate) samples: usize,
+    /// Loss to minimise
+    #[arg(long, value_enum, default_value = "mse")]
+    pub(crate) loss: LossKind,
+}
 
 /// What each process creates at the start.
 pub struct Setup {
@@ -36,13 +70,8 @@ impl Experiment for DdpTrainerOptions {
 
     options_of!(common, checkpoints, elastic, epochs);
 
-    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
-        vec![
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--loss", format!("{:?}", self.loss).to_lowercase()),
-            ("--samples", self.samples.to_string()),
-        ]
+    fn settings(&self, _: usize) -> Vec<(String, String)> {
+        settings!(self, lr, batch_size, loss = value_name(&self.loss), samples)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {

@@ -2,40 +2,57 @@
 
 use std::fmt;
 
-use experiment::error::Result;
-use sampler::SamplerError;
+use crate::SamplerError;
+use crate::allocation::reserved;
 
 /// Marks a sample that several ranks got; no rank has so high a number.
 const SHARED: u32 = u32::MAX;
 
-/// Which rank got each sample.
-#[derive(Debug)]
-pub(super) struct Coverage {
+/// Which rank got each sample of a data set: shows whether a sampler gives every sample to exactly one rank.
+///
+/// ```
+/// use sampler::{Coverage, DistributedSampler, DistributedSamplerConfig, Sampler};
+///
+/// let mut coverage = Coverage::new(10)?;
+/// for rank in 0..4 {
+///     let config = DistributedSamplerConfig { dataset_len: 10, num_replicas: 4, rank, ..Default::default() };
+///     DistributedSampler::new(config)?.iter()?.for_each(|index| coverage.add(rank, index));
+/// }
+/// // 10 samples are padded to 12, which 4 ranks divide.
+/// assert_eq!(coverage.to_string(), "12 indices, 10 of 10 samples, 2 on more than one rank");
+/// # Ok::<(), sampler::SamplerError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Coverage {
     /// For each sample: 0 for none, the rank plus 1, or [`SHARED`].
     owners: Vec<u32>,
     indices: usize,
 }
 
 impl Coverage {
-    pub(super) fn new(len: usize) -> Result<Self> {
-        let mut owners = Vec::new();
-        let no_memory = |_| SamplerError::OutOfMemory { what: "the data set", len };
-        owners.try_reserve_exact(len).map_err(no_memory)?;
+    /// Creates the counts of a data set of `len` samples, of which no rank has got any; takes 4 bytes for each.
+    ///
+    /// # Errors
+    /// More samples than there is memory for.
+    pub fn new(len: usize) -> Result<Self, SamplerError> {
+        let mut owners = reserved(len, "the data set")?;
         owners.resize(len, 0);
         Ok(Self { owners, indices: 0 })
     }
 
     /// Resets all counts.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.owners.fill(0);
         self.indices = 0;
     }
 
-    /// Counts an index that a rank got.
-    pub(super) fn add(&mut self, rank: usize, index: usize) {
-        let (owner, rank) = (&mut self.owners[index], rank as u32 + 1);
-        *owner = if *owner == 0 || *owner == rank { rank } else { SHARED };
+    /// Counts an index that a rank got. One beyond the data set counts as an index without a sample.
+    pub fn add(&mut self, rank: usize, index: usize) {
         self.indices += 1;
+        let rank = u32::try_from(rank).unwrap_or(SHARED).saturating_add(1);
+        if let Some(owner) = self.owners.get_mut(index) {
+            *owner = if *owner == 0 || *owner == rank { rank } else { SHARED };
+        }
     }
 }
 
