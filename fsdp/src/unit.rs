@@ -117,7 +117,7 @@ impl<M> Unit<M> {
     }
 
     /// Casts a floating-point input to the dtype that the unit computes in.
-    fn cast(&self, input: &Tensor) -> Result<Tensor> {
+    pub(crate) fn cast(&self, input: &Tensor) -> Result<Tensor> {
         if input.dtype().is_float() { input.to_dtype(self.dtype) } else { Ok(input.clone()) }
     }
 }

@@ -32,6 +32,10 @@ impl UnitSource for UnitBuilder<'static> {
 }
 
 impl RunUnit for Unit<()> {
+    fn input(&self, x: &Tensor) -> Result<Tensor> {
+        self.cast(x)
+    }
+
     fn run(&self, body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor> {
         Unit::run(self, |()| body())
     }

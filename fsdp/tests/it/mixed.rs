@@ -3,9 +3,11 @@
 use crate::common::{
     Comm, INPUTS, Mlp, OUTPUTS, assert_close, numbers, on_all_ranks, parameters, start, values,
 };
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, Optimizer, SGD, VarBuilder, linear, loss};
 use fsdp::{Fsdp, FsdpConfig, LossScaler, LossScalerConfig, MixedPrecision, Result};
+use training::build::{Builder, Division, LinearConfig, Recompute};
 
 const STEPS: usize = 5;
 
@@ -176,6 +178,40 @@ fn many_backwards_are_summed_in_f32_and_rounded_once() {
             assert_eq!(got, [expected; 3], "{param:?}, {reduce:?}");
             assert_eq!(live, 3 * size_of::<f64>(), "the gradient that was given out");
         }
+    }
+}
+
+/// As in `Unit::forward`: a model that is written for any layout knows nothing of the dtype its units compute in.
+#[test]
+fn a_model_for_any_layout_gets_its_input_in_the_dtype_of_its_parameters() {
+    let (config, x) =
+        (LinearConfig::new(3, 2, Division::Whole).with_bias(true), values(3, &[4, 3], DType::F32));
+    for recompute in [Recompute::None, Recompute::Units] {
+        let ends = on_all_ranks(2, |comm| {
+            let shapes = [("fc.weight", vec![2, 3]), ("fc.bias", vec![2])];
+            let tensors = shapes.map(|(name, shape)| (name.to_string(), values(1, &shape, DType::F32)));
+            let vb = || VarBuilder::from_tensors(tensors.clone().into(), DType::F32, &Device::Cpu);
+            let mixed_precision =
+                MixedPrecision { param_dtype: Some(DType::F16), ..MixedPrecision::default() };
+            let fsdp = FsdpConfig { mixed_precision, ..FsdpConfig::default() };
+            let plain = Fsdp::new(comm.clone(), vb(), &fsdp, |units| {
+                units.pp("fc").unit(|vb| training::linear(3, 2, vb))
+            })?;
+            let any = Fsdp::new(comm, vb(), &fsdp, |units| {
+                let builder = Builder::from(units).recomputing(recompute);
+                builder.unit("fc", |part| part.pp("fc").linear(&config))
+            })?;
+            let (plain_loss, any_loss) = (plain.forward(&x)?, any.forward(&x)?);
+            assert_eq!(any_loss.dtype(), DType::F16);
+            let plain_grads = plain.backward(&plain_loss.sqr()?.sum_all()?)?;
+            let any_grads = any.backward(&any_loss.sqr()?.sum_all()?)?;
+            let of = |fsdp: Vec<Var>, grads: &GradStore| {
+                numbers(fsdp.iter().map(|var| grads.get(var).expect("a gradient")))
+            };
+            let values = numbers([&plain_loss]) == numbers([&any_loss]);
+            Ok(values && of(plain.vars(), &plain_grads) == of(any.vars(), &any_grads))
+        });
+        assert_eq!(ends, [true, true], "{recompute:?}");
     }
 }
 

@@ -43,6 +43,14 @@ pub enum UnitPlace {
 
 /// Runs a unit whose parameters are gathered and released.
 pub trait RunUnit: Send + Sync {
+    /// Returns the unit's input as it computes with it, for example in the dtype of its parameters. Default: as it is.
+    ///
+    /// # Errors
+    /// Those of the conversion.
+    fn input(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+
     /// Calls `body` once, with the unit's parameters gathered.
     ///
     /// # Errors
@@ -110,7 +118,7 @@ impl<M> Unit<M> {
 }
 
 impl<M: Send + Sync + 'static> Unit<M> {
-    /// Runs `body` on `x` with the unit's parameters gathered. Where [`Recompute`](super::Recompute) selects the unit
+    /// Runs `body` on `x`, converted as the unit's strategy does ([`RunUnit::input`]), with the unit's parameters gathered. Where [`Recompute`](super::Recompute) selects the unit
     /// and `x` is of floats, backward runs `body` again: see [`recompute`], also for what `body` may do.
     ///
     /// # Errors
@@ -135,6 +143,8 @@ impl<M: Send + Sync + 'static> Unit<M> {
         x: &Tensor,
         body: impl Fn(&M, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Tensor> {
+        // Those before the last are of units whose parameters are shared.
+        let x = &self.runs.last().map_or_else(|| Ok(x.clone()), |run| run.input(x))?;
         let Some(again) = self.again.filter(|_| x.dtype().is_float()) else {
             return self.run(|module| body(module, x));
         };
