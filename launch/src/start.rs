@@ -48,6 +48,16 @@ impl Worker {
         self.left_behind || self.is_newcomer && !self.has_met
     }
 
+    /// Warns that a rank outside of the group is ended, as the members are done.
+    pub(super) fn warn_ended(&self) {
+        let Self { rank, pid, left_behind, .. } = self;
+        let reason = match left_behind {
+            true => "the others have left it behind, and are done",
+            false => "it had not joined the others when they were done",
+        };
+        tracing::warn!("rank {rank} (pid {pid}) is ended: {reason}");
+    }
+
     /// Sends a signal if the process has not been reaped. Until then its id cannot be reused.
     pub(super) fn send(&self, signal: Signal) {
         if self.ended.is_none() {

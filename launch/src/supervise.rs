@@ -308,7 +308,7 @@ impl<'a> Supervisor<'a> {
             Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME),
             Stage::Finishing => {
                 self.is_done = true;
-                self.workers.running_workers().for_each(warn_ended);
+                self.workers.running_workers().for_each(Worker::warn_ended);
                 self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
             }
             Stage::Asked => self.kill(),
@@ -389,13 +389,4 @@ impl Supervisor<'_> {
             log: self.output.log(local_rank),
         }
     }
-}
-
-fn warn_ended(worker: &Worker) {
-    let Worker { rank, pid, left_behind, .. } = worker;
-    let reason = match left_behind {
-        true => "the others have left it behind, and are done",
-        false => "it had not joined the others when they were done",
-    };
-    tracing::warn!("rank {rank} (pid {pid}) is ended: {reason}");
 }

@@ -1,6 +1,7 @@
 //! Schedule executor: exchanges announcements, sends, receives and reduces over the links of any transport, within a
 //! time-out.
 
+mod announcements;
 mod carried;
 mod exchange;
 mod local;
@@ -180,24 +181,6 @@ impl<L: Links> ScheduleExecutor<L> {
         self.transfer(memory)
     }
 
-    /// Sets up the announcements of a call. They are sent in both directions between any two ranks that exchange
-    /// anything, so that both detect a mismatch.
-    fn set_up_announcements(&mut self, task: &Task<'_>, schedule: &Schedule) {
-        self.timeouts.begin(self.links.spins());
-        self.waiting_since = None;
-        self.call.fingerprint = task.fingerprint;
-        (self.call.op, self.call.dtype) = (task.op, task.dtype);
-        self.call.peers.clear();
-        self.call.peers.extend(schedule.peers().into_iter().map(|rank| {
-            let fingerprint = match task.pairs.get(rank) {
-                Some(pair) => task.fingerprint.detail(*pair),
-                None => task.fingerprint,
-            };
-            let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
-            Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 }
-        }));
-    }
-
     fn prepare(&mut self, step: &Step, first: bool, memory: &mut Memory<'_>) -> Result<()> {
         self.sends.clear();
         self.receives.clear();
@@ -303,33 +286,6 @@ impl<L: Links> ScheduleExecutor<L> {
             (true, Some(_)) | (false, None) => {}
         }
         Ok(moved)
-    }
-
-    /// Reads a peer's announcement, which precedes its data. Returns `None` while it is incomplete, `Some(true)` when
-    /// this call has completed it, `Some(false)` if it was complete before.
-    fn read_announcement(&mut self, from: usize) -> Result<Option<bool>> {
-        let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == from) else {
-            return Ok(Some(false));
-        };
-        if peer.heard == fingerprint::LEN {
-            return Ok(Some(false));
-        }
-        let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
-            return Err(self.stream_ended(from));
-        };
-        peer.heard += got;
-        if peer.heard < fingerprint::LEN {
-            return Ok(None);
-        }
-        let mine = peer.fingerprint;
-        match Fingerprint::decode(&peer.announcement) {
-            Some(theirs) if theirs == mine => Ok(Some(true)),
-            Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
-            None => Err(match LastMessage::decode(&peer.announcement) {
-                Some(words) => self.failed(Question::lost(from, Some(words))),
-                None => self.failed(Question::Garbage { peer: from }),
-            }),
-        }
     }
 
     /// Reads some bytes of one receive. Bytes to be reduced go through the scratch buffer, unless the transport lets

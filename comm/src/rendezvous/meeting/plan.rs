@@ -12,7 +12,7 @@ use super::meeting_point::MeetingPoint;
 use super::message::{Failure, MAX_HOST};
 use super::parent::Parent;
 use super::peer::PeerInfo;
-use super::roster::name_ranks;
+use super::text::name_ranks;
 use super::text::sanitize;
 use super::{GroupConnections, cannot_listen, check_secret, shm_unavailable_error};
 use crate::base::members::Members;

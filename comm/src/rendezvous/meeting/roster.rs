@@ -313,20 +313,6 @@ pub(super) fn protocol(plan: &MeetingParams<'_>, rank: usize, entry: &Entry, det
     Error::Protocol { rank, host, operation, detail: detail.into() }
 }
 
-/// Formats ranks: `rank 2`, `ranks 2, 3 and 5`.
-pub(super) fn name_ranks(ranks: &[usize]) -> String {
-    const MOST: usize = 16;
-    let mut names: Vec<String> = ranks.iter().take(MOST).map(usize::to_string).collect();
-    if ranks.len() > MOST {
-        names.push(format!("{} more", ranks.len() - MOST));
-    }
-    match names.split_last() {
-        Some((last, [])) => format!("rank {last}"),
-        Some((last, rest)) => format!("ranks {} and {last}", rest.join(", ")),
-        None => "no rank".into(),
-    }
-}
-
 /// Describes a rank that listens on loopback while there is a rank on another host, since any rank may have to connect to
 /// any other one. `ranks`: where each listens, the address of its host where that is not rank 0's, and the host's name.
 fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)], members: &Members) -> Option<String> {
@@ -348,15 +334,6 @@ mod tests {
     use super::*;
     use crate::rendezvous::obstacle::Obstacle;
     use crate::rendezvous::site::Site;
-
-    #[test]
-    fn ranks_are_named_as_people_would() {
-        assert_eq!(name_ranks(&[2]), "rank 2");
-        assert_eq!(name_ranks(&[2, 3]), "ranks 2 and 3");
-        assert_eq!(name_ranks(&[2, 3, 5]), "ranks 2, 3 and 5");
-        let many: Vec<usize> = (1..100).collect();
-        assert!(name_ranks(&many).ends_with(", 15, 16 and 83 more"));
-    }
 
     #[test]
     fn loopback_is_of_no_use_to_another_host() {

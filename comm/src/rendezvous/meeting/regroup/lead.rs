@@ -6,7 +6,8 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::super::leader::{Members, connect_group, into_meeting, report_failure};
-use super::super::roster::{entry, name_ranks, protocol};
+use super::super::roster::{entry, protocol};
+use super::super::text::name_ranks;
 use super::super::{MeetingParams, OwnInfo, meet_alone};
 use super::door::WaitingRank;
 use super::history::History;

@@ -1,0 +1,57 @@
+//! Announcements: what a rank says of its call before its data, so that ranks detect that their calls differ.
+
+use crate::Result;
+use crate::algorithm::schedule::Schedule;
+use crate::base::fingerprint::{self, Fingerprint};
+use crate::base::last_message::LastMessage;
+use crate::blame::verdict::Question;
+use crate::transport::links::Links;
+
+use super::{Peer, ScheduleExecutor, Task};
+
+impl<L: Links> ScheduleExecutor<L> {
+    /// Sets up the announcements of a call. They are sent in both directions between any two ranks that exchange
+    /// anything, so that both detect a mismatch.
+    pub(super) fn set_up_announcements(&mut self, task: &Task<'_>, schedule: &Schedule) {
+        self.timeouts.begin(self.links.spins());
+        self.waiting_since = None;
+        self.call.fingerprint = task.fingerprint;
+        (self.call.op, self.call.dtype) = (task.op, task.dtype);
+        self.call.peers.clear();
+        self.call.peers.extend(schedule.peers().into_iter().map(|rank| {
+            let fingerprint = match task.pairs.get(rank) {
+                Some(pair) => task.fingerprint.detail(*pair),
+                None => task.fingerprint,
+            };
+            let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
+            Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 }
+        }));
+    }
+
+    /// Reads a peer's announcement, which precedes its data. Returns `None` while it is incomplete, `Some(true)` when
+    /// this call has completed it, `Some(false)` if it was complete before.
+    pub(super) fn read_announcement(&mut self, from: usize) -> Result<Option<bool>> {
+        let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == from) else {
+            return Ok(Some(false));
+        };
+        if peer.heard == fingerprint::LEN {
+            return Ok(Some(false));
+        }
+        let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
+            return Err(self.stream_ended(from));
+        };
+        peer.heard += got;
+        if peer.heard < fingerprint::LEN {
+            return Ok(None);
+        }
+        let mine = peer.fingerprint;
+        match Fingerprint::decode(&peer.announcement) {
+            Some(theirs) if theirs == mine => Ok(Some(true)),
+            Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
+            None => Err(match LastMessage::decode(&peer.announcement) {
+                Some(words) => self.failed(Question::lost(from, Some(words))),
+                None => self.failed(Question::Garbage { peer: from }),
+            }),
+        }
+    }
+}
