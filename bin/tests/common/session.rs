@@ -1,7 +1,7 @@
 //! Runs that are killed and resumed.
 
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -76,17 +76,18 @@ impl Session {
         }
     }
 
-    /// Sends the launcher a signal, and waits until all processes have ended.
-    pub(crate) fn stop(mut self, signal: Signal) {
+    /// Sends the launcher a signal, and waits until all processes have ended. Returns how it ended.
+    pub(crate) fn stop(mut self, signal: Signal) -> ExitStatus {
         let ranks = self.ranks();
         // It may have just ended by itself.
         let _ = kill_process(Pid::from_child(&self.child), signal);
-        self.child.wait().unwrap();
+        let ended = self.child.wait().unwrap();
         let began = Instant::now();
         while ranks.iter().any(|rank| runs(*rank)) {
             assert!(began.elapsed() < LIMIT, "{ranks:?} still run");
             std::thread::sleep(Duration::from_millis(1));
         }
+        ended
     }
 
     pub(crate) fn end(mut self) -> Output {

@@ -34,7 +34,8 @@ fn stopped_in_time(command: &'static str, arguments: &[&str], signal: Signal) ->
         targets.any(|target| target.starts_with(folder.path("")))
     };
     let found = session.until_ranks("a file is written", writes);
-    session.stop(signal);
+    let ended = session.stop(signal);
+    assert!(found || ended.success(), "{command}: {ended}");
     if cfg!(portable) && signal == Signal::KILL {
         // In this build, files being written have names, and a killed process cannot remove its own: the next save
         // does.
