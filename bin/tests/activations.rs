@@ -94,9 +94,9 @@ fn transformers(
     let tokens = Tensor::zeros((batch, length), DType::U32, &Device::Cpu).unwrap();
 
     let (num_layers, max_len) = (3, length);
-    let visible = AttentionMask::Full;
+    let mask = AttentionMask::Full;
     let config =
-        TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible };
+        TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, mask };
     let map = VarMap::new();
     let builder = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
     let random = SharedGenerator::from(Generator::new(1));
@@ -105,7 +105,7 @@ fn transformers(
     check(&Model::transformer("the tutorial's transformer", &shape(false)), batch, kept(loss));
 
     let config =
-        LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible };
+        LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, mask };
     let found = Local::run_shared(1, |comm| {
         let mesh = Mesh::new(comm, &[("tp", 1)])?;
         let model = |builder| LanguageModel::new(builder, &config);

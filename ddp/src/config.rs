@@ -17,7 +17,7 @@ pub struct DdpConfig {
     /// from the start of backward to the last average, is shortest. Default: false. Four steps per size that results in
     /// different buckets, at most 8 sizes; these are ordinary training steps. Ranks stay bitwise equal, but the order of f32
     /// summation depends on the size, so runs may differ in the last digits.
-    pub measure_bucket_bytes: bool,
+    pub tune_bucket_bytes: bool,
     /// Last components of the names of tensors that are state and not parameters: the model gets the variable itself, no
     /// gradient is communicated, and all ranks start from rank 0's values. Default: `running_mean` and `running_var`, as
     /// `candle_nn::BatchNorm` names them.
@@ -39,7 +39,7 @@ impl Default for DdpConfig {
         Self {
             bucket_bytes: 25 << 20,
             first_bucket_bytes: 1 << 20,
-            measure_bucket_bytes: false,
+            tune_bucket_bytes: false,
             buffers: vec!["running_mean".into(), "running_var".into()],
             broadcast_buffers: true,
             hook: CommHook::AllReduce,

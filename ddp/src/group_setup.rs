@@ -45,16 +45,10 @@ pub(crate) fn set_up_group(
 fn describe(state: &ModelState<'_>, config: &DdpConfig) -> Vec<String> {
     let &ModelState { parameters, buffers, integers } = state;
     let DdpConfig {
-        bucket_bytes,
-        first_bucket_bytes,
-        measure_bucket_bytes,
-        hook,
-        broadcast_buffers,
-        audit,
-        ..
+        bucket_bytes, first_bucket_bytes, tune_bucket_bytes, hook, broadcast_buffers, audit, ..
     } = config;
     let mut first = format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}");
-    if *measure_bucket_bytes {
+    if *tune_bucket_bytes {
         first += ", sizes measured";
     }
     if !matches!(hook, CommHook::AllReduce) {

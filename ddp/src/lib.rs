@@ -47,7 +47,7 @@
 //! - Slow networks: [`CommHook`] halves the bytes, sends low-rank factors ([`PowerSgdConfig`]), or is user-defined.
 //! - Running statistics: rank 0's are copied to all ranks after each step ([`DdpConfig::broadcast_buffers`]).
 //! - Checking that the parameters are equal: [`Ddp::check_parameters`] reports the parameter, element and rank that differ.
-//! - Tuning the bucket size: [`DdpConfig::measure_bucket_bytes`] tries several.
+//! - Tuning the bucket size: [`DdpConfig::tune_bucket_bytes`] tries several.
 //!
 //! A training loop that uses all of these:
 //!

@@ -227,7 +227,7 @@ impl Rank {
         tell(1)?;
         let done = std::thread::scope(|scope| {
             let (end, ended) = mpsc::channel::<()>();
-            let news = scope.spawn(move || -> Result<()> {
+            let reports = scope.spawn(move || -> Result<()> {
                 while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
                     tell(1)?;
                 }
@@ -236,7 +236,7 @@ impl Rank {
             let done = work()?;
             drop(end);
             // The thread returns communication errors and does not panic.
-            news.join().unwrap_or(Ok(())).map(|()| done)
+            reports.join().unwrap_or(Ok(())).map(|()| done)
         })?;
         tell(0)?;
         Ok(Some(done))

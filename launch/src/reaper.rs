@@ -20,7 +20,7 @@ use crate::platform::{processes, program};
 /// Environment variable that makes a process a reaper; its value is the spawn id.
 const WARDEN: &str = "GIRANDOLE_WARDEN";
 /// Longer than a killed process takes to vanish, unless it hangs in the kernel.
-const PATIENCE: Duration = Duration::from_secs(5);
+const VANISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The launcher's handle of the reaper. Dropping it kills what is left of the job, and waits until that is done.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ fn ranks(mut words: impl Read) -> BTreeSet<i32> {
 /// Kills every process with this variable in its environment, until none is left or the time is over.
 fn end_all_with(variable: &[u8]) {
     let began = Instant::now();
-    while processes::kill_all_with(variable) > 0 && began.elapsed() < PATIENCE {
+    while processes::kill_all_with(variable) > 0 && began.elapsed() < VANISH_TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -13,7 +13,7 @@ use crate::{Action, ActionKind, Error, Result};
 /// The averaging of one step.
 pub(crate) struct Average<'a> {
     comm: Option<&'a dyn Communicator>,
-    news: &'a FailureReports,
+    failures: &'a FailureReports,
     last: &'a [usize],
     bucket_bytes: usize,
     /// Complete gradients that are to be averaged together with the next ones; all of one dtype.
@@ -40,12 +40,12 @@ pub(crate) fn completion_positions(actions: &[Action]) -> Vec<usize> {
 impl<'a> Average<'a> {
     pub(crate) fn new(
         comm: Option<&'a dyn Communicator>,
-        news: &'a FailureReports,
+        failures: &'a FailureReports,
         last: &'a [usize],
         bucket_bytes: usize,
     ) -> Self {
         let (bucket, begun, works, present) = Default::default();
-        Self { comm, news, last, bucket_bytes, bucket, bytes: 0, begun, works, present }
+        Self { comm, failures, last, bucket_bytes, bucket, bytes: 0, begun, works, present }
     }
 
     /// Returns true if the action at this position is the last one for its stage, and gradients are averaged.
@@ -94,7 +94,7 @@ impl<'a> Average<'a> {
             .map_or(Ok(()), Err)
             .and_then(|()| self.flush())
             .and_then(|()| self.exchange_presence(vars, flags));
-        ended.map_err(|error| self.news.cause(error))
+        ended.map_err(|error| self.failures.cause(error))
     }
 
     /// Adds the sum of a variable's gradients to the bucket, and starts to average the bucket if it is full.
@@ -132,7 +132,7 @@ impl<'a> Average<'a> {
     /// Waits for all averages; removes the gradients of variables of which no replica has one.
     pub(crate) fn wait(&mut self, gradients: &mut GradSums) -> Result<()> {
         let works = std::mem::take(&mut self.works);
-        works.into_iter().try_for_each(Work::wait).map_err(|error| self.news.cause(error))?;
+        works.into_iter().try_for_each(Work::wait).map_err(|error| self.failures.cause(error))?;
         for (vars, flags) in std::mem::take(&mut self.present) {
             let flags = flags.to_vec1::<u8>().map_err(Error::during("the gradients"))?;
             vars.iter().zip(flags).filter(|(_, flag)| *flag == 0).for_each(|(var, _)| gradients.unset(var));

@@ -32,8 +32,8 @@ pub(crate) struct FailureReports {
 /// One group per direction: a group runs its operations in order, so an unanswered receive would block this rank's own
 /// report.
 struct Neighbour {
-    says: Arc<dyn Communicator>,
-    hears: Arc<dyn Communicator>,
+    sending: Arc<dyn Communicator>,
+    receiving: Arc<dyn Communicator>,
 }
 
 /// The cause that a rank reports when it stops.
@@ -90,7 +90,7 @@ impl FailureReports {
         let works = self
             .neighbours
             .values()
-            .filter_map(|Neighbour { says, .. }| says.send(&text, 1 - says.rank()).ok());
+            .filter_map(|Neighbour { sending, .. }| sending.send(&text, 1 - sending.rank()).ok());
         self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
     }
 
@@ -120,8 +120,10 @@ impl FailureReports {
         neighbours: impl IntoIterator<Item = &'a Neighbour>,
         operation: &str,
     ) -> Option<Error> {
-        let mut questions: Vec<PendingReport> =
-            neighbours.into_iter().filter_map(|Neighbour { hears, .. }| post_receive(hears).ok()).collect();
+        let mut questions: Vec<PendingReport> = neighbours
+            .into_iter()
+            .filter_map(|Neighbour { receiving, .. }| post_receive(receiving).ok())
+            .collect();
         let began = Instant::now();
         while !questions.is_empty() && began.elapsed() < NEIGHBOUR_TIMEOUT {
             let (open, done): (Vec<PendingReport>, _) =
@@ -146,7 +148,7 @@ impl FailureReports {
 
 /// A pending receive for a neighbour's report. Dropping it cancels the receive, by aborting the group.
 struct PendingReport {
-    hears: Arc<dyn Communicator>,
+    receiving: Arc<dyn Communicator>,
     text: Tensor,
     work: Option<Work>,
 }
@@ -160,7 +162,7 @@ impl PendingReport {
 impl Drop for PendingReport {
     fn drop(&mut self) {
         if self.is_open() {
-            self.hears.abort();
+            self.receiving.abort();
         }
     }
 }
@@ -175,19 +177,19 @@ fn create_pair_groups(
         if [a, b].contains(&world.rank()) {
             let other = if a == world.rank() { b } else { a };
             let (upwards, downwards) = (world.subgroup(&[a, b])?, world.subgroup(&[a, b])?);
-            let (says, hears) =
+            let (sending, receiving) =
                 if world.rank() < other { (upwards, downwards) } else { (downwards, upwards) };
-            neighbours.insert(world.world_ranks()[other], Neighbour { says, hears });
+            neighbours.insert(world.world_ranks()[other], Neighbour { sending, receiving });
         }
     }
     Ok(())
 }
 
-fn post_receive(hears: &Arc<dyn Communicator>) -> Result<PendingReport> {
-    let during = Error::during("news of another rank");
+fn post_receive(receiving: &Arc<dyn Communicator>) -> Result<PendingReport> {
+    let during = Error::during("a failure report of another rank");
     let text = Tensor::zeros(REPORT_BYTES, DType::U8, &Device::Cpu).map_err(during)?;
-    let work = hears.recv(&text, 1 - hears.rank())?;
-    Ok(PendingReport { hears: hears.clone(), text, work: Some(work) })
+    let work = receiving.recv(&text, 1 - receiving.rank())?;
+    Ok(PendingReport { receiving: receiving.clone(), text, work: Some(work) })
 }
 
 /// Returns the cause that a rank has reported, or that its process died.
@@ -232,15 +234,15 @@ mod tests {
     fn whoever_asks_hears_the_cause_however_long_it_is() {
         let table = Table::of(ScheduleKind::GPipe, 3, 1, 1).unwrap();
         let lines = Local::run_shared(3, |comm| {
-            let news = FailureReports::new(comm.clone(), &table, &BTreeSet::new(), None)?;
+            let failures = FailureReports::new(comm.clone(), &table, &BTreeSet::new(), None)?;
             if comm.rank() == 1 {
                 let reason = "\u{1}\u{1F600}".repeat(3000);
-                news.report(&Error::BadTable { reason });
+                failures.report(&Error::BadTable { reason });
                 return Ok(None);
             }
             let operation = "recv #1".into();
             let error = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation };
-            Ok(Some(news.cause(error).to_string()))
+            Ok(Some(failures.cause(error).to_string()))
         });
         let lines = lines.unwrap();
         let line = lines[0].clone().unwrap();

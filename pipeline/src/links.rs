@@ -61,7 +61,7 @@ impl std::fmt::Display for Spec {
 
 /// All links of this rank.
 pub(crate) struct Links {
-    news: Arc<FailureReports>,
+    failures: Arc<FailureReports>,
     outgoing: BTreeMap<usize, Outgoing>,
     incoming: BTreeMap<usize, Incoming>,
     /// Sends in progress, of this step and of the previous one.
@@ -96,7 +96,7 @@ impl Links {
     /// Creates a link for each pair of ranks between which the table has messages. Every rank must call it.
     pub(crate) fn new(
         world: &dyn Communicator,
-        news: Arc<FailureReports>,
+        failures: Arc<FailureReports>,
         table: &Table,
         specs: Vec<Spec>,
         device: &Device,
@@ -125,16 +125,16 @@ impl Links {
             }
         }
         let (sends, arrived, owners) = (Default::default(), HashMap::new(), table.owners.clone());
-        Ok(Self { news, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
+        Ok(Self { failures, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
     }
 
     /// Starts a step: posts the first receives.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.outgoing.values_mut().for_each(|outgoing| outgoing.sent = 0);
-        let (specs, device, news) = (&self.specs, &self.device, &self.news);
+        let (specs, device, failures) = (&self.specs, &self.device, &self.failures);
         self.incoming.values_mut().try_for_each(|incoming| {
             incoming.asked = 0;
-            incoming.post(specs, device).map_err(|error| with_reported_cause(news, error))
+            incoming.post(specs, device).map_err(|error| with_reported_cause(failures, error))
         })
     }
 
@@ -146,7 +146,7 @@ impl Links {
         let tensor = tensor.detach().contiguous().map_err(Error::during("sending"))?;
         let sent = match outgoing.send(tensor) {
             Ok(work) => work,
-            Err(error) => return Err(self.news.cause(error)),
+            Err(error) => return Err(self.failures.cause(error)),
         };
         self.sends[0].extend(sent);
         Ok(())
@@ -165,7 +165,7 @@ impl Links {
             match incoming.next(&self.specs, &self.device) {
                 Ok(Some((next, var))) => self.arrived.insert(next, var),
                 Ok(None) => return Err(never_sent(action)),
-                Err(error) => return Err(with_reported_cause(&self.news, error)),
+                Err(error) => return Err(with_reported_cause(&self.failures, error)),
             };
         }
     }
@@ -186,16 +186,16 @@ impl Links {
     pub(crate) fn end(&mut self) -> Result<()> {
         self.sends.swap(0, 1);
         for work in std::mem::take(&mut self.sends[0]) {
-            work.wait().map_err(|error| self.news.cause(error))?;
+            work.wait().map_err(|error| self.failures.cause(error))?;
         }
         Ok(())
     }
 }
 
 /// Returns a communication failure with the cause that the other rank has reported.
-fn with_reported_cause(news: &FailureReports, error: Error) -> Error {
+fn with_reported_cause(failures: &FailureReports, error: Error) -> Error {
     match error {
-        Error::Comm(error) => news.cause(error),
+        Error::Comm(error) => failures.cause(error),
         other => other,
     }
 }

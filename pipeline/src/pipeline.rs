@@ -59,7 +59,7 @@ pub struct Pipeline {
     links: Option<Links>,
     /// Table and links for evaluation; created when first used.
     evaluation: Option<(Table, Links)>,
-    news: Arc<FailureReports>,
+    failures: Arc<FailureReports>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
     row_keys: Vec<RowKeys>,
@@ -110,7 +110,7 @@ impl Pipeline {
     fn close_if_failed<T>(&mut self, result: &Result<T>) {
         let Err(error) = result else { return };
         self.failed = Some(error.clone());
-        self.news.report(error);
+        self.failures.report(error);
         // Closing the connections makes the other ranks look for a report. All are closed at the same time, since ranks may
         // wait for one another in any of them.
         let (links, evaluation) = (self.links.take(), self.evaluation.take());
@@ -149,13 +149,18 @@ impl Pipeline {
             row_keys: std::mem::take(&mut self.row_keys),
             evaluates: false,
             gradients: GradSums::new(vars),
-            average: Average::new(self.copies.as_deref(), &self.news, &self.last_places, self.bucket_bytes),
+            average: Average::new(
+                self.copies.as_deref(),
+                &self.failures,
+                &self.last_places,
+                self.bucket_bytes,
+            ),
             state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
         tracing::info_span!("wait").in_scope(|| run.average.wait(&mut run.gradients))?;
         let (mut gradients, state) = (run.gradients, run.state);
-        tied::add(&self.ties, &mut gradients, &self.news)?;
+        tied::add(&self.ties, &mut gradients, &self.failures)?;
         let State { losses, spans, most_alive, measures, most_bytes, .. } = state;
         let activation_bytes = measures.then_some(most_bytes);
         let loss = mean(&losses).map_err(Error::during("the loss"))?;
@@ -188,7 +193,7 @@ impl Pipeline {
                 let table = self.schedule.table().forward_only();
                 let device = self.device.clone();
                 let links =
-                    Links::new(&*self.groups.pp, self.news.clone(), &table, self.specs.clone(), &device)?;
+                    Links::new(&*self.groups.pp, self.failures.clone(), &table, self.specs.clone(), &device)?;
                 (table, links)
             }
         };
@@ -204,7 +209,7 @@ impl Pipeline {
             row_keys: Vec::new(),
             evaluates: true,
             gradients: GradSums::default(),
-            average: Average::new(None, &self.news, &[], 0),
+            average: Average::new(None, &self.failures, &[], 0),
             state: State::default(),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;

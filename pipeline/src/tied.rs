@@ -129,7 +129,7 @@ impl Tie {
 }
 
 /// Sums the gradients of each set over ranks, so that all variables stay bitwise equal.
-pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &FailureReports) -> Result<()> {
+pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, failures: &FailureReports) -> Result<()> {
     let during = || Error::during("tied gradients");
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;
@@ -140,7 +140,7 @@ pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &FailureReports)
             let found = Tensor::new(&[u8::from(is_some)], var.device()).map_err(during())?;
             for (tensor, op) in [(&found, ReduceOp::Max), (&own, ReduceOp::Sum)] {
                 let operation = Operation::AllReduce { tensor: tensor.clone(), op };
-                group.run(operation).map_err(|error| news.cause(error))?;
+                group.run(operation).map_err(|error| failures.cause(error))?;
             }
             let found = found.to_vec1::<u8>().map_err(during())?;
             sum = (found[0] > 0).then_some(own);

@@ -29,7 +29,7 @@ pub struct LanguageModelConfig {
     /// Dropout probability. Default 0.
     pub dropout: f64,
     /// Attention mask. Default: causal.
-    pub visible: AttentionMask,
+    pub mask: AttentionMask,
 }
 
 impl Default for LanguageModelConfig {
@@ -42,7 +42,7 @@ impl Default for LanguageModelConfig {
             num_layers: 12,
             max_len: 1024,
             dropout: 0.0,
-            visible: AttentionMask::Causal,
+            mask: AttentionMask::Causal,
         }
     }
 }
@@ -77,8 +77,8 @@ impl LanguageModel {
     /// # Errors
     /// Incompatible sizes, or sizes that are not divisible by the number of ranks; errors of the builder.
     pub fn new(builder: ShardBuilder, config: &LanguageModelConfig) -> Result<Self> {
-        let &LanguageModelConfig { vocab_size, d_model, num_heads, max_len, dropout, visible, .. } = config;
-        let layer = TransformerLayerConfig { d_model, num_heads, d_ff: config.hidden(), visible, dropout };
+        let &LanguageModelConfig { vocab_size, d_model, num_heads, max_len, dropout, mask, .. } = config;
+        let layer = TransformerLayerConfig { d_model, num_heads, d_ff: config.hidden(), mask, dropout };
         let embedding = VocabParallelEmbedding::new(vocab_size, d_model, &builder.pp("embedding"))?;
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
         let position = builder.pp("position").get_between((max_len, d_model), "weight", init)?;

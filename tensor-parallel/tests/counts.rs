@@ -155,7 +155,7 @@ fn record(tp: usize, layers: usize, sequence_parallel: bool) -> Vec<(Vec<String>
             d_model: SHAPE.2,
             num_heads: 4,
             d_ff: 24,
-            visible: AttentionMask::Causal,
+            mask: AttentionMask::Causal,
             dropout: 0.0,
         };
         let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), |builder| {

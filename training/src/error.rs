@@ -66,7 +66,7 @@ pub enum Error {
     },
     /// An operation on real numbers was given another dtype.
     #[error("{operation} takes f16, bf16, f32 or f64, got {got:?}")]
-    NotReal {
+    UnsupportedDtype {
         /// The operation.
         operation: &'static str,
         /// The given dtype.

@@ -36,8 +36,8 @@ impl Sizes {
 
     pub(super) fn transformer(&self) -> TransformerConfig {
         let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, length } = self;
-        let (max_len, dropout, visible) = (length, 0.0, AttentionMask::Causal);
-        TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
+        let (max_len, dropout, mask) = (length, 0.0, AttentionMask::Causal);
+        TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, mask }
     }
 
     /// Returns rows of tokens and their targets, the same on every rank; each takes its [`share`].

@@ -31,7 +31,7 @@ impl Job {
             num_layers: sizes.num_layers,
             max_len: sizes.max_len,
             dropout: sizes.dropout,
-            visible: sizes.visible,
+            mask: sizes.mask,
         };
         let (config, weights) = (TensorParallelConfig::default(), Weights::Random(generator()));
         let model =

@@ -38,7 +38,7 @@ pub(crate) trait Carrier: Send {
 /// Back-off between polls of something that cannot wake a thread: short at first, since most calls are short.
 #[derive(Debug, Default)]
 pub(crate) struct PollBackoff {
-    looks: u32,
+    polls: u32,
 }
 
 impl PollBackoff {
@@ -48,10 +48,10 @@ impl PollBackoff {
     const SLEEP: Duration = Duration::from_micros(50);
 
     pub(crate) fn wait(&mut self) {
-        self.looks = self.looks.saturating_add(1);
-        if self.looks < Self::SPINS {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls < Self::SPINS {
             std::hint::spin_loop();
-        } else if self.looks < Self::YIELDS {
+        } else if self.polls < Self::YIELDS {
             std::thread::yield_now();
         } else {
             std::thread::sleep(Self::SLEEP);
@@ -60,6 +60,6 @@ impl PollBackoff {
 
     /// Returns whether it is time to check on the other ranks too: every 16 polls, once the thread no longer spins.
     pub(crate) fn should_check_peers(&self) -> bool {
-        self.looks >= Self::SPINS && self.looks.is_multiple_of(16)
+        self.polls >= Self::SPINS && self.polls.is_multiple_of(16)
     }
 }

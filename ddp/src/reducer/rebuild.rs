@@ -38,7 +38,7 @@ impl Reducer {
     /// After the first step: refills the buckets in the order in which gradients arrived on rank 0.
     fn reorder(&self, state: &mut State) -> Result<()> {
         let (bytes, first_bytes) = (self.config.bucket_bytes, self.config.first_bytes());
-        if state.buckets.plan.buckets.len() < 2 && !self.config.measure_bucket_bytes {
+        if state.buckets.plan.buckets.len() < 2 && !self.config.tune_bucket_bytes {
             return Ok(());
         }
         let count = self.items.len();
@@ -47,7 +47,7 @@ impl Reducer {
         self.comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
         let order = tensor.to_vec1::<i64>()?.into_iter().filter_map(|index| usize::try_from(index).ok());
         let order = plan::complete(order, count);
-        if self.config.measure_bucket_bytes {
+        if self.config.tune_bucket_bytes {
             state.search = Search::new(&self.items, &order, first_bytes, bytes);
         }
         let plan = match &state.search {

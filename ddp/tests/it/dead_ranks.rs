@@ -38,7 +38,7 @@ fn in_weighted_averages_with_every_hook() {
                 hook: hook.clone(),
                 bucket_bytes,
                 first_bucket_bytes: bucket_bytes,
-                measure_bucket_bytes: true,
+                tune_bucket_bytes: true,
                 ..Default::default()
             };
             others(|comm| {

@@ -135,10 +135,10 @@ const SEARCH_STEPS: usize = 40;
 #[test]
 fn measured_bucket_sizes_are_the_same_on_all_ranks_and_change_no_result() {
     for world_size in 1..=3 {
-        let train = |measure_bucket_bytes: bool, bucket_bytes: usize| {
+        let train = |tune_bucket_bytes: bool, bucket_bytes: usize| {
             on_all_ranks(world_size, |comm| {
                 let rank = comm.rank();
-                let config = DdpConfig { bucket_bytes, measure_bucket_bytes, ..Default::default() };
+                let config = DdpConfig { bucket_bytes, tune_bucket_bytes, ..Default::default() };
                 let wide: [(&str, &[usize]); 3] =
                     [("a", &[300, 100]), ("b", &[200, 100]), ("c", &[100, 100])];
                 let ddp = Ddp::new(comm, builder(1, &wide, DType::F64), &config, |vb| {

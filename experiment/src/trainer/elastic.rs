@@ -129,13 +129,13 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         run: &mut Run<'_, '_>,
         lost: &comm::Error,
     ) -> Result<()> {
-        let patience = rank.newcomers_within.filter(|_| rank.stage == RankPhase::AtWork);
-        let (Some(ElasticRanks { min, .. }), Some(patience)) = (run.config.elastic, patience) else {
+        let wait_time = rank.newcomers_within.filter(|_| rank.stage == RankPhase::AtWork);
+        let (Some(ElasticRanks { min, .. }), Some(wait_time)) = (run.config.elastic, wait_time) else {
             return Ok(());
         };
         while rank.comm.world_size() < min {
-            let (comm, until) = (rank.comm.clone(), Instant::now() + patience);
-            rank.first_alone(patience, || {
+            let (comm, until) = (rank.comm.clone(), Instant::now() + wait_time);
+            rank.first_alone(wait_time, || {
                 while comm.elastic()?.waiting() == 0 && Instant::now() < until {
                     std::thread::sleep(POLL_INTERVAL);
                 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// A test that takes longer than this has failed; nothing takes nearly as long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// Variable with the id of the process that has started the rank.
 const PARENT: &str = "RANK_TEST_PARENT";
 
@@ -68,7 +68,7 @@ impl Rank {
 
     pub(crate) fn wait_for(&mut self, beginning: &str) {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE);
+            let line = self.lines.recv_timeout(LIMIT);
             let line = line.unwrap_or_else(|_| panic!("no {beginning} after {:?}", self.read));
             self.read.push(line);
             if self.read.last().is_some_and(|line| line.starts_with(beginning)) {

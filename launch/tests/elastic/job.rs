@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::rank::{PATIENCE, Rank, member};
+use crate::rank::{LIMIT, Rank, member};
 
 pub(crate) struct Job {
     dir: TempDir,
@@ -106,7 +106,7 @@ impl Job {
 fn finish(mut rank: Rank) -> Ending {
     let mut lines = std::mem::take(&mut rank.read);
     loop {
-        match rank.lines.recv_timeout(PATIENCE) {
+        match rank.lines.recv_timeout(LIMIT) {
             Ok(line) => lines.push(line),
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => panic!("it hangs after {lines:?}"),

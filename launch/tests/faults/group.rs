@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
 use crate::ending::Ending;
-use crate::rank::{PATIENCE, Rank, member};
+use crate::rank::{LIMIT, Rank, member};
 use crate::worker::{SCRIPT, SLOW_WARNING, now};
 
 /// Configuration of a group.
@@ -188,7 +188,7 @@ impl Member {
     fn finish(self, number: usize) -> Ending {
         let mut rank = self.rank;
         let handle = pidfd_open(Pid::from_child(&rank.process), PidfdFlags::empty()).unwrap();
-        let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
         let ended = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&limit)).unwrap();
         let at = now();
         if ended == 0 {
@@ -198,7 +198,7 @@ impl Member {
         let status = rank.process.wait().unwrap();
         let mut lines = std::mem::take(&mut rank.read);
         lines.extend(rank.lines.iter());
-        let stderr = self.stderr.recv_timeout(PATIENCE).unwrap();
+        let stderr = self.stderr.recv_timeout(LIMIT).unwrap();
         Ending::new(number, at, (status.code(), status.signal()), &lines, stderr)
     }
 }

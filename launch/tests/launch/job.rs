@@ -21,7 +21,7 @@ const COPY: &str = "copy";
 const ID: &str = "LAUNCH_TEST_ID";
 
 /// A test that takes longer than this has failed; nothing takes nearly as long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Job {
     launcher: Child,
@@ -88,7 +88,7 @@ impl Job {
     pub(crate) fn wait_until_it_says(&mut self, words: &str) {
         let start = Instant::now();
         while !self.said.contains(words) {
-            let left = PATIENCE.checked_sub(start.elapsed()).unwrap();
+            let left = LIMIT.checked_sub(start.elapsed()).unwrap();
             self.said += &self.stderr.recv_timeout(left).unwrap_or_else(|_| panic!("only: {}", self.said));
         }
     }
@@ -142,14 +142,14 @@ impl Job {
         let start = Instant::now();
         // Full for lines: 15 of its 16 pages, except for gaps where the next line did not fit, and one more line.
         while ioctl_fionread(pipe).unwrap() < 14 * 4096 {
-            assert!(start.elapsed() < PATIENCE, "nothing is written");
+            assert!(start.elapsed() < LIMIT, "nothing is written");
             std::thread::yield_now();
         }
     }
 
     /// Returns the next line that the ranks have written.
     pub(crate) fn line(&self) -> String {
-        self.lines.as_ref().unwrap().recv_timeout(PATIENCE).expect("another line")
+        self.lines.as_ref().unwrap().recv_timeout(LIMIT).expect("another line")
     }
 
     /// Reads until each rank has written `ready PID`; returns the ids by rank.
@@ -193,12 +193,12 @@ impl Job {
     /// Waits for the launcher to end.
     pub(crate) fn finish(mut self) -> Finished {
         let launcher = pidfd_open(Pid::from_child(&self.launcher), PidfdFlags::empty()).unwrap();
-        let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
         let ended = poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&limit)).unwrap();
         assert_eq!(ended, 1, "the launcher hangs");
         let status = self.launcher.wait().unwrap();
         let stdout = self.lines.take().map(|lines| lines.iter().collect()).unwrap_or_default();
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + LIMIT;
         loop {
             match self.stderr.recv_timeout(limit.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.said += &line,

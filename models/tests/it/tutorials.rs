@@ -64,7 +64,7 @@ fn of_the_classifiers() {
 
 #[test]
 fn of_the_transformer_with_each_mask() {
-    for visible in [AttentionMask::Full, AttentionMask::Causal, AttentionMask::AntiCausal] {
+    for mask in [AttentionMask::Full, AttentionMask::Causal, AttentionMask::AntiCausal] {
         for dropout in [0.0, 0.1] {
             let config = TransformerConfig {
                 vocab_size: 20,
@@ -73,7 +73,7 @@ fn of_the_transformer_with_each_mask() {
                 d_ff: 16,
                 num_layers: 2,
                 max_len: 12,
-                visible,
+                mask,
                 dropout,
             };
             let without = without_gradient(|builder, generator| {
@@ -82,7 +82,7 @@ fn of_the_transformer_with_each_mask() {
                 cross_entropy(&model.forward_t(&tokens, true)?, &tokens, None)
             });
             // The table of positions is not a parameter.
-            assert_eq!(without, ["pos_encoding.pe"], "{visible:?}, dropout {dropout}");
+            assert_eq!(without, ["pos_encoding.pe"], "{mask:?}, dropout {dropout}");
         }
     }
 }

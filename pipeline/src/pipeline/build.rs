@@ -113,9 +113,9 @@ impl Pipeline {
         buffers.extend(modules.buffers.clone());
         let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device, &buffers))?;
         let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
-        let news = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
+        let failures = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
         let copies = replicas::group(&groups)?;
-        let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
+        let links = Links::new(&*comm, failures.clone(), table, specs.clone(), &device)?;
         let last_places = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {
             groups,
@@ -125,7 +125,7 @@ impl Pipeline {
             ties,
             links: Some(links),
             evaluation: None,
-            news,
+            failures,
             loss: Box::new(loss),
             before_forward: None,
             row_keys: Vec::new(),

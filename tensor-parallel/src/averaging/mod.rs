@@ -39,7 +39,7 @@ impl Averaging {
     }
 
     /// Creates the scalar that stands for a parameter in the autograd graph. Layers deliver the parameter's gradient, which
-    /// has the parameter's size, through [`deliver`](Self::give) instead of through the scalar. Backward reaches the scalar when
+    /// has the parameter's size, through [`deliver`](Self::deliver) instead of through the scalar. Backward reaches the scalar when
     /// all layers that use the parameter have delivered theirs: once for each recomputed part, and once outside of them.
     pub(crate) fn token(self: &Arc<Self>, index: usize, var: &Var) -> Result<Tensor> {
         let (averaging, number) = (self.clone(), Tensor::zeros((), var.dtype(), var.device())?);

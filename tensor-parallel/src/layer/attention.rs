@@ -23,7 +23,7 @@ pub struct ParallelSelfAttention {
     qkv: ColumnParallelLinear,
     out: RowParallelLinear,
     own_heads: usize,
-    visible: AttentionMask,
+    mask: AttentionMask,
 }
 
 impl ParallelSelfAttention {
@@ -35,7 +35,7 @@ impl ParallelSelfAttention {
     pub fn new(
         d_model: usize,
         num_heads: usize,
-        visible: AttentionMask,
+        mask: AttentionMask,
         builder: &ShardBuilder,
     ) -> Result<Self> {
         let ranks = builder.context().ranks();
@@ -52,7 +52,7 @@ impl ParallelSelfAttention {
             qkv: ColumnParallelLinear::new(d_model, 3 * d_model, &config, &builder.pp("qkv"))?,
             out: RowParallelLinear::new(d_model, d_model, &RowConfig::default(), &builder.pp("out"))?,
             own_heads: num_heads / ranks,
-            visible,
+            mask,
         })
     }
 
@@ -64,7 +64,7 @@ impl ParallelSelfAttention {
         let qkv = self.qkv.forward(x)?;
         let width = qkv.dim(2)? / 3;
         let part = |place: usize| columns(&qkv, place * width..(place + 1) * width);
-        let config = AttentionConfig::new(self.own_heads, self.visible);
+        let config = AttentionConfig::new(self.own_heads, self.mask);
         let mixed = attention(&part(0)?, &part(1)?, &part(2)?, &config)?;
         self.out.forward(&mixed)
     }

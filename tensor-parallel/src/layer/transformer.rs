@@ -18,7 +18,7 @@ pub struct TransformerLayerConfig {
     /// Width of the feed-forward layers.
     pub d_ff: usize,
     /// Attention mask.
-    pub visible: AttentionMask,
+    pub mask: AttentionMask,
     /// Dropout probability for the outputs of attention and feed-forward.
     pub dropout: f64,
 }
@@ -50,8 +50,8 @@ impl ParallelTransformerLayer {
     /// # Errors
     /// Incompatible sizes, or sizes that are not divisible by the number of ranks; errors of the builder.
     pub fn new(config: &TransformerLayerConfig, builder: &ShardBuilder) -> Result<Self> {
-        let &TransformerLayerConfig { d_model, num_heads, d_ff, visible, dropout } = config;
-        let attention = ParallelSelfAttention::new(d_model, num_heads, visible, &builder.pp("attention"))?;
+        let &TransformerLayerConfig { d_model, num_heads, d_ff, mask, dropout } = config;
+        let attention = ParallelSelfAttention::new(d_model, num_heads, mask, &builder.pp("attention"))?;
         Ok(Self {
             norm1: norm(d_model, &builder.pp("norm1"))?,
             attention,

@@ -120,8 +120,8 @@ impl Dense {
         for layer in &self.layers {
             let qkv = layer.qkv.forward(&layer.norm1.forward(&x)?)?;
             let part = |place: usize| qkv.narrow(2, place * d, d);
-            let (heads, visible) = (self.sizes.num_heads, self.sizes.visible);
-            let mixed = attention(&part(0)?, &part(1)?, &part(2)?, &AttentionConfig::new(heads, visible))?;
+            let (heads, mask) = (self.sizes.num_heads, self.sizes.mask);
+            let mixed = attention(&part(0)?, &part(1)?, &part(2)?, &AttentionConfig::new(heads, mask))?;
             x = (&x + layer.out.forward(&mixed)?)?;
             let fed = layer.fc2.forward(&gelu(&layer.fc1.forward(&layer.norm2.forward(&x)?)?)?)?;
             x = (x + fed)?;

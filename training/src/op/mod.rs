@@ -51,7 +51,7 @@ fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
     match dtype {
         DType::F16 | DType::BF16 => Ok(DType::F32),
         DType::F32 | DType::F64 => Ok(dtype),
-        got => Err(Error::NotReal { operation, got }),
+        got => Err(Error::UnsupportedDtype { operation, got }),
     }
 }
 

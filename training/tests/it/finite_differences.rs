@@ -117,11 +117,11 @@ proptest! {
     #[test]
     fn gradients_of_attention_are_slopes(
         (batch, len, heads, dims) in (1usize..3, 1usize..5, 1usize..3, 1usize..4),
-        visible in 0usize..3,
+        mask in 0usize..3,
         seed in 0u64..1000,
     ) {
-        let visible = [AttentionMask::Full, AttentionMask::Causal, AttentionMask::AntiCausal][visible];
-        let config = AttentionConfig::new(heads, visible);
+        let mask = [AttentionMask::Full, AttentionMask::Causal, AttentionMask::AntiCausal][mask];
+        let config = AttentionConfig::new(heads, mask);
         let run = || -> Result<()> {
             let shape = (batch, len, heads * dims);
             let var = |seed| Var::from_tensor(&numbers((batch * len, heads * dims), seed)?.reshape(shape)?);

@@ -73,6 +73,6 @@ pub struct DdpTransformerOptions {
 
 impl DdpTransformerOptions {
     pub(super) fn model(&self) -> TransformerConfig {
-        TransformerConfig { visible: self.mask.into(), ..self.sizes.config() }
+        TransformerConfig { mask: self.mask.into(), ..self.sizes.config() }
     }
 }

@@ -44,8 +44,8 @@ fn names_are_pytorchs() {
 
 #[test]
 fn a_causal_model_does_not_see_what_is_to_come() {
-    let logits = |visible, last: u32| {
-        let (model, _) = model(&TransformerConfig { visible, ..config() });
+    let logits = |mask, last: u32| {
+        let (model, _) = model(&TransformerConfig { mask, ..config() });
         let tokens = Tensor::new(&[[1u32, 2, 3, last]], &Device::Cpu).unwrap();
         let logits = model.forward_t(&tokens, false).unwrap();
         logits.narrow(1, 0, 3).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()

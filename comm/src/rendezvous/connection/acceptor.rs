@@ -293,8 +293,8 @@ impl Serve {
         speaking: &mut VecDeque<HandshakingConnection>,
         speaker: HandshakingConnection,
     ) {
-        let knock = speaker.newcomer.wire.client_opening();
-        if knock.is_some() && speaking.iter().any(|other| other.newcomer.wire.client_opening() == knock) {
+        let opening = speaker.newcomer.wire.client_opening();
+        if opening.is_some() && speaking.iter().any(|other| other.newcomer.wire.client_opening() == opening) {
             return self.reject(speaker.newcomer.from, &ConnectError::BadProof);
         }
         if speaking.len() >= self.limits.at_once {

@@ -8,7 +8,7 @@
 //! server -> client   answer:  status, rank, world size, proof over all of the above and the answer
 //! ```
 //!
-//! The proof in the first message, the *knock*, does not exclude that an eavesdropper repeats it. But a peer that only
+//! The proof in the first message does not exclude that an eavesdropper repeats it. But a peer that only
 //! knows the protocol is refused at once and takes no slot from a rank, and one that repeats a message takes one slot
 //! only.
 //!
@@ -38,8 +38,8 @@ const ENCRYPTED: u16 = u16::MAX;
 const NO_SECRET: u16 = u16::MAX - 1;
 /// Added to the version in a client's opening: what comes after it is encrypted.
 const ENCRYPTS: u16 = 1 << 15;
-/// Offset of the knock in a client's opening.
-const KNOCK: usize = 26;
+/// Offset of the proof in a client's opening.
+const OPENING_PROOF: usize = 26;
 
 pub(crate) const OPENING: usize = 42;
 pub(crate) type Opening = [u8; OPENING];
@@ -96,7 +96,7 @@ impl Credentials {
 
     /// Returns the proof with which a client of this job ends its opening.
     fn opening_proof(&self, opening: &Opening) -> Hmac<Sha256> {
-        self.proof(b"girandole  knock", &[&opening[..KNOCK]])
+        self.proof(b"girandole  knock", &[&opening[..OPENING_PROOF]])
     }
 
     fn proof(&self, label: &[u8; 16], messages: &[&[u8]]) -> Hmac<Sha256> {
@@ -226,8 +226,8 @@ impl<'a> Client<'a> {
         caller: ClientClaim,
         mut opening: Opening,
     ) -> ConnectResult<Self> {
-        let knock = credentials.opening_proof(&opening).finalize().into_bytes();
-        opening[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
+        let proof = credentials.opening_proof(&opening).finalize().into_bytes();
+        opening[OPENING_PROOF..].copy_from_slice(&proof[..OPENING - OPENING_PROOF]);
         Ok(Self { credentials, caller, opening })
     }
 
@@ -291,8 +291,8 @@ pub(crate) struct Server<'a> {
 impl<'a> Server<'a> {
     pub(crate) fn new(credentials: &'a Credentials, client: Opening) -> ConnectResult<Self> {
         check_client(&client)?;
-        let knock = credentials.opening_proof(&client).verify_truncated_left(&client[KNOCK..]);
-        knock.map_err(|_| ConnectError::BadProof)?;
+        let proof = credentials.opening_proof(&client).verify_truncated_left(&client[OPENING_PROOF..]);
+        proof.map_err(|_| ConnectError::BadProof)?;
         Ok(Self { credentials, client, opening: opening(VERSION)? })
     }
 

@@ -55,8 +55,8 @@ pub(super) fn connect_group(
     let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
     let own = Entry { address, host, pid, site, door };
     let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
-    let patience_ms = milliseconds(until.saturating_duration_since(Instant::now()));
-    let table = Table { session, patience_ms, ranks };
+    let timeout_ms = milliseconds(until.saturating_duration_since(Instant::now()));
+    let table = Table { session, timeout_ms, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
     let lines = plan.open_data_connections(listener, (credentials, session), peers)?;
     connect_all(plan, members, table, until)?;

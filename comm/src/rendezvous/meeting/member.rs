@@ -45,7 +45,7 @@ pub(super) fn hello(plan: &MeetingParams<'_>, port: u16) -> Hello {
         host: plan.own.host.clone(),
         pid: plan.own.pid,
         site: plan.site(),
-        patience_ms: milliseconds(time_limit),
+        timeout_ms: milliseconds(time_limit),
         door: plan.door,
         machine: BuildInfo::own(),
     }
@@ -180,7 +180,7 @@ impl Leader<'_> {
         let plan = self.plan;
         let table = self.hear_table()?;
         // This rank must report which rank it cannot reach before rank 0 has waited long enough.
-        let time_limit = with_margin(Duration::from_millis(table.patience_ms));
+        let time_limit = with_margin(Duration::from_millis(table.timeout_ms));
         let until =
             Instant::now().checked_add(time_limit).map_or(plan.deadline, |until| until.min(plan.deadline));
         let peers = self.peers(&table)?;

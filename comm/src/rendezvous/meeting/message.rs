@@ -41,7 +41,7 @@ pub(super) struct Hello {
     pub(super) pid: u32,
     pub(super) site: Site,
     /// How long it will wait for the others.
-    pub(super) patience_ms: u64,
+    pub(super) timeout_ms: u64,
     /// Port of its door, at the same address, where the group may change; else 0.
     #[serde(default)]
     pub(super) door: u16,
@@ -75,7 +75,7 @@ pub(super) struct Table {
     /// Goes into the handshakes of the data connections.
     pub(super) session: [u8; 32],
     /// How long rank 0 will wait until all are connected.
-    pub(super) patience_ms: u64,
+    pub(super) timeout_ms: u64,
     /// By rank.
     pub(super) ranks: Vec<Entry>,
 }
@@ -139,14 +139,14 @@ mod tests {
         let host = "\"".repeat(1000);
         let ip = Some("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
         let site = Site::longest();
-        let (pid, patience_ms) = (u32::MAX, u64::MAX);
+        let (pid, timeout_ms) = (u32::MAX, u64::MAX);
         let hello = Hello {
             ip,
             port: u16::MAX,
             host: sanitize(&host, MAX_HOST),
             pid,
             site,
-            patience_ms,
+            timeout_ms,
             door: u16::MAX,
             machine: BuildInfo::of_version("1234.1234.1234-alpha.1"),
         };

@@ -162,7 +162,7 @@ impl Roster {
     ) -> ConnectResult<Option<(HandshakeStream, String)>> {
         let from = wire.peer()?.ip().to_canonical();
         let host_ip = (!wire.is_local()?).then_some(from);
-        let time_limit = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
+        let time_limit = Duration::from_millis(hello.timeout_ms).min(Duration::from_secs(1 << 25));
         let entry = entry(hello, from);
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(ConnectError::NotAwaited) };
@@ -373,7 +373,7 @@ mod tests {
         };
         let (host, site) = ("a".into(), Site::own(Some(Obstacle::Unwanted)));
         let machine = BuildInfo::own();
-        let hello = Hello { ip: None, port: 1, host, pid: 7, site, patience_ms: 60_000, door: 0, machine };
+        let hello = Hello { ip: None, port: 1, host, pid: 7, site, timeout_ms: 60_000, door: 0, machine };
         let (first, wire) = comes();
         assert!(roster.register(1, wire, hello.clone()).unwrap().is_none());
         let (_second, wire) = comes();

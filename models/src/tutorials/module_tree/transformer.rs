@@ -14,7 +14,7 @@ const TRAINED: TransformerConfig = TransformerConfig {
     num_layers: 2,
     max_len: 100,
     dropout: 0.1,
-    visible: AttentionMask::Full,
+    mask: AttentionMask::Full,
 };
 /// The model whose tree the tutorials print, which differs from the one they train.
 const PRINTED: TransformerConfig =
@@ -23,7 +23,7 @@ const PRINTED: TransformerConfig =
 /// Returns what the tutorials print for a model of these sizes: with those that they train, the tree of their larger
 /// printed model; with other sizes, that of the model itself. What the model's tokens attend to is not in the tree.
 pub fn tutorial_transformer(config: &TransformerConfig) -> ModuleTree {
-    let is_trained = TransformerConfig { visible: TRAINED.visible, ..config.clone() } == TRAINED;
+    let is_trained = TransformerConfig { mask: TRAINED.mask, ..config.clone() } == TRAINED;
     transformer(if is_trained { &PRINTED } else { config })
 }
 

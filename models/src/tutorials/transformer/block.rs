@@ -61,12 +61,12 @@ struct SelfAttention {
     v_linear: Linear,
     out_linear: Linear,
     num_heads: usize,
-    visible: AttentionMask,
+    mask: AttentionMask,
 }
 
 impl SelfAttention {
     fn new(builder: VarBuilder<'_>, config: &TransformerConfig) -> Result<Self> {
-        let &TransformerConfig { d_model, num_heads, visible, .. } = config;
+        let &TransformerConfig { d_model, num_heads, mask, .. } = config;
         let layer = |name: &str| linear(d_model, d_model, builder.pp(name));
         Ok(Self {
             q_linear: layer("q_linear")?,
@@ -74,13 +74,13 @@ impl SelfAttention {
             v_linear: layer("v_linear")?,
             out_linear: layer("out_linear")?,
             num_heads,
-            visible,
+            mask,
         })
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (q, k, v) = (self.q_linear.forward(x)?, self.k_linear.forward(x)?, self.v_linear.forward(x)?);
-        let config = AttentionConfig::new(self.num_heads, self.visible);
+        let config = AttentionConfig::new(self.num_heads, self.mask);
         self.out_linear.forward(&attention(&q, &k, &v, &config)?)
     }
 }

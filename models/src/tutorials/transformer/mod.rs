@@ -40,7 +40,7 @@ pub struct TransformerConfig {
     /// Probability with which dropout zeroes a number. Default 0.1.
     pub dropout: f64,
     /// Tokens that a token attends to. Default: all.
-    pub visible: AttentionMask,
+    pub mask: AttentionMask,
 }
 
 impl Default for TransformerConfig {
@@ -53,7 +53,7 @@ impl Default for TransformerConfig {
             num_layers: 6,
             max_len: 5000,
             dropout: 0.1,
-            visible: AttentionMask::Full,
+            mask: AttentionMask::Full,
         }
     }
 }

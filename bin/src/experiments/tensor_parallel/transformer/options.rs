@@ -76,9 +76,9 @@ pub struct TensorParallelTransformerOptions {
 impl TensorParallelTransformerOptions {
     pub(super) fn model(&self) -> LanguageModelConfig {
         let &Self { vocab_size, d_model, num_heads, num_layers, max_len, dropout, .. } = self;
-        let visible = if self.no_mask { AttentionMask::Full } else { AttentionMask::Causal };
+        let mask = if self.no_mask { AttentionMask::Full } else { AttentionMask::Causal };
         let d_ff = self.d_ff.unwrap_or(0);
-        LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
+        LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, mask }
     }
 
     /// Checks that the model fits in memory.

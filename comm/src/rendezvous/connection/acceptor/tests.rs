@@ -171,7 +171,7 @@ fn who_does_not_hold_the_secret_takes_no_place() {
     assert!(is_open(&speak(address).unwrap()));
 }
 
-/// A TLS hello is no knock; and a replayed knock counts as a replay, whatever encryption follows it.
+/// A TLS hello is no opening; and a replayed opening counts as a replay, whatever encryption follows it.
 #[test]
 fn encryption_begins_after_the_knock() {
     let secret = Some(Secret::from_hex(&"a".repeat(64)).unwrap());
@@ -221,7 +221,7 @@ fn who_repeats_what_another_has_said_takes_no_second_place() {
     assert!(is_open(&repeat()));
 }
 
-/// An incomplete knock counts as silence.
+/// An incomplete opening counts as silence.
 #[test]
 fn who_does_not_say_all_takes_a_place_of_the_silent() {
     let (_acceptor, address, came) = serve(Limits { at_once: 1, idle_grace: Duration::ZERO, ..LIMITS });
@@ -235,7 +235,7 @@ fn who_does_not_say_all_takes_a_place_of_the_silent() {
     let mut second = begin();
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
     assert_closed(&mut first);
-    // With the last byte it counts as a knock.
+    // With the last byte it counts as an opening.
     second.write_all(b".").unwrap();
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
     second.read_exact(&mut [0; 42]).unwrap();

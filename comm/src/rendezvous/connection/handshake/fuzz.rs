@@ -11,8 +11,8 @@ fn take<const N: usize>(next: &mut dyn FnMut() -> u8) -> [u8; N] {
 pub(crate) fn shake(credentials: &Credentials, next: &mut dyn FnMut() -> u8) {
     let mut theirs: Opening = take(next);
     if next() & 1 == 1 {
-        let knock = credentials.opening_proof(&theirs).finalize().into_bytes();
-        theirs[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
+        let proof = credentials.opening_proof(&theirs).finalize().into_bytes();
+        theirs[OPENING_PROOF..].copy_from_slice(&proof[..OPENING - OPENING_PROOF]);
     }
     if let Ok(server) = Server::new(credentials, theirs) {
         let ours = *server.opening();

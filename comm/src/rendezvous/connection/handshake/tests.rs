@@ -131,8 +131,8 @@ proptest! {
             message[..8].copy_from_slice(&MAGIC);
             message[8] = VERSION as u8;
             prop_assert!(matches!(Server::new(&credentials, message), Err(ConnectError::BadProof)));
-            let knock = credentials.opening_proof(&message).finalize().into_bytes();
-            message[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
+            let proof = credentials.opening_proof(&message).finalize().into_bytes();
+            message[OPENING_PROOF..].copy_from_slice(&proof[..OPENING - OPENING_PROOF]);
         }
         let mut claim = [0; 41];
         claim[..9].copy_from_slice(&said);

@@ -78,7 +78,7 @@ impl RegroupState {
             let (missing, members) = self.missing();
             let is_awaited =
                 |(number, _): &(usize, _)| members.contains(number) && !search.is_given_up(*number);
-            let is_over = !missing.iter().any(is_awaited) && search.has_looked(&missing);
+            let is_over = !missing.iter().any(is_awaited) && search.has_probed(&missing);
             if is_over || Instant::now() >= search.last_call {
                 return Ok(());
             }

@@ -24,7 +24,7 @@ const AT_ONCE: usize = 64;
 /// Number of attempts in a row after which it is believed that another program is at a door.
 const SETTLED: u32 = 5;
 
-/// What one rank finds out about the others while it looks for them.
+/// What one rank finds out about the others while it next_probes for them.
 pub(super) struct Search<'a> {
     pub(super) endpoint: &'a RegroupState,
     pub(super) deadline: Instant,
@@ -36,7 +36,8 @@ pub(super) struct Search<'a> {
     gone: BTreeSet<usize>,
     /// Ranks that do not answer.
     pub(super) silent: BTreeSet<usize>,
-    looks: BTreeMap<usize, (Instant, Duration)>,
+    /// When each rank that was probed is to be probed again, and the pause after that.
+    next_probes: BTreeMap<usize, (Instant, Duration)>,
     /// Number of probes in a row at which another program was at a rank's door.
     strange: BTreeMap<usize, u32>,
 }
@@ -148,14 +149,14 @@ impl RegroupState {
                 let rank = *rank;
                 Builder::new().spawn_scoped(scope, move || self.probe(rank, until))
             };
-            let looks: Vec<_> = ranks.iter().map(start).collect();
-            let sights = looks.into_iter().zip(ranks).map(|(look, rank)| match look {
+            let probes: Vec<_> = ranks.iter().map(start).collect();
+            let results = probes.into_iter().zip(ranks).map(|(probe, rank)| match probe {
                 Ok(thread) => thread.join().unwrap_or(ProbeResult::Unsure),
                 // No thread could be started, and there may be no time left.
                 Err(_) if Instant::now() >= until => ProbeResult::Unsure,
                 Err(_) => self.probe(*rank, until),
             });
-            sights.collect()
+            results.collect()
         })
     }
 }
@@ -164,10 +165,10 @@ impl<'a> Search<'a> {
     pub(super) fn new(endpoint: &'a RegroupState, blamed: &[usize], deadline: Instant) -> Self {
         let blamed = blamed.iter().copied().collect();
         let (gone, silent) = (BTreeSet::new(), BTreeSet::new());
-        let (looks, strange) = (BTreeMap::new(), BTreeMap::new());
+        let (next_probes, strange) = (BTreeMap::new(), BTreeMap::new());
         let forming = FORM_TIMEOUT.min(endpoint.config.bounded_timeout() / 4);
         let last_call = deadline.checked_sub(forming).unwrap_or(deadline);
-        Self { endpoint, deadline, last_call, blamed, gone, silent, looks, strange }
+        Self { endpoint, deadline, last_call, blamed, gone, silent, next_probes, strange }
     }
 
     /// Returns how long to wait for the answer of a leader.
@@ -175,8 +176,8 @@ impl<'a> Search<'a> {
         self.deadline.min(Instant::now() + self.endpoint.silence())
     }
 
-    /// Returns how long to wait for the answer of a rank that is missing: the last call is not delayed by it.
-    fn patience_for_missing(&self) -> Instant {
+    /// Returns until when to wait for the answer of a rank that is missing: the last call is not delayed by it.
+    fn missing_deadline(&self) -> Instant {
         let until = self.answer_deadline();
         if Instant::now() < self.last_call { until.min(self.last_call) } else { until }
     }
@@ -225,11 +226,11 @@ impl<'a> Search<'a> {
 
     /// Probes several ranks; returns those that are there.
     fn probe_all(&mut self, ranks: &[(usize, SocketAddr)], until: Instant) -> Attempt<BTreeSet<usize>> {
-        let sights = self.endpoint.probe_concurrently(ranks, until);
+        let results = self.endpoint.probe_concurrently(ranks, until);
         let mut here = BTreeSet::new();
-        for (&(number, _), sight) in ranks.iter().zip(sights) {
+        for (&(number, _), result) in ranks.iter().zip(results) {
             let tries = self.strange.remove(&number).unwrap_or_default() + 1;
-            match sight {
+            match result {
                 ProbeResult::Here => {
                     self.silent.remove(&number);
                     here.insert(number);
@@ -269,16 +270,16 @@ impl<'a> Search<'a> {
         members: &BTreeSet<usize>,
     ) -> Attempt<()> {
         let now = Instant::now();
-        let is_due = |number: &usize| self.looks.get(number).is_none_or(|(due, _)| now >= *due);
+        let is_due = |number: &usize| self.next_probes.get(number).is_none_or(|(due, _)| now >= *due);
         let due: Vec<_> = missing.iter().copied().filter(|(number, _)| is_due(number)).collect();
         for some in due.chunks(AT_ONCE) {
             if Instant::now() >= self.last_call {
                 break;
             }
-            let here = self.probe_all(some, self.patience_for_missing())?;
+            let here = self.probe_all(some, self.missing_deadline())?;
             for (number, _) in some {
-                let pause = self.looks.get(number).map_or(PAUSES[0], |(_, pause)| *pause);
-                self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
+                let pause = self.next_probes.get(number).map_or(PAUSES[0], |(_, pause)| *pause);
+                self.next_probes.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
             }
             let leads = |number: &&usize| {
                 **number < self.endpoint.own && members.contains(number) && !self.blamed.contains(number)
@@ -298,8 +299,8 @@ impl Search<'_> {
     }
 
     /// Returns whether each of them was probed.
-    pub(super) fn has_looked(&self, missing: &[(usize, SocketAddr)]) -> bool {
-        missing.iter().all(|(number, _)| self.looks.contains_key(number))
+    pub(super) fn has_probed(&self, missing: &[(usize, SocketAddr)]) -> bool {
+        missing.iter().all(|(number, _)| self.next_probes.contains_key(number))
     }
 }
 

@@ -123,7 +123,7 @@ fn newcomer_of(endpoint: &RegroupEndpoint, number: usize, ip: &str, machine: Bui
         host: "h".into(),
         pid: 1,
         site: Site::own(Some(Obstacle::Unwanted)),
-        patience_ms: 1000,
+        timeout_ms: 1000,
         door: 0,
         machine,
     };

@@ -39,7 +39,7 @@ pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> HandshakeStre
 
 /// The same for a rank that claims to wait this long.
 pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, time_limit: Duration) -> HandshakeStream {
-    let hello = Hello { patience_ms: time_limit.as_millis() as u64, ..hello() };
+    let hello = Hello { timeout_ms: time_limit.as_millis() as u64, ..hello() };
     introduced_with(rank, world_size, port, hello)
 }
 
@@ -51,7 +51,7 @@ pub(super) fn hello() -> Hello {
         host: "elsewhere".into(),
         pid: 77,
         site: Site::own(Some(Obstacle::Unwanted)),
-        patience_ms: LONG.as_millis() as u64,
+        timeout_ms: LONG.as_millis() as u64,
         door: 0,
         machine: BuildInfo::own(),
     }

@@ -57,9 +57,9 @@ fn rank_0_when_all_are_here() {
             site: site(),
             door: 0,
         };
-        let patience_ms = u64::MAX;
+        let timeout_ms = u64::MAX;
         let table =
-            Table { session: [7; 32], patience_ms, ranks: vec![entry(port), entry(hello.port), entry(port)] };
+            Table { session: [7; 32], timeout_ms, ranks: vec![entry(port), entry(hello.port), entry(port)] };
         wire.send(&ToMember::Table(table), Instant::now() + LONG).unwrap();
         // The listener stays open as long as the rank tries.
         std::mem::forget(silent);
