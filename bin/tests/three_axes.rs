@@ -69,7 +69,7 @@ fn alone(vocab_size: usize, copies: usize, path: &Path) -> Vec<(f64, f64)> {
             sgd.step(&grads)?;
             losses.push((loss.to_scalar::<f64>()?, norm));
         }
-        parallel.save(path)?;
+        parallel.save_full(path)?;
         Ok(losses)
     });
     losses.unwrap().remove(0)
@@ -95,9 +95,9 @@ fn values(vars: &[(String, Var)]) -> Vec<(String, Vec<f64>)> {
 
 /// Returns the same model as modules.
 fn modules(shards: &Shards, sizes: LanguageModelConfig) -> Modules {
-    let LanguageModelConfig { vocab_size, d_model, num_heads, num_layers, max_len, visible, dropout, .. } =
+    let LanguageModelConfig { vocab_size, d_model, num_heads, num_layers, max_len, mask, dropout, .. } =
         sizes;
-    let layer = TransformerLayerConfig { d_model, num_heads, d_ff: 4 * d_model, visible, dropout };
+    let layer = TransformerLayerConfig { d_model, num_heads, d_ff: 4 * d_model, mask, dropout };
     let of = || shards.clone();
     let (first, second, third, fourth) = (of(), of(), of(), of());
     let list = Modules::new()

@@ -16,8 +16,8 @@
 //!
 //! # Inside
 //!
-//! Folders are layers; each imports only those below it, except for the files of `transport` that assemble all layers
-//! for a backend.
+//! Folders are layers; each imports those below it. Two places assemble what lies above them: the files of `transport` that
+//! make a backend of all layers, and `rendezvous/meeting`, which ends with a group's connections and its failure state.
 //!
 //! ```text
 //! api         what a program calls: the trait, groups, meshes, objects, gradients
@@ -42,12 +42,12 @@
 //! ```text
 //! api/communicator.rs      Communicator::all_reduce makes an Operation
 //! transport/tcp/mod.rs     Tcp::submit queues it, and returns a Work
-//! engine/queue.rs          OperationQueue: checks arguments, runs in order
-//! engine/runner.rs         OperationRunner: sequence number and fingerprint
+//! engine/queue.rs          OperationQueue: checks arguments (`validation.rs`), runs in order
+//! engine/runner.rs         OperationRunner: sequence number and fingerprint (`base/fingerprint.rs`)
 //! engine/plan.rs           Planner: buffer, and schedule from `algorithm`
-//! engine/executor.rs       ScheduleExecutor: fingerprints, then the steps
+//! engine/executor.rs       ScheduleExecutor: fingerprints (`announcements.rs`), then the steps
 //! transport/shm/links.rs   HybridLinks: a ring in shared memory on one host, or
-//! transport/tcp/links.rs   TcpLinks: the socket
+//! transport/tcp/links.rs   TcpLinks: the socket (`rendezvous/connection/stream.rs`)
 //! ```
 // Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `transport/cuda_device.rs`,
 // `transport/cuda_library.rs`, `transport/nccl`, `transport/mpi`), mapped memory (`transport/shm/region.rs`) and pinned memory
@@ -88,6 +88,7 @@ pub use api::norm::global_norm;
 pub use api::objects::{all_gather_object, broadcast_object, gather_object};
 pub use api::replicas::{ParameterDifference, parameter_difference};
 pub use api::tensors::broadcast_tensors;
+pub use api::together::complete_together;
 pub use api::upload::upload_pinned;
 pub use api::work::Work;
 pub use base::digest::Digest;

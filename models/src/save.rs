@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{BufWriter, ErrorKind, Seek, SeekFrom, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Tensor, Var};
-use safetensors::tensor::View;
 use serde_json::{Map, Value, json};
-use training::{AtomicFile, tensor_file_begin, write_output};
+use training::{TensorWriter, write_output};
 
 use crate::folder::{INDEX, SINGLE};
 use crate::lora::files::ADAPTER_FILES;
@@ -84,9 +83,9 @@ pub struct FolderWriter {
     config: ModelConfig,
     how: FolderConfig,
     dtype: DType,
-    files: Vec<(String, BufWriter<AtomicFile>)>,
-    /// For each tensor still to be written: index of its file, byte offset in the file, and shape in the file.
-    places: BTreeMap<String, (usize, u64, Vec<usize>)>,
+    files: Vec<(String, TensorWriter)>,
+    /// For each tensor still to be written: index of its file, its index in the file, and shape in the file.
+    places: BTreeMap<String, (usize, usize, Vec<usize>)>,
     index: BTreeMap<String, String>,
     bytes: usize,
 }
@@ -138,20 +137,14 @@ impl FolderWriter {
 
     fn begin_file(&mut self, file: String, tensors: Vec<(String, Vec<usize>)>) -> Result<()> {
         let path = self.folder.join(&file);
-        let infos = tensors.iter().map(|(name, dims)| (name.clone(), self.dtype.into(), dims.clone()));
-        let begun = tensor_file_begin(infos, Some("pt")).and_then(|begin| {
-            let mut file = BufWriter::with_capacity(1 << 18, AtomicFile::create(&path)?);
-            file.write_all(&begin)?;
-            Ok((file, begin.len() as u64))
-        });
-        let (begun, mut end) = begun.map_err(Error::io("write", &path))?;
-        for (name, dims) in tensors {
-            let size = dims.iter().product::<usize>() * self.dtype.size_in_bytes();
+        let described = |(name, dims): &(String, Vec<usize>)| (name.clone(), self.dtype, dims.clone());
+        let described: Vec<_> = tensors.iter().map(described).collect();
+        let writer = TensorWriter::begin(&path, &described).map_err(Error::io("write", &path))?;
+        for (index, (name, dims)) in tensors.into_iter().enumerate() {
             self.index.insert(name.clone(), file.clone());
-            self.places.insert(name, (self.files.len(), end, dims));
-            end += size as u64;
+            self.places.insert(name, (self.files.len(), index, dims));
         }
-        self.files.push((file, begun));
+        self.files.push((file, writer));
         Ok(())
     }
 
@@ -163,7 +156,7 @@ impl FolderWriter {
         if self.config.tied && name == names::HEAD {
             return Ok(());
         }
-        let Some((file, begin, dims)) = self.places.remove(name) else {
+        let Some((file, index, dims)) = self.places.remove(name) else {
             let known =
                 if self.index.contains_key(name) { "was written before" } else { "is none of the model's" };
             let problem = format!("tensor {name} {known}");
@@ -177,10 +170,9 @@ impl FolderWriter {
             let problem = format!("tensor {name} is of shape {:?} and should be of {dims:?}", tensor.dims());
             return Err(Error::Format { path: self.folder.clone(), problem });
         }
-        let tensor = tensor.to_device(&candle_core::Device::Cpu)?.to_dtype(self.dtype)?.contiguous()?;
-        let (path, file) = &mut self.files[file];
-        let written = file.seek(SeekFrom::Start(begin)).and_then(|_| file.write_all(&View::data(&tensor)));
-        written.map_err(Error::io("write", &self.folder.join(path)))
+        let tensor = tensor.to_device(&candle_core::Device::Cpu)?.to_dtype(self.dtype)?;
+        let (path, writer) = &mut self.files[file];
+        writer.write(index, &tensor).map_err(Error::io("write", &self.folder.join(path)))
     }
 
     /// Moves all files into place.
@@ -196,9 +188,8 @@ impl FolderWriter {
         // Without its configuration, a folder that has only some of the new files cannot be loaded.
         remove(&self.folder.join("config.json"))?;
         let mut kept = BTreeSet::new();
-        for (name, file) in std::mem::take(&mut self.files) {
-            let file = file.into_inner().map_err(std::io::IntoInnerError::into_error);
-            file.and_then(AtomicFile::commit).map_err(Error::io("write", &self.folder.join(&name)))?;
+        for (name, writer) in std::mem::take(&mut self.files) {
+            writer.finish().map_err(Error::io("write", &self.folder.join(&name)))?;
             kept.insert(name);
         }
         if kept.len() > 1 {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use comm::{Communicator, all_agree, all_gather_object, broadcast_object};
+use comm::{Communicator, all_agree, complete_together};
 use serde::{Deserialize, Serialize};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
@@ -75,9 +75,9 @@ impl<M> TensorParallel<M> {
     ///     let parallel = TensorParallel::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(1), model)?;
     ///     let failed = |error: training::Error| comm::Error::from(tensor_parallel::Error::from(error));
     ///     let mut adam = Adam::named(parallel.named_vars(), AdamConfig::default()).map_err(failed)?;
-    ///     parallel.save_checkpoint(&checkpoints, &adam, &Checkpoint { step: 7, ..Checkpoint::default() })?;
+    ///     parallel.save_checkpoint(&checkpoints, Some(&adam), &Checkpoint { step: 7, ..Checkpoint::default() })?;
     ///     let Some(contents) = checkpoints.latest().map_err(failed)? else { return Ok(0) };
-    ///     parallel.load_checkpoint(&contents, &mut adam)?;
+    ///     parallel.load_checkpoint(&contents, Some(&mut adam))?;
     ///     Ok(contents.step)
     /// })?;
     /// assert_eq!(steps, [7, 7]);
@@ -86,27 +86,19 @@ impl<M> TensorParallel<M> {
     pub fn save_checkpoint(
         &self,
         checkpoints: &Checkpoints,
-        optimizer: &dyn OptimizerState,
+        optimizer: Option<&dyn OptimizerState>,
         checkpoint: &Checkpoint,
     ) -> Result<PathBuf> {
         let world = self.world();
-        let begun = agree(
-            world,
-            match world.rank() {
-                0 => checkpoints.begin().map(|draft| draft.number()).map_err(Error::from),
-                _ => Ok(0),
-            },
-        )?;
-        let number: u64 = broadcast_object(world, &begun, 0)?;
         // Of several data-parallel replicas, the first one writes.
-        let is_written = self.dp().is_none_or(|dp| dp.rank() == 0);
-        let written = is_written.then(|| self.write_part(checkpoints, number, optimizer)).transpose();
-        let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &agree(world, written)?)?;
-        let committed = match world.rank() {
-            0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
-            _ => Ok(()),
-        };
-        agree(world, committed)?;
+        let writes = self.dp().is_none_or(|dp| dp.rank() == 0);
+        let number = complete_together(
+            world,
+            || Ok(checkpoints.begin()?.number()),
+            |number| writes.then(|| self.write_part(checkpoints, *number, optimizer)).transpose(),
+            |number, all| self.commit(checkpoints, *number, checkpoint, all.into_iter().flatten().collect()),
+            peer_failed,
+        )?;
         Ok(checkpoints.draft(number).folder())
     }
 
@@ -114,12 +106,12 @@ impl<M> TensorParallel<M> {
         &self,
         checkpoints: &Checkpoints,
         number: u64,
-        optimizer: &dyn OptimizerState,
+        optimizer: Option<&dyn OptimizerState>,
     ) -> Result<(String, FileHash)> {
         let own = self.parameters().iter();
         let mut tensors: HashMap<String, Tensor> =
             own.map(|p| (format!("{MODEL}{}", p.name()), p.var().as_detached_tensor())).collect();
-        let state = optimizer.state()?;
+        let state = optimizer.map(|optimizer| optimizer.state()).transpose()?.unwrap_or_default();
         if let Some((key, _)) = state.iter().find(|(key, value)| self.is_stray(key, value.dims())) {
             let help = "name its parameters as the model does: make it from `TensorParallel::named_vars`";
             return Err(Error::invalid("what an optimizer remembers", key, help));
@@ -158,7 +150,7 @@ impl<M> TensorParallel<M> {
     pub fn load_checkpoint(
         &self,
         contents: &Contents,
-        optimizer: &mut dyn OptimizerState,
+        optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<serde_json::Value> {
         let world = self.world();
         let own = |(place, _): &(usize, _)| place % world.world_size() == world.rank();
@@ -166,17 +158,22 @@ impl<M> TensorParallel<M> {
         let whole = checked.try_for_each(|(_, name)| Ok(contents.check(name)?));
         // Hashes are checked first, so that no rank interprets damaged data.
         agree(world, whole)?;
+        let has_optimizer = optimizer.is_some();
         let read = || {
             let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|reason| {
                 misfit(&contents.folder, format!("it is no checkpoint of a divided model: {reason}"))
             })?;
             let mut saved = Saved::open(contents, extra.tensor_parallel)?;
             saved.check(self.parameters(), &contents.folder)?;
-            let state = self.own_state(&mut saved, &contents.folder)?;
+            let state = match has_optimizer {
+                true => self.own_state(&mut saved, &contents.folder)?,
+                false => HashMap::new(),
+            };
             Ok((self.own_values(&mut saved)?, state, extra.extra))
         };
         let (values, state, extra) = agree(world, read())?;
-        agree(world, optimizer.load_state(&state).map_err(Error::from))?;
+        let loaded = optimizer.map_or(Ok(()), |optimizer| optimizer.load_state(&state));
+        agree(world, loaded.map_err(Error::from))?;
         for (parameter, value) in self.parameters().iter().zip(values) {
             parameter.var().set(&value.to_device(parameter.var().device())?)?;
         }
@@ -284,7 +281,11 @@ impl Saved {
 
 /// Returns this rank's result if no rank has failed; otherwise an error on every rank.
 fn agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
-    all_agree([world], own, |rank, reason| Error::PeerFile { rank, reason: format!("failed: {reason}") })
+    all_agree([world], own, peer_failed)
+}
+
+fn peer_failed(rank: usize, reason: String) -> Error {
+    Error::PeerFile { rank, reason: format!("failed: {reason}") }
 }
 
 fn misfit(folder: &Path, reason: String) -> Error {

@@ -1,14 +1,13 @@
-//! Safetensors file reader that reads ranges of tensors.
+//! Safetensors files of whole models, of which each rank reads its parts and nothing may be left over.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
-use safetensors::tensor::{Metadata, TensorInfo};
-use training::TensorHeader;
+use candle_core::{DType, Tensor};
+use safetensors::tensor::TensorInfo;
+use training::TensorReader;
 
 use crate::{Error, Result};
 
@@ -16,10 +15,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct ShardedFile {
     path: PathBuf,
-    file: File,
-    /// Offset of the tensors' bytes in the file.
-    data: u64,
-    metadata: Metadata,
+    reader: TensorReader,
     asked_for: BTreeSet<String>,
 }
 
@@ -27,22 +23,19 @@ impl ShardedFile {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refuse = |error: std::io::Error| match error.kind() {
             ErrorKind::InvalidData => {
-                let reason = first_line(&error.to_string());
+                let reason = training::first_line(&error);
                 Error::NotSafetensors { path: path.to_path_buf(), reason }
             }
             _ => reading(path, error),
         };
-        let mut file = training::open_input(path).map_err(refuse)?;
-        let bytes = file.metadata().map_err(refuse)?.len();
-        let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
-        let TensorHeader { metadata, data, .. } = header;
-        Ok(Self { path: path.to_path_buf(), file, data, metadata, asked_for: BTreeSet::new() })
+        let reader = TensorReader::open(path).map_err(refuse)?;
+        Ok(Self { path: path.to_path_buf(), reader, asked_for: BTreeSet::new() })
     }
 
-    /// Returns the offset of a tensor's bytes, after checking its dtype and shape.
-    pub(crate) fn find(&mut self, name: &str, dims: &[usize], dtype: DType) -> Result<u64> {
+    /// Checks that there is a tensor of this dtype and shape.
+    pub(crate) fn find(&mut self, name: &str, dims: &[usize], dtype: DType) -> Result<()> {
         let expected = format!("{dtype:?} {dims:?}");
-        let Some(info) = self.metadata.info(name) else {
+        let Some(info) = self.reader.info(name) else {
             let path = self.path.clone();
             return Err(Error::MissingTensor { path, name: name.into(), expected, held: self.listing() });
         };
@@ -50,9 +43,8 @@ impl ShardedFile {
             let path = self.path.clone();
             return Err(Error::TensorMismatch { path, name: name.into(), expected, got: describe(info) });
         }
-        let begin = self.data + info.data_offsets.0 as u64;
         self.asked_for.insert(name.to_string());
-        Ok(begin)
+        Ok(())
     }
 
     /// Reads these ranges of a tensor, concatenated; `dims` is the shape of the whole tensor.
@@ -63,23 +55,13 @@ impl ShardedFile {
         dtype: DType,
         ranges: &[Range<usize>],
     ) -> Result<Tensor> {
-        let begin = self.find(name, dims, dtype)?;
-        let width = dtype.size_in_bytes();
-        let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
-        let (mut bytes, mut done) = (vec![0; len * width], 0);
-        for range in ranges {
-            let part = &mut bytes[done..done + range.len() * width];
-            done += part.len();
-            let at = SeekFrom::Start(begin + (range.start * width) as u64);
-            let read = self.file.seek(at).and_then(|_| self.file.read_exact(part));
-            read.map_err(|reason| reading(&self.path, reason))?;
-        }
-        Ok(Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu)?)
+        self.find(name, dims, dtype)?;
+        self.reader.read(name, ranges).map_err(|reason| reading(&self.path, reason))
     }
 
     /// Reads a whole tensor, of any dtype and shape.
     pub(crate) fn whole(&mut self, name: &str) -> Result<Tensor> {
-        let Some(info) = self.metadata.info(name) else {
+        let Some(info) = self.reader.info(name) else {
             let (path, held) = (self.path.clone(), self.listing());
             return Err(Error::MissingTensor { path, name: name.into(), expected: "any shape".into(), held });
         };
@@ -90,29 +72,23 @@ impl ShardedFile {
 
     /// Returns names and shapes of the tensors, sorted by name.
     pub(crate) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let shape = |name: &String| self.metadata.info(name).map_or(vec![], |info| info.shape.clone());
-        self.names().into_iter().map(|name| (name.clone(), shape(&name))).collect()
+        let shape = |name: &String| self.reader.info(name).map_or(vec![], |info| info.shape.clone());
+        self.reader.names().into_iter().map(|name| (name.clone(), shape(&name))).collect()
     }
 
     /// Returns an error if the file contains a tensor that was not requested.
     pub(crate) fn finish(&self) -> Result<()> {
-        let Some(name) = self.names().into_iter().find(|name| !self.asked_for.contains(name)) else {
+        let Some(name) = self.reader.names().into_iter().find(|name| !self.asked_for.contains(name)) else {
             return Ok(());
         };
-        let got = self.metadata.info(&name).map(describe).unwrap_or_default();
+        let got = self.reader.info(&name).map(describe).unwrap_or_default();
         Err(Error::ExtraTensor { path: self.path.clone(), name, got })
-    }
-
-    fn names(&self) -> Vec<String> {
-        let mut names = self.metadata.offset_keys();
-        names.sort();
-        names
     }
 
     /// Lists the first few names, for an error message.
     fn listing(&self) -> String {
         const SHOWN: usize = 8;
-        let names = self.names();
+        let names = self.reader.names();
         match names.len() {
             0 => "none".into(),
             count if count <= SHOWN => names.join(", "),
@@ -127,8 +103,4 @@ fn describe(info: &TensorInfo) -> String {
 
 fn reading(path: &Path, reason: std::io::Error) -> Error {
     Error::File { action: "read", path: path.to_path_buf(), reason: reason.to_string() }
-}
-
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_string()
 }

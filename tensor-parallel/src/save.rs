@@ -1,13 +1,11 @@
 //! Saving the model of all ranks to one safetensors file, piece by piece.
 
 use std::collections::HashMap;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation, broadcast_object};
-use safetensors::View;
-use training::{AtomicFile, tensor_file_begin};
+use training::TensorWriter;
 
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
@@ -23,7 +21,7 @@ impl<M> TensorParallel<M> {
     ///
     /// # Errors
     /// On every rank, if the file cannot be written; failures of communication.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let dp = self.dp();
         let outcome = match dp.is_none_or(|dp| dp.rank() == 0) {
@@ -77,7 +75,7 @@ fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Wr
     let own = parameter.var().as_detached_tensor();
     if parameter.split() == Split::Whole {
         if let Some(writer) = writer {
-            writer.write(&own.data());
+            writer.write(&own);
         }
         return Ok(());
     }
@@ -111,11 +109,11 @@ fn long_run(
             let count = PIECE.min(len - start);
             let piece = || own.narrow(0, start, count)?.force_contiguous();
             match writer {
-                Some(writer) if rank == 0 => writer.write(&piece()?.data()),
+                Some(writer) if rank == 0 => writer.write(&piece()?),
                 Some(writer) => {
                     let theirs = Tensor::zeros(count, own.dtype(), own.device())?;
                     comm.run(Operation::Recv { tensor: theirs.clone(), from: rank })?;
-                    writer.write(&theirs.data());
+                    writer.write(&theirs);
                 }
                 None if rank == comm.rank() => comm.run(Operation::Send { tensor: piece()?, to: 0 })?,
                 None => {}
@@ -136,33 +134,27 @@ fn short_runs(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>
     };
     comm.run(Operation::Gather { output: output.clone(), input, root: 0, counts: None })?;
     if let (Some(all), Some(writer)) = (output, writer) {
-        writer.write(&all.transpose(0, 1)?.force_contiguous()?.data());
+        writer.write(&all.transpose(0, 1)?);
     }
     Ok(())
 }
 
 /// The file, or after a failure the error: the other ranks still send their parts.
 struct Writer {
-    file: std::io::Result<BufWriter<AtomicFile>>,
+    file: std::io::Result<TensorWriter>,
 }
 
 impl Writer {
     fn begin(path: &Path, parameters: &[Parameter]) -> Self {
         let tensor = |parameter: &Parameter| {
-            let dtype = parameter.var().dtype().into();
-            (parameter.name().to_string(), dtype, parameter.dims().to_vec())
+            (parameter.name().to_string(), parameter.var().dtype(), parameter.dims().to_vec())
         };
-        let file = tensor_file_begin(parameters.iter().map(tensor), Some("pt")).and_then(|begin| {
-            let mut file = BufWriter::new(AtomicFile::create(path)?);
-            file.write_all(&begin)?;
-            Ok(file)
-        });
-        Self { file }
+        Self { file: TensorWriter::begin(path, &parameters.iter().map(tensor).collect::<Vec<_>>()) }
     }
 
-    fn write(&mut self, bytes: &[u8]) {
+    fn write(&mut self, elements: &Tensor) {
         if let Ok(file) = &mut self.file
-            && let Err(error) = file.write_all(bytes)
+            && let Err(error) = file.append(elements)
         {
             self.file = Err(error);
         }
@@ -170,7 +162,6 @@ impl Writer {
 
     /// Completes the file, and returns the error if any write failed.
     fn finish(self) -> Option<String> {
-        let file = self.file.and_then(|file| file.into_inner().map_err(std::io::IntoInnerError::into_error));
-        file.and_then(AtomicFile::commit).err().map(|error| error.to_string())
+        self.file.and_then(TensorWriter::finish).err().map(|error| error.to_string())
     }
 }

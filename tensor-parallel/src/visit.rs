@@ -7,7 +7,7 @@ use crate::{Error, Parameter, Result, Split, TensorParallel};
 
 impl<M> TensorParallel<M> {
     /// Passes each whole parameter and its name to `visit` on the model's first rank, in order of construction: for writing
-    /// file formats other than that of [`save`](Self::save). Must be called on every rank.
+    /// file formats other than that of [`save_full`](Self::save_full). Must be called on every rank.
     ///
     /// # Memory
     /// On the first rank, one parameter at a time.

@@ -2,6 +2,7 @@
 
 mod input;
 mod output;
+mod parts;
 
 use std::collections::HashMap;
 use std::io::{self, BufWriter, ErrorKind, Read, Seek, Write};
@@ -15,6 +16,7 @@ use crate::{Error, Result};
 pub use input::{open_input, read_input};
 pub(crate) use output::parent;
 pub use output::{AtomicFile, open_output, remove_drafts, write_output};
+pub use parts::{TensorReader, TensorWriter};
 
 /// Longest header that is read, the limit of safetensors itself.
 const LONGEST_HEADER: u64 = 100_000_000;

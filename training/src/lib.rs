@@ -1,4 +1,30 @@
-//! Training components that candle lacks, each usable without the others.
+//! Training components that candle lacks, each usable without the others:
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use candle_nn::{Optimizer, VarMap};
+//! use sampler::{Generator, SharedGenerator};
+//! use training::{Adam, AdamConfig, TorchInit, backward, clip_grad_norm, cross_entropy, linear, rms_norm};
+//!
+//! // PyTorch's initial weights for this seed.
+//! let (vars, random) = (VarMap::new(), SharedGenerator::from(Generator::new(42)));
+//! let builder = TorchInit::var_builder(&random, &vars, DType::F32, &Device::Cpu);
+//! let (norm, head) = (rms_norm(4, 1e-6, builder.pp("norm"))?, linear(4, 2, builder.pp("head"))?);
+//! let mut optimizer = Adam::new(vars.all_vars(), AdamConfig { learning_rate: 0.1, ..AdamConfig::default() })?;
+//! let (x, classes) = (Tensor::eye(4, DType::F32, &Device::Cpu)?, Tensor::new(&[0u32, 1, 1, 0], &Device::Cpu)?);
+//! let mut losses = Vec::new();
+//! for _ in 0..20 {
+//!     let loss = cross_entropy(&head.forward(&norm.forward(&x)?)?, &classes, None)?;
+//!     losses.push(loss.to_scalar::<f32>()?);
+//!     let mut grads = backward(&loss)?;
+//!     clip_grad_norm(&mut grads, &vars.all_vars(), 1.0)?;
+//!     optimizer.step(&grads)?;
+//! }
+//! assert!(losses[19] < 0.5 * losses[0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! First what a model is made of, then what trains it, then files:
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`], [`cross_entropy`] and [`mse`] are fused and have gradients.
@@ -71,8 +97,9 @@ pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::{Dropout, RowKeys};
 pub use error::{Error, Fallback, Result};
 pub use file::{
-    AtomicFile, TensorHeader, load_tensors, open_input, open_output, read_input, read_tensor_file,
-    remove_drafts, save_tensors, tensor_file_begin, tensor_header, write_output, write_tensors,
+    AtomicFile, TensorHeader, TensorReader, TensorWriter, load_tensors, open_input, open_output, read_input,
+    read_tensor_file, remove_drafts, save_tensors, tensor_file_begin, tensor_header, write_output,
+    write_tensors,
 };
 pub use file_error::{FileError, first_line};
 #[cfg(any(test, fuzzing))]

@@ -11,5 +11,6 @@ pub(crate) mod norm;
 pub(crate) mod objects;
 pub(crate) mod replicas;
 pub(crate) mod tensors;
+pub(crate) mod together;
 pub(crate) mod upload;
 pub(crate) mod work;

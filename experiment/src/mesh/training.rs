@@ -112,7 +112,7 @@ pub fn train<E: OnMesh, T: Task>(
     let peak_rss = peak_rss_bytes();
     let mut divided = trainer.into_model();
     if let Some(path) = &experiment.common().save {
-        divided.parallel().save(path)?;
+        divided.parallel().save_full(path)?;
     }
     let (step_s, _) = further_steps(&mut divided, epochs(&mesh, task, config)?, rank)?;
     let own = Measurements { held: ran.held, peak_rss, step_s }.largest(&*rank.comm)?;

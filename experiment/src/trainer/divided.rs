@@ -83,12 +83,12 @@ impl<M, B, L: Fn(&TensorParallel<M>, &B) -> Result<Tensor>> Strategy for Divided
 
 impl<M, B, L> Parts for Divided<M, B, L> {
     fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()> {
-        self.parallel.save_checkpoint(to, &self.optimizer, &checkpoint)?;
+        self.parallel.save_checkpoint(to, Some(&self.optimizer), &checkpoint)?;
         Ok(())
     }
 
     fn load(&mut self, from: &Contents) -> Result<()> {
-        self.parallel.load_checkpoint(from, &mut self.optimizer).map_err(with_fallback_hint)?;
+        self.parallel.load_checkpoint(from, Some(&mut self.optimizer)).map_err(with_fallback_hint)?;
         Ok(())
     }
 }

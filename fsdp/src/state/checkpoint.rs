@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use comm::{all_gather_object, broadcast_object};
+use comm::complete_together;
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
+use super::load::peer_failed;
 use super::saved::{
     Description, Extra, Kind, OPTIMIZER, SavedCheckpoint, UnitDescription, buffer_key, set_name, shard_key,
 };
@@ -35,26 +36,15 @@ impl<M> Fsdp<M> {
     ) -> Result<PathBuf> {
         let groups = &self.core().groups;
         let world = &*groups.world;
-        let folder = Path::new("the checkpoint");
-        let begun = match world.rank() {
-            0 => checkpoints.begin().map(|draft| draft.number()).map_err(|error| error.to_string()),
-            _ => Ok(0),
-        };
-        let begun: std::result::Result<u64, String> = broadcast_object(world, &begun, 0)?;
-        let number = begun.map_err(|problem| Error::file(folder, problem))?;
         // Of several replicas, the first one writes.
         let writes = groups.replicate.as_ref().is_none_or(|replicas| replicas.rank() == 0);
-        let written = match writes {
-            true => self.write_part(checkpoints, number, optimizer).map(Some),
-            false => Ok(None),
-        };
-        let written = self.all_agree(folder, written)?;
-        let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &written)?;
-        let committed = match world.rank() {
-            0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
-            _ => Ok(()),
-        };
-        self.all_agree(folder, committed)?;
+        let number = complete_together(
+            world,
+            || Ok(checkpoints.begin()?.number()),
+            |number| writes.then(|| self.write_part(checkpoints, *number, optimizer)).transpose(),
+            |number, all| self.commit(checkpoints, *number, checkpoint, all.into_iter().flatten().collect()),
+            peer_failed(Path::new("the checkpoint")),
+        )?;
         Ok(checkpoints.draft(number).folder())
     }
 

@@ -1,13 +1,13 @@
-//! Safetensors file reader that reads ranges of tensors.
+//! Safetensors files of whole models, of which each rank reads its part.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
-use safetensors::tensor::{Metadata, TensorInfo};
+use candle_core::{DType, Tensor};
+use safetensors::tensor::TensorInfo;
+use training::TensorReader;
 
 use crate::storage::is_trainable;
 use crate::{Error, Result};
@@ -29,10 +29,7 @@ fn is_count_of_batches(name: &str, dtype: Option<DType>, dims: &[usize]) -> bool
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    file: File,
-    metadata: Metadata,
-    /// Offset of the first element in the file.
-    data: u64,
+    reader: TensorReader,
 }
 
 impl TensorFile {
@@ -41,15 +38,14 @@ impl TensorFile {
     /// # Errors
     /// [`Error::File`]: it cannot be read, is not a safetensors file, or is truncated.
     pub fn open(path: &Path) -> Result<Self> {
-        let refuse = |problem: String| Error::file(path, problem);
-        let unread = |error: io::Error| refuse(format!("cannot be read: {error}"));
-        let mut file = training::open_input(path).map_err(unread)?;
-        let bytes = file.metadata().map_err(unread)?.len();
-        let header = training::tensor_header(&mut file, bytes).map_err(|error| match error.kind() {
-            ErrorKind::InvalidData => refuse(format!("it is no safetensors file: {error}")),
-            _ => unread(error),
+        let reader = TensorReader::open(path).map_err(|error| {
+            let problem = match error.kind() {
+                ErrorKind::InvalidData => format!("it is no safetensors file: {error}"),
+                _ => format!("cannot be read: {error}"),
+            };
+            Error::file(path, problem)
         })?;
-        Ok(Self { path: path.to_path_buf(), file, metadata: header.metadata, data: header.data })
+        Ok(Self { path: path.to_path_buf(), reader })
     }
 
     /// Checks that it contains tensors of these names, dtypes and shapes, and no others except PyTorch's batch counters
@@ -70,7 +66,7 @@ impl TensorFile {
                 Ok(known) => known == *dtype || (place >= wanted.len() && fits(known, *dtype)),
                 Err(_) => false,
             };
-            match self.metadata.info(name) {
+            match self.reader.info(name) {
                 Some(info) if has_dtype(info) && info.shape == *dims => {}
                 Some(info) => {
                     let got = format!("{:?} {:?}", info.dtype, info.shape);
@@ -83,32 +79,31 @@ impl TensorFile {
             }
         }
         let known: HashSet<&str> = wanted.iter().chain(optional).map(|(name, ..)| &**name).collect();
-        let extra = self.metadata.tensors().into_iter().filter(|(name, info)| {
-            !known.contains(&**name)
-                && !is_count_of_batches(name, DType::try_from(info.dtype).ok(), &info.shape)
-        });
-        match extra.min_by(|(a, _), (b, _)| a.cmp(b)) {
-            Some((name, info)) => {
-                let got = format!("{:?} {:?}", info.dtype, info.shape);
-                refuse(format!("it has a tensor `{name}` ({got}) that the model has not"))
-            }
+        let extra =
+            self.reader.names().into_iter().filter(|name| !known.contains(&**name)).find_map(|name| {
+                let info = self.reader.info(&name)?;
+                let is_count = is_count_of_batches(&name, DType::try_from(info.dtype).ok(), &info.shape);
+                (!is_count).then(|| format!("`{name}` ({:?} {:?})", info.dtype, info.shape))
+            });
+        match extra {
+            Some(extra) => refuse(format!("it has a tensor {extra} that the model has not")),
             None => Ok(()),
         }
     }
 
     /// Returns whether it contains a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
-        self.metadata.info(name).is_some()
+        self.reader.info(name).is_some()
     }
 
     /// Returns names, dtypes and shapes of its tensors, sorted by name.
     pub fn tensors(&self) -> Vec<(String, DType, Vec<usize>)> {
-        let tensors = self.metadata.tensors().into_iter();
-        let mut all: Vec<_> = tensors
-            .filter_map(|(name, info)| Some((name, DType::try_from(info.dtype).ok()?, info.shape.clone())))
-            .collect();
-        all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        all
+        let described = |name: String| {
+            let info = self.reader.info(&name)?;
+            let (dtype, dims) = (DType::try_from(info.dtype).ok()?, info.shape.clone());
+            Some((name, dtype, dims))
+        };
+        self.reader.names().into_iter().filter_map(described).collect()
     }
 
     /// Reads a whole tensor.
@@ -116,7 +111,7 @@ impl TensorFile {
     /// # Errors
     /// [`Error::File`].
     pub fn whole(&mut self, name: &str) -> Result<Tensor> {
-        let dims = self.metadata.info(name).map(|info| info.shape.clone()).unwrap_or_default();
+        let dims = self.reader.info(name).map(|info| info.shape.clone()).unwrap_or_default();
         Ok(self.read(name, 0..dims.iter().product())?.reshape(dims)?)
     }
 
@@ -125,24 +120,12 @@ impl TensorFile {
     /// # Errors
     /// [`Error::File`].
     pub fn read(&mut self, name: &str, range: Range<usize>) -> Result<Tensor> {
-        let refuse = |problem: String| Error::file(&self.path, problem);
-        let Some(info) = self.metadata.info(name) else {
-            return Err(refuse(format!("it has no tensor `{name}`")));
-        };
-        let dtype = DType::try_from(info.dtype)?;
-        let size = dtype.size_in_bytes();
-        let (begin, end) = info.data_offsets;
-        let fits = range.end.checked_mul(size).is_some_and(|bytes| bytes <= end - begin);
-        if range.start > range.end || !fits {
-            return Err(refuse(format!("tensor `{name}` has no elements {range:?}")));
-        }
-        let (from, to) = (begin + range.start * size, begin + range.end * size);
-        let mut bytes = vec![0; to - from];
-        let read = self
-            .file
-            .seek(SeekFrom::Start(self.data + from as u64))
-            .and_then(|_| self.file.read_exact(&mut bytes));
-        read.map_err(|error| refuse(format!("cannot be read: {error}")))?;
-        Ok(Tensor::from_raw_buffer(&bytes, dtype, &[range.len()], &Device::Cpu)?)
+        self.reader.read(name, std::slice::from_ref(&range)).map_err(|error| {
+            let problem = match error.kind() {
+                ErrorKind::InvalidInput => error.to_string(),
+                _ => format!("cannot be read: {error}"),
+            };
+            Error::file(&self.path, problem)
+        })
     }
 }

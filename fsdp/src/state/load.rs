@@ -20,7 +20,8 @@ impl<M> Fsdp<M> {
     ///
     /// # Errors
     /// [`Error::File`], on every rank, if the file does not match or a rank cannot read it; failures of communication.
-    pub fn load_full(&self, path: &Path) -> Result<()> {
+    pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
         let opened = TensorFile::open(path).and_then(|file| {
             file.check_some(&self.described(), &self.described_buffers())?;
             Ok(file)
@@ -61,11 +62,15 @@ impl<M> Fsdp<M> {
     /// Returns this rank's result if no rank has failed; otherwise an error on every rank.
     pub(crate) fn all_agree<T>(&self, path: &Path, own: Result<T>) -> Result<T> {
         let world = &*self.core().groups.world;
-        comm::all_agree([world as &dyn Communicator], own, |rank, reason| {
-            // Avoids naming the path twice.
-            let problem =
-                reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&reason).to_string();
-            Error::PeerFile { path: path.to_path_buf(), rank, problem }
-        })
+        comm::all_agree([world as &dyn Communicator], own, peer_failed(path))
+    }
+}
+
+/// Makes the error of the other ranks, where a rank has failed with a file.
+pub(super) fn peer_failed(path: &Path) -> impl Fn(usize, String) -> Error {
+    move |rank, reason| {
+        // Avoids naming the path twice.
+        let problem = reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&reason).to_string();
+        Error::PeerFile { path: path.to_path_buf(), rank, problem }
     }
 }

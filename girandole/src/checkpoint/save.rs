@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use candle_core::Tensor;
-use comm::{Communicator, all_agree, broadcast_object, gather_object};
+use comm::{Communicator, all_agree, complete_together};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
-use training::{Checkpoint, Checkpoints, LossScalerState, OptimizerState};
+use training::{Checkpoint, Checkpoints, FileHash, LossScalerState, OptimizerState};
 
 use super::region::Part;
 use super::{SpareTensors, with_keep_alive};
@@ -133,25 +133,15 @@ impl Snapshot {
         checkpoints: &Checkpoints,
         checkpoint: &Checkpoint,
     ) -> Result<PathBuf> {
-        let is_first = world.rank() == 0;
-        let begun = match is_first {
-            true => checkpoints.begin().map(|draft| draft.number()).map_err(Error::from),
-            false => Ok(0),
+        let SnapshotParts { file, parts, optimizer, ties, loss_scale } = self.described.clone();
+        let part = |number: &u64| {
+            let write = || match self.tensors.is_empty() {
+                true => Ok(None),
+                false => Ok(Some((file.clone(), checkpoints.draft(*number).write(&file, &self.tensors)?))),
+            };
+            Ok((with_keep_alive(world, write)?, parts, optimizer))
         };
-        let number = broadcast_object(world, &all_or_error(world, begun)?, 0)?;
-        let draft = checkpoints.draft(number);
-        let folder = draft.folder();
-        let (SnapshotParts { file, parts, optimizer, ties, loss_scale }, tensors) =
-            (self.described.clone(), &self.tensors);
-        let written = with_keep_alive(world, || {
-            if tensors.is_empty() {
-                return Ok(None);
-            }
-            Ok(Some((file.clone(), draft.write(&file, tensors)?)))
-        })?;
-        let all = gather_object(world, &(written, parts, optimizer), 0)?;
-        let mut committed = Ok(());
-        if let Some(all) = all {
+        let complete = |number: &u64, all: Vec<(Option<(String, FileHash)>, _, _)>| {
             let mut files = BTreeMap::new();
             let mut manifest =
                 Manifest { ties, loss_scale, extra: checkpoint.extra.clone(), ..Manifest::default() };
@@ -159,16 +149,22 @@ impl Snapshot {
                 files.extend(file);
                 manifest.add(parts, optimizer);
             }
-            let extra = serde_json::to_value(&manifest).map_err(|error| Error::file(&folder, error));
-            let commit = |extra| draft.commit(&Checkpoint { extra, ..checkpoint.clone() }, files);
-            committed = extra.and_then(|extra| Ok(commit(extra).map(drop)?));
-        }
-        all_or_error(world, committed)?;
-        Ok(folder)
+            let draft = checkpoints.draft(*number);
+            let extra =
+                serde_json::to_value(&manifest).map_err(|error| Error::file(&draft.folder(), error))?;
+            Ok(draft.commit(&Checkpoint { extra, ..checkpoint.clone() }, files).map(drop)?)
+        };
+        let begin = || Ok(checkpoints.begin()?.number());
+        let number = complete_together(world, begin, part, complete, peer_failed)?;
+        Ok(checkpoints.draft(number).folder())
     }
 }
 
 /// Returns an error on all ranks if one rank failed.
 pub(crate) fn all_or_error<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
-    all_agree([world], own, |rank, reason| Error::PeerFailed { rank, reason })
+    all_agree([world], own, peer_failed)
+}
+
+fn peer_failed(rank: usize, reason: String) -> Error {
+    Error::PeerFailed { rank, reason }
 }

@@ -65,7 +65,7 @@ fn a_run_goes_on_to_the_bit_and_at_other_layouts_with_the_same_weights() {
             train(&parallel, &mut adam, mesh, 0..3);
             let extra = serde_json::json!({ "of": "the program" });
             let checkpoint = Checkpoint { step: 3, extra, ..Checkpoint::default() };
-            parallel.save_checkpoint(&open(folder.path()), &adam, &checkpoint)?;
+            parallel.save_checkpoint(&open(folder.path()), Some(&adam), &checkpoint)?;
             let kept = (values(&parallel), state(&adam, "exp_avg", &parallel));
             train(&parallel, &mut adam, mesh, 3..6);
             Ok((kept, values(&parallel)))
@@ -77,7 +77,7 @@ fn a_run_goes_on_to_the_bit_and_at_other_layouts_with_the_same_weights() {
                 let (parallel, mut adam) = model(mesh, 4, &sizes())?;
                 let contents = open(folder.path()).latest()?.unwrap();
                 assert_eq!(contents.step, 3);
-                assert_eq!(parallel.load_checkpoint(&contents, &mut adam)?["of"], "the program");
+                assert_eq!(parallel.load_checkpoint(&contents, Some(&mut adam))?["of"], "the program");
                 let found = (values(&parallel), state(&adam, "exp_avg", &parallel));
                 train(&parallel, &mut adam, mesh, 3..6);
                 Ok((found, values(&parallel)))
@@ -108,7 +108,7 @@ fn a_checkpoint_that_does_not_fit_is_one_error_on_every_rank_and_changes_nothing
     on_mesh(1, 2, |mesh| {
         let (parallel, mut adam) = model(mesh, 3, &sizes())?;
         train(&parallel, &mut adam, mesh, 0..1);
-        parallel.save_checkpoint(&open(folder.path()), &adam, &Checkpoint::default())?;
+        parallel.save_checkpoint(&open(folder.path()), Some(&adam), &Checkpoint::default())?;
         Ok(())
     });
     let refused = |sizes: &LanguageModelConfig| {
@@ -116,7 +116,7 @@ fn a_checkpoint_that_does_not_fit_is_one_error_on_every_rank_and_changes_nothing
             let (parallel, mut adam) = model(mesh, 4, sizes)?;
             let before = values(&parallel);
             let contents = open(folder.path()).latest()?.unwrap();
-            let message = parallel.load_checkpoint(&contents, &mut adam).unwrap_err().to_string();
+            let message = parallel.load_checkpoint(&contents, Some(&mut adam)).unwrap_err().to_string();
             same(&before, &values(&parallel));
             Ok(message)
         })
@@ -154,7 +154,7 @@ fn an_optimizer_without_names_cannot_be_kept() {
         let (parallel, _) = model(mesh, 3, &sizes())?;
         let mut unnamed = Adam::new(parallel.vars(), AdamConfig::default())?;
         train(&parallel, &mut unnamed, mesh, 0..1);
-        let saved = parallel.save_checkpoint(&open(folder.path()), &unnamed, &Checkpoint::default());
+        let saved = parallel.save_checkpoint(&open(folder.path()), Some(&unnamed), &Checkpoint::default());
         Ok(saved.unwrap_err().to_string())
     });
     for line in lines {
@@ -169,7 +169,7 @@ fn optimizer_state_of_no_parameter_is_refused() {
     on_mesh(1, 2, |mesh| {
         let (parallel, mut adam) = model(mesh, 3, &sizes())?;
         train(&parallel, &mut adam, mesh, 0..1);
-        parallel.save_checkpoint(&open(folder.path()), &adam, &Checkpoint::default())?;
+        parallel.save_checkpoint(&open(folder.path()), Some(&adam), &Checkpoint::default())?;
         Ok(())
     });
     // Rewrites the state as an optimizer without names would save it.
@@ -188,7 +188,7 @@ fn optimizer_state_of_no_parameter_is_refused() {
     let lines = on_mesh(1, 2, |mesh| {
         let (parallel, mut adam) = model(mesh, 4, &sizes())?;
         let before = values(&parallel);
-        let line = parallel.load_checkpoint(&contents, &mut adam).unwrap_err().to_string();
+        let line = parallel.load_checkpoint(&contents, Some(&mut adam)).unwrap_err().to_string();
         same(&before, &values(&parallel));
         Ok(line)
     });
@@ -221,12 +221,12 @@ fn other_axes_have_models_of_their_own() {
                 adam.step(&parallel.backward(&loss)?)?;
             }
             let checkpoints = open(&folder.path().join(format!("stage-{stage}")));
-            parallel.save_checkpoint(&checkpoints, &adam, &Checkpoint::default())?;
+            parallel.save_checkpoint(&checkpoints, Some(&adam), &Checkpoint::default())?;
             let file = folder.path().join(format!("stage-{stage}.safetensors"));
-            parallel.save(&file)?;
+            parallel.save_full(&file)?;
             let before = values(&parallel);
             let latest = checkpoints.latest().unwrap().unwrap();
-            parallel.load_checkpoint(&latest, &mut adam)?;
+            parallel.load_checkpoint(&latest, Some(&mut adam))?;
             same(&before, &values(&parallel));
             Ok((stage, mesh.axis("tp")?.rank(), before))
         });
@@ -256,10 +256,10 @@ fn a_layer_that_was_divided_otherwise_is_refused() {
         let (one, three) = (layer(1)?, layer(3)?);
         let mut adam = Adam::named(one.named_vars(), AdamConfig::default())?;
         let checkpoints = open(folder.path());
-        one.save_checkpoint(&checkpoints, &adam, &Checkpoint::default())?;
+        one.save_checkpoint(&checkpoints, Some(&adam), &Checkpoint::default())?;
         let contents = checkpoints.latest()?.unwrap();
-        one.load_checkpoint(&contents, &mut adam)?;
-        let message = three.load_checkpoint(&contents, &mut adam).unwrap_err().to_string();
+        one.load_checkpoint(&contents, Some(&mut adam))?;
+        let message = three.load_checkpoint(&contents, Some(&mut adam)).unwrap_err().to_string();
         assert!(message.contains("divided as Rows { groups: 1 }, the model has it divided as"), "{message}");
         Ok(())
     });

@@ -50,7 +50,7 @@ fn what_is_saved_is_the_dense_models_file() {
         for (dp, tp) in [(1, 1), (1, 2), (2, 2), (1, 4)] {
             let path = folder.path().join("saved.safetensors");
             on_mesh(dp, tp, |mesh| {
-                TensorParallel::new(mesh, &config(dtype), &Weights::seed(5), model)?.save(&path)
+                TensorParallel::new(mesh, &config(dtype), &Weights::seed(5), model)?.save_full(&path)
             });
             let saved = safetensors::load(&path, &Device::Cpu).unwrap();
             assert_eq!(saved.len(), expected.len());
@@ -72,7 +72,7 @@ fn large_weights_go_in_pieces() {
     let make = |builder| ParallelMlp::new(700, 1212, &builder);
     let parts = on_mesh(1, 2, |mesh| {
         let parallel = TensorParallel::new(mesh, &config(DType::F32), &Weights::seed(5), make)?;
-        parallel.save(&path)?;
+        parallel.save_full(&path)?;
         parallel.save_shard(&folder.path().join(format!("shard-{}", mesh.world().rank())))?;
         Ok(values(&parallel))
     });
@@ -153,7 +153,7 @@ fn a_file_that_cannot_be_written_is_an_error_on_every_rank() {
     let found = on_mesh(2, 2, |mesh| {
         let model = |builder| LanguageModel::new(builder, &small);
         let parallel = TensorParallel::new(mesh, &config(DType::F32), &Weights::seed(5), model)?;
-        Ok(parallel.save(&path).unwrap_err().to_string())
+        Ok(parallel.save_full(&path).unwrap_err().to_string())
     });
     assert!(found[0].starts_with("cannot write "), "{found:?}");
     assert!(found[1..].iter().all(|message| message.starts_with("rank 0 cannot write ")), "{found:?}");

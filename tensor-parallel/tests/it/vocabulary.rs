@@ -149,11 +149,11 @@ fn files_are_those_of_one_process_and_checkpoints_go_to_any_layout() {
         let checkpoints = folder.path().join(format!("{dp}x{tp}"));
         let written = on_mesh(dp, tp, |mesh| {
             let parallel = TensorParallel::new(mesh, &config(false), &Weights::File(path.clone()), model)?;
-            parallel.save(&saved)?;
+            parallel.save_full(&saved)?;
             let mut adam = Adam::named(parallel.named_vars(), AdamConfig::default())?;
             let (tokens, next) = batch(&sizes, 0, mesh.axis("dp")?.rank());
             adam.step(&parallel.backward(&parallel.model().loss(&tokens, &next)?)?)?;
-            parallel.save_checkpoint(&open(&checkpoints), &adam, &Checkpoint::default())?;
+            parallel.save_checkpoint(&open(&checkpoints), Some(&adam), &Checkpoint::default())?;
             Ok((values(&parallel), state(&adam, &parallel)))
         });
         let file = safetensors::load(&saved, &Device::Cpu).unwrap();
@@ -172,7 +172,7 @@ fn files_are_those_of_one_process_and_checkpoints_go_to_any_layout() {
             let read = on_mesh(other_dp, other_tp, |mesh| {
                 let parallel = TensorParallel::new(mesh, &config(false), &Weights::seed(1), model)?;
                 let mut adam = Adam::named(parallel.named_vars(), AdamConfig::default())?;
-                parallel.load_checkpoint(&open(&checkpoints).latest()?.unwrap(), &mut adam)?;
+                parallel.load_checkpoint(&open(&checkpoints).latest()?.unwrap(), Some(&mut adam))?;
                 Ok((values(&parallel), state(&adam, &parallel)))
             });
             for copy in read.chunks(other_tp) {
@@ -194,7 +194,7 @@ fn large_tables_are_saved_whole() {
     let parts = on_mesh(1, 3, |mesh| {
         let make = |builder| VocabParallelEmbedding::new(1201, 700, &builder);
         let parallel = TensorParallel::new(mesh, &config(false), &Weights::seed(5), make)?;
-        parallel.save(&path)?;
+        parallel.save_full(&path)?;
         Ok(values(&parallel))
     });
     let saved = safetensors::load(&path, &Device::Cpu).unwrap();

@@ -1,0 +1,142 @@
+//! Safetensors files that are read and written part by part, of tensors that no process needs to hold whole.
+
+use std::fs::File;
+use std::io::{self, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::tensor::{TensorInfo, View};
+
+use super::{AtomicFile, TensorHeader, open_input, tensor_file_begin, tensor_header};
+
+/// A safetensors file that is open for reading. Only its header is in memory.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use training::{TensorReader, TensorWriter};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("w.safetensors");
+/// let mut writer = TensorWriter::begin(&path, &[("w".into(), DType::U32, vec![2, 3])])?;
+/// writer.write(0, &Tensor::arange(0u32, 6, &Device::Cpu)?.reshape((2, 3))?)?;
+/// writer.finish()?;
+/// let mut reader = TensorReader::open(&path)?;
+/// assert_eq!(reader.read("w", &[0..1, 3..5])?.to_vec1::<u32>()?, [0, 3, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TensorReader {
+    file: File,
+    header: TensorHeader,
+}
+
+impl TensorReader {
+    /// Opens a file, and reads its header.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidData`] if it is not a whole safetensors file; read errors.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let mut file = open_input(path)?;
+        let bytes = file.metadata()?.len();
+        let header = tensor_header(&mut file, bytes)?;
+        Ok(Self { file, header })
+    }
+
+    /// Returns dtype and shape of a tensor.
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.metadata.info(name)
+    }
+
+    /// Returns the names of the tensors, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = self.header.metadata.offset_keys();
+        names.sort();
+        names
+    }
+
+    /// Reads ranges of a tensor's elements, concatenated.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a tensor or elements that the file does not have, or a dtype that candle does not
+    /// have; read errors.
+    pub fn read(&mut self, name: &str, ranges: &[Range<usize>]) -> io::Result<Tensor> {
+        let refuse = |problem: String| io::Error::new(ErrorKind::InvalidInput, problem);
+        let Some(info) = self.header.metadata.info(name) else {
+            return Err(refuse(format!("it has no tensor `{name}`")));
+        };
+        let dtype = DType::try_from(info.dtype).map_err(|error| refuse(error.to_string()))?;
+        let (begin, size) = (self.header.data + info.data_offsets.0 as u64, dtype.size_in_bytes());
+        let elements: usize = info.shape.iter().product();
+        if let Some(range) = ranges.iter().find(|range| range.start > range.end || range.end > elements) {
+            return Err(refuse(format!("tensor `{name}` has no elements {range:?}")));
+        }
+        let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        let (mut bytes, mut done) = (vec![0; len * size], 0);
+        for range in ranges {
+            let part = &mut bytes[done..done + range.len() * size];
+            done += part.len();
+            self.file.seek(SeekFrom::Start(begin + (range.start * size) as u64))?;
+            self.file.read_exact(part)?;
+        }
+        Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu).map_err(io::Error::other)
+    }
+}
+
+/// A safetensors file that is being written; it appears complete or not at all, see [`AtomicFile`]. See [`TensorReader`]
+/// for an example.
+#[derive(Debug)]
+pub struct TensorWriter {
+    file: BufWriter<AtomicFile>,
+    /// Offset of each tensor in the file.
+    places: Vec<u64>,
+}
+
+impl TensorWriter {
+    /// Creates the file for tensors of these names, dtypes and shapes, for PyTorch.
+    ///
+    /// # Errors
+    /// Shapes whose elements cannot be counted; write errors.
+    pub fn begin(path: &Path, tensors: &[(String, DType, Vec<usize>)]) -> io::Result<Self> {
+        let infos = tensors.iter().map(|(name, dtype, dims)| (name.clone(), (*dtype).into(), dims.clone()));
+        let begin = tensor_file_begin(infos, Some("pt"))?;
+        let mut file = BufWriter::with_capacity(1 << 18, AtomicFile::create(path)?);
+        file.write_all(&begin)?;
+        let mut end = begin.len();
+        let mut places = Vec::with_capacity(tensors.len());
+        for (_, dtype, dims) in tensors {
+            places.push(end as u64);
+            end += dims.iter().product::<usize>() * dtype.size_in_bytes();
+        }
+        Ok(Self { file, places })
+    }
+
+    /// Writes a tensor, which is the `index`-th of those that the file was created for. The order of calls is free.
+    ///
+    /// # Errors
+    /// A tensor that cannot be copied to the host; write errors.
+    pub fn write(&mut self, index: usize, tensor: &Tensor) -> io::Result<()> {
+        // safetensors panics on tensors that are not contiguous or not on the CPU.
+        let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous());
+        let tensor = tensor.map_err(io::Error::other)?;
+        self.file.seek(SeekFrom::Start(self.places[index]))?;
+        self.file.write_all(&View::data(&tensor))
+    }
+
+    /// Writes elements behind those before them, of all tensors in order: for a tensor that comes in pieces.
+    ///
+    /// # Errors
+    /// A tensor that cannot be copied to the host; write errors.
+    pub fn append(&mut self, elements: &Tensor) -> io::Result<()> {
+        let elements = elements.to_device(&Device::Cpu).and_then(|elements| elements.contiguous());
+        self.file.write_all(&View::data(&elements.map_err(io::Error::other)?))
+    }
+
+    /// Moves the file into place.
+    ///
+    /// # Errors
+    /// Write errors; nothing is left then.
+    pub fn finish(self) -> io::Result<()> {
+        self.file.into_inner().map_err(io::IntoInnerError::into_error).and_then(AtomicFile::commit)
+    }
+}
