@@ -1,6 +1,36 @@
 //! Pipeline parallelism: a model split into stages, which process micro-batches.
 //!
-//! [`Modules`] lists the model's modules, [`Split`] splits the list, and [`Pipeline`] builds a rank's stages and trains them.
+//! [`Modules`] lists the model's modules, [`Split`] splits the list, and [`Pipeline`] builds a rank's stages and trains them:
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_nn::{Activation, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
+//! use comm::Local;
+//! use pipeline::{Modules, Pipeline, PipelineConfig, Split};
+//!
+//! let losses = Local::run_shared(2, |comm| {
+//!     let modules = Modules::new()
+//!         .module("fc1", |vb| linear(1, 8, vb))
+//!         .module("relu", |_| Ok(Activation::Relu))
+//!         .module("fc2", |vb| linear(8, 1, vb));
+//!     let builder = |map: &VarMap| VarBuilder::from_varmap(map, DType::F32, &Device::Cpu);
+//!     let micro_batch = Tensor::zeros((2, 1), DType::F32, &Device::Cpu)?;
+//!     let config = PipelineConfig { micro_batches: 2, split: Split::at(["fc2"]), ..PipelineConfig::default() };
+//!     let mut pipeline = Pipeline::new(comm, &modules, &builder, &micro_batch, loss::mse, &config)?;
+//!     let mut optimizer = SGD::new(pipeline.vars(), 0.02)?;
+//!     let x = Tensor::new(&[[0f32], [1.0], [2.0], [3.0]], &Device::Cpu)?;
+//!     let (y, mut last) = ((&x * 2.0)?, None);
+//!     for _ in 0..100 {
+//!         // The first stage's rank needs the batch, the last stage's the target and has the loss.
+//!         let step = pipeline.step(Some(&x), Some(&y))?;
+//!         optimizer.step(&step.grads)?;
+//!         last = step.loss;
+//!     }
+//!     Ok(last)
+//! })?;
+//! assert!(losses[0].is_none() && losses[1].is_some_and(|loss| loss < 0.5));
+//! # Ok::<(), pipeline::Error>(())
+//! ```
 //!
 //! A schedule is data: for each rank a list of [`Action`]s. [`Schedule`] verifies that a [`Table`] terminates and respects
 //! all data dependencies, counts live activations, and can be printed:
