@@ -88,8 +88,10 @@ impl TensorReader {
 #[derive(Debug)]
 pub struct TensorWriter {
     file: BufWriter<AtomicFile>,
-    /// Offset of each tensor in the file.
-    places: Vec<u64>,
+    /// Offset in the file and size of each tensor, in bytes.
+    places: Vec<(u64, usize)>,
+    /// Bytes of tensors that have been written.
+    written: usize,
 }
 
 impl TensorWriter {
@@ -105,22 +107,26 @@ impl TensorWriter {
         let mut end = begin.len();
         let mut places = Vec::with_capacity(tensors.len());
         for (_, dtype, dims) in tensors {
-            places.push(end as u64);
-            end += dims.iter().product::<usize>() * dtype.size_in_bytes();
+            let size = dims.iter().product::<usize>() * dtype.size_in_bytes();
+            places.push((end as u64, size));
+            end += size;
         }
-        Ok(Self { file, places })
+        Ok(Self { file, places, written: 0 })
     }
 
     /// Writes a tensor, which is the `index`-th of those that the file was created for. The order of calls is free.
     ///
     /// # Errors
-    /// A tensor that cannot be copied to the host; write errors.
+    /// [`ErrorKind::InvalidInput`] if the file has no such tensor, or one of another size; a tensor that cannot be copied to
+    /// the host; write errors.
     pub fn write(&mut self, index: usize, tensor: &Tensor) -> io::Result<()> {
-        // safetensors panics on tensors that are not contiguous or not on the CPU.
-        let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous());
-        let tensor = tensor.map_err(io::Error::other)?;
-        self.file.seek(SeekFrom::Start(self.places[index]))?;
-        self.file.write_all(&View::data(&tensor))
+        let got = tensor.elem_count() * tensor.dtype().size_in_bytes();
+        let Some(&(place, _)) = self.places.get(index).filter(|(_, size)| *size == got) else {
+            let problem = format!("tensor {index} of the file has not {got} bytes");
+            return Err(io::Error::new(ErrorKind::InvalidInput, problem));
+        };
+        self.file.seek(SeekFrom::Start(place))?;
+        self.append(tensor)
     }
 
     /// Writes elements behind those before them, of all tensors in order: for a tensor that comes in pieces.
@@ -128,15 +134,53 @@ impl TensorWriter {
     /// # Errors
     /// A tensor that cannot be copied to the host; write errors.
     pub fn append(&mut self, elements: &Tensor) -> io::Result<()> {
+        // safetensors panics on tensors that are not contiguous or not on the CPU.
         let elements = elements.to_device(&Device::Cpu).and_then(|elements| elements.contiguous());
-        self.file.write_all(&View::data(&elements.map_err(io::Error::other)?))
+        let elements = elements.map_err(io::Error::other)?;
+        let bytes = View::data(&elements);
+        self.written += bytes.len();
+        self.file.write_all(&bytes)
     }
 
     /// Moves the file into place.
     ///
     /// # Errors
-    /// Write errors; nothing is left then.
+    /// [`ErrorKind::InvalidInput`] if not as many bytes were written as the tensors have; write errors. Nothing is left then.
     pub fn finish(self) -> io::Result<()> {
+        let (written, all) = (self.written, self.places.iter().map(|(_, size)| size).sum::<usize>());
+        if written != all {
+            let problem = format!("its tensors have {all} bytes, and {written} were written");
+            return Err(io::Error::new(ErrorKind::InvalidInput, problem));
+        }
         self.file.into_inner().map_err(io::IntoInnerError::into_error).and_then(AtomicFile::commit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.safetensors");
+        let numbers = |len: usize| Tensor::zeros(len, DType::F32, &Device::Cpu).unwrap();
+        let mut writer = TensorWriter::begin(&path, &[("w".into(), DType::F32, vec![2, 3])]).unwrap();
+        for (index, len) in [(0, 5), (0, 7), (1, 6)] {
+            assert_eq!(writer.write(index, &numbers(len)).unwrap_err().kind(), ErrorKind::InvalidInput);
+        }
+        let error = writer.finish().unwrap_err();
+        assert_eq!(error.to_string(), "its tensors have 24 bytes, and 0 were written");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+
+        let mut writer = TensorWriter::begin(&path, &[("w".into(), DType::F32, vec![2, 3])]).unwrap();
+        writer.write(0, &numbers(6)).unwrap();
+        writer.finish().unwrap();
+        let mut reader = TensorReader::open(&path).unwrap();
+        for (name, range) in [("v", 0..1), ("w", 5..7), ("w", usize::MAX..usize::MAX)] {
+            let error = reader.read(name, std::slice::from_ref(&range)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        }
+        assert_eq!(reader.read("w", &[]).unwrap().dims(), [0]);
     }
 }
