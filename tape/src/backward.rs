@@ -1,10 +1,10 @@
 //! Backward through a graph of known operations.
 
-use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
+use rustc_hash::FxHashMap;
 
 use crate::scalar_with_gradient;
 use crate::table::{LiveCall, known};
@@ -56,7 +56,7 @@ struct Pass<'a> {
     /// Parts of the graph that candle runs backward through.
     parts: Vec<Part>,
     /// Index of the part that a tensor is in.
-    part_of: HashMap<TensorId, usize>,
+    part_of: FxHashMap<TensorId, usize>,
 }
 
 /// What backward does at a tensor.
@@ -82,6 +82,11 @@ impl<'a> Pass<'a> {
     fn new(loss: &'a Tensor) -> Option<Self> {
         let nodes = loss.sorted_nodes();
         let mut known = known(&nodes);
+        // The loss comes first. Where it is of one of candle's operations and no view, the whole graph is one part.
+        let is_view = || nodes.iter().skip(1).any(|node| share_storage(node, loss));
+        if matches!(known.first(), Some(None)) && !is_view() {
+            return None;
+        }
         find_views(&nodes, &mut known);
         let mut groups = Groups::default();
         for (node, _) in
@@ -150,7 +155,7 @@ fn find_views(nodes: &[&Tensor], known: &mut [Option<LiveCall>]) {
     if nodes.iter().zip(&*known).all(|(node, known)| known.is_some() || node.is_variable()) {
         return;
     }
-    let mut lying: HashMap<(usize, usize, usize), &Tensor> = HashMap::new();
+    let mut lying: FxHashMap<(usize, usize, usize), &Tensor> = FxHashMap::default();
     // From the variables on, so that a view comes after its original.
     for (node, known) in nodes.iter().zip(known).rev() {
         let (start, end) = match node.layout().contiguous_offsets() {
@@ -168,7 +173,7 @@ fn find_views(nodes: &[&Tensor], known: &mut [Option<LiveCall>]) {
 #[derive(Default)]
 struct Groups {
     /// Parent of each tensor in its group; the representative is its own parent.
-    above: HashMap<TensorId, TensorId>,
+    above: FxHashMap<TensorId, TensorId>,
 }
 
 impl Groups {
@@ -198,8 +203,8 @@ impl Groups {
     }
 
     /// Numbers the groups, and returns each tensor's group number.
-    fn numbered(&self) -> HashMap<TensorId, usize> {
-        let mut numbers = HashMap::new();
+    fn numbered(&self) -> FxHashMap<TensorId, usize> {
+        let mut numbers = FxHashMap::default();
         let of = |(&id, _): (&TensorId, &TensorId)| {
             let group = self.root(id)?;
             let next = numbers.len();
@@ -211,7 +216,7 @@ impl Groups {
 
 /// Gradients computed so far, by tensor id.
 #[derive(Default)]
-struct Gradients(HashMap<TensorId, Tensor>);
+struct Gradients(FxHashMap<TensorId, Tensor>);
 
 impl Gradients {
     /// Adds the gradients `given` for an operation's arguments, computed from that of its result.

@@ -1,14 +1,15 @@
 //! Table of applied operations by result: candle's graph does not give access to them.
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use rustc_hash::FxHashMap;
 
 use candle_core::{CustomOp1, CustomOp2, CustomOp3, Result, Tensor, TensorId};
 
 /// Operations by the id of their result, for as long as the result exists.
 static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
 
-type Table = HashMap<TensorId, Call<Weak<Box1>, Weak<Box2>, Weak<Box3>>>;
+type Table = FxHashMap<TensorId, Call<Weak<Box1>, Weak<Box2>, Weak<Box3>>>;
 
 pub(crate) type Box1 = Box<dyn CustomOp1 + Send + Sync>;
 pub(crate) type Box2 = Box<dyn CustomOp2 + Send + Sync>;
