@@ -11,7 +11,6 @@ use std::sync::{Arc, PoisonError};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Operation, all_gather_object};
-use experiment;
 use experiment::prelude::*;
 use experiment::start::check_world_size;
 use experiment::trainer::Staged;

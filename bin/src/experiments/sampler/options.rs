@@ -2,8 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use experiment::memory_check::INDEX_BYTES;
-use experiment::options::seed;
-use experiment::options::workers;
+use experiment::options::{seed, workers};
 use experiment::prelude::*;
 use experiment::start::check_world_size;
 use sampler::{DistributedSampler, DistributedSamplerConfig};

@@ -24,7 +24,7 @@ const AT_ONCE: usize = 64;
 /// Number of attempts in a row after which it is believed that another program is at a door.
 const SETTLED: u32 = 5;
 
-/// What one rank finds out about the others while it next_probes for them.
+/// What one rank finds out about the others while it looks for them.
 pub(super) struct Search<'a> {
     pub(super) endpoint: &'a RegroupState,
     pub(super) deadline: Instant,
