@@ -8,7 +8,7 @@ use candle_core::{
 use crate::{apply_op1, apply_op2};
 
 /// `a + b` for equal shapes, as an operation known to [`backward`](crate::backward): for example a residual
-/// connection.
+/// connection. Only tensors that are part of a graph get a gradient.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that differ.
@@ -26,7 +26,7 @@ use crate::{apply_op1, apply_op2};
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     // candle's own addition reports what does not fit.
     let fits = a.shape() == b.shape() && a.dtype() == b.dtype() && a.device().same_device(b.device());
-    match fits && a.track_op() && a.dtype().is_float() {
+    match fits && (a.track_op() || b.track_op()) && a.dtype().is_float() {
         true => apply_op2(a, b, Add),
         false => a + b,
     }
@@ -65,12 +65,13 @@ impl CustomOp2 for Add {
 
     fn bwd(
         &self,
-        _: &Tensor,
-        _: &Tensor,
+        a: &Tensor,
+        b: &Tensor,
         _: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        Ok((Some(gradient.clone()), Some(gradient.clone())))
+        let of = |x: &Tensor| x.track_op().then(|| gradient.clone());
+        Ok((of(a), of(b)))
     }
 }
 

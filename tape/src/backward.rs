@@ -7,18 +7,19 @@ use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
 use rustc_hash::FxHashMap;
 
 use crate::scalar_with_gradient;
-use crate::table::{LiveCall, known};
+use crate::table::{LiveCall, is_known, known, known_graph};
 
 /// Returns the gradients of all variables that `loss` depends on. They equal those of `loss.backward()` except for
 /// the sign of a zero. For operations applied by [`apply_op1`](crate::apply_op1) and its siblings it avoids candle's
 /// zero tensors and the sums onto them.
 ///
-/// Where the graph has another operation, candle runs backward through that and everything it depends on: for an
-/// `x.sqr()?` at the end, the whole graph; for a view of a weight, only that view. The gradient of a tensor that both
+/// Where the graph has another operation, candle runs backward through that and everything it depends on: for a loss
+/// that is an `x.sqr()?` or a `reshape`, the whole graph; for a view of a weight, only that view. The gradient of a tensor that both
 /// kinds of operations use is then summed in another order.
 ///
 /// # Cost
-/// The operations' own backward; one sum for each use of a tensor but the first, and a walk over the graph.
+/// The operations' own backward; one sum for each use of a tensor but the first, and a walk over the graph, or three where
+/// some of its operations are candle's.
 ///
 /// # Errors
 /// Errors of the operations; a gradient whose shape or dtype differs from its tensor's.
@@ -49,10 +50,13 @@ static SECOND_ORDER: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// Plan of one backward pass.
-struct Pass<'a> {
+#[derive(Default)]
+struct Pass {
     /// In candle's order, since operations that depend on each other's order, such as gradient exchange between
     /// ranks, rely on it.
-    steps: Vec<(&'a Tensor, Step)>,
+    steps: Vec<(Tensor, Step)>,
+    /// The variables that the loss depends on; unused without parts.
+    variables: Vec<TensorId>,
     /// Parts of the graph that candle runs backward through.
     parts: Vec<Part>,
     /// Index of the part that a tensor is in.
@@ -77,16 +81,25 @@ struct Part {
     is_done: bool,
 }
 
-impl<'a> Pass<'a> {
+impl Pass {
     /// `None` if candle's own backward must run the whole graph.
-    fn new(loss: &'a Tensor) -> Option<Self> {
-        let nodes = loss.sorted_nodes();
-        let mut known = known(&nodes);
-        // The loss comes first. Where it is of one of candle's operations and no view, the whole graph is one part.
-        let is_view = || nodes.iter().skip(1).any(|node| share_storage(node, loss));
-        if matches!(known.first(), Some(None)) && !is_view() {
+    fn new(loss: &Tensor) -> Option<Self> {
+        if !is_known(loss.id()) {
             return None;
         }
+        match known_graph(loss) {
+            Some(calls) => {
+                let steps = calls.into_iter().map(|(result, call)| (result, Step::Own(call))).collect();
+                Some(Self { steps, ..Self::default() })
+            }
+            None => Self::with_parts(loss),
+        }
+    }
+
+    /// The pass of a graph with operations that are not known.
+    fn with_parts(loss: &Tensor) -> Option<Self> {
+        let nodes = loss.sorted_nodes();
+        let mut known = known(&nodes);
         find_views(&nodes, &mut known);
         let mut groups = Groups::default();
         for (node, _) in
@@ -94,16 +107,14 @@ impl<'a> Pass<'a> {
         {
             groups.join_dependencies(node);
         }
-        if loss.is_variable() || groups.root(loss.id()).is_some() {
-            return None;
-        }
         let part_of = groups.numbered();
         let mut parts: Vec<Part> = Vec::new();
         parts.resize_with(part_of.values().max().map_or(0, |last| last + 1), Part::default);
-        let step = |(node, known): (&'a Tensor, Option<LiveCall>)| match part_of.get(&node.id()) {
-            Some(&part) => Some((node, Step::Part(part))),
+        let variables = nodes.iter().filter(|node| node.is_variable()).map(|node| node.id()).collect();
+        let step = |(node, known): (&Tensor, Option<LiveCall>)| match part_of.get(&node.id()) {
+            Some(&part) => Some((node.clone(), Step::Part(part))),
             None if node.is_variable() => None,
-            None => Some((node, Step::Own(known?))),
+            None => Some((node.clone(), Step::Own(known?))),
         };
         let steps: Vec<_> = nodes.into_iter().zip(known).filter_map(step).collect();
         for (_, step) in &steps {
@@ -118,7 +129,7 @@ impl<'a> Pass<'a> {
         }
         let on_one_device =
             |part: &Part| part.entries.windows(2).all(|pair| pair[0].device().same_device(pair[1].device()));
-        parts.iter().all(on_one_device).then_some(Self { steps, parts, part_of })
+        parts.iter().all(on_one_device).then_some(Self { steps, variables, parts, part_of })
     }
 
     fn run(mut self, loss: &Tensor) -> Result<GradStore> {
@@ -128,13 +139,13 @@ impl<'a> Pass<'a> {
             let call = match step {
                 Step::Own(call) => call,
                 Step::Part(part) => {
-                    grads.of_part(&mut self.parts[part])?;
+                    grads.of_part(&mut self.parts[part], &self.variables)?;
                     continue;
                 }
             };
             // Missing if every operation that uses the tensor returned none.
             if let Some(gradient) = grads.0.remove(&node.id()) {
-                let given = call.backward(node, &gradient)?;
+                let given = call.backward(&node, &gradient)?;
                 grads.take(call.arguments(), given, &gradient)?;
             }
             for argument in call.arguments() {
@@ -152,9 +163,6 @@ impl<'a> Pass<'a> {
 /// Finds candle's tensors that only reshape another one (`reshape`, `flatten`, `squeeze`): they have the same storage
 /// and the same contiguous range. No other operation in a graph has that.
 fn find_views(nodes: &[&Tensor], known: &mut [Option<LiveCall>]) {
-    if nodes.iter().zip(&*known).all(|(node, known)| known.is_some() || node.is_variable()) {
-        return;
-    }
     let mut lying: FxHashMap<(usize, usize, usize), &Tensor> = FxHashMap::default();
     // From the variables on, so that a view comes after its original.
     for (node, known) in nodes.iter().zip(known).rev() {
@@ -244,7 +252,7 @@ impl Gradients {
 
     /// Runs candle's backward through a part, down to the variables, once all its users are done. This is certain at
     /// the latest at the part's last tensor in the order of steps.
-    fn of_part(&mut self, part: &mut Part) -> Result<()> {
+    fn of_part(&mut self, part: &mut Part, variables: &[TensorId]) -> Result<()> {
         if part.users > 0 || std::mem::replace(&mut part.is_done, true) {
             return Ok(());
         }
@@ -257,13 +265,11 @@ impl Gradients {
         let Some(root) = roots.into_iter().map(Ok).reduce(|sum, root| sum? + root?).transpose()? else {
             return Ok(());
         };
-        let mut grads = root.backward()?;
-        for variable in root.sorted_nodes().into_iter().filter(|node| node.is_variable()) {
-            if let Some(gradient) = grads.remove(variable) {
-                self.add(variable.id(), gradient.detach())?;
-            }
-        }
-        Ok(())
+        let grads = root.backward()?;
+        variables.iter().try_for_each(|&variable| match grads.get_id(variable) {
+            Some(gradient) => self.add(variable, gradient.detach()),
+            None => Ok(()),
+        })
     }
 
     fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use candle_core::{CustomOp1, CustomOp2, CustomOp3, Result, Tensor, TensorId};
 
@@ -81,22 +81,47 @@ impl Drop for TableEntry {
 /// Returns the call that each of these tensors is the result of, where it is known.
 pub(crate) fn known(tensors: &[&Tensor]) -> Vec<Option<LiveCall>> {
     let table = table();
-    let known = |tensor: &&Tensor| {
-        Some(match table.get(&tensor.id())?.clone() {
-            Call::One(arguments, op) => Call::One(arguments, op.upgrade()?),
-            Call::Two(arguments, op) => Call::Two(arguments, op.upgrade()?),
-            Call::Three(arguments, op) => Call::Three(arguments, op.upgrade()?),
-            Call::View(arguments) => Call::View(arguments),
-        })
-    };
-    tensors.iter().map(known).collect()
+    tensors.iter().map(|tensor| live(&table, tensor)).collect()
+}
+
+/// Whether the call that the tensor with this id is the result of is known.
+pub(crate) fn is_known(result: TensorId) -> bool {
+    table().contains_key(&result)
+}
+
+/// Returns all calls that `result` depends on, with their results, in the order of candle's backward (a depth-first walk,
+/// reversed). `None` if one of its operations is not known.
+pub(crate) fn known_graph(result: &Tensor) -> Option<Vec<(Tensor, LiveCall)>> {
+    let table = table();
+    let mut seen = FxHashSet::from_iter([result.id()]);
+    let mut done = Vec::new();
+    // Calls on the way to the present one, each with the number of its arguments that have been visited.
+    let mut way = vec![(result.clone(), live(&table, result)?, 0)];
+    while let Some((_, call, visited)) = way.last_mut() {
+        let Some(argument) = call.arguments().get(*visited).cloned() else {
+            done.extend(way.pop().map(|(result, call, _)| (result, call)));
+            continue;
+        };
+        *visited += 1;
+        let has_call = argument.track_op() && !argument.is_variable() && !argument.dtype().is_int();
+        if has_call && seen.insert(argument.id()) {
+            let call = live(&table, &argument)?;
+            way.push((argument, call, 0));
+        }
+    }
+    done.reverse();
+    Some(done)
+}
+
+fn live(table: &Table, result: &Tensor) -> Option<LiveCall> {
+    Some(match table.get(&result.id())?.clone() {
+        Call::One(arguments, op) => Call::One(arguments, op.upgrade()?),
+        Call::Two(arguments, op) => Call::Two(arguments, op.upgrade()?),
+        Call::Three(arguments, op) => Call::Three(arguments, op.upgrade()?),
+        Call::View(arguments) => Call::View(arguments),
+    })
 }
 
 fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-pub(crate) fn has(result: TensorId) -> bool {
-    table().contains_key(&result)
 }
