@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{ModuleT, VarBuilder, VarMap, linear, loss};
+use candle_nn::{ModuleT, VarBuilder, VarMap};
 use comm::{Local, Mesh};
 use models::tutorials::mlp::{FEATURES, Mlp};
 use models::tutorials::transformer::{Transformer, TransformerConfig};
@@ -14,7 +14,7 @@ use plan::strategy::{Setting, Strategy};
 use plan::{MlpLoss, Model, TransformerSizes};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
-use training::{AttentionMask, activation_bytes, cross_entropy};
+use training::{AttentionMask, activation_bytes, cross_entropy, linear, mse};
 
 /// The system's allocator, counting the bytes in use.
 struct Counting;
@@ -123,8 +123,8 @@ fn layers() {
     let zeros = |width: usize| Tensor::zeros((batch, width), DType::F32, &Device::Cpu).unwrap();
     let (x, y) = (zeros(20), zeros(1));
     let layer = linear(20, 1, builder()).unwrap();
-    let model = Model::mlp("ddp-trainer", &[20, 1], false, MlpLoss::Squares).with_separate_biases();
-    check(&model, batch, kept(|| loss::mse(&layer.forward(&x).unwrap(), &y).unwrap()));
+    let model = Model::mlp("ddp-trainer", &[20, 1], false, MlpLoss::Squares);
+    check(&model, batch, kept(|| mse(&layer.forward(&x).unwrap(), &y).unwrap()));
     let (x, y) = (zeros(FEATURES), Tensor::zeros(batch, DType::U32, &Device::Cpu).unwrap());
     let mlp = Mlp::new(builder()).unwrap();
     let model = Model::mlp("ddp-mlp", &[10, 20, 2], true, MlpLoss::Classes);

@@ -119,10 +119,8 @@ const TOKEN_BYTES: u64 = size_of::<u32>() as u64;
 /// Loss of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpLoss {
-    /// The mean squared error of candle's operations: differences and their squares are kept.
-    Squares,
     /// The mean squared error as one operation, `training::mse`: nothing but its result is kept.
-    FusedSquares,
+    Squares,
     /// Cross-entropy of classes: probabilities are kept.
     Classes,
 }
@@ -212,12 +210,7 @@ impl Model {
         }
         if let Some(last) = units.last_mut() {
             match loss {
-                MlpLoss::Squares => {
-                    last.kept_whole = 2 * last.output;
-                    // The sum and the mean.
-                    last.kept_once = 2;
-                }
-                MlpLoss::FusedSquares => last.kept_once = 1,
+                MlpLoss::Squares => last.kept_once = 1,
                 MlpLoss::Classes => {
                     last.kept_whole = last.output;
                     last.kept_inside += last.output;
@@ -226,17 +219,6 @@ impl Model {
             }
         }
         Self { name: name.into(), units, sample: "samples".into(), divisors, sizes: None, length: 0 }
-    }
-
-    /// Returns the model with linear layers that multiply and add their bias in separate operations, as candle's own
-    /// do.
-    pub fn with_separate_biases(mut self) -> Self {
-        for unit in &mut self.units {
-            let inner = unit.linear - unit.output;
-            unit.kept_divided += inner;
-            unit.kept_between += unit.output;
-        }
-        self
     }
 
     /// Transformer that predicts the next token.

@@ -28,7 +28,7 @@
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`], [`cross_entropy`] and [`mse`] are fused and have gradients.
-//! - [`Linear`], multi-head [`attention`], [`embedding`] and [`gelu`] are one operation each.
+//! - [`Linear`], multi-head [`attention`], [`embedding`], [`gelu`] and [`relu`] are one operation each.
 //! - [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`] are the layers of Llama and related
 //!   models.
 //! - [`linear_cross_entropy`] is a language model's output layer and loss, without materializing the logits of all
@@ -113,7 +113,7 @@ pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
     Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, columns, conv2d,
     cross_entropy, embedding, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
-    linear_no_bias, log_softmax, max_pool2d, mse, rms_norm, softmax, swiglu,
+    linear_no_bias, log_softmax, max_pool2d, mse, relu, rms_norm, softmax, swiglu,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

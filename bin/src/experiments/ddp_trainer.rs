@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use candle_nn::{Linear, Module, linear, loss};
+use candle_nn::Module;
 use clap::{Args, ValueEnum};
 use ddp::{Ddp, DdpConfig};
 use experiment::memory_check::INDEX_BYTES;
 use experiment::prelude::*;
 use models::tutorials::trainer::{self, Batch, FEATURES, Sample};
-use training::{Sgd, SgdConfig, TensorFile, log_softmax};
+use training::{Linear, Sgd, SgdConfig, TensorFile, linear, log_softmax, mse};
 
 /// What is minimised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -135,7 +135,7 @@ impl Experiment for DdpTrainerOptions {
 }
 
 fn squared_error(model: &Linear, (x, y): &Batch) -> candle_core::Result<Tensor> {
-    loss::mse(&model.forward(x)?, y)
+    mse(&model.forward(x)?, y)
 }
 
 /// `F.cross_entropy(output, y)` with y of the output's shape: y holds class probabilities, here of a single class.

@@ -1,8 +1,8 @@
 //! The convolutional net of the PyTorch handbook, for pictures of 3 x 32 x 32.
 
 use candle_core::{D, Result, Tensor};
-use candle_nn::{Conv2d, Conv2dConfig, Linear, Module, VarBuilder};
-use training::{conv2d, max_pool2d};
+use candle_nn::{Conv2d, Conv2dConfig, Module, VarBuilder};
+use training::{Linear, conv2d, linear, max_pool2d, relu};
 
 /// Two convolutions, each followed by ReLU and pooling, and three linear layers; the handbook's `Net`.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl ConvNet {
     /// Those of the builder.
     pub fn new(builder: VarBuilder<'_>) -> Result<Self> {
         let conv = |from, to, name| candle_nn::conv2d(from, to, 5, Conv2dConfig::default(), builder.pp(name));
-        let linear = |from, to, name| candle_nn::linear(from, to, builder.pp(name));
+        let linear = |from, to, name| linear(from, to, builder.pp(name));
         Ok(Self {
             conv1: conv(3, 6, "conv1")?,
             conv2: conv(6, 16, "conv2")?,
@@ -39,11 +39,11 @@ impl Module for ConvNet {
     /// # Shapes
     /// (batch, 3, 32, 32) to (batch, 10).
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = max_pool2d(&conv2d(x, &self.conv1)?.relu()?, (2, 2))?; // (batch, 6, 14, 14)
-        let x = max_pool2d(&conv2d(&x, &self.conv2)?.relu()?, (2, 2))?; // (batch, 16, 5, 5)
+        let x = max_pool2d(&relu(&conv2d(x, &self.conv1)?)?, (2, 2))?; // (batch, 6, 14, 14)
+        let x = max_pool2d(&relu(&conv2d(&x, &self.conv2)?)?, (2, 2))?; // (batch, 16, 5, 5)
         let x = x.flatten(1, D::Minus1)?;
-        let x = self.fc1.forward(&x)?.relu()?;
-        let x = self.fc2.forward(&x)?.relu()?;
+        let x = relu(&self.fc1.forward(&x)?)?;
+        let x = relu(&self.fc2.forward(&x)?)?;
         self.fc3.forward(&x)
     }
 }

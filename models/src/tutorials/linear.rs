@@ -1,9 +1,9 @@
 //! Model and data of the from-scratch tutorial: one linear layer, y = w x + b.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_nn::{Linear, Module, VarBuilder};
+use candle_nn::{Module, VarBuilder};
 use sampler::{Generator, SamplerError};
-use training::{FileError, TensorFile};
+use training::{FileError, Linear, TensorFile, linear};
 
 /// One x and its y.
 pub type Sample = (f32, f32);
@@ -43,7 +43,7 @@ impl SimpleModel {
     /// # Errors
     /// Those of the builder.
     pub fn new(builder: VarBuilder<'_>) -> Result<Self> {
-        Ok(Self { linear: candle_nn::linear(1, 1, builder.pp("linear"))? })
+        Ok(Self { linear: linear(1, 1, builder.pp("linear"))? })
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use sampler::{Generator, SamplerError};
-use training::{FileError, Linear, TensorFile, linear};
+use training::{FileError, Linear, TensorFile, linear, relu};
 
 /// Features of a sample.
 pub const FEATURES: usize = 10;
@@ -73,6 +73,6 @@ impl Module for Mlp {
     /// # Shapes
     /// (batch, 10) to logits (batch, 2).
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.second.forward(&self.first.forward(x)?.relu()?)
+        self.second.forward(&relu(&self.first.forward(x)?)?)
     }
 }

@@ -239,7 +239,7 @@ impl PlanOptions {
             ModelName::DdpTrainer => (&[20, 1], false, MlpLoss::Squares),
             ModelName::DdpMlp => (&[10, 20, 2], true, MlpLoss::Classes),
             ModelName::FsdpMlp => (&[1024, 4096, 4096, 1024, 10], false, MlpLoss::Classes),
-            ModelName::TensorParallelMlp => (&[1024, 4096, 1024], true, MlpLoss::FusedSquares),
+            ModelName::TensorParallelMlp => (&[1024, 4096, 1024], true, MlpLoss::Squares),
             // vocabulary, features, heads, feed-forward width, layers, longest row, row length
             ModelName::DdpTransformer => return self.transformer(&name, [100, 12, 4, 24, 2, 100, 10], false),
             ModelName::TensorParallelTransformer => {
@@ -262,11 +262,7 @@ impl PlanOptions {
         let sizes = if given.is_empty() { mlp } else { &given };
         let widest = sizes.iter().copied().max().unwrap_or(1);
         self.check_extent(SizeBounds::of_layers(sizes), ("--sizes", widest as usize))?;
-        let model = Model::mlp(&name, sizes, has_function, loss);
-        Ok(match self.model {
-            ModelName::DdpLinear | ModelName::DdpTrainer => model.with_separate_biases(),
-            _ => model,
-        })
+        Ok(Model::mlp(&name, sizes, has_function, loss))
     }
 
     fn transformer(&self, name: &str, defaults: [usize; 7], is_modern: bool) -> Result<Model> {

@@ -1,11 +1,11 @@
 //! Data-parallel training, the second half of the from-scratch tutorial.
 
-use candle_nn::{Module, loss};
+use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
 use experiment::prelude::*;
 use experiment::trainer::RunConfig;
 use models::tutorials::linear::SimpleModel;
-use training::{Sgd, SgdConfig};
+use training::{Sgd, SgdConfig, mse};
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;
@@ -22,7 +22,7 @@ pub(super) fn run(options: &DdpLinearOptions, setup: &Setup, rank: &mut Rank) ->
         Ddp::new(rank.comm.clone(), setup.variables.builder(), &DdpConfig::default(), SimpleModel::new)?;
     let learning_rate = options.ddp_lr(world_size);
     let optimizer = Sgd::named(ddp.named_vars(), SgdConfig { learning_rate, ..SgdConfig::default() })?;
-    let loss = |model: &SimpleModel, (x, y): &Batch| loss::mse(&model.forward(x)?, y);
+    let loss = |model: &SimpleModel, (x, y): &Batch| mse(&model.forward(x)?, y);
     let mut trainer =
         Trainer::new(DataParallel::new(ddp, optimizer, loss, &setup.variables.map), Epochs::new(loader));
     let config = RunConfig { name: Some(RUN), ..options.run_config(rank) };

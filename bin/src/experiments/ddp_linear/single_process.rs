@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use candle_nn::{Module, Optimizer, loss};
+use candle_nn::{Module, Optimizer};
 use comm::peak_rss_bytes;
 use experiment::prelude::*;
 use experiment::run_log::{LogConfig, RunLog};
@@ -11,7 +11,7 @@ use launch::machine::gpu_count;
 use models::tutorials::linear::SimpleModel;
 use report::metrics::Summary;
 use sampler::RandomSampler;
-use training::{Sgd, SgdConfig};
+use training::{Sgd, SgdConfig, backward, mse};
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;
@@ -42,8 +42,8 @@ pub(super) fn run(
     let log = LogConfig { run: Some(RUN), keep, steps, ..LogConfig::default() };
     let mut log = RunLog::new(&log, metrics.as_deref_mut());
     let step = |(x, y): &Batch| {
-        let loss = loss::mse(&model.forward(x)?, y)?;
-        optimizer.step(&loss.backward()?)?;
+        let loss = mse(&model.forward(x)?, y)?;
+        optimizer.step(&backward(&loss)?)?;
         Ok(loss)
     };
     let mut trainer = Trainer::new(SingleProcess::new(step), loader);

@@ -1,7 +1,8 @@
 //! The Transformer as a list of modules, to be cut into pipeline stages.
 
-use candle_nn::embedding;
-use models::tutorials::transformer::{PositionalEncoding, TransformerBlock, TransformerConfig};
+use models::tutorials::transformer::{
+    PositionalEncoding, TokenEmbedding, TransformerBlock, TransformerConfig,
+};
 use pipeline::Modules;
 use sampler::SharedGenerator;
 use training::linear;
@@ -22,7 +23,7 @@ pub fn transformer_modules(config: &TransformerConfig, random: &SharedGenerator)
     let &TransformerConfig { vocab_size, d_model, num_layers, max_len, .. } = config;
     let first = Modules::new()
         .buffers(&["pe"])
-        .module("embedding", move |vb| embedding(vocab_size, d_model, vb))
+        .module("embedding", move |vb| TokenEmbedding::new(vocab_size, d_model, vb))
         .module("pos_encoding", move |vb| PositionalEncoding::new(max_len, d_model, vb));
     let blocks = (0..num_layers).fold(first, |modules, layer| {
         let (config, random) = (config.clone(), random.clone());

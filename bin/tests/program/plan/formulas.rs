@@ -152,7 +152,7 @@ fn of_linear_layers() {
                 (dp, tp),
                 sequence_parallel,
                 |builder| Mlp::new(hidden as usize, &builder),
-                |parallel| Ok((parallel.model().forward(&x)? - &x)?.sqr()?.mean_all()?),
+                |parallel| Ok(training::mse(&parallel.model().forward(&x)?, &x)?),
             );
             let strategy = Strategy::Tensor { tp, sequence_parallel };
             let estimate = strategy.estimate(&model, &setting(dp * tp, batch));

@@ -4,7 +4,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
 use sampler::SharedGenerator;
 use training::{
-    AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, add, attention, layer_norm, linear,
+    AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, add, attention, layer_norm, linear, relu,
 };
 
 use super::TransformerConfig;
@@ -100,6 +100,6 @@ impl FeedForward {
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.fc2.forward(&self.fc1.forward(x)?.relu()?)
+        self.fc2.forward(&relu(&self.fc1.forward(x)?)?)
     }
 }

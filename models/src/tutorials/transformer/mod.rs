@@ -2,14 +2,16 @@
 
 mod block;
 mod positions;
+mod tokens;
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{Embedding, ModuleT, VarBuilder, embedding};
+use candle_nn::{ModuleT, VarBuilder};
 use sampler::SharedGenerator;
 use training::{AttentionMask, Linear, linear};
 
 pub use block::{LAYER_NORM_EPS, TransformerBlock};
 pub use positions::PositionalEncoding;
+pub use tokens::TokenEmbedding;
 
 /// Checks that the attention heads divide the features of a token.
 ///
@@ -79,7 +81,7 @@ impl Default for TransformerConfig {
 /// ```
 #[derive(Debug)]
 pub struct Transformer {
-    embedding: Embedding,
+    embedding: TokenEmbedding,
     pos_encoding: PositionalEncoding,
     layers: Vec<TransformerBlock>,
     out_linear: Linear,
@@ -96,7 +98,7 @@ impl Transformer {
         random: &SharedGenerator,
     ) -> Result<Self> {
         let &TransformerConfig { vocab_size, d_model, num_layers, max_len, .. } = config;
-        let embedding = embedding(vocab_size, d_model, builder.pp("embedding"))?;
+        let embedding = TokenEmbedding::new(vocab_size, d_model, builder.pp("embedding"))?;
         let pos_encoding = PositionalEncoding::new(max_len, d_model, builder.pp("pos_encoding"))?;
         let blocks = builder.pp("layers");
         let layers = (0..num_layers)

@@ -31,7 +31,8 @@ impl Module for PositionalEncoding {
     /// # Shapes
     /// (batch, length, d_model) to the same.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.broadcast_add(&self.pe.narrow(1, 0, x.dim(1)?)?)
+        let rows = self.pe.narrow(1, 0, x.dim(1)?)?;
+        training::add(x, &rows.broadcast_as(x.shape())?)
     }
 }
 
