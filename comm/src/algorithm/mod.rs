@@ -4,6 +4,7 @@ pub mod binomial_broadcast;
 pub mod binomial_reduce;
 pub mod chain_broadcast;
 pub mod chain_reduce;
+pub mod direct_all_gather;
 pub mod direct_gather;
 pub mod direct_scatter;
 pub mod dissemination_barrier;
@@ -46,12 +47,30 @@ pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: u
 }
 
 /// Returns the schedule of an all-gather of these parts, on the output. With several ranks on each host, all ranks send
-/// between hosts at the same time, see [`hierarchical_all_gather`].
+/// between hosts at the same time, see [`hierarchical_all_gather`]; a few ranks that share memory send to all others at once,
+/// see [`direct_all_gather`].
 pub fn all_gather(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
-    match topology.is_regular() {
-        true => hierarchical_all_gather::schedule(rank, topology, parts),
-        false => ring_all_gather::schedule(rank, parts),
+    match topology {
+        _ if topology.is_regular() => hierarchical_all_gather::schedule(rank, topology, parts),
+        _ if is_direct(topology) => direct_all_gather::schedule(rank, parts),
+        _ => ring_all_gather::schedule(rank, parts),
     }
+}
+
+/// Returns the schedule of a barrier, on a buffer of one element.
+pub fn barrier(rank: usize, topology: &Topology) -> Schedule {
+    match is_direct(topology) {
+        true => direct_all_gather::schedule(rank, &Parts::even(0, topology.world_size())),
+        false => dissemination_barrier::schedule(rank, topology.world_size()),
+    }
+}
+
+/// Up to this many ranks that share memory send directly to each other: there, a message costs much less than the context
+/// switch that comes before each further step if ranks share cores.
+pub const DIRECT_RANKS: usize = 16;
+
+fn is_direct(topology: &Topology) -> bool {
+    topology.shares_memory() && topology.world_size() <= DIRECT_RANKS
 }
 
 /// Returns the schedule of a reduce-scatter of these parts, of elements of `element_bytes` each, and the number of

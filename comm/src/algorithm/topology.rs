@@ -15,6 +15,7 @@ pub struct Topology {
     hosts: Vec<Vec<usize>>,
     /// The host of each rank and its index among the ranks of that host.
     places: Vec<(usize, usize)>,
+    shares_memory: bool,
 }
 
 impl Topology {
@@ -42,7 +43,17 @@ impl Topology {
             places.push((host, hosts[host].len()));
             hosts[host].push(rank);
         }
-        Self { hosts, places }
+        Self { hosts, places, shares_memory: false }
+    }
+
+    /// Returns the topology, of ranks of which any two share memory if `all` is true. It must be so on all ranks.
+    pub(crate) fn sharing_memory(self, all: bool) -> Self {
+        Self { shares_memory: all, ..self }
+    }
+
+    /// Returns whether any two ranks share memory, as far as is known.
+    pub fn shares_memory(&self) -> bool {
+        self.shares_memory
     }
 
     /// Returns the number of ranks.

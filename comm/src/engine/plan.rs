@@ -60,7 +60,7 @@ impl<'t> Planner<'t> {
                 self.all_to_all(output, input, output_counts, input_counts)
             }
             Operation::Barrier => {
-                let schedule = algorithm::dissemination_barrier::schedule(self.rank, self.world_size);
+                let schedule = algorithm::barrier(self.rank, self.topology);
                 let memory = Memory::default().scratch(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
             }

@@ -67,7 +67,7 @@ impl Collective {
                 ];
                 Schedule { steps: vec![Step { transfers, finished: 0..0 }] }
             }
-            Self::Barrier => algorithm::dissemination_barrier::schedule(rank, ranks),
+            Self::Barrier => algorithm::barrier(rank, topology),
         }
     }
 }

@@ -108,9 +108,11 @@ impl Tcp {
         let is_near = |peer: &&PeerInfo| peer.host == own.host || own.site.is_same_machine(&peer.site);
         let neighbours = peers.iter().filter(is_near).count();
         let crowded = neighbours > std::thread::available_parallelism().map_or(1, usize::from);
-        // The same on all ranks.
+        // These are the same on all ranks.
+        let all_share = peers.iter().all(|peer| peers[0].site.obstacle_to(&peer.site).is_none());
         let topology =
-            Topology::grouped(world_size, |one, other| peers[one].site.is_same_network(&peers[other].site));
+            Topology::grouped(world_size, |one, other| peers[one].site.is_same_network(&peers[other].site))
+                .sharing_memory(all_share);
         let (failure_state, wake_receiver) =
             FailureState::new(config, members.clone(), data_connections.clone(), job.clone())?;
         let failure_state = Arc::new(failure_state);
