@@ -1,6 +1,11 @@
 //! Slices divided into blocks that are processed in parallel.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
 
 use rayon::prelude::*;
+
+use crate::simd::vectorized;
 
 /// Elements of a block in elementwise work: large enough to outweigh the cost of scheduling a task, small enough for
 /// the cache.
@@ -40,6 +45,30 @@ pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
     }
 }
 
+/// Returns `len` numbers: `f` gets the range of a block, and returns an iterator over its numbers. Unlike a vector of zeros that
+/// is then written to, this touches the memory once.
+#[inline(always)]
+pub(crate) fn collect_blocks<T: Send, I: Iterator<Item = T>>(
+    len: usize,
+    f: impl Fn(Range<usize>) -> I + Sync,
+) -> Vec<T> {
+    let mut out = Vec::with_capacity(len);
+    blocks([&mut out.spare_capacity_mut()[..len]], BLOCK, |at, [block]| {
+        let end = at + block.len();
+        vectorized!({
+            let mut written = 0;
+            for (slot, number) in block.iter_mut().zip(f(at..end)) {
+                slot.write(number);
+                written += 1;
+            }
+            assert_eq!(at + written, end, "a block lacks numbers");
+        });
+    });
+    // SAFETY: the blocks cover all elements, and each has counted that it wrote all of its own.
+    unsafe { out.set_len(len) };
+    out
+}
+
 /// Block size in elements, a multiple of the row length `width`.
 pub(crate) fn of_rows(width: usize) -> usize {
     (BLOCK / width.max(1)).max(1) * width.max(1)
@@ -48,6 +77,19 @@ pub(crate) fn of_rows(width: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn collected_numbers_are_in_order() {
+        for len in [0, 1, BLOCK, 2 * SMALL + 5] {
+            assert_eq!(collect_blocks(len, |block| block), (0..len).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a block lacks numbers")]
+    fn a_block_that_is_too_short_is_a_bug() {
+        collect_blocks(10, |block| block.skip(1));
+    }
 
     #[test]
     fn each_number_is_met_once_and_in_order() {

@@ -5,9 +5,8 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 use super::gated::{Gate, gelu, gelu_tanh, silu};
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
-use crate::blocks::{BLOCK, blocks};
+use crate::blocks::collect_blocks;
 use crate::cuda;
-use crate::simd::vectorized;
 
 impl Gate {
     /// Applies the activation alone: PyTorch's `silu`, `gelu` or `gelu(approximate="tanh")` (`gelu_new`).
@@ -96,28 +95,22 @@ impl Activation {
 
 #[inline(always)]
 fn forward<T: Real>(x: &[T], activation: impl Fn(T) -> (T, T) + Sync) -> Vec<T> {
-    let mut out = vec![T::zero(); x.len()];
-    blocks([&mut out], BLOCK, |at, [out]| {
-        vectorized!({
-            for (out, &x) in out.iter_mut().zip(&x[at..]) {
-                *out = activation(x).0;
-            }
-        });
-    });
-    out
+    collect_blocks(x.len(), |block| {
+        x[block].iter().map(
+            #[inline(always)]
+            |&x| activation(x).0,
+        )
+    })
 }
 
 #[inline(always)]
 fn backward<T: Real>(x: &[T], gradient: &[T], activation: impl Fn(T) -> (T, T) + Sync) -> Vec<T> {
-    let mut out = vec![T::zero(); x.len()];
-    blocks([&mut out], BLOCK, |at, [out]| {
-        vectorized!({
-            for ((out, &x), &g) in out.iter_mut().zip(&x[at..]).zip(&gradient[at..]) {
-                *out = g * activation(x).1;
-            }
-        });
-    });
-    out
+    collect_blocks(x.len(), |block| {
+        x[block.clone()].iter().zip(&gradient[block]).map(
+            #[inline(always)]
+            |(&x, &g)| g * activation(x).1,
+        )
+    })
 }
 
 impl CustomOp1 for Activation {

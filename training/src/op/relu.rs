@@ -1,5 +1,7 @@
 //! ReLU, as one operation.
 
+use std::ops::Range;
+
 use candle_core::backend::BackendStorage;
 use candle_core::cpu_backend::{Map1, Map2};
 use candle_core::op::Relu;
@@ -9,8 +11,7 @@ use candle_core::{
 };
 
 use super::working_dtype;
-use crate::blocks::{BLOCK, blocks};
-use crate::simd::vectorized;
+use crate::blocks::collect_blocks;
 
 const NAME: &str = "relu";
 
@@ -47,7 +48,8 @@ impl Map1 for Forward {
     fn f<T: WithDType>(&self, x: &[T], layout: &Layout) -> Result<Vec<T>> {
         let x = part(x, layout)?;
         // Not `x > 0`: that would make NaN 0.
-        Ok(each(x.len(), |at| if x[at] <= T::zero() { T::zero() } else { x[at] }))
+        let positive = |&x: &T| if x <= T::zero() { T::zero() } else { x };
+        Ok(collect_blocks(x.len(), |block| x[block].iter().map(positive)))
     }
 }
 
@@ -85,7 +87,9 @@ impl Map2 for Backward {
 
     fn f<T: WithDType>(&self, gradient: &[T], l: &Layout, y: &[T], m: &Layout) -> Result<Vec<T>> {
         let (gradient, y) = (part(gradient, l)?, part(y, m)?);
-        Ok(each(y.len(), |at| if y[at] <= T::zero() { T::zero() } else { gradient[at] }))
+        let passed = |(&gradient, &y): (&T, &T)| if y <= T::zero() { T::zero() } else { gradient };
+        let numbers = |block: Range<usize>| gradient[block.clone()].iter().zip(&y[block]).map(passed);
+        Ok(collect_blocks(y.len(), numbers))
     }
 }
 
@@ -104,19 +108,6 @@ fn part<'a, T>(x: &'a [T], layout: &Layout) -> Result<&'a [T]> {
         Some(part) => Ok(part),
         None => bail!("{NAME}: a tensor that is not contiguous"),
     }
-}
-
-/// `len` numbers, each computed from its index.
-fn each<T: WithDType>(len: usize, number: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let mut out = vec![T::zero(); len];
-    blocks([&mut out], BLOCK, |start, [out]| {
-        vectorized!({
-            for (at, out) in out.iter_mut().enumerate() {
-                *out = number(start + at);
-            }
-        });
-    });
-    out
 }
 
 #[cfg(test)]
