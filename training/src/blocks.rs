@@ -1,5 +1,4 @@
 //! Slices divided into blocks that are processed in parallel.
-#![allow(unsafe_code)]
 
 use std::ops::Range;
 
@@ -47,6 +46,7 @@ pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
 
 /// Returns `len` numbers: `f` gets the range of a block, and returns an iterator over its numbers. Unlike a vector of zeros that
 /// is then written to, this touches the memory once.
+#[allow(unsafe_code)]
 #[inline(always)]
 pub(crate) fn collect_blocks<T: Send, I: Iterator<Item = T>>(
     len: usize,

@@ -50,10 +50,12 @@ pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: u
 /// between hosts at the same time, see [`hierarchical_all_gather`]; a few ranks that share memory send to all others at once,
 /// see [`direct_all_gather`].
 pub fn all_gather(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
-    match topology {
-        _ if topology.is_regular() => hierarchical_all_gather::schedule(rank, topology, parts),
-        _ if is_direct(topology) => direct_all_gather::schedule(rank, parts),
-        _ => ring_all_gather::schedule(rank, parts),
+    if topology.is_regular() {
+        hierarchical_all_gather::schedule(rank, topology, parts)
+    } else if is_direct(topology) {
+        direct_all_gather::schedule(rank, parts)
+    } else {
+        ring_all_gather::schedule(rank, parts)
     }
 }
 

@@ -34,16 +34,10 @@ pub(super) fn schedule_of(rank: usize, world_size: usize, part: impl Fn(usize) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::simulate::{run, schedules};
+    use crate::algorithm::simulate::all_gathers;
 
     fn check(parts: &Parts) -> Vec<Schedule> {
-        let all = schedules(parts.count(), |rank| schedule(rank, parts));
-        for buffer in run(&all, parts.len()) {
-            for owner in 0..parts.count() {
-                assert!(parts.of(owner).all(|index| buffer[index].origin() == Some((owner, index))));
-            }
-        }
-        all
+        all_gathers(parts, |rank| schedule(rank, parts))
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use crate::Topology;
-use crate::algorithm::schedule::{Combine, Schedule, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Transfer};
 
 /// An element: a leaf is one rank's own value at one index, a pair a reduction of a left and a right operand.
 #[derive(Debug, Clone)]
@@ -55,6 +55,17 @@ impl Element {
 
 pub(crate) fn schedules(world_size: usize, make: impl Fn(usize) -> Schedule) -> Vec<Schedule> {
     (0..world_size).map(make).collect()
+}
+
+/// Returns the schedules of all ranks, after asserting that each rank ends with every part, whole and from its owner.
+pub(crate) fn all_gathers(parts: &Parts, make: impl Fn(usize) -> Schedule) -> Vec<Schedule> {
+    let all = schedules(parts.count(), make);
+    for buffer in run(&all, parts.len()) {
+        for owner in 0..parts.count() {
+            assert!(parts.of(owner).all(|index| buffer[index].origin() == Some((owner, index))));
+        }
+    }
+    all
 }
 
 /// Returns the buffers of all ranks at the end. Panics if a receive has no sender, lengths differ, or a message is not

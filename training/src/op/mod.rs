@@ -79,7 +79,11 @@ pub(crate) fn dense<'a, T: WithDType>(
     storage: &'a CpuStorage,
     layout: &Layout,
 ) -> candle_core::Result<&'a [T]> {
-    let data = T::cpu_storage_as_slice(storage)?;
+    dense_part(T::cpu_storage_as_slice(storage)?, layout)
+}
+
+/// The elements of a contiguous tensor, from all those of its storage.
+fn dense_part<'a, T>(data: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets().and_then(|(start, end)| data.get(start..end)) {
         Some(part) => Ok(part),
         None => bail!("a fused operation was given a tensor that is not contiguous"),

@@ -7,10 +7,9 @@ use candle_core::cpu_backend::{Map1, Map2};
 use candle_core::op::Relu;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor, WithDType,
-    bail,
 };
 
-use super::working_dtype;
+use super::{dense_part, working_dtype};
 use crate::blocks::collect_blocks;
 
 const NAME: &str = "relu";
@@ -46,7 +45,7 @@ struct Forward;
 
 impl Map1 for Forward {
     fn f<T: WithDType>(&self, x: &[T], layout: &Layout) -> Result<Vec<T>> {
-        let x = part(x, layout)?;
+        let x = dense_part(x, layout)?;
         // Not `x > 0`: that would make NaN 0.
         let positive = |&x: &T| if x <= T::zero() { T::zero() } else { x };
         Ok(collect_blocks(x.len(), |block| x[block].iter().map(positive)))
@@ -86,7 +85,7 @@ impl Map2 for Backward {
     const OP: &'static str = NAME;
 
     fn f<T: WithDType>(&self, gradient: &[T], l: &Layout, y: &[T], m: &Layout) -> Result<Vec<T>> {
-        let (gradient, y) = (part(gradient, l)?, part(y, m)?);
+        let (gradient, y) = (dense_part(gradient, l)?, dense_part(y, m)?);
         let passed = |(&gradient, &y): (&T, &T)| if y <= T::zero() { T::zero() } else { gradient };
         let numbers = |block: Range<usize>| gradient[block.clone()].iter().zip(&y[block]).map(passed);
         Ok(collect_blocks(y.len(), numbers))
@@ -100,13 +99,6 @@ impl CustomOp2 for Backward {
 
     fn cpu_fwd(&self, a: &CpuStorage, l: &Layout, b: &CpuStorage, m: &Layout) -> Result<(CpuStorage, Shape)> {
         Ok((self.map(a, l, b, m)?, l.shape().clone()))
-    }
-}
-
-fn part<'a, T>(x: &'a [T], layout: &Layout) -> Result<&'a [T]> {
-    match layout.contiguous_offsets().and_then(|(start, end)| x.get(start..end)) {
-        Some(part) => Ok(part),
-        None => bail!("{NAME}: a tensor that is not contiguous"),
     }
 }
 
