@@ -1,8 +1,10 @@
 //! Functions and filters that transformers adds to Jinja for chat templates.
 
 use std::io::{Result, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use jiff::Timestamp;
+use jiff::fmt::strtime::{BrokenDownTime, Config};
+use jiff::tz::TimeZone;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
@@ -13,8 +15,8 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
     environment.add_function("strftime_now", |format: String| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        strftime(&format, now.as_secs())
+        strftime(&format, Timestamp::now())
+            .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
     });
     environment.add_filter("tojson", tojson);
 }
@@ -135,72 +137,10 @@ fn escaped(text: &str) -> String {
     out
 }
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-
-/// Formats a Unix time in UTC, with the conversions that templates use; others are left unchanged.
-fn strftime(format: &str, seconds: u64) -> String {
-    let days = seconds / 86_400;
-    let (year, month, day) = date(days);
-    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[(days % 7) as usize]);
-    let mut out = String::new();
-    let mut characters = format.chars();
-    while let Some(character) = characters.next() {
-        if character != '%' {
-            out.push(character);
-            continue;
-        }
-        match characters.next() {
-            Some('Y') => out.push_str(&year.to_string()),
-            Some('y') => out.push_str(&format!("{:02}", year % 100)),
-            Some('m') => out.push_str(&format!("{month:02}")),
-            Some('B') => out.push_str(month_name),
-            Some('b') => out.push_str(&month_name[..3]),
-            Some('d') => out.push_str(&format!("{day:02}")),
-            Some('A') => out.push_str(day_name),
-            Some('a') => out.push_str(&day_name[..3]),
-            Some('H') => out.push_str(&format!("{:02}", seconds / 3600 % 24)),
-            Some('M') => out.push_str(&format!("{:02}", seconds / 60 % 60)),
-            Some('S') => out.push_str(&format!("{:02}", seconds % 60)),
-            Some('%') => out.push('%'),
-            other => {
-                out.push('%');
-                out.extend(other);
-            }
-        }
-    }
-    out
-}
-
-/// Returns year, month and day of a number of days since 1970-01-01.
-fn date(mut days: u64) -> (u64, u64, u64) {
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while days >= lengths[month] {
-        days -= lengths[month];
-        month += 1;
-    }
-    (year, month as u64 + 1, days + 1)
+/// Formats a time in UTC; conversions that do not exist are left unchanged.
+fn strftime(format: &str, time: Timestamp) -> std::result::Result<String, jiff::Error> {
+    let time = BrokenDownTime::from(&time.to_zoned(TimeZone::UTC));
+    time.to_string_with_config(&Config::new().lenient(true), format)
 }
 
 #[cfg(test)]
@@ -209,16 +149,17 @@ mod tests {
 
     #[test]
     fn dates_are_pythons() {
-        // `datetime.fromtimestamp(t, timezone.utc).strftime("%A %d %B %Y, %a %b %m %y, %H:%M:%S %% %q")`
+        // `datetime.fromtimestamp(t, timezone.utc).strftime("%A %d %B %Y, %a %b %m %y, %H:%M:%S %% %J")`
         for (seconds, expected) in [
-            (0, "Thursday 01 January 1970, Thu Jan 01 70, 00:00:00 % %q"),
-            (951_782_399, "Monday 28 February 2000, Mon Feb 02 00, 23:59:59 % %q"),
-            (951_782_400, "Tuesday 29 February 2000, Tue Feb 02 00, 00:00:00 % %q"),
-            (1_795_392_000, "Monday 23 November 2026, Mon Nov 11 26, 00:00:00 % %q"),
+            (0, "Thursday 01 January 1970, Thu Jan 01 70, 00:00:00 % %J"),
+            (951_782_399, "Monday 28 February 2000, Mon Feb 02 00, 23:59:59 % %J"),
+            (951_782_400, "Tuesday 29 February 2000, Tue Feb 02 00, 00:00:00 % %J"),
+            (1_795_392_000, "Monday 23 November 2026, Mon Nov 11 26, 00:00:00 % %J"),
         ] {
-            assert_eq!(strftime("%A %d %B %Y, %a %b %m %y, %H:%M:%S %% %q", seconds), expected);
+            let time = Timestamp::from_second(seconds).unwrap();
+            assert_eq!(strftime("%A %d %B %Y, %a %b %m %y, %H:%M:%S %% %J", time).unwrap(), expected);
         }
-        assert_eq!(strftime("%", 0), "%");
+        assert_eq!(strftime("%", Timestamp::UNIX_EPOCH).unwrap(), "%");
     }
 
     #[test]
