@@ -215,7 +215,7 @@ impl Step {
 /// Returns the `part`-th of `parts` nearly equal parts of `len` elements; `part` is taken modulo `parts`.
 ///
 /// ```
-/// use comm::schedule::part;
+/// use comm::algorithm::schedule::part;
 /// assert_eq!([part(10, 3, 0), part(10, 3, 1), part(10, 3, 5)], [0..3, 3..6, 6..10]);
 /// ```
 pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
@@ -227,7 +227,7 @@ pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
 /// Returns the `index`-th of `pieces` nearly equal pieces of a range.
 ///
 /// ```
-/// use comm::schedule::piece;
+/// use comm::algorithm::schedule::piece;
 /// assert_eq!([piece(&(10..20), 3, 0), piece(&(10..20), 3, 2)], [10..13, 16..20]);
 /// ```
 pub fn piece(range: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
@@ -238,7 +238,7 @@ pub fn piece(range: &Range<usize>, pieces: usize, index: usize) -> Range<usize> 
 /// Division of a buffer among ranks, into consecutive parts.
 ///
 /// ```
-/// use comm::schedule::Parts;
+/// use comm::algorithm::schedule::Parts;
 /// let parts = Parts::uneven(&[2, 0, 3]);
 /// assert_eq!((parts.of(0), parts.of(1), parts.of(2), parts.len()), (0..2, 2..2, 2..5, 5));
 /// assert_eq!((parts.longest(), Parts::even(10, 3).longest()), (3, 4));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use comm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use comm::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 use comm::{Topology, algorithm};
 
 use super::{Network, event};

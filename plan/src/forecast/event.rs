@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use comm::schedule::{Schedule, Step, Transfer};
+use comm::algorithm::schedule::{Schedule, Step, Transfer};
 
 use super::Network;
 
@@ -133,7 +133,7 @@ fn sender(transfer: &Transfer) -> Option<(usize, usize)> {
 
 fn reduces(transfer: &Transfer) -> bool {
     match transfer {
-        Transfer::Recv { combine, .. } => *combine != comm::schedule::Combine::Replace,
+        Transfer::Recv { combine, .. } => *combine != comm::algorithm::schedule::Combine::Replace,
         Transfer::Fold { .. } => true,
         _ => false,
     }

@@ -15,7 +15,7 @@ use crate::blame::verdict::{Question, Status, choose_cause, may_change};
 
 use super::failure_state::{FailureState, PROBE_TIMEOUT};
 use super::member::drain;
-use super::wire::{Message, Wire};
+use super::wire::{ControlMessage, Wire};
 
 /// Pause before a new round, when the answers of ranks that were just asked may soon change.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -98,7 +98,7 @@ impl<'a> Coordinator<'a> {
         if closing.goodbye {
             let (progress, because) =
                 (self.failure_state.progress(), self.failure_state.failure_of_other_group());
-            self.send_all(&Message::Goodbye { progress, because });
+            self.send_all(&ControlMessage::Goodbye { progress, because });
         }
     }
 
@@ -149,13 +149,13 @@ impl<'a> Coordinator<'a> {
         let mut gone = ended.is_err();
         for message in messages {
             match message {
-                Message::Ask { id, question } if question.peer() < self.members.len() => {
+                ControlMessage::Ask { id, question } if question.peer() < self.members.len() => {
                     self.inquire(rank, id, question)
                 }
-                Message::Doing { inquiry, activity } => {
+                ControlMessage::Doing { inquiry, activity } => {
                     self.receive_report(rank, inquiry, Status::Active(activity))
                 }
-                Message::Goodbye { because, .. } => {
+                ControlMessage::Goodbye { because, .. } => {
                     let because = because.map(|cause| self.failure_state.converted_from_group(cause));
                     (self.members[rank].left, self.members[rank].because) = (true, because);
                     gone = true;
@@ -268,7 +268,7 @@ impl<'a> Coordinator<'a> {
     fn answer(&mut self, asker: usize, id: u64, cause: Option<Cause>) {
         match &mut self.members[asker].wire {
             _ if asker == 0 => self.failure_state.answer(id, cause),
-            Some(wire) => wire.write(&Message::Answer { id, cause }),
+            Some(wire) => wire.write(&ControlMessage::Answer { id, cause }),
             None => {}
         }
     }
@@ -279,11 +279,11 @@ impl<'a> Coordinator<'a> {
             return;
         }
         // The other ranks first: once this rank knows, its process may end, and would appear to be the cause.
-        self.send_all(&Message::Verdict(cause.clone()));
+        self.send_all(&ControlMessage::Verdict(cause.clone()));
         self.failure_state.fail(cause);
     }
 
-    fn send_all(&mut self, message: &Message) {
+    fn send_all(&mut self, message: &ControlMessage) {
         self.members
             .iter_mut()
             .filter_map(|member| member.wire.as_mut())
@@ -294,7 +294,7 @@ impl<'a> Coordinator<'a> {
 /// Asks one rank, which then owes an answer.
 fn ask(wire: Option<&mut Wire>, asked: &mut Option<Instant>, number: u64) {
     if let Some(wire) = wire {
-        wire.write(&Message::Probe { inquiry: number });
+        wire.write(&ControlMessage::Probe { inquiry: number });
         *asked = Some(Instant::now());
     }
 }
@@ -335,7 +335,8 @@ mod tests {
         loop {
             assert!(begun.elapsed() < LONG);
             let (messages, ended) = wire.read();
-            let said = |message| if let Message::Verdict(cause) = message { Some(cause) } else { None };
+            let said =
+                |message| if let ControlMessage::Verdict(cause) = message { Some(cause) } else { None };
             if let Some(cause) = messages.into_iter().find_map(said) {
                 return cause;
             }
@@ -352,7 +353,10 @@ mod tests {
         let cause = Cause::Left { rank: 9 };
         std::thread::scope(|scope| {
             scope.spawn(|| Coordinator::new(&failure_state, &wake_receiver, vec![None, Some(here)]).serve());
-            there.write(&Message::Ask { id: 1, question: Question::Known { peer: 0, cause: cause.clone() } });
+            there.write(&ControlMessage::Ask {
+                id: 1,
+                question: Question::Known { peer: 0, cause: cause.clone() },
+            });
             assert_eq!(verdict(&mut there), cause);
             failure_state.close(false);
         });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::wire::{LineBuffer, Message};
+use super::wire::{ControlMessage, LineBuffer};
 use crate::base::cause::Cause;
 use crate::base::members::Members;
 use crate::blame::verdict::{Status, choose_cause, may_change};
@@ -18,28 +18,28 @@ pub(crate) fn hear(data: &[u8]) {
     let statuses: Vec<Status> = (0..RANKS).map(|rank| status(&whole.0, rank)).collect();
     for message in &whole.0 {
         match message {
-            Message::Ask { question, .. } if question.peer() < RANKS => {
+            ControlMessage::Ask { question, .. } if question.peer() < RANKS => {
                 for asker in 0..RANKS {
                     choose_cause(asker, question, &statuses).iter().for_each(|cause| tell(cause, &statuses));
                 }
             }
-            Message::Verdict(cause) => tell(cause, &statuses),
+            ControlMessage::Verdict(cause) => tell(cause, &statuses),
             _ => {}
         }
     }
 }
 
 /// Returns the messages, and whether all bytes could be parsed.
-fn read<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, bool) {
+fn read<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<ControlMessage>, bool) {
     let (mut inbox, mut messages) = (LineBuffer::default(), Vec::new());
     let good = pieces.all(|piece| inbox.take(piece, &mut messages).is_ok());
     (messages, good)
 }
 
 /// Status of one rank, taken from the messages.
-fn status(messages: &[Message], rank: usize) -> Status {
+fn status(messages: &[ControlMessage], rank: usize) -> Status {
     let mut activities = messages.iter().filter_map(|message| match message {
-        Message::Doing { activity, .. } => Some(activity),
+        ControlMessage::Doing { activity, .. } => Some(activity),
         _ => None,
     });
     match activities.nth(rank) {

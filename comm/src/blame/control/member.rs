@@ -12,7 +12,7 @@ use crate::base::timespec::timespec;
 use crate::blame::verdict::{Question, Status};
 
 use super::failure_state::FailureState;
-use super::wire::{Message, Wire};
+use super::wire::{ControlMessage, Wire};
 
 /// Serves until the group is closed. Once rank 0 is gone, it answers questions by itself.
 pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, center: Option<Wire>) {
@@ -31,7 +31,7 @@ pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, ce
         for (id, question) in failure_state.take_questions() {
             match &mut center {
                 Some(wire) => {
-                    wire.write(&Message::Ask { id, question: question.clone() });
+                    wire.write(&ControlMessage::Ask { id, question: question.clone() });
                     asked.push((id, question));
                 }
                 None => decide_alone(failure_state, &gone_center, id, &question),
@@ -45,15 +45,15 @@ pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, ce
         }
         for message in messages {
             match message {
-                Message::Probe { inquiry } => {
-                    wire.write(&Message::Doing { inquiry, activity: failure_state.activity() })
+                ControlMessage::Probe { inquiry } => {
+                    wire.write(&ControlMessage::Doing { inquiry, activity: failure_state.activity() })
                 }
-                Message::Answer { id, cause } => {
+                ControlMessage::Answer { id, cause } => {
                     asked.retain(|(known, _)| *known != id);
                     failure_state.answer(id, cause);
                 }
-                Message::Verdict(cause) => drop(failure_state.fail(cause)),
-                Message::Goodbye { progress, because } => {
+                ControlMessage::Verdict(cause) => drop(failure_state.fail(cause)),
+                ControlMessage::Goodbye { progress, because } => {
                     (center, gone) = (None, false);
                     let because = because.map(|cause| failure_state.converted_from_group(cause));
                     gone_center = RankZeroLeft { done: progress, because };
@@ -62,7 +62,7 @@ pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, ce
                         .for_each(|(id, question)| decide_alone(failure_state, &gone_center, id, &question));
                     break;
                 }
-                Message::Ask { .. } | Message::Doing { .. } => gone = true,
+                ControlMessage::Ask { .. } | ControlMessage::Doing { .. } => gone = true,
             }
         }
         if gone {
@@ -72,7 +72,7 @@ pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, ce
     };
     if let Some(mut wire) = center.filter(|_| closing.goodbye) {
         let (progress, because) = (failure_state.progress(), failure_state.failure_of_other_group());
-        wire.write(&Message::Goodbye { progress, because });
+        wire.write(&ControlMessage::Goodbye { progress, because });
     }
 }
 

@@ -24,7 +24,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 const MAX_WAITING: usize = MAX_LINE;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) enum Message {
+pub(super) enum ControlMessage {
     /// To rank 0: a question about a cause.
     Ask { id: u64, question: Question },
     /// From rank 0: asks what the rank is doing.
@@ -64,7 +64,7 @@ pub(super) struct LineBuffer(Vec<u8>);
 impl LineBuffer {
     /// Appends the messages that are complete with these bytes to `messages`. Stops with an error at the first invalid
     /// one.
-    pub(super) fn take(&mut self, bytes: &[u8], messages: &mut Vec<Message>) -> Result<(), Ended> {
+    pub(super) fn take(&mut self, bytes: &[u8], messages: &mut Vec<ControlMessage>) -> Result<(), Ended> {
         self.0.extend_from_slice(bytes);
         let mut start = 0;
         while let Some(len) = self.0[start..].iter().position(|byte| *byte == b'\n') {
@@ -93,7 +93,7 @@ impl Wire {
     }
 
     /// Reads what has arrived, up to about [`MAX_LINE`] bytes, and sends queued messages.
-    pub(super) fn read(&mut self) -> (Vec<Message>, Result<(), Ended>) {
+    pub(super) fn read(&mut self) -> (Vec<ControlMessage>, Result<(), Ended>) {
         self.flush(Duration::ZERO);
         let (mut chunk, mut messages, mut read) = ([0; CHUNK], Vec::new(), 0);
         let outcome = loop {
@@ -118,7 +118,7 @@ impl Wire {
     /// Writes a message. If the other side does not read for a while, the rest of it is queued for the next call. If
     /// too much is queued already, the whole message is dropped; a later read detects what is wrong with the
     /// connection.
-    pub(super) fn write(&mut self, message: &Message) {
+    pub(super) fn write(&mut self, message: &ControlMessage) {
         let Ok(line) = serde_json::to_vec(message) else { return };
         if self.outbox.len() + line.len() < MAX_WAITING {
             self.outbox.extend(line);
@@ -190,7 +190,7 @@ mod tests {
             let [mut writer, mut reader] = streams.map(Wire::new);
             let message = |number: usize| {
                 let detail = "x".repeat(1 + number * 997 % 5000);
-                Message::Verdict(Cause::Stalled { rank: number, detail })
+                ControlMessage::Verdict(Cause::Stalled { rank: number, detail })
             };
             let mut written = 0;
             while writer.outbox.is_empty() {
@@ -199,7 +199,7 @@ mod tests {
             }
             assert!(writer.events().contains(PollFlags::OUT));
             // This one follows a message that was sent in part, and is shorter.
-            writer.write(&Message::Probe { inquiry: 7 });
+            writer.write(&ControlMessage::Probe { inquiry: 7 });
             let mut heard = Vec::new();
             while heard.len() <= written {
                 let (messages, outcome) = reader.read();
@@ -207,7 +207,7 @@ mod tests {
                 heard.extend(messages);
                 assert_eq!(writer.read(), (Vec::new(), Ok(())));
             }
-            let expected = (0..written).map(message).chain([Message::Probe { inquiry: 7 }]);
+            let expected = (0..written).map(message).chain([ControlMessage::Probe { inquiry: 7 }]);
             assert!(heard.into_iter().eq(expected));
         }
     }

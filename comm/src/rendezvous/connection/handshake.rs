@@ -134,7 +134,7 @@ pub(crate) struct ClientClaim {
 
 /// A server's decision about a client that holds the secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum HandshakeStatus {
     /// Accepted.
     Admitted = 0,
     /// Its group has another size.
@@ -150,7 +150,7 @@ pub(crate) enum Status {
 /// A server's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    pub(crate) status: Status,
+    pub(crate) status: HandshakeStatus,
     /// The server's own rank.
     pub(crate) rank: u32,
     /// The server's group's size.
@@ -270,11 +270,11 @@ impl ClientAfterClaim<'_> {
         let expected = self.credentials.server_proof(&self.client, &self.server, &self.claim, said);
         expected.verify_slice(proof).map_err(|_| ConnectError::BadProof)?;
         let status = match said[0] {
-            0 => Status::Admitted,
-            1 => Status::OtherWorldSize,
-            2 => Status::NotAwaited,
-            3 => Status::Crossed,
-            4 => Status::Gone,
+            0 => HandshakeStatus::Admitted,
+            1 => HandshakeStatus::OtherWorldSize,
+            2 => HandshakeStatus::NotAwaited,
+            3 => HandshakeStatus::Crossed,
+            4 => HandshakeStatus::Gone,
             _ => return Err(ConnectError::Malformed("an unknown status".into())),
         };
         Ok(Verdict { status, rank: number(&said[1..5]), world_size: number(&said[5..]) })

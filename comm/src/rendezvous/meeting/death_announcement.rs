@@ -18,7 +18,7 @@ use super::message::{Failure, HELLO_LIMIT, Hello, ToLeader, ToMember};
 use super::{Limits, MeetingParams, OwnInfo};
 use crate::base::members::Members;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{Credentials, HandshakeStatus, Purpose, Verdict};
 use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::{Error, Result, TcpConfig, Transport};
 
@@ -87,7 +87,7 @@ impl Announcement {
         let address = addresses.first().ok_or(ConnectError::Closed)?;
         let mut wire = HandshakeStream::dial(*address, Some(self.stop.clone()), until)?;
         let verdict = wire.authenticate(&credentials, plan.caller(Purpose::Control), until)?;
-        if verdict.rank != 0 || verdict.status != Status::Admitted {
+        if verdict.rank != 0 || verdict.status != HandshakeStatus::Admitted {
             return Err(ConnectError::NotAwaited);
         }
         wire.send(&hello(plan, 0), until)?;
@@ -112,7 +112,7 @@ impl Announcement {
         let mut wire = HandshakeStream::new(listener.accept()?.0, Some(self.stop.clone()))?;
         let until = self.until.min(Instant::now() + TIME_LIMIT);
         let admission = wire.accept(&plan.credentials, until)?;
-        let verdict = Verdict { status: Status::Admitted, rank: 0, world_size: plan.world_size() };
+        let verdict = Verdict { status: HandshakeStatus::Admitted, rank: 0, world_size: plan.world_size() };
         wire.write(&admission.answer(verdict), until)?;
         wire.receive::<Hello>(HELLO_LIMIT, until)?;
         wire.send(&ToMember::Failed(Failure::of(death)), until)?;

@@ -12,7 +12,7 @@ use super::message::{
 };
 use super::{BackOff, GroupConnections, Meeting, MeetingParams};
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{Credentials, HandshakeStatus, Purpose, Verdict};
 use crate::rendezvous::connection::wire::{HandshakeStream, wait_any};
 use crate::rendezvous::meeting::peer::PeerInfo;
 use crate::{Error, Result};
@@ -126,12 +126,14 @@ fn try_leader(
 fn check_verdict(plan: &MeetingParams<'_>, verdict: Verdict) -> Result<()> {
     let own = plan.config.world_size;
     let reason = match verdict.status {
-        Status::Admitted => return Ok(()),
-        Status::OtherWorldSize => format!(
+        HandshakeStatus::Admitted => return Ok(()),
+        HandshakeStatus::OtherWorldSize => format!(
             "it was started with world size {own}, the group there has {}; give every rank the same WORLD_SIZE",
             verdict.world_size
         ),
-        Status::NotAwaited | Status::Crossed | Status::Gone => "no such rank is expected there".into(),
+        HandshakeStatus::NotAwaited | HandshakeStatus::Crossed | HandshakeStatus::Gone => {
+            "no such rank is expected there".into()
+        }
     };
     Err(refused(plan, reason))
 }

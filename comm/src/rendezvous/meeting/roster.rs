@@ -12,7 +12,7 @@ use crate::base::members::Members;
 use crate::rendezvous::connection::acceptor::ConnectionHandler;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{
-    Admission, ClientClaim, Credentials, Purpose, Status, Verdict,
+    Admission, ClientClaim, Credentials, HandshakeStatus, Purpose, Verdict,
 };
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting::text::sanitize;
@@ -91,23 +91,27 @@ impl Roster {
         let deadline = self.deadline;
         let ClientClaim { rank, world_size, purpose } = admission.caller;
         let status = match () {
-            () if world_size != self.world_size() => Status::OtherWorldSize,
-            () if purpose != Purpose::Control || rank == 0 || rank >= world_size => Status::NotAwaited,
-            () => Status::Admitted,
+            () if world_size != self.world_size() => HandshakeStatus::OtherWorldSize,
+            () if purpose != Purpose::Control || rank == 0 || rank >= world_size => {
+                HandshakeStatus::NotAwaited
+            }
+            () => HandshakeStatus::Admitted,
         };
         let verdict = Verdict { status, rank: 0, world_size: self.world_size() };
         let number = self.members.world_rank(rank as usize);
         wire.write(&admission.answer(verdict), deadline)?;
         match status {
-            Status::Admitted => {}
-            Status::OtherWorldSize => {
+            HandshakeStatus::Admitted => {}
+            HandshakeStatus::OtherWorldSize => {
                 self.note(format!(
                     "rank {number} came with world size {world_size}, this group has {}",
                     self.world_size()
                 ));
                 return Ok(());
             }
-            Status::NotAwaited | Status::Crossed | Status::Gone => return Err(ConnectError::NotAwaited),
+            HandshakeStatus::NotAwaited | HandshakeStatus::Crossed | HandshakeStatus::Gone => {
+                return Err(ConnectError::NotAwaited);
+            }
         }
         let hello: Hello = match wire.receive(HELLO_LIMIT, deadline) {
             Err(ConnectError::Stopped) => return self.send_away(wire),

@@ -21,7 +21,7 @@ struct NcclSupport {
 
 /// Why the ranks do not use NCCL.
 #[derive(Debug, PartialEq, Eq)]
-enum Obstacle {
+enum FallbackReason {
     /// Expected (all ranks on the CPU, or shared GPUs): no warning.
     Plain,
     /// Something the user may want to fix: a warning.
@@ -54,8 +54,8 @@ impl Nccl {
 }
 
 /// Logs the warning, on rank 0 only, and returns the TCP group.
-fn warn_and_use_tcp(obstacle: Option<Obstacle>, tcp: Tcp) -> Arc<dyn Communicator> {
-    if let (Some(Obstacle::Odd(why)), 0) = (obstacle, tcp.rank()) {
+fn warn_and_use_tcp(obstacle: Option<FallbackReason>, tcp: Tcp) -> Arc<dyn Communicator> {
+    if let (Some(FallbackReason::Odd(why)), 0) = (obstacle, tcp.rank()) {
         tracing::warn!("data go over TCP, not by NCCL: {why}");
     }
     Arc::new(tcp)
@@ -70,19 +70,19 @@ impl NcclSupport {
 }
 
 /// Returns the first reason why the ranks cannot use NCCL; None where all can.
-fn obstacle(means: &[NcclSupport]) -> Option<Obstacle> {
+fn obstacle(means: &[NcclSupport]) -> Option<FallbackReason> {
     let with_gpu = means.iter().position(|means| means.gpu.is_some());
     let without = means.iter().position(|means| means.gpu.is_none());
     let shares = |(rank, own): (usize, &NcclSupport)| means[..rank].iter().any(|other| other.gpu == own.gpu);
     match (with_gpu, without) {
-        (None, _) => Some(Obstacle::Plain),
-        (Some(gpu), Some(cpu)) => {
-            Some(Obstacle::Odd(format!("rank {gpu} has its tensors on a GPU, and rank {cpu} on the CPU")))
-        }
-        (Some(_), None) if means.iter().enumerate().any(shares) => Some(Obstacle::Plain),
+        (None, _) => Some(FallbackReason::Plain),
+        (Some(gpu), Some(cpu)) => Some(FallbackReason::Odd(format!(
+            "rank {gpu} has its tensors on a GPU, and rank {cpu} on the CPU"
+        ))),
+        (Some(_), None) if means.iter().enumerate().any(shares) => Some(FallbackReason::Plain),
         (Some(_), None) => means.iter().enumerate().find_map(|(rank, means)| {
             let problem = means.problem.as_ref()?;
-            Some(Obstacle::Odd(format!("on rank {rank} {problem}")))
+            Some(FallbackReason::Odd(format!("on rank {rank} {problem}")))
         }),
     }
 }

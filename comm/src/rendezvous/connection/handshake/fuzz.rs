@@ -48,5 +48,5 @@ fn prove(credentials: &Credentials, server: Server<'_>, next: &mut dyn FnMut() -
     let ClientClaim { rank, world_size, purpose } = admission.caller;
     let bytes = [&rank.to_le_bytes()[..], &world_size.to_le_bytes(), &[purpose as u8]].concat();
     assert_eq!(bytes, said);
-    admission.answer(Verdict { status: Status::Crossed, rank: 1, world_size: 2 });
+    admission.answer(Verdict { status: HandshakeStatus::Crossed, rank: 1, world_size: 2 });
 }

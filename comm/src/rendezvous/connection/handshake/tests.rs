@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 const CALLER: ClientClaim = ClientClaim { rank: 3, world_size: 7, purpose: Purpose::Data };
-const VERDICT: Verdict = Verdict { status: Status::Admitted, rank: 1, world_size: 7 };
+const VERDICT: Verdict = Verdict { status: HandshakeStatus::Admitted, rank: 1, world_size: 7 };
 
 fn credentials(digit: &str, job_id: &str) -> Credentials {
     Credentials::new(Some(&Secret::from_hex(&digit.repeat(64)).unwrap()), job_id)

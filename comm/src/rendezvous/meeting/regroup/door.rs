@@ -14,7 +14,7 @@ use crate::Transport;
 use crate::base::lock::lock;
 use crate::rendezvous::connection::acceptor::ConnectionHandler;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{Admission, Credentials, Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{Admission, Credentials, HandshakeStatus, Purpose, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::site::Site;
 
@@ -64,12 +64,12 @@ impl ConnectionHandler for RegroupState {
         until: Instant,
     ) -> ConnectResult<()> {
         let status = match admission.caller.purpose {
-            Purpose::Door => Status::Admitted,
-            _ => Status::NotAwaited,
+            Purpose::Door => HandshakeStatus::Admitted,
+            _ => HandshakeStatus::NotAwaited,
         };
         let verdict = Verdict { status, rank: self.own as u32, world_size: 0 };
         wire.write(&admission.answer(verdict), until)?;
-        if status != Status::Admitted {
+        if status != HandshakeStatus::Admitted {
             return Err(ConnectError::NotAwaited);
         }
         let from = wire.peer()?.ip().to_canonical();

@@ -11,7 +11,7 @@ use super::message::{LIMIT, RegroupRequest, Reply};
 use super::{Attempt, AttemptError, FORM_TIMEOUT, RegroupState};
 use crate::Error;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{ClientClaim, Credentials, Purpose, Status};
+use crate::rendezvous::connection::handshake::{ClientClaim, Credentials, HandshakeStatus, Purpose};
 use crate::rendezvous::connection::wire::HandshakeStream;
 
 /// How long a rank may be unresponsive before the others look for another leader. It is less where the time-out is short.
@@ -108,7 +108,7 @@ pub(super) fn connect(
         return Err(ConnectError::OtherRank(verdict.rank));
     }
     match verdict.status {
-        Status::Admitted => wire.send(message, deadline).map(|()| wire),
+        HandshakeStatus::Admitted => wire.send(message, deadline).map(|()| wire),
         _ => Err(ConnectError::NotAwaited),
     }
 }

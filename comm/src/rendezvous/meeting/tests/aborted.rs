@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 
 use super::misfits::introduced;
 use super::*;
-use crate::rendezvous::connection::handshake::{Status, Verdict};
+use crate::rendezvous::connection::handshake::{HandshakeStatus, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting::message::{HELLO_LIMIT, Hello, LIMIT, ToMember};
 use crate::{Communicator, Tcp};
@@ -78,7 +78,7 @@ fn while_a_rank_waits_for_the_table() {
         let credentials = Credentials::new(secret().as_ref(), "");
         let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None).unwrap();
         let admission = wire.accept(&credentials, until).unwrap();
-        let verdict = Verdict { status: Status::Admitted, rank: 0, world_size: 3 };
+        let verdict = Verdict { status: HandshakeStatus::Admitted, rank: 0, world_size: 3 };
         wire.write(&admission.answer(verdict), until).unwrap();
         wire.receive::<Hello>(HELLO_LIMIT, until).unwrap();
         wire

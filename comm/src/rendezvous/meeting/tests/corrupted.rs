@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::rendezvous::connection::connect_error::ConnectResult;
-use crate::rendezvous::connection::handshake::{ClientClaim, OPENING, Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{ClientClaim, HandshakeStatus, OPENING, Purpose, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 
 /// Lengths of the four messages in bytes, starting with the client's first.
@@ -40,7 +40,7 @@ fn listen(
     let deadline = Instant::now() + time_limit;
     let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None)?;
     let admission = wire.accept(credentials, deadline)?;
-    let answer = admission.answer(Verdict { status: Status::Admitted, rank: 0, world_size: 2 });
+    let answer = admission.answer(Verdict { status: HandshakeStatus::Admitted, rank: 0, world_size: 2 });
     wire.write(&answer, deadline)?;
     Ok(admission.caller)
 }
@@ -79,7 +79,7 @@ fn every_byte_of_a_handshake_counts() {
     for (credentials, purpose) in kinds() {
         let caller = ClientClaim { rank: 1, world_size: 2, purpose };
         let (server, client) = shake(&credentials, caller, |_, _| {});
-        assert_eq!((server.unwrap(), client.unwrap().status), (caller, Status::Admitted));
+        assert_eq!((server.unwrap(), client.unwrap().status), (caller, HandshakeStatus::Admitted));
         let bytes = MESSAGES.iter().enumerate().flat_map(|(at, &len)| (0..len).map(move |byte| (at, byte)));
         let cases: Vec<_> = bytes.flat_map(|case| MASKS.map(move |mask| (case.0, case.1, mask))).collect();
         for (message, byte, mask) in cases {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::rendezvous::connection::handshake::{ClientClaim, Purpose, Status};
+use crate::rendezvous::connection::handshake::{ClientClaim, HandshakeStatus, Purpose};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting::machine::BuildInfo;
 use crate::rendezvous::meeting::message::{Failure, Hello, LIMIT, ToLeader, ToMember};
@@ -28,7 +28,7 @@ fn admitted(rank: u32, world_size: u32, port: u16) -> HandshakeStream {
             Err(_) => assert!(Instant::now() < until),
         }
     };
-    assert_eq!(verdict.status, Status::Admitted);
+    assert_eq!(verdict.status, HandshakeStatus::Admitted);
     wire
 }
 
@@ -283,7 +283,7 @@ fn the_death_of_rank_0_is_noticed_at_once() {
     let credentials = Credentials::new(secret().as_ref(), "");
     let admission = wire.accept(&credentials, until).unwrap();
     let verdict = crate::rendezvous::connection::handshake::Verdict {
-        status: Status::Admitted,
+        status: HandshakeStatus::Admitted,
         rank: 0,
         world_size: 3,
     };

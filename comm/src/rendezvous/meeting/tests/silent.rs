@@ -2,7 +2,7 @@
 
 use super::misfits::{hello, introduced, introduced_for, introduced_with};
 use super::*;
-use crate::rendezvous::connection::handshake::{Status, Verdict};
+use crate::rendezvous::connection::handshake::{HandshakeStatus, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::rendezvous::meeting::message::{Entry, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
 use crate::rendezvous::obstacle::Obstacle;
@@ -16,8 +16,11 @@ fn joined(what: fn(&mut HandshakeStream, &Hello)) -> String {
     let credentials = Credentials::new(secret().as_ref(), "");
     let mut wire = HandshakeStream::new(listener.accept().unwrap().0, None).unwrap();
     let admission = wire.accept(&credentials, until).unwrap();
-    wire.write(&admission.answer(Verdict { status: Status::Admitted, rank: 0, world_size: 3 }), until)
-        .unwrap();
+    wire.write(
+        &admission.answer(Verdict { status: HandshakeStatus::Admitted, rank: 0, world_size: 3 }),
+        until,
+    )
+    .unwrap();
     let hello: Hello = wire.receive(HELLO_LIMIT, until).unwrap();
     what(&mut wire, &hello);
     let error = joined.join().unwrap().unwrap_err();

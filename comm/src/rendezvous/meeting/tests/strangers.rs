@@ -185,6 +185,6 @@ fn a_rank_that_comes_for_data_is_not_taken_for_a_member() {
     let (_, verdict) =
         HandshakeStream::connect(([127, 0, 0, 1], port).into(), &credentials, caller, Instant::now() + LONG)
             .unwrap();
-    assert_eq!(verdict.status, crate::rendezvous::connection::handshake::Status::NotAwaited);
+    assert_eq!(verdict.status, crate::rendezvous::connection::handshake::HandshakeStatus::NotAwaited);
     assert!(leader.join().unwrap().unwrap_err().to_string().contains("rank 1 is missing"));
 }

@@ -7,7 +7,7 @@ use super::{ConnectionState, DataConnections, Side};
 use crate::rendezvous::connection::acceptor::ConnectionHandler;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
 use crate::rendezvous::connection::handshake::{
-    Admission, ClientClaim, Credentials, Purpose, Status, Verdict,
+    Admission, ClientClaim, Credentials, HandshakeStatus, Purpose, Verdict,
 };
 use crate::rendezvous::connection::wire::HandshakeStream;
 
@@ -27,7 +27,7 @@ impl ConnectionHandler for DataConnections {
         let status = self.admit(admission.caller);
         let own = self.setup.own;
         let answer = admission.answer(Verdict { status, rank: own.rank, world_size: own.world_size });
-        if status != Status::Admitted {
+        if status != HandshakeStatus::Admitted {
             wire.write(&answer, until)?;
             self.close_with_last_message(&wire);
             return Err(ConnectError::NotAwaited);
@@ -64,23 +64,23 @@ impl DataConnections {
     }
 
     /// Decides whether a peer that dials is admitted.
-    fn admit(&self, caller: ClientClaim) -> Status {
+    fn admit(&self, caller: ClientClaim) -> HandshakeStatus {
         let own = self.setup.own;
         let ClientClaim { rank, world_size, purpose } = caller;
         let mut state = self.state();
         let status = match state.lines.get(rank as usize) {
-            _ if world_size != own.world_size => Status::OtherWorldSize,
-            _ if purpose != Purpose::Data || rank == own.rank => Status::NotAwaited,
-            _ if state.closed => Status::Gone,
-            None => Status::NotAwaited,
-            Some(ConnectionState::Open { .. }) => Status::Crossed,
-            Some(ConnectionState::Dialing) if rank > own.rank => Status::Crossed,
+            _ if world_size != own.world_size => HandshakeStatus::OtherWorldSize,
+            _ if purpose != Purpose::Data || rank == own.rank => HandshakeStatus::NotAwaited,
+            _ if state.closed => HandshakeStatus::Gone,
+            None => HandshakeStatus::NotAwaited,
+            Some(ConnectionState::Open { .. }) => HandshakeStatus::Crossed,
+            Some(ConnectionState::Dialing) if rank > own.rank => HandshakeStatus::Crossed,
             // A second attempt of the same peer means that it has given up one of the two.
             Some(ConnectionState::Idle | ConnectionState::Dialing | ConnectionState::Answering(_)) => {
-                Status::Admitted
+                HandshakeStatus::Admitted
             }
         };
-        if status == Status::Admitted {
+        if status == HandshakeStatus::Admitted {
             let line = &mut state.lines[rank as usize];
             let before = if let ConnectionState::Answering(attempts) = line { *attempts } else { 0 };
             *line = ConnectionState::Answering(before + 1);

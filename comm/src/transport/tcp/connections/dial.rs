@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{ConnectionState, DataConnections, Side, State};
 use crate::base::last_message::LastMessage;
 use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{Status, Verdict};
+use crate::rendezvous::connection::handshake::{HandshakeStatus, Verdict};
 use crate::rendezvous::connection::wire::HandshakeStream;
 use crate::transport::links::OpenError;
 
@@ -169,14 +169,16 @@ impl DataConnections {
             wire.authenticate(&self.setup.credentials, self.setup.own, until)?;
         match status {
             _ if rank as usize != peer => return Err(ConnectError::OtherRank(rank)),
-            Status::Admitted => {}
-            Status::Crossed => return Err(ConnectError::Crossed),
-            Status::Gone => {
+            HandshakeStatus::Admitted => {}
+            HandshakeStatus::Crossed => return Err(ConnectError::Crossed),
+            HandshakeStatus::Gone => {
                 return Err(ConnectError::Gone(
                     wire.read_last_words(None, until).unwrap_or(LastMessage::Farewell),
                 ));
             }
-            Status::OtherWorldSize | Status::NotAwaited => return Err(ConnectError::NotAwaited),
+            HandshakeStatus::OtherWorldSize | HandshakeStatus::NotAwaited => {
+                return Err(ConnectError::NotAwaited);
+            }
         }
         let deadline = Instant::now() + self.setup.timeout;
         wire.write(&ANSWER_RECEIVED, deadline)?;

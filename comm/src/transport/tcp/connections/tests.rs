@@ -2,7 +2,7 @@
 
 use crate::base::last_message::LastMessage;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
-use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{HandshakeStatus, Purpose, Verdict};
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
 use std::net::{SocketAddr, TcpListener};
@@ -115,7 +115,7 @@ fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
     for _ in 0..20 {
         let until = Instant::now() + LONG;
         let (wire, verdict) = HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
-        assert_eq!(verdict, Verdict { status: Status::Admitted, rank: 0, world_size: 2 });
+        assert_eq!(verdict, Verdict { status: HandshakeStatus::Admitted, rank: 0, world_size: 2 });
         drop(wire);
     }
     assert!(ranks[0].0.connected().is_empty());
@@ -125,7 +125,7 @@ fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
     // A connection exists now, so another one is refused.
     let (_, verdict) =
         HandshakeStream::connect(address, &credentials(), caller(1), Instant::now() + LONG).unwrap();
-    assert_eq!(verdict.status, Status::Crossed);
+    assert_eq!(verdict.status, HandshakeStatus::Crossed);
     ranks.iter().for_each(|(data_connections, _)| data_connections.end());
 }
 
@@ -137,7 +137,7 @@ fn one_that_was_given_up_and_is_answered_late_leaves_no_trace() {
     let until = Instant::now() + LONG;
     let dial = || HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
     let ((mut kept, _), (given_up, verdict)) = (dial(), dial());
-    assert_eq!(verdict.status, Status::Admitted);
+    assert_eq!(verdict.status, HandshakeStatus::Admitted);
     drop(given_up);
     // This rank knows of one attempt's end, and still does not dial: the other may have become the connection.
     let one_left = |state: &mut State| !matches!(state.lines[1], ConnectionState::Answering(1));
@@ -206,7 +206,7 @@ fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
     half.write(&[1], until).unwrap();
     assert_eq!(half.read::<{ GOODBYE.len() }>(until).unwrap(), GOODBYE);
     let (_, verdict) = HandshakeStream::connect(address, &credentials(), caller(1), until).unwrap();
-    assert_eq!(verdict.status, Status::Gone);
+    assert_eq!(verdict.status, HandshakeStatus::Gone);
     assert!(matches!(connect(&ranks[1].0, 0), Err(OpenError::Left(LastMessage::Farewell))));
     ranks.iter().for_each(|(data_connections, _)| data_connections.end());
 }
