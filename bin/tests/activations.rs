@@ -111,7 +111,7 @@ fn transformers(
         let model = |builder| LanguageModel::new(builder, &config);
         let parallel =
             TensorParallel::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(1), model)?;
-        Ok(kept(|| parallel.model().loss(&tokens, &tokens).unwrap()))
+        Ok(kept(|| parallel.model().unwrap().loss(&tokens, &tokens).unwrap()))
     });
     check(&Model::transformer("the language model", &shape(true)), batch, found.unwrap()[0]);
 }

@@ -63,7 +63,7 @@ fn alone(vocab_size: usize, copies: usize, path: &Path) -> Vec<(f64, f64)> {
         let mut losses = Vec::new();
         for step in 0..STEPS {
             let (tokens, next) = batch(step, ROWS * MICRO_BATCHES * copies, vocab_size)?;
-            let loss = parallel.model().loss(&tokens, &next)?;
+            let loss = parallel.model()?.loss(&tokens, &next)?;
             let mut grads = loss.backward()?;
             let norm = clip_grad_norm(&mut grads, &parallel.vars(), MAX_NORM).unwrap();
             sgd.step(&grads)?;
@@ -146,8 +146,8 @@ fn on_mesh(
             schedule,
             micro_batches: MICRO_BATCHES,
             split: split.clone(),
-            data_parallel: Some(copies),
-            tensor_parallel: Some(tp),
+            dp: Some(copies),
+            tp: Some(tp),
             ..PipelineConfig::default()
         };
         let context = shards.context().clone();
@@ -183,8 +183,8 @@ fn what_is_divided_must_be_said_before_anything_is_clipped() {
     let lines = Local::run_shared(2, |comm| {
         let mesh = Mesh::new(comm, &[("pp", 1), ("tp", 2)])?;
         let shards = Shards::new(&mesh, &config(false), &Weights::seed(3))?;
-        let tensor_parallel = Some(mesh.axis("tp")?.clone());
-        let config = PipelineConfig { tensor_parallel, ..PipelineConfig::default() };
+        let tp = Some(mesh.axis("tp")?.clone());
+        let config = PipelineConfig { tp, ..PipelineConfig::default() };
         let context = shards.context().clone();
         let loss =
             move |logits: &Tensor, next: &Tensor| Ok(vocab_parallel_cross_entropy(logits, next, &context)?);

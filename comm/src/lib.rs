@@ -76,10 +76,10 @@ pub mod fuzz;
 #[doc(hidden)]
 pub mod launcher;
 
-pub use algorithm::schedule;
 pub use algorithm::topology::Topology;
 pub use api::agree::{all_agree, first_of};
 pub use api::autograd;
+pub use api::average::BucketAverage;
 pub use api::communicator::Communicator;
 pub use api::difference::{LineDifference, line_difference, odd_one};
 pub use api::elastic::ElasticGroup;

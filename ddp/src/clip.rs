@@ -1,11 +1,23 @@
 //! Gradient clipping by global norm.
 
 use candle_core::backprop::GradStore;
-use training::clip_grad_norm;
+use training::{clip_grad_norm, grad_norm};
 
 use crate::{Ddp, Result};
 
 impl<M> Ddp<M> {
+    /// Returns the 2-norm of all gradients, the same on every rank; of the result of [`Ddp::backward`],
+    /// [`Ddp::backward_weighted`] or [`Ddp::join`].
+    ///
+    /// # Cost
+    /// One pass over the gradients; no communication.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
+        Ok(grad_norm(grads, &self.vars())?)
+    }
+
     /// Scales the gradients so that their global norm is at most `max_norm`, and returns the norm before scaling. Must be
     /// called on every rank, with the result of [`Ddp::backward`], [`Ddp::backward_weighted`] or [`Ddp::join`].
     ///

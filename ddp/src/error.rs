@@ -114,6 +114,14 @@ pub enum Error {
     )]
     Panicked,
 
+    /// Rank 0 could not write a file.
+    #[error("rank {rank} failed: {reason}")]
+    PeerFile {
+        /// That rank.
+        rank: usize,
+        /// Its error message.
+        reason: String,
+    },
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] comm::Error),
@@ -133,6 +141,7 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
+            Error::PeerFile { .. } => true,
             _ => false,
         }
     }

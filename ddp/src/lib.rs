@@ -119,6 +119,7 @@ mod model;
 mod parameter;
 mod plan;
 mod reducer;
+mod save;
 mod search;
 mod weights;
 

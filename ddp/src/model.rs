@@ -162,6 +162,17 @@ impl<M> Ddp<M> {
         Ok(&self.model)
     }
 
+    /// Returns the group, unless an earlier call failed.
+    pub(crate) fn comm(&self) -> Result<&dyn Communicator> {
+        self.reducer.check()?;
+        Ok(self.reducer.comm())
+    }
+
+    /// Returns all variables by name: parameters, buffers, integers.
+    pub(crate) fn state(&self) -> Vec<(String, Var)> {
+        [&self.named_vars(), &self.buffers[..], &self.integers[..]].concat()
+    }
+
     /// Returns this rank's traffic so far in its current group.
     pub fn stats(&self) -> Stats {
         self.reducer.comm().stats()

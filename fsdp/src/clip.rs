@@ -34,11 +34,11 @@ impl<M> Fsdp<M> {
     /// # use fsdp::{Fsdp, FsdpConfig};
     /// # use candle_core::Tensor;
     /// let norms = Local::run_shared(4, |comm| {
-    ///     let mesh = Mesh::new(comm, &[("pp", 2), ("shard", 2), ("replicate", 1)])?;
+    ///     let mesh = Mesh::new(comm, &[("pp", 2), ("shard", 2), ("dp", 1)])?;
     ///     # let ones = Tensor::ones((1, 2), DType::F32, &Device::Cpu)?;
     ///     # let tensors = [("weight".to_string(), ones)];
     ///     # let vb = VarBuilder::from_tensors(tensors.into(), DType::F32, &Device::Cpu);
-    ///     let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &FsdpConfig::default(), |units| {
+    ///     let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &FsdpConfig::default(), |units| {
     ///         units.unit(|vb| linear_no_bias(2, 1, vb))
     ///     })?;
     ///     fsdp.set_norm_over(vec![mesh.axis("pp")?.clone()], |_| true);

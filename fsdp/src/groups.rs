@@ -14,29 +14,29 @@ pub(crate) struct Groups {
     /// Ranks that each hold a different shard of the parameters; `None` where each rank holds everything.
     pub(crate) shard: Option<Arc<dyn Communicator>>,
     /// Ranks that hold the same shard; `None` where no other rank does.
-    pub(crate) replicate: Option<Arc<dyn Communicator>>,
+    pub(crate) dp: Option<Arc<dyn Communicator>>,
 }
 
 impl Groups {
     pub(crate) fn flat(world: Arc<dyn Communicator>, strategy: Strategy) -> Self {
         let all = Some(world.clone());
-        let (shard, replicate) = if strategy == Strategy::NoShard { (None, all) } else { (all, None) };
-        Self { world, shard: non_trivial(shard), replicate: non_trivial(replicate) }
+        let (shard, dp) = if strategy == Strategy::NoShard { (None, all) } else { (all, None) };
+        Self { world, shard: non_trivial(shard), dp: non_trivial(dp) }
     }
 
-    pub(crate) fn hybrid(mesh: &Mesh, shard: &str, replicate: &str, strategy: Strategy) -> Result<Self> {
+    pub(crate) fn hybrid(mesh: &Mesh, shard: &str, dp: &str, strategy: Strategy) -> Result<Self> {
         if strategy == Strategy::NoShard {
             return Err(Error::NothingSharded { axis: shard.into() });
         }
-        let world = mesh.plane(&[shard, replicate])?;
-        let (shard, replicate) = (mesh.axis(shard)?.clone(), mesh.axis(replicate)?.clone());
-        Ok(Self { world, shard: non_trivial(Some(shard)), replicate: non_trivial(Some(replicate)) })
+        let world = mesh.plane(&[shard, dp])?;
+        let (shard, dp) = (mesh.axis(shard)?.clone(), mesh.axis(dp)?.clone());
+        Ok(Self { world, shard: non_trivial(Some(shard)), dp: non_trivial(Some(dp)) })
     }
 
     /// Returns this rank's traffic in all groups. `world` may be the same communicator as one of the others, and is counted
     /// once.
     pub(crate) fn stats(&self) -> Stats {
-        let others = [&self.shard, &self.replicate].into_iter().flatten();
+        let others = [&self.shard, &self.dp].into_iter().flatten();
         let others = others.filter(|comm| !Arc::ptr_eq(comm, &self.world));
         others.fold(self.world.stats(), |sum, comm| sum + comm.stats())
     }

@@ -56,7 +56,7 @@ impl<M> Fsdp<M> {
         Self::build(Groups::flat(comm, config.strategy), vb, config, build)
     }
 
-    /// Shards along the axis `shard` of a mesh, and replicates each shard along the axis `replicate`: parameters are gathered
+    /// Shards along the axis `shard` of a mesh, and replicates each shard along the axis `dp`: parameters are gathered
     /// within `shard` only, and gradients are averaged over both. For each position along the other axes of the mesh there is
     /// a separate model, with its own rank 0, whose checkpoints need their own folder.
     ///
@@ -67,12 +67,12 @@ impl<M> Fsdp<M> {
     /// An axis that the mesh does not have, one axis for both, [`crate::Strategy::NoShard`]; those of [`Fsdp::new`].
     pub fn hybrid<'a>(
         mesh: &Mesh,
-        (shard, replicate): (&str, &str),
+        (shard, dp): (&str, &str),
         vb: VarBuilder<'a>,
         config: &FsdpConfig,
         build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
     ) -> Result<Self> {
-        Self::build(Groups::hybrid(mesh, shard, replicate, config.strategy)?, vb, config, build)
+        Self::build(Groups::hybrid(mesh, shard, dp, config.strategy)?, vb, config, build)
     }
 
     fn build<'a>(
@@ -86,7 +86,7 @@ impl<M> Fsdp<M> {
             config: config.clone(),
             shards: groups.shards(),
             shard_rank: groups.shard_rank(),
-            has_copies: groups.replicate.is_some(),
+            has_copies: groups.dp.is_some(),
             link: Arc::new(OnceLock::new()),
             anchor: Var::zeros(1, DType::F32, vb.device())?,
             model: Mutex::default(),

@@ -5,7 +5,7 @@ use comm::{first_of, parameter_difference};
 use crate::{Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Compares the shards, bit for bit, over the ranks that hold the same: those along the axis `replicate` of
+    /// Compares the shards, bit for bit, over the ranks that hold the same: those along the axis `dp` of
     /// [`Fsdp::hybrid`]; all ranks with [`Strategy::NoShard`](crate::Strategy::NoShard). Must be called on every rank, at the
     /// same point: occasionally during a long training, or when debugging.
     ///
@@ -21,7 +21,7 @@ impl<M> Fsdp<M> {
         let core = self.core();
         let found = core.between_passes(|| {
             let shards = core.params().map(|param| (&*param.name, param.shard.as_tensor()));
-            let own = match &core.groups.replicate {
+            let own = match &core.groups.dp {
                 Some(copies) => parameter_difference(&**copies, &shards.collect::<Vec<_>>())?,
                 None => None,
             };

@@ -31,7 +31,7 @@ fn train(rank: RankContext) -> Result<()> {
     let row = Tensor::arange(0u32, 17, &Device::Cpu)?.unsqueeze(0)?.repeat((4, 1))?;
     let (tokens, next) = (row.narrow(1, 0, 16)?, row.narrow(1, 1, 16)?);
     for step in 0..=20 {
-        let loss = parallel.model().loss(&tokens, &next)?;
+        let loss = parallel.model()?.loss(&tokens, &next)?;
         optimizer.step(&parallel.backward(&loss)?)?;
         if step % 10 == 0 && rank == 0 {
             println!("step {step}: loss {:.6}", loss.to_scalar::<f32>()?);

@@ -1,9 +1,10 @@
 //! Data-parallel gradient averaging over ranks with the same stages, overlapped with the rest of backward.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId, Var};
-use comm::{Communicator, ReduceOp, Work};
+use comm::{BucketAverage, Communicator};
 use training::{DeferredGrads, GradSums};
 
 use crate::failure_reports::FailureReports;
@@ -12,15 +13,11 @@ use crate::{Action, ActionKind, Error, Result};
 
 /// The averaging of one step.
 pub(crate) struct Average<'a> {
-    comm: Option<&'a dyn Communicator>,
+    /// `None` if there are no replicas.
+    buckets: Option<BucketAverage>,
     failures: &'a FailureReports,
     last: &'a [usize],
-    bucket_bytes: usize,
-    /// Complete gradients that are to be averaged together with the next ones; all of one dtype.
-    bucket: Vec<Tensor>,
-    bytes: usize,
     begun: HashSet<TensorId>,
-    works: Vec<Work>,
     /// Per stage: the variables that are sent, and flags for whether this replica has a gradient of each; after the
     /// all-reduce, whether any replica has one.
     present: Vec<(Vec<Var>, Tensor)>,
@@ -39,18 +36,18 @@ pub(crate) fn completion_positions(actions: &[Action]) -> Vec<usize> {
 
 impl<'a> Average<'a> {
     pub(crate) fn new(
-        comm: Option<&'a dyn Communicator>,
+        comm: Option<&Arc<dyn Communicator>>,
         failures: &'a FailureReports,
         last: &'a [usize],
         bucket_bytes: usize,
     ) -> Self {
-        let (bucket, begun, works, present) = Default::default();
-        Self { comm, failures, last, bucket_bytes, bucket, bytes: 0, begun, works, present }
+        let buckets = comm.map(|comm| BucketAverage::new(comm.clone(), bucket_bytes));
+        Self { buckets, failures, last, begun: HashSet::new(), present: Vec::new() }
     }
 
     /// Returns true if the action at this position is the last one for its stage, and gradients are averaged.
     pub(crate) fn completes(&self, place: usize) -> bool {
-        self.comm.is_some() && self.last.contains(&place)
+        self.buckets.is_some() && self.last.contains(&place)
     }
 
     /// Computes the last gradients of a stage. Each is sent once it is complete, in the same order on all replicas, which
@@ -72,7 +69,7 @@ impl<'a> Average<'a> {
             while let Some(var) =
                 vars.get(next).filter(|var| missing.get(&var.id()).is_none_or(|left| *left == 0))
             {
-                flags.push(u8::from(gradients.of(var).is_some()));
+                flags.push(gradients.of(var).is_some());
                 average.add(var, gradients)?;
                 next += 1;
             }
@@ -90,49 +87,31 @@ impl<'a> Average<'a> {
             Ok(())
         });
         computed.map_err(Error::during("the gradients of weights"))?;
-        let ended = failed
-            .map_or(Ok(()), Err)
-            .and_then(|()| self.flush())
-            .and_then(|()| self.exchange_presence(vars, flags));
+        let ended = failed.map_or(Ok(()), Err).and_then(|()| self.exchange_presence(vars, &flags));
         ended.map_err(|error| self.failures.cause(error))
     }
 
-    /// Adds the sum of a variable's gradients to the bucket, and starts to average the bucket if it is full.
+    /// Starts to average the sum of a variable's gradients.
     fn add(&mut self, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
         if gradients.of(var).is_none() {
             gradients.set(var, GradSums::zeros(var)?);
         }
-        let Some(sum) = gradients.of(var) else { return Ok(()) };
-        if self.bucket.first().is_some_and(|first| first.dtype() != sum.dtype()) {
-            self.flush()?;
-        }
-        self.bytes += sum.elem_count() * sum.dtype().size_in_bytes();
-        self.bucket.push(sum.clone());
-        if self.bytes >= self.bucket_bytes { self.flush() } else { Ok(()) }
+        let (Some(buckets), Some(sum)) = (&mut self.buckets, gradients.of(var)) else { return Ok(()) };
+        buckets.add(sum)
     }
 
-    /// Starts to determine which variables have a gradient on any replica.
-    fn exchange_presence(&mut self, vars: Vec<Var>, flags: Vec<u8>) -> comm::Result<()> {
-        let (Some(comm), Some(first)) = (self.comm, vars.first()) else { return Ok(()) };
-        let flags = Tensor::new(flags, first.device())?;
-        self.works.push(comm.all_reduce(&flags, ReduceOp::Max)?);
+    /// Sends the last gradients, and determines which variables have a gradient on any replica.
+    fn exchange_presence(&mut self, vars: Vec<Var>, flags: &[bool]) -> comm::Result<()> {
+        let (Some(buckets), Some(first)) = (&mut self.buckets, vars.first()) else { return Ok(()) };
+        let flags = buckets.any(flags, first.device())?;
         self.present.push((vars, flags));
-        Ok(())
-    }
-
-    fn flush(&mut self) -> comm::Result<()> {
-        let tensors = std::mem::take(&mut self.bucket);
-        self.bytes = 0;
-        if let (Some(comm), false) = (self.comm, tensors.is_empty()) {
-            self.works.push(comm.all_reduce_coalesced(&tensors, ReduceOp::Avg)?);
-        }
         Ok(())
     }
 
     /// Waits for all averages; removes the gradients of variables of which no replica has one.
     pub(crate) fn wait(&mut self, gradients: &mut GradSums) -> Result<()> {
-        let works = std::mem::take(&mut self.works);
-        works.into_iter().try_for_each(Work::wait).map_err(|error| self.failures.cause(error))?;
+        let waited = self.buckets.as_mut().map_or(Ok(()), BucketAverage::wait);
+        waited.map_err(|error| self.failures.cause(error))?;
         for (vars, flags) in std::mem::take(&mut self.present) {
             let flags = flags.to_vec1::<u8>().map_err(Error::during("the gradients"))?;
             vars.iter().zip(flags).filter(|(_, flag)| *flag == 0).for_each(|(var, _)| gradients.unset(var));

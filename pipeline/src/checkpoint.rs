@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, Var};
+use comm::complete_together;
 use serde::{Deserialize, Serialize};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
+use crate::groups::peer_failed;
 use crate::{Error, Pipeline, Result};
 
 /// Prefix of the names of optimizer state.
@@ -79,21 +81,16 @@ impl Pipeline {
             return Err(first.clone());
         }
         let groups = self.groups();
-        let begun = match groups.is_first() {
-            true => checkpoints.begin().map(|draft| draft.number()).map_err(Error::training),
-            false => Ok(0),
-        };
-        let number = groups.broadcast_from_first(groups.all_agree(begun)?)?;
-        let written = match groups.dp.as_ref().is_none_or(|copies| copies.rank() == 0) {
-            true => self.write(checkpoints, number, optimizer, checkpoint),
-            false => Ok(Written::default()),
-        };
-        let all = groups.gather(groups.all_agree(written)?)?;
-        let committed = match groups.is_first() {
-            true => commit(checkpoints, number, checkpoint, all, self.parts()),
-            false => Ok(()),
-        };
-        groups.all_agree(committed)?;
+        let writes = groups.dp.as_ref().is_none_or(|copies| copies.rank() == 0);
+        let number = complete_together(
+            &groups.all().collect::<Vec<_>>(),
+            || checkpoints.begin().map(|draft| draft.number()).map_err(Error::training),
+            |number| writes.then(|| self.write(checkpoints, *number, optimizer, checkpoint)).transpose(),
+            |number, all| {
+                commit(checkpoints, *number, checkpoint, all.into_iter().flatten().collect(), self.parts())
+            },
+            peer_failed,
+        )?;
         Ok(checkpoints.draft(number).folder())
     }
 
@@ -145,7 +142,7 @@ impl Pipeline {
     ) -> Result<Written> {
         let draft = checkpoints.draft(number);
         let set = format!("rank-{}", self.groups().pp.rank());
-        let vars = self.named_vars();
+        let vars = self.all_vars();
         let mut tensors: HashMap<String, Tensor> =
             vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
         if let Some(optimizer) = optimizer {
@@ -178,7 +175,7 @@ impl Pipeline {
                 self.parts()
             )));
         }
-        let vars = self.named_vars();
+        let vars = self.all_vars();
         let of_optimizer = |name: &str| name.strip_prefix(OPTIMIZER).is_some_and(|name| is_of(&vars, name));
         let needed = |name: &str| vars.iter().any(|(var, _)| var == name) || of_optimizer(name);
         let files: BTreeSet<&String> =

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId, Var};
 use comm::{Communicator, first_of, global_norm, parameter_difference};
-use training::{clip_by_norm, first_not_finite, grad_norm, is_buffer};
+use training::{clip_by_norm, first_not_finite, grad_norm};
 
 use crate::{Error, Pipeline, Result};
 
@@ -73,8 +73,7 @@ impl Pipeline {
     /// values. Training can continue after it. Otherwise as [`grad_norm`](Self::grad_norm).
     pub fn check_parameters(&self) -> Result<()> {
         self.check("a comparison of parameters")?;
-        let mut vars = self.named_vars();
-        vars.retain(|(name, _)| !is_buffer(self.buffer_names(), name));
+        let vars = self.named_vars();
         let listed = |vars: &mut dyn Iterator<Item = &(String, Var)>, among: Option<&dyn Communicator>| {
             let Some(among) = among else { return Ok(None) };
             let tensors: Vec<(&str, &Tensor)> = vars.map(|(name, var)| (&**name, var.as_tensor())).collect();

@@ -31,13 +31,13 @@ pub struct PipelineConfig {
     pub split: Split,
     /// The ranks that have the same stages as this one and different data. Gradients are averaged over them once per step,
     /// each as soon as it is complete, while the last micro-batch's other gradients are computed. Default: `None`.
-    pub data_parallel: Option<Arc<dyn Communicator>>,
+    pub dp: Option<Arc<dyn Communicator>>,
     /// Bytes of gradients that are averaged together. Default: 1 MiB.
     pub bucket_bytes: usize,
     /// The ranks that this rank's layers are divided over; they choose the same split. The layers do their own communication.
     /// Which variables are divided must be declared with [`Pipeline::set_divided`](crate::Pipeline::set_divided). Default:
     /// `None`.
-    pub tensor_parallel: Option<Arc<dyn Communicator>>,
+    pub tp: Option<Arc<dyn Communicator>>,
     /// Pairs of variables that are one parameter, in any stages: they start with the values of the first, and their gradients
     /// are summed. Variables that are connected by several pairs are one parameter, too, with the values of the one that is
     /// named first. Default: none.
@@ -51,9 +51,9 @@ impl Default for PipelineConfig {
             stages_per_rank: None,
             micro_batches: 1,
             split: Split::default(),
-            data_parallel: None,
+            dp: None,
             bucket_bytes: 1 << 20,
-            tensor_parallel: None,
+            tp: None,
             tied: Vec::new(),
         }
     }

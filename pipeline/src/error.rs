@@ -110,7 +110,7 @@ pub enum Error {
         /// Its error message.
         reason: String,
     },
-    /// The ranks of [`crate::PipelineConfig::tensor_parallel`] hold parts of some variables and the whole of others, and it
+    /// The ranks of [`crate::PipelineConfig::tp`] hold parts of some variables and the whole of others, and it
     /// has not been declared which.
     #[error(
         "{what} needs to know of which variables the tensor-parallel ranks have parts: call \

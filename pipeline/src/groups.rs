@@ -17,7 +17,7 @@ pub(crate) struct Groups {
 
 impl Groups {
     pub(crate) fn new(pp: Arc<dyn Communicator>, config: &PipelineConfig) -> Self {
-        Self { pp, tp: config.tensor_parallel.clone(), dp: config.data_parallel.clone() }
+        Self { pp, tp: config.tp.clone(), dp: config.dp.clone() }
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Communicator> {
@@ -48,6 +48,11 @@ impl Groups {
 
     /// Returns this rank's result if no rank has failed; otherwise an error on every rank. Every rank must call it.
     pub(crate) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
-        comm::all_agree(self.all(), own, |rank, reason| Error::PeerFailed { rank, reason })
+        comm::all_agree(self.all(), own, peer_failed)
     }
+}
+
+/// The error of the other ranks, where a rank has failed.
+pub(crate) fn peer_failed(rank: usize, reason: String) -> Error {
+    Error::PeerFailed { rank, reason }
 }

@@ -70,8 +70,9 @@ pub struct Pipeline {
     rows: usize,
     /// Variables of which the tensor-parallel ranks have parts; `None` until that was declared.
     divided: Option<HashSet<TensorId>>,
-    /// Names of variables that are not parameters, as in [`Modules::buffers`](crate::Modules::buffers).
-    buffers: Vec<String>,
+    /// All variables of the stages, by whether they are trained.
+    parameters: Vec<(String, Var)>,
+    buffers: Vec<(String, Var)>,
     failed: Option<Error>,
 }
 
@@ -149,12 +150,7 @@ impl Pipeline {
             row_keys: std::mem::take(&mut self.row_keys),
             evaluates: false,
             gradients: GradSums::new(vars),
-            average: Average::new(
-                self.copies.as_deref(),
-                &self.failures,
-                &self.last_places,
-                self.bucket_bytes,
-            ),
+            average: Average::new(self.copies.as_ref(), &self.failures, &self.last_places, self.bucket_bytes),
             state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
@@ -238,13 +234,23 @@ impl Pipeline {
         Ok((inputs, parts(has(table.stages() - 1), "target", "last", target)?))
     }
 
-    /// Returns the variables of this rank's stages, for an optimizer.
+    /// Returns the parameters' variables of this rank's stages, for an optimizer.
     pub fn vars(&self) -> Vec<Var> {
-        self.named_vars().into_iter().map(|(_, var)| var).collect()
+        self.parameters.iter().map(|(_, var)| var.clone()).collect()
     }
 
-    /// Returns the variables with their names, ordered by stage, then by name.
+    /// Returns the same with their names, ordered by stage, then by name.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
+        self.parameters.clone()
+    }
+
+    /// Returns the variables of this rank's stages that are state and not parameters
+    /// ([`Modules::buffers`](crate::Modules::buffers)), by name.
+    pub fn buffers(&self) -> &[(String, Var)] {
+        &self.buffers
+    }
+
+    pub(crate) fn all_vars(&self) -> Vec<(String, Var)> {
         all_vars(&self.stages)
     }
 
@@ -268,7 +274,7 @@ impl Pipeline {
     }
 
     /// Declares, by name, which variables are divided over the ranks of
-    /// [`PipelineConfig::tensor_parallel`](crate::PipelineConfig::tensor_parallel); each of these ranks holds all other
+    /// [`PipelineConfig::tp`](crate::PipelineConfig::tp); each of these ranks holds all other
     /// variables whole, with the same values. Required by [`clip_grad_norm`](Self::clip_grad_norm) and
     /// [`check_parameters`](Self::check_parameters) if there are several such ranks.
     pub fn set_divided(&mut self, is_divided: impl Fn(&str) -> bool) {
@@ -278,10 +284,6 @@ impl Pipeline {
 
     pub(crate) fn divided(&self) -> Option<&HashSet<TensorId>> {
         self.divided.as_ref()
-    }
-
-    pub(crate) fn buffer_names(&self) -> &[String] {
-        &self.buffers
     }
 
     pub(crate) fn ties(&self) -> &[Tie] {

@@ -1,7 +1,11 @@
-//! Visiting the variables of all stages, one at a time.
+//! The whole model: the variables of all stages on the first rank, one at a time.
+
+use std::cmp::Reverse;
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Operation, all_gather_object};
+use training::{FileError, TensorWriter};
 
 use crate::{Error, Pipeline, Result};
 
@@ -9,70 +13,111 @@ use crate::{Error, Pipeline, Result};
 const DTYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U8, DType::U32, DType::I64];
 
+/// Name, dtype and shape of a variable.
+type Described = (String, DType, Vec<usize>);
+
 impl Pipeline {
-    /// Passes each variable of all stages and its name to `visit` on the first rank, for writing other file formats. Of tied
-    /// variables all are passed. Must be called on every rank. Tensor-parallel layers are refused: no rank holds the whole of
-    /// them.
+    /// Writes the variables of all stages, buffers included, to one safetensors file under their names, which PyTorch can read
+    /// if the model uses its names. Must be called on every rank; the first one writes. The file appears complete or not at
+    /// all: see [`training::AtomicFile`]. Tensor-parallel layers are refused: no rank holds the whole of them.
+    ///
+    /// # Memory
+    /// On the first rank, one variable at a time.
+    ///
+    /// # Errors
+    /// On every rank, if the file cannot be written; otherwise as [`visit_full`](Self::visit_full).
+    pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
+        let (path, all) = (path.as_ref(), self.described()?);
+        let mut sorted: Vec<Described> = all.iter().flatten().cloned().collect();
+        // Widest dtypes first, so that all tensors are aligned.
+        sorted.sort_by_cached_key(|(name, dtype, _)| (Reverse(dtype.size_in_bytes()), name.clone()));
+        let mut writer = match self.groups().is_first() {
+            true => Some(TensorWriter::begin(path, &sorted)),
+            false => None,
+        };
+        self.bring(&all, &mut |name, tensor| {
+            let place = sorted.iter().position(|(known, ..)| known == name);
+            if let (Some(Ok(file)), Some(place)) = (&mut writer, place)
+                && let Err(error) = file.write(place, &tensor)
+            {
+                writer = Some(Err(error));
+            }
+        })?;
+        let written = writer.map_or(Ok(()), |file| file.and_then(TensorWriter::finish));
+        self.groups()
+            .all_agree(written.map_err(|error| Error::training(FileError::write(path, error).into())))
+    }
+
+    /// Passes each variable of all stages and its name to `visit` on the first rank, for writing file formats other than that
+    /// of [`save_full`](Self::save_full). Of tied variables all are passed. Must be called on every rank. Tensor-parallel
+    /// layers are refused: no rank holds the whole of them.
     ///
     /// # Memory
     /// On the first rank, one variable at a time.
     ///
     /// # Errors
     /// On every rank, the error of `visit`; a pipeline of divided layers; a variable of a dtype that ranks do not exchange;
-    /// failures of communication.
+    /// the cause, if an earlier step failed; failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
-        if let Some(first) = self.failed() {
-            return Err(first.clone());
-        }
-        let groups = self.groups();
-        if let Some(tp) = groups.tp.as_ref().filter(|tp| tp.world_size() > 1) {
-            return Err(Error::InvalidArgument {
-                what: "the variables of a pipeline".into(),
-                got: format!("layers that {} ranks share", tp.world_size()),
-                help: "save a checkpoint in its place".into(),
-            });
-        }
-        let (pp, own) = (&*groups.pp, self.named_vars());
-        let place = |dtype| DTYPES.iter().position(|known| *known == dtype);
-        let described: Vec<(String, Option<usize>, Vec<usize>)> =
-            own.iter().map(|(name, var)| (name.clone(), place(var.dtype()), var.dims().to_vec())).collect();
-        let all = all_gather_object(pp, &described)?;
-        if let Some((name, ..)) = all.iter().flatten().find(|(_, dtype, _)| dtype.is_none()) {
-            let (what, got) = (
-                "the variables of a pipeline".into(),
-                format!("{name} of a dtype that ranks do not exchange"),
-            );
-            let help = "save a checkpoint in its place".into();
-            return Err(Error::InvalidArgument { what, got, help });
-        }
-        let (mut failed, is_first) = (None, groups.is_first());
-        let mut show = |name: &str, tensor: Tensor| {
+        let (mut failed, is_first) = (None, self.groups().is_first());
+        self.bring(&self.described()?, &mut |name, tensor| {
             if is_first && failed.is_none() {
                 failed = visit(name, tensor).err();
             }
+        })?;
+        self.groups()
+            .all_agree(failed.map_or(Ok(()), |error| Err(Error::during("showing a variable")(error))))
+    }
+
+    /// Returns the variables of each rank of the pipeline, on every rank.
+    fn described(&self) -> Result<Vec<Vec<Described>>> {
+        if let Some(first) = self.failed() {
+            return Err(first.clone());
+        }
+        let refuse = |got: String| {
+            let (what, help) =
+                ("the variables of a pipeline".into(), "save a checkpoint in its place".into());
+            Err(Error::InvalidArgument { what, got, help })
         };
+        let groups = self.groups();
+        if let Some(tp) = groups.tp.as_ref().filter(|tp| tp.world_size() > 1) {
+            return refuse(format!("layers that {} ranks share", tp.world_size()));
+        }
+        let place = |dtype| DTYPES.iter().position(|known| *known == dtype);
+        let own = self.all_vars().into_iter();
+        let own: Vec<(String, Option<usize>, Vec<usize>)> =
+            own.map(|(name, var)| (name, place(var.dtype()), var.dims().to_vec())).collect();
+        let all = all_gather_object(&*groups.pp, &own)?;
+        if let Some((name, ..)) = all.iter().flatten().find(|(_, dtype, _)| dtype.is_none()) {
+            return refuse(format!("{name} of a dtype that ranks do not exchange"));
+        }
+        let known =
+            |(name, dtype, dims): (String, Option<usize>, Vec<usize>)| Some((name, DTYPES[dtype?], dims));
+        Ok(all.into_iter().map(|vars| vars.into_iter().filter_map(known).collect()).collect())
+    }
+
+    /// Passes each of the [`described`](Self::described) variables to `receive`, on the first rank of the pipeline.
+    fn bring(&self, all: &[Vec<Described>], receive: &mut dyn FnMut(&str, Tensor)) -> Result<()> {
+        let (pp, own) = (&*self.groups().pp, self.all_vars());
+        let device = own.first().map_or(&Device::Cpu, |(_, var)| var.device());
         for (rank, vars) in all.iter().enumerate() {
             for (index, (name, dtype, dims)) in vars.iter().enumerate() {
-                let Some(dtype) = dtype.map(|dtype| DTYPES[dtype]) else { continue };
                 let during = || Error::during("variables of all stages");
-                // The other ranks send their variables in any case.
                 if rank == pp.rank() {
                     let tensor = own[index].1.as_detached_tensor();
-                    match rank {
-                        0 => show(name, tensor),
-                        _ => {
-                            let tensor = tensor.contiguous().map_err(during())?;
-                            pp.run(Operation::Send { tensor, to: 0 })?;
-                        }
+                    if rank == 0 {
+                        receive(name, tensor);
+                        continue;
                     }
+                    let tensor = tensor.contiguous().map_err(during())?;
+                    pp.run(Operation::Send { tensor, to: 0 })?;
                 } else if pp.rank() == 0 {
-                    let device = own.first().map_or(&Device::Cpu, |(_, var)| var.device());
-                    let tensor = Tensor::zeros(&dims[..], dtype, device).map_err(during())?;
+                    let tensor = Tensor::zeros(&dims[..], *dtype, device).map_err(during())?;
                     pp.run(Operation::Recv { tensor: tensor.clone(), from: rank })?;
-                    show(name, tensor);
+                    receive(name, tensor);
                 }
             }
         }
-        groups.all_agree(failed.map_or(Ok(()), |error| Err(Error::during("showing a variable")(error))))
+        Ok(())
     }
 }

@@ -93,7 +93,7 @@ impl<M> TensorParallel<M> {
         // Of several data-parallel replicas, the first one writes.
         let writes = self.dp().is_none_or(|dp| dp.rank() == 0);
         let number = complete_together(
-            world,
+            &[world],
             || Ok(checkpoints.begin()?.number()),
             |number| writes.then(|| self.write_part(checkpoints, *number, optimizer)).transpose(),
             |number, all| self.commit(checkpoints, *number, checkpoint, all.into_iter().flatten().collect()),

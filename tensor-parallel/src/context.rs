@@ -1,12 +1,12 @@
 //! Tensor-parallel context of the layers: group, configuration, random streams.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
 use training::build::in_whole_rows;
+use training::{BackwardOwner, backward_owner};
 
 use crate::split::rank_range;
 use crate::{Error, RandomStreams, Result};
@@ -37,11 +37,6 @@ impl TensorParallelConfig {
         let Self { sequence_parallel, seed, dtype, device: _ } = self;
         format!("sequence_parallel: {sequence_parallel}, seed: {seed}, dtype: {dtype:?}")
     }
-}
-
-thread_local! {
-    /// Whether this thread runs a [`crate::TensorParallel::backward`].
-    static IN_BACKWARD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The tensor-parallel group as layers see it.
@@ -170,22 +165,17 @@ impl Context {
     }
 }
 
-/// Runs a backward pass as [`crate::TensorParallel`]'s own.
-pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T) -> T {
-    /// Restores the previous flag, also after a panic.
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            IN_BACKWARD.set(self.0);
-        }
-    }
-    let _before = Before(IN_BACKWARD.replace(true));
-    backward()
+/// What stands for all divided models of this crate, whose layers do not know of which one they are.
+struct AnyModel;
+
+/// Runs a backward pass as [`crate::TensorParallel`]'s own. If it panics, `panicked` is called.
+pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T, panicked: impl FnOnce()) -> T {
+    training::backward_of(&AnyModel, backward, panicked)
 }
 
 /// Returns an error in a backward that is not the model's own.
 pub(crate) fn check_own_backward() -> Result<()> {
-    if IN_BACKWARD.get() { Ok(()) } else { Err(Error::OutsideBackward) }
+    if backward_owner(&AnyModel) == BackwardOwner::Nobody { Err(Error::OutsideBackward) } else { Ok(()) }
 }
 
 /// Returns the index of the sequence dimension. Activations are (.., length, features).

@@ -75,6 +75,12 @@ pub enum Error {
     #[error(transparent)]
     ParametersDiffer(#[from] Box<ParameterDifference>),
 
+    /// An earlier backward panicked.
+    #[error(
+        "an earlier backward of this TensorParallel panicked, and the ranks are no longer in step: end this process"
+    )]
+    Panicked,
+
     // ---- files ----
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {reason}", path.display())]

@@ -25,12 +25,12 @@
 //!     let mut optimizer = Adam::named(parallel.named_vars(), config).map_err(candle_core::Error::from)?;
 //!     let tokens = Tensor::zeros((3, 6), DType::U32, &Device::Cpu)?;
 //!     for _ in 0..20 {
-//!         let loss = parallel.model().loss(&tokens, &tokens)?;
+//!         let loss = parallel.model()?.loss(&tokens, &tokens)?;
 //!         let mut grads = parallel.backward(&loss)?;
 //!         parallel.clip_grad_norm(&mut grads, 1.0)?; // by the norm over all ranks
 //!         optimizer.step(&grads)?;
 //!     }
-//!     Ok(parallel.model().loss(&tokens, &tokens)?.to_scalar::<f32>()?)
+//!     Ok(parallel.model()?.loss(&tokens, &tokens)?.to_scalar::<f32>()?)
 //! })?;
 //! assert!(losses[0] == losses[1] && losses[0] < 2.0);
 //! # Ok::<(), comm::Error>(())

@@ -1,16 +1,18 @@
 //! `TensorParallel`: a model divided over the ranks of a mesh.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
 
-use crate::averaging::Averaging;
+use crate::averaging::{Averaging, add_held};
+use crate::builder::lock;
 use crate::context::own_backward;
 use crate::{
-    Context, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,
+    Context, Error, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,
 };
 
 /// A model of which each rank has a part, with its parameters, random streams and gradients.
@@ -28,6 +30,9 @@ pub struct TensorParallel<M> {
     /// `None` if it has a single rank.
     dp: Option<Arc<dyn Communicator>>,
     averaging: Option<Arc<Averaging>>,
+    /// By parameter: sums of the gradients of [`backward_no_sync`](Self::backward_no_sync) since the last backward.
+    held: Mutex<HashMap<usize, Tensor>>,
+    failed: Mutex<Option<Error>>,
 }
 
 impl<M> TensorParallel<M> {
@@ -71,12 +76,22 @@ impl<M> TensorParallel<M> {
         };
         let parameters = agreement::check(&*world, place, config.describe(), parameters)?;
         let Some(model) = model else { return Err(no_model()) };
-        Ok(Self { model, parameters, context, world, dp, averaging })
+        let (held, failed) = Default::default();
+        Ok(Self { model, parameters, context, world, dp, averaging, held, failed })
     }
 
     /// Returns the model.
-    pub fn model(&self) -> &M {
-        &self.model
+    ///
+    /// # Errors
+    /// The first cause, if an earlier backward failed.
+    pub fn model(&self) -> Result<&M> {
+        self.check()?;
+        Ok(&self.model)
+    }
+
+    /// Returns the first failure of an earlier backward.
+    fn check(&self) -> Result<()> {
+        lock(&self.failed).clone().map_or(Ok(()), Err)
     }
 
     /// Returns this rank's part of each parameter, in order of construction.
@@ -105,7 +120,8 @@ impl<M> TensorParallel<M> {
     }
 
     /// Runs backward from `loss`, which every rank of the tensor-parallel group has computed alike. Returns the gradient of
-    /// this rank's part of each parameter, averaged over the data-parallel ranks.
+    /// this rank's part of each parameter, averaged over the data-parallel ranks, including those of
+    /// [`backward_no_sync`](Self::backward_no_sync) since the last call.
     ///
     /// `loss.backward()` returns only this rank's own gradients. With sequence parallelism, or data parallelism over several
     /// ranks, every divided layer refuses it ([`Error::OutsideBackward`](crate::Error::OutsideBackward)). On a CPU, so do
@@ -124,22 +140,85 @@ impl<M> TensorParallel<M> {
     /// with more gradients than in earlier backwards is sent twice.
     ///
     /// # Errors
-    /// Errors of candle's backward; failures of communication, after which the group is unusable.
+    /// Errors of candle's backward; failures of communication. After any of them the `TensorParallel` is unusable.
     ///
     /// # Source
     /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
     pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
-        let own = || self.own_gradients(loss);
-        match &self.averaging {
-            Some(averaging) => averaging.backward(&self.parameters, own),
-            None => own(),
-        }
+        self.pass(|| {
+            let (held, own) = (std::mem::take(&mut *lock(&self.held)), || self.own_gradients(loss));
+            match &self.averaging {
+                Some(averaging) => averaging.backward(&self.parameters, held, own),
+                None => {
+                    let mut gradients = own()?;
+                    add_held(held, &self.parameters, &mut gradients)?;
+                    Ok(gradients)
+                }
+            }
+        })
+    }
+
+    /// Runs backward from `loss` without communication along `dp`: adds the gradients to those that the next
+    /// [`backward`](Self::backward) averages.
+    ///
+    /// Gradients of such calls are summed, not averaged: for the mean over k micro-batches, divide each loss by k.
+    ///
+    /// # Cost
+    /// That of the layers, and of the sums along `tp` that [`backward`](Self::backward) makes. The sums are kept, as many bytes
+    /// as this rank has parameters.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Local, Mesh};
+    /// use tensor_parallel::{ParallelMlp, TensorParallel, TensorParallelConfig, Weights};
+    ///
+    /// let differences = Local::run_shared(4, |comm| {
+    ///     let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)])?;
+    ///     let model = |builder| ParallelMlp::new(4, 8, &builder);
+    ///     let parallel = TensorParallel::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(1), model)?;
+    ///     let x = Tensor::ones((2, 4), DType::F32, &Device::Cpu)?;
+    ///     let loss = || tensor_parallel::Result::Ok(parallel.model()?.forward(&x)?.sqr()?.mean_all()?);
+    ///     let whole = parallel.backward(&loss()?)?;
+    ///     parallel.backward_no_sync(&(loss()? / 2.0)?)?;
+    ///     let halves = parallel.backward(&(loss()? / 2.0)?)?;
+    ///     let weight = &parallel.vars()[0];
+    ///     let of = |grads: &candle_core::backprop::GradStore| grads.get(weight).cloned();
+    ///     let (Some(whole), Some(halves)) = (of(&whole), of(&halves)) else { return Ok(f32::NAN) };
+    ///     Ok((whole - halves)?.abs()?.max_all()?.to_scalar::<f32>()?)
+    /// })?;
+    /// assert_eq!(differences, [0.0; 4]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    pub fn backward_no_sync(&self, loss: &Tensor) -> Result<()> {
+        self.pass(|| {
+            self.averaging.iter().for_each(|averaging| averaging.forget());
+            let mut gradients = self.own_gradients(loss)?;
+            let held = &mut *lock(&self.held);
+            for (index, parameter) in self.parameters.iter().enumerate() {
+                let Some(gradient) = gradients.remove(parameter.var()) else { continue };
+                let sum = match held.remove(&index) {
+                    Some(sum) => (sum + gradient)?,
+                    None => gradient.contiguous()?,
+                };
+                held.insert(index, sum);
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs a backward, whose failure makes the model unusable.
+    fn pass<T>(&self, backward: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.check()?;
+        let fail = |error: Error| lock(&self.failed).get_or_insert(error).clone();
+        own_backward(backward, || drop(fail(Error::Panicked))).map_err(fail)
     }
 
     /// Computes the gradients of this replica of the model.
     fn own_gradients(&self, loss: &Tensor) -> Result<GradStore> {
-        let mut gradients =
-            own_backward(|| tracing::info_span!("backward").in_scope(|| training::backward(loss)))?;
+        let mut gradients = tracing::info_span!("backward").in_scope(|| training::backward(loss))?;
         let mut tensors = Vec::new();
         for parameter in self.parameters.iter().filter(|parameter| parameter.is_summed()) {
             let Some(gradient) = gradients.get(parameter.var()) else { continue };

@@ -106,7 +106,7 @@ fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
             })?;
             let forward = || -> Result<Tensor> {
                 let mut y = Tensor::ones((2, 256), DType::F32, &Device::Cpu)?;
-                for layer in parallel.model() {
+                for layer in parallel.model()? {
                     let layer = layer.clone();
                     let part = move |x: &Tensor| Ok(layer.forward(x)?);
                     y = if again { training::recompute(&y, part)? } else { part(&y)? };
@@ -168,7 +168,7 @@ fn record(tp: usize, layers: usize, sequence_parallel: bool) -> Vec<(Vec<String>
         let own = parallel.context().split_sequence(&x)?;
         log.lock().unwrap().clear();
         let mut y = own;
-        for layer in parallel.model() {
+        for layer in parallel.model()? {
             y = layer.forward_t(&y, true)?;
         }
         let forward = std::mem::take(&mut *log.lock().unwrap());
@@ -245,7 +245,7 @@ fn an_input_that_nothing_was_computed_for_has_no_gradient_to_send() {
         let model = |builder| tensor_parallel::ParallelMlp::new(4, 8, &builder);
         let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), model)?;
         log.lock().unwrap().clear();
-        let y = parallel.model().forward(&Tensor::ones((2, 4), DType::F32, &Device::Cpu)?)?;
+        let y = parallel.model()?.forward(&Tensor::ones((2, 4), DType::F32, &Device::Cpu)?)?;
         parallel.backward(&y.sum_all()?)?;
         Ok(log.lock().unwrap().len())
     });

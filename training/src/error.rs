@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use candle_core::DType;
 
-use crate::GradientAudit;
+use crate::{FileError, GradientAudit};
 
 /// Errors of building or training a model.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,9 @@ pub enum Error {
         /// What would be accepted.
         help: &'static str,
     },
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A tensor does not have the shape that an operation needs.
     #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
     ShapeMismatch {

@@ -56,6 +56,7 @@
 
 mod adam;
 mod audit;
+mod backward_owner;
 mod blocks;
 pub mod build;
 mod checkpoint;
@@ -89,6 +90,7 @@ mod tensor_file;
 
 pub use adam::{Adam, AdamConfig};
 pub use audit::{AuditConfig, GradientAudit, NoGradient, OnMissingGradient, audit};
+pub use backward_owner::{BackwardOwner, backward_of, backward_owner};
 #[cfg(any(test, fuzzing))]
 pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};

@@ -44,7 +44,7 @@ impl Job {
 impl Train for Job {
     fn step(&mut self) -> Result<[f64; 3]> {
         let Self { model, optimizer, batch, .. } = self;
-        let forward = || Ok(model.model().loss(&batch.0, &batch.1)?);
+        let forward = || Ok(model.model()?.loss(&batch.0, &batch.1)?);
         timed(optimizer, forward, |loss| Ok(model.backward(loss)?))
     }
 

@@ -163,11 +163,11 @@ mod tests {
 
     #[test]
     fn a_plane_goes_through_its_own_rank() {
-        let axes = [("pp", 2), ("replicate", 3), ("shard", 2)];
-        let free = ["shard", "replicate"];
+        let axes = [("pp", 2), ("dp", 3), ("shard", 2)];
+        let free = ["shard", "dp"];
         assert_eq!(plane(&axes, &[0, 1, 1], &free), [0, 1, 2, 3, 4, 5]);
         assert_eq!(plane(&axes, &[1, 0, 0], &free), [6, 7, 8, 9, 10, 11]);
         assert_eq!(plane(&axes, &[0, 2, 1], &["pp", "shard"]), [4, 5, 10, 11]);
-        assert_eq!(plane(&axes, &[1, 2, 1], &["pp", "replicate"]), [1, 3, 5, 7, 9, 11]);
+        assert_eq!(plane(&axes, &[1, 2, 1], &["pp", "dp"]), [1, 3, 5, 7, 9, 11]);
     }
 }

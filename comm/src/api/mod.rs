@@ -3,6 +3,7 @@
 
 pub(crate) mod agree;
 pub mod autograd;
+pub(crate) mod average;
 pub(crate) mod communicator;
 pub(crate) mod difference;
 pub(crate) mod elastic;

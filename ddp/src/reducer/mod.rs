@@ -5,7 +5,6 @@ mod late;
 mod pending_bucket;
 mod rebuild;
 
-use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -13,6 +12,7 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::Communicator;
+use training::{BackwardOwner, backward_of, backward_owner};
 
 use crate::buckets::{Buckets, Gradient};
 use crate::comm_hook::BucketHook;
@@ -23,11 +23,6 @@ use crate::weights::Weights;
 use crate::{DdpConfig, Error, Result, lock};
 
 use pending_bucket::PendingBucket;
-
-thread_local! {
-    /// Address of the reducer whose backward runs on this thread.
-    static CURRENT_BACKWARD: Cell<Option<usize>> = const { Cell::new(None) };
-}
 
 /// Averages the gradients of one model over the ranks of one group.
 pub(crate) struct Reducer {
@@ -153,10 +148,8 @@ impl Reducer {
             // An error here has not changed anything yet.
             state.scale = state.weights.add(weight)?;
         }
-        let pass = BackwardGuard { reducer: self, before: CURRENT_BACKWARD.replace(Some(self.address())) };
-        let result = self.pass(loss, synchronise).map_err(|error| self.fail(error));
-        drop(pass);
-        result
+        let panicked = || drop(self.fail(Error::Panicked));
+        backward_of(self, || self.pass(loss, synchronise), panicked).map_err(|error| self.fail(error))
     }
 
     /// Takes part in a step of the other ranks, without a loss; returns `None` if no rank has one.
@@ -169,11 +162,13 @@ impl Reducer {
 
     /// Receives a gradient; called by the parameter's hook during backward.
     pub(crate) fn receive(&self, index: usize, grad: &Tensor) -> Result<()> {
-        match CURRENT_BACKWARD.get() {
-            None => Err(Error::OutsideBackward { parameter: self.gradients[index].name.clone() }),
+        match backward_owner(self) {
+            BackwardOwner::Nobody => {
+                Err(Error::OutsideBackward { parameter: self.gradients[index].name.clone() })
+            }
             // The loss of another model depends on this model; this model's gradients are not wanted.
-            Some(reducer) if reducer != self.address() => Ok(()),
-            Some(_) => {
+            BackwardOwner::Another => Ok(()),
+            BackwardOwner::This => {
                 let state = &mut *lock(&self.state);
                 state.buckets.arrive(index);
                 if state.buckets.plan.places[index].bucket < state.next {
@@ -289,24 +284,5 @@ impl Reducer {
 
     pub(crate) fn fail(&self, error: Error) -> Error {
         lock(&self.state).failed.get_or_insert(error).clone()
-    }
-
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-}
-
-/// Guard: while it lives, hooks on this thread deliver their gradients to `reducer`.
-struct BackwardGuard<'a> {
-    reducer: &'a Reducer,
-    before: Option<usize>,
-}
-
-impl Drop for BackwardGuard<'_> {
-    fn drop(&mut self) {
-        CURRENT_BACKWARD.set(self.before);
-        if std::thread::panicking() {
-            self.reducer.fail(Error::Panicked);
-        }
     }
 }

@@ -5,13 +5,13 @@ mod gather;
 mod graph;
 mod reduce;
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Digest, Work};
+use training::{BackwardOwner, backward_of, backward_owner};
 
 use crate::built::{BuiltUnit, Model, Param};
 use crate::groups::Groups;
@@ -23,11 +23,6 @@ use graph::{Graph, Runs};
 use reduce::PendingReduction;
 
 pub(crate) use graph::Run;
-
-thread_local! {
-    /// Address of the core whose backward runs on this thread.
-    static CURRENT_BACKWARD: Cell<Option<usize>> = const { Cell::new(None) };
-}
 
 /// One sharded model on this rank.
 pub(crate) struct Core {
@@ -186,10 +181,9 @@ impl Core {
     pub(crate) fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
         let _turn = lock(&self.turn);
         self.check()?;
-        let pass = BackwardGuard { core: self, before: CURRENT_BACKWARD.replace(Some(self.address())) };
-        let result = self.pass(loss, synchronise).map_err(|error| lock(&self.state).fail(error));
-        drop(pass);
-        result
+        let fail = |error| lock(&self.state).fail(error);
+        let panicked = || drop(fail(Error::Panicked));
+        backward_of(self, || self.pass(loss, synchronise), panicked).map_err(fail)
     }
 
     fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
@@ -241,11 +235,12 @@ impl Core {
 
     /// Called when backward reaches an output of a unit's run.
     pub(crate) fn enter_backward(&self, run: &Run, output: &Tensor) -> Result<()> {
-        if CURRENT_BACKWARD.get().is_none() {
+        let owner = backward_owner(self);
+        if owner == BackwardOwner::Nobody {
             return Err(Error::OutsideBackward { unit: self.units[run.unit].name.clone() });
         }
         let state = &mut *lock(&self.state);
-        if !self.is_in_backward() {
+        if owner == BackwardOwner::Another {
             // The loss of another model depends on this model.
             return self.gather(state, run.unit);
         }
@@ -274,7 +269,7 @@ impl Core {
 
     /// Returns true on the thread that runs this model's backward.
     fn is_in_backward(&self) -> bool {
-        CURRENT_BACKWARD.get() == Some(self.address())
+        backward_owner(self) == BackwardOwner::This
     }
 
     /// Called before a unit runs.
@@ -321,10 +316,6 @@ impl Core {
             state.fail(error);
         }
     }
-
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
 }
 
 impl UnitState {
@@ -351,20 +342,5 @@ impl State {
     /// Adds a communication to the history hash.
     fn record_communication(&mut self, what: u8, unit: usize) {
         self.history = self.history.word(what).word(unit as u64);
-    }
-}
-
-/// Guard: while it lives, hooks on this thread belong to the backward of `core`.
-struct BackwardGuard<'a> {
-    core: &'a Core,
-    before: Option<usize>,
-}
-
-impl Drop for BackwardGuard<'_> {
-    fn drop(&mut self) {
-        CURRENT_BACKWARD.set(self.before);
-        if std::thread::panicking() {
-            lock(&self.core.state).fail(Error::Panicked);
-        }
     }
 }

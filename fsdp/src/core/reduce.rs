@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
+use training::{BackwardOwner, backward_owner};
 
-use super::{CURRENT_BACKWARD, Core, State};
+use super::{Core, State};
 use crate::built::{BuiltUnit, ParamIndex};
 use crate::layout::Part;
 use crate::{Error, Result, lock, storage};
@@ -25,11 +26,11 @@ impl Core {
     /// Receives a gradient; called by the parameter's hook during backward.
     pub(crate) fn receive(&self, place: ParamIndex, grad: &Tensor) -> Result<()> {
         let built = &self.units[place.unit];
-        match CURRENT_BACKWARD.get() {
-            None => return Err(Error::OutsideBackward { unit: built.name.clone() }),
+        match backward_owner(self) {
+            BackwardOwner::Nobody => return Err(Error::OutsideBackward { unit: built.name.clone() }),
             // The loss of another model depends on this model; this model's gradients are not wanted.
-            Some(core) if core != self.address() => return Ok(()),
-            Some(_) => {}
+            BackwardOwner::Another => return Ok(()),
+            BackwardOwner::This => {}
         }
         let state = &mut *lock(&self.state);
         let unit = &mut state.units[place.unit];
@@ -136,7 +137,7 @@ impl Core {
                 }
             }
             self.gradients.sub(std::mem::take(&mut flight.bytes));
-            if let Some(replicas) = &self.groups.replicate {
+            if let Some(replicas) = &self.groups.dp {
                 let (tensor, op) = (flight.shard.clone(), ReduceOp::Avg);
                 flight.last = Some(replicas.submit(Operation::AllReduce { tensor, op })?);
             }

@@ -37,9 +37,9 @@ impl<M> Fsdp<M> {
         let groups = &self.core().groups;
         let world = &*groups.world;
         // Of several replicas, the first one writes.
-        let writes = groups.replicate.as_ref().is_none_or(|replicas| replicas.rank() == 0);
+        let writes = groups.dp.as_ref().is_none_or(|replicas| replicas.rank() == 0);
         let number = complete_together(
-            world,
+            &[world],
             || Ok(checkpoints.begin()?.number()),
             |number| writes.then(|| self.write_part(checkpoints, *number, optimizer)).transpose(),
             |number, all| self.commit(checkpoints, *number, checkpoint, all.into_iter().flatten().collect()),

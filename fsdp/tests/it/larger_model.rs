@@ -17,9 +17,9 @@ fn input() -> Tensor {
 #[test]
 fn the_norm_is_that_of_all_stages() {
     for axes in [
-        [("pp", 2), ("replicate", 2), ("shard", 2)],
-        [("pp", 3), ("shard", 2), ("replicate", 1)],
-        [("shard", 1), ("replicate", 1), ("pp", 2)],
+        [("pp", 2), ("dp", 2), ("shard", 2)],
+        [("pp", 3), ("shard", 2), ("dp", 1)],
+        [("shard", 1), ("dp", 1), ("pp", 2)],
     ] {
         let ranks = axes.iter().map(|(_, size)| size).product();
         let stages = axes.iter().find(|(name, _)| *name == "pp").map_or(1, |(_, size)| *size);
@@ -37,7 +37,7 @@ fn the_norm_is_that_of_all_stages() {
             let mesh = Mesh::new(comm, &axes)?;
             let stage = mesh.axis("pp")?.rank();
             let (vb, config) = (builder(1 + stage as u64, DType::F64), FsdpConfig::default());
-            let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &config, Mlp::new)?;
+            let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, Mlp::new)?;
             fsdp.set_norm_over(vec![mesh.axis("pp")?.clone()], |_| true);
             let mut grads = fsdp.backward(&fsdp.forward(&input())?.sqr()?.sum_all()?)?;
             let list = |grads: &candle_core::backprop::GradStore| {
@@ -72,13 +72,13 @@ fn what_several_ranks_have_is_counted_once() {
     };
     for pack_elements in [0, 1000] {
         let norms = on_all_ranks(tp * shards, |comm| {
-            let mesh = Mesh::new(comm, &[("shard", shards), ("replicate", 1), ("tp", tp)])?;
+            let mesh = Mesh::new(comm, &[("shard", shards), ("dp", 1), ("tp", tp)])?;
             let place = mesh.axis("tp")?.rank();
             let rows = matrix.narrow(0, 2 * place, 2)?.contiguous()?;
             let tensors = [("matrix".to_string(), rows), ("vector".to_string(), vector.clone())];
             let vb = VarBuilder::from_tensors(tensors.into(), DType::F64, &Device::Cpu);
             let config = FsdpConfig { pack_elements, ..FsdpConfig::default() };
-            let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &config, |units| {
+            let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, |units| {
                 units.unit(|vb| Ok((vb.get((2, INPUTS), "matrix")?, vb.get(INPUTS, "vector")?)))
             })?;
             fsdp.set_norm_over(vec![mesh.axis("tp")?.clone()], |name| place == 0 || name == "matrix");
@@ -100,10 +100,10 @@ fn what_several_ranks_have_is_counted_once() {
 #[test]
 fn a_step_is_skipped_and_an_odd_gradient_named_by_all_stages() {
     let found = on_all_ranks(4, |comm| {
-        let mesh = Mesh::new(comm, &[("pp", 2), ("shard", 2), ("replicate", 1)])?;
+        let mesh = Mesh::new(comm, &[("pp", 2), ("shard", 2), ("dp", 1)])?;
         let stage = mesh.axis("pp")?.rank();
         let (vb, config) = (builder(1, DType::F64), FsdpConfig::default());
-        let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &config, Mlp::new)?;
+        let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, Mlp::new)?;
         fsdp.set_norm_over(vec![mesh.axis("pp")?.clone()], |_| true);
         let mut grads = fsdp.backward(&fsdp.forward(&input())?.sum_all()?)?;
         let var = fsdp.vars().remove(1);

@@ -137,9 +137,7 @@ fn accumulation_and_clipping_equal_one_process() {
 
 #[test]
 fn hybrid_sharding_equals_one_process() {
-    for axes in
-        [[("replicate", 2), ("shard", 2)], [("replicate", 1), ("shard", 4)], [("replicate", 4), ("shard", 1)]]
-    {
+    for axes in [[("dp", 2), ("shard", 2)], [("dp", 1), ("shard", 4)], [("dp", 4), ("shard", 1)]] {
         for micro_batches in [1, 2] {
             let run = Run { micro_batches, max_norm: Some(0.1), ..Run::new(4) };
             let ranks = on_all_ranks(4, |comm| {
@@ -147,7 +145,7 @@ fn hybrid_sharding_equals_one_process() {
                 let mesh = Mesh::new(comm, &axes)?;
                 let vb = crate::common::builder(run.seed, run.dtype);
                 let config = config(Strategy::FullShard);
-                let fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &config, Mlp::new)?;
+                let fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, Mlp::new)?;
                 run.train(&fsdp, rank)
             });
             run.compare(ranks, 1e-9);

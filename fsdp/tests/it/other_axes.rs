@@ -11,10 +11,10 @@ use training::{Checkpoint, CheckpointConfig, Checkpoints};
 fn other_axes_have_models_of_their_own() {
     let folder = tempfile::tempdir().expect("a folder");
     for axes in [
-        [("pp", 2), ("replicate", 2), ("shard", 2)],
-        [("replicate", 2), ("pp", 2), ("shard", 2)],
-        [("shard", 2), ("replicate", 1), ("pp", 2)],
-        [("shard", 1), ("replicate", 1), ("pp", 3)],
+        [("pp", 2), ("dp", 2), ("shard", 2)],
+        [("dp", 2), ("pp", 2), ("shard", 2)],
+        [("shard", 2), ("dp", 1), ("pp", 2)],
+        [("shard", 1), ("dp", 1), ("pp", 3)],
     ] {
         let ranks = axes.iter().map(|(_, size)| size).product();
         let ends = on_all_ranks(ranks, |comm| {
@@ -23,7 +23,7 @@ fn other_axes_have_models_of_their_own() {
             let config = FsdpConfig::default();
             // Different values for each stage.
             let vb = builder(1 + stage as u64, DType::F64);
-            let fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &config, Mlp::new)?;
+            let fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, Mlp::new)?;
             let x = values(3, &[2, INPUTS], DType::F64);
             // The first stage runs forward twice.
             let y = if stage == 0 { fsdp.forward(&x)?.add(&fsdp.forward(&x)?)? } else { fsdp.forward(&x)? };

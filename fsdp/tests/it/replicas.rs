@@ -11,10 +11,9 @@ fn a_copy_that_differs_is_named_on_every_rank() {
     for (shards, copies) in [(2, 2), (1, 3), (3, 1)] {
         let found = on_all_ranks(shards * copies, |comm| {
             let last = comm.rank() + 1 == comm.world_size();
-            let mesh = Mesh::new(comm, &[("replicate", copies), ("shard", shards)])?;
+            let mesh = Mesh::new(comm, &[("dp", copies), ("shard", shards)])?;
             let config = FsdpConfig::default();
-            let fsdp =
-                Fsdp::hybrid(&mesh, ("shard", "replicate"), builder(1, DType::F64), &config, Mlp::new)?;
+            let fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), builder(1, DType::F64), &config, Mlp::new)?;
             let mut optimizer = SGD::new(fsdp.vars(), 0.5)?;
             for step in 0..3 {
                 let x = values(10 * step + mesh.world().rank() as u64, &[2, INPUTS], DType::F64);

@@ -176,8 +176,8 @@ proptest! {
             let rank = comm.rank();
             let fsdp = match hybrid {
                 true => {
-                    let mesh = Mesh::new(comm, &[("replicate", 2), ("shard", ranks / 2)])?;
-                    Fsdp::hybrid(&mesh, ("shard", "replicate"), vb(), &config, build)?
+                    let mesh = Mesh::new(comm, &[("dp", 2), ("shard", ranks / 2)])?;
+                    Fsdp::hybrid(&mesh, ("shard", "dp"), vb(), &config, build)?
                 }
                 false => Fsdp::new(comm, vb(), &config, build)?,
             };

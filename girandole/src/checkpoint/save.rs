@@ -155,7 +155,7 @@ impl Snapshot {
             Ok(draft.commit(&Checkpoint { extra, ..checkpoint.clone() }, files).map(drop)?)
         };
         let begin = || Ok(checkpoints.begin()?.number());
-        let number = complete_together(world, begin, part, complete, peer_failed)?;
+        let number = complete_together(&[world], begin, part, complete, peer_failed)?;
         Ok(checkpoints.draft(number).folder())
     }
 }

@@ -25,9 +25,6 @@ type LastUnit = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send>;
 pub(super) struct Stages {
     pipeline: Pipeline,
     last_unit: LastUnit,
-    /// Trained parameters, and state.
-    parameters: Vec<(String, Var)>,
-    buffers: Vec<(String, Var)>,
     /// With `shard`: the shards of the optimizer.
     flat: Option<FlatShards>,
     sums: Arc<Mutex<Sums>>,
@@ -61,9 +58,9 @@ impl Stages {
             schedule: config.schedule,
             micro_batches: config.micro_batches,
             split: config.split.clone(),
-            data_parallel: several(data),
+            dp: several(data),
             bucket_bytes: config.ddp.bucket_bytes,
-            tensor_parallel: several(mesh.axis("tp")?),
+            tp: several(mesh.axis("tp")?),
             tied: ties.to_vec(),
             ..PipelineConfig::default()
         };
@@ -82,26 +79,24 @@ impl Stages {
         let builder = |map: &VarMap| trained(shards.var_builder(map), shards.tensor_builder(), config);
         let mut pipeline = Pipeline::new(pp, modules, &builder, example, loss, &pipeline_config)?;
         pipeline.set_divided(|name| shards.is_divided(name));
-        let (buffers, parameters): (Vec<_>, Vec<_>) =
-            pipeline.named_vars().into_iter().partition(|(name, _)| config.is_buffer(name));
         let flat = match several(shard) {
-            Some(shard) => Some(FlatShards::new(shard, parameters.clone())?),
+            Some(shard) => Some(FlatShards::new(shard, pipeline.named_vars())?),
             None => None,
         };
         let last_unit: LastUnit = Box::new(move |x| passed_on.model()?.last_unit(x));
         let micro_batches = config.micro_batches;
-        Ok(Self { pipeline, last_unit, parameters, buffers, flat, sums, micro_batches })
+        Ok(Self { pipeline, last_unit, flat, sums, micro_batches })
     }
 
     pub(super) fn named_vars(&self) -> Vec<(String, Var)> {
         match &self.flat {
             Some(flat) => flat.named_vars(),
-            None => self.parameters.clone(),
+            None => self.pipeline.named_vars(),
         }
     }
 
     pub(super) fn buffers(&self) -> &[(String, Var)] {
-        &self.buffers
+        self.pipeline.buffers()
     }
 
     pub(super) fn flat(&self) -> Option<&FlatShards> {
@@ -123,7 +118,7 @@ impl Stages {
         self.begin(share * self.micro_batches as f64)?;
         self.pipeline.set_row_keys(keys);
         let mut step = self.pipeline.step(Some(input), Some(targets))?;
-        shards.sum_gradients(&self.parameters, &mut step.grads)?;
+        shards.sum_gradients(&self.pipeline.named_vars(), &mut step.grads)?;
         let grads = match &self.flat {
             Some(flat) => flat.of_gradients(&step.grads)?,
             None => step.grads,

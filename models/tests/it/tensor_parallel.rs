@@ -35,17 +35,17 @@ fn train(name: &str, copies: usize) -> Vec<Vec<f32>> {
         let parts = Parts::from(weights.parts());
         let build = |shards| Ok(CausalLm::new(weights.config(), &Builder::from(shards))?);
         let parallel = wrapped(TensorParallel::new(&mesh, &TensorParallelConfig::default(), &parts, build))?;
-        let found = gap(&parallel.model().logits(expected.get("tokens"))?, expected.get("logits"));
+        let found = gap(&parallel.model()?.logits(expected.get("tokens"))?, expected.get("logits"));
         assert!(found < 1e-5, "{name}: {found} off");
         let config = GenerateConfig { max_new_tokens: 24, ..GenerateConfig::default() };
         let numbers =
             |tensor: &str| expected.get(tensor).to_dtype(DType::U32)?.flatten_all()?.to_vec1::<u32>();
-        let text = generate(parallel.model(), &numbers("prompt")?, &config, |_| ControlFlow::Continue(()));
+        let text = generate(parallel.model()?, &numbers("prompt")?, &config, |_| ControlFlow::Continue(()));
         assert_eq!(text.unwrap(), numbers("greedy")?, "{name}");
         let mut trainer = Trainer::new(parallel.named_vars(), |name| weights.shapes()[name].len() > 1);
         let mut losses = Vec::new();
         for [tokens, targets] in batches {
-            let loss = parallel.model().loss(&tokens, &targets)?;
+            let loss = parallel.model()?.loss(&tokens, &targets)?;
             let mut grads = wrapped(parallel.backward(&loss))?;
             wrapped(parallel.clip_grad_norm(&mut grads, 1.0))?;
             trainer.step(&grads)?;
@@ -59,7 +59,7 @@ fn train(name: &str, copies: usize) -> Vec<Vec<f32>> {
             None => Ok(()),
         }))?;
         writer.map(FolderWriter::finish).transpose().unwrap();
-        Ok((losses, parallel.model().logits(expected.get("tokens"))?))
+        Ok((losses, parallel.model()?.logits(expected.get("tokens"))?))
     };
     let ranks = Local::run_shared(2 * copies, |comm| Ok(body(comm)?)).unwrap();
     let saved = Weights::folder(out.path()).unwrap();
@@ -102,7 +102,7 @@ fn stages_of_divided_layers_train_as_one_process() {
                 micro_batches: 2,
                 split: Split::at([second.as_str()]),
                 tied: weights.config().ties(),
-                tensor_parallel: Some(mesh.axis("tp")?.clone()),
+                tp: Some(mesh.axis("tp")?.clone()),
                 ..PipelineConfig::default()
             };
             let builder = |map: &VarMap| shards.var_builder(map);
@@ -183,7 +183,7 @@ fn targets_that_do_not_count_are_left_out_of_divided_losses() {
         let parts = Parts::from(weights.parts());
         let build = |shards| Ok(CausalLm::new(weights.config(), &Builder::from(shards))?);
         let parallel = wrapped(TensorParallel::new(&mesh, &TensorParallelConfig::default(), &parts, build))?;
-        parallel.model().loss(&tokens, &targets)
+        parallel.model()?.loss(&tokens, &targets)
     };
     let losses = Local::run_shared(2, |comm| Ok(body(comm)?)).unwrap();
     assert!(losses.iter().all(|loss| gap(loss, &expected) < 1e-5));
@@ -201,7 +201,7 @@ fn divided_losses_are_f32_and_nan_where_nothing_counts() {
         let build = |shards| Ok(CausalLm::new(weights.config(), &Builder::from(shards))?);
         let parallel = wrapped(TensorParallel::new(&mesh, &config, &parts, build))?;
         let loss = |targets: [[i64; 4]; 1]| {
-            parallel.model().loss(&tokens, &Tensor::new(&targets, &Device::Cpu)?)?.to_scalar::<f32>()
+            parallel.model()?.loss(&tokens, &Tensor::new(&targets, &Device::Cpu)?)?.to_scalar::<f32>()
         };
         Ok([loss([[2, 3, 4, 5]])?, loss([[-100; 4]])?])
     };

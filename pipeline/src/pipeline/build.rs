@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
+use training::is_buffer;
 
 use crate::average::completion_positions;
 use crate::failure_reports::FailureReports;
@@ -109,9 +110,11 @@ impl Pipeline {
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
         groups.all_agree(replicas::broadcast_variables(groups.dp.as_deref(), &all_vars(&stages)))?;
-        let mut buffers = vec!["running_mean".to_string(), "running_var".to_string()];
-        buffers.extend(modules.buffers.clone());
-        let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device, &buffers))?;
+        let mut names = vec!["running_mean".to_string(), "running_var".to_string()];
+        names.extend(modules.buffers.clone());
+        let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device, &names))?;
+        let (buffers, parameters) =
+            all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&names, name));
         let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
         let failures = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
         let copies = replicas::group(&groups)?;
@@ -135,6 +138,7 @@ impl Pipeline {
             bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
             divided: None,
+            parameters,
             buffers,
             failed: None,
             schedule,

@@ -37,8 +37,7 @@ fn train(
     let (stages, group) = (mesh.axis("pp")?.clone(), mesh.axis("dp")?.clone());
     let copy = group.rank();
     let micro_batches = MICRO_BATCHES / copies;
-    let config =
-        PipelineConfig { schedule, micro_batches, data_parallel: Some(group), ..PipelineConfig::default() };
+    let config = PipelineConfig { schedule, micro_batches, dp: Some(group), ..PipelineConfig::default() };
     let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).map_err(tensor)?;
     let mut pipeline = Pipeline::new(stages, &modules(3), &weights(), &example, loss, &config)?;
     let mut optimizer = sgd(&pipeline);

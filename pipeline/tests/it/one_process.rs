@@ -119,10 +119,11 @@ fn a_new_pipeline_has_the_state_that_it_was_built_with() {
         let modules = Modules::new().module("a", Counted::new).module("b", Counted::new).buffers(&["calls"]);
         let config = PipelineConfig { micro_batches: 2, ..PipelineConfig::default() };
         let mut pipeline = Pipeline::new(comm, &modules, &weights, &example, loss, &config)?;
-        let built = values(&pipeline.named_vars());
+        let all = |of: &Pipeline| values(&[&of.named_vars(), of.buffers()].concat());
+        let built = all(&pipeline);
         let batch = Tensor::zeros((2 * ROWS, WIDTH), DType::F64, &Device::Cpu)?;
         pipeline.step(Some(&batch), Some(&batch))?;
-        Ok((built, values(&pipeline.named_vars())))
+        Ok((built, all(&pipeline)))
     });
     for (built, trained) in results.unwrap() {
         for (name, value) in built {

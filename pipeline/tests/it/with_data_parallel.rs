@@ -28,7 +28,7 @@ fn gradients_are_averaged_over_copies() {
                 let config = PipelineConfig {
                     schedule,
                     micro_batches,
-                    data_parallel: Some(copies),
+                    dp: Some(copies),
                     // Each gradient separately, or all together.
                     bucket_bytes: if dp == 2 { 1 } else { 1 << 20 },
                     ..PipelineConfig::default()
@@ -252,7 +252,7 @@ fn gradients_are_averaged_while_others_are_computed() {
                 schedule,
                 micro_batches: 3,
                 split: Split::at(["1.patient"]),
-                data_parallel: Some(copies.clone()),
+                dp: Some(copies.clone()),
                 bucket_bytes: 1,
                 ..PipelineConfig::default()
             };

@@ -9,11 +9,11 @@ use std::thread::{self, ThreadId};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::{Communicator, Operation, ReduceOp, autograd};
+use comm::{BucketAverage, Communicator, autograd};
 
-use crate::{Parameter, Result};
+use crate::{Error, Parameter, Result};
 
-use pass::{DirectGradient, Pass, PendingBucket};
+use pass::{BUCKET_BYTES, DirectGradient, Pass};
 pub(crate) use weight::Weight;
 
 /// The data-parallel group, and the gradients that are being averaged over it.
@@ -75,70 +75,87 @@ impl Averaging {
         let gradient = state.sums.remove(&(thread, index));
         let Some(pass) = state.passes.get_mut(&thread) else { return Ok(gradient) };
         pass.receive(index, gradient)?;
-        while let Some(gradients) = pass.next() {
-            let _span = tracing::info_span!("bucket", parameters = gradients.len()).entered();
-            let work = self.dp.submit(average(&gradients))?;
-            pass.flights.push(PendingBucket { gradients, work });
-        }
+        pass.send_complete()?;
         Ok(None)
     }
 
-    /// Runs `backward`, and returns its gradients, averaged.
+    /// Runs `backward`, and returns its gradients, averaged together with the sums `held` of earlier passes, by parameter.
     pub(crate) fn backward(
         &self,
         parameters: &[Parameter],
+        mut held: HashMap<usize, Tensor>,
         backward: impl FnOnce() -> Result<GradStore>,
     ) -> Result<GradStore> {
         let thread = thread::current().id();
+        self.forget();
         {
-            let mut state = self.lock();
-            // A failed backward may have left some behind.
-            state.sums.retain(|(of, _), _| *of != thread);
-            let pass = Pass::new(&state.given);
+            let state = &mut *self.lock();
+            let pass = Pass::new(&state.given, BucketAverage::new(self.dp.clone(), BUCKET_BYTES));
             state.passes.insert(thread, pass);
+            // What layers deliver is added to it.
+            let direct = held.extract_if(|index, _| state.given.contains_key(index));
+            state.sums.extend(direct.map(|(index, sum)| ((thread, index), sum)));
         }
         let ended = backward();
-        let pass = self.lock().passes.remove(&thread).unwrap_or_default();
-        let mut gradients = ended?;
+        let (pass, unreached) = {
+            let state = &mut *self.lock();
+            (
+                state.passes.remove(&thread),
+                state.sums.extract_if(|(of, _), _| *of == thread).collect::<Vec<_>>(),
+            )
+        };
+        let (Some(mut pass), mut gradients) = (pass, ended?) else {
+            return Err(Error::invalid("a backward", "no pass", "this is a mistake in tensor-parallel"));
+        };
         for (index, times) in &pass.come {
             self.lock().given.entry(*index).and_modify(|parameter| parameter.record_arrivals(*times));
         }
+        for ((_, index), sum) in unreached {
+            pass.receive(index, Some(sum))?;
+        }
+        add_held(held, parameters, &mut gradients)?;
         self.finish(pass, parameters, &mut gradients)?;
         Ok(gradients)
     }
 
+    /// Drops what a failed backward on this thread may have left behind.
+    pub(crate) fn forget(&self) {
+        let thread = thread::current().id();
+        self.lock().sums.retain(|(of, _), _| *of != thread);
+    }
+
     /// Sends the remaining buckets, waits for all, and adds the averages to `gradients`. If this replica has no gradient of a
     /// parameter, it counts as zero; if no replica has one, the parameter has none.
-    fn finish(&self, pass: Pass, parameters: &[Parameter], gradients: &mut GradStore) -> Result<()> {
-        let Pass { buckets, sent, mut waiting, mut late, present, mut flights, .. } = pass;
-        for bucket in &buckets[sent..] {
-            let own = |&index: &usize| Ok((index, own_or_zeros(waiting.remove(&index), &parameters[index])?));
-            let gradients = bucket.iter().map(own).collect::<Result<Vec<_>>>()?;
-            let work = self.dp.submit(average(&gradients))?;
-            flights.push(PendingBucket { gradients, work });
+    fn finish(&self, mut pass: Pass, parameters: &[Parameter], gradients: &mut GradStore) -> Result<()> {
+        for bucket in pass.buckets.split_off(pass.sent) {
+            let own = |index| Ok((index, own_or_zeros(pass.waiting.remove(&index), &parameters[index])?));
+            let gradients = bucket.into_iter().map(own).collect::<Result<Vec<_>>>()?;
+            pass.send(gradients)?;
         }
+        let Pass { mut late, present, mut average, in_flight, .. } = pass;
         let mut plain: Vec<Option<Tensor>> = parameters.iter().map(|of| gradients.remove(of.var())).collect();
         let numbers = || 0..parameters.len();
         let given: Vec<bool> = numbers().map(|index| present.contains(&index)).collect();
         let others = plain.iter().map(Option::is_some).collect();
         let after = numbers().map(|index| late.contains_key(&index)).collect();
-        let [is_given, is_plain, is_late] = self.any_replica([given, others, after], parameters)?;
+        let Some(first) = parameters.first() else { return Ok(()) };
+        let any = average.any(&[given, others, after].concat(), first.var().device())?;
         let _span = tracing::info_span!("wait for averages").entered();
-        let mut rest = Vec::new();
+        average.wait()?;
+        let any: Vec<bool> = any.to_vec1::<u8>()?.into_iter().map(|flag| flag > 0).collect();
+        let [is_given, is_plain, is_late] =
+            std::array::from_fn(|kind| &any[kind * parameters.len()..][..parameters.len()]);
+        let (mut rest, mut together) = (Vec::new(), BucketAverage::new(self.dp.clone(), usize::MAX));
         for index in numbers().filter(|index| is_plain[*index]) {
             rest.push((index, own_or_zeros(plain[index].take(), &parameters[index])?));
         }
         for index in numbers().filter(|index| is_late[*index]) {
             rest.push((index, own_or_zeros(late.remove(&index), &parameters[index])?));
         }
-        if !rest.is_empty() {
-            self.dp.run(average(&rest))?;
-        }
-        let mut averaged = Vec::new();
-        for PendingBucket { gradients, work } in flights {
-            work.wait()?;
-            averaged.extend(gradients.into_iter().filter(|(index, _)| is_given[*index]));
-        }
+        rest.iter().try_for_each(|(_, gradient)| together.add(gradient))?;
+        together.wait()?;
+        let mut averaged = in_flight;
+        averaged.retain(|(index, _)| is_given[*index]);
         averaged.extend(rest);
         for (index, gradient) in averaged {
             let var = parameters[index].var();
@@ -153,20 +170,6 @@ impl Averaging {
         Ok(())
     }
 
-    /// Combines flags over the replicas: true where any replica has true.
-    fn any_replica<const KINDS: usize>(
-        &self,
-        own: [Vec<bool>; KINDS],
-        parameters: &[Parameter],
-    ) -> Result<[Vec<bool>; KINDS]> {
-        let Some(first) = parameters.first() else { return Ok(own) };
-        let flags: Vec<u8> = own.iter().flatten().map(|flag| u8::from(*flag)).collect();
-        let tensor = Tensor::new(flags, first.var().device())?;
-        self.dp.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Max })?;
-        let flags: Vec<bool> = tensor.to_vec1::<u8>()?.into_iter().map(|flag| flag > 0).collect();
-        Ok(std::array::from_fn(|kind| flags[kind * parameters.len()..][..parameters.len()].to_vec()))
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -179,7 +182,19 @@ fn own_or_zeros(own: Option<Tensor>, parameter: &Parameter) -> Result<Tensor> {
     })
 }
 
-fn average(gradients: &[(usize, Tensor)]) -> Operation {
-    let tensors = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
-    Operation::AllReduceCoalesced { tensors, op: ReduceOp::Avg }
+/// Adds the sums of earlier passes to gradients.
+pub(crate) fn add_held(
+    held: HashMap<usize, Tensor>,
+    parameters: &[Parameter],
+    gradients: &mut GradStore,
+) -> Result<()> {
+    for (index, sum) in held {
+        let var = parameters[index].var();
+        let sum = match gradients.remove(var) {
+            Some(gradient) => (sum + gradient)?,
+            None => sum,
+        };
+        gradients.insert(var, sum);
+    }
+    Ok(())
 }

@@ -1,12 +1,12 @@
-//! State of one backward pass: gradient buckets, and which gradients are still expected.
+//! State of one backward pass: which gradients are sent together, and which are still expected.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::Tensor;
-use comm::Work;
+use comm::BucketAverage;
 
 /// Bytes of gradients that are sent together; the size of PyTorch's first bucket.
-const BUCKET_BYTES: usize = 1 << 20;
+pub(super) const BUCKET_BYTES: usize = 1 << 20;
 
 /// A parameter whose layers deliver its gradient directly.
 ///
@@ -42,7 +42,7 @@ impl DirectGradient {
 }
 
 /// State of one backward.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pass {
     /// Indices of the parameters that are sent together: the same on all replicas, whatever each of them computes.
     pub(super) buckets: Vec<Vec<usize>>,
@@ -58,12 +58,15 @@ pub(super) struct Pass {
     pub(super) late: HashMap<usize, Tensor>,
     /// Parameters of which this replica has a gradient.
     pub(super) present: HashSet<usize>,
-    pub(super) flights: Vec<PendingBucket>,
+    /// Averages the buckets sent.
+    pub(super) average: BucketAverage,
+    /// Gradients that are being averaged.
+    pub(super) in_flight: Vec<(usize, Tensor)>,
 }
 
 impl Pass {
     /// `given` is keyed by parameter index, in the order of the model.
-    pub(super) fn new(given: &BTreeMap<usize, DirectGradient>) -> Self {
+    pub(super) fn new(given: &BTreeMap<usize, DirectGradient>, average: BucketAverage) -> Self {
         let (mut buckets, mut bytes) = (vec![Vec::new()], 0);
         // Backward reaches the last ones first.
         for (index, parameter) in given.iter().rev() {
@@ -78,7 +81,8 @@ impl Pass {
         }
         buckets.retain(|bucket| !bucket.is_empty());
         let awaited = given.iter().map(|(index, parameter)| (*index, parameter.times)).collect();
-        Self { buckets, awaited, ..Self::default() }
+        let (sent, come, waiting, late, present, in_flight) = Default::default();
+        Self { buckets, sent, awaited, come, waiting, late, present, average, in_flight }
     }
 
     /// Receives a gradient of a parameter.
@@ -96,14 +100,24 @@ impl Pass {
         Ok(())
     }
 
-    /// Returns the next bucket, if it is complete.
-    pub(super) fn next(&mut self) -> Option<Vec<(usize, Tensor)>> {
-        let bucket = self.buckets.get(self.sent)?;
-        if !bucket.iter().all(|index| self.is_complete(*index)) {
-            return None;
+    /// Sends the next buckets, as far as they are complete.
+    pub(super) fn send_complete(&mut self) -> comm::Result<()> {
+        while let Some(bucket) = self.buckets.get(self.sent)
+            && bucket.iter().all(|index| self.is_complete(*index))
+        {
+            let own = bucket.iter().filter_map(|&index| Some((index, self.waiting.remove(&index)?)));
+            let gradients = own.collect();
+            self.sent += 1;
+            self.send(gradients)?;
         }
-        self.sent += 1;
-        Some(bucket.iter().filter_map(|&index| Some((index, self.waiting.remove(&index)?))).collect())
+        Ok(())
+    }
+
+    /// Starts to average gradients, together.
+    pub(super) fn send(&mut self, gradients: Vec<(usize, Tensor)>) -> comm::Result<()> {
+        gradients.iter().try_for_each(|(_, gradient)| self.average.add(gradient))?;
+        self.in_flight.extend(gradients);
+        self.average.flush()
     }
 
     fn is_complete(&self, index: usize) -> bool {
@@ -111,11 +125,4 @@ impl Pass {
         let awaited = self.awaited.get(&index).copied().flatten();
         self.waiting.contains_key(&index) && awaited.is_some_and(|awaited| come >= awaited)
     }
-}
-
-/// Gradients that are being averaged.
-#[derive(Debug)]
-pub(super) struct PendingBucket {
-    pub(super) gradients: Vec<(usize, Tensor)>,
-    pub(super) work: Work,
 }

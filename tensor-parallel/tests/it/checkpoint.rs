@@ -31,7 +31,7 @@ fn train(
 ) {
     for step in steps {
         let (tokens, next) = batch(&sizes(), step, mesh.axis("dp").unwrap().rank());
-        let loss = parallel.model().loss(&tokens, &next).unwrap();
+        let loss = parallel.model().unwrap().loss(&tokens, &next).unwrap();
         adam.step(&parallel.backward(&loss).unwrap()).unwrap();
     }
 }
@@ -217,7 +217,7 @@ fn other_axes_have_models_of_their_own() {
             // The first stage trains for more steps.
             for step in 0..3 - stage {
                 let (tokens, next) = batch(&sizes(), step, mesh.axis("dp").map_or(0, |dp| dp.rank()));
-                let loss = parallel.model().loss(&tokens, &next)?;
+                let loss = parallel.model()?.loss(&tokens, &next)?;
                 adam.step(&parallel.backward(&loss)?)?;
             }
             let checkpoints = open(&folder.path().join(format!("stage-{stage}")));

@@ -44,7 +44,7 @@ fn gradients(
     step: usize,
 ) -> Result<candle_core::backprop::GradStore> {
     let (tokens, next) = batch(&sizes(), step, mesh.axis("dp")?.rank());
-    parallel.backward(&parallel.model().loss(&tokens, &next)?)
+    parallel.backward(&parallel.model()?.loss(&tokens, &next)?)
 }
 
 fn parallel(dp: usize, tp: usize, sequence_parallel: bool, max_norm: f64) -> Vec<(Vec<f64>, Vec<Part>)> {

@@ -65,7 +65,7 @@ fn parallel(dp: usize, tp: usize, sequence_parallel: bool, dtype: DType) -> Vec<
         let (mut losses, mut seen) = (vec![], vec![]);
         for step in 0..STEPS {
             let (tokens, next) = batch(&sizes(), step, mesh.axis("dp")?.rank());
-            let loss = parallel.model().loss(&tokens, &next)?;
+            let loss = parallel.model()?.loss(&tokens, &next)?;
             let grads = parallel.backward(&loss)?;
             losses.push(number(&loss));
             if LOOKED_AT.contains(&step) {
@@ -73,7 +73,7 @@ fn parallel(dp: usize, tp: usize, sequence_parallel: bool, dtype: DType) -> Vec<
             }
             step_with(&grads);
         }
-        let logits = parallel.model().logits(&batch(&sizes(), 0, 0).0)?.detach();
+        let logits = parallel.model()?.logits(&batch(&sizes(), 0, 0).0)?.detach();
         Ok(Seen { losses, gradients: seen, weights: values(&parallel), logits })
     })
 }

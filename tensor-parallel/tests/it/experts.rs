@@ -7,10 +7,10 @@ use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, ShardBuilder, Split, TensorParallel, TensorParallelConfig, Weights,
 };
 
-type Layer = Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
+pub(super) type Layer = Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// Returns a layer that delivers its gradient directly, or one that uses a variable in an ordinary operation.
-fn expert(builder: &ShardBuilder, is_layer: bool) -> tensor_parallel::Result<Layer> {
+pub(super) fn expert(builder: &ShardBuilder, is_layer: bool) -> tensor_parallel::Result<Layer> {
     if is_layer {
         let config = ColumnConfig { bias: false, ..ColumnConfig::default() };
         let layer = ColumnParallelLinear::new(4, 4, &config, builder)?;
@@ -34,7 +34,7 @@ fn gradients(is_layer: bool, used: [&[usize]; 2], scales: [f64; 2]) -> Vec<Vec<O
         };
         let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), build)?;
         let x = Tensor::ones((1, 4), DType::F64, &Device::Cpu)?;
-        let losses = used[rank].iter().map(|&index| parallel.model()[index](&x)?.sum_all());
+        let losses = used[rank].iter().map(|&index| parallel.model()?[index](&x)?.sum_all());
         let loss = losses.reduce(|a, b| a? + b?).unwrap()?;
         let grads = parallel.backward(&(loss * scales[rank])?)?;
         let first = |var: &Var| grads.get(var)?.flatten_all().ok()?.to_vec1::<f64>().ok()?.first().copied();

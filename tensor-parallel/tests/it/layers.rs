@@ -46,7 +46,7 @@ fn check_linear(
     let ranks = on_mesh(1, tp, |mesh| {
         let parallel = TensorParallel::new(mesh, &config(), &Weights::seed(3), &make)?;
         let x = Var::from_tensor(&random(&[2, 5, 12], 1))?;
-        let y = (parallel.model())(&x)?;
+        let y = (parallel.model()?)(&x)?;
         let grads = parallel.backward(&loss(&y)?)?;
         Ok((copied(&y), copied(grads.get(&x).unwrap()), crate::common::gradients(&parallel, &grads)))
     });
@@ -140,7 +140,7 @@ fn each_rank_has_its_share_of_the_memory() {
                 let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), model)?;
                 let mut adam = Adam::named(parallel.named_vars(), AdamConfig::default()).unwrap();
                 let (tokens, next) = batch(&sizes(), 0, 0);
-                adam.step(&parallel.backward(&parallel.model().loss(&tokens, &next)?)?)?;
+                adam.step(&parallel.backward(&parallel.model()?.loss(&tokens, &next)?)?)?;
                 let share = |p: &tensor_parallel::Parameter| {
                     let all: usize = p.dims().iter().product();
                     4 * if p.split() == Split::Whole { all } else { all / tp }
@@ -173,7 +173,7 @@ fn with_dropout(
         for step in from_step..from_step + 5 {
             parallel.begin_step(step);
             let (tokens, next) = batch(&sizes, 0, 0);
-            let loss = parallel.model().loss(&tokens, &next)?;
+            let loss = parallel.model()?.loss(&tokens, &next)?;
             losses.push(loss.to_scalar::<f64>()?);
             adam.step(&parallel.backward(&loss)?)?;
         }
@@ -213,7 +213,7 @@ fn half_types_train_and_stay_equal() {
                 let (tokens, next) = batch(&sizes(), 0, 0);
                 let mut losses = vec![];
                 for _ in 0..10 {
-                    let loss = parallel.model().loss(&tokens, &next)?;
+                    let loss = parallel.model()?.loss(&tokens, &next)?;
                     losses.push(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?);
                     adam.step(&parallel.backward(&loss)?)?;
                 }
@@ -239,7 +239,7 @@ fn a_shared_weight_is_averaged_once() {
                     let init = candle_nn::Init::Const(0.0);
                     Ok((layer, builder.get((600, 600), "weight", init, Split::ROWS)?))
                 })?;
-                (parallel.model().0.clone(), parallel.model().1.clone(), parallel)
+                (parallel.model()?.0.clone(), parallel.model()?.1.clone(), parallel)
             };
             let of = |rank: usize| random(&[2, 600], rank as u64);
             let mut sums = vec![];

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod accumulated;
 mod checkpoint;
 mod clip;
 mod equality;

@@ -126,7 +126,7 @@ fn tokens_and_targets_that_there_are_not() {
         (long(), long(), "tokens: got rows of 14; give at most 13"),
     ];
     for (tokens, next, part) in &cases {
-        for message in messages(2, |mesh, _| build(&mesh, &sizes(), 1)?.model().loss(tokens, next).map(drop))
+        for message in messages(2, |mesh, _| build(&mesh, &sizes(), 1)?.model()?.loss(tokens, next).map(drop))
         {
             assert!(message.starts_with(part), "{message}");
         }
@@ -136,7 +136,7 @@ fn tokens_and_targets_that_there_are_not() {
         let model = |builder: ShardBuilder| LanguageModel::new(builder, &sizes());
         let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), model)?;
         let tokens = Tensor::zeros((1, 5), DType::I64, &Device::Cpu)?;
-        parallel.model().loss(&tokens, &tokens).map(drop)
+        parallel.model()?.loss(&tokens, &tokens).map(drop)
     });
     let part = "with sequence parallelism, the length of a sequence: 5 cannot be divided into 2";
     assert!(found.iter().all(|message| message.starts_with(part)), "{found:?}");
@@ -158,7 +158,7 @@ fn backward_on_the_loss_itself_says_what_to_call() {
             let model = |builder: ShardBuilder| LanguageModel::new(builder, &sizes());
             let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), model)?;
             let (tokens, next) = crate::common::batch(&sizes(), 0, mesh.axis("dp")?.rank());
-            let loss = parallel.model().loss(&tokens, &next)?;
+            let loss = parallel.model()?.loss(&tokens, &next)?;
             let line = |error: candle_core::Error| tensor_parallel::Error::from(error).to_string();
             let before = crate::common::values(&parallel);
             let mut sgd = SGD::new(parallel.vars(), 0.1)?;
@@ -193,7 +193,7 @@ fn every_layer_refuses_a_backward_that_is_not_the_models() {
             let x = Tensor::ones((1, 4), DType::F32, &Device::Cpu)?;
             let output = |builder: ShardBuilder| layer(&builder, &x);
             let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), output)?;
-            Ok(parallel.model().sum_all()?.backward().map(drop).unwrap_err().to_string())
+            Ok(parallel.model()?.sum_all()?.backward().map(drop).unwrap_err().to_string())
         });
         assert!(lines.iter().all(|line| line.contains("outside of TensorParallel::backward")), "{lines:?}");
     };
@@ -221,7 +221,7 @@ fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
             let x = Tensor::new(&[[[1f32 + mesh.world().rank() as f32, 2.0, 4.0, 3.0]]], &Device::Cpu)?;
             let model = |builder: ShardBuilder| build(&builder);
             let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), model)?;
-            let loss = || -> Result<Tensor> { Ok(parallel.model().forward(&x)?.sqr()?.sum_all()?) };
+            let loss = || -> Result<Tensor> { Ok(parallel.model()?.forward(&x)?.sqr()?.sum_all()?) };
             let line = |error: candle_core::Error| tensor_parallel::Error::from(error).to_string();
             let lines = [loss()?.backward(), training::backward(&loss()?)].map(|ended| ended.map_err(line));
             let own = parallel.backward(&loss()?)?;

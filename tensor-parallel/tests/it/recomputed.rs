@@ -126,7 +126,7 @@ impl Run<'_> {
         let mut all = on_mesh(1, 1, |mesh| {
             let parallel = self.model(mesh)?;
             let steps = self.steps.iter().enumerate().map(|(step, uses)| {
-                let of = |copy| loss(parallel.model(), uses, (step, copy), parallel.context(), false);
+                let of = |copy| loss(parallel.model()?, uses, (step, copy), parallel.context(), false);
                 let losses = (0..dp).map(of).collect::<Result<Vec<_>>>()?;
                 let mean = (Tensor::stack(&losses, 0)?.sum_all()? * (self.backwards as f64 / dp as f64))?;
                 Ok(whole(&[parts(&parallel, &parallel.backward(&mean)?)]))
@@ -144,7 +144,7 @@ impl Run<'_> {
             let steps = self.steps.iter().enumerate().map(|(step, uses)| {
                 let mut sums = GradSums::new(parallel.vars());
                 for _ in 0..self.backwards {
-                    let loss = loss(parallel.model(), uses, (step, copy), parallel.context(), true)?;
+                    let loss = loss(parallel.model()?, uses, (step, copy), parallel.context(), true)?;
                     sums.take(&mut parallel.backward(&loss)?)?;
                 }
                 Ok(parts(&parallel, &sums.finish()?))

@@ -61,7 +61,7 @@ fn training_is_that_of_one_process() {
                 let mut seen = vec![];
                 for step in 0..STEPS {
                     let (tokens, next) = batch(&sizes, step, mesh.axis("dp")?.rank());
-                    let loss = parallel.model().loss(&tokens, &next)?;
+                    let loss = parallel.model()?.loss(&tokens, &next)?;
                     let mut grads = parallel.backward(&loss)?;
                     let own = gradients(&parallel, &grads);
                     let norm = parallel.clip_grad_norm(&mut grads, MAX_NORM)?;
@@ -69,7 +69,7 @@ fn training_is_that_of_one_process() {
                     seen.push((loss.to_scalar::<f64>()?, norm, own));
                 }
                 parallel.check_parameters()?;
-                let logits = copied(&parallel.model().logits(&batch(&sizes, 0, 0).0)?);
+                let logits = copied(&parallel.model()?.logits(&batch(&sizes, 0, 0).0)?);
                 Ok((seen, logits, values(&parallel)))
             });
             for (step, (loss, norm, of_step)) in expected.iter().enumerate() {
@@ -152,7 +152,7 @@ fn files_are_those_of_one_process_and_checkpoints_go_to_any_layout() {
             parallel.save_full(&saved)?;
             let mut adam = Adam::named(parallel.named_vars(), AdamConfig::default())?;
             let (tokens, next) = batch(&sizes, 0, mesh.axis("dp")?.rank());
-            adam.step(&parallel.backward(&parallel.model().loss(&tokens, &next)?)?)?;
+            adam.step(&parallel.backward(&parallel.model()?.loss(&tokens, &next)?)?)?;
             parallel.save_checkpoint(&open(&checkpoints), Some(&adam), &Checkpoint::default())?;
             Ok((values(&parallel), state(&adam, &parallel)))
         });
@@ -245,7 +245,7 @@ fn uneven_outputs_are_gathered_whole() {
             let layer = |builder| ColumnParallelLinear::new(4, 7, &uneven, &builder);
             let parallel = TensorParallel::new(mesh, &config(false), &Weights::seed(3), layer)?;
             let x = Var::from_tensor(&x)?;
-            let y = Module::forward(parallel.model(), &x)?;
+            let y = Module::forward(parallel.model()?, &x)?;
             let grads = parallel.backward(&y.sqr()?.broadcast_mul(&factors)?.sum_all()?)?;
             Ok((copied(&y), copied(grads.get(&x).unwrap())))
         })
@@ -271,7 +271,7 @@ fn a_token_beyond_the_vocabulary_is_refused() {
         let make = |builder| VocabParallelEmbedding::new(25, 4, &builder);
         let parallel = TensorParallel::new(mesh, &config(false), &Weights::seed(5), make)?;
         let tokens = Tensor::new(&[[24u32, 25]], &Device::Cpu)?;
-        Ok(parallel.model().forward(&tokens).unwrap_err().to_string())
+        Ok(parallel.model()?.forward(&tokens).unwrap_err().to_string())
     });
     assert_eq!(lines, vec!["tokens: got 25 at place 1; the vocabulary has the tokens 0 to 24"; 2]);
 }

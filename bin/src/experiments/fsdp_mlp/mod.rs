@@ -152,8 +152,8 @@ impl FsdpMlpOptions {
         if self.sharding == Sharding::HybridShard {
             let shards = self.shards(world_size);
             // Neighbouring ranks, usually on one host, form a shard group.
-            let mesh = Mesh::new(comm, &[("replicate", world_size / shards), ("shard", shards)])?;
-            let axes = ("shard", "replicate");
+            let mesh = Mesh::new(comm, &[("dp", world_size / shards), ("shard", shards)])?;
+            let axes = ("shard", "dp");
             return Ok(Fsdp::hybrid(&mesh, axes, builder, &config, model)?);
         }
         Ok(Fsdp::new(comm, builder, &config, model)?)

@@ -22,7 +22,7 @@ use pipeline::{Pipeline, PipelineConfig, Plan, Utilization};
 use report::Timeline;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::{FileError, Sgd, SgdConfig, TorchInit, cross_entropy, save_weights};
+use training::{FileError, Sgd, SgdConfig, TorchInit, cross_entropy};
 
 pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
@@ -116,7 +116,7 @@ impl Experiment for PipelineTransformerOptions {
         let world_size = world.world_size();
         let (stages, copies) = self.groups(&world)?;
         let copy = copies.as_ref().map_or(0, |copies| copies.rank());
-        let config = PipelineConfig { data_parallel: copies, ..self.config(world_size) };
+        let config = PipelineConfig { dp: copies, ..self.config(world_size) };
         let batches = self.batches(&setup, copy)?;
         let made = |config: &PipelineConfig| self.make(&stages, &setup, config, copy);
         let first = batches.first().cloned();
@@ -137,11 +137,8 @@ impl Experiment for PipelineTransformerOptions {
             (Some(_), Some(batch)) => quickest(&*stages, &mut pipeline, batch)?,
             _ => Plan::default(),
         };
-        let own = if copy == 0 { pipeline.named_vars() } else { Vec::new() };
-        if let Some(path) = &self.common.save
-            && let Some(vars) = pipeline::gather(&*world, &own, &setup.device)?
-        {
-            save_weights(path, &vars)?;
+        if let Some(path) = &self.common.save {
+            pipeline.save_full(path)?;
         }
         let uses = match (self.compare, &first) {
             (true, Some(batch)) => compare::measure((&*world, &*stages), &config, batch, &made)?,

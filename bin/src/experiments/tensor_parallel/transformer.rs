@@ -110,7 +110,7 @@ impl Task for NextToken {
     fn loss(&self, parallel: &TensorParallel<LanguageModel>, samples: &[usize]) -> Result<Tensor> {
         let rows: Vec<&Row> = samples.iter().map(|&sample| &self.rows[sample]).collect();
         let (tokens, next) = tokens::batch(&rows, &self.device)?;
-        Ok(parallel.model().loss(&tokens, &next)?)
+        Ok(parallel.model()?.loss(&tokens, &next)?)
     }
 
     fn samples(&self) -> usize {

@@ -132,7 +132,7 @@ fn of_a_transformer() {
                 (dp, tp),
                 sequence_parallel,
                 |builder| LanguageModel::new(builder, &sizes),
-                |parallel| parallel.model().loss(&tokens, &tokens),
+                |parallel| parallel.model()?.loss(&tokens, &tokens),
             );
             let setting = setting(dp * tp, batch);
             let estimate = Strategy::Tensor { tp, sequence_parallel }.estimate(&model, &setting);
@@ -152,7 +152,7 @@ fn of_linear_layers() {
                 (dp, tp),
                 sequence_parallel,
                 |builder| Mlp::new(hidden as usize, &builder),
-                |parallel| Ok(training::mse(&parallel.model().forward(&x)?, &x)?),
+                |parallel| Ok(training::mse(&parallel.model()?.forward(&x)?, &x)?),
             );
             let strategy = Strategy::Tensor { tp, sequence_parallel };
             let estimate = strategy.estimate(&model, &setting(dp * tp, batch));
