@@ -1,6 +1,9 @@
-//! Gradient buckets: the flat tensors that gradients are collected in, and which gradients are still missing.
+//! Gradient buckets: which gradients are sent together in one flat tensor, and which are still missing.
+
+use std::collections::HashSet;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId};
+use tape::storage_address;
 
 use crate::comm_hook::{GradBucket, GradSlot};
 use crate::parameter::Parameter;
@@ -36,17 +39,18 @@ impl Gradient {
     }
 }
 
-/// The buckets of one plan. A bucket's flat tensor contains its gradients one after the other, followed by a flag for each: 1
-/// if this rank has used the parameter, else 0. After averaging, the flag of a parameter that no rank has used is 0.
+/// The buckets of one plan. When all gradients of a bucket are there, they become one flat tensor, one after the other,
+/// followed by a flag for each: 1 if this rank has used the parameter, else 0. After averaging, the flag of a parameter that no
+/// rank has used is 0.
 pub(crate) struct Buckets {
     pub(crate) plan: Plan,
+    /// By parameter: its gradient, flat, of this pass and accumulated before, until its bucket is made. Sums of several are in
+    /// f32 for f16 and bf16.
+    sums: Vec<Option<Tensor>>,
     /// By bucket; allocated for each step, since the user may keep the gradients that a step returned.
     flats: Vec<Option<Tensor>>,
-    /// By parameter: whether its bucket contains a gradient of it, from this pass or accumulated before.
+    /// By parameter: whether there is a gradient of it, from this pass or accumulated before.
     used: Vec<bool>,
-    /// By parameter of f16 or bf16 for which several gradients arrived: their sum in f32, which replaces what the bucket
-    /// contains.
-    wide: Vec<Option<Tensor>>,
     /// By bucket: number of parameters that this pass still waits for.
     missing: Vec<usize>,
     /// By parameter: how many gradients a pass may produce. More than one if the parameter is used in something that backward
@@ -65,9 +69,9 @@ impl Buckets {
         let (buckets, parameters) = (plan.buckets.len(), plan.places.len());
         Self {
             plan,
+            sums: vec![None; parameters],
             flats: vec![None; buckets],
             used: vec![false; parameters],
-            wide: vec![None; parameters],
             missing: vec![0; buckets],
             times: vec![1; parameters],
             awaited: vec![0; parameters],
@@ -104,38 +108,24 @@ impl Buckets {
         self.awaited[index] = self.awaited[index].saturating_sub(1);
     }
 
-    /// Stores a gradient times `scale` in its bucket, or adds it to what was accumulated there. Without a scale the gradient
-    /// is ignored, even if it is NaN.
-    pub(crate) fn put(
-        &mut self,
-        gradients: &[Gradient],
-        index: usize,
-        grad: &Tensor,
-        scale: Option<f64>,
-    ) -> Result<()> {
+    /// Keeps a gradient times `scale`, or adds it to what was accumulated. Without a scale the gradient is ignored, even if it
+    /// is NaN.
+    pub(crate) fn put(&mut self, index: usize, grad: &Tensor, scale: Option<f64>) -> Result<()> {
         let Some(scale) = scale else { return Ok(()) };
-        let place = self.plan.places[index];
-        let elements = grad.elem_count();
-        let flat = self.flat(gradients, place.bucket)?;
-        if elements > 0 {
-            let grad = scaled(&grad.detach().contiguous()?.reshape(elements)?, scale)?;
-            match self.used[index] {
-                true if matches!(flat.dtype(), DType::F16 | DType::BF16) => {
-                    let before = match self.wide[index].take() {
-                        Some(sum) => sum,
-                        None => flat.narrow(0, place.offset, elements)?.to_dtype(DType::F32)?,
-                    };
-                    self.wide[index] = Some((before + grad.to_dtype(DType::F32)?)?);
-                }
-                true => self.add(index, &grad)?,
-                false => flat.slice_set(&grad, 0, place.offset)?,
+        let grad = scaled(&grad.detach().contiguous()?.flatten_all()?, scale)?;
+        let sum = match self.sums[index].take() {
+            Some(sum) if matches!(grad.dtype(), DType::F16 | DType::BF16) => {
+                (sum.to_dtype(DType::F32)? + grad.to_dtype(DType::F32)?)?
             }
-        }
+            Some(sum) => (sum + grad)?,
+            None => grad,
+        };
+        self.sums[index] = Some(sum);
         self.used[index] = true;
         Ok(())
     }
 
-    /// Adds a flat gradient to the one in its bucket.
+    /// Adds a flat gradient to the averaged one.
     pub(crate) fn add(&mut self, index: usize, grad: &Tensor) -> Result<()> {
         let place = self.plan.places[index];
         let Some(flat) = self.flats[place.bucket].as_ref().filter(|_| grad.elem_count() > 0) else {
@@ -156,19 +146,6 @@ impl Buckets {
         self.missing[bucket] == 0
     }
 
-    /// Multiplies the contents of a bucket that has received all its gradients.
-    pub(crate) fn scale(&mut self, bucket: usize, factor: f64) -> Result<()> {
-        for index in &self.plan.buckets[bucket].items {
-            if let (Some(sum), Some(flat)) = (self.wide[*index].take(), &self.flats[bucket]) {
-                flat.slice_set(&sum.to_dtype(flat.dtype())?, 0, self.plan.places[*index].offset)?;
-            }
-        }
-        if let Some(flat) = &mut self.flats[bucket] {
-            *flat = scaled(flat, factor)?;
-        }
-        Ok(())
-    }
-
     /// Returns a bucket that is ready to be averaged, with its gradients times `factor`.
     pub(crate) fn prepare(
         &mut self,
@@ -176,16 +153,20 @@ impl Buckets {
         bucket: usize,
         factor: f64,
     ) -> Result<GradBucket> {
-        self.scale(bucket, factor)?;
-        let flat = self.flat(gradients, bucket)?;
-        let Bucket { elements, items } = &self.plan.buckets[bucket];
-        let flags = if items.iter().all(|&index| self.used[index]) {
-            Tensor::ones(items.len(), flat.dtype(), flat.device())?
-        } else {
-            let flags: Vec<f32> = items.iter().map(|&index| f32::from(u8::from(self.used[index]))).collect();
-            Tensor::new(flags, flat.device())?.to_dtype(flat.dtype())?
-        };
-        flat.slice_set(&flags, 0, *elements)?;
+        let items = &self.plan.buckets[bucket].items;
+        let (dtype, device) = (gradients[items[0]].dtype, gradients[items[0]].device.clone());
+        let flags: Vec<f32> = items.iter().map(|&index| f32::from(u8::from(self.used[index]))).collect();
+        let mut parts = Vec::with_capacity(items.len() + 1);
+        for &index in items {
+            parts.push(match self.sums[index].take() {
+                Some(sum) => scaled(&sum.to_dtype(dtype)?, factor)?,
+                None => gradients[index].zeros()?,
+            });
+        }
+        parts.push(Tensor::new(flags, &device)?.to_dtype(dtype)?);
+        parts.retain(|part| part.elem_count() > 0);
+        let flat = Tensor::cat(&parts, 0)?;
+        self.flats[bucket] = Some(flat.clone());
         let slot = |&parameter: &usize| GradSlot {
             parameter,
             shape: gradients[parameter].shape.clone(),
@@ -194,45 +175,51 @@ impl Buckets {
         Ok(GradBucket { flat, slots: items.iter().map(slot).collect() })
     }
 
-    /// Returns a bucket's gradients as views of its flat tensor, each with the index of its parameter, and empties the
-    /// bucket. `None` for parameters without a gradient: after averaging (`averaged`) the flags show which those are;
-    /// otherwise, those that this rank has not used.
-    pub(crate) fn take(
-        &mut self,
-        gradients: &[Gradient],
-        bucket: usize,
-        averaged: bool,
-    ) -> Result<Vec<(usize, Option<Tensor>)>> {
-        let flat = self.flats[bucket].take();
-        let Bucket { elements, items } = &self.plan.buckets[bucket];
-        let mut used: Vec<bool> =
-            items.iter().map(|&index| std::mem::replace(&mut self.used[index], false)).collect();
-        // If this rank has used all parameters, the flags need not be read, which would synchronise with an accelerator.
-        if let Some(flat) = flat.as_ref().filter(|_| averaged && used.contains(&false)) {
-            let flags = flat.narrow(0, *elements, items.len())?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-            used = flags.iter().map(|&flag| flag > 0.0).collect();
+    /// Returns the averaged gradients as views of the flat tensors, each with the index of its parameter, and empties the
+    /// buckets. `None` for parameters that no rank has used.
+    pub(crate) fn take_averaged(&mut self, gradients: &[Gradient]) -> Result<Vec<(usize, Option<Tensor>)>> {
+        let mut all = Vec::with_capacity(gradients.len());
+        for (Bucket { elements, items }, flat) in self.plan.buckets.iter().zip(&mut self.flats) {
+            let Some(flat) = flat.take() else { continue };
+            let mut used: Vec<bool> =
+                items.iter().map(|&index| std::mem::replace(&mut self.used[index], false)).collect();
+            // If this rank has used all parameters, the flags need not be read, which would synchronise with an accelerator.
+            if used.contains(&false) {
+                let flags = flat.narrow(0, *elements, items.len())?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+                used = flags.iter().map(|&flag| flag > 0.0).collect();
+            }
+            for (&index, used) in items.iter().zip(used) {
+                let (shape, offset) = (&gradients[index].shape, self.plan.places[index].offset);
+                let view = match shape.elem_count() {
+                    _ if !used => None,
+                    0 => Some(Tensor::zeros(shape, flat.dtype(), flat.device())?),
+                    elements => Some(flat.narrow(0, offset, elements)?.reshape(shape)?),
+                };
+                all.push((index, view));
+            }
         }
-        let view = |(&index, used): (&usize, bool)| {
-            let (Some(flat), true) = (&flat, used) else { return Ok((index, None)) };
-            let (shape, offset) = (&gradients[index].shape, self.plan.places[index].offset);
-            let view = match shape.elem_count() {
-                0 => Tensor::zeros(shape, flat.dtype(), flat.device())?,
-                elements => flat.narrow(0, offset, elements)?.reshape(shape)?,
-            };
-            Ok((index, Some(view)))
-        };
-        items.iter().zip(used).map(view).collect()
+        Ok(all)
     }
 
-    fn flat(&mut self, gradients: &[Gradient], bucket: usize) -> Result<Tensor> {
-        if let Some(flat) = &self.flats[bucket] {
-            return Ok(flat.clone());
+    /// Returns this rank's own gradients, times `factor`, each with the index of its parameter, and empties the buckets. `None`
+    /// for parameters that this rank has not used.
+    pub(crate) fn take_own(
+        &mut self,
+        gradients: &[Gradient],
+        factor: f64,
+    ) -> Result<Vec<(usize, Option<Tensor>)>> {
+        self.used.fill(false);
+        let mut addresses = HashSet::new();
+        let mut all = Vec::with_capacity(gradients.len());
+        for (index, Gradient { shape, dtype, .. }) in gradients.iter().enumerate() {
+            // Several parameters may have one gradient, and the user may change either.
+            let own = |sum: Tensor| match addresses.insert(storage_address(&sum)) {
+                true => scaled(&sum.to_dtype(*dtype)?, factor)?.reshape(shape),
+                false => scaled(&sum.to_dtype(*dtype)?, factor)?.reshape(shape)?.force_contiguous(),
+            };
+            all.push((index, self.sums[index].take().map(own).transpose()?));
         }
-        let Bucket { elements, items } = &self.plan.buckets[bucket];
-        let first = &gradients[items[0]];
-        let flat = Tensor::zeros(elements + items.len(), first.dtype, &first.device)?;
-        self.flats[bucket] = Some(flat.clone());
-        Ok(flat)
+        Ok(all)
     }
 }
 

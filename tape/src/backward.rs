@@ -287,8 +287,8 @@ fn share_storage(a: &Tensor, b: &Tensor) -> bool {
     storage_address(a) == storage_address(b)
 }
 
-/// Address of a tensor's storage, which identifies it as long as a tensor holds it.
-fn storage_address(tensor: &Tensor) -> usize {
+/// Returns the address of a tensor's storage, which identifies it as long as a tensor holds it.
+pub fn storage_address(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 

@@ -174,7 +174,7 @@ impl Reducer {
                 if state.buckets.plan.places[index].bucket < state.next {
                     return self.receive_late(state, index, grad);
                 }
-                let put = state.buckets.put(&self.gradients, index, grad, state.scale);
+                let put = state.buckets.put(index, grad, state.scale);
                 put.map_err(Error::during("gathering gradients"))?;
                 self.start_complete(state)
             }
@@ -249,18 +249,16 @@ impl Reducer {
         let factor = state.weights.factor()?;
         let audits = state.unaudited && state.weights.any_counts()?;
         state.weights.clear();
-        for bucket in 0..state.buckets.plan.buckets.len() {
-            if !averaged {
-                state.buckets.scale(bucket, factor)?;
+        let taken = match averaged {
+            true => state.buckets.take_averaged(&self.gradients),
+            false => state.buckets.take_own(&self.gradients, factor),
+        };
+        for (index, grad) in taken.map_err(Error::during("giving out gradients"))? {
+            let Gradient { name, variable, .. } = &self.gradients[index];
+            if grads.get_id(*variable).is_some() {
+                return Err(Error::DirectUse { parameter: name.clone() });
             }
-            let taken = state.buckets.take(&self.gradients, bucket, averaged);
-            for (index, grad) in taken.map_err(Error::during("giving out gradients"))? {
-                let Gradient { name, variable, .. } = &self.gradients[index];
-                if grads.get_id(*variable).is_some() {
-                    return Err(Error::DirectUse { parameter: name.clone() });
-                }
-                grad.map(|grad| grads.insert_id(*variable, grad));
-            }
+            grad.map(|grad| grads.insert_id(*variable, grad));
         }
         if audits {
             state.unaudited = false;
