@@ -1,4 +1,4 @@
-//! Gradient buckets: which gradients are sent together in one flat tensor, and which are still missing.
+//! Gradient buckets: the flat tensors that gradients are collected in, and which gradients are still missing.
 
 use std::collections::HashSet;
 
@@ -39,18 +39,19 @@ impl Gradient {
     }
 }
 
-/// The buckets of one plan. When all gradients of a bucket are there, they become one flat tensor, one after the other,
-/// followed by a flag for each: 1 if this rank has used the parameter, else 0. After averaging, the flag of a parameter that no
-/// rank has used is 0.
+/// The buckets of one plan. A bucket's flat tensor contains its gradients one after the other, followed by a flag for each: 1
+/// if this rank has used the parameter, else 0. After averaging, the flag of a parameter that no rank has used is 0. A rank
+/// that is alone has no flat tensors, and keeps the gradients as they come.
 pub(crate) struct Buckets {
     pub(crate) plan: Plan,
-    /// By parameter: its gradient, flat, of this pass and accumulated before, until its bucket is made. Sums of several are in
-    /// f32 for f16 and bf16.
-    sums: Vec<Option<Tensor>>,
+    is_alone: bool,
     /// By bucket; allocated for each step, since the user may keep the gradients that a step returned.
     flats: Vec<Option<Tensor>>,
     /// By parameter: whether there is a gradient of it, from this pass or accumulated before.
     used: Vec<bool>,
+    /// By parameter: its gradient that is in no flat tensor. With several ranks only sums of several of f16 or bf16, in f32,
+    /// which replace what the flat tensor contains.
+    sums: Vec<Option<Tensor>>,
     /// By bucket: number of parameters that this pass still waits for.
     missing: Vec<usize>,
     /// By parameter: how many gradients a pass may produce. More than one if the parameter is used in something that backward
@@ -65,13 +66,15 @@ pub(crate) struct Buckets {
 }
 
 impl Buckets {
-    pub(crate) fn new(plan: Plan) -> Self {
+    /// `is_alone`: the gradients are not averaged over ranks.
+    pub(crate) fn new(plan: Plan, is_alone: bool) -> Self {
         let (buckets, parameters) = (plan.buckets.len(), plan.places.len());
         Self {
             plan,
-            sums: vec![None; parameters],
+            is_alone,
             flats: vec![None; buckets],
             used: vec![false; parameters],
+            sums: vec![None; parameters],
             missing: vec![0; buckets],
             times: vec![1; parameters],
             awaited: vec![0; parameters],
@@ -82,7 +85,7 @@ impl Buckets {
 
     /// Returns buckets for another plan, between passes, with the same expected numbers of gradients.
     pub(crate) fn replanned(&self, plan: Plan) -> Self {
-        Self { times: self.times.clone(), ..Self::new(plan) }
+        Self { times: self.times.clone(), ..Self::new(plan, self.is_alone) }
     }
 
     /// Starts a pass, which waits for every gradient.
@@ -108,21 +111,39 @@ impl Buckets {
         self.awaited[index] = self.awaited[index].saturating_sub(1);
     }
 
-    /// Keeps a gradient times `scale`, or adds it to what was accumulated. Without a scale the gradient is ignored, even if it
+    /// Stores a gradient times `scale`, or adds it to what was accumulated. Without a scale the gradient is ignored, even if it
     /// is NaN.
-    pub(crate) fn put(&mut self, index: usize, grad: &Tensor, scale: Option<f64>) -> Result<()> {
+    pub(crate) fn put(
+        &mut self,
+        gradients: &[Gradient],
+        index: usize,
+        grad: &Tensor,
+        scale: Option<f64>,
+    ) -> Result<()> {
         let Some(scale) = scale else { return Ok(()) };
         let grad = scaled(&grad.detach().contiguous()?.flatten_all()?, scale)?;
-        let sum = match self.sums[index].take() {
-            Some(sum) if matches!(grad.dtype(), DType::F16 | DType::BF16) => {
-                (sum.to_dtype(DType::F32)? + grad.to_dtype(DType::F32)?)?
-            }
-            Some(sum) => (sum + grad)?,
+        let is_used = std::mem::replace(&mut self.used[index], true);
+        let (place, is_half) = (self.plan.places[index], matches!(grad.dtype(), DType::F16 | DType::BF16));
+        let flat = match self.is_alone || grad.elem_count() == 0 {
+            true => None,
+            false => Some(self.flat(gradients, place.bucket)?),
+        };
+        let before = match (self.sums[index].take(), &flat) {
+            (None, Some(flat)) if is_used => Some(flat.narrow(0, place.offset, grad.elem_count())?),
+            (sum, _) => sum,
+        };
+        let sum = match before {
+            Some(before) if is_half => (before.to_dtype(DType::F32)? + grad.to_dtype(DType::F32)?)?,
+            Some(before) => (before + grad)?,
             None => grad,
         };
-        self.sums[index] = Some(sum);
-        self.used[index] = true;
-        Ok(())
+        match flat {
+            Some(flat) if !(is_used && is_half) => flat.slice_set(&sum, 0, place.offset),
+            _ => {
+                self.sums[index] = Some(sum);
+                Ok(())
+            }
+        }
     }
 
     /// Adds a flat gradient to the averaged one.
@@ -153,20 +174,24 @@ impl Buckets {
         bucket: usize,
         factor: f64,
     ) -> Result<GradBucket> {
-        let items = &self.plan.buckets[bucket].items;
-        let (dtype, device) = (gradients[items[0]].dtype, gradients[items[0]].device.clone());
-        let flags: Vec<f32> = items.iter().map(|&index| f32::from(u8::from(self.used[index]))).collect();
-        let mut parts = Vec::with_capacity(items.len() + 1);
+        let mut flat = self.flat(gradients, bucket)?;
+        let Bucket { elements, items } = &self.plan.buckets[bucket];
         for &index in items {
-            parts.push(match self.sums[index].take() {
-                Some(sum) => scaled(&sum.to_dtype(dtype)?, factor)?,
-                None => gradients[index].zeros()?,
-            });
+            if let Some(sum) = self.sums[index].take().filter(|sum| sum.elem_count() > 0) {
+                flat.slice_set(&sum.to_dtype(flat.dtype())?, 0, self.plan.places[index].offset)?;
+            }
         }
-        parts.push(Tensor::new(flags, &device)?.to_dtype(dtype)?);
-        parts.retain(|part| part.elem_count() > 0);
-        let flat = Tensor::cat(&parts, 0)?;
-        self.flats[bucket] = Some(flat.clone());
+        if factor != 1.0 {
+            flat = scaled(&flat, factor)?;
+            self.flats[bucket] = Some(flat.clone());
+        }
+        let flags = if items.iter().all(|&index| self.used[index]) {
+            Tensor::ones(items.len(), flat.dtype(), flat.device())?
+        } else {
+            let flags: Vec<f32> = items.iter().map(|&index| f32::from(u8::from(self.used[index]))).collect();
+            Tensor::new(flags, flat.device())?.to_dtype(flat.dtype())?
+        };
+        flat.slice_set(&flags, 0, *elements)?;
         let slot = |&parameter: &usize| GradSlot {
             parameter,
             shape: gradients[parameter].shape.clone(),
@@ -220,6 +245,17 @@ impl Buckets {
             all.push((index, self.sums[index].take().map(own).transpose()?));
         }
         Ok(all)
+    }
+
+    fn flat(&mut self, gradients: &[Gradient], bucket: usize) -> Result<Tensor> {
+        if let Some(flat) = &self.flats[bucket] {
+            return Ok(flat.clone());
+        }
+        let Bucket { elements, items } = &self.plan.buckets[bucket];
+        let first = &gradients[items[0]];
+        let flat = Tensor::zeros(elements + items.len(), first.dtype, &first.device)?;
+        self.flats[bucket] = Some(flat.clone());
+        Ok(flat)
     }
 }
 

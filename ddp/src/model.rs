@@ -21,9 +21,8 @@ use crate::{DdpConfig, Error, Result, lock};
 ///
 /// # Memory
 /// Per rank, in addition to what a single process needs: one copy of the parameters, which the model computes with while the
-/// optimizer changes the variables. Gradients exist once: when all of a bucket are there, they are copied into one flat tensor,
-/// and [`Ddp::backward`] returns views of that; only those of one bucket exist twice, while it is made. A single rank copies
-/// none. While a bucket of f16 or bf16 is averaged, the communicator holds it as f32. If such gradients are accumulated over
+/// optimizer changes the variables. Gradients exist once, in the flat buckets; [`Ddp::backward`] returns views of them. Only
+/// the gradient that is being copied into its bucket exists twice. A single rank has no buckets, and copies nothing. While a bucket of f16 or bf16 is averaged, the communicator holds it as f32. If such gradients are accumulated over
 /// several backward passes, a sum of each is kept in f32 until its bucket is sent, so that they are rounded once.
 ///
 /// # Failure

@@ -78,7 +78,7 @@ impl Reducer {
         let order = plan::complete([], items.len());
         let plan = Plan::new(&items, &order, config.first_bytes(), config.bucket_bytes);
         let state = State {
-            buckets: Buckets::new(plan),
+            buckets: Buckets::new(plan, comm.world_size() == 1),
             weights: Weights::default(),
             scale: Some(1.0),
             synchronise: false,
@@ -174,7 +174,7 @@ impl Reducer {
                 if state.buckets.plan.places[index].bucket < state.next {
                     return self.receive_late(state, index, grad);
                 }
-                let put = state.buckets.put(index, grad, state.scale);
+                let put = state.buckets.put(&self.gradients, index, grad, state.scale);
                 put.map_err(Error::during("gathering gradients"))?;
                 self.start_complete(state)
             }
