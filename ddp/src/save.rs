@@ -36,7 +36,7 @@ impl<M> Ddp<M> {
     pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let (path, comm) = (path.as_ref(), self.comm()?);
         let written = if comm.rank() == 0 { write(path, &self.state()) } else { Ok(()) };
-        let own = written.map_err(|error| training::Error::File(FileError::write(path, error)).into());
+        let own = written.map_err(|error| training::Error::from(FileError::write(path, error)).into());
         comm::all_agree([comm], own, |rank, reason| Error::PeerFile { rank, reason })
     }
 }

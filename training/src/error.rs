@@ -24,7 +24,7 @@ pub enum Error {
     },
     /// A file cannot be read or written.
     #[error(transparent)]
-    File(#[from] FileError),
+    File(Box<FileError>),
     /// A tensor does not have the shape that an operation needs.
     #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
     ShapeMismatch {
@@ -309,6 +309,12 @@ pub enum Error {
 /// The intact checkpoint to load instead of a damaged one, if there is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fallback(pub Option<PathBuf>);
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Self {
+        Self::File(Box::new(error))
+    }
+}
 
 impl From<Option<PathBuf>> for Fallback {
     fn from(folder: Option<PathBuf>) -> Self {
