@@ -107,6 +107,7 @@ pub use rendezvous::transport::Transport;
 #[cfg(feature = "cuda")]
 pub use transport::cuda_device::open_cuda_device;
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub use transport::cuda_library::CudaLibrary;
 pub use transport::local::{Local, LocalConfig};
 #[cfg(feature = "mpi")]

@@ -13,18 +13,17 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 3.
 pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
     let world_size = parts.count();
-    // Each rank begins with the next one, so that no rank gets all messages first or last.
-    let transfers = (1..world_size).flat_map(|distance| {
-        let (to, from) = ((rank + distance) % world_size, (rank + world_size - distance) % world_size);
-        [
-            Transfer::Send { to, range: parts.of(rank) },
-            Transfer::Recv { from, range: parts.of(from), combine: Combine::Replace },
-        ]
-    });
-    match world_size {
-        0 | 1 => Schedule::default(),
-        _ => Schedule { steps: vec![Step { transfers: transfers.collect(), finished: 0..0 }] },
+    if world_size < 2 {
+        return Schedule::default();
     }
+    let mut transfers = Vec::with_capacity(2 * (world_size - 1));
+    // Each rank begins with the next one, so that no rank gets all messages first or last.
+    for distance in 1..world_size {
+        let (to, from) = ((rank + distance) % world_size, (rank + world_size - distance) % world_size);
+        transfers.push(Transfer::Send { to, range: parts.of(rank) });
+        transfers.push(Transfer::Recv { from, range: parts.of(from), combine: Combine::Replace });
+    }
+    Schedule { steps: vec![Step { transfers, finished: 0..0 }] }
 }
 
 #[cfg(test)]

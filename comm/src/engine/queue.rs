@@ -98,7 +98,21 @@ impl OperationQueue {
 
     /// Runs an operation after those queued: on this thread, unless another one is already running operations.
     pub(crate) fn run(&self, operation: Operation) -> Result<()> {
-        self.enqueue(operation)?.wait()
+        operation.validate(self.rank, self.world_size)?;
+        let mut queue = lock(&self.shared.queue);
+        if queue.running || !queue.jobs.is_empty() {
+            drop(queue);
+            return self.enqueue(operation)?.wait();
+        }
+        // Nothing is before it, so it need not be queued, which takes longer than a small operation.
+        let before = Before::of(&operation)?;
+        self.shared.check(&operation)?;
+        self.shared.supervisor.on_program_call();
+        queue.running = true;
+        drop(queue);
+        let result = self.shared.execute(&operation, &before);
+        drop(self.shared.end_operation());
+        result
     }
 
     /// Aborts the running operation and the queued ones; later ones return an error.
@@ -217,20 +231,24 @@ impl QueueState {
         };
         queue.running = true;
         drop(queue);
-        let result = self.execute(&operation, &before);
+        let result = self.check(&operation).and_then(|()| self.execute(&operation, &before));
         // Frees the tensors before anybody learns that the operation is done.
         drop(operation);
         *lock(&ticket.result) = Some(result);
+        Ok(self.end_operation())
+    }
+
+    /// Lets the next operation run.
+    fn end_operation(&self) -> MutexGuard<'_, Queue> {
         let mut queue = lock(&self.queue);
         queue.running = false;
         if queue.waiters > 0 {
             self.settled.notify_all();
         }
-        Ok(queue)
+        queue
     }
 
     fn execute(&self, operation: &Operation, before: &Before) -> Result<()> {
-        self.check(operation)?;
         let run = || {
             let mut runner = lock(&self.runner);
             let result = runner.run(operation, before);

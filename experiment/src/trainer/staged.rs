@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Tensor, Var};
 use candle_nn::Optimizer;
 use comm::{Communicator, Stats, broadcast_object};
 use pipeline::Pipeline;
@@ -73,7 +73,9 @@ impl<O: Optimizer + OptimizerState> Strategy for Staged<O> {
     }
 
     fn held(&self) -> Result<MemoryUse> {
-        memory_use(&self.pipeline.vars(), &self.optimizer, self.first)
+        let buffers = self.pipeline.buffers().iter().map(|(_, var)| var.clone());
+        let held: Vec<Var> = self.pipeline.vars().into_iter().chain(buffers).collect();
+        memory_use(&held, &self.optimizer, self.first)
     }
 
     fn stats(&self) -> Stats {

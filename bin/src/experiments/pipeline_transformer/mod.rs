@@ -252,7 +252,7 @@ impl PipelineTransformerOptions {
         let mut pipeline = Pipeline::new(stages.clone(), &modules, &builder, &example, loss, config)?;
         if let Some(given) = &setup.given {
             let given = given.data().lock().unwrap_or_else(PoisonError::into_inner);
-            for (name, var) in pipeline.named_vars() {
+            for (name, var) in [&pipeline.named_vars(), pipeline.buffers()].concat() {
                 given.get(&name).map_or(Ok(()), |weights| var.set(weights))?;
             }
         }
