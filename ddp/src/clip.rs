@@ -13,8 +13,9 @@ impl<M> Ddp<M> {
     /// One pass over the gradients; no communication.
     ///
     /// # Errors
-    /// candle's.
+    /// candle's; the first cause, if an earlier call failed.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
+        self.comm()?;
         Ok(grad_norm(grads, &self.vars())?)
     }
 
@@ -29,7 +30,7 @@ impl<M> Ddp<M> {
     ///
     /// # Errors
     /// [`training::Error::NotFinite`] if a gradient contains a NaN or an infinity; [`training::Error::InvalidConfig`] for a
-    /// `max_norm` that is negative or NaN. The gradients are then unchanged.
+    /// `max_norm` that is negative or NaN. The gradients are then unchanged. The first cause, if an earlier call failed.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -45,6 +46,7 @@ impl<M> Ddp<M> {
     /// # Ok::<(), ddp::Error>(())
     /// ```
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
+        self.comm()?;
         Ok(clip_grad_norm(grads, &self.vars(), max_norm)?)
     }
 }

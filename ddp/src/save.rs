@@ -1,5 +1,6 @@
 //! Saving the model in a safetensors file.
 
+use std::cmp::Reverse;
 use std::path::Path;
 
 use candle_core::Var;
@@ -42,6 +43,9 @@ impl<M> Ddp<M> {
 }
 
 fn write(path: &Path, vars: &[(String, Var)]) -> std::io::Result<()> {
+    let mut vars = vars.to_vec();
+    // Widest dtypes first, so that all tensors are aligned.
+    vars.sort_by_cached_key(|(name, var)| (Reverse(var.dtype().size_in_bytes()), name.clone()));
     let of = |(name, var): &(String, Var)| (name.clone(), var.dtype(), var.dims().to_vec());
     let mut file = TensorWriter::begin(path, &vars.iter().map(of).collect::<Vec<_>>())?;
     vars.iter().try_for_each(|(_, var)| file.append(var.as_tensor()))?;

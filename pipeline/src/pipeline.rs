@@ -286,6 +286,10 @@ impl Pipeline {
         self.divided.as_ref()
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub(crate) fn ties(&self) -> &[Tie] {
         &self.ties
     }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::{Operation, all_gather_object};
 use training::{FileError, TensorWriter};
 
@@ -99,7 +99,7 @@ impl Pipeline {
     /// Passes each of the [`described`](Self::described) variables to `receive`, on the first rank of the pipeline.
     fn bring(&self, all: &[Vec<Described>], receive: &mut dyn FnMut(&str, Tensor)) -> Result<()> {
         let (pp, own) = (&*self.groups().pp, self.all_vars());
-        let device = own.first().map_or(&Device::Cpu, |(_, var)| var.device());
+        let device = self.device();
         for (rank, vars) in all.iter().enumerate() {
             for (index, (name, dtype, dims)) in vars.iter().enumerate() {
                 let during = || Error::during("variables of all stages");

@@ -89,6 +89,7 @@ impl<M> TensorParallel<M> {
         optimizer: Option<&dyn OptimizerState>,
         checkpoint: &Checkpoint,
     ) -> Result<PathBuf> {
+        self.check()?;
         let world = self.world();
         // Of several data-parallel replicas, the first one writes.
         let writes = self.dp().is_none_or(|dp| dp.rank() == 0);
@@ -152,6 +153,7 @@ impl<M> TensorParallel<M> {
         contents: &Contents,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<serde_json::Value> {
+        self.check()?;
         let world = self.world();
         let own = |(place, _): &(usize, _)| place % world.world_size() == world.rank();
         let mut checked = contents.files.keys().enumerate().filter(own);

@@ -21,6 +21,7 @@ impl<M> TensorParallel<M> {
     /// # Errors
     /// Errors of candle; failures of communication.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
+        self.check()?;
         let is_first = self.context().rank() == 0;
         let counted = self.parameters().iter().filter(|p| is_first || p.split() != Split::Whole);
         let counted: Vec<Var> = counted.map(|parameter| parameter.var().clone()).collect();
@@ -64,6 +65,7 @@ impl<M> TensorParallel<M> {
     /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element
     /// (within their part) and both values. Training can continue after it. Failures of communication.
     pub fn check_parameters(&self) -> Result<()> {
+        self.check()?;
         let of = |is_whole: bool| -> Vec<(&str, &Tensor)> {
             let same = self.parameters().iter().filter(|p| (p.split() == Split::Whole) == is_whole);
             same.map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect()

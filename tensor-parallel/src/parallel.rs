@@ -8,7 +8,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
 
-use crate::averaging::{Averaging, add_held};
+use crate::averaging::{Averaging, add_held, hold};
 use crate::builder::lock;
 use crate::context::own_backward;
 use crate::{
@@ -90,7 +90,7 @@ impl<M> TensorParallel<M> {
     }
 
     /// Returns the first failure of an earlier backward.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         lock(&self.failed).clone().map_or(Ok(()), Err)
     }
 
@@ -161,11 +161,12 @@ impl<M> TensorParallel<M> {
     /// Runs backward from `loss` without communication along `dp`: adds the gradients to those that the next
     /// [`backward`](Self::backward) averages.
     ///
-    /// Gradients of such calls are summed, not averaged: for the mean over k micro-batches, divide each loss by k.
+    /// Gradients of such calls are summed, not averaged: for the mean over k micro-batches, divide each loss by k. Those of
+    /// variables that are not parameters of the model are dropped.
     ///
     /// # Cost
     /// That of the layers, and of the sums along `tp` that [`backward`](Self::backward) makes. The sums are kept, as many bytes
-    /// as this rank has parameters.
+    /// as this rank has parameters, twice as many for f16 and bf16, which are summed in f32.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -199,10 +200,7 @@ impl<M> TensorParallel<M> {
             let held = &mut *lock(&self.held);
             for (index, parameter) in self.parameters.iter().enumerate() {
                 let Some(gradient) = gradients.remove(parameter.var()) else { continue };
-                let sum = match held.remove(&index) {
-                    Some(sum) => (sum + gradient)?,
-                    None => gradient.contiguous()?,
-                };
+                let sum = hold(held.remove(&index), &gradient)?;
                 held.insert(index, sum);
             }
             Ok(())

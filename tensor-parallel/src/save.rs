@@ -22,6 +22,7 @@ impl<M> TensorParallel<M> {
     /// # Errors
     /// On every rank, if the file cannot be written; failures of communication.
     pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.check()?;
         let path = path.as_ref();
         let dp = self.dp();
         let outcome = match dp.is_none_or(|dp| dp.rank() == 0) {
@@ -49,7 +50,8 @@ impl<M> TensorParallel<M> {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn save_shard(&self, path: &Path) -> Result<()> {
+    pub fn save_shard(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
         let tensors: HashMap<&str, Tensor> =
             self.parameters().iter().map(|p| (p.name(), p.var().as_detached_tensor())).collect();
         training::save_tensors(path, &tensors).map_err(|reason| {

@@ -15,6 +15,7 @@ impl<M> TensorParallel<M> {
     /// # Errors
     /// On every rank of the tensor-parallel group, the error of `visit`; failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
+        self.check()?;
         let comm = &**self.context().comm();
         let is_first_copy = self.dp().is_none_or(|dp| dp.rank() == 0);
         let mut failed = None;

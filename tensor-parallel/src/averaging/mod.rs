@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use comm::{BucketAverage, Communicator, autograd};
 
 use crate::{Error, Parameter, Result};
@@ -43,7 +43,7 @@ impl Averaging {
     /// all layers that use the parameter have delivered theirs: once for each recomputed part, and once outside of them.
     pub(crate) fn token(self: &Arc<Self>, index: usize, var: &Var) -> Result<Tensor> {
         let (averaging, number) = (self.clone(), Tensor::zeros((), var.dtype(), var.device())?);
-        self.lock().given.insert(index, DirectGradient::new(var.elem_count() * var.dtype().size_in_bytes()));
+        self.lock().given.insert(index, DirectGradient::new(var));
         let arrived = move |_: &Tensor| Ok(vec![averaging.complete(index)?]);
         Ok(autograd::custom("averaged_parameter", &[var.as_tensor()], number, arrived)?)
     }
@@ -53,7 +53,7 @@ impl Averaging {
         let key = (thread::current().id(), index);
         let sums = &mut self.lock().sums;
         let sum = match sums.remove(&key) {
-            Some(before) => (before + gradient)?,
+            Some(before) => add(before, &gradient)?,
             None => gradient.contiguous()?,
         };
         sums.insert(key, sum);
@@ -70,10 +70,16 @@ impl Averaging {
     /// Called when a parameter's gradient in a graph is complete: takes it in a backward of the model, and returns it to
     /// candle in any other backward.
     fn complete(&self, index: usize) -> comm::Result<Option<Tensor>> {
-        let mut state = self.lock();
+        let state = &mut *self.lock();
         let thread = thread::current().id();
         let gradient = state.sums.remove(&(thread, index));
         let Some(pass) = state.passes.get_mut(&thread) else { return Ok(gradient) };
+        // A sum with earlier passes is of a wider dtype.
+        let dtype = state.given.get(&index).map(DirectGradient::dtype);
+        let gradient = match (gradient, dtype) {
+            (Some(gradient), Some(dtype)) => Some(gradient.to_dtype(dtype)?),
+            (gradient, _) => gradient,
+        };
         pass.receive(index, gradient)?;
         pass.send_complete()?;
         Ok(None)
@@ -111,7 +117,7 @@ impl Averaging {
             self.lock().given.entry(*index).and_modify(|parameter| parameter.record_arrivals(*times));
         }
         for ((_, index), sum) in unreached {
-            pass.receive(index, Some(sum))?;
+            pass.receive(index, Some(sum.to_dtype(parameters[index].var().dtype())?))?;
         }
         add_held(held, parameters, &mut gradients)?;
         self.finish(pass, parameters, &mut gradients)?;
@@ -191,10 +197,25 @@ pub(crate) fn add_held(
     for (index, sum) in held {
         let var = parameters[index].var();
         let sum = match gradients.remove(var) {
-            Some(gradient) => (sum + gradient)?,
+            Some(gradient) => add(sum, &gradient)?,
             None => sum,
         };
-        gradients.insert(var, sum);
+        gradients.insert(var, sum.to_dtype(var.dtype())?);
     }
     Ok(())
+}
+
+/// Adds a gradient to the sum of earlier passes, in f32 for f16 and bf16.
+pub(crate) fn hold(sum: Option<Tensor>, gradient: &Tensor) -> candle_core::Result<Tensor> {
+    match (sum, gradient.dtype()) {
+        (Some(sum), _) => add(sum, gradient),
+        (None, DType::F16 | DType::BF16) => gradient.to_dtype(DType::F32),
+        (None, _) => gradient.contiguous(),
+    }
+}
+
+/// Adds a gradient to a sum, in the sum's dtype.
+fn add(sum: Tensor, gradient: &Tensor) -> candle_core::Result<Tensor> {
+    let dtype = sum.dtype();
+    sum + gradient.to_dtype(dtype)?
 }

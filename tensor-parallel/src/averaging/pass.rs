@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor, Var};
 use comm::BucketAverage;
 
 /// Bytes of gradients that are sent together; the size of PyTorch's first bucket.
@@ -15,6 +15,7 @@ pub(super) const BUCKET_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct DirectGradient {
     bytes: usize,
+    dtype: DType,
     /// Whether layers have used it in recomputed parts.
     in_parts: bool,
     /// How many gradients of it arrive in a backward; `None` while that is unknown.
@@ -22,8 +23,13 @@ pub(super) struct DirectGradient {
 }
 
 impl DirectGradient {
-    pub(super) fn new(bytes: usize) -> Self {
-        Self { bytes, in_parts: false, times: Some(1) }
+    pub(super) fn new(var: &Var) -> Self {
+        let dtype = var.dtype();
+        Self { bytes: var.elem_count() * dtype.size_in_bytes(), dtype, in_parts: false, times: Some(1) }
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Records that a layer has used it in a recomputed part.

@@ -75,6 +75,32 @@ fn a_parameter_of_any_pass_has_a_gradient() {
     }
 }
 
+/// In 16 bits each of the later gradients would be lost.
+#[test]
+fn sums_of_16_bits_are_rounded_once() {
+    for dp in [1, 2] {
+        for is_layer in [true, false] {
+            let found = on_mesh(dp, 1, |mesh| {
+                let config = TensorParallelConfig { dtype: DType::BF16, ..config(false) };
+                let build = |builder: ShardBuilder| expert(&builder.pp("a"), is_layer);
+                let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), build)?;
+                let x = Tensor::ones((1, 4), DType::BF16, &Device::Cpu)?;
+                let loss = |scale: f64| {
+                    Ok::<_, tensor_parallel::Error>((parallel.model()?(&x)?.sum_all()? * scale)?)
+                };
+                parallel.backward_no_sync(&loss(1.0)?)?;
+                for _ in 1..64 {
+                    parallel.backward_no_sync(&loss(1.0 / 512.0)?)?;
+                }
+                let grads = parallel.backward(&loss(1.0 / 512.0)?)?;
+                let gradient = grads.get(&parallel.vars()[0]).unwrap();
+                Ok(gradient.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?[0])
+            });
+            assert_eq!(found, vec![1.125; dp], "{is_layer}");
+        }
+    }
+}
+
 #[test]
 fn after_a_failed_backward_every_call_gives_its_cause() {
     let messages = on_mesh(1, 2, |mesh| {
@@ -83,7 +109,15 @@ fn after_a_failed_backward_every_call_gives_its_cause() {
         let fails = |_: &Tensor| Err(comm::Error::System { what: "the layer".into(), reason: "no".into() });
         let x = comm::autograd::custom("fails", &[parallel.model()?], parallel.model()?.sum_all()?, fails)?;
         let first = parallel.backward(&x).map(drop);
-        let later = [parallel.model().map(drop), parallel.backward_no_sync(&x)];
+        let mut grads = Tensor::zeros((), DType::F64, &Device::Cpu)?.backward()?;
+        let later = [
+            parallel.model().map(drop),
+            parallel.backward_no_sync(&x),
+            parallel.clip_grad_norm(&mut grads, 1.0).map(drop),
+            parallel.check_parameters(),
+            parallel.visit_full(|_, _| Ok(())),
+            parallel.save_full("no/such/folder"),
+        ];
         Ok([first].into_iter().chain(later).map(|ended| ended.unwrap_err().to_string()).collect::<Vec<_>>())
     });
     for line in messages.iter().flatten() {
