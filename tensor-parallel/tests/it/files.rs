@@ -73,7 +73,7 @@ fn large_weights_go_in_pieces() {
     let parts = on_mesh(1, 2, |mesh| {
         let parallel = TensorParallel::new(mesh, &config(DType::F32), &Weights::seed(5), make)?;
         parallel.save_full(&path)?;
-        parallel.save_shard(&folder.path().join(format!("shard-{}", mesh.world().rank())))?;
+        parallel.save_shard(folder.path().join(format!("shard-{}", mesh.world().rank())))?;
         Ok(values(&parallel))
     });
     let saved = safetensors::load(&path, &Device::Cpu).unwrap();
