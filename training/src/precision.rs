@@ -69,6 +69,9 @@ impl Precision {
         match (self, unit()) {
             (Self::F32, _) => "in f32",
             (Self::F32High, Ok(Unit::Amx)) => "as three of bf16, by the matrix unit (AMX)",
+            (Self::F32High, Err(why)) if why.contains("refuses") => {
+                "in f32: the system refuses the state of the matrix unit (AMX)"
+            }
             (Self::F32High, _) => "in f32: this processor has no matrix unit (AMX)",
             (Self::Bf16, Ok(Unit::Amx)) => "in bf16, by the matrix unit (AMX)",
             (Self::Bf16, Ok(Unit::Dot)) => "in bf16, by dot products of AVX-512",

@@ -20,35 +20,51 @@ fn composed_equals_fused() -> candle_core::Result<()> {
         for (((queries, keys), (heads, kv_heads, dims)), case) in
             lengths.iter().flat_map(|l| heads.iter().map(move |h| (*l, *h))).zip(0u64..)
         {
-            let (q, k) = (random(&[2, queries, heads * dims])?, random(&[2, keys, kv_heads * dims])?);
-            let (v, outer) = (random(&[2, keys, kv_heads * dims])?, random(&[2, queries, heads * dims])?);
-            let seen = (0..2 * keys as u64).map(|key| u8::from((key + case) % 3 > 0 && key > 1));
-            let seen = Tensor::from_vec(seen.collect::<Vec<u8>>(), (2, keys), &Device::Cpu)?;
-            for key_mask in [None, Some(&seen)] {
-                let dropout = (case % 2 == 0).then(|| Dropout::new(0.3, Generator::new(case))).transpose()?;
-                let config = AttentionConfig {
-                    num_kv_heads: Some(kv_heads),
-                    dropout: dropout.clone(),
-                    ..AttentionConfig::new(heads, mask)
-                };
-                let sizes = check(&q, [("k", &k), ("v", &v)], &config)?;
-                let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
-                let again = Dropout::new(0.3, Generator::new(case))?.mask(2, queries)?;
-                let dropout = dropout.and(again);
-                let call = AttentionCall {
-                    sizes,
-                    mask,
-                    scale: 1.0 / (dims as f64).sqrt(),
-                    hidden,
-                    dropout,
-                    how: ProductConfig::default(),
-                };
-                let both = [composed(&q, &k, &v, &call)?, attention_with(&q, &k, &v, key_mask, &config)?];
-                let loss = |y: &Tensor| (y * outer.as_detached_tensor())?.sum_all();
-                let what = format!("{mask:?}, {config:?}, {queries} by {keys}, {}", key_mask.is_some());
-                assert_agree(both, loss, &[&q, &k, &v], 1e-11, &what)?;
-            }
+            compare(mask, (queries, keys), (heads, kv_heads, dims), case)?;
         }
+    }
+    Ok(())
+}
+
+/// The same where the keys are more than one block, so that sums of blocks are put together.
+#[test]
+fn composed_equals_fused_over_several_blocks_of_keys() -> candle_core::Result<()> {
+    use AttentionMask::{AntiCausal, Causal, Full, SlidingWindow};
+    for (mask, case) in [Full, Causal, AntiCausal, SlidingWindow(700)].into_iter().zip(0..) {
+        compare(mask, (1100, 1100), (2, 1, 8), case)?;
+        compare(mask, (40, 1300), (2, 2, 3), case + 1)?;
+    }
+    Ok(())
+}
+
+/// Compares the fused operation with the composed one, without and with hidden keys; with dropout if `case` is even.
+fn compare(
+    mask: AttentionMask,
+    (queries, keys): (usize, usize),
+    (heads, kv_heads, dims): (usize, usize, usize),
+    case: u64,
+) -> candle_core::Result<()> {
+    let (q, k) = (random(&[2, queries, heads * dims])?, random(&[2, keys, kv_heads * dims])?);
+    let (v, outer) = (random(&[2, keys, kv_heads * dims])?, random(&[2, queries, heads * dims])?);
+    let seen = (0..2 * keys as u64).map(|key| u8::from(!(key + case).is_multiple_of(3) && key > 1));
+    let seen = Tensor::from_vec(seen.collect::<Vec<u8>>(), (2, keys), &Device::Cpu)?;
+    for key_mask in [None, Some(&seen)] {
+        let dropout = case.is_multiple_of(2).then(|| Dropout::new(0.3, Generator::new(case))).transpose()?;
+        let config = AttentionConfig {
+            num_kv_heads: Some(kv_heads),
+            dropout: dropout.clone(),
+            ..AttentionConfig::new(heads, mask)
+        };
+        let sizes = check(&q, [("k", &k), ("v", &v)], &config)?;
+        let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
+        let again = Dropout::new(0.3, Generator::new(case))?.mask(2, queries)?;
+        let dropout = dropout.and(again);
+        let (scale, how) = (1.0 / (dims as f64).sqrt(), ProductConfig::default());
+        let call = AttentionCall { sizes, mask, scale, hidden, dropout, how };
+        let both = [composed(&q, &k, &v, &call)?, attention_with(&q, &k, &v, key_mask, &config)?];
+        let loss = |y: &Tensor| (y * outer.as_detached_tensor())?.sum_all();
+        let what = format!("{mask:?}, {config:?}, {queries} by {keys}, {}", key_mask.is_some());
+        assert_agree(both, loss, &[&q, &k, &v], 1e-11, &what)?;
     }
     Ok(())
 }
