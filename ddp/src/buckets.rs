@@ -200,9 +200,18 @@ impl Buckets {
         Ok(GradBucket { flat, slots: items.iter().map(slot).collect() })
     }
 
-    /// Returns the averaged gradients as views of the flat tensors, each with the index of its parameter, and empties the
-    /// buckets. `None` for parameters that no rank has used.
-    pub(crate) fn take_averaged(&mut self, gradients: &[Gradient]) -> Result<Vec<(usize, Option<Tensor>)>> {
+    /// Returns the gradients, averaged or times `factor`, each with the index of its parameter, and empties the buckets. `None`
+    /// for parameters that were not used.
+    pub(crate) fn take(
+        &mut self,
+        gradients: &[Gradient],
+        factor: f64,
+    ) -> Result<Vec<(usize, Option<Tensor>)>> {
+        if self.is_alone { self.take_own(gradients, factor) } else { self.take_averaged(gradients) }
+    }
+
+    /// Returns the averaged gradients as views of the flat tensors; `None` for parameters that no rank has used.
+    fn take_averaged(&mut self, gradients: &[Gradient]) -> Result<Vec<(usize, Option<Tensor>)>> {
         let mut all = Vec::with_capacity(gradients.len());
         for (Bucket { elements, items }, flat) in self.plan.buckets.iter().zip(&mut self.flats) {
             let Some(flat) = flat.take() else { continue };
@@ -226,13 +235,8 @@ impl Buckets {
         Ok(all)
     }
 
-    /// Returns this rank's own gradients, times `factor`, each with the index of its parameter, and empties the buckets. `None`
-    /// for parameters that this rank has not used.
-    pub(crate) fn take_own(
-        &mut self,
-        gradients: &[Gradient],
-        factor: f64,
-    ) -> Result<Vec<(usize, Option<Tensor>)>> {
+    /// Returns this rank's own gradients, times `factor`; `None` for parameters that it has not used.
+    fn take_own(&mut self, gradients: &[Gradient], factor: f64) -> Result<Vec<(usize, Option<Tensor>)>> {
         self.used.fill(false);
         let mut addresses = HashSet::new();
         let mut all = Vec::with_capacity(gradients.len());

@@ -1,10 +1,8 @@
 //! Saving the model in a safetensors file.
 
-use std::cmp::Reverse;
 use std::path::Path;
 
-use candle_core::Var;
-use training::{FileError, TensorWriter};
+use training::save_vars;
 
 use crate::{Ddp, Error, Result};
 
@@ -36,18 +34,8 @@ impl<M> Ddp<M> {
     /// ```
     pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let (path, comm) = (path.as_ref(), self.comm()?);
-        let written = if comm.rank() == 0 { write(path, &self.state()) } else { Ok(()) };
-        let own = written.map_err(|error| training::Error::from(FileError::write(path, error)).into());
+        let written = if comm.rank() == 0 { save_vars(path, &self.state()) } else { Ok(()) };
+        let own = written.map_err(|error| training::Error::from(error).into());
         comm::all_agree([comm], own, |rank, reason| Error::PeerFile { rank, reason })
     }
-}
-
-fn write(path: &Path, vars: &[(String, Var)]) -> std::io::Result<()> {
-    let mut vars = vars.to_vec();
-    // Widest dtypes first, so that all tensors are aligned.
-    vars.sort_by_cached_key(|(name, var)| (Reverse(var.dtype().size_in_bytes()), name.clone()));
-    let of = |(name, var): &(String, Var)| (name.clone(), var.dtype(), var.dims().to_vec());
-    let mut file = TensorWriter::begin(path, &vars.iter().map(of).collect::<Vec<_>>())?;
-    vars.iter().try_for_each(|(_, var)| file.append(var.as_tensor()))?;
-    file.finish()
 }

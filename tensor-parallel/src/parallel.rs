@@ -1,14 +1,14 @@
 //! `TensorParallel`: a model divided over the ranks of a mesh.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
+use training::GradSums;
 
-use crate::averaging::{Averaging, add_held, hold};
+use crate::averaging::{Averaging, add_held};
 use crate::builder::lock;
 use crate::context::own_backward;
 use crate::{
@@ -30,8 +30,8 @@ pub struct TensorParallel<M> {
     /// `None` if it has a single rank.
     dp: Option<Arc<dyn Communicator>>,
     averaging: Option<Arc<Averaging>>,
-    /// By parameter: sums of the gradients of [`backward_no_sync`](Self::backward_no_sync) since the last backward.
-    held: Mutex<HashMap<usize, Tensor>>,
+    /// Sums of the gradients of [`backward_no_sync`](Self::backward_no_sync) since the last backward, if there were any.
+    held: Mutex<Option<GradSums>>,
     failed: Mutex<Option<Error>>,
 }
 
@@ -146,12 +146,12 @@ impl<M> TensorParallel<M> {
     /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
     pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
         self.pass(|| {
-            let (held, own) = (std::mem::take(&mut *lock(&self.held)), || self.own_gradients(loss));
+            let (held, own) = (lock(&self.held).take(), || self.own_gradients(loss));
             match &self.averaging {
                 Some(averaging) => averaging.backward(&self.parameters, held, own),
                 None => {
                     let mut gradients = own()?;
-                    add_held(held, &self.parameters, &mut gradients)?;
+                    held.map_or(Ok(()), |held| add_held(held, &self.parameters, &mut gradients))?;
                     Ok(gradients)
                 }
             }
@@ -197,13 +197,7 @@ impl<M> TensorParallel<M> {
         self.pass(|| {
             self.averaging.iter().for_each(|averaging| averaging.forget());
             let mut gradients = self.own_gradients(loss)?;
-            let held = &mut *lock(&self.held);
-            for (index, parameter) in self.parameters.iter().enumerate() {
-                let Some(gradient) = gradients.remove(parameter.var()) else { continue };
-                let sum = hold(held.remove(&index), &gradient)?;
-                held.insert(index, sum);
-            }
-            Ok(())
+            Ok(lock(&self.held).get_or_insert_with(|| GradSums::new(self.vars())).take(&mut gradients)?)
         })
     }
 

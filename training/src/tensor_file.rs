@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
 use crate::file_error::{FileError, first_line};
-use crate::{AtomicFile, read_tensor_file, write_tensors};
+use crate::{AtomicFile, named_vars, read_tensor_file, write_tensors};
 use candle_core::safetensors::{BufferedSafetensors, Load};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use safetensors::tensor::TensorView;
 
@@ -178,10 +178,16 @@ pub fn load_weights(path: &Path, vars: &VarMap) -> Result<()> {
 /// # Errors
 /// [`FileError::Write`] with the path and the reason; an older file is then unchanged.
 pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
-    let mut tensors = HashMap::new();
-    for (name, var) in vars.data().lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        tensors.insert(name.clone(), var.as_detached_tensor());
-    }
+    save_vars(path, &named_vars(vars))
+}
+
+/// Does the same for a list of variables, each with its name.
+///
+/// # Errors
+/// As [`save_weights`].
+pub fn save_vars(path: &Path, vars: &[(String, Var)]) -> Result<()> {
+    let tensors: HashMap<&str, Tensor> =
+        vars.iter().map(|(name, var)| (&**name, var.as_detached_tensor())).collect();
     let written = || -> std::io::Result<()> {
         let mut file = AtomicFile::create(path)?;
         write_tensors(&mut file, &tensors, Some("pt"))?;

@@ -98,13 +98,13 @@ impl OperationQueue {
 
     /// Runs an operation after those queued: on this thread, unless another one is already running operations.
     pub(crate) fn run(&self, operation: Operation) -> Result<()> {
-        operation.validate(self.rank, self.world_size)?;
         let mut queue = lock(&self.shared.queue);
         if queue.running || !queue.jobs.is_empty() {
             drop(queue);
             return self.enqueue(operation)?.wait();
         }
         // Nothing is before it, so it need not be queued, which takes longer than a small operation.
+        operation.validate(self.rank, self.world_size)?;
         let before = Before::of(&operation)?;
         self.shared.check(&operation)?;
         self.shared.supervisor.on_program_call();

@@ -245,14 +245,10 @@ impl Reducer {
         let mut state = lock(&self.state);
         state.look_ahead = state.buckets.arrived.len() < self.gradients.len();
         state.came_before = state.buckets.arrived.clone();
-        let averaged = self.comm.world_size() > 1;
         let factor = state.weights.factor()?;
         let audits = state.unaudited && state.weights.any_counts()?;
         state.weights.clear();
-        let taken = match averaged {
-            true => state.buckets.take_averaged(&self.gradients),
-            false => state.buckets.take_own(&self.gradients, factor),
-        };
+        let taken = state.buckets.take(&self.gradients, factor);
         for (index, grad) in taken.map_err(Error::during("giving out gradients"))? {
             let Gradient { name, variable, .. } = &self.gradients[index];
             if grads.get_id(*variable).is_some() {

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{Tensor, Var};
 use comm::{BucketAverage, Communicator, autograd};
+use training::GradSums;
 
 use crate::{Error, Parameter, Result};
 
@@ -89,7 +90,7 @@ impl Averaging {
     pub(crate) fn backward(
         &self,
         parameters: &[Parameter],
-        mut held: HashMap<usize, Tensor>,
+        mut held: Option<GradSums>,
         backward: impl FnOnce() -> Result<GradStore>,
     ) -> Result<GradStore> {
         let thread = thread::current().id();
@@ -99,8 +100,13 @@ impl Averaging {
             let pass = Pass::new(&state.given, BucketAverage::new(self.dp.clone(), BUCKET_BYTES));
             state.passes.insert(thread, pass);
             // What layers deliver is added to it.
-            let direct = held.extract_if(|index, _| state.given.contains_key(index));
-            state.sums.extend(direct.map(|(index, sum)| ((thread, index), sum)));
+            if let Some(held) = &mut held {
+                for &index in state.given.keys() {
+                    let var = parameters[index].var();
+                    state.sums.extend(held.of(var).map(|sum| ((thread, index), sum.clone())));
+                    held.unset(var);
+                }
+            }
         }
         let ended = backward();
         let (pass, unreached) = {
@@ -119,7 +125,7 @@ impl Averaging {
         for ((_, index), sum) in unreached {
             pass.receive(index, Some(sum.to_dtype(parameters[index].var().dtype())?))?;
         }
-        add_held(held, parameters, &mut gradients)?;
+        held.map_or(Ok(()), |held| add_held(held, parameters, &mut gradients))?;
         self.finish(pass, parameters, &mut gradients)?;
         Ok(gradients)
     }
@@ -190,28 +196,18 @@ fn own_or_zeros(own: Option<Tensor>, parameter: &Parameter) -> Result<Tensor> {
 
 /// Adds the sums of earlier passes to gradients.
 pub(crate) fn add_held(
-    held: HashMap<usize, Tensor>,
+    mut held: GradSums,
     parameters: &[Parameter],
     gradients: &mut GradStore,
 ) -> Result<()> {
-    for (index, sum) in held {
-        let var = parameters[index].var();
-        let sum = match gradients.remove(var) {
-            Some(gradient) => add(sum, &gradient)?,
-            None => sum,
-        };
-        gradients.insert(var, sum.to_dtype(var.dtype())?);
+    held.take(gradients)?;
+    let mut sums = held.finish()?;
+    for var in parameters.iter().map(Parameter::var) {
+        if let Some(sum) = sums.remove(var) {
+            gradients.insert(var, sum);
+        }
     }
     Ok(())
-}
-
-/// Adds a gradient to the sum of earlier passes, in f32 for f16 and bf16.
-pub(crate) fn hold(sum: Option<Tensor>, gradient: &Tensor) -> candle_core::Result<Tensor> {
-    match (sum, gradient.dtype()) {
-        (Some(sum), _) => add(sum, gradient),
-        (None, DType::F16 | DType::BF16) => gradient.to_dtype(DType::F32),
-        (None, _) => gradient.contiguous(),
-    }
 }
 
 /// Adds a gradient to a sum, in the sum's dtype.
