@@ -6,6 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
 use rustc_hash::FxHashMap;
 
+use crate::add::sum;
 use crate::scalar_with_gradient;
 use crate::table::{LiveCall, is_known, known, known_graph};
 
@@ -274,7 +275,7 @@ impl Gradients {
 
     fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
         let sum = match self.0.get(&id) {
-            Some(before) => (before + gradient)?,
+            Some(before) => sum(before, &gradient)?,
             None => gradient,
         };
         self.0.insert(id, sum);

@@ -37,7 +37,8 @@ pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
     let next = |_| rest.each_mut().map(|slice| slice.next().unwrap_or_default());
     let parts: Vec<[&mut [T]; N]> = (0..len.div_ceil(size)).map(next).collect();
     let run = |(index, part)| f(index * size, part);
-    if work < SMALL || parts.len() == 1 {
+    // A pool of one thread is slower than this one: it has to be woken.
+    if work < SMALL || parts.len() == 1 || rayon::current_num_threads() == 1 {
         parts.into_iter().enumerate().map(run).collect()
     } else {
         parts.into_par_iter().enumerate().map(run).collect()

@@ -1,34 +1,11 @@
 //! Optimizer steps of parameters of 16 bits on a CPU: block by block in f32, so that no copy of a whole parameter is made.
 
-use candle_core::{CpuStorage, Layout, Result, WithDType};
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use candle_core::{CpuStorage, Layout, Result};
 use rayon::prelude::*;
 
 use crate::blocks::BLOCK;
 use crate::op::dense;
-
-/// An element of 16 bits.
-pub(crate) trait Narrow: WithDType {
-    fn widen(from: &[Self], to: &mut [f32]);
-    fn narrow(from: &[f32], to: &mut [Self]);
-}
-
-macro_rules! narrow {
-    ($($type:ty),*) => {$(
-        impl Narrow for $type {
-            fn widen(from: &[Self], to: &mut [f32]) {
-                from.convert_to_f32_slice(to);
-            }
-
-            fn narrow(from: &[f32], to: &mut [Self]) {
-                to.convert_from_f32_slice(from);
-            }
-        }
-    )*};
-}
-
-narrow!(f16, bf16);
+use crate::product::Narrow;
 
 /// Calls `step` with blocks of the parameter and of its gradient (of 16 bits, or f32), both in f32, and of the optimizer's
 /// state. The parameter is rounded once.
@@ -48,16 +25,16 @@ pub(crate) fn step_in_f32<P: Narrow, const N: usize>(
     parts.into_par_iter().enumerate().for_each(|(index, (narrow_param, states))| {
         let place = index * BLOCK..index * BLOCK + narrow_param.len();
         let mut param = vec![0.0; place.len()];
-        P::widen(narrow_param, &mut param);
+        P::widen_into(narrow_param, &mut param);
         match narrow.get(place.clone()) {
             Some(narrow) if !narrow.is_empty() => {
                 let mut grad = vec![0.0; place.len()];
-                P::widen(narrow, &mut grad);
+                P::widen_into(narrow, &mut grad);
                 step(&mut param, &grad, states);
             }
             _ => step(&mut param, &wide[place], states),
         }
-        P::narrow(&param, narrow_param);
+        P::narrow_into(&param, narrow_param);
     });
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use candle_core::{CpuStorage, CustomOp3, Layout, Module, Shape, Tensor, WithDType, bail};
 use candle_nn::Conv2d;
 
+use super::cast::cast;
 use super::{dense, with_numbers, working_dtype};
 use crate::{Error, Result};
 
@@ -56,10 +57,10 @@ pub fn conv2d(x: &Tensor, layer: &Conv2d) -> candle_core::Result<Tensor> {
             let (expected, got) = (vec![outputs], bias.dims().to_vec());
             return Err(Error::ShapeMismatch { operation: NAME, tensor: "bias", expected, got }.into());
         }
-        Some(bias) => bias.to_dtype(dtype)?.contiguous()?,
+        Some(bias) => cast(bias, dtype)?.contiguous()?,
         None => Tensor::zeros(outputs, dtype, x.device())?,
     };
-    let (wide, weight) = (x.to_dtype(dtype)?.contiguous()?, weight.to_dtype(dtype)?.contiguous()?);
+    let (wide, weight) = (cast(x, dtype)?.contiguous()?, cast(weight, dtype)?.contiguous()?);
     tape::apply_op3(&wide, &weight, &bias, windows)?.to_dtype(x.dtype())
 }
 

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, bail};
 
+use super::cast::cast;
 use super::real::{Real, ln, max, sum};
 use super::{dense, width, with_numbers, working_dtype};
 use crate::simd::vectorized;
@@ -53,7 +54,7 @@ pub fn cross_entropy(
     if cuda::knows(logits) && logits.dtype() != DType::F16 {
         return on_cuda(logits, &targets);
     }
-    let wide = logits.to_dtype(dtype)?;
+    let wide = cast(logits, dtype)?;
     let loss = if logits.device().is_cpu() {
         let wide = wide.contiguous()?;
         let (saved, kept) = (wide.track_op().then(Mutex::default), SavedBytes::default());
@@ -65,7 +66,7 @@ pub fn cross_entropy(
     } else {
         composed(&wide, &targets)?
     };
-    loss.to_dtype(logits.dtype())
+    cast(&loss, logits.dtype())
 }
 
 /// Each row's class, or `None` for ignored rows.

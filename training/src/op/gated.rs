@@ -2,6 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, bail};
 
+use super::cast::cast;
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{BLOCK, blocks};
@@ -53,13 +54,13 @@ impl Gate {
             });
         }
         let dtype = working_dtype(self.operation(), gate.dtype())?;
-        let (wide, up) = (gate.to_dtype(dtype)?, up.to_dtype(dtype)?);
+        let (wide, up) = (cast(gate, dtype)?, cast(up, dtype)?);
         let result = if gate.device().is_cpu() {
             tape::apply_op2(&wide.contiguous()?, &up.contiguous()?, Gated(self))?
         } else {
             self.composed(&wide, &up)?
         };
-        result.to_dtype(gate.dtype())
+        cast(&result, gate.dtype())
     }
 
     pub(super) fn operation(self) -> &'static str {

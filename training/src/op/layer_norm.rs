@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Module, Shape, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
+use super::cast::cast;
 use super::real::{Real, sum, sum_pairs};
 use super::{check_parameter, dense, width, with_numbers, working_dtype};
 use crate::Result;
@@ -97,15 +98,14 @@ impl Module for LayerNorm {
             });
         }
         let dtype = working_dtype(NAME, x.dtype())?;
-        let (wide, weight, bias) =
-            (x.to_dtype(dtype)?, self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
+        let (wide, weight, bias) = (cast(x, dtype)?, cast(&self.weight, dtype)?, cast(&self.bias, dtype)?);
         let result = if x.device().is_cpu() {
             let op = Rows { eps: self.eps };
             tape::apply_op3(&wide.contiguous()?, &weight.contiguous()?, &bias.contiguous()?, op)?
         } else {
             composed(&wide, &weight, &bias, self.eps)?
         };
-        result.to_dtype(x.dtype())
+        cast(&result, x.dtype())
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, bail};
 
+use super::cast::cast;
 use super::cross_entropy::{Targets, classes};
 use super::linear::column_sums;
 use super::real::{Real, ln, max, sum};
@@ -102,7 +103,8 @@ pub fn linear_cross_entropy(
         return on_cuda::loss(x, weight, bias, &targets, config);
     }
     let dtype = working_dtype(NAME, x.dtype())?;
-    let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
+    let wide = |tensor: &Tensor| cast(tensor, dtype)?.contiguous();
+    let how = ProductConfig::of(x.dtype()).in_parallel();
     let (x, weight, bias) = (wide(x)?, wide(weight)?, bias.map(wide).transpose()?);
     let fit = CHUNK_BYTES / (sizes.classes * dtype.size_in_bytes()).max(1);
     let chunk_rows = config.chunk_rows.unwrap_or(fit.max(1)).min(targets.len()).max(1);
@@ -118,7 +120,6 @@ pub fn linear_cross_entropy(
     let bytes = numbers.map(|tensor| tensor.elem_count() * dtype.size_in_bytes()).sum::<usize>();
     let bytes = bytes + size_of_val(&targets[..]);
     let saved = Mutex::default();
-    let how = ProductConfig::current().in_parallel();
     let loss = Loss { sizes, targets, smoothing, chunk_rows, tracked, how, saved, kept: kept.clone() };
     let loss = tape::apply_op3(&x, &weight, &bias, loss)?;
     kept.by(&loss, bytes);

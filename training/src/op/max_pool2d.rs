@@ -2,6 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, WithDType, bail};
 
+use super::cast::cast;
 use super::{dense, with_numbers, working_dtype};
 use crate::{Error, Result};
 
@@ -33,13 +34,13 @@ const NAME: &str = "max_pool2d";
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn max_pool2d(x: &Tensor, kernel: (usize, usize)) -> candle_core::Result<Tensor> {
-    let wide = x.to_dtype(working_dtype(NAME, x.dtype())?)?;
+    let wide = cast(x, working_dtype(NAME, x.dtype())?)?;
     let pool = MaxPool::new(x, kernel)?;
     let result = match x.device().is_cpu() {
         true => tape::apply_op1(&wide.contiguous()?, pool)?,
         false => pool.composed(&wide)?,
     };
-    result.to_dtype(x.dtype())
+    cast(&result, x.dtype())
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod cast;
 mod columns;
 mod conv2d;
 mod cross_entropy;

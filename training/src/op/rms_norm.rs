@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Module, Shape, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
+use super::cast::cast;
 use super::real::{Real, sum, sum_pairs};
 use super::{check_parameter, dense, width, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
@@ -141,13 +142,13 @@ impl Module for RmsNorm {
             return self.on_cuda(x);
         }
         let dtype = working_dtype(NAME, x.dtype())?;
-        let (wide, weight) = (x.to_dtype(dtype)?, self.weight.to_dtype(dtype)?);
+        let (wide, weight) = (cast(x, dtype)?, cast(&self.weight, dtype)?);
         let result = if x.device().is_cpu() {
             tape::apply_op2(&wide.contiguous()?, &weight.contiguous()?, Rows { eps: self.eps })?
         } else {
             composed(&wide, &weight, self.eps)?
         };
-        result.to_dtype(x.dtype())
+        cast(&result, x.dtype())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, bail};
 
+use super::cast::cast;
 use super::real::{Real, ln, max, sum, sum_pairs};
 use super::{dense, width, with_numbers, working_dtype};
 use crate::simd::vectorized;
@@ -57,13 +58,13 @@ pub fn log_softmax(x: &Tensor) -> candle_core::Result<Tensor> {
 
 fn run(x: &Tensor, kind: Kind) -> candle_core::Result<Tensor> {
     x.dim(D::Minus1)?;
-    let wide = x.to_dtype(working_dtype(kind.name(), x.dtype())?)?;
+    let wide = cast(x, working_dtype(kind.name(), x.dtype())?)?;
     let result = if x.device().is_cpu() {
         tape::apply_op1(&wide.contiguous()?, kind)?
     } else {
         composed(&wide, kind)?
     };
-    result.to_dtype(x.dtype())
+    cast(&result, x.dtype())
 }
 
 fn composed(x: &Tensor, kind: Kind) -> candle_core::Result<Tensor> {

@@ -3,16 +3,22 @@
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+mod element;
+mod few_rows;
 mod tensors;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use candle_core::bail;
+use candle_core::{DType, bail};
 use gemm::Parallelism;
+use half::{bf16 as Bf16, f16 as F16};
 
+pub(crate) use self::element::{Element, Narrow};
 pub(crate) use self::tensors::{product, product_of};
 
+use self::element::Source;
+use self::few_rows::{FEW, few_rows};
 use crate::Precision;
 use crate::op::Real;
 use crate::simd::vectorized;
@@ -120,6 +126,20 @@ impl Matrix<'_, f32> {
     }
 }
 
+impl<T: Narrow> Matrix<'_, T> {
+    /// The matrix in f32, in the same memory order. Its rows or its columns are adjacent elements.
+    fn widened_into(self, out: &mut Vec<f32>) -> Matrix<'_, f32> {
+        if self.column_stride != 1 {
+            return self.t().widened_into(out).t();
+        }
+        out.resize(self.rows * self.columns, 0.0);
+        for (row, out) in out.chunks_exact_mut(self.columns.max(1)).enumerate() {
+            T::widen_into(self.row(row), out);
+        }
+        Matrix::new(out, self.rows, self.columns, self.columns)
+    }
+}
+
 /// Processor units that multiply bf16 faster than the processor multiplies f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no other processor's unit is used"))]
@@ -151,6 +171,16 @@ impl ProductConfig {
     /// This thread's precision, on one thread.
     pub(crate) fn current() -> Self {
         Self { precision: Precision::current(), in_parallel: false }
+    }
+
+    /// The same for tensors of a dtype that are computed in f32: of 16 bits, in a precision that keeps all their
+    /// digits.
+    pub(crate) fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::BF16 => Self { precision: Bf16::PRECISION, in_parallel: false },
+            DType::F16 => Self { precision: F16::PRECISION, in_parallel: false },
+            _ => Self::current(),
+        }
     }
 
     /// The same, on all threads.
@@ -222,6 +252,48 @@ pub(crate) fn product_of_matrices<T: Real>(
     Ok(out)
 }
 
+/// Returns the product of matrices of 16 bits, with sums in f32, in a new allocation.
+///
+/// # Errors
+/// As [`multiply`]; an operand of which neither rows nor columns are adjacent elements.
+pub(crate) fn product_of_narrow<T: Narrow>(
+    pair: (Matrix<'_, T>, Matrix<'_, T>),
+    in_parallel: bool,
+) -> candle_core::Result<Vec<f32>> {
+    let (a, b) = &pair;
+    let (m, n, k) = (a.rows, b.columns, a.columns);
+    let is_dense = |x: &Matrix<'_, T>| x.row_stride == 1 || x.column_stride == 1;
+    if b.rows != k || !a.fits_slice() || !b.fits_slice() || !is_dense(a) || !is_dense(b) {
+        bail!("a product of {m} x {k} and {} x {n} numbers of 16 bits: they do not fit", b.rows);
+    }
+    let len = m * n;
+    if len == 0 || k == 0 {
+        return Ok(vec![0.0; len]);
+    }
+    if m <= FEW && a.column_stride == 1 && b.row_stride == 1 {
+        return Ok(few_rows(*a, b.t()));
+    }
+    let mut out = Vec::with_capacity(len);
+    let how = ProductConfig { precision: T::PRECISION, in_parallel };
+    // SAFETY: the matrices fit; nothing is added to `out`.
+    if unsafe { multiply_by_unit(&mut out.spare_capacity_mut()[..len], pair, 1.0, false, how) } {
+        // SAFETY: all of the product was written.
+        unsafe { out.set_len(len) };
+        return Ok(out);
+    }
+    product_of_widened(pair, in_parallel)
+}
+
+/// Does the same with copies of the operands in f32.
+fn product_of_widened<T: Narrow>(
+    (a, b): (Matrix<'_, T>, Matrix<'_, T>),
+    in_parallel: bool,
+) -> candle_core::Result<Vec<f32>> {
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let pair = (a.widened_into(&mut left), b.widened_into(&mut right));
+    product_of_matrices(pair, ProductConfig { precision: Precision::F32, in_parallel })
+}
+
 /// [`multiply`] in a precision other than f32, if that differs on this processor: then all of `out` is written.
 /// Returns false if it does not.
 ///
@@ -232,34 +304,55 @@ pub(crate) unsafe fn multiply_rounded(
     pair: (Matrix<'_, f32>, Matrix<'_, f32>),
     scale: f32,
     add: bool,
+    how: ProductConfig,
+) -> bool {
+    // SAFETY: the caller upholds the same contract.
+    if unsafe { multiply_by_unit(out, pair, scale, add, how) } {
+        return true;
+    }
+    if how.precision != Precision::Bf16 {
+        return false;
+    }
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let pair = (pair.0.rounded_into(scale, &mut left), pair.1.rounded_into(1.0, &mut right));
+    if !add {
+        out.fill(MaybeUninit::new(0.0));
+    }
+    // SAFETY: `out` is initialized, either by the caller or just now.
+    let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [f32]) };
+    multiply_exactly(out, pair, 1.0, add, how.in_parallel);
+    true
+}
+
+/// Does the same by the processor's unit for bf16 products. Returns false, with `out` as it was, if there is none for
+/// this precision.
+///
+/// # Safety
+/// As [`multiply_rounded`].
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(unused_variables, reason = "no other processor's unit is used")
+)]
+unsafe fn multiply_by_unit<T: Source + Sync>(
+    out: &mut [MaybeUninit<f32>],
+    pair: (Matrix<'_, T>, Matrix<'_, T>),
+    scale: f32,
+    add: bool,
     ProductConfig { precision, in_parallel }: ProductConfig,
 ) -> bool {
-    match (precision, unit()) {
-        #[cfg(target_arch = "x86_64")]
-        (Precision::Bf16, Ok(unit)) => {
-            let plan = bf16::Bf16Product { unit, digits: bf16::OperandBits::Eight, in_parallel };
-            // SAFETY: the caller upholds the same contract.
-            unsafe { plan.multiply(out, pair, scale, add) };
-        }
-        #[cfg(target_arch = "x86_64")]
-        (Precision::F32High, Ok(unit @ Unit::Amx)) => {
-            let plan = bf16::Bf16Product { unit, digits: bf16::OperandBits::Sixteen, in_parallel };
-            // SAFETY: the caller upholds the same contract.
-            unsafe { plan.multiply(out, pair, scale, add) };
-        }
-        (Precision::Bf16, _) => {
-            let (mut left, mut right) = (Vec::new(), Vec::new());
-            let pair = (pair.0.rounded_into(scale, &mut left), pair.1.rounded_into(1.0, &mut right));
-            if !add {
-                out.fill(MaybeUninit::new(0.0));
-            }
-            // SAFETY: `out` is initialized, either by the caller or just now.
-            let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [f32]) };
-            multiply_exactly(out, pair, 1.0, add, in_parallel);
-        }
-        _ => return false,
+    #[cfg(target_arch = "x86_64")]
+    {
+        let (unit, digits) = match (precision, unit()) {
+            (Precision::Bf16, Ok(unit)) => (unit, bf16::OperandBits::Eight),
+            (Precision::F32High, Ok(unit @ Unit::Amx)) => (unit, bf16::OperandBits::Sixteen),
+            _ => return false,
+        };
+        // SAFETY: the caller upholds the same contract.
+        unsafe { bf16::Bf16Product { unit, digits, in_parallel }.multiply(out, pair, scale, add) };
+        true
     }
-    true
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Computes the product of matrices that fit each other.

@@ -2,50 +2,51 @@
 
 use candle_core::backend::BackendStorage;
 use candle_core::utils::{has_accelerate, has_mkl};
-use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
+use half::{bf16, f16};
 
-use super::{Matrix, ProductConfig, product_of_matrices};
+use super::{Element, Matrix, ProductConfig};
 use crate::Precision;
-use crate::op::Real;
 
-/// Returns the product of two matrices, given as storages with layouts.
+/// Returns the product of two matrices, given as storages with layouts; those of 16 bits are multiplied with all their digits,
+/// whatever the precision.
 ///
 /// # Errors
 /// Errors of candle; layouts that do not have two dimensions.
-pub(crate) fn product<T: Real>(
+pub(crate) fn product<T: Element>(
     [(a, a_layout), (b, b_layout)]: [(&CpuStorage, &Layout); 2],
     precision: Precision,
-) -> candle_core::Result<Vec<T>> {
+) -> candle_core::Result<Vec<T::Sum>> {
     let ((m, k), (_, n)) = (a_layout.shape().dims2()?, b_layout.shape().dims2()?);
     if m == 0 || n == 0 || k == 0 {
         // Empty sums are 0.
-        return Ok(vec![T::zero(); m * n]);
+        return Ok(vec![T::Sum::from_f64(0.0); m * n]);
     }
-    let is_rounded = precision != Precision::F32 && T::DTYPE == DType::F32;
+    let is_exact = T::DTYPE == DType::F64 || (T::DTYPE == DType::F32 && precision == Precision::F32);
     // MKL or Accelerate, if candle was built with it.
-    if !is_rounded && (has_mkl() || has_accelerate()) {
-        return T::cpu_storage_data(a.matmul(b, (1, m, n, k), a_layout, b_layout)?);
+    if is_exact && (has_mkl() || has_accelerate()) {
+        return T::Sum::cpu_storage_data(a.matmul(b, (1, m, n, k), a_layout, b_layout)?);
     }
     let (a, b) = (matrix::<T>(a, a_layout)?, matrix::<T>(b, b_layout)?);
-    product_of_matrices((a, b), ProductConfig { precision, in_parallel: false }.in_parallel())
+    T::product((a, b), ProductConfig { precision, in_parallel: false }.in_parallel())
 }
 
 /// The same for tensors, with layouts over their storages.
 ///
 /// # Errors
 /// As [`product`]; tensors that are not on a CPU.
-pub(crate) fn product_of<T: Real>(
+pub(crate) fn product_of<T: Element>(
     [(a, a_layout), (b, b_layout)]: [(&Tensor, Layout); 2],
     precision: Precision,
-) -> candle_core::Result<Vec<T>> {
+) -> candle_core::Result<Vec<T::Sum>> {
     let (a, b) = (a.storage_and_layout().0, b.storage_and_layout().0);
     match (&*a, &*b) {
-        (Storage::Cpu(a), Storage::Cpu(b)) => product([(a, &a_layout), (b, &b_layout)], precision),
+        (Storage::Cpu(a), Storage::Cpu(b)) => product::<T>([(a, &a_layout), (b, &b_layout)], precision),
         _ => bail!("a fused operation on the CPU was given a tensor of another device"),
     }
 }
 
-fn matrix<'a, T: Real>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<Matrix<'a, T>> {
+fn matrix<'a, T: Element>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<Matrix<'a, T>> {
     let ((rows, columns), strides) = (layout.shape().dims2()?, layout.stride());
     let data = T::cpu_storage_as_slice(storage)?.get(layout.start_offset()..).unwrap_or_default();
     Ok(Matrix { data, rows, columns, row_stride: strides[0], column_stride: strides[1] })
@@ -53,8 +54,9 @@ fn matrix<'a, T: Real>(storage: &'a CpuStorage, layout: &Layout) -> candle_core:
 
 impl Precision {
     /// Multiplies two matrices without recording a gradient: for operations with their own backward. f32 tensors on a
-    /// CPU are multiplied in this precision, all others by candle. In f32 the bits are candle's; unlike candle's product
-    /// this does not fill the result with zeros first.
+    /// CPU are multiplied in this precision; f16 and bf16 there with all their digits and sums in f32, rounded once; all
+    /// others by candle. In f32 the bits are candle's; unlike candle's product this does not fill the result with zeros
+    /// first.
     ///
     /// # Shapes
     /// `(m, k)` and `(k, n)`, which may be transposed views; the result is `(m, n)`.
@@ -72,20 +74,26 @@ impl Precision {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn matmul(self, a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
-        // Broadcast dimensions, with a stride of 0, are copied.
-        let dense = |tensor: &Tensor| match tensor.stride().contains(&0) {
+        // Broadcast dimensions, with a stride of 0, are copied, and views without adjacent elements.
+        let dense = |tensor: &Tensor| match tensor.stride().contains(&0) || !tensor.stride().contains(&1) {
             true => tensor.force_contiguous(),
             false => Ok(tensor.clone()),
         };
         let (a, b) = (dense(&a.detach())?, dense(&b.detach())?);
-        let is_ours =
-            |tensor: &Tensor| tensor.dtype() == DType::F32 && tensor.device().is_cpu() && tensor.rank() == 2;
-        if !is_ours(&a) || !is_ours(&b) || a.dim(1)? != b.dim(0)? {
+        let is_ours = |tensor: &Tensor| tensor.device().is_cpu() && tensor.rank() == 2;
+        if !is_ours(&a) || !is_ours(&b) || a.dtype() != b.dtype() || a.dim(1)? != b.dim(0)? {
             return a.matmul(&b);
         }
-        let (m, n) = (a.dim(0)?, b.dim(1)?);
-        let (a_layout, b_layout) = (a.layout().clone(), b.layout().clone());
-        let numbers = product_of::<f32>([(&a, a_layout), (&b, b_layout)], self)?;
-        Tensor::from_vec(numbers, (m, n), a.device())
+        match a.dtype() {
+            DType::F32 => self.matmul_of::<f32>(&a, &b),
+            DType::F16 => self.matmul_of::<f16>(&a, &b),
+            DType::BF16 => self.matmul_of::<bf16>(&a, &b),
+            _ => a.matmul(&b),
+        }
+    }
+
+    fn matmul_of<T: Element>(self, a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
+        let sums = product_of::<T>([(a, a.layout().clone()), (b, b.layout().clone())], self)?;
+        Tensor::from_vec(T::narrow(sums), (a.dim(0)?, b.dim(1)?), a.device())
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of products against their definition.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::*;
 
@@ -183,4 +183,103 @@ fn products_of_tensors_in_f32_are_candles_to_the_bit() -> candle_core::Result<()
     }
     assert!(Precision::F32.matmul(&random((2, 3))?, &random((2, 3))?).is_err());
     Ok(())
+}
+
+/// Matrices of 16 bits, in every order and of a few or many rows, are multiplied with all their digits, and their sums are
+/// rounded once.
+#[test]
+fn products_of_sixteen_bits() -> candle_core::Result<()> {
+    let shapes = [(1, 1, 1), (1, 40, 700), (4, 130, 1025), (5, 33, 31), (64, 130, 515), (0, 3, 4), (3, 2, 0)];
+    for dtype in [DType::BF16, DType::F16] {
+        let digits = if dtype == DType::BF16 { 8 } else { 11 };
+        for (m, n, k) in shapes {
+            let random = |dims: (usize, usize)| Tensor::randn(0f32, 1., dims, &Device::Cpu)?.to_dtype(dtype);
+            let plain = (random((m, k))?, random((k, n))?);
+            // Views of more rows or columns, too.
+            let views =
+                (random((k, m + 2))?.narrow(1, 1, m)?.t()?, random((n + 3, k))?.narrow(0, 2, n)?.t()?);
+            let scattered =
+                (random((m, 2 * k))?.reshape((m, k, 2))?.narrow(2, 0, 1)?.squeeze(2)?, random((k, n))?);
+            for (a, b) in [plain, views, scattered] {
+                let found = Precision::F32.matmul(&a, &b)?;
+                assert_eq!((found.dtype(), found.dims()), (dtype, &[m, n][..]));
+                let wide = |x: &Tensor| x.to_dtype(DType::F64)?.contiguous();
+                let exact = wide(&a)?.matmul(&wide(&b)?)?;
+                let most = (exact.abs()? * 0.5f64.powi(digits))? + 2e-5 * (k as f64).sqrt();
+                let gaps = ((wide(&found)? - &exact)?.abs()? - most?)?.flatten_all()?.to_vec1::<f64>()?;
+                assert!(gaps.iter().all(|gap| *gap <= 0.0), "{dtype:?} {m} x {k} x {n}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every way gives the same within the rounding of sums in f32, whatever the number of threads.
+#[test]
+fn products_of_sixteen_bits_in_every_way() -> candle_core::Result<()> {
+    fn check<T: Narrow>(number: impl Fn(f64) -> T) -> candle_core::Result<()> {
+        for (m, n, k) in [(1, 300, 600), (3, 70, 33), (70, 45, 600)] {
+            let numbers: Vec<T> =
+                (0..(m + n) * k).map(|i| number(((i * 7919) % 1009) as f64 / 1009.0 - 0.5)).collect();
+            let (a, b) = (Matrix::new(&numbers, m, k, k), Matrix::new(&numbers[m * k..], n, k, k).t());
+            let terms = |i: usize, j: usize| {
+                let (row, column) = (&numbers[i * k..][..k], &numbers[(m + j) * k..][..k]);
+                row.iter().zip(column).map(|(x, y)| x.to_f64() * y.to_f64()).collect::<Vec<_>>()
+            };
+            let mut ways = vec![product_of_widened((a, b), false)?, product_of_narrow((a, b), false)?];
+            assert_eq!(ways[1], product_of_narrow((a, b), true)?);
+            if m <= FEW {
+                ways.push(few_rows(a, b.t()));
+            }
+            for (way, found) in ways.iter().enumerate() {
+                for (at, x) in found.iter().enumerate() {
+                    let terms = terms(at / n, at % n);
+                    let gap = (f64::from(*x) - terms.iter().sum::<f64>()).abs();
+                    let most = 5e-6 * terms.iter().map(|term| term.abs()).sum::<f64>();
+                    assert!(gap <= most, "{way}, {m} x {n} x {k} at {at}: {gap}, {most}");
+                }
+            }
+        }
+        Ok(())
+    }
+    check(half::bf16::from_f64)?;
+    check(half::f16::from_f64)
+}
+
+#[test]
+fn operands_of_sixteen_bits_that_do_not_fit_are_refused() {
+    let numbers = [half::bf16::ONE; 12];
+    let whole = Matrix::new(&numbers, 3, 4, 4);
+    assert!(product_of_narrow((whole, whole.t()), false).is_ok());
+    assert!(product_of_narrow((whole, whole), false).is_err());
+    assert!(product_of_narrow((whole.rows(1..4), whole.t()), false).is_err());
+    let scattered = Matrix { column_stride: 2, columns: 2, ..whole };
+    assert!(product_of_narrow((scattered, whole.columns(0..2).t()), false).is_err());
+}
+
+/// All numbers of 16 bits, and many of 32.
+#[test]
+fn numbers_become_wider_and_narrower_as_those_of_half() {
+    fn check<T: Narrow>(all: Vec<T>, wide: fn(&T) -> f32, narrow: fn(f32) -> T, bits: fn(&T) -> u16) {
+        let mut found = vec![0.0; all.len()];
+        T::widen_into(&all, &mut found);
+        for (x, found) in all.iter().zip(&found) {
+            assert!(
+                found.to_bits() == wide(x).to_bits() || (found.is_nan() && wide(x).is_nan()),
+                "{}",
+                wide(x)
+            );
+        }
+        let numbers = (0..1 << 20).map(|at: u32| f32::from_bits(at.wrapping_mul(2_654_435_761)));
+        let numbers: Vec<f32> = numbers.chain(found).collect();
+        let mut found = vec![T::zero(); numbers.len()];
+        T::narrow_into(&numbers, &mut found);
+        for (x, found) in numbers.iter().zip(&found) {
+            assert_eq!(bits(found), bits(&narrow(*x)), "{x:e}");
+        }
+    }
+    let all = 0..=u16::MAX;
+    use half::{bf16, f16};
+    check(all.clone().map(bf16::from_bits).collect(), |x| x.to_f32(), bf16::from_f32, |x| x.to_bits());
+    check(all.map(f16::from_bits).collect(), |x| x.to_f32(), f16::from_f32, |x| x.to_bits());
 }

@@ -12,6 +12,7 @@ pub(crate) use on_cuda::Seen;
 
 use self::composed::composed;
 use self::fused::Fused;
+use super::cast::cast;
 use super::working_dtype;
 use crate::dropout::Mask;
 use crate::product::ProductConfig;
@@ -153,13 +154,14 @@ fn attention_with(
         Some(dropout) if q.elem_count() > 0 => dropout.mask(sizes.batch, sizes.queries)?,
         _ => None,
     };
-    let call =
+    let mut call =
         AttentionCall { sizes, mask: config.mask, scale, hidden, dropout, how: ProductConfig::current() };
     if cuda::knows(q) && cuda::knows(k) {
         return on_cuda::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, &call);
     }
+    call.how = ProductConfig::of(q.dtype());
     let dtype = working_dtype(NAME, q.dtype())?;
-    let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
+    let wide = |tensor: &Tensor| cast(tensor, dtype)?.contiguous();
     let (wide_q, k, v) = (wide(q)?, wide(k)?, wide(v)?);
     if !q.device().is_cpu() {
         return composed(&wide_q, &k, &v, &call)?.to_dtype(q.dtype());
@@ -172,7 +174,7 @@ fn attention_with(
     let mixed = tape::apply_op3(&wide_q, &k, &v, fused)?;
     kept.by(&mixed, log_sums * dtype.size_in_bytes());
     keep_results(|| Ok(vec![mixed.detach(), sums.to_tensor()?]))?;
-    mixed.to_dtype(q.dtype())
+    cast(&mixed, q.dtype())
 }
 
 fn hidden(mask: &Tensor, sizes: &Sizes) -> candle_core::Result<Vec<bool>> {

@@ -1,13 +1,13 @@
 //! The linear layer's CPU operation: product and bias together.
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, bail};
+use half::{bf16, f16};
 
-use super::super::real::Real;
-use super::super::{dense, with_numbers};
+use super::super::{Real, dense, with_numbers};
 use super::NAME;
 use crate::Precision;
 use crate::defer::defer;
-use crate::product::{product, product_of};
+use crate::product::{Element, product, product_of};
 use crate::recompute::copied;
 
 /// `x w' + b`, or `x w'` without a bias.
@@ -50,11 +50,11 @@ impl Affine {
         Self { precision: Precision::current(), known }
     }
 
-    fn forward<T: Real>(
+    fn forward<T: Element>(
         &self,
         (x, x_layout): (&CpuStorage, &Layout),
         (weight, weight_layout): (&CpuStorage, &Layout),
-        bias: &[T],
+        bias: &[T::Sum],
     ) -> candle_core::Result<CpuStorage> {
         let Sizes { rows, inputs, outputs } = Sizes::of(x_layout.shape(), weight_layout.shape())?;
         let weight_layout = matrix(weight_layout, outputs, inputs).transpose(0, 1)?;
@@ -63,11 +63,11 @@ impl Affine {
         for row in out.chunks_exact_mut(outputs.max(1)) {
             row.iter_mut().zip(bias).for_each(|(y, &b)| *y += b);
         }
-        Ok(T::to_cpu_storage_owned(out))
+        Ok(T::to_cpu_storage_owned(T::narrow(out)))
     }
 
     /// Returns the gradient of the input.
-    fn of_input<T: Real>(
+    fn of_input<T: Element>(
         &self,
         x: &Tensor,
         weight: &Tensor,
@@ -77,11 +77,11 @@ impl Affine {
         let of_weight = matrix(weight.layout(), outputs, inputs);
         let of_y = matrix(gradient.layout(), rows, outputs);
         let to_x = product_of::<T>([(gradient, of_y), (weight, of_weight)], self.precision)?;
-        Tensor::from_vec(to_x, x.shape(), x.device())
+        Tensor::from_vec(T::narrow(to_x), x.shape(), x.device())
     }
 
     /// Returns the gradients of the weight and, if there is one, the bias.
-    fn of_weights<T: Real>(
+    fn of_weights<T: Element>(
         &self,
         x: &Tensor,
         weight: &Shape,
@@ -91,9 +91,10 @@ impl Affine {
         let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight)?;
         let (of_y, of_x) = (matrix(gradient.layout(), rows, outputs), matrix(x.layout(), rows, inputs));
         let to_weight = product_of::<T>([(gradient, of_y.transpose(0, 1)?), (x, of_x)], self.precision)?;
-        let mut found = vec![Tensor::from_vec(to_weight, weight, x.device())?];
+        let mut found = vec![Tensor::from_vec(T::narrow(to_weight), weight, x.device())?];
         if has_bias {
-            let to_bias = with_numbers(gradient, |gradient| Ok(column_sums::<T>(gradient, outputs)))?;
+            let to_bias =
+                with_numbers(gradient, |gradient| Ok(T::narrow(column_sums(&T::widen(gradient), outputs))))?;
             found.push(Tensor::from_vec(to_bias, outputs, x.device())?);
         }
         Ok(found)
@@ -101,7 +102,7 @@ impl Affine {
 
     /// Returns the gradients of input, weight and bias. The last two are `None` if they are deferred, or if both are
     /// frozen.
-    fn gradients<T: Real>(
+    fn gradients<T: Element>(
         &self,
         x: &Tensor,
         weight: &Tensor,
@@ -127,7 +128,7 @@ impl Affine {
     }
 
     /// Returns the layer's output and its shape.
-    fn cpu<T: Real>(
+    fn cpu<T: Element>(
         &self,
         left: (&CpuStorage, &Layout),
         right: (&CpuStorage, &Layout),
@@ -140,7 +141,7 @@ impl Affine {
         }
         match &self.known {
             Some(known) if known.dims() == dims => copied(known),
-            _ => Ok((self.forward::<T>(left, right, bias)?, Shape::from(dims))),
+            _ => Ok((self.forward::<T>(left, right, &T::widen(bias))?, Shape::from(dims))),
         }
     }
 
@@ -154,6 +155,8 @@ impl Affine {
         let gradient = gradient.contiguous()?;
         match x.dtype() {
             DType::F32 => self.gradients::<f32>(x, weight, bias, &gradient),
+            DType::F16 => self.gradients::<f16>(x, weight, bias, &gradient),
+            DType::BF16 => self.gradients::<bf16>(x, weight, bias, &gradient),
             _ => self.gradients::<f64>(x, weight, bias, &gradient),
         }
     }
@@ -193,7 +196,9 @@ impl CustomOp3 for Affine {
         match x {
             CpuStorage::F32(_) => self.cpu::<f32>(left, right, bias),
             CpuStorage::F64(_) => self.cpu::<f64>(left, right, bias),
-            _ => bail!("{NAME}: neither f32 nor f64"),
+            CpuStorage::F16(_) => self.cpu::<f16>(left, right, bias),
+            CpuStorage::BF16(_) => self.cpu::<bf16>(left, right, bias),
+            _ => bail!("{NAME}: not a float dtype"),
         }
     }
 
@@ -226,7 +231,9 @@ impl CustomOp2 for Affine {
         match x {
             CpuStorage::F32(_) => self.cpu::<f32>(left, right, None),
             CpuStorage::F64(_) => self.cpu::<f64>(left, right, None),
-            _ => bail!("{NAME}: neither f32 nor f64"),
+            CpuStorage::F16(_) => self.cpu::<f16>(left, right, None),
+            CpuStorage::BF16(_) => self.cpu::<bf16>(left, right, None),
+            _ => bail!("{NAME}: not a float dtype"),
         }
     }
 

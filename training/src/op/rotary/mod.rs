@@ -9,6 +9,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Shape, Tensor
 pub use frequencies::RotaryScaling;
 
 use self::frequencies::frequencies;
+use super::cast::cast;
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
@@ -147,7 +148,7 @@ impl Rotary {
         let dtype = working_dtype(NAME, x.dtype())?;
         let part = |table: &Tensor| table.narrow(0, offset, positions)?.to_dtype(dtype);
         let (cos, sin) = (part(&self.cos)?, part(&self.sin)?);
-        let wide = x.to_dtype(dtype)?;
+        let wide = cast(x, dtype)?;
         let turned = if x.device().is_cpu() {
             let head_dim = self.config.head_dim;
             let turn = RotaryOp { cos, sin, layout: self.config.layout, head_dim, positions, heads };
@@ -155,7 +156,7 @@ impl Rotary {
         } else {
             self.composed(&wide, &cos, &sin, heads)?
         };
-        turned.to_dtype(x.dtype())
+        cast(&turned, x.dtype())
     }
 
     fn on_cuda(&self, x: &Tensor, positions: Range<usize>, heads: usize) -> candle_core::Result<Tensor> {

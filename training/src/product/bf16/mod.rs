@@ -18,6 +18,7 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
+pub(crate) use self::pack::Source;
 use self::pack::{Half, Operand, Tile, TileOrder};
 use super::{Matrix, Unit};
 
@@ -109,10 +110,10 @@ impl Bf16Product {
     ///
     /// # Safety
     /// If `add`, `out` is initialized.
-    pub(super) unsafe fn multiply(
+    pub(super) unsafe fn multiply<T: Source + Sync>(
         self,
         out: &mut [MaybeUninit<f32>],
-        pair: (Matrix<'_, f32>, Matrix<'_, f32>),
+        pair: (Matrix<'_, T>, Matrix<'_, T>),
         scale: f32,
         add: bool,
     ) {
@@ -141,7 +142,12 @@ impl Bf16Product {
     }
 
     /// Packs an operand into panels.
-    fn packed<'a>(self, operand: Operand<'_>, part: Half, buffer: &'a mut Vec<Tile>) -> &'a [Tile] {
+    fn packed<'a, T: Source + Sync>(
+        self,
+        operand: Operand<'_, T>,
+        part: Half,
+        buffer: &'a mut Vec<Tile>,
+    ) -> &'a [Tile] {
         let panel = 2 * operand.lines.columns.div_ceil(DEPTH);
         let len = operand.lines.rows.div_ceil(WIDTH) * panel;
         if buffer.len() < len {

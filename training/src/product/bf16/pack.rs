@@ -3,12 +3,14 @@
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32,
-    _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_mul_ps,
-    _mm512_permutexvar_epi16, _mm512_set1_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32,
-    _mm512_sub_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
-    _mm512_unpacklo_epi64,
+    _mm512_cvtne2ps_pbh, _mm512_cvtph_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_set1_ps, _mm512_setzero_si512,
+    _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_sub_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::ops::Range;
+
+use half::{bf16, f16};
 
 use super::{DEPTH, LINES, WIDTH};
 use crate::product::Matrix;
@@ -40,15 +42,54 @@ pub(super) enum Half {
     Low,
 }
 
+/// An element of an operand.
+pub(crate) trait Source: Copy + Default {
+    /// Reads the elements of a mask as f32, and zeros for the others.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with BW. The elements can be read.
+    unsafe fn load(mask: u16, from: *const Self) -> __m512;
+}
+
+impl Source for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn load(mask: u16, from: *const Self) -> __m512 {
+        // SAFETY: elements outside the mask are not read.
+        unsafe { _mm512_maskz_loadu_ps(mask, from) }
+    }
+}
+
+impl Source for bf16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn load(mask: u16, from: *const Self) -> __m512 {
+        // SAFETY: elements outside the mask are not read.
+        let words = unsafe { _mm512_maskz_loadu_epi16(mask.into(), from.cast()) };
+        let words = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(words));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+    }
+}
+
+impl Source for f16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn load(mask: u16, from: *const Self) -> __m512 {
+        // SAFETY: elements outside the mask are not read.
+        let words = unsafe { _mm512_maskz_loadu_epi16(mask.into(), from.cast()) };
+        _mm512_cvtph_ps(_mm512_castsi512_si256(words))
+    }
+}
+
 /// An operand as lines (rows of the left one, columns of the right one); the sums run along a line, its depth.
 #[derive(Clone, Copy)]
-pub(super) struct Operand<'a> {
-    pub(super) lines: Matrix<'a, f32>,
+pub(super) struct Operand<'a, T> {
+    pub(super) lines: Matrix<'a, T>,
     pub(super) form: TileOrder,
     pub(super) scale: f32,
 }
 
-impl Operand<'_> {
+impl<T: Source> Operand<'_, T> {
     /// A range of lines and of depths, clipped to the operand.
     pub(super) fn part(self, lines: Range<usize>, depths: Range<usize>) -> Self {
         let Matrix { rows, columns, .. } = self.lines;
@@ -84,9 +125,9 @@ impl Operand<'_> {
             return;
         }
         let from = data.as_ptr().wrapping_add(line * row_stride + depth * column_stride);
-        let mut source = Source { from, stride: row_stride, lines, depths, scale: self.scale, part };
+        let mut source = TileSource { from, stride: row_stride, lines, depths, scale: self.scale, part };
         let form = if row_stride == 1 && column_stride != 1 { TileOrder::Pairs } else { TileOrder::Lines };
-        let mut gathered = [0f32; LINES * DEPTH];
+        let mut gathered = [T::default(); LINES * DEPTH];
         let words = if form == TileOrder::Pairs {
             source.stride = column_stride;
             // SAFETY: the matrix lies in its slice, and its lines are adjacent in memory.
@@ -112,8 +153,8 @@ impl Operand<'_> {
 
 /// Input of a tile, clipped to the matrix: at most 16 lines of at most 32 elements.
 #[derive(Clone, Copy)]
-struct Source {
-    from: *const f32,
+struct TileSource<T> {
+    from: *const T,
     /// From line to line, or from element to element of a line where the lines are adjacent.
     stride: usize,
     lines: usize,
@@ -122,7 +163,7 @@ struct Source {
     part: Half,
 }
 
-impl Source {
+impl<T: Source> TileSource<T> {
     fn is_whole(&self) -> bool {
         self.lines == LINES && self.depths == DEPTH
     }
@@ -139,7 +180,7 @@ impl Source {
             for (line, word) in words.iter_mut().enumerate() {
                 let at = self.from.wrapping_add(line * self.stride);
                 // SAFETY: the caller guarantees the line's 32 elements.
-                let numbers = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.wrapping_add(LINES))] };
+                let numbers = unsafe { [T::load(ALL, at), T::load(ALL, at.wrapping_add(LINES))] };
                 *word = self.rounded(numbers);
             }
             return words;
@@ -148,9 +189,7 @@ impl Source {
         for (line, word) in words.iter_mut().enumerate().take(self.lines) {
             let at = self.from.wrapping_add(line * self.stride);
             // SAFETY: elements outside the masks are not read.
-            let numbers = unsafe {
-                [_mm512_maskz_loadu_ps(masks[0], at), _mm512_maskz_loadu_ps(masks[1], at.wrapping_add(LINES))]
-            };
+            let numbers = unsafe { [T::load(masks[0], at), T::load(masks[1], at.wrapping_add(LINES))] };
             *word = self.rounded(numbers);
         }
         words
@@ -168,7 +207,7 @@ impl Source {
             for (pair, word) in words.iter_mut().enumerate() {
                 let at = self.from.wrapping_add(2 * pair * self.stride);
                 // SAFETY: the caller guarantees the 16 elements at both depths.
-                let numbers = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.wrapping_add(self.stride))] };
+                let numbers = unsafe { [T::load(ALL, at), T::load(ALL, at.wrapping_add(self.stride))] };
                 *word = interleaved(self.rounded(numbers));
             }
             return words;
@@ -177,12 +216,7 @@ impl Source {
             let at = self.from.wrapping_add(2 * pair * self.stride);
             let masks = [first(self.lines), if 2 * pair + 1 < self.depths { first(self.lines) } else { 0 }];
             // SAFETY: elements outside the masks are not read.
-            let numbers = unsafe {
-                [
-                    _mm512_maskz_loadu_ps(masks[0], at),
-                    _mm512_maskz_loadu_ps(masks[1], at.wrapping_add(self.stride)),
-                ]
-            };
+            let numbers = unsafe { [T::load(masks[0], at), T::load(masks[1], at.wrapping_add(self.stride))] };
             *word = interleaved(self.rounded(numbers));
         }
         words
@@ -202,6 +236,9 @@ impl Source {
         }
     }
 }
+
+/// Mask of all 16 elements.
+const ALL: u16 = u16::MAX;
 
 /// Mask of the first `count` of 16 elements.
 fn first(count: usize) -> u16 {
