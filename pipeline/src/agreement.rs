@@ -35,6 +35,7 @@ pub(crate) fn check(
         ("the split", format!("{:?}", config.split)),
         ("the example", Spec::of(example).to_string()),
         ("the list of tied variables", format!("{:?}", config.tied)),
+        ("the check for missing gradients", format!("{:?}", config.audit)),
         ("the bytes of a bucket", config.bucket_bytes.to_string()),
         ("the schedule", format!("{}, its actions {:08x}", config.schedule, actions.value() as u32)),
     ];

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use comm::Communicator;
+use training::AuditConfig;
 
 use crate::{ScheduleKind, Split};
 
@@ -42,6 +43,9 @@ pub struct PipelineConfig {
     /// are summed. Variables that are connected by several pairs are one parameter, too, with the values of the one that is
     /// named first. Default: none.
     pub tied: Vec<(String, String)>,
+    /// What happens to parameters that have no gradient in any copy after the first step, and to a stage whose input has none:
+    /// a warning of the stage's first rank, or an error on every rank. Default: a warning.
+    pub audit: AuditConfig,
 }
 
 impl Default for PipelineConfig {
@@ -55,6 +59,7 @@ impl Default for PipelineConfig {
             bucket_bytes: 1 << 20,
             tp: None,
             tied: Vec::new(),
+            audit: AuditConfig::default(),
         }
     }
 }

@@ -55,6 +55,8 @@ pub(crate) struct State {
     gradients: HashMap<Cell, Tensor>,
     /// Gradients to be sent to the previous stage.
     leaving: HashMap<Cell, Tensor>,
+    /// By stage: whether its input had a gradient in a micro-batch.
+    pub(crate) has_input_gradient: HashMap<usize, bool>,
     pub(crate) losses: Vec<Tensor>,
     pub(crate) spans: Vec<Span>,
     pub(crate) most_alive: usize,
@@ -209,7 +211,9 @@ impl Run<'_> {
         drop(root);
         if let Some(input) = input {
             // An output that does not depend on the input: the gradient is zero.
-            let gradient = match grads.remove(&input) {
+            let gradient = grads.remove(&input);
+            *self.state.has_input_gradient.entry(number).or_default() |= gradient.is_some();
+            let gradient = match gradient {
                 Some(gradient) => gradient,
                 None => input.zeros_like().map_err(during())?,
             };

@@ -3,7 +3,7 @@
 mod build;
 mod forward;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::thread::Builder;
@@ -11,7 +11,7 @@ use std::thread::Builder;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::{Communicator, Stats};
-use training::{GradSums, RowKeys};
+use training::{AuditConfig, GradSums, OnMissingGradient, RowKeys};
 
 use crate::average::Average;
 use crate::executor::{Run, State};
@@ -68,6 +68,8 @@ pub struct Pipeline {
     last_places: Vec<usize>,
     bucket_bytes: usize,
     rows: usize,
+    /// How the first step is checked for missing gradients; `None` after it.
+    unaudited: Option<AuditConfig>,
     /// Variables of which the tensor-parallel ranks have parts; `None` until that was declared.
     divided: Option<HashSet<TensorId>>,
     /// All variables of the stages, by whether they are trained.
@@ -157,11 +159,30 @@ impl Pipeline {
         tracing::info_span!("wait").in_scope(|| run.average.wait(&mut run.gradients))?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients, &self.failures)?;
+        if let Some(audit) = self.unaudited.take() {
+            self.audit(&audit, &gradients, &state.has_input_gradient)?;
+        }
         let State { losses, spans, most_alive, measures, most_bytes, .. } = state;
         let activation_bytes = measures.then_some(most_bytes);
         let loss = mean(&losses).map_err(Error::during("the loss"))?;
         let grads = gradients.finish().map_err(Error::during("the gradients"))?;
         Ok(Step { loss, grads, spans, most_alive, activation_bytes })
+    }
+
+    /// Applies [`PipelineConfig::audit`](crate::PipelineConfig::audit).
+    fn audit(&self, audit: &AuditConfig, grads: &GradSums, inputs: &HashMap<usize, bool>) -> Result<()> {
+        let floats = self.parameters.iter().filter(|(_, var)| var.dtype().is_float());
+        let parameters = floats.map(|(name, var)| (name.as_str(), var.dims(), grads.of(var).is_some()));
+        // Where a stage's input has no gradient, those of all earlier stages are zeros.
+        let cut = |stage: &&Stage| inputs.get(&stage.number).is_some_and(|has| !has);
+        let input = |stage: &Stage| format!("the input of stage {} (module {})", stage.number, stage.first);
+        let cut: Vec<String> = self.stages.iter().filter(cut).map(input).collect();
+        let all = parameters.chain(cut.iter().map(|name| (name.as_str(), &[][..], false)));
+        let found = audit.act("Pipeline", self.groups.is_first_of_stage(), all).map_err(Error::training);
+        match audit.on_missing {
+            OnMissingGradient::Fail => self.groups.all_agree(found),
+            _ => found,
+        }
     }
 
     /// Returns the mean loss of a batch on the rank that has the last stage, `None` on the others. Runs forward only, in

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
 use training::build::in_whole_rows;
-use training::{BackwardOwner, backward_owner};
+use training::{AuditConfig, BackwardOwner, backward_owner};
 
 use crate::split::rank_range;
 use crate::{Error, RandomStreams, Result};
@@ -23,19 +23,26 @@ pub struct TensorParallelConfig {
     pub dtype: DType,
     /// Device of the weights. Default: the CPU.
     pub device: Device,
+    /// What happens to parameters that have no gradient on any rank after the first backward. Default: a warning.
+    pub audit: AuditConfig,
 }
 
 impl Default for TensorParallelConfig {
     fn default() -> Self {
-        Self { sequence_parallel: false, seed: 42, dtype: DType::F32, device: Device::Cpu }
+        let audit = AuditConfig::default();
+        Self { sequence_parallel: false, seed: 42, dtype: DType::F32, device: Device::Cpu, audit }
     }
 }
 
 impl TensorParallelConfig {
     /// Describes what must be equal on all ranks.
     pub(crate) fn describe(&self) -> String {
-        let Self { sequence_parallel, seed, dtype, device: _ } = self;
-        format!("sequence_parallel: {sequence_parallel}, seed: {seed}, dtype: {dtype:?}")
+        let Self { sequence_parallel, seed, dtype, device: _, audit } = self;
+        let own = format!("sequence_parallel: {sequence_parallel}, seed: {seed}, dtype: {dtype:?}");
+        match *audit == AuditConfig::default() {
+            true => own,
+            false => format!("{own}, missing gradients: {audit:?}"),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
-use training::GradSums;
+use training::{AuditConfig, GradSums};
 
 use crate::averaging::{Averaging, add_held};
 use crate::builder::lock;
@@ -33,6 +33,8 @@ pub struct TensorParallel<M> {
     /// Sums of the gradients of [`backward_no_sync`](Self::backward_no_sync) since the last backward, if there were any.
     held: Mutex<Option<GradSums>>,
     failed: Mutex<Option<Error>>,
+    /// How the first backward is checked for missing gradients; `None` after it.
+    unaudited: Mutex<Option<AuditConfig>>,
 }
 
 impl<M> TensorParallel<M> {
@@ -77,7 +79,8 @@ impl<M> TensorParallel<M> {
         let parameters = agreement::check(&*world, place, config.describe(), parameters)?;
         let Some(model) = model else { return Err(no_model()) };
         let (held, failed) = Default::default();
-        Ok(Self { model, parameters, context, world, dp, averaging, held, failed })
+        let unaudited = Mutex::new(Some(config.audit.clone()));
+        Ok(Self { model, parameters, context, world, dp, averaging, held, failed, unaudited })
     }
 
     /// Returns the model.
@@ -147,15 +150,26 @@ impl<M> TensorParallel<M> {
     pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
         self.pass(|| {
             let (held, own) = (lock(&self.held).take(), || self.own_gradients(loss));
-            match &self.averaging {
-                Some(averaging) => averaging.backward(&self.parameters, held, own),
+            let gradients = match &self.averaging {
+                Some(averaging) => averaging.backward(&self.parameters, held, own)?,
                 None => {
                     let mut gradients = own()?;
                     held.map_or(Ok(()), |held| add_held(held, &self.parameters, &mut gradients))?;
-                    Ok(gradients)
+                    gradients
                 }
-            }
+            };
+            self.audit(&gradients)?;
+            Ok(gradients)
         })
+    }
+
+    /// Applies [`TensorParallelConfig::audit`] once. All ranks have gradients of the same parameters.
+    fn audit(&self, gradients: &GradStore) -> Result<()> {
+        let Some(audit) = lock(&self.unaudited).take() else { return Ok(()) };
+        let parameters = self.parameters.iter().map(|parameter| {
+            (parameter.name(), parameter.var().dims(), gradients.get(parameter.var()).is_some())
+        });
+        Ok(audit.act("TensorParallel", self.world.rank() == 0, parameters)?)
     }
 
     /// Runs backward from `loss` without communication along `dp`: adds the gradients to those that the next

@@ -116,6 +116,8 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             shards = shards.with_copies(roots.clone());
         }
         let mut config = config.clone();
+        config.ddp.audit = config.audit.clone();
+        config.fsdp.audit = config.audit.clone();
         if let Some(is_trained) = config.is_trained.take() {
             // A tied parameter is trained if the parameter that it is tied to is trained.
             config.is_trained =
@@ -133,6 +135,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             scaler,
             counted: Default::default(),
             steps: 0,
+            unaudited: true,
             failed: None,
             remake,
         };

@@ -8,7 +8,7 @@ use ddp::DdpConfig;
 use fsdp::FsdpConfig;
 use pipeline::{ScheduleKind, Split};
 use training::build::Recompute;
-use training::{LossScalerConfig, is_buffer};
+use training::{AuditConfig, LossScalerConfig, is_buffer};
 
 /// Decides by its name whether a parameter is trained.
 pub type IsTrained = Arc<dyn Fn(&str) -> bool + Send + Sync>;
@@ -48,6 +48,9 @@ pub struct ParallelConfig {
     pub loss_scale: Option<LossScalerConfig>,
     /// Seed of the random numbers of rows, such as dropout's. Default: 0.
     pub seed: u64,
+    /// What happens to parameters that have no gradient on any rank after the first step; replaces the `audit` of `ddp` and
+    /// `fsdp`. With `shard` and without `pp`, a model with parameters that are not trained is not checked. Default: a warning.
+    pub audit: AuditConfig,
     /// Decides which parameters are trained; the others are not given to the optimizer. Default: all are trained.
     pub is_trained: Option<IsTrained>,
 }
@@ -67,6 +70,7 @@ impl Default for ParallelConfig {
             sequence_parallel: false,
             loss_scale: None,
             seed: 0,
+            audit: AuditConfig::default(),
             is_trained: None,
         }
     }
@@ -91,7 +95,7 @@ impl ParallelConfig {
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
-        let Self { recompute, sequence_parallel, loss_scale, seed, .. } = self;
+        let Self { recompute, sequence_parallel, loss_scale, seed, audit, .. } = self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -104,6 +108,7 @@ impl fmt::Debug for ParallelConfig {
             .field("sequence_parallel", sequence_parallel)
             .field("loss_scale", loss_scale)
             .field("seed", seed)
+            .field("audit", audit)
             .finish_non_exhaustive()
     }
 }

@@ -62,6 +62,8 @@ pub struct Parallel<M> {
     counted: HashSet<TensorId>,
     /// Number of the next step.
     steps: u64,
+    /// Whether no step has been checked for missing gradients. The strategies check their own.
+    unaudited: bool,
     /// The first failure, after which ranks are out of step.
     failed: Option<String>,
     remake: Remake<M>,

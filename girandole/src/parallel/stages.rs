@@ -62,6 +62,7 @@ impl Stages {
             bucket_bytes: config.ddp.bucket_bytes,
             tp: several(mesh.axis("tp")?),
             tied: ties.to_vec(),
+            audit: config.audit.clone(),
             ..PipelineConfig::default()
         };
         let sums: Arc<Mutex<Sums>> = Arc::default();

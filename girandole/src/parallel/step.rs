@@ -85,9 +85,22 @@ impl<M: Model> Parallel<M> {
         if !matches!(self.model, Kind::Stages(_)) {
             self.shards.sum_gradients(&self.named_vars(), &mut grads)?;
         }
+        self.audit(&grads)?;
         let loss = self.sum_of_all(sum)? / total as f64;
         let skipped = !self.unscale(&mut grads)?;
         Ok(Step { loss, targets: total, grads, skipped })
+    }
+
+    /// Applies [`ParallelConfig::audit`](super::ParallelConfig) once to a model that no strategy wraps. All ranks along `tp` have
+    /// gradients of the same parameters.
+    fn audit(&mut self, grads: &GradStore) -> Result<()> {
+        if !matches!(self.model, Kind::Whole { .. }) || !std::mem::take(&mut self.unaudited) {
+            return Ok(());
+        }
+        let vars = self.named_vars();
+        let floats = vars.iter().filter(|(_, var)| var.dtype().is_float());
+        let parameters = floats.map(|(name, var)| (name.as_str(), var.dims(), grads.get(var).is_some()));
+        Ok(self.config.audit.act("Parallel", self.mesh.axis("tp")?.rank() == 0, parameters)?)
     }
 
     /// Divides scaled gradients by the loss scale. Returns false, and empty gradients, if one was not finite on some

@@ -8,7 +8,9 @@ use girandole::comm::{Communicator, Local};
 use girandole::training::build::{
     Builder, Division, Layers, Linear, LinearConfig, Model, Unit, Units, Vocabulary,
 };
-use girandole::training::{Adam, AdamConfig, RmsNorm, cross_entropy, rms_norm};
+use girandole::training::{
+    Adam, AdamConfig, AuditConfig, OnMissingGradient, RmsNorm, cross_entropy, rms_norm,
+};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
 const TOKENS: usize = 11;
@@ -244,5 +246,73 @@ fn a_unit_twice_and_a_model_without_units_are_refused_in_every_layout() {
                 assert!(said.as_ref().is_some_and(|said| said.starts_with(expected)), "{layout}: {said:?}");
             }
         }
+    }
+}
+
+/// A chain whose second layer detaches its input, as candle's operations without backward do.
+struct Cut(Vec<Unit<Link>>);
+
+struct Link {
+    layer: Linear,
+    cuts: bool,
+}
+
+impl Module for Link {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.layer.forward(&if self.cuts { x.detach() } else { x.clone() })
+    }
+}
+
+impl Units for Cut {
+    fn units(&self) -> Vec<&dyn Module> {
+        self.0.iter().map(|unit| unit as &dyn Module).collect()
+    }
+}
+
+impl Model for Cut {
+    fn output_loss(output: &Tensor, _: &Tensor) -> Result<Tensor> {
+        output.sqr()?.mean_all()
+    }
+}
+
+/// Runs a step of a chain of three layers, and returns what each rank says.
+fn step_of_cut(layout: &str, audit: &AuditConfig) -> Vec<Option<String>> {
+    let layout: Layout = layout.parse().unwrap();
+    let build = |builder: &Builder| {
+        let config = LinearConfig::new(4, 4, Division::Whole).with_bias(true);
+        let link = |name: &str| {
+            builder.unit(name, |part| Ok(Link { layer: part.pp(name).linear(&config)?, cuts: name == "b" }))
+        };
+        Ok(Cut(["a", "b", "c"].into_iter().map(link).collect::<Result<_>>()?))
+    };
+    let said = Local::run_shared(layout.ranks(), |comm| {
+        let x = Tensor::ones((2, 4), DType::F32, &Device::Cpu)?;
+        let config =
+            ParallelConfig { example: Some(x.clone()), audit: audit.clone(), ..ParallelConfig::default() };
+        let mut parallel = Parallel::new(comm, &layout, InitialWeights::seed(0), &config, build)?;
+        let steps = (0..2).try_for_each(|_| parallel.step(&x, &x.zeros_like()?).map(drop));
+        Ok(steps.err().map(|error| error.to_string()))
+    });
+    said.unwrap()
+}
+
+#[test]
+fn parameters_without_a_gradient_are_named_in_every_layout() {
+    let strict = AuditConfig { on_missing: OnMissingGradient::Fail, ..AuditConfig::default() };
+    for layout in ["", "tp=2", "dp=2", "shard=2", "pp=2", "pp=3", "pp=2,dp=2", "pp=2,shard=2", "pp=2,tp=2"] {
+        for said in step_of_cut(layout, &strict) {
+            let line = said.unwrap_or_else(|| panic!("{layout}: no rank may go on"));
+            assert!(line.contains("parameters have no gradient: "), "{layout}: {line}");
+            // The second layer may have a stage of its own.
+            let is_cut = line.contains("the input of stage 1 (module b)");
+            assert_eq!(line.contains("a.weight") && line.contains("a.bias"), !is_cut, "{layout}: {line}");
+            assert!(!line.contains("b.weight") && !line.contains("c.weight"), "{layout}: {line}");
+        }
+        let frozen = AuditConfig {
+            frozen: vec!["a".into(), "the input of stage 1 (module b)".into()],
+            ..strict.clone()
+        };
+        assert!(step_of_cut(layout, &frozen).iter().all(Option::is_none), "{layout}");
+        assert!(step_of_cut(layout, &AuditConfig::default()).iter().all(Option::is_none), "{layout}");
     }
 }

@@ -138,6 +138,7 @@ impl Pipeline {
             bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
             divided: None,
+            unaudited: Some(config.audit.clone()),
             parameters,
             buffers,
             failed: None,

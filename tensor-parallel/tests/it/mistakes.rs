@@ -6,12 +6,12 @@ use candle_nn::{Init, Optimizer, SGD};
 use comm::{Local, LocalConfig, Mesh};
 use std::sync::Arc;
 use tensor_parallel::{
-    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, Result, RowConfig,
+    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, ParallelMlp, Result, RowConfig,
     RowParallelLinear, ShardBuilder, Split, TensorParallel, TensorParallelConfig, VocabParallelEmbedding,
     Weights, norm, vocab_parallel_cross_entropy,
 };
 use training::build::{Builder, Division, LinearConfig};
-use training::{Linear, RmsNorm};
+use training::{AuditConfig, Linear, OnMissingGradient, RmsNorm};
 
 /// Returns the error messages of all ranks, each of which must fail.
 fn messages(ranks: usize, body: impl Fn(Mesh, usize) -> Result<()> + Sync) -> Vec<String> {
@@ -294,4 +294,32 @@ fn ranks_of_a_part_of_the_job_are_named_by_their_numbers_in_it() {
     }
     let (_, fails) = found[1].as_ref().unwrap();
     assert!(fails.starts_with("rank 3 could not build its part of the model: d_model"), "{fails}");
+}
+
+#[test]
+fn parameters_without_a_gradient_are_named() {
+    for (dp, tp) in [(1, 1), (1, 2), (2, 2)] {
+        let strict = AuditConfig { on_missing: OnMissingGradient::Fail, ..AuditConfig::default() };
+        let frozen = AuditConfig { frozen: vec!["unused".into()], ..strict.clone() };
+        for (audit, is_refused) in [(strict, true), (frozen, false), (AuditConfig::default(), false)] {
+            let config = TensorParallelConfig { audit, ..TensorParallelConfig::default() };
+            let said = Local::run_shared(dp * tp, |comm| {
+                let mesh = Mesh::new(comm, &[("dp", dp), ("tp", tp)])?;
+                let build = |builder: ShardBuilder| {
+                    ParallelMlp::new(4, 8, &builder.pp("unused"))?;
+                    ParallelMlp::new(4, 8, &builder.pp("used"))
+                };
+                let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), build)?;
+                let x = Tensor::ones((2, 4), DType::F32, &Device::Cpu)?;
+                // What is summed before the first backward counts.
+                parallel.backward_no_sync(&parallel.model()?.forward(&x)?.sqr()?.mean_all()?)?;
+                let last = parallel.backward(&parallel.model()?.forward(&x)?.sqr()?.mean_all()?);
+                Ok(last.err().map(|error| error.to_string()))
+            });
+            for said in said.unwrap() {
+                let says = |line: &String| line.contains("of 8 parameters have no gradient: unused.");
+                assert!(said.is_none() != is_refused && said.iter().all(says), "{dp} {tp}: {said:?}");
+            }
+        }
+    }
 }
