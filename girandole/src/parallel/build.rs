@@ -115,9 +115,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             // Only stages create tied parameters twice.
             shards = shards.with_copies(roots.clone());
         }
-        let mut config = config.clone();
-        config.ddp.audit = config.audit.clone();
-        config.fsdp.audit = config.audit.clone();
+        let mut config = config.of_strategies();
         if let Some(is_trained) = config.is_trained.take() {
             // A tied parameter is trained if the parameter that it is tied to is trained.
             config.is_trained =
@@ -135,7 +133,6 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             scaler,
             counted: Default::default(),
             steps: 0,
-            unaudited: true,
             failed: None,
             remake,
         };
@@ -207,7 +204,7 @@ fn make<M: Model + Send + Sync + 'static>(
         return Ok(Kind::Copies(Ddp::new(data.clone(), whole.clone(), &config.ddp, in_builder)?));
     }
     let vars = VarMap::new();
-    Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars })
+    Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars, unaudited: true })
 }
 
 /// Unit source for FSDP. Parameters that are not trained are sharded as well.

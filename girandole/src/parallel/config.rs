@@ -77,6 +77,14 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
+    /// A copy whose strategies check for missing gradients as the whole does.
+    pub(crate) fn of_strategies(&self) -> Self {
+        let mut config = self.clone();
+        config.ddp.audit = config.audit.clone();
+        config.fsdp.audit = config.audit.clone();
+        config
+    }
+
     pub(crate) fn is_trained(&self, name: &str) -> bool {
         self.is_trained.as_ref().is_none_or(|is_trained| is_trained(name))
     }

@@ -62,8 +62,6 @@ pub struct Parallel<M> {
     counted: HashSet<TensorId>,
     /// Number of the next step.
     steps: u64,
-    /// Whether no step has been checked for missing gradients. The strategies check their own.
-    unaudited: bool,
     /// The first failure, after which ranks are out of step.
     failed: Option<String>,
     remake: Remake<M>,
@@ -75,7 +73,12 @@ type Remake<M> =
 
 /// The implementation of the layout.
 enum Kind<M> {
-    Whole { model: M, vars: VarMap },
+    /// `unaudited` until the first step has been checked for missing gradients; the strategies check their own.
+    Whole {
+        model: M,
+        vars: VarMap,
+        unaudited: bool,
+    },
     Copies(Ddp<M>),
     Sharded(Fsdp<M>),
     Stages(Box<Stages>),

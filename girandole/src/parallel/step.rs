@@ -61,7 +61,7 @@ impl<M: Model> Parallel<M> {
                 let keys = parts.into_iter().map(|part| part.keys).collect();
                 stages.step((&input, &targets), keys, share, &self.shards)?
             }
-            Kind::Whole { model, vars } => whole(model, vars.all_vars(), &parts, share)?,
+            Kind::Whole { model, vars, .. } => whole(model, vars.all_vars(), &parts, share)?,
             Kind::Copies(ddp) => {
                 // The same for all micro-batches.
                 let model = ddp.model()?;
@@ -94,7 +94,8 @@ impl<M: Model> Parallel<M> {
     /// Applies [`ParallelConfig::audit`](super::ParallelConfig) once to a model that no strategy wraps. All ranks along `tp` have
     /// gradients of the same parameters.
     fn audit(&mut self, grads: &GradStore) -> Result<()> {
-        if !matches!(self.model, Kind::Whole { .. }) || !std::mem::take(&mut self.unaudited) {
+        let Kind::Whole { unaudited, .. } = &mut self.model else { return Ok(()) };
+        if !std::mem::take(unaudited) {
             return Ok(());
         }
         let vars = self.named_vars();
