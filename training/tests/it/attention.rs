@@ -17,13 +17,14 @@ fn gap(got: &Tensor, expected: &Value) -> Result<f64> {
 fn values_and_gradients_are_pytorchs() -> Result<()> {
     let fixture: Value = serde_json::from_str(include_str!("../fixtures/attention.json")).unwrap();
     let cases = fixture["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 24);
+    assert_eq!(cases.len(), 28);
     for case in cases {
         let sizes: Vec<usize> = numbers::<f64>(&case["sizes"]).iter().map(|&x| x as usize).collect();
         let &[batch, queries, keys, heads, kv_heads, width] = &sizes[..] else { panic!("{sizes:?}") };
         let mask = match case["mask"].as_str().unwrap() {
             "full" => AttentionMask::Full,
             "causal" => AttentionMask::Causal,
+            "anti_causal" => AttentionMask::AntiCausal,
             _ => AttentionMask::SlidingWindow(case["window"].as_u64().unwrap() as usize),
         };
         let config = AttentionConfig { num_kv_heads: Some(kv_heads), ..AttentionConfig::new(heads, mask) };

@@ -1,9 +1,9 @@
-//! Layer norm, softmax and cross-entropy against PyTorch, and their handling of invalid input.
+//! Layer norm, softmax, losses, activations and embedding against PyTorch, and their handling of invalid input.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use serde_json::Value;
-use training::{LayerNorm, cross_entropy, layer_norm, log_softmax, softmax};
+use training::{LayerNorm, cross_entropy, embedding, gelu, layer_norm, log_softmax, mse, relu, softmax};
 
 fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
@@ -24,7 +24,7 @@ fn assert_close(got: &Tensor, expected: &[f64], tolerance: f64, least: f64, what
 fn values_and_gradients_are_pytorchs() -> Result<()> {
     let fixture: Value = serde_json::from_str(include_str!("../fixtures/op.json")).unwrap();
     let cases = fixture["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 50);
+    assert_eq!(cases.len(), 90);
     for case in cases {
         let (dtype, tolerance) =
             if case["dtype"] == "float64" { (DType::F64, 1e-13) } else { (DType::F32, 1e-6) };
@@ -34,7 +34,7 @@ fn values_and_gradients_are_pytorchs() -> Result<()> {
         let least = if last == [1] { 316.0 } else { 1e-3 };
         let what = format!("{} of {shape:?} in {dtype:?}", case["kind"]);
         let vars = case["inputs"].as_array().unwrap().iter().enumerate().map(|(index, numbers)| {
-            let shape = if index == 0 { &shape[..] } else { last };
+            let shape = if index == 0 || case["kind"] == "mse" { &shape[..] } else { last };
             Var::from_tensor(&Tensor::from_vec(floats(numbers), shape, &Device::Cpu)?.to_dtype(dtype)?)
         });
         let vars: Vec<Var> = vars.collect::<Result<_>>()?;
@@ -45,6 +45,13 @@ fn values_and_gradients_are_pytorchs() -> Result<()> {
             }
             "softmax" => softmax(x)?,
             "log_softmax" => log_softmax(x)?,
+            "gelu" => gelu(x)?,
+            "relu" => relu(x)?,
+            "mse" => mse(x, &vars[1])?,
+            "embedding" => {
+                let rows: Vec<i64> = floats(&case["rows"]).iter().map(|&x| x as i64).collect();
+                embedding(x, &Tensor::from_vec(rows, (2, 3), &Device::Cpu)?)?
+            }
             _ => {
                 let targets: Vec<i64> = floats(&case["targets"]).iter().map(|&x| x as i64).collect();
                 cross_entropy(x, &Tensor::from_vec(targets, rows, &Device::Cpu)?, Some(-100))?
