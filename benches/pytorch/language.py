@@ -43,7 +43,7 @@ GPT2 = {
 SHAPES = {"lora": (SMOLLM2, "bf16", 256, 1e-3, 8), "gpt2": (GPT2, "f32,bf16", 64, 1e-4, None)}
 
 
-def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precision):
+def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precision, compiled):
     """One rank of PyTorch's."""
     import torch
     import torch.nn.functional as F
@@ -51,7 +51,8 @@ def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precis
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     torch.set_num_threads(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    dtype = torch.bfloat16 if precision == "bf16-parameters" else torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model.train()
     if lora:
         import peft
@@ -61,6 +62,8 @@ def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precis
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if world_size > 1:
         model = DDP(model)
+    if compiled:
+        model = torch.compile(model)
     groups = [
         {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": 0.1},
         {"params": [parameter for parameter in trained if parameter.dim() == 1], "weight_decay": 0.0},
@@ -119,34 +122,51 @@ def ours(girandole, command, ranks, batch, length, steps, **options):
     }
 
 
+def gpt2_limit(ranks, precision, batch, length):
+    """Tokens per second if a step were its matrix products and AdamW's pass alone, as `real_sizes.py` measures them."""
+    from ranks import on_ranks
+    from real_sizes import limit
+
+    d, layers, heads, rows = GPT2["n_embd"], GPT2["n_layer"], GPT2["n_head"], batch // ranks
+    seconds = on_ranks(
+        limit, ranks, precision=precision, tokens=rows * length, attention=(rows * heads, length, d // heads, layers), optimizer="adamw",
+        linear=[(d, 3 * d, layers), (d, d, layers), (d, 4 * d, layers), (4 * d, d, layers), (d, GPT2["vocab_size"], 1)],
+        parameters=d * (GPT2["vocab_size"] + GPT2["n_positions"]) + 12 * layers * d * d,
+    )
+    return batch * length / seconds
+
+
 def measure(options, begin, batch, length, steps, lr, lora):
     from ranks import on_ranks
 
-    print("| ranks | precision | girandole | PyTorch | ratio | CPU s per step | PyTorch's | losses apart | memory | PyTorch's |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| ranks | precision | girandole | PyTorch | ratio | limit | CPU s per step | PyTorch's | losses apart | memory | PyTorch's |")
+    print("| --- " * 11 + "|")
     for ranks in (int(count) for count in options.ranks.split(",")):
         for precision in options.precisions.split(","):
             mine, other = [], []
             for _ in range(options.rounds):
                 more = {"lora_rank": lora} if lora else {}
+                more |= {"parameters": "bf16"} if precision == "bf16-parameters" else {"precision": precision}
                 mine.append(
                     ours(
                         options.girandole, "finetune", ranks, batch, length, model=begin, data=options.text, steps=steps, lr=lr,
-                        precision=precision, **more,
+                        **more,
                     )
                 )
                 other.append(
                     on_ranks(
                         train, ranks, folder=begin, text=options.text, length=length, batch=batch, steps=steps, lr=lr, lora=lora,
-                        precision=precision,
+                        precision=precision, compiled=options.compiled,
                     )
                 )
             speeds = [statistics.median(one["speed"] for one in of) for of in (mine, other)]
             memory = [statistics.median(one["memory"] for one in of) for of in (mine, other)]
             cpu = [statistics.median(one["cpu"] for one in of) for of in (mine, other)]
+            has_limit = options.what == "gpt2" and precision != "bf16-parameters"
+            least = f"{gpt2_limit(ranks, precision, batch, length):.0f} tokens/s" if has_limit else ""
             apart = max(abs(a - b) for a, b in zip(mine[0]["losses"], other[0]["losses"]))
             print(
-                f"| {ranks} | {precision} | {speeds[0]:.0f} tokens/s | {speeds[1]:.0f} tokens/s | {speeds[0] / speeds[1]:.2f} | "
+                f"| {ranks} | {precision} | {speeds[0]:.0f} tokens/s | {speeds[1]:.0f} tokens/s | {speeds[0] / speeds[1]:.2f} | {least} | "
                 f"{cpu[0]:.1f} | {cpu[1]:.1f} | {apart:.1e} | {memory[0]:.0f} MiB | {memory[1]:.0f} MiB |",
                 flush=True,
             )
@@ -159,7 +179,8 @@ if __name__ == "__main__":
     parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ranks", default="1,2")
-    parser.add_argument("--precisions", default=None)
+    parser.add_argument("--precisions", default=None, help="f32, bf16 (products), bf16-parameters (all in bf16)")
+    parser.add_argument("--compiled", action="store_true", help="PyTorch's model by torch.compile, which needs a C++ compiler")
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--rows", type=int, default=None, help="rows of a step")
     parser.add_argument("--length", type=int, default=None, help="tokens of a row")

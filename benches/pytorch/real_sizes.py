@@ -67,17 +67,21 @@ def train(rank, world_size, precision, attention, steps):
     return {"seconds": (ends[-1] - ends[0]) / (steps - 1), "losses": losses, "memory": memory}
 
 
-def limit(rank, world_size, precision):
-    """The seconds of a step's matrix products and of its update of the parameters, alone."""
+def limit(rank, world_size, precision, tokens, linear, attention, parameters, optimizer):
+    """
+    The seconds of a step's matrix products and of its update of the parameters, alone. `linear`: inputs, outputs and number of the linear
+    layers; `attention`: number of heads of all rows together, length, features of a head, layers.
+    """
     import torch
 
-    tokens, d, ff = SIZES["BATCH_SIZE"] * (SIZES["LENGTH"] - 1), SIZES["D_MODEL"], SIZES["D_FF"]
-    layers, heads, length = SIZES["LAYERS"], SIZES["HEADS"], SIZES["LENGTH"] - 1
     # (batch, rows, inner, columns) and how often a step has it; backward has one for the input and one for the weight.
-    linear = [((1, tokens, d, d), 4 * layers), ((1, tokens, d, ff), layers), ((1, tokens, ff, d), layers), ((1, tokens, d, SIZES["VOCABULARY"]), 1)]
-    products = [shape for (b, m, k, n), count in linear for shape in [((b, m, k, n), count), ((b, m, n, k), count), ((b, k, m, n), count)]]
-    # Attention: two products forward and four backward, half of each masked.
-    groups, head = SIZES["BATCH_SIZE"] * heads, d // heads
+    products = [
+        (shape, count)
+        for inputs, outputs, count in linear
+        for shape in ((1, tokens, inputs, outputs), (1, tokens, outputs, inputs), (1, inputs, tokens, outputs))
+    ]
+    # Two products forward and four backward, half of each masked.
+    groups, length, head, layers = attention
     products += [((groups, length, head, length), 3 * layers / 2), ((groups, length, length, head), 3 * layers / 2)]
 
     def fastest(call, repeats=5):
@@ -93,9 +97,22 @@ def limit(rank, world_size, precision):
         kinds = [torch.float32, torch.bfloat16] if precision == "bf16" else [torch.float32]
         pairs = [(torch.randn(b, m, k).to(kind), torch.randn(b, k, n).to(kind)) for kind in kinds]
         seconds += count * min(fastest(lambda: torch.bmm(x, y)) for x, y in pairs)
-    parameters = 2 * d * SIZES["VOCABULARY"] + layers * (4 * d * d + 2 * d * ff)
-    weights, gradients = torch.zeros(parameters), torch.ones(parameters)
-    return seconds + fastest(lambda: weights.add_(gradients, alpha=-0.01))
+    weights = torch.nn.Parameter(torch.zeros(parameters))
+    weights.grad = torch.ones(parameters)
+    update = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]([weights], lr=0.01, fused=True)
+    return seconds + fastest(update.step)
+
+
+def shape():
+    """What `limit` needs to know of the Transformer."""
+    length, d, ff, layers = SIZES["LENGTH"] - 1, SIZES["D_MODEL"], SIZES["D_FF"], SIZES["LAYERS"]
+    return dict(
+        tokens=SIZES["BATCH_SIZE"] * length,
+        linear=[(d, d, 4 * layers), (d, ff, layers), (ff, d, layers), (d, SIZES["VOCABULARY"], 1)],
+        attention=(SIZES["BATCH_SIZE"] * SIZES["HEADS"], length, d // SIZES["HEADS"], layers),
+        parameters=2 * d * SIZES["VOCABULARY"] + layers * (4 * d * d + 2 * d * ff),
+        optimizer="sgd",
+    )
 
 
 def theirs(ranks, precision):
@@ -137,7 +154,7 @@ def measure(girandole, rounds, ranks, precisions):
             for (count, precision), (mine, other, least) in taken.items():
                 mine.append(ours(girandole, count, precision, folder))
                 other.append(theirs(count, "f32" if precision == "f32-high" else precision))
-                least.append(on_ranks(limit, count, precision=precision))
+                least.append(on_ranks(limit, count, precision=precision, **shape()))
     return taken
 
 

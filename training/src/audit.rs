@@ -118,7 +118,7 @@ pub struct GradientAudit {
 /// `candle_nn::LayerNorm` and `candle_nn::RmsNorm` call some of these. As the graph does not show them, the operation
 /// named is a guess from the parameter's name and shape.
 ///
-/// Leave variables that are frozen on purpose out of `vars`. For one process; `Ddp` and `Fsdp` check by themselves
+/// Leave variables that are frozen on purpose out of `vars`. For one process; the strategies check by themselves
 /// ([`AuditConfig`]).
 ///
 /// # Cost

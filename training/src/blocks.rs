@@ -1,5 +1,6 @@
 //! Slices divided into blocks that are processed in parallel.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -45,27 +46,43 @@ pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
     }
 }
 
-/// Returns `len` numbers: `f` gets the range of a block, and returns an iterator over its numbers. Unlike a vector of zeros that
-/// is then written to, this touches the memory once.
+/// Applies `f`, which must always be inlined, to each element. Unlike a vector of zeros that is then written to, this touches
+/// the memory once.
+#[inline(always)]
+pub(crate) fn map<T: Copy + Send + Sync>(x: &[T], f: impl Fn(T) -> T + Sync) -> Vec<T> {
+    // Loops over slices, not over adapters of iterators: the compiler does not inline those of long functions, and then nothing
+    // is vectorized.
+    write_blocks(x.len(), |place, block| {
+        let x = &x[place];
+        vectorized!({
+            for (slot, &x) in block.iter_mut().zip(x) {
+                slot.write(f(x));
+            }
+        });
+    })
+}
+
+/// The same for the pairs of elements of two slices of equal length.
+#[inline(always)]
+pub(crate) fn map_pairs<T: Copy + Send + Sync>(x: &[T], y: &[T], f: impl Fn(T, T) -> T + Sync) -> Vec<T> {
+    write_blocks(x.len(), |place, block| {
+        let (x, y) = (&x[place.clone()], &y[place]);
+        vectorized!({
+            for ((slot, &x), &y) in block.iter_mut().zip(x).zip(y) {
+                slot.write(f(x, y));
+            }
+        });
+    })
+}
+
+/// Returns `len` elements; `write` gets the range of a block and must write all of it.
 #[allow(unsafe_code)]
 #[inline(always)]
-pub(crate) fn collect_blocks<T: Send, I: Iterator<Item = T>>(
-    len: usize,
-    f: impl Fn(Range<usize>) -> I + Sync,
-) -> Vec<T> {
+fn write_blocks<T: Send>(len: usize, write: impl Fn(Range<usize>, &mut [MaybeUninit<T>]) + Sync) -> Vec<T> {
     let mut out = Vec::with_capacity(len);
-    blocks([&mut out.spare_capacity_mut()[..len]], BLOCK, |at, [block]| {
-        let end = at + block.len();
-        vectorized!({
-            let mut written = 0;
-            for (slot, number) in block.iter_mut().zip(f(at..end)) {
-                slot.write(number);
-                written += 1;
-            }
-            assert_eq!(at + written, end, "a block lacks numbers");
-        });
-    });
-    // SAFETY: the blocks cover all elements, and each has counted that it wrote all of its own.
+    blocks([&mut out.spare_capacity_mut()[..len]], BLOCK, |at, [block]| write(at..at + block.len(), block));
+    // SAFETY: the blocks cover all elements, and both callers write each element of a block: the slices that they loop over
+    // are as long as the block, or they panic.
     unsafe { out.set_len(len) };
     out
 }
@@ -80,16 +97,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn collected_numbers_are_in_order() {
+    fn mapped_numbers_are_in_order() {
         for len in [0, 1, BLOCK, 2 * SMALL + 5] {
-            assert_eq!(collect_blocks(len, |block| block), (0..len).collect::<Vec<_>>());
+            let numbers: Vec<usize> = (0..len).collect();
+            assert!(map(&numbers, |x| x + 1).into_iter().eq(1..len + 1));
+            assert!(map_pairs(&numbers, &numbers, |x, y| x + y).into_iter().eq((0..len).map(|x| 2 * x)));
         }
     }
 
     #[test]
-    #[should_panic(expected = "a block lacks numbers")]
-    fn a_block_that_is_too_short_is_a_bug() {
-        collect_blocks(10, |block| block.skip(1));
+    #[should_panic(expected = "out of range")]
+    fn slices_of_unequal_length_are_a_bug() {
+        map_pairs(&[1, 2, 3], &[1, 2], |x, y| x + y);
     }
 
     #[test]

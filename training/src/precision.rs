@@ -39,7 +39,8 @@ impl Precision {
 /// parallelism. Backward of what `f` computes uses the same precision, also later or on another thread. Parameters,
 /// and the outputs of layers, stay f32.
 ///
-/// Tensors of other dtypes or on other devices are not affected.
+/// Tensors of other dtypes or on other devices are not affected: on a CPU bf16 is always multiplied as with
+/// [`Precision::Bf16`], and f16 as with [`Precision::F32High`], which keep all digits of such numbers; sums are in f32.
 ///
 /// # Cost
 /// With [`Precision::Bf16`] a product ([`Precision::products`]) takes about an eighth of the f32 time with AMX, half

@@ -2,10 +2,11 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
+use super::cast::cast;
 use super::gated::{Gate, gelu, gelu_tanh, silu};
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
-use crate::blocks::collect_blocks;
+use crate::blocks::{map, map_pairs};
 use crate::cuda;
 
 impl Gate {
@@ -38,14 +39,14 @@ impl Gate {
                 Ok([Some(cuda::activation_backward(self, &x.detach(), &gradient)?)])
             });
         }
-        let wide = x.to_dtype(working_dtype(self.function(), x.dtype())?)?;
+        let wide = cast(x, working_dtype(self.function(), x.dtype())?)?;
         let y = match (x.device().is_cpu(), self) {
             (true, _) => tape::apply_op1(&wide.contiguous()?, Activation(self))?,
             (false, Self::Silu) => wide.silu()?,
             (false, Self::Gelu) => wide.gelu_erf()?,
             (false, Self::GeluTanh) => wide.gelu()?,
         };
-        y.to_dtype(x.dtype())
+        cast(&y, x.dtype())
     }
 }
 
@@ -95,22 +96,21 @@ impl Activation {
 
 #[inline(always)]
 fn forward<T: Real>(x: &[T], activation: impl Fn(T) -> (T, T) + Sync) -> Vec<T> {
-    collect_blocks(x.len(), |block| {
-        x[block].iter().map(
-            #[inline(always)]
-            |&x| activation(x).0,
-        )
-    })
+    map(
+        x,
+        #[inline(always)]
+        |x| activation(x).0,
+    )
 }
 
 #[inline(always)]
 fn backward<T: Real>(x: &[T], gradient: &[T], activation: impl Fn(T) -> (T, T) + Sync) -> Vec<T> {
-    collect_blocks(x.len(), |block| {
-        x[block.clone()].iter().zip(&gradient[block]).map(
-            #[inline(always)]
-            |(&x, &g)| g * activation(x).1,
-        )
-    })
+    map_pairs(
+        x,
+        gradient,
+        #[inline(always)]
+        |x, g| g * activation(x).1,
+    )
 }
 
 impl CustomOp1 for Activation {

@@ -57,7 +57,8 @@ impl LinearCrossEntropyConfig {
 /// in one operation, which never holds the logits of more than a chunk of rows.
 ///
 /// With a vocabulary of 50,257 the logits of 2,048 tokens and their gradient are 820 MB in f32; here they are 64 MiB.
-/// f16 and bf16 are computed in f32, with f32 copies of `x` and the weight; the loss is then f32.
+/// f16 and bf16 are computed in f32, with f32 copies of `x` and the weight, and products with the digits of the dtype; the
+/// loss is then f32.
 ///
 /// If all rows are ignored the loss is NaN, as in PyTorch.
 ///

@@ -2,7 +2,7 @@
 //!
 //! Each file has an operation's row functions (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, what calls
 //! the kernels of [`cuda`](crate::cuda) and their backward, and a version composed of candle's operations for other devices.
-//! f16 and bf16 are computed in f32 on all devices; only matrix products of CUDA devices take them as they are.
+//! f16 and bf16 are computed in f32 on all devices; matrix products take them as they are, with sums in f32.
 
 mod activation;
 mod attention;

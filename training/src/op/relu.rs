@@ -1,7 +1,5 @@
 //! ReLU, as one operation.
 
-use std::ops::Range;
-
 use candle_core::backend::BackendStorage;
 use candle_core::cpu_backend::{Map1, Map2};
 use candle_core::op::Relu;
@@ -10,7 +8,7 @@ use candle_core::{
 };
 
 use super::{dense_part, working_dtype};
-use crate::blocks::collect_blocks;
+use crate::blocks::{map, map_pairs};
 
 const NAME: &str = "relu";
 
@@ -47,8 +45,7 @@ impl Map1 for Forward {
     fn f<T: WithDType>(&self, x: &[T], layout: &Layout) -> Result<Vec<T>> {
         let x = dense_part(x, layout)?;
         // Not `x > 0`: that would make NaN 0.
-        let positive = |&x: &T| if x <= T::zero() { T::zero() } else { x };
-        Ok(collect_blocks(x.len(), |block| x[block].iter().map(positive)))
+        Ok(map(x, |x| if x <= T::zero() { T::zero() } else { x }))
     }
 }
 
@@ -86,9 +83,8 @@ impl Map2 for Backward {
 
     fn f<T: WithDType>(&self, gradient: &[T], l: &Layout, y: &[T], m: &Layout) -> Result<Vec<T>> {
         let (gradient, y) = (dense_part(gradient, l)?, dense_part(y, m)?);
-        let passed = |(&gradient, &y): (&T, &T)| if y <= T::zero() { T::zero() } else { gradient };
-        let numbers = |block: Range<usize>| gradient[block.clone()].iter().zip(&y[block]).map(passed);
-        Ok(collect_blocks(y.len(), numbers))
+        let passed = |gradient, y| if y <= T::zero() { T::zero() } else { gradient };
+        Ok(map_pairs(gradient, y, passed))
     }
 }
 
