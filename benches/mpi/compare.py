@@ -3,14 +3,17 @@
     cargo build --release -p bin
     python benches/mpi/compare.py --rounds 3
 
-Needs Open MPI (Debian: libopenmpi-dev, openmpi-bin). Both sides call a barrier before each call and give the median on rank 0.
+Needs Open MPI (Debian: libopenmpi-dev, openmpi-bin). Both sides call a barrier before each call and give the median on rank 0. With
+`--load N` other programs take the processor, too: N processes that compute without end.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import statistics
 import subprocess
+import sys
 import tempfile
 
 OPERATIONS, SIZES = ["all_reduce", "broadcast", "all_gather", "barrier"], ["4K", "1M", "64M"]
@@ -31,14 +34,26 @@ def theirs(program, ranks, operation, size, seconds):
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
+@contextlib.contextmanager
+def loaded(count):
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--girandole", default="target/release/girandole", help="our program (built with --release)")
     parser.add_argument("--ranks", default="2,3,4,8")
     parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure each")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--load", type=int, default=0, help="how many other programs run beside")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, loaded(options.load):
         folder = pathlib.Path(name)
         program = folder / "collectives"
         source = pathlib.Path(__file__).with_name("collectives.c")

@@ -11,6 +11,12 @@ use crate::simd::vectorized;
 /// the cache.
 pub(crate) const BLOCK: usize = 1 << 14;
 
+/// Whether a pool of threads would not help: one of a single thread is slower than the caller, since it has to be woken, and has its
+/// data in another core's cache.
+pub(crate) fn has_one_thread() -> bool {
+    rayon::current_num_threads() == 1
+}
+
 /// Amounts of work, in elements, below this run on the calling thread.
 const SMALL: usize = 1 << 15;
 
@@ -38,8 +44,7 @@ pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
     let next = |_| rest.each_mut().map(|slice| slice.next().unwrap_or_default());
     let parts: Vec<[&mut [T]; N]> = (0..len.div_ceil(size)).map(next).collect();
     let run = |(index, part)| f(index * size, part);
-    // A pool of one thread is slower than this one: it has to be woken.
-    if work < SMALL || parts.len() == 1 || rayon::current_num_threads() == 1 {
+    if work < SMALL || parts.len() == 1 || has_one_thread() {
         parts.into_iter().enumerate().map(run).collect()
     } else {
         parts.into_par_iter().enumerate().map(run).collect()

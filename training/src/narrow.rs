@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result};
 use rayon::prelude::*;
 
-use crate::blocks::BLOCK;
+use crate::blocks::{BLOCK, has_one_thread};
 use crate::op::dense;
 use crate::product::Narrow;
 
@@ -22,7 +22,7 @@ pub(crate) fn step_in_f32<P: Narrow, const N: usize>(
     let mut states = states.map(|state| state.chunks_mut(BLOCK));
     let part = |param| (param, states.each_mut().map(|state| state.next().unwrap_or_default()));
     let parts: Vec<(&mut [P], [&mut [f32]; N])> = param.chunks_mut(BLOCK).map(part).collect();
-    parts.into_par_iter().enumerate().for_each(|(index, (narrow_param, states))| {
+    let one = |(index, (narrow_param, states)): (usize, (&mut [P], [&mut [f32]; N]))| {
         let place = index * BLOCK..index * BLOCK + narrow_param.len();
         let mut param = vec![0.0; place.len()];
         P::widen_into(narrow_param, &mut param);
@@ -35,6 +35,10 @@ pub(crate) fn step_in_f32<P: Narrow, const N: usize>(
             _ => step(&mut param, &wide[place], states),
         }
         P::narrow_into(&param, narrow_param);
-    });
+    };
+    match has_one_thread() {
+        true => parts.into_iter().enumerate().for_each(one),
+        false => parts.into_par_iter().enumerate().for_each(one),
+    }
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::linear::column_sums;
 use super::real::{Real, ln, max, sum};
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
-use crate::product::{Matrix, ProductConfig, multiply};
+use crate::product::{Matrix, ProductConfig, multiply, multiply_into};
 use crate::simd::vectorized;
 use crate::{Error, Result, SavedBytes, cuda};
 
@@ -212,29 +212,32 @@ impl Loss {
         let weight = Matrix::new(weight, classes, width, width);
         let [for_x, for_weight, for_bias] = self.tracked;
         let zeros = |wanted: bool, len: usize| vec![T::zero(); if wanted { len } else { 0 }];
-        let [mut of_x, mut of_weight, mut of_bias] =
-            [zeros(for_x, x.len()), zeros(for_weight, classes * width), zeros(for_bias, classes)];
-        let mut logits = vec![T::zero(); self.chunk_rows * classes];
+        let [mut of_x, mut of_bias] = [zeros(for_x, x.len()), zeros(for_bias, classes)];
+        // Large ones are not filled with zeros first.
+        let (mut logits, mut of_weight) = (Vec::new(), Vec::new());
         let mut total = 0.0;
         for (at, targets) in self.targets.chunks(self.chunk_rows).enumerate() {
             let rows = at * self.chunk_rows..at * self.chunk_rows + targets.len();
             let numbers = rows.start * width..rows.end * width;
-            let logits = &mut logits[..targets.len() * classes];
             let x = Matrix::new(&x[numbers.clone()], rows.len(), width, width);
-            multiply(logits, (x, weight.t()), T::one(), false, self.how)?;
-            total += self.rows(logits, targets, bias);
-            let logits_matrix = Matrix::new(&*logits, rows.len(), classes, classes);
+            multiply_into(&mut logits, (x, weight.t()), self.how)?;
+            total += self.rows(&mut logits, targets, bias);
+            let logits_matrix = Matrix::new(&logits, rows.len(), classes, classes);
             if for_x {
                 multiply(&mut of_x[numbers], (logits_matrix, weight), T::one(), false, self.how)?;
             }
-            if for_weight {
-                multiply(&mut of_weight, (logits_matrix.t(), x), T::one(), at > 0, self.how)?;
+            if for_weight && at == 0 {
+                multiply_into(&mut of_weight, (logits_matrix.t(), x), self.how)?;
+            } else if for_weight {
+                multiply(&mut of_weight, (logits_matrix.t(), x), T::one(), true, self.how)?;
             }
             if for_bias {
-                let sums = column_sums(logits, classes);
+                let sums = column_sums(&logits, classes);
                 of_bias.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
             }
         }
+        // Where there are no rows.
+        of_weight.resize(if for_weight { classes * width } else { 0 }, T::zero());
         let count = self.targets.iter().flatten().count() as f64;
         Ok((T::from_f64(total / count), [of_x, of_weight, of_bias]))
     }

@@ -219,6 +219,26 @@ pub(crate) fn multiply<T: Real>(
     Ok(())
 }
 
+/// Replaces `out` by the product, in its memory if it has that size. A new allocation is not filled with zeros first, unless it is
+/// small.
+///
+/// # Errors
+/// As [`multiply`].
+pub(crate) fn multiply_into<T: Real>(
+    out: &mut Vec<T>,
+    pair: (Matrix<'_, T>, Matrix<'_, T>),
+    how: ProductConfig,
+) -> candle_core::Result<()> {
+    let (a, b) = &pair;
+    let len = a.rows * b.columns;
+    if out.len() != len && len.saturating_mul(a.columns) > SMALL {
+        *out = product_of_matrices(pair, how)?;
+        return Ok(());
+    }
+    out.resize(len, T::zero());
+    multiply(out, pair, T::one(), false, how)
+}
+
 /// Returns the product in a new allocation.
 ///
 /// # Errors

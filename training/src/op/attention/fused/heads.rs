@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::blocks::has_one_thread;
 use crate::op::real::Real;
 use crate::product::{Matrix, multiply};
 use crate::simd::vectorized;
@@ -50,9 +51,10 @@ impl Sizes {
         self.queries.min(QUERIES) * self.keys.min(KEYS)
     }
 
-    fn is_small(self) -> bool {
+    /// Whether other threads would not help.
+    fn is_for_one_thread(self) -> bool {
         let products = [self.batch, self.heads, self.queries, self.keys, self.dims];
-        products.into_iter().fold(1, usize::saturating_mul) < SMALL
+        products.into_iter().fold(1, usize::saturating_mul) < SMALL || has_one_thread()
     }
 }
 
@@ -66,7 +68,7 @@ impl AttentionCall {
         let one = |scratch: &mut [Vec<T>; 2], (index, (out, sums)): (usize, (&mut [T], &mut [T]))| {
             self.forward_head(index, inputs, out, sums, scratch)
         };
-        if sizes.is_small() {
+        if sizes.is_for_one_thread() {
             let mut scratch = Default::default();
             let mut heads = mixed.chunks_mut(each).zip(log_sums.chunks_mut(few)).enumerate();
             heads.try_for_each(|head| one(&mut scratch, head))?;
@@ -127,7 +129,7 @@ impl AttentionCall {
         let one = |scratch: &mut [Vec<T>; 4], (index, ((q, k), v)): (usize, ((&mut [T], _), _))| {
             self.backward_group(index, inputs, log_sums, [q, k, v], scratch)
         };
-        if sizes.is_small() {
+        if sizes.is_for_one_thread() {
             let mut scratch = Default::default();
             let parts = of_q.chunks_mut(group).zip(of_k.chunks_mut(each)).zip(of_v.chunks_mut(each));
             parts.enumerate().try_for_each(|part| one(&mut scratch, part))?;
