@@ -18,8 +18,6 @@ pub struct Unit {
     pub buffers: u64,
     /// Parts that sharded data parallelism gathers one after the other.
     pub parts: Vec<Part>,
-    /// Outputs of linear layers per sample: kept a second time if they are 16-bit.
-    pub linear: u64,
     /// Operations of a forward pass per sample, in the divided part.
     pub flops: u64,
     /// Activations kept for backward in the divided part.
@@ -183,7 +181,6 @@ impl Model {
                 whole: outputs,
                 tensors: vec![inputs * hidden, hidden, hidden * outputs, outputs],
                 parts: vec![part(inputs, hidden), part(hidden, outputs)],
-                linear: hidden + outputs,
                 flops: 2 * (inputs * hidden + hidden * outputs),
                 kept_divided: (1 + functions) * hidden,
                 kept_between: outputs * if is_last { 1 } else { 1 + functions },
@@ -201,7 +198,6 @@ impl Model {
                 whole: inputs * outputs + outputs,
                 tensors: vec![inputs * outputs, outputs],
                 parts: vec![part(inputs, outputs)],
-                linear: outputs,
                 flops: 2 * inputs * outputs,
                 kept_between: outputs,
                 output: outputs,
@@ -296,7 +292,6 @@ impl Model {
             divided_tensors: if is_modern { 1 } else { 2 },
             whole: norm,
             tensors: if is_modern { vec![vocab * d, d, d] } else { vec![vocab * d, vocab] },
-            linear: length * vocab,
             flops: 2 * activations * vocab,
             kept_divided: 2 * length * vocab,
             kept_inside: length * vocab + of_parts,
@@ -330,7 +325,6 @@ impl Model {
             // Two norms, and the biases that are added after reductions over ranks.
             whole: 4 * d + 2 * d,
             tensors: [&attention[..], &[d, d, d, d], &[d * d_ff, d_ff, d * d_ff, d]].concat(),
-            linear: 5 * activations + length * d_ff,
             flops: 2 * length * (4 * d * d + 2 * d * d_ff) + 4 * length * length * d,
             // Queries, keys and values (fused and then separate, if modern), attention output; feed-forward before and
             // after activation.

@@ -1,7 +1,6 @@
 //! Activations kept for backward per token, by unit: outputs of operations, and what operations keep internally.
 
 use models::{Family, Lora, ModelConfig};
-use training::build::Division;
 
 use super::outline::Unit;
 use super::{Numbers, Subject};
@@ -96,10 +95,7 @@ impl<'a> PerToken<'a> {
             let into = if is_first { layer.inputs * self.numbers.element } else { 0 };
             return 2 * given + self.dropped(self.adapter_dropout, into);
         }
-        let is_narrow = self.numbers.element != self.numbers.working;
-        let is_whole = self.tp == 1 || layer.division == Division::Whole;
-        // The bias is added in a separate operation.
-        if is_narrow && is_whole && layer.bias { 2 * given } else { given }
+        given
     }
 
     /// Returns the temporary bytes of a block's backward: the gradients that are alive at the same time.

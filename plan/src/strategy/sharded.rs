@@ -65,8 +65,7 @@ fn activations(model: &Model, parts: &[Part], samples: u64, setting: &Setting) -
     kept += parts.iter().map(|part| part.output).sum::<u64>();
     let mut wide = model.sum(|unit| unit.kept_inside);
     if setting.gathered < setting.element {
-        // 16-bit layers multiply and add the bias in separate operations, and the loss is computed in higher precision.
-        kept += model.sum(|unit| unit.linear);
+        // The loss is computed in higher precision.
         wide += model.units.last().map_or(0, |unit: &Unit| unit.output);
     }
     let apart = model.kept_apart(samples, 1, setting.element);

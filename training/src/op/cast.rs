@@ -1,6 +1,8 @@
 //! Casts that `tape::backward` knows, vectorized on a CPU: candle's would end its way through the graph, and are several
 //! times slower.
 
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cpu_backend::CpuDevice;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
 
@@ -14,12 +16,19 @@ pub(super) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let is_ours =
         (x.dtype() == DType::F32 && is_narrow(dtype)) || (is_narrow(x.dtype()) && dtype == DType::F32);
     match is_ours && x.device().is_cpu() {
-        true => tape::apply_op1(&x.contiguous()?, Cast(dtype)),
+        true => tape::apply_op1(x, Cast(dtype)),
         false => x.to_dtype(dtype),
     }
 }
 
 struct Cast(DType);
+
+fn contiguous(x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Layout)> {
+    let shape = layout.shape();
+    let mut copy = CpuDevice.zeros_impl(shape, x.dtype())?;
+    x.copy_strided_src(&mut copy, 0, layout)?;
+    Ok((copy, Layout::contiguous(shape)))
+}
 
 fn converted<A: Copy + Sync, B: Copy + Default + Send>(from: &[A], convert: fn(&[A], &mut [B])) -> Vec<B> {
     let mut to = vec![B::default(); from.len()];
@@ -33,6 +42,10 @@ impl CustomOp1 for Cast {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        // A copy of a view lasts no longer than the cast.
+        let copy = if layout.is_contiguous() { None } else { Some(contiguous(x, layout)?) };
+        let dims = layout.shape().clone();
+        let (x, layout) = copy.as_ref().map_or((x, layout), |(x, layout)| (x, layout));
         let found = match (x, self.0) {
             (CpuStorage::F16(_), DType::F32) => {
                 CpuStorage::F32(converted(dense(x, layout)?, f16::widen_into))
@@ -48,7 +61,7 @@ impl CustomOp1 for Cast {
             }
             (_, dtype) => bail!("a cast to {dtype:?} is left to candle"),
         };
-        Ok((found, layout.shape().clone()))
+        Ok((found, dims))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
