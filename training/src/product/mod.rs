@@ -3,22 +3,24 @@
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+mod config;
 mod element;
 mod few_rows;
+mod narrow;
 mod tensors;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use candle_core::{DType, bail};
+use candle_core::bail;
 use gemm::Parallelism;
-use half::{bf16 as Bf16, f16 as F16};
 
+pub(crate) use self::config::ProductConfig;
 pub(crate) use self::element::{Element, Narrow};
 pub(crate) use self::tensors::{product, product_of};
 
 use self::element::Source;
-use self::few_rows::{FEW, few_rows};
+use self::narrow::product_of_narrow;
 use crate::Precision;
 use crate::op::Real;
 use crate::simd::vectorized;
@@ -126,20 +128,6 @@ impl Matrix<'_, f32> {
     }
 }
 
-impl<T: Narrow> Matrix<'_, T> {
-    /// The matrix in f32, in the same memory order. Its rows or its columns are adjacent elements.
-    fn widened_into(self, out: &mut Vec<f32>) -> Matrix<'_, f32> {
-        if self.column_stride != 1 {
-            return self.t().widened_into(out).t();
-        }
-        out.resize(self.rows * self.columns, 0.0);
-        for (row, out) in out.chunks_exact_mut(self.columns.max(1)).enumerate() {
-            T::widen_into(self.row(row), out);
-        }
-        Matrix::new(out, self.rows, self.columns, self.columns)
-    }
-}
-
 /// Processor units that multiply bf16 faster than the processor multiplies f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no other processor's unit is used"))]
@@ -156,37 +144,6 @@ pub(crate) fn unit() -> Result<Unit, &'static str> {
     return bf16::unit();
     #[cfg(not(target_arch = "x86_64"))]
     Err("in f32, of rounded numbers: there is no faster way on this processor")
-}
-
-/// How a product is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ProductConfig {
-    /// Precision of f32 products; f64 is computed in f64.
-    pub(crate) precision: Precision,
-    /// Whether all threads of the pool take part. The bits are the same: threads divide the result, not its sums.
-    pub(crate) in_parallel: bool,
-}
-
-impl ProductConfig {
-    /// This thread's precision, on one thread.
-    pub(crate) fn current() -> Self {
-        Self { precision: Precision::current(), in_parallel: false }
-    }
-
-    /// The same for tensors of a dtype that are computed in f32: of 16 bits, in a precision that keeps all their
-    /// digits.
-    pub(crate) fn of(dtype: DType) -> Self {
-        match dtype {
-            DType::BF16 => Self { precision: Bf16::PRECISION, in_parallel: false },
-            DType::F16 => Self { precision: F16::PRECISION, in_parallel: false },
-            _ => Self::current(),
-        }
-    }
-
-    /// The same, on all threads.
-    pub(crate) fn in_parallel(self) -> Self {
-        Self { in_parallel: rayon::current_num_threads() > 1, ..self }
-    }
 }
 
 /// Writes `scale * a b` to `out` in dense rows, or adds it to `out`.
@@ -270,48 +227,6 @@ pub(crate) fn product_of_matrices<T: Real>(
     // SAFETY: all of the product was written.
     unsafe { out.set_len(len) };
     Ok(out)
-}
-
-/// Returns the product of matrices of 16 bits, with sums in f32, in a new allocation.
-///
-/// # Errors
-/// As [`multiply`]; an operand of which neither rows nor columns are adjacent elements.
-pub(crate) fn product_of_narrow<T: Narrow>(
-    pair: (Matrix<'_, T>, Matrix<'_, T>),
-    in_parallel: bool,
-) -> candle_core::Result<Vec<f32>> {
-    let (a, b) = &pair;
-    let (m, n, k) = (a.rows, b.columns, a.columns);
-    let is_dense = |x: &Matrix<'_, T>| x.row_stride == 1 || x.column_stride == 1;
-    if b.rows != k || !a.fits_slice() || !b.fits_slice() || !is_dense(a) || !is_dense(b) {
-        bail!("a product of {m} x {k} and {} x {n} numbers of 16 bits: they do not fit", b.rows);
-    }
-    let len = m * n;
-    if len == 0 || k == 0 {
-        return Ok(vec![0.0; len]);
-    }
-    if m <= FEW && a.column_stride == 1 && b.row_stride == 1 {
-        return Ok(few_rows(*a, b.t()));
-    }
-    let mut out = Vec::with_capacity(len);
-    let how = ProductConfig { precision: T::PRECISION, in_parallel };
-    // SAFETY: the matrices fit; nothing is added to `out`.
-    if unsafe { multiply_by_unit(&mut out.spare_capacity_mut()[..len], pair, 1.0, false, how) } {
-        // SAFETY: all of the product was written.
-        unsafe { out.set_len(len) };
-        return Ok(out);
-    }
-    product_of_widened(pair, in_parallel)
-}
-
-/// Does the same with copies of the operands in f32.
-fn product_of_widened<T: Narrow>(
-    (a, b): (Matrix<'_, T>, Matrix<'_, T>),
-    in_parallel: bool,
-) -> candle_core::Result<Vec<f32>> {
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    let pair = (a.widened_into(&mut left), b.widened_into(&mut right));
-    product_of_matrices(pair, ProductConfig { precision: Precision::F32, in_parallel })
 }
 
 /// [`multiply`] in a precision other than f32, if that differs on this processor: then all of `out` is written.

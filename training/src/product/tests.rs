@@ -2,6 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use super::few_rows::{FEW, few_rows};
+use super::narrow::product_of_widened;
 use super::*;
 
 /// Small and large products, dense, strided and transposed, written and added, equal the definition.
