@@ -45,8 +45,6 @@ pub struct Layer {
     pub outputs: usize,
     /// How it is divided.
     pub division: Division,
-    /// Whether there is a bias.
-    pub bias: bool,
 }
 
 impl Unit {
@@ -197,8 +195,8 @@ impl Layers for DividedLayers {
             Division::Inputs => own.inputs = self.share(&name, "inputs", config.inputs, 1)?,
         }
         if let Some(unit) = self.found.lock().last_mut() {
-            let LinearConfig { inputs, outputs, division, bias, .. } = own;
-            unit.layers.push(Layer { name, inputs, outputs, division, bias });
+            let LinearConfig { inputs, outputs, division, .. } = own;
+            unit.layers.push(Layer { name, inputs, outputs, division });
         }
         WholeLayers.linear(vb, &own)
     }
