@@ -4,16 +4,19 @@
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
-//! use candle_nn::{Activation, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
+//! use candle_nn::{Activation, Optimizer, SGD, VarMap, linear, loss};
 //! use comm::Local;
 //! use pipeline::{Modules, Pipeline, PipelineConfig, Split};
+//! use sampler::{Generator, SharedGenerator};
+//! use training::TorchInit;
 //!
 //! let losses = Local::run_shared(2, |comm| {
 //!     let modules = Modules::new()
 //!         .module("fc1", |vb| linear(1, 8, vb))
 //!         .module("relu", |_| Ok(Activation::Relu))
 //!         .module("fc2", |vb| linear(8, 1, vb));
-//!     let builder = |map: &VarMap| VarBuilder::from_varmap(map, DType::F32, &Device::Cpu);
+//!     let random = SharedGenerator::from(Generator::new(42)); // every rank draws the whole model's weights
+//!     let builder = |map: &VarMap| TorchInit::var_builder(&random, map, DType::F32, &Device::Cpu);
 //!     let micro_batch = Tensor::zeros((2, 1), DType::F32, &Device::Cpu)?;
 //!     let config = PipelineConfig { micro_batches: 2, split: Split::at(["fc2"]), ..PipelineConfig::default() };
 //!     let mut pipeline = Pipeline::new(comm, &modules, &builder, &micro_batch, loss::mse, &config)?;
