@@ -197,7 +197,7 @@ impl Schedule {
             .sum()
     }
 
-    fn transfers(&self) -> impl Iterator<Item = &Transfer> {
+    pub(crate) fn transfers(&self) -> impl Iterator<Item = &Transfer> {
         self.steps.iter().flat_map(|step| &step.transfers)
     }
 }
@@ -219,7 +219,10 @@ impl Step {
 /// assert_eq!([part(10, 3, 0), part(10, 3, 1), part(10, 3, 5)], [0..3, 3..6, 6..10]);
 /// ```
 pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
-    let at = |index: usize| (len as u128 * index as u128 / parts as u128) as usize;
+    let at = |index: usize| match len.checked_mul(index) {
+        Some(product) => product / parts,
+        None => (len as u128 * index as u128 / parts as u128) as usize,
+    };
     let part = part % parts;
     at(part)..at(part + 1)
 }

@@ -162,14 +162,13 @@ impl<'a> Memory<'a> {
 
     /// Copies the bytes of `range` to offset `to`. No two storages are locked at the same time.
     pub(crate) fn copy(&mut self, range: Range<usize>, to: usize) -> Result<()> {
-        let mut chunk = vec![0; range.len().min(CHUNK)];
+        let mut chunk = Vec::with_capacity(range.len().min(CHUNK));
         let mut done = 0;
         while done < range.len() {
-            let len = chunk.len().min(range.len() - done);
+            let len = CHUNK.min(range.len() - done);
             let start = range.start + done;
-            self.read_all(start..start + len, |at, bytes| {
-                chunk[at..at + bytes.len()].copy_from_slice(bytes);
-            })?;
+            chunk.clear();
+            self.read_all(start..start + len, |_, bytes| chunk.extend_from_slice(bytes))?;
             self.write_all(to + done..to + done + len, |at, bytes| {
                 bytes.copy_from_slice(&chunk[at..at + bytes.len()]);
             })?;

@@ -2,17 +2,21 @@
 
 mod half_precision;
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
 use candle_core::{DType, Tensor};
 
 use crate::algorithm::schedule::{Parts, Schedule};
 use crate::base::buffer::storage;
-use crate::base::fingerprint;
+use crate::base::fingerprint::{self, Kind};
 use crate::engine::memory::Memory;
 use crate::{Operation, ReduceOp, Result, Topology, algorithm};
 
 pub(crate) struct Plan<'a> {
     pub(crate) memory: Memory<'a>,
-    pub(crate) schedule: Schedule,
+    pub(crate) schedule: Arc<Schedule>,
     /// Type of the elements in which the schedule counts.
     pub(crate) dtype: DType,
     pub(crate) op: ReduceOp,
@@ -21,17 +25,37 @@ pub(crate) struct Plan<'a> {
 }
 
 /// Plans for one rank.
-pub(crate) struct Planner<'t> {
+pub(crate) struct Planner {
     rank: usize,
     world_size: usize,
-    topology: &'t Topology,
+    topology: Topology,
+    /// The newest schedules: a program usually repeats the same calls. Making the schedule of a small operation can take longer
+    /// than running it.
+    recent: RefCell<VecDeque<(Call, Arc<Schedule>)>>,
 }
+
+/// What the schedule of a call depends on, beside the rank and the topology.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Call {
+    kind: Kind,
+    /// Number of elements, and bytes of each.
+    len: usize,
+    size: usize,
+    root: usize,
+}
+
+/// How many schedules are kept.
+const RECENT: usize = 32;
 
 type Counts = Option<Vec<usize>>;
 
-impl<'t> Planner<'t> {
-    pub(crate) fn new(rank: usize, topology: &'t Topology) -> Self {
-        Self { rank, world_size: topology.world_size(), topology }
+impl Planner {
+    pub(crate) fn new(rank: usize, topology: Topology) -> Self {
+        Self { rank, world_size: topology.world_size(), topology, recent: RefCell::default() }
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.world_size
     }
 
     /// Plans an operation that has been validated.
@@ -60,7 +84,8 @@ impl<'t> Planner<'t> {
                 self.all_to_all(output, input, output_counts, input_counts)
             }
             Operation::Barrier => {
-                let schedule = algorithm::barrier(self.rank, self.topology);
+                let call = Call { kind: Kind::Barrier, len: 0, size: 1, root: 0 };
+                let schedule = self.recent(call, || algorithm::barrier(self.rank, &self.topology));
                 let memory = Memory::default().scratch(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
             }
@@ -68,13 +93,13 @@ impl<'t> Planner<'t> {
             Operation::BroadcastCoalesced { tensors, root } => {
                 // They may differ in dtype, so they are sent as bytes.
                 let memory = tensors.iter().fold(Memory::default(), Memory::tensor);
-                let schedule = algorithm::broadcast(self.rank, self.world_size, memory.len(), 1, *root);
+                let schedule = self.broadcast_schedule(memory.len(), 1, *root);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Sum, pairs: Vec::new() }
             }
             // Point-to-point messages need no plan.
             Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. } => Plan {
                 memory: Memory::default(),
-                schedule: Schedule::default(),
+                schedule: Arc::default(),
                 dtype: DType::U8,
                 op: ReduceOp::Sum,
                 pairs: Vec::new(),
@@ -90,7 +115,9 @@ impl<'t> Planner<'t> {
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
-        let schedule = algorithm::all_reduce(self.rank, self.topology, len, dtype.size_in_bytes());
+        let call = Call { kind: Kind::AllReduce, len, size: dtype.size_in_bytes(), root: 0 };
+        let schedule =
+            self.recent(call, || algorithm::all_reduce(self.rank, &self.topology, call.len, call.size));
         Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
     }
 
@@ -114,16 +141,27 @@ impl<'t> Planner<'t> {
 
     fn broadcast<'a>(&self, tensor: &'a Tensor, root: usize) -> Plan<'a> {
         let (len, size) = (tensor.elem_count(), tensor.dtype().size_in_bytes());
-        let schedule = algorithm::broadcast(self.rank, self.world_size, len, size, root);
-        Plan::copying(Memory::of(tensor), schedule, tensor)
+        Plan::copying(Memory::of(tensor), self.broadcast_schedule(len, size, root), tensor)
+    }
+
+    fn broadcast_schedule(&self, len: usize, size: usize, root: usize) -> Arc<Schedule> {
+        let call = Call { kind: Kind::Broadcast, len, size, root };
+        self.recent(call, || algorithm::broadcast(self.rank, self.world_size, len, size, root))
     }
 
     fn all_gather<'a>(&self, output: &'a Tensor, input: &'a Tensor, counts: &Counts) -> Plan<'a> {
         let parts = self.parts(output.elem_count(), counts);
         let (own, first) = (input.elem_count(), parts.of(self.rank).start);
-        let gather = algorithm::all_gather(self.rank, self.topology, &parts).shifted(own);
-        let schedule = Schedule::copying(0..own, own + first).then(gather);
-        Plan::copying(Memory::of(input).output(output), schedule, input)
+        let schedule = || {
+            let gather = algorithm::all_gather(self.rank, &self.topology, &parts).shifted(own);
+            Schedule::copying(0..own, own + first).then(gather)
+        };
+        let memory = Memory::of(input).output(output);
+        let call = Call { kind: Kind::AllGather, len: parts.len(), size: 0, root: 0 };
+        match counts {
+            Some(_) => Plan::copying(memory, schedule(), input),
+            None => Plan::copying(memory, self.recent(call, schedule), input),
+        }
     }
 
     fn reduce_scatter<'a>(
@@ -139,7 +177,7 @@ impl<'t> Planner<'t> {
         }
         let dtype = widened(input.dtype());
         let size = dtype.size_in_bytes();
-        let (schedule, room) = algorithm::reduce_scatter(self.rank, self.topology, &parts, size);
+        let (schedule, room) = algorithm::reduce_scatter(self.rank, &self.topology, &parts, size);
         let memory = summed(own_input(input)?, output)?.scratch(room * size);
         Ok(Plan::reducing(memory, schedule, input, op))
     }
@@ -158,6 +196,18 @@ impl<'t> Planner<'t> {
         Plan { pairs: pairs(self.rank, &outgoing, &incoming), ..plan }
     }
 
+    /// Returns the schedule of a call, which `make` makes if it is not known.
+    fn recent(&self, call: Call, make: impl FnOnce() -> Schedule) -> Arc<Schedule> {
+        let mut recent = self.recent.borrow_mut();
+        if let Some((_, schedule)) = recent.iter().find(|(known, _)| *known == call) {
+            return schedule.clone();
+        }
+        let schedule = Arc::new(make());
+        recent.truncate(RECENT - 1);
+        recent.push_front((call, schedule.clone()));
+        schedule
+    }
+
     /// Returns the parts of `whole` elements: equal ones, unless there are counts.
     fn parts(&self, whole: usize, counts: &Counts) -> Parts {
         match counts {
@@ -168,12 +218,12 @@ impl<'t> Planner<'t> {
 }
 
 impl<'a> Plan<'a> {
-    fn copying(memory: Memory<'a>, schedule: Schedule, like: &Tensor) -> Self {
-        Self { memory, schedule, dtype: like.dtype(), op: ReduceOp::Sum, pairs: Vec::new() }
+    fn copying(memory: Memory<'a>, schedule: impl Into<Arc<Schedule>>, like: &Tensor) -> Self {
+        Self { memory, schedule: schedule.into(), dtype: like.dtype(), op: ReduceOp::Sum, pairs: Vec::new() }
     }
 
     fn reducing(memory: Memory<'a>, schedule: Schedule, like: &Tensor, op: ReduceOp) -> Self {
-        Self { memory, schedule, dtype: widened(like.dtype()), op, pairs: Vec::new() }
+        Self { memory, schedule: schedule.into(), dtype: widened(like.dtype()), op, pairs: Vec::new() }
     }
 }
 
@@ -207,3 +257,6 @@ fn pairs(rank: usize, outgoing: &Parts, incoming: &Parts) -> Vec<u64> {
     };
     (0..outgoing.count()).map(pair).collect()
 }
+
+#[cfg(test)]
+mod tests;

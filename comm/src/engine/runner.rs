@@ -31,7 +31,7 @@ pub(crate) trait Run: Send {
 
 pub(crate) struct OperationRunner<L> {
     rank: usize,
-    topology: Topology,
+    planner: Planner,
     executor: ScheduleExecutor<L>,
     carrier: Option<Box<dyn Carrier>>,
     supervisor: Arc<dyn Supervisor>,
@@ -46,10 +46,11 @@ pub(crate) struct OperationRunner<L> {
 impl<L: Links> OperationRunner<L> {
     pub(crate) fn new(rank: usize, topology: Topology, links: L, supervisor: Arc<dyn Supervisor>) -> Self {
         let world_size = topology.world_size();
+        let planner = Planner::new(rank, topology);
         let executor = ScheduleExecutor::new(links, supervisor.clone(), world_size);
         let (sent, received) = (vec![0; world_size], vec![0; world_size]);
         let (carrier, stats) = (None, Stats::default());
-        Self { rank, topology, executor, carrier, supervisor, sequence: 0, sent, received, stats }
+        Self { rank, planner, executor, carrier, supervisor, sequence: 0, sent, received, stats }
     }
 
     /// Sets the carrier, which moves the data of the operations that it accepts.
@@ -166,7 +167,7 @@ impl<L: Links> OperationRunner<L> {
         let fingerprint = self.fingerprint(operation);
         self.sequence += 1;
         self.supervisor.begin(fingerprint);
-        let plan = Planner::new(self.rank, &self.topology).plan(operation)?;
+        let plan = self.planner.plan(operation)?;
         let Plan { mut memory, schedule, dtype, op, pairs } = plan;
         let task = Task { fingerprint, pairs: &pairs, op, dtype };
         // In the middle of a collective, a failure report would be taken for data, so it is sent to no rank.
@@ -199,8 +200,8 @@ fn coalesced(call: Fingerprint, tensors: &[Tensor]) -> Fingerprint {
 
 impl<L: Links> Run for OperationRunner<L> {
     fn run(&mut self, operation: &Operation, before: &Before) -> Result<()> {
-        let elements: usize = operation.tensors().iter().map(|tensor| tensor.elem_count()).sum();
-        let span = tracing::info_span!("collective", call = operation.name(), elements);
+        let elements = || -> usize { operation.tensors().iter().map(|tensor| tensor.elem_count()).sum() };
+        let span = tracing::info_span!("collective", call = operation.name(), elements = elements());
         let _entered = span.enter();
         let began = Instant::now();
         let result = self.execute(operation, before);

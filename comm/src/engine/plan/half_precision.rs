@@ -12,7 +12,7 @@ use crate::engine::memory::Memory;
 
 use super::{Plan, Planner};
 
-impl Planner<'_> {
+impl Planner {
     /// Returns `None` if the ring, the tree or the chain in f32 is better: for other dtypes; for little data, which
     /// takes few steps that way; with too many ranks for all of them to exchange data with each other; and with several
     /// ranks on several hosts, where each element would cross the network more than once.

@@ -8,7 +8,6 @@ use crate::base::fingerprint::Fingerprint;
 use crate::blame::timeouts::library_error;
 use crate::engine::executor::Task;
 use crate::engine::memory::Memory;
-use crate::engine::plan::Planner;
 use crate::transport::carrier::Carrier;
 use crate::transport::links::Links;
 use crate::{Operation, ReduceOp, Result};
@@ -106,7 +105,8 @@ impl<L: Links> OperationRunner<L> {
     /// Returns the schedule by which the ranks agree on a call: a barrier, so that no rank begins before all have come
     /// and agree.
     fn agreement(&self, operation: &Operation) -> Result<(Schedule, Vec<u64>)> {
-        let barrier = dissemination_barrier::schedule(self.rank, self.topology.world_size());
+        let world_size = self.planner.world_size();
+        let barrier = dissemination_barrier::schedule(self.rank, world_size);
         let uneven = match operation {
             Operation::AllToAll { input_counts, output_counts, .. } => {
                 input_counts.is_some() || output_counts.is_some()
@@ -117,9 +117,8 @@ impl<L: Links> OperationRunner<L> {
             return Ok((barrier, Vec::new()));
         }
         // The counts of a pair are known to these two ranks only, so each pair must exchange announcements.
-        let planner = Planner::new(self.rank, &self.topology);
-        let nothing = Parts::uneven(&vec![0; self.topology.world_size()]);
+        let nothing = Parts::uneven(&vec![0; world_size]);
         let all = pairwise_all_to_all::schedule(self.rank, &nothing, &nothing);
-        Ok((all.then(barrier), planner.plan(operation)?.pairs))
+        Ok((all.then(barrier), self.planner.plan(operation)?.pairs))
     }
 }

@@ -21,6 +21,9 @@ use super::region::{AtomicU32, CAPACITY, Ordering, Region, fence};
 const MAX_WRITE: usize = 64 * 1024;
 /// Free bytes from which on a full ring counts as having room: a sleeping writer is not woken for every few bytes.
 const MIN_FREE: usize = CAPACITY / 4;
+/// The reader publishes its position each time it has read this many bytes: for a small message that takes as long as reading.
+/// A writer that waits for room is always told, since `MIN_FREE` and this are together less than the ring.
+const MAX_UNPUBLISHED: u64 = CAPACITY as u64 / 16;
 /// A message's body is split at multiples of this many bytes only: never within an element.
 const SPLIT_ALIGNMENT: usize = 16;
 
@@ -39,6 +42,8 @@ pub(super) struct Writer {
 pub(super) struct Reader {
     region: Region,
     tail: u64,
+    /// The position that the writer sees: less than [`MAX_UNPUBLISHED`] bytes behind `tail`.
+    published: u64,
     /// The writer's position when last loaded.
     head: u64,
     /// Bytes that `peek` returned and the caller did not consume, because they were too few to use.
@@ -93,7 +98,7 @@ impl Writer {
 impl Reader {
     /// `writer`: the bell that wakes the process at the other end.
     pub(super) fn new(region: Region, writer: Arc<Bell>) -> Self {
-        Self { region, tail: 0, head: 0, left: 0, writer }
+        Self { region, tail: 0, published: 0, head: 0, left: 0, writer }
     }
 
     /// Returns bytes that have arrived and are not consumed yet, at most `MAX_WRITE` of them.
@@ -108,6 +113,10 @@ impl Reader {
         let len = len.min(self.left);
         self.left -= len;
         self.tail += len as u64;
+        if self.tail - self.published < MAX_UNPUBLISHED {
+            return;
+        }
+        self.published = self.tail;
         let shared = self.region.header();
         shared.tail.0.store(self.tail, Ordering::Release);
         if CAPACITY - filled(self.head, self.tail).unwrap_or(0) >= MIN_FREE {
