@@ -8,6 +8,7 @@ mod element;
 mod few_rows;
 mod narrow;
 mod tensors;
+mod transposed;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -321,23 +322,42 @@ unsafe fn by_gemm<T: Real>(
     add: bool,
     in_parallel: bool,
 ) {
-    let (m, n, k) = (a.rows, b.columns, a.columns);
+    if !add && transposed::is_faster(&a, &b) {
+        // SAFETY: the caller upholds the same contract.
+        return unsafe { transposed::by_gemm(out, (a, b), scale, in_parallel) };
+    }
+    // SAFETY: `out` has m * n elements, in rows of n.
+    unsafe { call_gemm(out, [b.columns, 1], (a, b), scale, add, in_parallel) };
+}
+
+/// Computes the product with `gemm` into `out`, whose rows and columns are `row_stride` and `column_stride` elements apart.
+///
+/// # Safety
+/// As [`by_gemm`]; the strides place the elements in `out`, each in a place of its own.
+unsafe fn call_gemm<T: Real>(
+    out: &mut [MaybeUninit<T>],
+    [row_stride, column_stride]: [usize; 2],
+    (a, b): (Matrix<'_, T>, Matrix<'_, T>),
+    scale: T,
+    add: bool,
+    in_parallel: bool,
+) {
     let parallelism = match in_parallel {
         true => Parallelism::Rayon(rayon::current_num_threads()),
         false => Parallelism::None,
     };
     let stride = |stride: usize| stride as isize;
-    // SAFETY: `a` (m x k) and `b` (k x n) lie wholly in their slices by `fits_slice`. `out` has m * n elements in rows
-    // of n and is borrowed mutably, so it overlaps neither; it is only read if `add`. T is f32 or f64, for which
+    // SAFETY: `a` (m x k) and `b` (k x n) lie wholly in their slices by `fits_slice`. `out` has m * n elements in these
+    // places and is borrowed mutably, so it overlaps neither; it is only read if `add`. T is f32 or f64, for which
     // `gemm` has kernels.
     unsafe {
         gemm::gemm(
-            m,
-            n,
-            k,
+            a.rows,
+            b.columns,
+            a.columns,
             out.as_mut_ptr().cast::<T>(),
-            1,
-            stride(n),
+            stride(column_stride),
+            stride(row_stride),
             add,
             a.data.as_ptr(),
             stride(a.column_stride),

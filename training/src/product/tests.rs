@@ -32,6 +32,35 @@ fn products_are_sums_of_products() -> candle_core::Result<()> {
     Ok(())
 }
 
+/// Products of few rows are computed transposed; the bits are those of the other way.
+#[test]
+fn products_of_few_rows_have_the_same_bits() {
+    fn check<T: Real>(number: impl Fn(usize) -> T, scale: T) {
+        for (m, n, k) in
+            [(1, 70, 90), (2, 33, 65), (17, 130, 515), (32, 301, 40), (33, 64, 530), (128, 20, 2049)]
+        {
+            for (pad, in_parallel) in [(0, false), (3, true)] {
+                let numbers: Vec<T> = (0..(m + n) * (k + pad)).map(&number).collect();
+                let a = Matrix::new(&numbers, m, k, k + pad);
+                let b = Matrix::new(&numbers[m * (k + pad)..], n, k, k + pad).t();
+                assert!(transposed::is_faster(&a, &b), "{m} {n} {k}");
+                let (mut one, mut other) = (vec![T::one(); m * n], Vec::with_capacity(m * n));
+                let how = ProductConfig { in_parallel, ..ProductConfig::default() };
+                multiply(&mut one, (a, b), scale, false, how).unwrap();
+                // SAFETY: the matrices fit each other, their slices and the capacity.
+                unsafe {
+                    call_gemm(other.spare_capacity_mut(), [n, 1], (a, b), scale, false, in_parallel);
+                    other.set_len(m * n);
+                }
+                assert!(one == other, "{m} {n} {k} {pad}");
+            }
+        }
+    }
+    let number = |i: usize| ((i * 7919) % 1009) as f64 / 1009.0 - 0.5;
+    check(number, 0.3);
+    check(|i| number(i) as f32, 0.3);
+}
+
 /// bf16 products by every available unit, and without one, equal the definition, for all shapes, orders and edges.
 #[test]
 fn products_of_rounded_numbers() -> candle_core::Result<()> {
