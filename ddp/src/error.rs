@@ -114,7 +114,7 @@ pub enum Error {
     )]
     Panicked,
 
-    /// Rank 0 could not write a file.
+    /// A rank could not write or read a file.
     #[error("rank {rank} failed: {reason}")]
     PeerFile {
         /// That rank.

@@ -1,11 +1,11 @@
-//! The whole model: the variables of all stages on the first rank, one at a time.
+//! The whole model in a file: the variables of all stages on the first rank, one at a time; and back.
 
 use std::cmp::Reverse;
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, Var};
 use comm::{Operation, all_gather_object};
-use training::{FileError, TensorWriter};
+use training::{FileError, TensorFile, TensorWriter};
 
 use crate::{Error, Pipeline, Result};
 
@@ -46,6 +46,37 @@ impl Pipeline {
         let written = writer.map_or(Ok(()), |file| file.and_then(TensorWriter::finish));
         self.groups()
             .all_agree(written.map_err(|error| Error::training(FileError::write(path, error).into())))
+    }
+
+    /// Reads the variables of this rank's stages from a safetensors file of the whole model, such as one of
+    /// [`save_full`](Self::save_full) or of PyTorch; buffers may be missing there. Must be called on every rank; every rank
+    /// must be able to read the file. Nothing is changed on any rank unless the file matches the model. Tensor-parallel
+    /// layers are refused.
+    ///
+    /// # Cost
+    /// Each rank reads only what its stages have, and holds it twice meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Training`] if a rank cannot read the file or it does not match, on the other ranks then
+    /// [`Error::PeerFailed`]; a pipeline of divided layers; the cause, if an earlier step failed; failures of communication.
+    pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
+        let (groups, all) = (self.groups(), self.described()?);
+        let names: Vec<&str> = all.iter().flatten().map(|(name, ..)| &**name).collect();
+        let read = self.read_whole(path.as_ref(), &names).map_err(|error| Error::training(error.into()));
+        let values = groups.all_agree(read)?;
+        let set = values.into_iter().try_for_each(|(var, value)| var.set(&value));
+        groups.all_agree(set.map_err(Error::during("setting a variable")))
+    }
+
+    /// Returns the variables of this rank's stages that are in a file, with their values there. `names`: those of all stages.
+    fn read_whole(&self, path: &Path, names: &[&str]) -> std::result::Result<Vec<(Var, Tensor)>, FileError> {
+        let file = TensorFile::open(path)?;
+        file.only_of_model(names)?;
+        let is_buffer = |name: &str| self.buffers().iter().any(|(known, _)| known == name);
+        let mut vars = self.all_vars();
+        vars.retain(|(name, _)| !is_buffer(name) || file.has(name));
+        let values = file.values(&vars)?;
+        Ok(vars.into_iter().map(|(_, var)| var).zip(values).collect())
     }
 
     /// Passes each variable of all stages and its name to `visit` on the first rank, for writing file formats other than that

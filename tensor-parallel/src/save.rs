@@ -1,4 +1,4 @@
-//! Saving the model of all ranks to one safetensors file, piece by piece.
+//! Saving the model of all ranks to one safetensors file, piece by piece, and loading it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use comm::{Communicator, Operation, broadcast_object};
 use training::TensorWriter;
 
+use crate::file::ShardedFile;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
 /// Elements of one rank that are sent at a time.
@@ -44,6 +45,44 @@ impl<M> TensorParallel<M> {
                 Err(Error::PeerFile { rank, reason: format!("cannot write {}: {reason}", path.display()) })
             }
         }
+    }
+
+    /// Reads this rank's part of each parameter from a safetensors file of the whole model, such as one of
+    /// [`save_full`](Self::save_full) or of PyTorch. Must be called on every rank; every rank must be able to read the file.
+    /// Nothing is changed on any rank unless the file matches the model. Gradients of
+    /// [`backward_no_sync`](Self::backward_no_sync) belong to the old parameters: call this between two steps.
+    ///
+    /// # Cost
+    /// Each rank reads only its parts, and holds them twice meanwhile.
+    ///
+    /// # Errors
+    /// A rank cannot read the file, or it does not match; on the other ranks then [`Error::PeerFile`]. The first cause, if an
+    /// earlier backward failed; failures of communication.
+    pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.check()?;
+        let agree = |own| {
+            let failed = |rank, reason| Error::PeerFile { rank, reason: format!("failed: {reason}") };
+            comm::all_agree([self.world()], own, failed)
+        };
+        let parts = agree(self.read(path.as_ref()))?;
+        let set =
+            self.parameters().iter().zip(&parts).try_for_each(|(parameter, part)| parameter.var().set(part));
+        agree(set.map(|()| Vec::new()).map_err(Error::from)).map(drop)
+    }
+
+    /// Reads this rank's part of each parameter.
+    fn read(&self, path: &Path) -> Result<Vec<Tensor>> {
+        let (rank, ranks) = (self.context().rank(), self.context().ranks());
+        let mut file = ShardedFile::open(path)?;
+        let mut part = |parameter: &Parameter| -> Result<Tensor> {
+            let (var, dims) = (parameter.var(), parameter.dims());
+            let ranges: Vec<_> = parameter.split().runs(dims, rank, ranks).ranges().collect();
+            let read = file.read(parameter.name(), dims, var.dtype(), &ranges)?;
+            Ok(read.reshape(var.dims())?.to_device(var.device())?)
+        };
+        let parts = self.parameters().iter().map(&mut part).collect::<Result<_>>()?;
+        file.finish()?;
+        Ok(parts)
     }
 
     /// Writes this rank's parts to a separate file, under the names of the whole weights.

@@ -125,4 +125,6 @@ pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{DeferredCopy, OptimizerState, is_buffer, named_vars};
 pub use tape::{add, scalar_with_gradient, scale};
-pub use tensor_file::{TensorFile, check_writable, load_weights, save_vars, save_weights};
+pub use tensor_file::{
+    TensorFile, check_writable, is_count_of_batches, load_weights, save_vars, save_weights,
+};

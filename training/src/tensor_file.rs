@@ -1,46 +1,43 @@
 //! Tensors in safetensors files that a user names: weights and data, checked, with errors of one line.
 //!
-//! Files are read into memory, never mapped, so that a file that is changed meanwhile does no harm.
+//! Files are read, never mapped, so that a file that is changed meanwhile does no harm.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::file_error::{FileError, first_line};
-use crate::{AtomicFile, named_vars, read_tensor_file, write_tensors};
-use candle_core::safetensors::{BufferedSafetensors, Load};
+use crate::{AtomicFile, TensorReader, named_vars, write_tensors};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::{Dtype, TensorInfo};
 
 type Result<T> = std::result::Result<T, FileError>;
 
-/// A safetensors file in memory.
+/// A safetensors file. Its header is in memory; a tensor is read when it is asked for.
+#[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    tensors: BufferedSafetensors,
-}
-
-impl std::fmt::Debug for TensorFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TensorFile").field("path", &self.path).field("names", &self.names()).finish()
-    }
+    reader: Mutex<TensorReader>,
 }
 
 impl TensorFile {
-    /// Reads a file.
+    /// Reads a file's header.
     ///
     /// # Errors
     /// A file that cannot be read, is no safetensors file, or is truncated.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |reason| FileError::NotSafetensors { path: path.to_path_buf(), reason };
-        let bytes = read_tensor_file(path).map_err(|error| match error.kind() {
+        let reader = TensorReader::open(path).map_err(|error| match error.kind() {
             ErrorKind::InvalidData => refuse(first_line(error)),
             _ => FileError::read(path, error),
         })?;
-        let tensors = BufferedSafetensors::new(bytes).map_err(|error| refuse(first_line(error)))?;
-        Ok(Self { path: path.to_path_buf(), tensors })
+        Ok(Self { path: path.to_path_buf(), reader: Mutex::new(reader) })
+    }
+
+    fn reader(&self) -> MutexGuard<'_, TensorReader> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the file's path.
@@ -59,11 +56,43 @@ impl TensorFile {
         }
     }
 
+    /// Checks that the file has no tensors but those of a model, and PyTorch's counters of batches (`num_batches_tracked`),
+    /// which only batch norms without a momentum use.
+    ///
+    /// # Errors
+    /// The first unexpected tensor.
+    pub fn only_of_model(&self, names: &[&str]) -> Result<()> {
+        let known: HashSet<&str> = names.iter().copied().collect();
+        let is_extra = |name: &String| {
+            let is_count = self.reader().info(name).is_some_and(|info| is_count_of_batches(name, info));
+            !known.contains(&**name) && !is_count
+        };
+        match self.names().into_iter().find(is_extra) {
+            Some(name) => Err(self.extra(name, listing(names))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns whether the file has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.reader().info(name).is_some()
+    }
+
     /// The names of its tensors, sorted.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.tensors.tensors().into_iter().map(|(name, _)| name).collect();
-        names.sort();
-        names
+        self.reader().names()
+    }
+
+    /// Returns the tensors of these variables' names, which must have their dtypes and shapes, on their devices.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor), for the first variable whose tensor is missing or differs.
+    pub fn values(&self, vars: &[(String, Var)]) -> Result<Vec<Tensor>> {
+        let value = |(name, var): &(String, Var)| {
+            let shape: Vec<_> = var.dims().iter().copied().map(Some).collect();
+            self.tensor(name, &shape, var.dtype(), var.device())
+        };
+        vars.iter().map(value).collect()
     }
 
     /// Returns one tensor, of this dtype and shape; a dimension given as `None` may have any size.
@@ -89,20 +118,25 @@ impl TensorFile {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let Ok(view) = self.tensors.get(name) else {
-            return Err(self.missing(name, describe(dtype, shape)));
+        let mut reader = self.reader();
+        let Some(info) = reader.info(name) else {
+            return Err(self.missing(name, describe(dtype, shape), &reader));
         };
-        let fits = shape.len() == view.shape().len()
-            && shape.iter().zip(view.shape()).all(|(want, got)| want.is_none_or(|want| want == *got));
-        if !fits || DType::try_from(view.dtype()).ok() != Some(dtype) {
+        let dims = info.shape.clone();
+        let fits = shape.len() == dims.len()
+            && shape.iter().zip(&dims).all(|(want, got)| want.is_none_or(|want| want == *got));
+        if !fits || DType::try_from(info.dtype).ok() != Some(dtype) {
             return Err(FileError::TensorMismatch {
                 path: self.path.clone(),
                 name: name.to_string(),
                 expected: describe(dtype, shape),
-                got: describe_view(&view),
+                got: describe_info(info),
             });
         }
-        view.load(device).map_err(|error| FileError::tensor(&self.path, name, error))
+        let all = 0..dims.iter().product();
+        let elements = reader.read(name, &[all]).map_err(|error| FileError::read(&self.path, error))?;
+        let tensor = elements.reshape(dims).and_then(|tensor| tensor.to_device(device));
+        tensor.map_err(|error| FileError::tensor(&self.path, name, error))
     }
 
     /// Returns a tensor of samples, f32 of shape (samples, features), with at least one sample.
@@ -132,40 +166,30 @@ impl TensorFile {
         Ok(classes.into_iter().map(|class| class as u32).collect())
     }
 
-    fn missing(&self, name: &str, expected: String) -> FileError {
-        let mut held = listing(&self.names());
-        if self.tensors.get(&format!("module.{name}")).is_ok() {
+    fn missing(&self, name: &str, expected: String, reader: &TensorReader) -> FileError {
+        let mut held = listing(&reader.names());
+        if reader.info(&format!("module.{name}")).is_some() {
             held += " (saved from a DistributedDataParallel: save model.module.state_dict() instead)";
         }
         FileError::MissingTensor { path: self.path.clone(), name: name.to_string(), expected, held }
     }
 
     fn extra(&self, name: String, wanted: String) -> FileError {
-        let got = self.tensors.get(&name).map(|view| describe_view(&view)).unwrap_or_default();
+        let got = self.reader().info(&name).map(describe_info).unwrap_or_default();
         FileError::ExtraTensor { path: self.path.clone(), name, got, wanted }
     }
 }
 
 /// Sets every variable of `vars` to the tensor of the same name in a file. All must fit, and the file may hold no
-/// others; otherwise nothing is changed.
+/// others but PyTorch's counters of batches; otherwise nothing is changed.
 ///
 /// # Errors
 /// One line that names the file, the first tensor that does not fit, what was expected and what was found.
 pub fn load_weights(path: &Path, vars: &VarMap) -> Result<()> {
-    let file = TensorFile::open(path)?;
-    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
-    let mut held: Vec<String> = vars.keys().cloned().collect();
-    held.sort();
-    let mut values = Vec::with_capacity(held.len());
-    for name in &held {
-        let var = &vars[name];
-        let shape: Vec<_> = var.dims().iter().copied().map(Some).collect();
-        values.push((name, var, file.tensor(name, &shape, var.dtype(), var.device())?));
-    }
-    if let Some(name) = file.names().into_iter().find(|name| !vars.contains_key(name)) {
-        return Err(file.extra(name, listing(&held)));
-    }
-    for (name, var, value) in values {
+    let (file, vars) = (TensorFile::open(path)?, named_vars(vars));
+    let values = file.values(&vars)?;
+    file.only_of_model(&vars.iter().map(|(name, _)| &**name).collect::<Vec<_>>())?;
+    for ((name, var), value) in vars.iter().zip(values) {
         var.set(&value).map_err(|error| FileError::tensor(path, name, error))?;
     }
     Ok(())
@@ -210,17 +234,38 @@ fn describe(dtype: DType, shape: &[Option<usize>]) -> String {
     format!("{dtype:?} [{}]", dims.join(", "))
 }
 
-fn describe_view(view: &TensorView<'_>) -> String {
-    format!("{:?} {:?}", view.dtype(), view.shape())
+fn describe_info(info: &TensorInfo) -> String {
+    format!("{:?} {:?}", info.dtype, info.shape)
+}
+
+/// Whether a tensor of a file is the counter of a PyTorch batch norm, which only those without a momentum use.
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// use candle_core::{Device, Tensor};
+/// use training::{TensorReader, is_count_of_batches};
+///
+/// Tensor::new(5i64, &Device::Cpu)?.save_safetensors("norm.num_batches_tracked", &path)?;
+/// let reader = TensorReader::open(&path)?;
+/// let is_count = |name: &str| reader.info(name).is_some_and(|info| is_count_of_batches(name, info));
+/// assert!(is_count("norm.num_batches_tracked") && !is_count("norm.weight"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn is_count_of_batches(name: &str, info: &TensorInfo) -> bool {
+    name.rsplit('.').next() == Some("num_batches_tracked")
+        && info.dtype == Dtype::I64
+        && info.shape.is_empty()
 }
 
 /// Returns the names, or the first few of many, as a list.
-fn listing(names: &[String]) -> String {
+fn listing<S: AsRef<str>>(names: &[S]) -> String {
     const SHOWN: usize = 8;
+    let joined = |names: &[S]| names.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
     match names.len() {
         0 => "none".to_string(),
-        count if count <= SHOWN => names.join(", "),
-        count => format!("{} and {} more", names[..SHOWN].join(", "), count - SHOWN),
+        count if count <= SHOWN => joined(names),
+        count => format!("{} and {} more", joined(&names[..SHOWN]), count - SHOWN),
     }
 }
 

@@ -11,6 +11,7 @@ mod clip;
 mod dead_ranks;
 mod equality;
 mod failure;
+mod files;
 mod gradients;
 mod hooks;
 mod join;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Tensor};
 use safetensors::tensor::TensorInfo;
-use training::TensorReader;
+use training::{TensorReader, is_count_of_batches};
 
 use crate::storage::is_trainable;
 use crate::{Error, Result};
@@ -18,11 +18,6 @@ pub(crate) type Described = (String, DType, Vec<usize>);
 /// Returns true if a buffer of dtype `own` can be read from a tensor of dtype `saved`.
 pub(super) fn fits(saved: DType, own: DType) -> bool {
     saved == own || (is_trainable(saved) && is_trainable(own))
-}
-
-/// Checks for the batch counter of PyTorch's batch norms, which is only used by those without a momentum.
-fn is_count_of_batches(name: &str, dtype: Option<DType>, dims: &[usize]) -> bool {
-    name.rsplit('.').next() == Some("num_batches_tracked") && dtype == Some(DType::I64) && dims.is_empty()
 }
 
 /// A safetensors file. Only its header is in memory.
@@ -82,8 +77,8 @@ impl TensorFile {
         let extra =
             self.reader.names().into_iter().filter(|name| !known.contains(&**name)).find_map(|name| {
                 let info = self.reader.info(&name)?;
-                let is_count = is_count_of_batches(&name, DType::try_from(info.dtype).ok(), &info.shape);
-                (!is_count).then(|| format!("`{name}` ({:?} {:?})", info.dtype, info.shape))
+                (!is_count_of_batches(&name, info))
+                    .then(|| format!("`{name}` ({:?} {:?})", info.dtype, info.shape))
             });
         match extra {
             Some(extra) => refuse(format!("it has a tensor {extra} that the model has not")),

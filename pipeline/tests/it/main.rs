@@ -7,6 +7,7 @@ mod common;
 mod checkpoints;
 mod clip;
 mod copies;
+mod files;
 mod one_process;
 mod rendezvous;
 mod schedules;

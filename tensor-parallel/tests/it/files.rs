@@ -43,6 +43,50 @@ fn a_file_gives_the_parts_that_the_seed_gives() {
 }
 
 #[test]
+fn a_model_that_is_built_reads_its_parts_from_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for dtype in [DType::F32, DType::BF16] {
+        let path = dense_file(folder.path(), dtype);
+        for (dp, tp) in [(1, 1), (2, 2), (1, 4)] {
+            on_mesh(dp, tp, |mesh| {
+                let built = TensorParallel::new(mesh, &config(dtype), &Weights::seed(6), model)?;
+                built.load_full(&path)?;
+                let read = TensorParallel::new(mesh, &config(dtype), &Weights::File(path.clone()), model)?;
+                for ((name, built, _), (other, read, _)) in values(&built).iter().zip(&values(&read)) {
+                    assert_eq!((name, built.dims(), bits(built)), (other, read.dims(), bits(read)));
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn a_file_that_does_not_fit_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = dense_file(folder.path(), DType::F32);
+    let mut tensors = safetensors::load(&path, &Device::Cpu).unwrap();
+    tensors.remove("norm.weight");
+    let less = folder.path().join("less.safetensors");
+    safetensors::save(&tensors, &less).unwrap();
+    let found = on_mesh(1, 2, |mesh| {
+        let built = TensorParallel::new(mesh, &config(DType::F32), &Weights::seed(6), model)?;
+        let numbers = || values(&built).iter().map(|(_, part, _)| bits(part)).collect::<Vec<_>>();
+        let before = numbers();
+        // Rank 1 alone has a file that lacks a tensor.
+        let own = if mesh.axis("tp")?.rank() == 1 { &less } else { &path };
+        let error = built.load_full(own).unwrap_err().to_string();
+        assert_eq!(numbers(), before);
+        Ok(error)
+    });
+    assert!(
+        found[0].starts_with("rank 1 failed: ") && found[0].contains("no tensor `norm.weight`"),
+        "{found:?}"
+    );
+    assert!(found[1].contains("no tensor `norm.weight`"), "{found:?}");
+}
+
+#[test]
 fn what_is_saved_is_the_dense_models_file() {
     let folder = tempfile::tempdir().unwrap();
     for dtype in [DType::F32, DType::F16] {
