@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use super::{Matrix, call_gemm};
 use crate::op::Real;
 
-/// With at most this many rows it is always faster.
+/// With 2 to this many rows it is always faster; for a single one `gemm` copies nothing.
 const FEW: usize = 32;
 
 /// At most this many rows.
@@ -24,8 +24,8 @@ const TURNED: usize = 16;
 
 /// Whether the product is computed here.
 pub(super) fn is_faster<T>(a: &Matrix<'_, T>, b: &Matrix<'_, T>) -> bool {
-    let is_small = a.rows <= FEW || a.rows <= MOST && a.rows * DEPTH_PER_ROW <= a.columns;
-    is_small && b.row_stride == 1 && b.column_stride > 1
+    let is_deep = a.rows <= MOST && a.rows * DEPTH_PER_ROW <= a.columns;
+    a.rows > 1 && (a.rows <= FEW || is_deep) && b.row_stride == 1 && b.column_stride > 1
 }
 
 /// Writes `scale * a b` to all of `out`, in dense rows.
