@@ -201,9 +201,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
     match Start::find(&common.ranks, E::NAME, elastic.world_size(E::WORLD_SIZE))? {
         Start::Launcher { world_size } => {
             trace::install(false)?;
-            if common.precision != PrecisionOption::F32 {
-                note(format_args!("matrix products are computed {}", common.products()));
-            }
+            note_products(common);
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
             common.check()?;
@@ -252,9 +250,19 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             // For a newcomer, the folder already holds the checkpoints of the run that it joins.
             let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
             experiment.checkpoints().map_or(Ok(()), check)?;
+            if config.rank == 0 {
+                note_products(common);
+            }
             let in_rank = |source| Error::in_rank(config.rank, source);
             launched(experiment, &config).or_else(rank::leave).map_err(in_rank)
         }
+    }
+}
+
+/// Says how this machine computes matrix products, unless that is the usual way.
+fn note_products(common: &CommonOptions) {
+    if common.precision != PrecisionOption::F32 {
+        note(format_args!("matrix products are computed {}", common.products()));
     }
 }
 

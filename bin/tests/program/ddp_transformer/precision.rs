@@ -1,6 +1,6 @@
-//! `--precision`: reduced-precision products are reproducible.
+//! `--precision`: reduced-precision products are reproducible, and a run says how it computes them.
 
-use crate::common::{self, Folder};
+use crate::common::{self, Folder, girandole, succeed, text};
 use crate::ddp_transformer::TRANSFORMER;
 
 fn losses(precision: &str) -> Vec<f32> {
@@ -24,5 +24,18 @@ fn losses_in_each_precision_are_close_and_repeat() {
             "{precision}: {found:?}, {exact:?}"
         );
         assert!(precision != "bf16" || found != exact, "nothing was rounded");
+    }
+}
+
+#[test]
+fn one_line_says_how_products_are_computed_whoever_starts_the_ranks() {
+    let said = |precision: &str, arguments: &[&str]| {
+        let output = succeed(girandole().args(arguments).args(["--epochs", "1", "--precision", precision]));
+        text(&output.stderr).matches("note: matrix products are computed ").count()
+    };
+    let launched =
+        ["launch", "--nproc-per-node", "2", "--", env!("CARGO_BIN_EXE_girandole"), "ddp-transformer"];
+    for arguments in [&launched[..], &["ddp-transformer", "--world-size", "2"]] {
+        assert_eq!([said("bf16", arguments), said("f32", arguments)], [1, 0], "{arguments:?}");
     }
 }
