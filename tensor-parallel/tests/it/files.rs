@@ -24,6 +24,13 @@ fn model(builder: tensor_parallel::ShardBuilder) -> tensor_parallel::Result<Lang
     LanguageModel::new(builder, &sizes())
 }
 
+/// Asserts that names, shapes and bits of this rank's parts are equal.
+fn assert_same(one: &TensorParallel<LanguageModel>, other: &TensorParallel<LanguageModel>) {
+    for ((name, part, _), (other, same, _)) in values(one).iter().zip(&values(other)) {
+        assert_eq!((name, part.dims(), bits(part)), (other, same.dims(), bits(same)));
+    }
+}
+
 #[test]
 fn a_file_gives_the_parts_that_the_seed_gives() {
     let folder = tempfile::tempdir().unwrap();
@@ -33,9 +40,7 @@ fn a_file_gives_the_parts_that_the_seed_gives() {
             on_mesh(1, tp, |mesh| {
                 let drawn = TensorParallel::new(mesh, &config(dtype), &Weights::seed(5), model)?;
                 let read = TensorParallel::new(mesh, &config(dtype), &Weights::File(path.clone()), model)?;
-                for ((name, drawn, _), (other, read, _)) in values(&drawn).iter().zip(&values(&read)) {
-                    assert_eq!((name, drawn.dims(), bits(drawn)), (other, read.dims(), bits(read)));
-                }
+                assert_same(&drawn, &read);
                 Ok(())
             });
         }
@@ -52,9 +57,7 @@ fn a_model_that_is_built_reads_its_parts_from_a_file() {
                 let built = TensorParallel::new(mesh, &config(dtype), &Weights::seed(6), model)?;
                 built.load_full(&path)?;
                 let read = TensorParallel::new(mesh, &config(dtype), &Weights::File(path.clone()), model)?;
-                for ((name, built, _), (other, read, _)) in values(&built).iter().zip(&values(&read)) {
-                    assert_eq!((name, built.dims(), bits(built)), (other, read.dims(), bits(read)));
-                }
+                assert_same(&built, &read);
                 Ok(())
             });
         }
