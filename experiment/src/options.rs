@@ -17,6 +17,7 @@ use comm::InitMethod;
 use report::fact;
 use training::{FileHash, Precision};
 
+use crate::console::note;
 use crate::devices;
 use crate::error::Error;
 use crate::settings;
@@ -201,8 +202,14 @@ impl CommonOptions {
         }
     }
 
-    /// How matrix products are computed, for a note.
-    pub(crate) fn products(&self) -> &'static str {
+    /// Says how this machine computes matrix products, unless that is the usual way.
+    pub(crate) fn note_products(&self) {
+        if self.precision != PrecisionOption::F32 {
+            note(format_args!("matrix products are computed {}", self.products()));
+        }
+    }
+
+    fn products(&self) -> &'static str {
         let has_gpu = cfg!(feature = "cuda") && launch::machine::gpu_count() > 0;
         match (self.precision, self.device) {
             (PrecisionOption::Bf16, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in bf16, by the GPU",

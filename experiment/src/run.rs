@@ -9,11 +9,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use training::Contents;
 
-use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::{
-    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, PrecisionOption,
-    keeps_losses, with_fallback_hint,
+    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, keeps_losses,
+    with_fallback_hint,
 };
 use crate::rank::{self, Outcome, Rank, RankPhase};
 use crate::start::{self, Start};
@@ -201,7 +200,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
     match Start::find(&common.ranks, E::NAME, elastic.world_size(E::WORLD_SIZE))? {
         Start::Launcher { world_size } => {
             trace::install(false)?;
-            note_products(common);
+            common.note_products();
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
             common.check()?;
@@ -251,18 +250,11 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
             experiment.checkpoints().map_or(Ok(()), check)?;
             if config.rank == 0 {
-                note_products(common);
+                common.note_products();
             }
             let in_rank = |source| Error::in_rank(config.rank, source);
             launched(experiment, &config).or_else(rank::leave).map_err(in_rank)
         }
-    }
-}
-
-/// Says how this machine computes matrix products, unless that is the usual way.
-fn note_products(common: &CommonOptions) {
-    if common.precision != PrecisionOption::F32 {
-        note(format_args!("matrix products are computed {}", common.products()));
     }
 }
 
