@@ -197,7 +197,7 @@ impl Schedule {
             .sum()
     }
 
-    pub(crate) fn transfers(&self) -> impl Iterator<Item = &Transfer> {
+    fn transfers(&self) -> impl Iterator<Item = &Transfer> {
         self.steps.iter().flat_map(|step| &step.transfers)
     }
 }

@@ -47,6 +47,9 @@ struct Call {
 /// How many schedules are kept.
 const RECENT: usize = 32;
 
+/// Those of more steps are not kept: they take memory, and the operation takes much longer than making them.
+const MOST_STEPS: usize = 256;
+
 type Counts = Option<Vec<usize>>;
 
 impl Planner {
@@ -203,8 +206,10 @@ impl Planner {
             return schedule.clone();
         }
         let schedule = Arc::new(make());
-        recent.truncate(RECENT - 1);
-        recent.push_front((call, schedule.clone()));
+        if schedule.steps.len() <= MOST_STEPS {
+            recent.truncate(RECENT - 1);
+            recent.push_front((call, schedule.clone()));
+        }
         schedule
     }
 

@@ -1,7 +1,7 @@
 //! Announcements: what a rank says of its call before its data, so that ranks detect that their calls differ.
 
 use crate::Result;
-use crate::algorithm::schedule::{Schedule, Transfer};
+use crate::algorithm::schedule::Schedule;
 use crate::base::fingerprint::{self, Fingerprint};
 use crate::base::last_message::LastMessage;
 use crate::blame::verdict::Question;
@@ -18,17 +18,14 @@ impl<L: Links> ScheduleExecutor<L> {
         self.call.fingerprint = task.fingerprint;
         (self.call.op, self.call.dtype) = (task.op, task.dtype);
         self.call.peers.clear();
-        for (rank, _) in schedule.transfers().filter_map(Transfer::peer) {
-            if self.call.peers.iter().any(|peer| peer.rank == rank) {
-                continue;
-            }
+        self.call.peers.extend(schedule.peers().into_iter().map(|rank| {
             let fingerprint = match task.pairs.get(rank) {
                 Some(pair) => task.fingerprint.detail(*pair),
                 None => task.fingerprint,
             };
             let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
-            self.call.peers.push(Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 });
-        }
+            Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 }
+        }));
     }
 
     /// Reads a peer's announcement, which precedes its data. Returns `None` while it is incomplete, `Some(true)` when

@@ -54,3 +54,11 @@ fn a_repeated_call_gets_the_schedule_made_before() {
     }
     assert!(planner.recent.borrow().len() <= RECENT);
 }
+
+#[test]
+fn a_long_schedule_is_not_kept() {
+    let planner = Planner::new(1, Topology::one_host(300));
+    let call = Operation::AllGather { output: tensor(300), input: tensor(1), counts: None };
+    assert!(schedule(&planner, &call).steps.len() > MOST_STEPS);
+    assert!(planner.recent.borrow().is_empty());
+}
