@@ -29,8 +29,8 @@
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`], [`cross_entropy`] and [`mse`] are fused and have gradients.
 //! - [`Linear`], multi-head [`attention`], [`embedding`], [`gelu`] and [`relu`] are one operation each.
-//! - [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`] are the layers of Llama and related
-//!   models.
+//! - [`SelfAttention`] is attention with its projections: PyTorch's, or that of Llama and related models, whose other
+//!   layers are [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`].
 //! - [`linear_cross_entropy`] is a language model's output layer and loss, without materializing the logits of all
 //!   rows at once.
 //! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, and their backward is as fast as their forward pass.
@@ -113,9 +113,10 @@ pub use kept::SavedBytes;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
-    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, columns, conv2d,
-    cross_entropy, embedding, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
-    linear_no_bias, log_softmax, max_pool2d, mse, relu, rms_norm, softmax, swiglu,
+    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, SelfAttention, attention, attention_with_key_mask,
+    columns, conv2d, cross_entropy, embedding, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear,
+    linear_cross_entropy, linear_no_bias, log_softmax, max_pool2d, mse, multihead_attention, relu, rms_norm,
+    self_attention, softmax, swiglu,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

@@ -23,6 +23,7 @@ mod real;
 mod relu;
 mod rms_norm;
 mod rotary;
+mod self_attention;
 mod softmax;
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
@@ -45,6 +46,7 @@ pub(crate) use real::{Real, sum};
 pub use relu::relu;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use rotary::{Rotary, RotaryConfig, RotaryLayout, RotaryScaling};
+pub use self_attention::{SelfAttention, multihead_attention, self_attention};
 pub use softmax::{log_softmax, softmax};
 
 use crate::{Error, Result};

@@ -11,6 +11,7 @@ mod llama;
 mod op;
 mod picture;
 mod precision;
+mod self_attention;
 mod sgd;
 mod state;
 mod step_scaled;

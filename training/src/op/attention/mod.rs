@@ -43,6 +43,22 @@ impl AttentionConfig {
     pub fn new(num_heads: usize, mask: AttentionMask) -> Self {
         Self { num_heads, mask, ..Self::default() }
     }
+
+    /// Number of query heads, and of key and value heads.
+    pub(crate) fn heads(&self) -> Result<(usize, usize)> {
+        let (heads, kv_heads) = (self.num_heads, self.num_kv_heads.unwrap_or(self.num_heads));
+        if heads == 0 {
+            return invalid("num_heads", heads, "there must be a head at least");
+        }
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return invalid("num_kv_heads", kv_heads, "it must divide num_heads");
+        }
+        Ok((heads, kv_heads))
+    }
+}
+
+pub(super) fn invalid<T>(field: &'static str, got: usize, help: &'static str) -> Result<T> {
+    Err(Error::InvalidConfig { of: "AttentionConfig", field, got: got as f64, help })
 }
 
 /// Scaled dot-product attention: `softmax(scale q k') v` for each head, with gradients for q, k and v. On a CPU, q, k
@@ -194,16 +210,7 @@ fn check(q: &Tensor, others: [(&'static str, &Tensor); 2], config: &AttentionCon
     let unfit = |tensor, expected: Vec<usize>, got: &Tensor| {
         Err(Error::ShapeMismatch { operation: NAME, tensor, expected, got: got.dims().to_vec() })
     };
-    let (heads, kv_heads) = (config.num_heads, config.num_kv_heads.unwrap_or(config.num_heads));
-    let invalid = |field, got: usize, help| {
-        Err(Error::InvalidConfig { of: "AttentionConfig", field, got: got as f64, help })
-    };
-    if heads == 0 {
-        return invalid("num_heads", heads, "there must be a head at least");
-    }
-    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-        return invalid("num_kv_heads", kv_heads, "it must divide num_heads");
-    }
+    let (heads, kv_heads) = config.heads()?;
     if config.mask == AttentionMask::SlidingWindow(0) {
         return invalid("mask", 0, "a window holds one position at least, the query's own");
     }
