@@ -78,6 +78,25 @@ impl From<PrecisionOption> for Precision {
     }
 }
 
+impl PrecisionOption {
+    /// Says on standard error how this machine computes such products, unless that is the usual way.
+    pub fn note_products(self, device: DeviceKind) {
+        if self != Self::F32 {
+            note(format_args!("matrix products are computed {}", self.products(device)));
+        }
+    }
+
+    fn products(self, device: DeviceKind) -> &'static str {
+        let has_gpu = cfg!(feature = "cuda") && launch::machine::gpu_count() > 0;
+        match (self, device) {
+            (Self::Bf16, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in bf16, by the GPU",
+            (_, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in f32, by the GPU",
+            (_, DeviceKind::Metal) => "in f32, by the GPU",
+            (precision, _) => Precision::from(precision).products(),
+        }
+    }
+}
+
 /// Options of every command that has ranks.
 #[derive(Debug, Clone, Args)]
 pub struct RankOptions {
@@ -199,23 +218,6 @@ impl CommonOptions {
         match &self.data {
             Some(path) => fact("data", path.display()),
             None => fact("samples", samples),
-        }
-    }
-
-    /// Says how this machine computes matrix products, unless that is the usual way.
-    pub(crate) fn note_products(&self) {
-        if self.precision != PrecisionOption::F32 {
-            note(format_args!("matrix products are computed {}", self.products()));
-        }
-    }
-
-    fn products(&self) -> &'static str {
-        let has_gpu = cfg!(feature = "cuda") && launch::machine::gpu_count() > 0;
-        match (self.precision, self.device) {
-            (PrecisionOption::Bf16, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in bf16, by the GPU",
-            (_, DeviceKind::Auto | DeviceKind::Cuda) if has_gpu => "in f32, by the GPU",
-            (_, DeviceKind::Metal) => "in f32, by the GPU",
-            (precision, _) => Precision::from(precision).products(),
         }
     }
 

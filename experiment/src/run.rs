@@ -200,7 +200,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
     match Start::find(&common.ranks, E::NAME, elastic.world_size(E::WORLD_SIZE))? {
         Start::Launcher { world_size } => {
             trace::install(false)?;
-            common.note_products();
+            common.precision.note_products(common.device);
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
             common.check()?;
@@ -250,7 +250,7 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
             experiment.checkpoints().map_or(Ok(()), check)?;
             if config.rank == 0 {
-                common.note_products();
+                common.precision.note_products(common.device);
             }
             let in_rank = |source| Error::in_rank(config.rank, source);
             launched(experiment, &config).or_else(rank::leave).map_err(in_rank)

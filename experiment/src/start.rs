@@ -39,6 +39,14 @@ pub enum Start {
 }
 
 impl Start {
+    /// Whether this process is the one of its job that says what concerns all: the launcher, or else rank 0.
+    pub fn is_speaker(&self) -> bool {
+        match self {
+            Self::Launcher { .. } => true,
+            Self::Rank { config, spawned } => !spawned && config.rank == 0,
+        }
+    }
+
     /// Determines the role of this process from the options and the environment.
     ///
     /// # Errors

@@ -199,13 +199,22 @@ fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
 }
 
 impl TrainOptions {
+    /// Returns the precision of products: that of the parameters, where they have 16 bits.
+    fn products(&self) -> PrecisionOption {
+        match self.parameters {
+            ParametersDtype::F32 => self.precision,
+            ParametersDtype::Bf16 => PrecisionOption::Bf16,
+            ParametersDtype::F16 => PrecisionOption::F32High,
+        }
+    }
+
     /// Returns the options common to all experiments.
     pub(super) fn common(&self) -> &CommonOptions {
         self.common.get_or_init(|| CommonOptions {
             ranks: ranks_of(&self.ranks, self.mesh.as_ref()),
             device: self.device,
             seed: self.seed,
-            precision: self.precision,
+            precision: self.products(),
             init: None,
             data: None,
             save: None,

@@ -48,6 +48,16 @@ fn a_text_is_continued_and_the_same_each_time() {
 }
 
 #[test]
+fn one_line_says_how_numbers_of_16_bits_are_multiplied() {
+    let (_folder, model) = model();
+    let options = ["--model", &model, "--prompt", "Hello", "--max-new-tokens", "2", "--dtype", "bf16"];
+    for layout in ["tp=1", "tp=2"] {
+        let said = text(&GENERATE.succeed(&[&options[..], &["--mesh", layout]].concat()).stderr);
+        assert_eq!(said.matches("note: matrix products are computed ").count(), 1, "{layout}: {said}");
+    }
+}
+
+#[test]
 fn each_token_of_a_text_is_predicted_once() {
     let (folder, path) = model();
     let (file, data) = (folder.path("text"), folder.argument("text"));

@@ -66,7 +66,7 @@ impl EvaluateOptions {
     }
 
     fn run_in_precision(&self) -> Result<()> {
-        match self.spread.find(NAME)? {
+        match self.spread.find(NAME, self.model.products())? {
             Start::Launcher { world_size } => {
                 let text = self.text(world_size)?;
                 let found = match world_size {

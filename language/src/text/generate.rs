@@ -109,7 +109,7 @@ impl GenerateOptions {
     }
 
     fn run_in_precision(&self) -> Result<()> {
-        match self.spread.find(NAME)? {
+        match self.spread.find(NAME, self.model.products())? {
             Start::Launcher { world_size } => {
                 let prompt = self.prompt(world_size)?;
                 match world_size {

@@ -6,7 +6,7 @@ use candle_core::{DType, Device};
 use clap::Args;
 use comm::{Communicator, Local, LocalConfig, TcpConfig};
 use experiment::error::Result;
-use experiment::options::{DeviceKind, RankOptions};
+use experiment::options::{DeviceKind, PrecisionOption, RankOptions};
 use experiment::rank::Rank;
 use experiment::start::Start;
 use girandole::{Layout, ParallelConfig};
@@ -35,15 +35,19 @@ impl LayoutOptions {
         ranks_of(&self.ranks, self.mesh.as_ref())
     }
 
-    /// Determines the role of this process.
+    /// Determines the role of this process, and says how products are computed if that is unusual.
     ///
     /// # Errors
     /// Those of [`Start::find`]; a device that does not exist.
-    pub(super) fn find(&self, command: &str) -> Result<Start> {
+    pub(super) fn find(&self, command: &str, products: PrecisionOption) -> Result<Start> {
         let ranks = self.ranks();
         ranks.check_device(self.device)?;
         let found = Start::find(&ranks, command, 1);
-        found.map_err(|error| in_terms_of_mesh(error, &self.ranks, self.mesh.as_ref()))
+        let found = found.map_err(|error| in_terms_of_mesh(error, &self.ranks, self.mesh.as_ref()))?;
+        if found.is_speaker() {
+            products.note_products(self.device);
+        }
+        Ok(found)
     }
 
     /// Returns the layout for `world_size` ranks.

@@ -64,6 +64,14 @@ impl ModelOptions {
         }
     }
 
+    /// Returns the precision of products: that of the weights, where they have 16 bits.
+    fn products(&self) -> PrecisionOption {
+        match self.dtype {
+            WeightsDtype::F32 => self.precision,
+            WeightsDtype::Bf16 => PrecisionOption::Bf16,
+        }
+    }
+
     fn open(&self) -> Result<OpenedModel> {
         let tokenizer = Tokenizer::from_folder(&self.model)?;
         let mut weights = Weights::folder(&self.model)?;

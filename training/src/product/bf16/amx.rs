@@ -18,14 +18,19 @@ pub(super) fn is_available() -> Result<(), &'static str> {
     *FOUND.get_or_init(|| {
         const TILES_OF_BF16: u32 = 1 << 22 | 1 << 24;
         let of_processor = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_OF_BF16 == TILES_OF_BF16;
-        if !of_processor || !super::has_avx512_bf16() {
-            return Err("in f32, of rounded numbers: the processor has no matrix unit (AMX) for them");
-        }
-        if !ask_for_tiles() {
-            return Err("in f32, of rounded numbers: the system refuses the state of the matrix unit (AMX)");
-        }
-        Ok(())
+        usable(of_processor && super::has_avx512_bf16(), ask_for_tiles)
     })
+}
+
+/// [`is_available`] for what the processor has and the system answers.
+pub(super) fn usable(of_processor: bool, ask: impl FnOnce() -> bool) -> Result<(), &'static str> {
+    if !of_processor {
+        return Err("in f32, of rounded numbers: the processor has no matrix unit (AMX) for them");
+    }
+    if !ask() {
+        return Err("in f32, of rounded numbers: the system refuses the state of the matrix unit (AMX)");
+    }
+    Ok(())
 }
 
 /// Requests permission from Linux to use the tile state, for all threads of the process. It may be requested

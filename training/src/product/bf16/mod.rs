@@ -49,12 +49,12 @@ thread_local! {
 pub(super) fn unit() -> Result<Unit, &'static str> {
     // Cached: `cpuid` is slow in a virtual machine.
     static UNIT: OnceLock<Result<Unit, &'static str>> = OnceLock::new();
-    *UNIT.get_or_init(|| {
-        amx::is_available().map(|()| Unit::Amx).or_else(|why| match has_avx512_bf16() && is_of_amd() {
-            true => Ok(Unit::Dot),
-            false => Err(why),
-        })
-    })
+    *UNIT.get_or_init(|| fastest(amx::is_available(), has_avx512_bf16() && is_of_amd()))
+}
+
+/// [`unit`] for AMX, or why it cannot be used, and whether the processor has fast dot products.
+fn fastest(amx: Result<(), &'static str>, has_fast_dot: bool) -> Result<Unit, &'static str> {
+    amx.map(|()| Unit::Amx).or_else(|why| if has_fast_dot { Ok(Unit::Dot) } else { Err(why) })
 }
 
 /// All units of the processor, including slow ones.
@@ -253,6 +253,25 @@ impl KernelState {
                 Some(tiles) => tiles.block(out, stride, panels, add),
                 None => dot::block(out, stride, panels, add),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_amx_the_next_best_unit_is_used() {
+        let absent =
+            amx::usable(false, || unreachable!("the system is asked for what the processor has not"));
+        let refused = amx::usable(true, || false);
+        assert!(absent.unwrap_err().contains("has no matrix unit"));
+        assert!(refused.unwrap_err().contains("the system refuses the state of the matrix unit"));
+        assert_eq!(fastest(amx::usable(true, || true), true), Ok(Unit::Amx));
+        for without in [absent, refused] {
+            assert_eq!(fastest(without, true), Ok(Unit::Dot));
+            assert_eq!(fastest(without, false).map(|_| ()), without);
         }
     }
 }
