@@ -193,6 +193,9 @@ impl fmt::Display for GradientAudit {
                  is between"
             )?;
         }
+        if missing.iter().all(|(_, reason)| *reason == NoGradient::NotReached) {
+            write!(f, ", such as candle's sdpa, rope or product with quantised weights")?;
+        }
         let mut named = BTreeSet::new();
         for (name, reason) in missing {
             if let NoGradient::Likely(operation) = reason
@@ -211,13 +214,16 @@ impl fmt::Display for GradientAudit {
 
 const QUERY_OR_KEY: [&str; 10] = ["q_proj", "k_proj", "query", "key", "to_q", "to_k", "wq", "wk", "q", "k"];
 const VALUE: [&str; 5] = ["v_proj", "value", "to_v", "wv", "v"];
+const OUTPUT: [&str; 7] = ["o_proj", "out_proj", "c_proj", "to_out", "wo", "o", "out"];
 const WEIGHTS: &str = "softmax_last_dim or rope";
+const WHOLE: &str = "sdpa";
 
 /// Replacement for a candle operation without backward.
 fn instead(operation: &str) -> &'static str {
     match operation {
         "rms_norm" => "training::RmsNorm",
         "layer_norm" => "training::LayerNorm",
+        WHOLE => "training::attention",
         _ => "training::attention, or training::softmax and training::Rotary",
     }
 }
@@ -232,15 +238,24 @@ fn likely(name: &str, dims: &[usize], has_gradient: &HashMap<&str, bool>) -> Opt
             .any(|last| has_gradient.contains_key(format!("{module}.{last}").as_str()));
         return Some(if has_bias { "layer_norm" } else { "rms_norm" });
     }
-    // If the value projection has a gradient and the query or key projection has none, the attention weights lost it.
-    let is_value = |(name, has): (&&str, &bool)| {
-        let of_parent = match parent {
-            "" => Some(*name),
-            parent => name.strip_prefix(parent).and_then(|rest| rest.strip_prefix('.')),
+    let has_sibling = |names: &[&str]| {
+        let is_one = |(name, has): (&&str, &bool)| {
+            let of_parent = match parent {
+                "" => Some(*name),
+                parent => name.strip_prefix(parent).and_then(|rest| rest.strip_prefix('.')),
+            };
+            *has && of_parent
+                .and_then(|rest| rest.split_once('.'))
+                .is_some_and(|(own, _)| names.contains(&own))
         };
-        *has && of_parent.and_then(|rest| rest.split_once('.')).is_some_and(|(own, _)| VALUE.contains(&own))
+        has_gradient.iter().any(is_one)
     };
-    (QUERY_OR_KEY.contains(&own) && has_gradient.iter().any(is_value)).then_some(WEIGHTS)
+    // What has a gradient tells where in attention the others lost it.
+    let is_query_or_key = QUERY_OR_KEY.contains(&own);
+    if is_query_or_key && has_sibling(&VALUE) {
+        return Some(WEIGHTS);
+    }
+    ((is_query_or_key || VALUE.contains(&own)) && has_sibling(&OUTPUT)).then_some(WHOLE)
 }
 
 #[cfg(test)]
@@ -265,6 +280,9 @@ mod tests {
             ("value.weight", &[4], true),
             ("normal.weight", &[4, 4], false),
             ("alone", &[1], false),
+            ("h.2.attn.k_proj.weight", &[4, 4], false),
+            ("h.2.attn.v_proj.weight", &[4, 4], false),
+            ("h.2.attn.o_proj.weight", &[4, 4], true),
         ]);
         let found: Vec<_> = audit.missing().iter().map(|(_, reason)| *reason).collect();
         let (likely, other) = (NoGradient::Likely, NoGradient::NotReached);
@@ -280,16 +298,19 @@ mod tests {
                 likely("rms_norm"),
                 weights,
                 other,
-                other
+                other,
+                likely(WHOLE),
+                likely(WHOLE),
             ]
         );
         let line = audit.to_string();
         for part in [
-            "9 of 11 parameters",
+            "11 of 14 parameters",
             "h.0.ln_1.weight, h.0.ln_1.bias,",
-            "and 4 more",
+            "and 6 more",
             "training::RmsNorm",
             "candle's layer_norm",
+            "candle's sdpa, at h.2.attn.k_proj.weight, has none: use training::attention",
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }

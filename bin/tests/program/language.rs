@@ -47,7 +47,10 @@ fn pretrain(folder: &Folder, data: &str, options: &[&str]) -> (Vec<f32>, Vec<f32
     // Numbers of 16 bits are multiplied in a way that depends on the processor.
     let said = text(&output.stderr);
     let is_noted = said.starts_with("note: matrix products are computed ") && said.lines().count() == 1;
-    assert!(if options.contains(&"--parameters") { is_noted } else { said.is_empty() }, "{options:?}: {said}");
+    assert!(
+        if options.contains(&"--parameters") { is_noted } else { said.is_empty() },
+        "{options:?}: {said}"
+    );
     let printed = text(&output.stdout);
     assert!(printed.contains("step 6/6: loss ") && printed.contains("saved in "), "{printed}");
     (losses(&folder.path("metrics.jsonl")), logits(&out))
