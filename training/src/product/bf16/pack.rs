@@ -125,30 +125,47 @@ impl<T: Source> Operand<'_, T> {
             return;
         }
         let from = data.as_ptr().wrapping_add(line * row_stride + depth * column_stride);
-        let mut source = TileSource { from, stride: row_stride, lines, depths, scale: self.scale, part };
-        let form = if row_stride == 1 && column_stride != 1 { TileOrder::Pairs } else { TileOrder::Lines };
-        let mut gathered = [T::default(); LINES * DEPTH];
-        let words = if form == TileOrder::Pairs {
-            source.stride = column_stride;
-            // SAFETY: the matrix lies in its slice, and its lines are adjacent in memory.
-            unsafe { source.by_pairs() }
-        } else {
-            if column_stride != 1 {
-                for (at, to) in gathered.chunks_exact_mut(DEPTH).take(lines).enumerate() {
-                    let numbers = &data[(line + at) * row_stride + depth * column_stride..];
-                    let numbers = numbers.iter().step_by(column_stride.max(1)).take(depths);
-                    to.iter_mut().zip(numbers).for_each(|(to, &x)| *to = x);
-                }
-                (source.from, source.stride) = (gathered.as_ptr(), DEPTH);
+        let source = |from, stride| TileSource { from, stride, lines, depths, scale: self.scale, part };
+        // SAFETY: both have 16 times 512 bits and the same alignment, and all bit patterns are valid.
+        let words = unsafe { &mut *std::ptr::from_mut(tile).cast::<[__m512i; LINES]>() };
+        // SAFETY: the matrix lies in its slice; what is adjacent in memory has a stride of 1.
+        let form = unsafe {
+            if column_stride == 1 {
+                source(from, row_stride).by_lines(words);
+                TileOrder::Lines
+            } else if row_stride == 1 {
+                source(from, column_stride).by_pairs(words);
+                TileOrder::Pairs
+            } else {
+                let gathered = gathered(
+                    &data[line * row_stride + depth * column_stride..],
+                    [row_stride, column_stride],
+                    [lines, depths],
+                );
+                source(gathered.as_ptr(), DEPTH).by_lines(words);
+                TileOrder::Lines
             }
-            // SAFETY: the matrix lies in its slice, and `gathered` holds a whole tile; the elements of a line are
-            // adjacent.
-            unsafe { source.by_lines() }
         };
-        let words = if form == self.form { words } else { transposed(words) };
-        // SAFETY: both have 16 times 512 bits, and all bit patterns are valid.
-        *tile = unsafe { std::mem::transmute::<[__m512i; LINES], Tile>(words) };
+        if form != self.form {
+            transpose(words);
+        }
     }
+}
+
+/// Copies a tile's elements from where neither lines nor depths are adjacent.
+#[cold]
+#[inline(never)]
+fn gathered<T: Source>(
+    data: &[T],
+    [row_stride, column_stride]: [usize; 2],
+    [lines, depths]: [usize; 2],
+) -> [T; LINES * DEPTH] {
+    let mut gathered = [T::default(); LINES * DEPTH];
+    for (at, to) in gathered.chunks_exact_mut(DEPTH).take(lines).enumerate() {
+        let numbers = data[at * row_stride..].iter().step_by(column_stride.max(1)).take(depths);
+        to.iter_mut().zip(numbers).for_each(|(to, &x)| *to = x);
+    }
+    gathered
 }
 
 /// Input of a tile, clipped to the matrix: at most 16 lines of at most 32 elements.
@@ -174,8 +191,7 @@ impl<T: Source> TileSource<T> {
     /// `lines` lines of `depths` adjacent elements can be read.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn by_lines(self) -> [__m512i; LINES] {
-        let mut words = [_mm512_setzero_si512(); LINES];
+    unsafe fn by_lines(self, words: &mut [__m512i; LINES]) {
         if self.is_whole() {
             for (line, word) in words.iter_mut().enumerate() {
                 let at = self.from.wrapping_add(line * self.stride);
@@ -183,8 +199,9 @@ impl<T: Source> TileSource<T> {
                 let numbers = unsafe { [T::load(ALL, at), T::load(ALL, at.wrapping_add(LINES))] };
                 *word = self.rounded(numbers);
             }
-            return words;
+            return;
         }
+        *words = [_mm512_setzero_si512(); LINES];
         let masks = [first(self.depths), first(self.depths.saturating_sub(LINES))];
         for (line, word) in words.iter_mut().enumerate().take(self.lines) {
             let at = self.from.wrapping_add(line * self.stride);
@@ -192,7 +209,6 @@ impl<T: Source> TileSource<T> {
             let numbers = unsafe { [T::load(masks[0], at), T::load(masks[1], at.wrapping_add(LINES))] };
             *word = self.rounded(numbers);
         }
-        words
     }
 
     /// Reads pairs of 16 lines each.
@@ -201,8 +217,7 @@ impl<T: Source> TileSource<T> {
     /// At each of `depths` depths, `lines` adjacent elements can be read.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn by_pairs(self) -> [__m512i; LINES] {
-        let mut words = [_mm512_setzero_si512(); LINES];
+    unsafe fn by_pairs(self, words: &mut [__m512i; LINES]) {
         if self.is_whole() {
             for (pair, word) in words.iter_mut().enumerate() {
                 let at = self.from.wrapping_add(2 * pair * self.stride);
@@ -210,8 +225,9 @@ impl<T: Source> TileSource<T> {
                 let numbers = unsafe { [T::load(ALL, at), T::load(ALL, at.wrapping_add(self.stride))] };
                 *word = interleaved(self.rounded(numbers));
             }
-            return words;
+            return;
         }
+        *words = [_mm512_setzero_si512(); LINES];
         for (pair, word) in words.iter_mut().enumerate().take(self.depths.div_ceil(2)) {
             let at = self.from.wrapping_add(2 * pair * self.stride);
             let masks = [first(self.lines), if 2 * pair + 1 < self.depths { first(self.lines) } else { 0 }];
@@ -219,7 +235,6 @@ impl<T: Source> TileSource<T> {
             let numbers = unsafe { [T::load(masks[0], at), T::load(masks[1], at.wrapping_add(self.stride))] };
             *word = interleaved(self.rounded(numbers));
         }
-        words
     }
 
     /// Rounds 32 numbers to bf16, the first 16 in the lower half.
@@ -269,13 +284,13 @@ fn interleaved(halves: __m512i) -> __m512i {
     _mm512_permutexvar_epi16(order, halves)
 }
 
-/// Transposes a matrix of 16 x 16 words.
+/// Transposes a matrix of 16 x 16 words in place.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transposed(rows: [__m512i; LINES]) -> [__m512i; LINES] {
+fn transpose(words: &mut [__m512i; LINES]) {
     let mut halves = [_mm512_setzero_si512(); LINES];
     for at in 0..LINES / 2 {
-        let (one, other) = (rows[2 * at], rows[2 * at + 1]);
+        let (one, other) = (words[2 * at], words[2 * at + 1]);
         (halves[2 * at], halves[2 * at + 1]) =
             (_mm512_unpacklo_epi32(one, other), _mm512_unpackhi_epi32(one, other));
     }
@@ -288,15 +303,13 @@ fn transposed(rows: [__m512i; LINES]) -> [__m512i; LINES] {
         quarters[4 * four + 2] = _mm512_unpacklo_epi64(b, d);
         quarters[4 * four + 3] = _mm512_unpackhi_epi64(b, d);
     }
-    let mut columns = [_mm512_setzero_si512(); LINES];
     for at in 0..4 {
         let [a, b, c, d] = [0, 1, 2, 3].map(|four| quarters[4 * four + at]);
         let (even_low, odd_low) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
         let (even_high, odd_high) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
-        columns[at] = _mm512_shuffle_i32x4::<0x88>(even_low, even_high);
-        columns[8 + at] = _mm512_shuffle_i32x4::<0xdd>(even_low, even_high);
-        columns[4 + at] = _mm512_shuffle_i32x4::<0x88>(odd_low, odd_high);
-        columns[12 + at] = _mm512_shuffle_i32x4::<0xdd>(odd_low, odd_high);
+        words[at] = _mm512_shuffle_i32x4::<0x88>(even_low, even_high);
+        words[8 + at] = _mm512_shuffle_i32x4::<0xdd>(even_low, even_high);
+        words[4 + at] = _mm512_shuffle_i32x4::<0x88>(odd_low, odd_high);
+        words[12 + at] = _mm512_shuffle_i32x4::<0xdd>(odd_low, odd_high);
     }
-    columns
 }
