@@ -2,14 +2,14 @@
 
     cargo build --release -p bin
     pip install torch transformers peft
-    python benches/pytorch/language.py pretrain --text FILE
-    python benches/pytorch/language.py lora --text FILE
-    python benches/pytorch/language.py gpt2 --text FILE
+    python benches/pytorch/language.py pretrain
+    python benches/pytorch/language.py lora
+    python benches/pytorch/language.py gpt2
 
 `pretrain`: a Llama of 10.7 million parameters, a token for each byte, 256 tokens a row, AdamW with clipping, one thread a rank. Both begin
 with the same weights and take the same rows in the same order; losses of all steps are compared. `lora`: SmolLM2's shape of 135 million
 parameters with random weights and adapters of rank 8 beside all linear layers, products in bf16. `gpt2`: GPT-2's smallest shape, 124 million parameters with random weights and no dropout, 64 tokens a row. Speed is that of all steps but the
-first ones, in which memory is new. Where other programs run beside, it says less than the processor's time: that of all ranks together for a
+first ones, in which memory is new. The text is the guide's, many times over, unless `--text` gives another. Where other programs run beside, it says less than the processor's time: that of all ranks together for a
 step, without what comes before the first and after the last. Memory is the most that a rank held.
 """
 
@@ -137,13 +137,15 @@ def gpt2_limit(ranks, precision, batch, length):
 
 
 def measure(options, begin, batch, length, steps, lr, lora):
+    """The lines of the table, in Markdown."""
     from ranks import on_ranks
 
-    print("| ranks | precision | girandole | PyTorch | ratio | limit | CPU s per step | PyTorch's | losses apart | memory | PyTorch's |")
-    print("| --- " * 11 + "|")
+    yield "| ranks | precision | girandole | PyTorch | ratio | limit | CPU s per step | PyTorch's | losses apart | memory | PyTorch's |"
+    yield "| --- " * 11 + "|"
     for ranks in (int(count) for count in options.ranks.split(",")):
         for precision in options.precisions.split(","):
-            mine, other = [], []
+            mine, other, least = [], [], []
+            has_limit = options.what == "gpt2" and precision != "bf16-parameters"
             for _ in range(options.rounds):
                 more = {"lora_rank": lora} if lora else {}
                 more |= {"parameters": "bf16"} if precision == "bf16-parameters" else {"precision": precision}
@@ -159,42 +161,39 @@ def measure(options, begin, batch, length, steps, lr, lora):
                         precision=precision, compiled=options.compiled,
                     )
                 )
+                if has_limit:
+                    least.append(gpt2_limit(ranks, precision, batch, length))
             speeds = [statistics.median(one["speed"] for one in of) for of in (mine, other)]
             memory = [statistics.median(one["memory"] for one in of) for of in (mine, other)]
             cpu = [statistics.median(one["cpu"] for one in of) for of in (mine, other)]
-            has_limit = options.what == "gpt2" and precision != "bf16-parameters"
-            least = f"{gpt2_limit(ranks, precision, batch, length):.0f} tokens/s" if has_limit else ""
+            limit = f"{statistics.median(least):.0f} tokens/s" if least else ""
             apart = max(abs(a - b) for a, b in zip(mine[0]["losses"], other[0]["losses"]))
-            print(
-                f"| {ranks} | {precision} | {speeds[0]:.0f} tokens/s | {speeds[1]:.0f} tokens/s | {speeds[0] / speeds[1]:.2f} | {least} | "
-                f"{cpu[0]:.1f} | {cpu[1]:.1f} | {apart:.1e} | {memory[0]:.0f} MiB | {memory[1]:.0f} MiB |",
-                flush=True,
+            yield (
+                f"| {ranks} | {precision} | {speeds[0]:.0f} tokens/s | {speeds[1]:.0f} tokens/s | {speeds[0] / speeds[1]:.2f} | {limit} | "
+                f"{cpu[0]:.1f} | {cpu[1]:.1f} | {apart:.1e} | {memory[0]:.0f} MiB | {memory[1]:.0f} MiB |"
             )
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["pretrain", *SHAPES])
-    parser.add_argument("--text", required=True, help="a text of some megabytes")
-    parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--ranks", default="1,2")
-    parser.add_argument("--precisions", default=None, help="f32, bf16 (products), bf16-parameters (all in bf16)")
-    parser.add_argument("--compiled", action="store_true", help="PyTorch's model by torch.compile, which needs a C++ compiler")
-    parser.add_argument("--steps", type=int, default=None)
-    parser.add_argument("--rows", type=int, default=None, help="rows of a step")
-    parser.add_argument("--length", type=int, default=None, help="tokens of a row")
-    options = parser.parse_args()
-    if options.steps is not None and options.steps <= NEW:
-        parser.error(f"--steps: give more than {NEW}, which do not count")
+def guide(folder):
+    """A file of some megabytes: the guide, many times over."""
+    book = pathlib.Path(__file__).resolve().parents[2] / "book/src"
+    text = "".join(page.read_text() for page in sorted(book.glob("*.md")))
+    path = pathlib.Path(folder, "text.txt")
+    path.write_text(text * (1 + 4_000_000 // len(text)))
+    return str(path)
+
+
+def table(options):
+    """The lines of what `options` ask for."""
     with tempfile.TemporaryDirectory() as folder:
+        options.text = options.text or guide(folder)
         begin = os.path.join(folder, "begin")
         # A step that changes nothing: new weights in a folder that both begin with.
         first = dict(data=options.text, out=begin, steps=1, lr=0, weight_decay=0, batch_size=1)
         if options.what == "pretrain":
             options.precisions = options.precisions or "f32"
             run(options.girandole, "pretrain", **first)
-            measure(options, begin, options.rows or 8, options.length or 256, steps=options.steps or 50, lr=1e-3, lora=None)
+            yield from measure(options, begin, options.rows or 8, options.length or 256, steps=options.steps or 50, lr=1e-3, lora=None)
         else:
             shape, precisions, length, lr, lora = SHAPES[options.what]
             options.precisions = options.precisions or precisions
@@ -203,4 +202,27 @@ if __name__ == "__main__":
             os.mkdir(config)
             pathlib.Path(config, "config.json").write_text(json.dumps(shape))
             run(options.girandole, "pretrain", model=config, tokenizer="bytes", length=length, **first)
-            measure(options, begin, options.rows or 4, length, steps=options.steps or 12, lr=lr, lora=lora)
+            yield from measure(options, begin, options.rows or 4, length, steps=options.steps or 12, lr=lr, lora=lora)
+
+
+def parsed(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["pretrain", *SHAPES])
+    parser.add_argument("--text", help="a text of some megabytes")
+    parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--precisions", default=None, help="f32, bf16 (products), bf16-parameters (all in bf16)")
+    parser.add_argument("--compiled", action="store_true", help="PyTorch's model by torch.compile, which needs a C++ compiler")
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--rows", type=int, default=None, help="rows of a step")
+    parser.add_argument("--length", type=int, default=None, help="tokens of a row")
+    options = parser.parse_args(arguments)
+    if options.steps is not None and options.steps <= NEW:
+        parser.error(f"--steps: give more than {NEW}, which do not count")
+    return options
+
+
+if __name__ == "__main__":
+    for line in table(parsed()):
+        print(line, flush=True)

@@ -158,6 +158,17 @@ def measure(girandole, rounds, ranks, precisions):
     return taken
 
 
+def table(girandole, rounds, ranks, precisions):
+    """The lines of the table, in Markdown."""
+    yield "| ranks | precision | girandole | PyTorch | ratio | limit | of the limit | memory | PyTorch's |"
+    yield "| --- " * 9 + "|"
+    for (count, precision), (*runs, least) in measure(girandole, rounds, ranks, precisions).items():
+        mine, other = (statistics.median(run["seconds"] for run in of) for of in runs)
+        memory = (statistics.median(run["memory"] for run in of) for of in runs)
+        sizes, least = " | ".join(f"{size:.0f} MiB" for size in memory), statistics.median(least)
+        yield f"| {count} | {precision} | {mine:.3f} s | {other:.3f} s | {other / mine:.2f} | {least:.3f} s | {mine / least:.2f} | {sizes} |"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
@@ -167,10 +178,6 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if not os.access(options.girandole, os.X_OK):
         sys.exit(f"error: --girandole: there is no program {options.girandole}; build it: cargo build --release -p bin")
-    print("| ranks | precision | girandole | PyTorch | ratio | limit | of the limit | memory | PyTorch's |\n" + "| --- " * 9 + "|")
     ranks = [int(count) for count in options.ranks.split(",")]
-    for (count, precision), (*runs, least) in measure(options.girandole, options.rounds, ranks, options.precisions.split(",")).items():
-        mine, other = (statistics.median(run["seconds"] for run in of) for of in runs)
-        memory = (statistics.median(run["memory"] for run in of) for of in runs)
-        sizes, least = " | ".join(f"{size:.0f} MiB" for size in memory), statistics.median(least)
-        print(f"| {count} | {precision} | {mine:.3f} s | {other:.3f} s | {other / mine:.2f} | {least:.3f} s | {mine / least:.2f} | {sizes} |")
+    for line in table(options.girandole, options.rounds, ranks, options.precisions.split(",")):
+        print(line, flush=True)
