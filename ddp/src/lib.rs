@@ -34,6 +34,8 @@
 //! # Ok::<(), ddp::Error>(())
 //! ```
 //!
+//! Read it in this order: [`Ddp::new`], [`Ddp::backward`], [`DdpConfig`], then what you need of the following.
+//!
 //! # Further features
 //!
 //! - Unequal batch sizes: [`Ddp::backward_weighted`] takes the number of samples or tokens, and returns the gradients that a

@@ -63,7 +63,7 @@ impl<M> Fsdp<M> {
     /// group of [`set_norm_over`](Self::set_norm_over).
     ///
     /// # Errors
-    /// Errors of candle; failures of communication.
+    /// Errors of candle; the first cause, if an earlier call failed; failures of communication.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
         self.core().check()?;
         let own = match &self.norm.counted {
@@ -89,7 +89,11 @@ impl<M> Fsdp<M> {
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         let norm = self.grad_norm(grads)?;
         if !norm.is_finite() {
-            return Err(Error::NotFinite { unit: self.first_not_finite(grads)?, norm });
+            let own = first_not_finite(grads, &self.vars())?;
+            let own = own.and_then(|place| self.core().params().nth(place)).map(|param| param.name.clone());
+            if let Some((rank, parameter)) = first_of(self.parts(), own)? {
+                return Err(Error::NotFinite { parameter, rank, norm });
+            }
         }
         clip_by_norm(grads, &self.vars(), norm, max_norm)?;
         Ok(norm)
@@ -98,14 +102,6 @@ impl<M> Fsdp<M> {
     /// Returns the groups over which the norm is summed.
     fn parts(&self) -> impl Iterator<Item = &dyn Communicator> {
         self.core().groups.shard.iter().chain(&self.norm.others).map(|group| &**group)
-    }
-
-    /// Names a unit whose gradient contains a NaN or an infinity on some rank: the same one on each rank.
-    fn first_not_finite(&self, grads: &GradStore) -> Result<String> {
-        let unit = |place| self.core().unit_of(place).map(|unit| format!("unit {}", unit.name));
-        let own = first_not_finite(grads, &self.vars())?.and_then(unit);
-        // `None` if all gradients are finite, and only the sum of all squares overflows.
-        Ok(first_of(self.parts(), own)?.map_or("all units together".into(), |(_, unit)| unit))
     }
 }
 

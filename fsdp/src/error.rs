@@ -221,12 +221,14 @@ pub enum Error {
     Training(Arc<training::Error>),
     /// A gradient contains a NaN or an infinity. Every rank returns this same error.
     #[error(
-        "the gradient of {unit} is not finite on some rank, all gradients together have a norm of {norm}; none was changed: skip \
-         the step, or look for the cause"
+        "the gradient of parameter {parameter} is not finite in the shard of rank {rank}, all gradients together have a norm of {norm}; \
+         none was changed: skip the step, or look for the cause"
     )]
     NotFinite {
-        /// The first such unit of the lowest rank that has one.
-        unit: String,
+        /// The first such parameter, in order of construction.
+        parameter: String,
+        /// The first rank that has such a gradient, which may come from any rank's batch; rank in the whole job.
+        rank: usize,
         /// The norm of all gradients together.
         norm: f64,
     },
@@ -278,17 +280,6 @@ comm::error_conversions!(Error);
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
         Error::during("tensor operation")(source)
-    }
-}
-
-impl From<training::Error> for Error {
-    fn from(error: training::Error) -> Self {
-        // From a layer that communicates, in backward.
-        let carried = match &error {
-            training::Error::Candle(source) => comm::carried_as(source),
-            _ => None,
-        };
-        carried.unwrap_or_else(|| Error::Training(Arc::new(error)))
     }
 }
 

@@ -51,6 +51,9 @@
 //! # Ok::<(), fsdp::Error>(())
 //! ```
 //!
+//! Read it in this order: [`Fsdp::new`] and [`UnitBuilder::unit`], [`Fsdp::backward`], [`FsdpConfig`], then what you need of the
+//! following.
+//!
 //! # Further features
 //!
 //! - [`Strategy`]: keep parameters from forward to backward, or shard nothing; [`UnitConfig`] sets it for one unit;

@@ -143,6 +143,7 @@ impl From<Error> for candle_core::Error {
             Error::Ddp(error) => error.into(),
             Error::Fsdp(error) => error.into(),
             Error::TensorParallel(error) => error.into(),
+            Error::Pipeline(error) => error.into(),
             other => comm::carry(other),
         }
     }
@@ -196,6 +197,28 @@ impl Error {
             Self::TensorParallel(error) => error.is_peer_failure(),
             Self::Pipeline(error) => error.is_peer_failure(),
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_rank_is_found_in_candles_errors() {
+        let left = || comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
+        for error in [
+            Error::Comm(left()),
+            Error::Ddp(left().into()),
+            Error::Fsdp(left().into()),
+            Error::TensorParallel(left().into()),
+            Error::Pipeline(left().into()),
+        ] {
+            let shown = error.to_string();
+            let through = candle_core::Error::from(error).context("in the model").bt();
+            let back = Error::from(through);
+            assert!(back.is_peer_failure() && back.loss().is_some(), "{shown}: {back}");
         }
     }
 }

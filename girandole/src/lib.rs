@@ -56,6 +56,9 @@
 //! # Ok::<(), girandole::Error>(())
 //! ```
 //!
+//! Read it in this order: [`training::build`], how a model is written; [`Layout`]; [`Parallel`]; [`trainer`], a training loop with
+//! checkpoints; [`checkpoint`], their format; [`validation`].
+//!
 //! The crates that a training program needs are re-exported under their names, so that it has only one dependency.
 #![forbid(unsafe_code)]
 

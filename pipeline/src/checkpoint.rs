@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use candle_core::{Device, Tensor, Var};
 use comm::complete_together;
@@ -84,7 +83,7 @@ impl Pipeline {
         let writes = groups.dp.as_ref().is_none_or(|copies| copies.rank() == 0);
         let number = complete_together(
             &groups.all().collect::<Vec<_>>(),
-            || checkpoints.begin().map(|draft| draft.number()).map_err(Error::training),
+            || checkpoints.begin().map(|draft| draft.number()).map_err(Error::from),
             |number| writes.then(|| self.write(checkpoints, *number, optimizer, checkpoint)).transpose(),
             |number, all| {
                 commit(checkpoints, *number, checkpoint, all.into_iter().flatten().collect(), self.parts())
@@ -112,7 +111,7 @@ impl Pipeline {
         let groups = self.groups();
         let Saved { values, state, extra } = groups.all_agree(self.read(contents, optimizer.is_some()))?;
         let loaded = match optimizer {
-            Some(optimizer) => optimizer.load_state(&state).map_err(Error::training),
+            Some(optimizer) => optimizer.load_state(&state).map_err(Error::from),
             None => Ok(()),
         };
         groups.all_agree(loaded)?;
@@ -146,9 +145,9 @@ impl Pipeline {
         let mut tensors: HashMap<String, Tensor> =
             vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
         if let Some(optimizer) = optimizer {
-            let state = optimizer.state().map_err(Error::training)?;
+            let state = optimizer.state()?;
             if let Some((name, _)) = state.iter().find(|(name, _)| !is_of(&vars, name)) {
-                let (what, got) = ("what an optimizer remembers".to_string(), name.clone());
+                let (what, got) = ("the optimizer's state".to_string(), name.clone());
                 let help =
                     "name its parameters as the pipeline does: make it from `Pipeline::named_vars`".into();
                 return Err(Error::InvalidArgument { what, got, help });
@@ -159,7 +158,7 @@ impl Pipeline {
         written.sets.extend(tensors.keys().map(|name| (name.clone(), set.clone())));
         let own = self.own(&set);
         for (name, tensors) in checkpoint.tensors.iter().chain([(&own, &tensors)]) {
-            written.files.push((name.clone(), draft.write(name, tensors).map_err(Error::training)?));
+            written.files.push((name.clone(), draft.write(name, tensors)?));
         }
         Ok(written)
     }
@@ -182,9 +181,8 @@ impl Pipeline {
             sets.iter().filter(|(name, _)| needed(name)).map(|(_, set)| set).collect();
         let mut found = HashMap::new();
         for set in files.into_iter().map(|set| self.own(set)) {
-            contents.check(&set).map_err(Error::training)?;
-            found
-                .extend(training::load_tensors(&contents.path(&set), &Device::Cpu).map_err(Error::training)?);
+            contents.check(&set)?;
+            found.extend(training::load_tensors(&contents.path(&set), &Device::Cpu)?);
         }
         let mut values = Vec::with_capacity(vars.len());
         for (name, var) in &vars {
@@ -242,11 +240,5 @@ fn commit(
         problem: format!("its manifest cannot be written: {reason}"),
     })?;
     let checkpoint = Checkpoint { extra, tensors: BTreeMap::new(), ..checkpoint.clone() };
-    checkpoints.draft(number).commit(&checkpoint, files).map(drop).map_err(Error::training)
-}
-
-impl Error {
-    pub(crate) fn training(error: training::Error) -> Self {
-        Self::Training(Arc::new(error))
-    }
+    checkpoints.draft(number).commit(&checkpoint, files).map(drop).map_err(Error::from)
 }

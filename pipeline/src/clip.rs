@@ -26,7 +26,7 @@ impl Pipeline {
         let is_first = self.groups().tp.as_ref().is_none_or(|tp| tp.rank() == 0);
         let counts = |var: &Var| !repeated.contains(&var.id()) && (is_first || self.is_divided(var));
         let counted: Vec<Var> = self.vars().into_iter().filter(counts).collect();
-        let own = grad_norm(grads, &counted).map_err(Error::training)?;
+        let own = grad_norm(grads, &counted)?;
         // Data-parallel replicas have the same gradients.
         let groups = [self.groups().tp.as_ref(), Some(&self.groups().pp)];
         Ok(global_norm(groups.into_iter().flatten().map(|group| &**group), own)?)
@@ -49,13 +49,13 @@ impl Pipeline {
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         let norm = self.grad_norm(grads)?;
         if !norm.is_finite() {
-            let own = first_not_finite(grads, &self.vars()).map_err(Error::training)?;
+            let own = first_not_finite(grads, &self.vars())?;
             let own = own.map(|place| self.named_vars().remove(place).0);
             if let Some((rank, parameter)) = first_of(self.groups().all(), own)? {
                 return Err(Error::NotFinite { parameter, rank, norm });
             }
         }
-        clip_by_norm(grads, &self.vars(), norm, max_norm).map_err(Error::training)?;
+        clip_by_norm(grads, &self.vars(), norm, max_norm)?;
         Ok(norm)
     }
 

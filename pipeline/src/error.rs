@@ -204,21 +204,13 @@ impl Error {
         }
     }
 
-    /// Wraps a candle error with the name of the operation, unless it carries an error of `comm`.
+    /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
     pub(crate) fn during(operation: impl Into<String>) -> impl FnOnce(candle_core::Error) -> Self {
-        move |source| match comm::carried::<comm::Error>(&source) {
-            // From a layer that communicates.
-            Some(error) => Error::Comm(error.clone()),
+        move |source| match comm::carried_as(&source) {
+            Some(error) => error,
             None => Error::Tensor { operation: operation.into(), source: Arc::new(source) },
         }
     }
 }
 
-impl From<Error> for comm::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Comm(error) => error,
-            other => comm::carry(other).into(),
-        }
-    }
-}
+comm::error_conversions!(Error);

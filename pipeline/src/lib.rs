@@ -1,6 +1,7 @@
 //! Pipeline parallelism: a model split into stages, which process micro-batches.
 //!
-//! [`Modules`] lists the model's modules, [`Split`] splits the list, and [`Pipeline`] builds a rank's stages and trains them:
+//! [`Modules`] lists the model's modules, [`Split`] splits the list, and [`Pipeline`] builds a rank's stages and trains them. Read
+//! them in this order, then [`PipelineConfig`] and, below, [`Schedule`]:
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};

@@ -178,7 +178,7 @@ impl Pipeline {
         let input = |stage: &Stage| format!("the input of stage {} (module {})", stage.number, stage.first);
         let cut: Vec<String> = self.stages.iter().filter(cut).map(input).collect();
         let all = parameters.chain(cut.iter().map(|name| (name.as_str(), &[][..], false)));
-        let found = audit.act("Pipeline", self.groups.is_first_of_stage(), all).map_err(Error::training);
+        let found = audit.act("Pipeline", self.groups.is_first_of_stage(), all).map_err(Error::from);
         match audit.on_missing {
             OnMissingGradient::Fail => self.groups.all_agree(found),
             _ => found,

@@ -113,9 +113,9 @@ impl<M> TensorParallel<M> {
         let mut tensors: HashMap<String, Tensor> =
             own.map(|p| (format!("{MODEL}{}", p.name()), p.var().as_detached_tensor())).collect();
         let state = optimizer.map(|optimizer| optimizer.state()).transpose()?.unwrap_or_default();
-        if let Some((key, _)) = state.iter().find(|(key, value)| self.is_stray(key, value.dims())) {
+        if let Some((key, _)) = state.iter().find(|(key, value)| self.is_unowned(key, value.dims())) {
             let help = "name its parameters as the model does: make it from `TensorParallel::named_vars`";
-            return Err(Error::invalid("what an optimizer remembers", key, help));
+            return Err(Error::invalid("the optimizer's state", key, help));
         }
         tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
         let name = set_name(self.context().rank());
@@ -155,9 +155,7 @@ impl<M> TensorParallel<M> {
     ) -> Result<serde_json::Value> {
         self.check()?;
         let world = self.world();
-        let own = |(place, _): &(usize, _)| place % world.world_size() == world.rank();
-        let mut checked = contents.files.keys().enumerate().filter(own);
-        let whole = checked.try_for_each(|(_, name)| Ok(contents.check(name)?));
+        let whole = contents.check_share(world.rank(), world.world_size()).map_err(Error::from);
         // Hashes are checked first, so that no rank interprets damaged data.
         agree(world, whole)?;
         let has_optimizer = optimizer.is_some();
@@ -198,7 +196,7 @@ impl<M> TensorParallel<M> {
     }
 
     /// Returns true for optimizer state that may differ between ranks and belongs to no parameter.
-    fn is_stray(&self, key: &str, dims: &[usize]) -> bool {
+    fn is_unowned(&self, key: &str, dims: &[usize]) -> bool {
         !dims.is_empty() && self.parameter_of(key).is_none_or(|parameter| parameter.var().dims() != dims)
     }
 
@@ -215,9 +213,9 @@ impl<M> TensorParallel<M> {
                 }
                 _ if dims.is_empty() => saved.files[0].whole(&key)?,
                 _ => {
-                    let reason = "is of no parameter, and whose part it is cannot be told: it was not made from \
+                    let reason = "belongs to no parameter: its optimizer was not made from \
                                   `TensorParallel::named_vars`";
-                    return Err(misfit(folder, format!("what its optimizer remembers as {name} {reason}")));
+                    return Err(misfit(folder, format!("its optimizer state `{name}` {reason}")));
                 }
             };
             state.insert(name.to_string(), value);
@@ -282,7 +280,7 @@ impl Saved {
 }
 
 /// Returns this rank's result if no rank has failed; otherwise an error on every rank.
-fn agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
+pub(crate) fn agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
     all_agree([world], own, peer_failed)
 }
 

@@ -188,14 +188,3 @@ impl From<candle_core::Error> for Error {
         comm::carried_as(&source).unwrap_or_else(|| Error::Tensor { source: Arc::new(source) })
     }
 }
-
-impl From<training::Error> for Error {
-    fn from(error: training::Error) -> Self {
-        // From a layer that communicates, in backward.
-        let carried = match &error {
-            training::Error::Candle(source) => comm::carried_as(source),
-            _ => None,
-        };
-        carried.unwrap_or_else(|| Error::Training(Arc::new(error)))
-    }
-}

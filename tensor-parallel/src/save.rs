@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::Tensor;
-use comm::{Communicator, Operation, broadcast_object};
+use comm::{Communicator, Operation};
 use training::TensorWriter;
 
+use crate::checkpoint::agree;
 use crate::file::ShardedFile;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
@@ -24,27 +25,9 @@ impl<M> TensorParallel<M> {
     /// On every rank, if the file cannot be written; failures of communication.
     pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
         self.check()?;
-        let path = path.as_ref();
-        let dp = self.dp();
-        let outcome = match dp.is_none_or(|dp| dp.rank() == 0) {
-            true => self.write(path)?,
-            false => None,
-        };
-        // The first rank along `dp` has the outcome from the writer.
-        let outcome = match dp {
-            Some(dp) => broadcast_object(&**dp, &outcome, 0)?,
-            None => outcome,
-        };
-        let is_writer = self.context().rank() == 0 && dp.is_none_or(|dp| dp.rank() == 0);
-        match outcome {
-            None => Ok(()),
-            Some((_, reason)) if is_writer => {
-                Err(Error::File { action: "write", path: path.to_path_buf(), reason })
-            }
-            Some((rank, reason)) => {
-                Err(Error::PeerFile { rank, reason: format!("cannot write {}: {reason}", path.display()) })
-            }
-        }
+        let is_first_copy = self.dp().is_none_or(|dp| dp.rank() == 0);
+        let written = if is_first_copy { self.write(path.as_ref())? } else { Ok(()) };
+        comm::all_agree([self.world()], written, |rank, reason| Error::PeerFile { rank, reason })
     }
 
     /// Reads this rank's part of each parameter from a safetensors file of the whole model, such as one of
@@ -60,14 +43,10 @@ impl<M> TensorParallel<M> {
     /// earlier backward failed; failures of communication.
     pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
         self.check()?;
-        let agree = |own| {
-            let failed = |rank, reason| Error::PeerFile { rank, reason: format!("failed: {reason}") };
-            comm::all_agree([self.world()], own, failed)
-        };
-        let parts = agree(self.read(path.as_ref()))?;
+        let parts = agree(self.world(), self.read(path.as_ref()))?;
         let set =
             self.parameters().iter().zip(&parts).try_for_each(|(parameter, part)| parameter.var().set(part));
-        agree(set.map(|()| Vec::new()).map_err(Error::from)).map(drop)
+        agree(self.world(), set.map_err(Error::from))
     }
 
     /// Reads this rank's part of each parameter.
@@ -99,15 +78,17 @@ impl<M> TensorParallel<M> {
         })
     }
 
-    /// Writes the file; returns the writer's rank and its error, if it failed, on every rank of the tensor-parallel group.
-    fn write(&self, path: &Path) -> Result<Option<(usize, String)>> {
+    /// Takes part in writing the file; the inner result is the writer's.
+    fn write(&self, path: &Path) -> Result<Result<()>> {
         let comm = &**self.context().comm();
         let mut writer = (comm.rank() == 0).then(|| Writer::begin(path, self.parameters()));
         for parameter in self.parameters() {
             stream(comm, parameter, &mut writer)?;
         }
-        let failure = writer.and_then(Writer::finish).map(|reason| (comm.world_ranks()[0], reason));
-        Ok(broadcast_object(comm, &failure, 0)?)
+        Ok(match writer.and_then(Writer::finish) {
+            None => Ok(()),
+            Some(reason) => Err(Error::File { action: "write", path: path.to_path_buf(), reason }),
+        })
     }
 }
 

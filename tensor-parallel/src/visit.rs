@@ -1,9 +1,10 @@
 //! Visiting whole parameters, one at a time.
 
 use candle_core::Tensor;
-use comm::{Communicator, Operation, broadcast_object};
+use comm::{Communicator, Operation};
 
-use crate::{Error, Parameter, Result, Split, TensorParallel};
+use crate::checkpoint::agree;
+use crate::{Parameter, Result, Split, TensorParallel};
 
 impl<M> TensorParallel<M> {
     /// Passes each whole parameter and its name to `visit` on the model's first rank, in order of construction: for writing
@@ -13,7 +14,7 @@ impl<M> TensorParallel<M> {
     /// On the first rank, one parameter at a time.
     ///
     /// # Errors
-    /// On every rank of the tensor-parallel group, the error of `visit`; failures of communication.
+    /// On every rank, if `visit` fails on one; the first cause, if an earlier backward failed; failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
         self.check()?;
         let comm = &**self.context().comm();
@@ -25,13 +26,7 @@ impl<M> TensorParallel<M> {
                 failed = visit(parameter.name(), whole).err();
             }
         }
-        let reason = failed.as_ref().map(ToString::to_string);
-        let reason: Option<String> = broadcast_object(comm, &reason, 0)?;
-        match (failed, reason) {
-            (Some(error), _) => Err(error.into()),
-            (None, Some(reason)) => Err(Error::PeerFile { rank: comm.world_ranks()[0], reason }),
-            (None, None) => Ok(()),
-        }
+        agree(self.world(), failed.map_or(Ok(()), |error| Err(error.into())))
     }
 }
 

@@ -130,15 +130,6 @@ impl Core {
         self.units.iter().flat_map(|unit| &unit.params)
     }
 
-    /// Returns the unit of a parameter, given the parameter's index over all units.
-    pub(crate) fn unit_of(&self, mut place: usize) -> Option<&BuiltUnit> {
-        self.units.iter().find(|unit| {
-            let is_here = place < unit.params.len();
-            place = place.saturating_sub(unit.params.len());
-            is_here
-        })
-    }
-
     /// Returns the first failure of an earlier call.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.state).check()

@@ -27,13 +27,14 @@ impl<M> Fsdp<M> {
     ///
     /// # Errors
     /// On every rank, with the latest checkpoint unchanged: [`Error::File`] if a rank could not write; an optimizer that was
-    /// not made from [`Fsdp::named_vars`]. Failures of communication.
+    /// not made from [`Fsdp::named_vars`]. The first cause, if an earlier call failed; failures of communication.
     pub fn save_checkpoint(
         &self,
         checkpoints: &Checkpoints,
         optimizer: Option<&dyn OptimizerState>,
         checkpoint: &Checkpoint,
     ) -> Result<PathBuf> {
+        self.core().check()?;
         let groups = &self.core().groups;
         let world = &*groups.world;
         // Of several replicas, the first one writes.
@@ -67,8 +68,9 @@ impl<M> Fsdp<M> {
             let state = optimizer.state()?;
             let lens = self.core().params().map(|param| (&*param.name, param.shard.elem_count()));
             let lens: Vec<_> = lens.collect();
-            let stray = state.iter().find(|(name, value)| Kind::of(name, value.dims(), &lens) == Kind::Stray);
-            if let Some((key, _)) = stray {
+            let unowned =
+                state.iter().find(|(name, value)| Kind::of(name, value.dims(), &lens) == Kind::Unowned);
+            if let Some((key, _)) = unowned {
                 return Err(Error::UnownedOptimizerState { key: key.clone() });
             }
             tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
@@ -117,14 +119,8 @@ impl<M> Fsdp<M> {
     ) -> Result<serde_json::Value> {
         let world = &*self.core().groups.world;
         // Hashes are checked first, so that no rank interprets damaged data.
-        let whole = self.core().check().and_then(|()| {
-            for (place, name) in contents.files.keys().enumerate() {
-                if place % world.world_size() == world.rank() {
-                    contents.check(name)?;
-                }
-            }
-            Ok(())
-        });
+        let whole =
+            self.core().check().and_then(|()| Ok(contents.check_share(world.rank(), world.world_size())?));
         self.all_agree(&contents.folder, whole)?;
         let opened = SavedCheckpoint::open(contents).and_then(|saved| {
             saved.check(contents, &self.core().units)?;
@@ -158,13 +154,13 @@ impl<M> Fsdp<M> {
                 let value = match kind {
                     Kind::Shard(param) => part(saved, &key, places[param])?,
                     Kind::Number => saved.whole(&key)?,
-                    Kind::Stray => {
+                    Kind::Unowned => {
                         let key = &key[OPTIMIZER.len()..];
                         return Err(Error::file(
                             folder,
                             format!(
-                                "what its optimizer remembers as `{key}` is of no parameter, and whose part it is cannot be told: it \
-                                 was not made from `Fsdp::named_vars`; load the weights alone, without an optimizer"
+                                "its optimizer state `{key}` belongs to no parameter: its optimizer was not made from \
+                                 `Fsdp::named_vars`; load the weights alone, without an optimizer"
                             ),
                         ));
                     }

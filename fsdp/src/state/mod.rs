@@ -20,26 +20,38 @@ use crate::storage::{piece, tensor};
 use crate::{Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Returns all parameters whole, by the names under which the model requested them, in order of construction; on rank 0
-    /// only, `None` on the others. Must be called on every rank.
+    /// Returns all parameters whole, by the names under which the model requested them, in order of construction, and then the
+    /// buffers of rank 0; on rank 0 only, `None` on the others. Must be called on every rank.
     ///
     /// # Memory
     /// On rank 0 the whole model.
     ///
     /// # Errors
-    /// Failures of communication.
+    /// The first cause, if an earlier call failed; failures of communication.
     pub fn full_state(&self) -> Result<Option<Vec<(String, Tensor)>>> {
         let is_first = self.core().groups.world.rank() == 0;
-        let mut all = Vec::new();
-        for unit in 0..self.core().units.len() {
-            let mut of_unit: Vec<Option<(String, Tensor)>> = vec![None; self.core().units[unit].params.len()];
+        let mut all = vec![None; self.core().params().count() + self.buffers().len()];
+        self.visit_places(&mut |place, name, tensor| all[place] = Some((name.to_string(), tensor)))?;
+        Ok(is_first.then(|| all.into_iter().flatten().collect()))
+    }
+
+    /// Passes each parameter whole, unit by unit, and then each buffer to `visit` on rank 0, with its place in order of
+    /// construction. Must be called on every rank.
+    fn visit_places(&self, visit: &mut dyn FnMut(usize, &str, Tensor)) -> Result<()> {
+        let mut first = 0;
+        for (unit, built) in self.core().units.iter().enumerate() {
             self.visit_unit(unit, &mut |param, name, tensor| {
-                of_unit[param] = Some((name.to_string(), tensor));
+                visit(first + param, name, tensor);
                 Ok(())
             })?;
-            all.extend(of_unit.into_iter().flatten());
+            first += built.params.len();
         }
-        Ok(is_first.then_some(all))
+        if self.core().groups.world.rank() == 0 {
+            for (place, (name, var)) in self.buffers().iter().enumerate() {
+                visit(first + place, name, var.as_detached_tensor().to_device(&Device::Cpu)?);
+            }
+        }
+        Ok(())
     }
 
     /// Passes each parameter of a unit, whole, to `visit` on rank 0, part by part, with one part in memory at a time. Must be

@@ -28,22 +28,12 @@ impl<M> Fsdp<M> {
             Ok(writer) => (writer, None),
             Err(error) => (None, Some(error)),
         };
-        let mut first = 0;
-        for (unit, built) in self.core().units.iter().enumerate() {
-            self.visit_unit(unit, &mut |param, _, tensor| {
-                // The other ranks send their pieces in any case, so this rank receives them even if its disk is full.
-                if let (Some(writer), None) = (&mut writer, &failed) {
-                    failed = writer.write(first + param, &tensor).err();
-                }
-                Ok(())
-            })?;
-            first += built.params.len();
-        }
-        if let (Some(writer), None) = (&mut writer, &failed) {
-            let buffers = self.buffers().iter().enumerate();
-            let mut written = buffers.map(|(place, (_, var))| writer.write(first + place, var));
-            failed = written.find_map(std::result::Result::err);
-        }
+        self.visit_places(&mut |place, _, tensor| {
+            // The other ranks send their pieces in any case, so this rank receives them even if its disk is full.
+            if let (Some(writer), None) = (&mut writer, &failed) {
+                failed = writer.write(place, &tensor).err();
+            }
+        })?;
         let written = match (failed, writer) {
             (Some(error), _) => Err(error),
             (None, Some(writer)) => writer.finish(),
@@ -57,26 +47,23 @@ impl<M> Fsdp<M> {
 }
 
 impl<M> Fsdp<M> {
-    /// Passes each whole parameter and its name to `visit` on rank 0, unit by unit, for writing other file formats. Must be
-    /// called on every rank.
+    /// Passes each parameter whole, and each buffer of rank 0, with its name to `visit` on rank 0, for writing other file
+    /// formats. Must be called on every rank.
     ///
     /// # Memory
     /// On rank 0, one parameter at a time.
     ///
     /// # Errors
-    /// On every rank, the error of `visit`; failures of communication.
+    /// On every rank, if `visit` fails; the first cause, if an earlier call failed; failures of communication.
     pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
         let mut failed = None;
-        for unit in 0..self.core().units.len() {
-            self.visit_unit(unit, &mut |_, name, tensor| {
-                // The other ranks send their pieces in any case.
-                if failed.is_none() {
-                    failed = visit(name, tensor).err();
-                }
-                Ok(())
-            })?;
-        }
+        self.visit_places(&mut |_, name, tensor| {
+            // The other ranks send their pieces in any case.
+            if failed.is_none() {
+                failed = visit(name, tensor).err();
+            }
+        })?;
         let visited = failed.map_or(Ok(()), |error| Err(Error::from(error)));
-        self.all_agree(Path::new("what is made of the parameters"), visited)
+        self.all_agree(Path::new("what is written of the parameters"), visited)
     }
 }

@@ -84,7 +84,7 @@ pub(super) enum Kind {
     /// A single number, such as a step count, which every rank has.
     Number,
     /// A tensor that cannot be assigned to a parameter, and may differ between ranks.
-    Stray,
+    Unowned,
 }
 
 impl Kind {
@@ -98,7 +98,7 @@ impl Kind {
         match param.filter(|&param| dims == [params[param].1]) {
             Some(param) => Self::Shard(param),
             None if dims.is_empty() => Self::Number,
-            None => Self::Stray,
+            None => Self::Unowned,
         }
     }
 }

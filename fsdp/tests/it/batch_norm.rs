@@ -202,6 +202,7 @@ fn tables_of_indices_keep_their_dtype() {
     };
     for unchecked in [false, true] {
         let found = on_all_ranks(2, |comm| {
+            let is_first = comm.rank() == 0;
             let start = [
                 ("ids".to_string(), Tensor::new(&[2i64, 0, 2], &Device::Cpu)?),
                 ("w".to_string(), Tensor::new(&[[1f32, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu)?),
@@ -220,6 +221,15 @@ fn tables_of_indices_keep_their_dtype() {
             let rows: &Unit<(Tensor, Tensor)> = net.model()?;
             let picked = numbers([&rows.run(|(w, ids)| w.index_select(ids, 0))?]);
             net.save_full(&path)?;
+            let (mut visited, all) = (Vec::new(), net.full_state()?.unwrap_or_default());
+            net.visit_full(|name, tensor| {
+                visited.push((name.to_string(), tensor.dtype()));
+                Ok(())
+            })?;
+            let expected = [("w".to_string(), DType::F32), ("ids".to_string(), DType::I64)];
+            assert_eq!(visited, expected[..if is_first { 2 } else { 0 }]);
+            let all: Vec<_> = all.into_iter().map(|(name, tensor)| (name, tensor.dtype())).collect();
+            assert_eq!(all, visited);
             net.buffers()[0].1.set(&Tensor::new(&[0i64, 0, 0], &Device::Cpu)?)?;
             net.load_full(&path)?;
             Ok((picked, net.buffers()[0].1.to_vec1::<i64>()?))

@@ -193,7 +193,7 @@ fn optimizer_state_of_no_parameter_is_refused() {
         Ok(line)
     });
     assert!(
-        lines.iter().all(|line| line.contains("0.exp_avg") && line.contains("of no parameter")),
+        lines.iter().all(|line| line.contains("0.exp_avg") && line.contains("belongs to no parameter")),
         "{lines:?}"
     );
 }

@@ -205,3 +205,22 @@ fn a_file_that_cannot_be_written_is_an_error_on_every_rank() {
     assert!(found[0].starts_with("cannot write "), "{found:?}");
     assert!(found[1..].iter().all(|message| message.starts_with("rank 0 cannot write ")), "{found:?}");
 }
+
+#[test]
+fn a_visitor_that_fails_is_an_error_on_every_rank() {
+    let small = LanguageModelConfig { num_layers: 1, ..sizes() };
+    let found = on_mesh(2, 2, |mesh| {
+        let model = |builder| LanguageModel::new(builder, &small);
+        let parallel = TensorParallel::new(mesh, &config(DType::F32), &Weights::seed(5), model)?;
+        let mut seen = 0;
+        let visited = parallel.visit_full(|_, _| {
+            seen += 1;
+            Err(candle_core::Error::Msg("no room".into()))
+        });
+        let error = visited.unwrap_err();
+        Ok((seen, error.is_peer_failure(), error.to_string()))
+    });
+    assert_eq!((found[0].0, found[0].1), (1, false));
+    assert!(found[1..].iter().all(|(seen, is_peers, _)| *seen == 0 && *is_peers), "{found:?}");
+    assert!(found.iter().all(|(.., message)| message.contains("no room")), "{found:?}");
+}

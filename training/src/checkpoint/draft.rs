@@ -135,6 +135,14 @@ impl Contents {
         read::check_file(&self.folder, name, self.files.get(name).unwrap_or(&none))
     }
 
+    /// Checks one rank's share of the files, so that `ranks` ranks together read each file once.
+    ///
+    /// # Errors
+    /// Those of [`Contents::check`], for the first such file by name.
+    pub fn check_share(&self, rank: usize, ranks: usize) -> Result<()> {
+        self.files.keys().skip(rank).step_by(ranks).try_for_each(|name| self.check(name))
+    }
+
     /// Reads all files and checks them against their hashes, several at a time.
     ///
     /// # Errors

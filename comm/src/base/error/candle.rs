@@ -76,8 +76,8 @@ where
     carried::<E>(error).cloned().or_else(of_comm)
 }
 
-/// Implements the conversions of a crate's error type, which has a variant `Comm` for this crate's, to candle's error
-/// and to this crate's.
+/// Implements the conversions of a strategy's error type, to candle's error and to this crate's, and from `training`'s. It
+/// has the variants `Comm` for this crate's errors and `Training` for those, in an `Arc`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! error_conversions {
@@ -99,6 +99,17 @@ macro_rules! error_conversions {
                     $error::Comm(error) => error,
                     other => ::candle_core::Error::from(other).into(),
                 }
+            }
+        }
+
+        impl From<::training::Error> for $error {
+            fn from(error: ::training::Error) -> Self {
+                // From a layer that communicates, in backward.
+                let carried = match &error {
+                    ::training::Error::Candle(source) => $crate::carried_as(source),
+                    _ => None,
+                };
+                carried.unwrap_or_else(|| $error::Training(::std::sync::Arc::new(error)))
             }
         }
     };
