@@ -1,4 +1,4 @@
-//! Interface for the crate `launch`, which starts ranks. Not part of the stable interface for programs.
+//! Interface for the crates `launch` and `experiment`, which start ranks. Not part of the stable interface for programs.
 #![allow(clippy::missing_errors_doc, reason = "for one caller")]
 
 use std::fmt;
@@ -23,7 +23,10 @@ pub use crate::rendezvous::launcher_interface::{
 };
 pub use crate::rendezvous::meeting::death_announcement::Announcement;
 pub use crate::rendezvous::meeting::meeting_point::HOST as MEETING_HOST;
+pub use crate::rendezvous::preflight::check_for_ranks;
 pub use crate::rendezvous::scheduler::{addresses, local_address_towards, without_loopback};
+#[cfg(feature = "cuda")]
+pub use crate::transport::cuda_library::CudaLibrary;
 
 /// Error of a receive or send on a connection between launchers.
 #[derive(Debug)]

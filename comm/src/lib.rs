@@ -14,6 +14,10 @@
 //! # Ok::<(), comm::Error>(())
 //! ```
 //!
+//! Read it in this order: [`Communicator`]; [`Work`], a call in progress, and [`Operation`], what is called; [`Tcp`] with
+//! [`TcpConfig`] and [`LaunchedRank`], which connect processes, and [`Local`], whose ranks are threads; [`Mesh`], groups of ranks
+//! along axes; [`autograd`], collectives with gradients; [`Error`], which names the rank that failed.
+//!
 //! # Inside
 //!
 //! Folders are layers; each imports those below it. Two places assemble what lies above them: the files of `transport` that
@@ -106,9 +110,6 @@ pub use rendezvous::secret::Secret;
 pub use rendezvous::transport::Transport;
 #[cfg(feature = "cuda")]
 pub use transport::cuda_device::open_cuda_device;
-#[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub use transport::cuda_library::CudaLibrary;
 pub use transport::local::{Local, LocalConfig};
 #[cfg(feature = "mpi")]
 pub use transport::mpi::Mpi;

@@ -77,7 +77,7 @@ mod with_cuda {
 
     use candle_core::Device;
     use candle_core::cuda::cudarc::driver::{DriverError, result};
-    use comm::CudaLibrary;
+    use comm::launcher::CudaLibrary;
 
     use crate::console::note;
     use launch::machine::gpu_count;

@@ -31,7 +31,7 @@ pub use loader::{LoaderOptions, workers};
 /// How `--init` is described in a run's settings if no file is given.
 pub(crate) const NO_INIT: &str = "random weights";
 
-/// How ranks talk.
+/// Backend of communication between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     /// NCCL with CUDA devices, TCP otherwise.
@@ -44,7 +44,7 @@ pub enum Backend {
     Mpi,
 }
 
-/// Where tensors are.
+/// Device of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceKind {
     /// CUDA where this build and this machine have it, the CPU otherwise.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
+use comm::launcher::check_for_ranks;
 use comm::{LaunchedRank, TcpConfig};
 use launch::{ElasticJob, Notes, SpawnConfig};
 use serde::Serialize;
@@ -91,7 +92,7 @@ impl Start {
             other => other.into(),
         })?;
         // So are errors that the ranks would find in their environment.
-        TcpConfig::check_for_ranks(world_size, options.init_method.clone(), options.timeout)?;
+        check_for_ranks(world_size, options.init_method.clone(), options.timeout)?;
         Ok(Start::Launcher { world_size })
     }
 }

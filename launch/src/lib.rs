@@ -26,6 +26,9 @@
 //! [`worker_guard`] first thing in `main`, as [`run`] does, so that no rank outlives its launcher, however that one
 //! ends.
 //!
+//! Read it in this order: [`run`] and [`RankContext`]; [`spawn`] with [`SpawnConfig`]; [`LogConfig`], files for the ranks' output;
+//! [`ElasticJob`], which goes on without lost ranks; [`WorkerFailure`], the first cause.
+//!
 //! With the feature `command`, the module `command` has the options of `girandole launch`.
 
 #![deny(unsafe_code)]

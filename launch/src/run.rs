@@ -96,7 +96,7 @@ fn find_or_start(world_size: usize) -> Result<Option<RankContext>> {
     }
     let config = SpawnConfig { world_size, ..SpawnConfig::default() };
     config.check()?;
-    TcpConfig::check_for_ranks(world_size, None, None)?;
+    launcher::check_for_ranks(world_size, None, None)?;
     spawn(&config).map(|_| None)
 }
 

@@ -104,7 +104,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`crate::Error::InvalidArgument`] if the backend does not support changing the ranks of a group.
     fn elastic(&self) -> Result<&dyn ElasticGroup> {
-        Err(group::not_elastic("shrink and grow", self.backend()))
+        Err(crate::Error::not_elastic("shrink and grow", self.backend()))
     }
 
     /// Ends the operations in progress and in the queue, at once: waiting for their [`Work`] returns

@@ -374,4 +374,10 @@ impl Error {
     pub fn invalid(what: impl Into<String>, got: impl std::fmt::Display, help: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), got: got.to_string(), help: help.into() }
     }
+
+    /// Returns the error of a backend that does not support changing the ranks of a group.
+    pub(crate) fn not_elastic(what: &str, backend: &str) -> Self {
+        let got = format!("a group of the backend {backend}");
+        Error::invalid(what, got, "its ranks cannot change; use tcp (comm::Tcp)")
+    }
 }

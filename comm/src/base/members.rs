@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::{Error, Result};
+
 /// The most members listed in an error.
 const LISTED: usize = 8;
 
@@ -48,6 +50,14 @@ impl Members {
             more => format!(" in the group [{}, and {more} more]", listed.join(", ")),
         }
     }
+}
+
+/// Returns the index of a rank among the members of a subgroup.
+pub(crate) fn rank_in(rank: usize, ranks: &[usize]) -> Result<usize> {
+    ranks.iter().position(|member| *member == rank).ok_or_else(|| {
+        let got = format!("{ranks:?} on rank {rank}");
+        Error::invalid("the ranks of a subgroup", got, "call this on its members only")
+    })
 }
 
 #[cfg(test)]

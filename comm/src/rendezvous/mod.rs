@@ -12,7 +12,7 @@ pub(crate) mod init_method;
 pub(crate) mod launcher_interface;
 pub(crate) mod meeting;
 pub(crate) mod obstacle;
-mod preflight;
+pub(crate) mod preflight;
 pub(crate) mod scheduler;
 pub(crate) mod secret;
 pub(crate) mod site;

@@ -12,7 +12,7 @@ const OPENED_LATE: Option<&str> = option_env!("GIRANDOLE_CUDA_LIBRARIES");
 ///
 /// ```no_run
 /// # #[cfg(feature = "cuda")] {
-/// use comm::CudaLibrary;
+/// use comm::launcher::CudaLibrary;
 ///
 /// CudaLibrary::Driver.load()?;
 /// # }

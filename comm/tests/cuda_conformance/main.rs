@@ -37,7 +37,8 @@ use std::time::{Duration, Instant};
 
 use candle_core::cuda::cudarc::driver::result as driver;
 use candle_core::{DType, Device, Tensor};
-use comm::{Communicator, CudaLibrary, InitMethod, Message, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
+use comm::launcher::CudaLibrary;
+use comm::{Communicator, InitMethod, Message, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
 
 use faults::Faults;
 

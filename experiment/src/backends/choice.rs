@@ -133,7 +133,8 @@ mod mpi {
 
 #[cfg(feature = "nccl")]
 mod nccl {
-    use comm::{CudaLibrary, Nccl};
+    use comm::Nccl;
+    use comm::launcher::CudaLibrary;
 
     use crate::devices::cuda_count;
 

@@ -51,20 +51,3 @@ pub(crate) fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Res
     comm.run(Operation::AllGather { output: output.clone(), input, counts: None })?;
     Ok(output.to_vec2()?)
 }
-
-/// Returns the error of a backend that does not support changing the ranks of a group.
-pub(crate) fn not_elastic(what: &str, backend: &str) -> Error {
-    Error::invalid(
-        what,
-        format!("a group of the backend {backend}"),
-        "its ranks cannot change; use tcp (comm::Tcp)",
-    )
-}
-
-/// Returns the index of this rank among the members.
-pub(crate) fn rank_in(rank: usize, ranks: &[usize]) -> Result<usize> {
-    ranks.iter().position(|member| *member == rank).ok_or_else(|| {
-        let got = format!("{ranks:?} on rank {rank}");
-        Error::invalid("the ranks of a subgroup", got, "call this on its members only")
-    })
-}

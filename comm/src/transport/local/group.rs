@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
-use crate::base::members::Members;
+use crate::base::members::{Members, rank_in};
 use crate::{Communicator, Error, Message, Operation, Result, Topology};
 
 use super::Local;
@@ -13,7 +13,7 @@ use super::shared::LocalGroup;
 impl Local {
     /// Called on the members, by all at the same point of their sequence of operations.
     pub(super) fn join_group(&self, ranks: &[usize]) -> Result<Local> {
-        let place = crate::api::communicator::group::rank_in(self.rank, ranks)?;
+        let place = rank_in(self.rank, ranks)?;
         let members = Members::subgroup(ranks.iter().map(|rank| self.members.world_rank(*rank)));
         let number = Tensor::new(&[0i64], &Device::Cpu)?;
         let shared = if place == 0 {

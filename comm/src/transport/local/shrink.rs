@@ -3,7 +3,6 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::api::communicator::group::not_elastic;
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::{Communicator, ElasticGroup, Error, Result, Topology};
@@ -52,6 +51,6 @@ impl ElasticGroup for Local {
     }
 
     fn grow(&self, _: usize) -> Result<Arc<dyn Communicator>> {
-        Err(not_elastic("grow", self.backend()))
+        Err(Error::not_elastic("grow", self.backend()))
     }
 }

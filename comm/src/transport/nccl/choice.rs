@@ -6,7 +6,8 @@ use candle_core::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::base::members::Members;
-use crate::{Communicator, CudaLibrary, Error, Result, Tcp, TcpConfig, all_gather_object};
+use crate::transport::cuda_library::CudaLibrary;
+use crate::{Communicator, Error, Result, Tcp, TcpConfig, all_gather_object};
 
 use super::{Nccl, uuid};
 

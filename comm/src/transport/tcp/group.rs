@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::base::members::Members;
+use crate::base::members::{Members, rank_in};
 use crate::blame::control::failure_state::job::FormationGuard;
 use crate::blame::peer_failures;
 use crate::blame::supervisor::Supervisor;
@@ -48,7 +48,7 @@ impl Tcp {
     /// Returns the configuration for the rendezvous, and on the first member the listener for it. The first member sends
     /// its address to the others.
     fn exchange_invitation(&self, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
-        let place = crate::api::communicator::group::rank_in(self.rank, ranks)?;
+        let place = rank_in(self.rank, ranks)?;
         let config = TcpConfig {
             rank: place,
             world_size: ranks.len(),
