@@ -1,7 +1,7 @@
 //! The commands for language models: [`PretrainOptions`] and [`FinetuneOptions`] train one in any layout, on text or
 //! conversations; [`text`] has those that use one or convert text to tokens.
 //!
-//! Each command is a clap struct of options. A program of one's own takes them as its commands:
+//! Each command is a clap struct of options. Your own program takes them as its commands:
 //!
 //! ```no_run
 //! use clap::Parser;
@@ -28,6 +28,8 @@
 //! }
 //! # Ok::<(), comm::Error>(())
 //! ```
+//!
+//! Read it in this order: [`PretrainOptions`], [`FinetuneOptions`], [`run`], then [`text`].
 //!
 //! What trains is [`girandole::trainer`]; a program that needs no command line uses that.
 #![forbid(unsafe_code)]

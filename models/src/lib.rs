@@ -23,6 +23,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! Read it in this order: [`ModelConfig`] and [`Weights`], what a folder holds; [`CausalLm`], the model; [`save_folder`]; [`tokens`],
+//! text as rows of tokens.
+//!
 //! [`Tokenizer`] converts text to tokens, [`generate`] continues a text. [`Lora`] trains low-rank adapters of a frozen
 //! model. [`CausalLm::new`] is the only constructor of a model, for all layouts: see [`training::build`].
 //!

@@ -1,5 +1,7 @@
 //! Samplers and data loading: which sample goes to which rank, PyTorch's random numbers, and a data loader.
 //!
+//! Read it in this order:
+//!
 //! - [`DistributedSampler`] divides the indices of a data set among ranks in PyTorch's order, index for index, and
 //!   resumes within an epoch from a [`SamplerState`], also with another number of ranks.
 //! - [`SequentialSampler`] and [`RandomSampler`] are for one process; [`BatchSampler`] groups the indices of any

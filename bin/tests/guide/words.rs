@@ -35,7 +35,7 @@ const RIDDLES: [(&str, &str); 36] = [
     ("who does what when, and end", "which rank does what when, without training"),
     ("numbers that a token becomes", "features of a token"),
     ("tokens that there are", "tokens in the vocabulary"),
-    ("what the optimizer remembers", "state of the optimizer"),
+    ("optimizer remembers", "state of the optimizer"),
     ("says how much it has to do", "prints its number of steps"),
     ("a program of one's own", "your own program"),
     ("that are there", "that exist"),

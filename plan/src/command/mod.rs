@@ -33,7 +33,7 @@ pub enum ModelName {
     TensorParallelTransformer,
 }
 
-/// An optimizer, by what it remembers.
+/// An optimizer, by the state that it keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OptimizerName {
     /// It keeps nothing
@@ -54,7 +54,7 @@ impl From<OptimizerName> for Optimizer {
     }
 }
 
-/// What lies between ranks, by its name.
+/// Network between ranks, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NetworkName {
     /// NVLink in nodes of 8 ranks, InfiniBand of 400 Gbit/s a rank between them
