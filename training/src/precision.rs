@@ -44,7 +44,7 @@ impl Precision {
 ///
 /// # Cost
 /// With [`Precision::Bf16`] a product ([`Precision::products`]) takes about an eighth of the f32 time with AMX, half
-/// of the f32 time with AVX-512 on AMD's processors, and slightly more than the f32 time without either.
+/// of the f32 time with AVX-512 on AMD's processors, and about a quarter more than the f32 time without either.
 ///
 /// ```
 /// use candle_core::{Device, Module, Tensor};

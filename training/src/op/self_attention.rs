@@ -1,10 +1,9 @@
 //! Self-attention layers: projections, rotary embedding, attention and the output projection.
 
 use candle_core::{Module, Tensor};
-use candle_nn::init::DEFAULT_KAIMING_NORMAL;
-use candle_nn::{Init, VarBuilder};
+use candle_nn::{Init, ModuleT, VarBuilder};
 
-use super::attention::{AttentionConfig, attention, invalid};
+use super::attention::{AttentionConfig, attention, attention_with_key_mask, invalid};
 use super::columns::columns;
 use super::linear::{Linear, linear_no_bias};
 use super::rotary::Rotary;
@@ -22,7 +21,8 @@ enum Projections {
 /// [`self_attention`]. Add [rotary embedding](Self::with_rotary) to either.
 ///
 /// # Shapes
-/// Input and result `(batch, length, hidden)`.
+/// Input and result `(batch, length, hidden)`. [`AttentionConfig::dropout`] counts in training only
+/// (`forward_t(x, true)`).
 ///
 /// # Cost
 /// Two matrix products forward and four backward, or four and eight with separate projections; [`attention`].
@@ -46,14 +46,14 @@ pub struct SelfAttention {
 /// `num_heads`; variables of these names that exist with another shape.
 ///
 /// ```
-/// use candle_core::{DType, Device, Module, Tensor};
-/// use candle_nn::{VarBuilder, VarMap};
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{ModuleT, VarBuilder, VarMap};
 /// use training::{AttentionConfig, AttentionMask, multihead_attention, named_vars};
 ///
 /// let vars = VarMap::new();
 /// let builder = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
 /// let layer = multihead_attention(8, AttentionConfig::new(2, AttentionMask::Causal), builder.pp("attn"))?;
-/// let y = layer.forward(&Tensor::ones((3, 5, 8), DType::F32, &Device::Cpu)?)?;
+/// let y = layer.forward_t(&Tensor::ones((3, 5, 8), DType::F32, &Device::Cpu)?, true)?;
 /// assert_eq!(y.dims(), [3, 5, 8]);
 /// let names: Vec<String> = named_vars(&vars).into_iter().map(|(name, _)| name).collect();
 /// assert_eq!(names, ["attn.in_proj_bias", "attn.in_proj_weight", "attn.out_proj.bias", "attn.out_proj.weight"]);
@@ -75,7 +75,8 @@ pub fn multihead_attention(
         builder.get_with_hints((rows, hidden), "in_proj_weight", Init::Uniform { lo: -bound, up: bound })?;
     let bias = builder.get_with_hints(rows, "in_proj_bias", Init::Const(0.0))?;
     let builder = builder.pp("out_proj");
-    let out = builder.get_with_hints((hidden, hidden), "weight", DEFAULT_KAIMING_NORMAL)?;
+    let bound = 1.0 / (hidden as f64).sqrt();
+    let out = builder.get_with_hints((hidden, hidden), "weight", Init::Uniform { lo: -bound, up: bound })?;
     let out = Linear::new(out, builder.get_with_hints(hidden, "bias", Init::Const(0.0))?);
     let projections = Projections::Together(Linear::new(weight, bias), widths);
     Ok(SelfAttention { projections, rotary: None, out, config })
@@ -90,8 +91,8 @@ pub fn multihead_attention(
 /// with another shape.
 ///
 /// ```
-/// use candle_core::{DType, Device, Module, Tensor};
-/// use candle_nn::{VarBuilder, VarMap};
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{ModuleT, VarBuilder, VarMap};
 /// use training::{AttentionConfig, AttentionMask, Rotary, RotaryConfig, self_attention};
 ///
 /// let builder = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
@@ -99,7 +100,7 @@ pub fn multihead_attention(
 /// let config = AttentionConfig { num_kv_heads: Some(2), ..AttentionConfig::new(4, AttentionMask::Causal) };
 /// let rotary = Rotary::new(&RotaryConfig::new(2, 16), &Device::Cpu)?;
 /// let layer = self_attention(8, 2, config, builder.pp("self_attn"))?.with_rotary(rotary);
-/// let y = layer.forward(&Tensor::ones((3, 5, 8), DType::F32, &Device::Cpu)?)?;
+/// let y = layer.forward_t(&Tensor::ones((3, 5, 8), DType::F32, &Device::Cpu)?, true)?;
 /// assert_eq!(y.dims(), [3, 5, 8]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
@@ -130,18 +131,48 @@ impl SelfAttention {
     }
 }
 
-impl Module for SelfAttention {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let [mut q, mut k, v] = match &self.projections {
+impl SelfAttention {
+    /// Computes the layer's output where some positions of the batch's rows (padding) are hidden from all others.
+    ///
+    /// # Shapes
+    /// `x` and the result `(batch, length, hidden)`; `key_mask`, of u8, `(batch, length)`: 0 hides a position.
+    ///
+    /// # Errors
+    /// Those of the layer, and of [`attention_with_key_mask`].
+    pub fn forward_with_key_mask(
+        &self,
+        x: &Tensor,
+        key_mask: &Tensor,
+        train: bool,
+    ) -> candle_core::Result<Tensor> {
+        let [q, k, v] = self.projected(x)?;
+        self.out.forward(&attention_with_key_mask(&q, &k, &v, key_mask, &self.config(train))?)
+    }
+
+    /// Returns queries, keys and values.
+    fn projected(&self, x: &Tensor) -> candle_core::Result<[Tensor; 3]> {
+        let [q, k, v] = match &self.projections {
             Projections::Together(all, [q, k, v]) => {
                 let all = all.forward(x)?;
                 [columns(&all, 0..*q)?, columns(&all, *q..q + k)?, columns(&all, q + k..q + k + v)?]
             }
             Projections::Apart([q, k, v]) => [q.forward(x)?, k.forward(x)?, v.forward(x)?],
         };
-        if let Some(rotary) = &self.rotary {
-            (q, k) = (rotary.apply(&q, 0)?, rotary.apply(&k, 0)?);
-        }
-        self.out.forward(&attention(&q, &k, &v, &self.config)?)
+        Ok(match &self.rotary {
+            Some(rotary) => [rotary.apply(&q, 0)?, rotary.apply(&k, 0)?, v],
+            None => [q, k, v],
+        })
+    }
+
+    fn config(&self, train: bool) -> AttentionConfig {
+        let dropout = self.config.dropout.clone().filter(|_| train);
+        AttentionConfig { dropout, ..self.config.clone() }
+    }
+}
+
+impl ModuleT for SelfAttention {
+    fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+        let [q, k, v] = self.projected(x)?;
+        self.out.forward(&attention(&q, &k, &v, &self.config(train))?)
     }
 }

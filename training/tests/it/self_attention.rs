@@ -1,10 +1,11 @@
 //! Self-attention layers against PyTorch's `nn.MultiheadAttention` and transformers' `LlamaAttention`.
 
-use candle_core::{DType, Device, Module, Result, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{ModuleT, VarBuilder, VarMap};
 use serde_json::Value;
 use training::{
-    AttentionConfig, AttentionMask, Rotary, RotaryConfig, SelfAttention, multihead_attention, self_attention,
+    AttentionConfig, AttentionMask, Dropout, Rotary, RotaryConfig, RowKeys, SelfAttention,
+    multihead_attention, self_attention,
 };
 
 fn numbers(value: &Value) -> Vec<f32> {
@@ -54,7 +55,7 @@ fn values_and_gradients_are_theirs() -> Result<()> {
         assert_eq!(vars.data().lock().unwrap().len(), parameters.len());
         let shape = (2, 5, case["hidden"].as_u64().unwrap() as usize);
         let x = Var::from_tensor(&Tensor::from_vec(numbers(&case["x"]), shape, &Device::Cpu)?)?;
-        let y = layer.forward(&x)?;
+        let y = layer.forward_t(&x, true)?;
         assert_near(&y, &case["result"], &format!("case {index}"))?;
         let count = y.elem_count();
         let outer = (0..count).map(|at| at as f32 * 2.0 / (count - 1) as f32 - 1.0).collect::<Vec<_>>();
@@ -85,6 +86,29 @@ fn first_values_are_distributed_as_pytorchs() -> Result<()> {
     // Uniform in the square root of 6 / (3 * 64 + 64), by Xavier's rule.
     let bound = (6.0f32 / 256.0).sqrt();
     assert!((0.99 * bound..=bound).contains(&largest("in_proj_weight")?));
+    // `nn.Linear`'s, in one eighth.
+    assert!((0.99 / 8.0..=1.0 / 8.0).contains(&largest("out_proj.weight")?));
+    Ok(())
+}
+
+#[test]
+fn padding_is_hidden_and_dropout_is_for_training() -> Result<()> {
+    let dropout = Some(Dropout::by_row(0.5, "attn")?);
+    let config = AttentionConfig { dropout, ..AttentionConfig::new(2, AttentionMask::Full) };
+    let builder = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    let layer = multihead_attention(8, config, builder)?;
+    let x = Tensor::randn(0f32, 1.0, (2, 5, 8), &Device::Cpu)?;
+    let same = |a: &Tensor, b: &Tensor| {
+        Ok::<_, candle_core::Error>((a - b)?.abs()?.max_all()?.to_scalar::<f32>()? < 1e-6)
+    };
+    let whole = layer.forward_t(&x, false)?;
+    assert!(same(&whole, &layer.forward_t(&x, false)?)?);
+    let dropped = RowKeys::new(1, 0, 0..2).scope(|| layer.forward_t(&x, true))?;
+    assert!(!same(&whole, &dropped)?);
+    // The last two positions are padding: the others see what they would without them.
+    let seen = Tensor::new(&[[1u8, 1, 1, 0, 0]; 2], &Device::Cpu)?;
+    let masked = layer.forward_with_key_mask(&x, &seen, false)?.narrow(1, 0, 3)?;
+    assert!(same(&masked, &layer.forward_t(&x.narrow(1, 0, 3)?, false)?)?);
     Ok(())
 }
 
@@ -100,7 +124,7 @@ fn misfits_are_one_clear_line() {
     let rotary = Rotary::new(&RotaryConfig::new(2, 4), &Device::Cpu).unwrap();
     let layer = self_attention(6, 2, config(2, 1), builder()).unwrap().with_rotary(rotary);
     let given = |shape: (usize, usize, usize), dtype| {
-        layer.forward(&Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()).unwrap_err()
+        layer.forward_t(&Tensor::zeros(shape, dtype, &Device::Cpu).unwrap(), true).unwrap_err()
     };
     for (error, part) in [
         (pytorchs(4, 4), "num_heads"),
