@@ -5,7 +5,7 @@
 
 Vocabulary 8192, d 512, 8 heads, feed-forward 2048, 6 layers, 256 tokens, 4 rows a rank, causal, SGD, no dropout, one thread a rank.
 PyTorch computes attention by `scaled_dot_product_attention`, and as the tutorial writes it; the faster one counts. Its bf16 is
-`autocast`, ours `--precision bf16`. The first steps, in which memory is new, count on neither side; peak memory is that of rank 0.
+`autocast`, ours `--precision bf16`. One rank of PyTorch's is without DDP. The first steps, in which memory is new, count on neither side; peak memory is that of rank 0.
 
 The limit of a step is what its matrix products take alone, forward and backward, at their shapes in the faster of PyTorch's precisions that
 the row allows, plus SGD's pass over parameters and gradients; everything else that a step does is counted as free.
@@ -50,7 +50,9 @@ def train(rank, world_size, precision, attention, steps):
     if attention == "sdpa":
         ddp_transformer.Attention.forward = sdpa
     torch.manual_seed(42)
-    model = DDP(ddp_transformer.Transformer("causal", 0.0))
+    model = ddp_transformer.Transformer("causal", 0.0)
+    if world_size > 1:
+        model = DDP(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ends, losses = [], []
     for step in range(steps):
