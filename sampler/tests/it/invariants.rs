@@ -1,5 +1,4 @@
 //! Invariants for every data set, number of ranks and tail, with proptest against a simple reference.
-#![allow(clippy::unwrap_used)] // in helpers too; in tests it is allowed anyway
 
 use std::collections::HashMap;
 

@@ -1,5 +1,4 @@
 //! A thousand ranks, each a thread: collectives return the right values, and send as many bytes as documented.
-#![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Local, Operation, ReduceOp, Result};

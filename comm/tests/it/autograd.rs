@@ -1,5 +1,4 @@
 //! Gradients through collectives, compared with finite differences and with the dense computation.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 

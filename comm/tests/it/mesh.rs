@@ -1,5 +1,4 @@
 //! Tests of device meshes.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 

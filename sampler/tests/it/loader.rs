@@ -1,5 +1,4 @@
 //! The data loader: order, errors, panics, early drop.
-#![allow(clippy::unwrap_used)] // in helpers too; in tests it is allowed anyway
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
