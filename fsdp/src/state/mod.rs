@@ -40,10 +40,7 @@ impl<M> Fsdp<M> {
     fn visit_places(&self, visit: &mut dyn FnMut(usize, &str, Tensor)) -> Result<()> {
         let mut first = 0;
         for (unit, built) in self.core().units.iter().enumerate() {
-            self.visit_unit(unit, &mut |param, name, tensor| {
-                visit(first + param, name, tensor);
-                Ok(())
-            })?;
+            self.visit_unit(unit, &mut |param, name, tensor| visit(first + param, name, tensor))?;
             first += built.params.len();
         }
         if self.core().groups.world.rank() == 0 {
@@ -56,11 +53,7 @@ impl<M> Fsdp<M> {
 
     /// Passes each parameter of a unit, whole, to `visit` on rank 0, part by part, with one part in memory at a time. Must be
     /// called on every rank.
-    pub(crate) fn visit_unit(
-        &self,
-        unit: usize,
-        visit: &mut dyn FnMut(usize, &str, Tensor) -> Result<()>,
-    ) -> Result<()> {
+    fn visit_unit(&self, unit: usize, visit: &mut dyn FnMut(usize, &str, Tensor)) -> Result<()> {
         let built = &self.core().units[unit];
         let is_first = self.core().groups.world.rank() == 0;
         self.core().between_passes(|| {
@@ -71,17 +64,14 @@ impl<M> Fsdp<M> {
                 let whole = whole.to_device(&Device::Cpu)?;
                 if let ([slot], false) = (&part.slots[..], part.is_packed) {
                     let param = &built.params[slot.param];
-                    visit(
-                        slot.param,
-                        &param.name,
-                        whole.narrow(0, 0, slot.len)?.reshape(param.tensor.shape())?,
-                    )?;
+                    let value = whole.narrow(0, 0, slot.len)?.reshape(param.tensor.shape())?;
+                    visit(slot.param, &param.name, value);
                     continue;
                 }
                 for slot in &part.slots {
                     let param = &built.params[slot.param];
                     let value = tensor(piece(&whole, slot.start, slot.len)?, slot.len);
-                    visit(slot.param, &param.name, value.reshape(param.tensor.shape())?)?;
+                    visit(slot.param, &param.name, value.reshape(param.tensor.shape())?);
                 }
             }
             Ok(())

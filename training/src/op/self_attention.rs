@@ -3,7 +3,7 @@
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, ModuleT, VarBuilder};
 
-use super::attention::{AttentionConfig, attention, attention_with_key_mask, invalid};
+use super::attention::{AttentionConfig, attention_with, invalid};
 use super::columns::columns;
 use super::linear::{Linear, linear_no_bias};
 use super::rotary::Rotary;
@@ -25,10 +25,10 @@ enum Projections {
 /// (`forward_t(x, true)`).
 ///
 /// # Cost
-/// Two matrix products forward and four backward, or four and eight with separate projections; [`attention`].
+/// Two matrix products forward and four backward, or four and eight with separate projections; [`attention`](crate::attention).
 ///
 /// # Errors
-/// Those of [`attention`]; an input of another width or dtype; a length beyond the rotary table.
+/// Those of [`attention`](crate::attention); an input of another width or dtype; a length beyond the rotary table.
 #[derive(Debug, Clone)]
 pub struct SelfAttention {
     projections: Projections,
@@ -129,50 +129,42 @@ impl SelfAttention {
     pub fn with_rotary(self, rotary: Rotary) -> Self {
         Self { rotary: Some(rotary), ..self }
     }
-}
 
-impl SelfAttention {
     /// Computes the layer's output where some positions of the batch's rows (padding) are hidden from all others.
     ///
     /// # Shapes
     /// `x` and the result `(batch, length, hidden)`; `key_mask`, of u8, `(batch, length)`: 0 hides a position.
     ///
     /// # Errors
-    /// Those of the layer, and of [`attention_with_key_mask`].
+    /// Those of the layer, and of [`attention_with_key_mask`](crate::attention_with_key_mask).
     pub fn forward_with_key_mask(
         &self,
         x: &Tensor,
         key_mask: &Tensor,
         train: bool,
     ) -> candle_core::Result<Tensor> {
-        let [q, k, v] = self.projected(x)?;
-        self.out.forward(&attention_with_key_mask(&q, &k, &v, key_mask, &self.config(train))?)
+        self.run(x, Some(key_mask), train)
     }
 
-    /// Returns queries, keys and values.
-    fn projected(&self, x: &Tensor) -> candle_core::Result<[Tensor; 3]> {
-        let [q, k, v] = match &self.projections {
+    fn run(&self, x: &Tensor, key_mask: Option<&Tensor>, train: bool) -> candle_core::Result<Tensor> {
+        let [mut q, mut k, v] = match &self.projections {
             Projections::Together(all, [q, k, v]) => {
                 let all = all.forward(x)?;
                 [columns(&all, 0..*q)?, columns(&all, *q..q + k)?, columns(&all, q + k..q + k + v)?]
             }
             Projections::Apart([q, k, v]) => [q.forward(x)?, k.forward(x)?, v.forward(x)?],
         };
-        Ok(match &self.rotary {
-            Some(rotary) => [rotary.apply(&q, 0)?, rotary.apply(&k, 0)?, v],
-            None => [q, k, v],
-        })
-    }
-
-    fn config(&self, train: bool) -> AttentionConfig {
+        if let Some(rotary) = &self.rotary {
+            (q, k) = (rotary.apply(&q, 0)?, rotary.apply(&k, 0)?);
+        }
         let dropout = self.config.dropout.clone().filter(|_| train);
-        AttentionConfig { dropout, ..self.config.clone() }
+        let config = AttentionConfig { dropout, ..self.config.clone() };
+        self.out.forward(&attention_with(&q, &k, &v, key_mask, &config)?)
     }
 }
 
 impl ModuleT for SelfAttention {
     fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
-        let [q, k, v] = self.projected(x)?;
-        self.out.forward(&attention(&q, &k, &v, &self.config(train))?)
+        self.run(x, None, train)
     }
 }

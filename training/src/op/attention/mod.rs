@@ -156,7 +156,7 @@ struct AttentionCall {
     how: ProductConfig,
 }
 
-fn attention_with(
+pub(super) fn attention_with(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
