@@ -43,8 +43,8 @@ pub struct PipelineConfig {
     /// are summed. Variables that are connected by several pairs are one parameter, too, with the values of the one that is
     /// named first. Default: none.
     pub tied: Vec<(String, String)>,
-    /// What happens to parameters that have no gradient in any copy after the first step, and to a stage whose input has none:
-    /// a warning of the stage's first rank, or an error on every rank. Default: a warning.
+    /// What happens to parameters that have no gradient on any rank after the first step: one warning, of the first rank, or an
+    /// error on every rank. Default: a warning.
     pub audit: AuditConfig,
 }
 

@@ -29,11 +29,6 @@ impl Groups {
         self.all().all(|group| group.rank() == 0)
     }
 
-    /// Returns true on one of the ranks that have the same stages.
-    pub(crate) fn is_first_of_stage(&self) -> bool {
-        [&self.tp, &self.dp].into_iter().flatten().all(|group| group.rank() == 0)
-    }
-
     /// Returns the first rank's value. Every rank must call it.
     pub(crate) fn broadcast_from_first<T: Serialize + DeserializeOwned>(&self, mut own: T) -> Result<T> {
         for group in self.all() {

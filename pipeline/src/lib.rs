@@ -61,6 +61,7 @@ mod config;
 mod error;
 mod executor;
 mod failure_reports;
+mod first_audit;
 mod groups;
 mod links;
 mod modules;

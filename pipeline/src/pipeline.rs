@@ -11,11 +11,12 @@ use std::thread::Builder;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::{Communicator, Stats};
-use training::{AuditConfig, GradSums, OnMissingGradient, RowKeys};
+use training::{GradSums, RowKeys};
 
 use crate::average::Average;
 use crate::executor::{Run, State};
 use crate::failure_reports::FailureReports;
+use crate::first_audit::{Audited, FirstAudit};
 use crate::groups::Groups;
 use crate::links::{Links, Spec};
 use crate::stage::Stage;
@@ -68,8 +69,8 @@ pub struct Pipeline {
     last_places: Vec<usize>,
     bucket_bytes: usize,
     rows: usize,
-    /// How the first step is checked for missing gradients; `None` after it.
-    unaudited: Option<AuditConfig>,
+    /// Checks the first step for missing gradients; `None` after it.
+    first_audit: Option<FirstAudit>,
     /// Variables of which the tensor-parallel ranks have parts; `None` until that was declared.
     divided: Option<HashSet<TensorId>>,
     /// All variables of the stages, by whether they are trained.
@@ -118,11 +119,13 @@ impl Pipeline {
         // wait for one another in any of them.
         let (links, evaluation) = (self.links.take(), self.evaluation.take());
         let (ties, copies) = (std::mem::take(&mut self.ties), self.copies.take());
+        let first_audit = self.first_audit.take();
         std::thread::scope(|scope| {
             // If no thread can be started, it is dropped here, before the others.
             let _ = Builder::new().spawn_scoped(scope, move || drop(links));
             let _ = Builder::new().spawn_scoped(scope, move || drop(evaluation));
             let _ = Builder::new().spawn_scoped(scope, move || drop(ties));
+            let _ = Builder::new().spawn_scoped(scope, move || drop(first_audit));
             drop(copies);
         });
     }
@@ -159,8 +162,9 @@ impl Pipeline {
         tracing::info_span!("wait").in_scope(|| run.average.wait(&mut run.gradients))?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients, &self.failures)?;
-        if let Some(audit) = self.unaudited.take() {
-            self.audit(&audit, &gradients, &state.has_input_gradient)?;
+        if let Some(first) = &self.first_audit {
+            self.audit(first, &gradients, &state.has_input_gradient)?;
+            self.first_audit = None;
         }
         let State { losses, spans, most_alive, measures, most_bytes, .. } = state;
         let activation_bytes = measures.then_some(most_bytes);
@@ -170,19 +174,22 @@ impl Pipeline {
     }
 
     /// Applies [`PipelineConfig::audit`](crate::PipelineConfig::audit).
-    fn audit(&self, audit: &AuditConfig, grads: &GradSums, inputs: &HashMap<usize, bool>) -> Result<()> {
-        let floats = self.parameters.iter().filter(|(_, var)| var.dtype().is_float());
-        let parameters = floats.map(|(name, var)| (name.as_str(), var.dims(), grads.of(var).is_some()));
-        // Where a stage's input has no gradient, those of all earlier stages are zeros.
-        let cut = |stage: &&Stage| inputs.get(&stage.number).is_some_and(|has| !has);
-        let input = |stage: &Stage| format!("the input of stage {} (module {})", stage.number, stage.first);
-        let cut: Vec<String> = self.stages.iter().filter(cut).map(input).collect();
-        let all = parameters.chain(cut.iter().map(|name| (name.as_str(), &[][..], false)));
-        let found = audit.act("Pipeline", self.groups.is_first_of_stage(), all).map_err(Error::from);
-        match audit.on_missing {
-            OnMissingGradient::Fail => self.groups.all_agree(found),
-            _ => found,
-        }
+    fn audit(&self, first: &FirstAudit, grads: &GradSums, inputs: &HashMap<usize, bool>) -> Result<()> {
+        let ids = |vars: &[Var]| vars.iter().map(|var| var.id()).collect::<Vec<_>>();
+        let tied: HashSet<TensorId> = self.ties.iter().flat_map(|tie| ids(tie.local_and_group().0)).collect();
+        let buffers: HashSet<TensorId> = self.buffers.iter().map(|(_, var)| var.id()).collect();
+        let all =
+            self.stages.iter().flat_map(|stage| stage.vars.iter().map(move |(name, var)| (stage, name, var)));
+        let parameters = all.filter(|(.., var)| var.dtype().is_float() && !buffers.contains(&var.id()));
+        let own = parameters.map(|(stage, name, var)| Audited {
+            stage: stage.number,
+            name: name.clone(),
+            dims: var.dims().to_vec(),
+            has_gradient: grads.of(var).is_some(),
+            is_tied: tied.contains(&var.id()),
+        });
+        let cut = inputs.iter().filter(|(_, has)| !**has).map(|(stage, _)| *stage).max();
+        first.act(own.collect(), cut, &self.failures)
     }
 
     /// Returns the mean loss of a batch on the rank that has the last stage, `None` on the others. Runs forward only, in

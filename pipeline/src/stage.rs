@@ -12,8 +12,6 @@ use crate::{Error, Modules, Result};
 /// One stage of this rank.
 pub(crate) struct Stage {
     pub(crate) number: usize,
-    /// Name of its first module.
-    pub(crate) first: String,
     modules: Vec<Box<dyn ModuleT + Send>>,
     /// Sorted by name.
     pub(crate) vars: Vec<(String, Var)>,
@@ -38,8 +36,7 @@ pub(crate) fn build(
 ) -> Result<Vec<Stage>> {
     let (mut stages, mut modules_of) = (Vec::new(), HashMap::new());
     for (number, range) in ranges.iter().enumerate() {
-        let first = modules.names().get(range.start).map(ToString::to_string).unwrap_or_default();
-        let mut stage = Stage { number, first, modules: Vec::new(), vars: Vec::new(), by_module: Vec::new() };
+        let mut stage = Stage { number, modules: Vec::new(), vars: Vec::new(), by_module: Vec::new() };
         for index in range.clone() {
             // A separate map per module: in a shared one, two variables with the same name would become one.
             let map = VarMap::new();

@@ -1,6 +1,7 @@
 //! A model of a user's own: its head is tied to the embedding, whose vocabulary is not divided evenly, and has more layers.
 
-use std::sync::Arc;
+use std::io::Write;
+use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, Optimizer};
@@ -12,6 +13,7 @@ use girandole::training::{
     Adam, AdamConfig, AuditConfig, OnMissingGradient, RmsNorm, cross_entropy, rms_norm,
 };
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use tracing_subscriber::fmt::MakeWriter;
 
 const TOKENS: usize = 11;
 const FEATURES: usize = 8;
@@ -275,8 +277,8 @@ impl Model for Cut {
     }
 }
 
-/// Runs a step of a chain of three layers, and returns what each rank says.
-fn step_of_cut(layout: &str, audit: &AuditConfig) -> Vec<Option<String>> {
+/// Runs two steps of a chain of three layers, and returns each rank's error, and what all have warned of.
+fn steps_of_cut(layout: &str, audit: &AuditConfig) -> (Vec<Option<String>>, String) {
     let layout: Layout = layout.parse().unwrap();
     let build = |builder: &Builder| {
         let config = LinearConfig::new(4, 4, Division::Whole).with_bias(true);
@@ -285,34 +287,61 @@ fn step_of_cut(layout: &str, audit: &AuditConfig) -> Vec<Option<String>> {
         };
         Ok(Cut(["a", "b", "c"].into_iter().map(link).collect::<Result<_>>()?))
     };
-    let said = Local::run_shared(layout.ranks(), |comm| {
+    let warned = Mutex::new(Vec::new());
+    let failed = Local::run_shared(layout.ranks(), |comm| {
+        let own = Arc::<Mutex<Vec<u8>>>::default();
+        let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
+        let _log = tracing::subscriber::set_default(log.with_writer(Log(own.clone())).finish());
         let x = Tensor::ones((2, 4), DType::F32, &Device::Cpu)?;
         let config =
             ParallelConfig { example: Some(x.clone()), audit: audit.clone(), ..ParallelConfig::default() };
         let mut parallel = Parallel::new(comm, &layout, InitialWeights::seed(0), &config, build)?;
         let steps = (0..2).try_for_each(|_| parallel.step(&x, &x.zeros_like()?).map(drop));
+        warned.lock().unwrap().extend_from_slice(&own.lock().unwrap());
         Ok(steps.err().map(|error| error.to_string()))
     });
-    said.unwrap()
+    (failed.unwrap(), String::from_utf8(warned.into_inner().unwrap()).unwrap())
+}
+
+/// Where a rank's thread logs to.
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 #[test]
 fn parameters_without_a_gradient_are_named_in_every_layout() {
     let strict = AuditConfig { on_missing: OnMissingGradient::Fail, ..AuditConfig::default() };
     for layout in ["", "tp=2", "dp=2", "shard=2", "pp=2", "pp=3", "pp=2,dp=2", "pp=2,shard=2", "pp=2,tp=2"] {
-        for said in step_of_cut(layout, &strict) {
-            let line = said.unwrap_or_else(|| panic!("{layout}: no rank may go on"));
-            assert!(line.contains("parameters have no gradient: "), "{layout}: {line}");
-            // The second layer may have a stage of its own.
-            let is_cut = line.contains("the input of stage 1 (module b)");
-            assert_eq!(line.contains("a.weight") && line.contains("a.bias"), !is_cut, "{layout}: {line}");
+        let is_said = |line: &str| {
+            assert!(line.contains("2 of 6 parameters have no gradient: "), "{layout}: {line}");
+            assert!(line.contains("a.weight") && line.contains("a.bias"), "{layout}: {line}");
             assert!(!line.contains("b.weight") && !line.contains("c.weight"), "{layout}: {line}");
-        }
-        let frozen = AuditConfig {
-            frozen: vec!["a".into(), "the input of stage 1 (module b)".into()],
-            ..strict.clone()
         };
-        assert!(step_of_cut(layout, &frozen).iter().all(Option::is_none), "{layout}");
-        assert!(step_of_cut(layout, &AuditConfig::default()).iter().all(Option::is_none), "{layout}");
+        let (failed, warned) = steps_of_cut(layout, &strict);
+        failed.into_iter().for_each(|line| is_said(&line.expect("no rank may go on")));
+        assert_eq!(warned, "", "{layout}");
+        let (failed, warned) = steps_of_cut(layout, &AuditConfig::default());
+        assert!(failed.iter().all(Option::is_none), "{layout}");
+        is_said(&warned);
+        assert_eq!(warned.matches("WARN").count(), 1, "{layout}: {warned}");
+        let frozen = AuditConfig { frozen: vec!["a".into()], ..strict.clone() };
+        let (failed, warned) = steps_of_cut(layout, &frozen);
+        assert!(failed.iter().all(Option::is_none) && warned.is_empty(), "{layout}: {warned}");
     }
 }

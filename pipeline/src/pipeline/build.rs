@@ -9,6 +9,7 @@ use training::is_buffer;
 
 use crate::average::completion_positions;
 use crate::failure_reports::FailureReports;
+use crate::first_audit::FirstAudit;
 use crate::groups::Groups;
 use crate::links::Links;
 use crate::{
@@ -121,7 +122,6 @@ impl Pipeline {
         let links = Links::new(&*comm, failures.clone(), table, specs.clone(), &device)?;
         let last_places = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {
-            groups,
             copies,
             stages,
             specs,
@@ -138,10 +138,11 @@ impl Pipeline {
             bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
             divided: None,
-            unaudited: Some(config.audit.clone()),
+            first_audit: FirstAudit::new(&groups, &config.audit)?,
             parameters,
             buffers,
             failed: None,
+            groups,
             schedule,
         })
     }
