@@ -12,7 +12,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, MetalStorage, Result, Storage, Tensor, bail,
 };
-use half::{bf16, f16};
+use half::vec::HalfBitsVecExt;
 
 use crate::values::copy_range;
 
@@ -125,8 +125,8 @@ pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
     Ok(match dtype {
         DType::F64 => CpuStorage::F64(vec![0.0; len]),
         DType::F32 => CpuStorage::F32(vec![0.0; len]),
-        DType::F16 => CpuStorage::F16(vec![f16::ZERO; len]),
-        DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
+        DType::F16 => CpuStorage::F16(vec![0u16; len].reinterpret_into()),
+        DType::BF16 => CpuStorage::BF16(vec![0u16; len].reinterpret_into()),
         dtype => bail!("fsdp: {dtype:?} is no dtype of parameters"),
     })
 }
