@@ -125,7 +125,7 @@ mod save;
 mod search;
 mod weights;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use training::lock;
 
 pub use comm::ParameterDifference;
 pub use comm_hook::{BucketHook, CommHook, GradBucket, GradSlot, PowerSgdConfig, Reduction};
@@ -133,8 +133,3 @@ pub use config::DdpConfig;
 pub use error::{Error, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
-
-/// Locks a mutex, and ignores poisoning: after a panic the `Ddp` fails by other means.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

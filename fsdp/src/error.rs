@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use comm::LineDifference;
+use training::FileError;
 
 /// An error of sharded training. Errors are `Clone`: after a failure, a [`crate::Fsdp`] returns the first cause from every
 /// later call.
@@ -190,7 +191,7 @@ pub enum Error {
         /// The optimizer's key for it.
         key: String,
     },
-    /// A file that cannot be used.
+    /// A checkpoint that cannot be used, or a file that cannot be written.
     #[error("{}: {problem}", path.display())]
     File {
         /// The file.
@@ -216,7 +217,7 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
-    /// A failure in the `training` crate, e.g. in clipping.
+    /// A failure in the `training` crate, e.g. in reading a file.
     #[error(transparent)]
     Training(Arc<training::Error>),
     /// A gradient contains a NaN or an infinity. Every rank returns this same error.
@@ -276,6 +277,12 @@ impl Error {
 }
 
 comm::error_conversions!(Error);
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Self {
+        training::Error::from(error).into()
+    }
+}
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {

@@ -113,20 +113,13 @@ mod unit;
 mod units;
 mod values;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use training::lock;
 
 pub use builder::UnitBuilder;
 pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};
 pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;
-#[cfg(any(test, fuzzing))]
-pub use state::fuzz_tensor_file;
-pub use state::{TensorFile, full_tensors};
+pub use state::full_tensors;
 pub use training::{LossScaler, LossScalerConfig, LossScalerState};
 pub use unit::{Outputs, Unit};
-
-/// Locks a mutex, and ignores poisoning: after a panic the `Fsdp` fails by other means.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use sampler::Generator;
 use training::build::{Builder, RangeReader};
+use training::lock;
 
 use crate::error::TensorMismatches;
 use crate::folder::Folder;
@@ -388,8 +389,4 @@ impl SimpleBackend for ShapeRecorder {
     fn contains_tensor(&self, _: &str) -> bool {
         false
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

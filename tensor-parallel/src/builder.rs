@@ -1,5 +1,6 @@
 //! `ShardBuilder`: supplies layers with this rank's parts of the weights.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -11,12 +12,11 @@ use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
 use tape::Guard;
 use training::build::RangeReader;
-use training::{Runs, TorchInit};
+use training::{Runs, TensorFile, TorchInit, lock};
 
 use crate::averaging::{Averaging, Weight};
 use crate::context::check_own_backward;
 use crate::division::Division;
-use crate::file::ShardedFile;
 use crate::source::{RequestedDivision, Source};
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
@@ -75,7 +75,7 @@ impl Weights {
         let Weights::File(path) = self else { return Ok(()) };
         let alone = Local::group(1, &LocalConfig::default())?.remove(0);
         let context = Context::new(Arc::new(alone), config.sequence_parallel, RandomStreams::new(0, 0, 0));
-        let source = Source::Outline(ShardedFile::open(path)?);
+        let source = Source::Outline(TensorFile::open(path)?, BTreeSet::new());
         let builder = ShardBuilder::of(source, config, context, None);
         build(builder.clone())?;
         builder.finish().map(drop)
@@ -164,7 +164,7 @@ impl ShardBuilder {
                 let builder = TorchInit::var_builder(generator, &scratch, config.dtype, &Device::Cpu);
                 Source::Random { builder, scratch }
             }
-            Weights::File(path) => Source::File(ShardedFile::open(path)?),
+            Weights::File(path) => Source::File(TensorFile::open(path)?, BTreeSet::new()),
             Weights::Parts(WeightParts(source)) => Source::Parts(source.clone()),
         };
         Ok(Self::of(source, config, context, averaging))
@@ -319,13 +319,14 @@ impl ShardBuilder {
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
                 slice_part(&whole, runs, &shard_dims)?
             }
-            Source::File(_) | Source::Parts(_) => {
+            Source::File(..) | Source::Parts(_) => {
                 let ranges: Vec<_> = runs.ranges().collect();
                 source.read(&name, &shape, init, self.dtype, &ranges)?.reshape(&shard_dims[..])?
             }
             // Returns a broadcast scalar, so that no memory is allocated for values that are not used.
-            Source::Outline(file) => {
-                file.find(&name, &dims, self.dtype)?;
+            Source::Outline(file, asked_for) => {
+                file.check(&name, &dims, self.dtype)?;
+                asked_for.insert(name.clone());
                 let var = Var::zeros((), self.dtype, &Device::Cpu)?;
                 let tensor = var.broadcast_as(&dims[..])?;
                 parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: None });
@@ -374,8 +375,8 @@ impl ShardBuilder {
 
     /// Returns the parameters that were requested, when the model is complete.
     pub(crate) fn finish(&self) -> Result<Vec<Parameter>> {
-        if let Source::File(file) | Source::Outline(file) = &*lock(&self.inner.source) {
-            file.finish()?;
+        if let Source::File(file, asked_for) | Source::Outline(file, asked_for) = &*lock(&self.inner.source) {
+            file.only_of_model(&asked_for.iter().map(String::as_str).collect::<Vec<_>>())?;
         }
         Ok(std::mem::take(&mut *lock(&self.inner.parameters)))
     }
@@ -389,8 +390,4 @@ pub(crate) fn slice_part(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Re
     // Runs of equal length at equal distances: seen as a matrix, a block of columns.
     let matrix = whole.detach().reshape((runs.count, runs.stride))?;
     Ok(matrix.narrow(1, runs.start, runs.len)?.force_contiguous()?.reshape(shard_dims)?)
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

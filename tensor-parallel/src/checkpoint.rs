@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use comm::{Communicator, all_agree, complete_together};
 use serde::{Deserialize, Serialize};
-use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState, TensorFile};
 
 use crate::builder::slice_part;
-use crate::file::ShardedFile;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
 /// Key prefixes in a checkpoint file, which contains both.
@@ -163,13 +162,13 @@ impl<M> TensorParallel<M> {
             let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|reason| {
                 misfit(&contents.folder, format!("it is no checkpoint of a divided model: {reason}"))
             })?;
-            let mut saved = Saved::open(contents, extra.tensor_parallel)?;
+            let saved = Saved::open(contents, extra.tensor_parallel)?;
             saved.check(self.parameters(), &contents.folder)?;
             let state = match has_optimizer {
-                true => self.own_state(&mut saved, &contents.folder)?,
+                true => self.own_state(&saved, &contents.folder)?,
                 false => HashMap::new(),
             };
-            Ok((self.own_values(&mut saved)?, state, extra.extra))
+            Ok((self.own_values(&saved)?, state, extra.extra))
         };
         let (values, state, extra) = agree(world, read())?;
         let loaded = optimizer.map_or(Ok(()), |optimizer| optimizer.load_state(&state));
@@ -180,7 +179,7 @@ impl<M> TensorParallel<M> {
         Ok(extra)
     }
 
-    fn own_values(&self, saved: &mut Saved) -> Result<Vec<Tensor>> {
+    fn own_values(&self, saved: &Saved) -> Result<Vec<Tensor>> {
         let place = (self.context().rank(), self.context().ranks());
         let one = |parameter: &Parameter| {
             let value = saved.part(&format!("{MODEL}{}", parameter.name()), parameter, place)?;
@@ -202,10 +201,10 @@ impl<M> TensorParallel<M> {
 
     /// Returns this rank's optimizer state: tensors that are divided like their parameters, and single numbers, which every
     /// rank has.
-    fn own_state(&self, saved: &mut Saved, folder: &Path) -> Result<HashMap<String, Tensor>> {
+    fn own_state(&self, saved: &Saved, folder: &Path) -> Result<HashMap<String, Tensor>> {
         let place = (self.context().rank(), self.context().ranks());
         let mut state = HashMap::new();
-        for (key, dims) in saved.files[0].tensors() {
+        for (key, _, dims) in saved.files[0].tensors() {
             let Some(name) = key.strip_prefix(OPTIMIZER) else { continue };
             let value = match self.parameter_of(name) {
                 Some(parameter) if dims == saved.shard_dims(parameter)? => {
@@ -227,14 +226,14 @@ impl<M> TensorParallel<M> {
 /// The files of a checkpoint, one per rank that it was divided over.
 struct Saved {
     description: Description,
-    files: Vec<ShardedFile>,
+    files: Vec<TensorFile>,
 }
 
 impl Saved {
     fn open(contents: &Contents, description: Description) -> Result<Self> {
         let ranks = description.ranks.max(1);
-        let files = (0..ranks).map(|rank| ShardedFile::open(&contents.path(&set_name(rank))));
-        let files = files.collect::<Result<_>>()?;
+        let files = (0..ranks).map(|rank| TensorFile::open(&contents.path(&set_name(rank))));
+        let files = files.collect::<std::result::Result<_, _>>()?;
         Ok(Self { description, files })
     }
 
@@ -264,13 +263,13 @@ impl Saved {
     }
 
     /// Reads this rank's part of a tensor that is divided like `parameter`.
-    fn part(&mut self, key: &str, parameter: &Parameter, (rank, ranks): (usize, usize)) -> Result<Tensor> {
+    fn part(&self, key: &str, parameter: &Parameter, (rank, ranks): (usize, usize)) -> Result<Tensor> {
         let (split, dims, then) = (parameter.split(), parameter.dims(), self.files.len());
         if split == Split::Whole || ranks == then {
-            return self.files[rank % then].whole(key);
+            return Ok(self.files[rank % then].whole(key)?);
         }
         let mut all = Vec::with_capacity(then);
-        for (old, file) in self.files.iter_mut().enumerate() {
+        for (old, file) in self.files.iter().enumerate() {
             let runs = split.runs(dims, old, then);
             all.push(file.whole(key)?.reshape((runs.count, runs.len))?);
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use comm::{LineDifference, ParameterDifference};
+use training::FileError;
 
 /// An error of tensor parallelism.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -82,57 +83,15 @@ pub enum Error {
     Panicked,
 
     // ---- files ----
-    /// A file that cannot be read or written.
+    /// A file that cannot be written, or a checkpoint that cannot be used.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {
-        /// `read`, `write` or `go on from`.
+        /// `write` or `go on from`.
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// The operating system's reason.
         reason: String,
-    },
-    /// The file is not a safetensors file, or is truncated.
-    #[error("{} is not a whole safetensors file: {reason}", path.display())]
-    NotSafetensors {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The file lacks a tensor.
-    #[error("{} has no tensor `{name}` ({expected}); it holds {held}", path.display())]
-    MissingTensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its dtype and whole shape.
-        expected: String,
-        /// Names of the tensors in the file.
-        held: String,
-    },
-    /// The file contains a tensor that no layer has requested.
-    #[error("{} has a tensor `{name}` ({got}) that the model has not", path.display())]
-    ExtraTensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its dtype and shape.
-        got: String,
-    },
-    /// A tensor with the wrong dtype or shape.
-    #[error("{}: tensor `{name}` is {got}, expected {expected}", path.display())]
-    TensorMismatch {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Dtype and whole shape that the model requires.
-        expected: String,
-        /// Dtype and shape in the file.
-        got: String,
     },
     /// A rank failed to write or read a file.
     #[error("rank {rank} {reason}")]
@@ -150,7 +109,7 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
-    /// A failure in the `training` crate, e.g. in reading a checkpoint.
+    /// A failure in the `training` crate, e.g. in reading a file or a checkpoint.
     #[error(transparent)]
     Training(Arc<training::Error>),
     /// Communication failed.
@@ -182,6 +141,12 @@ impl Error {
 }
 
 comm::error_conversions!(Error);
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Self {
+        training::Error::from(error).into()
+    }
+}
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {

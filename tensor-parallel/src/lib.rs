@@ -52,9 +52,6 @@ mod clip;
 mod context;
 mod division;
 mod error;
-mod file;
-#[cfg(any(test, fuzzing))]
-mod fuzz;
 mod language_model;
 mod layer;
 mod op;
@@ -70,8 +67,6 @@ mod visit;
 pub use builder::{Parameter, ShardBuilder, WeightParts, Weights};
 pub use context::{Context, TensorParallelConfig};
 pub use error::{Error, Result};
-#[cfg(any(test, fuzzing))]
-pub use fuzz::fuzz_tensor_file;
 pub use language_model::{LanguageModel, LanguageModelConfig};
 pub use layer::{
     ColumnConfig, ColumnParallelLinear, ParallelMlp, ParallelSelfAttention, ParallelTransformerLayer,

@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
-use training::{AuditConfig, GradSums};
+use training::{AuditConfig, GradSums, lock};
 
 use crate::averaging::{Averaging, add_held};
-use crate::builder::lock;
 use crate::context::own_backward;
 use crate::{
     Context, Error, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,

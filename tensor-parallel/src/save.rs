@@ -5,10 +5,10 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation};
-use training::TensorWriter;
+use training::{TensorFile, TensorWriter};
 
 use crate::checkpoint::agree;
-use crate::file::ShardedFile;
+use crate::source::read_ranges;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
 /// Elements of one rank that are sent at a time.
@@ -52,15 +52,15 @@ impl<M> TensorParallel<M> {
     /// Reads this rank's part of each parameter.
     fn read(&self, path: &Path) -> Result<Vec<Tensor>> {
         let (rank, ranks) = (self.context().rank(), self.context().ranks());
-        let mut file = ShardedFile::open(path)?;
-        let mut part = |parameter: &Parameter| -> Result<Tensor> {
+        let file = TensorFile::open(path)?;
+        let part = |parameter: &Parameter| -> Result<Tensor> {
             let (var, dims) = (parameter.var(), parameter.dims());
             let ranges: Vec<_> = parameter.split().runs(dims, rank, ranks).ranges().collect();
-            let read = file.read(parameter.name(), dims, var.dtype(), &ranges)?;
+            let read = read_ranges(&file, parameter.name(), dims, var.dtype(), &ranges)?;
             Ok(read.reshape(var.dims())?.to_device(var.device())?)
         };
-        let parts = self.parameters().iter().map(&mut part).collect::<Result<_>>()?;
-        file.finish()?;
+        let parts = self.parameters().iter().map(part).collect::<Result<_>>()?;
+        file.only_of_model(&self.parameters().iter().map(Parameter::name).collect::<Vec<_>>())?;
         Ok(parts)
     }
 

@@ -10,10 +10,9 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Mesh, Operation, ReduceOp};
-use training::Runs;
 use training::build::RangeReader;
+use training::{Runs, lock};
 
-use crate::builder::lock;
 use crate::division::Division;
 use crate::source::RequestedDivision;
 use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, agreement};

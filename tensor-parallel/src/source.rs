@@ -1,14 +1,15 @@
 //! Sources of a builder's weights.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap};
+use training::TensorFile;
 use training::build::RangeReader;
 
 use crate::division::Division;
-use crate::file::ShardedFile;
 use crate::{Error, Result};
 
 /// Source of a builder's weights.
@@ -18,17 +19,18 @@ pub(crate) enum Source {
         builder: VarBuilder<'static>,
         scratch: VarMap,
     },
-    File(ShardedFile),
+    /// The second: names of the tensors that were asked for.
+    File(TensorFile, BTreeSet<String>),
     Parts(Arc<dyn RangeReader>),
     /// A file whose header alone is read, to check that it matches the model.
-    Outline(ShardedFile),
+    Outline(TensorFile, BTreeSet<String>),
     /// The builder of a model that is built elsewhere: see [`crate::Shards`].
     Elsewhere(VarBuilder<'static>, RequestedDivision),
 }
 
 impl Source {
     pub(crate) fn has_parts(&self) -> bool {
-        matches!(self, Self::File(_) | Self::Parts(_))
+        matches!(self, Self::File(..) | Self::Parts(_))
     }
 
     /// Reads these ranges of the flattened whole weight, concatenated.
@@ -41,11 +43,26 @@ impl Source {
         ranges: &[Range<usize>],
     ) -> Result<Tensor> {
         match self {
-            Self::File(file) => file.read(name, shape.dims(), dtype, ranges),
+            Self::File(file, asked_for) => {
+                asked_for.insert(name.to_string());
+                read_ranges(file, name, shape.dims(), dtype, ranges)
+            }
             Self::Parts(source) => Ok(source.read(name, shape, init, dtype, ranges)?),
             _ => Err(Error::invalid("the weights", "no parts", "this is a mistake in tensor-parallel")),
         }
     }
+}
+
+/// Reads ranges of a tensor whose dtype and whole shape are known.
+pub(crate) fn read_ranges(
+    file: &TensorFile,
+    name: &str,
+    dims: &[usize],
+    dtype: DType,
+    ranges: &[Range<usize>],
+) -> Result<Tensor> {
+    file.check(name, dims, dtype)?;
+    Ok(file.read_ranges(name, ranges)?)
 }
 
 /// Division of the variable that is requested next.

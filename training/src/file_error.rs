@@ -54,6 +54,16 @@ pub enum FileError {
         /// The names that are expected.
         wanted: String,
     },
+    /// The file has a tensor that the model has not.
+    #[error("{} has a tensor `{name}` ({got}) that the model has not", path.display())]
+    NotOfModel {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its dtype and shape.
+        got: String,
+    },
     /// A tensor has the wrong dtype or shape.
     #[error("{}: tensor `{name}` is {got}, expected {expected}", path.display())]
     TensorMismatch {

@@ -1,7 +1,7 @@
 //! PyTorch's initial weights for candle models, as a variable builder.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::init::{FanInOut, NonLinearity, NormalOrUniform};
@@ -9,7 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use sampler::{Generator, SamplerError, SharedGenerator, initial};
 
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 
 /// Gives any candle model PyTorch's initial weights from a seed, without a change to the model.
 ///
@@ -171,11 +171,6 @@ impl std::fmt::Debug for Vars {
         names.sort();
         f.debug_list().entries(names).finish()
     }
-}
-
-/// Ignores poisoning: no thread panics with the data half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn kaiming(

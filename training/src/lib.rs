@@ -74,6 +74,7 @@ mod grad_sums;
 mod graph;
 mod init;
 mod kept;
+mod lock;
 mod loss_scaler;
 mod narrow;
 mod op;
@@ -105,11 +106,12 @@ pub use file::{
 };
 pub use file_error::{FileError, first_line};
 #[cfg(any(test, fuzzing))]
-pub use fuzz::fuzz_tensor_header;
+pub use fuzz::fuzz_tensor_file;
 pub use grad_sums::GradSums;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::SavedBytes;
+pub use lock::lock;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,

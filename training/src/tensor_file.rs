@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -50,10 +51,11 @@ impl TensorFile {
     /// # Errors
     /// The first unexpected tensor.
     pub fn only(&self, names: &[&str]) -> Result<()> {
-        match self.names().into_iter().find(|name| !names.contains(&name.as_str())) {
-            Some(name) => Err(self.extra(name, names.join(", "))),
-            None => Ok(()),
-        }
+        let Some(name) = self.names().into_iter().find(|name| !names.contains(&name.as_str())) else {
+            return Ok(());
+        };
+        let (path, got, wanted) = (self.path.clone(), self.describe(&name), names.join(", "));
+        Err(FileError::ExtraTensor { path, name, got, wanted })
     }
 
     /// Checks that the file has no tensors but those of a model, and PyTorch's counters of batches (`num_batches_tracked`),
@@ -67,10 +69,8 @@ impl TensorFile {
             let is_count = self.reader().info(name).is_some_and(|info| is_count_of_batches(name, info));
             !known.contains(&**name) && !is_count
         };
-        match self.names().into_iter().find(is_extra) {
-            Some(name) => Err(self.extra(name, listing(names))),
-            None => Ok(()),
-        }
+        let Some(name) = self.names().into_iter().find(is_extra) else { return Ok(()) };
+        Err(FileError::NotOfModel { path: self.path.clone(), got: self.describe(&name), name })
     }
 
     /// Returns whether the file has a tensor of this name.
@@ -118,25 +118,76 @@ impl TensorFile {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let mut reader = self.reader();
+        self.check_any_size(name, shape, dtype)?;
+        let tensor = self.whole(name)?.to_device(device);
+        tensor.map_err(|error| FileError::tensor(&self.path, name, error))
+    }
+
+    /// Checks that there is a tensor of this dtype and shape, without reading it.
+    ///
+    /// # Errors
+    /// No such tensor, or one of another dtype or shape.
+    pub fn check(&self, name: &str, dims: &[usize], dtype: DType) -> Result<()> {
+        self.check_any_size(name, &dims.iter().copied().map(Some).collect::<Vec<_>>(), dtype)
+    }
+
+    /// Does the same, where a dimension given as `None` may have any size.
+    fn check_any_size(&self, name: &str, shape: &[Option<usize>], dtype: DType) -> Result<()> {
+        let reader = self.reader();
         let Some(info) = reader.info(name) else {
             return Err(self.missing(name, describe(dtype, shape), &reader));
         };
-        let dims = info.shape.clone();
-        let fits = shape.len() == dims.len()
-            && shape.iter().zip(&dims).all(|(want, got)| want.is_none_or(|want| want == *got));
-        if !fits || DType::try_from(info.dtype).ok() != Some(dtype) {
-            return Err(FileError::TensorMismatch {
-                path: self.path.clone(),
-                name: name.to_string(),
-                expected: describe(dtype, shape),
-                got: describe_info(info),
-            });
+        let fits = shape.len() == info.shape.len()
+            && shape.iter().zip(&info.shape).all(|(want, got)| want.is_none_or(|want| want == *got));
+        if fits && DType::try_from(info.dtype).ok() == Some(dtype) {
+            return Ok(());
         }
-        let all = 0..dims.iter().product();
-        let elements = reader.read(name, &[all]).map_err(|error| FileError::read(&self.path, error))?;
-        let tensor = elements.reshape(dims).and_then(|tensor| tensor.to_device(device));
-        tensor.map_err(|error| FileError::tensor(&self.path, name, error))
+        let (name, expected) = (name.to_string(), describe(dtype, shape));
+        Err(FileError::TensorMismatch { path: self.path.clone(), name, expected, got: describe_info(info) })
+    }
+
+    /// Returns a whole tensor, whatever its dtype and shape, on the CPU.
+    ///
+    /// # Errors
+    /// No such tensor; a dtype that candle has not; a file that cannot be read.
+    pub fn whole(&self, name: &str) -> Result<Tensor> {
+        let dims = self.reader().info(name).map(|info| info.shape.clone()).unwrap_or_default();
+        let elements = self.read(name, 0..dims.iter().product())?;
+        elements.reshape(dims).map_err(|error| FileError::tensor(&self.path, name, error))
+    }
+
+    /// Reads a range of a tensor's elements, flat, on the CPU, and nothing else of the file.
+    ///
+    /// # Errors
+    /// Those of [`read_ranges`](Self::read_ranges).
+    pub fn read(&self, name: &str, range: Range<usize>) -> Result<Tensor> {
+        self.read_ranges(name, std::slice::from_ref(&range))
+    }
+
+    /// Does the same for several ranges, which it concatenates.
+    ///
+    /// # Errors
+    /// No such tensor; a range beyond its end; a dtype that candle has not; a file that cannot be read.
+    pub fn read_ranges(&self, name: &str, ranges: &[Range<usize>]) -> Result<Tensor> {
+        let mut reader = self.reader();
+        if reader.info(name).is_none() {
+            return Err(self.missing(name, "any shape".into(), &reader));
+        }
+        reader.read(name, ranges).map_err(|error| match error.kind() {
+            ErrorKind::InvalidInput => FileError::tensor(&self.path, name, error),
+            _ => FileError::read(&self.path, error),
+        })
+    }
+
+    /// Returns names, dtypes and shapes of its tensors, sorted by name, without those of a dtype that candle has not.
+    pub fn tensors(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let reader = self.reader();
+        let described = |name: String| {
+            let info = reader.info(&name)?;
+            let (dtype, dims) = (DType::try_from(info.dtype).ok()?, info.shape.clone());
+            Some((name, dtype, dims))
+        };
+        reader.names().into_iter().filter_map(described).collect()
     }
 
     /// Returns a tensor of samples, f32 of shape (samples, features), with at least one sample.
@@ -174,9 +225,8 @@ impl TensorFile {
         FileError::MissingTensor { path: self.path.clone(), name: name.to_string(), expected, held }
     }
 
-    fn extra(&self, name: String, wanted: String) -> FileError {
-        let got = self.reader().info(&name).map(describe_info).unwrap_or_default();
-        FileError::ExtraTensor { path: self.path.clone(), name, got, wanted }
+    fn describe(&self, name: &str) -> String {
+        self.reader().info(name).map(describe_info).unwrap_or_default()
     }
 }
 

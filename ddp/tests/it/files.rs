@@ -118,7 +118,7 @@ fn a_file_that_does_not_fit_changes_nothing() {
             Some(other(DType::F32)),
             "tensor `norm.running_var` is F32 [3, 1], expected F32 [3]",
         ),
-        ("more", Some(other(DType::F64)), "has an unexpected tensor `more` (F64 [3, 1])"),
+        ("more", Some(other(DType::F64)), "has a tensor `more` (F64 [3, 1])"),
     ];
     for (name, tensor, expected) in cases {
         save(&path, |tensors| {

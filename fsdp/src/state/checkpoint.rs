@@ -127,8 +127,8 @@ impl<M> Fsdp<M> {
             saved.check_buffers(contents, &self.core().buffers)?;
             Ok(saved)
         });
-        let mut saved = self.all_agree(&contents.folder, opened)?;
-        let read = self.core().replace_shards(|| self.read_parts(&contents.folder, &mut saved, optimizer));
+        let saved = self.all_agree(&contents.folder, opened)?;
+        let read = self.core().replace_shards(|| self.read_parts(&contents.folder, &saved, optimizer));
         self.all_agree(&contents.folder, read)?;
         Ok(saved.extra)
     }
@@ -136,7 +136,7 @@ impl<M> Fsdp<M> {
     fn read_parts(
         &self,
         folder: &Path,
-        saved: &mut SavedCheckpoint,
+        saved: &SavedCheckpoint,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<()> {
         let core = self.core();
@@ -144,7 +144,7 @@ impl<M> Fsdp<M> {
         let places = core.units.iter().enumerate();
         let places = places.flat_map(|(unit, built)| (0..built.params.len()).map(move |param| (unit, param)));
         let places: Vec<_> = places.collect();
-        let part = |saved: &mut SavedCheckpoint, key: &str, (unit, param): (usize, usize)| {
+        let part = |saved: &SavedCheckpoint, key: &str, (unit, param): (usize, usize)| {
             let dtype = saved.dtype(key);
             saved.shard(key, (unit, param), (&core.units[unit].layout, rank), dtype)
         };
@@ -192,7 +192,7 @@ impl<M> Fsdp<M> {
 /// [`Error::File`] if it is not a sharded checkpoint; [`training::Error::DamagedCheckpoint`].
 pub fn full_tensors(contents: &Contents) -> Result<Vec<(String, Tensor)>> {
     contents.check_all()?;
-    let mut saved = SavedCheckpoint::open(contents)?;
+    let saved = SavedCheckpoint::open(contents)?;
     let units = saved.description.units.clone();
     let mut all = Vec::new();
     for (unit, described) in units.iter().enumerate() {

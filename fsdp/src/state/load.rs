@@ -1,11 +1,13 @@
 //! Loading a safetensors file: each rank reads its own shard.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::DType;
 use comm::Communicator;
+use training::TensorFile;
 
-use super::TensorFile;
+use super::fits;
 use crate::built::Param;
 use crate::{Error, Fsdp, Result};
 
@@ -19,19 +21,32 @@ impl<M> Fsdp<M> {
     /// Each rank reads only what it keeps of every parameter. A few bytes of each rank are compared.
     ///
     /// # Errors
-    /// [`Error::File`], on every rank, if the file does not match or a rank cannot read it; failures of communication.
+    /// [`training::Error::File`] if the file does not match or a rank cannot read it; on the other ranks then
+    /// [`Error::PeerFile`]. Failures of communication.
     pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let opened = TensorFile::open(path).and_then(|file| {
-            file.check_some(&self.described(), &self.described_buffers())?;
-            Ok(file)
-        });
-        let file = self.all_agree(path, opened)?;
+        let file = self.all_agree(path, self.open(path))?;
         let read = self.core().replace_shards(|| self.read_shards(file));
         self.all_agree(path, read)
     }
 
-    fn read_shards(&self, mut file: TensorFile) -> Result<()> {
+    /// Opens a file, which must match the model.
+    fn open(&self, path: &Path) -> Result<TensorFile> {
+        let file = TensorFile::open(path)?;
+        let (described, buffers) = (self.described(), self.described_buffers());
+        described.iter().try_for_each(|(name, dtype, dims)| file.check(name, dims, *dtype))?;
+        let found =
+            file.tensors().into_iter().map(|(name, dtype, _)| (name, dtype)).collect::<HashMap<_, _>>();
+        for (name, dtype, dims) in buffers.iter().filter(|(name, ..)| file.has(name)) {
+            let found = found.get(name).filter(|found| fits(**found, *dtype));
+            file.check(name, dims, *found.unwrap_or(dtype))?;
+        }
+        let names = described.iter().chain(&buffers).map(|(name, ..)| name.as_str());
+        file.only_of_model(&names.collect::<Vec<_>>())?;
+        Ok(file)
+    }
+
+    fn read_shards(&self, file: TensorFile) -> Result<()> {
         for built in &self.core().units {
             for (param, Param { name, shard, .. }) in built.params.iter().enumerate() {
                 let kept = built.kept(param);
@@ -70,7 +85,9 @@ impl<M> Fsdp<M> {
 pub(super) fn peer_failed(path: &Path) -> impl Fn(usize, String) -> Error {
     move |rank, reason| {
         // Avoids naming the path twice.
-        let problem = reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&reason).to_string();
+        let path_text = path.display().to_string();
+        let problem =
+            reason.strip_prefix(&format!("{path_text}: ")).unwrap_or(&reason).replace(&path_text, "it");
         Error::PeerFile { path: path.to_path_buf(), rank, problem }
     }
 }

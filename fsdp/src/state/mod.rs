@@ -1,23 +1,22 @@
 //! Whole-model state: parameters by name; checkpoints and files.
 
 mod checkpoint;
-mod file;
-#[cfg(any(test, fuzzing))]
-mod fuzz;
 mod load;
 mod save;
 mod saved;
 
 pub use checkpoint::full_tensors;
-pub use file::TensorFile;
-#[cfg(any(test, fuzzing))]
-pub use fuzz::fuzz_tensor_file;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use comm::Operation;
 
-use crate::storage::{piece, tensor};
+use crate::storage::{is_trainable, piece, tensor};
 use crate::{Fsdp, Result};
+
+/// Returns true if a buffer of dtype `own` can be read from a tensor of dtype `saved`.
+fn fits(saved: DType, own: DType) -> bool {
+    saved == own || (is_trainable(saved) && is_trainable(own))
+}
 
 impl<M> Fsdp<M> {
     /// Returns all parameters whole, by the names under which the model requested them, in order of construction, and then the

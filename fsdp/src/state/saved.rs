@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
-use training::Contents;
+use training::{Contents, TensorFile};
 
-use super::{TensorFile, file};
+use super::fits;
 use crate::built::BuiltUnit;
 use crate::layout::Layout;
 use crate::{Error, Result};
@@ -132,7 +132,7 @@ impl SavedCheckpoint {
         let lens = lens.into_iter().map(|lens| lens.into_iter().flatten().collect::<Vec<_>>());
         let layouts = lens.map(|lens| Layout::new(&lens, pack_elements, shards)).collect();
         let files = (0..shards).map(|rank| TensorFile::open(&contents.path(&set_name(rank))));
-        let files = files.collect::<Result<_>>()?;
+        let files = files.collect::<std::result::Result<_, _>>()?;
         Ok(Self { description: extra.fsdp, extra: extra.extra, layouts, files })
     }
 
@@ -176,7 +176,7 @@ impl SavedCheckpoint {
             let Some((_, own)) = buffers.iter().find(|(own, _)| *own == name) else {
                 return refuse(format!("it is of another model: it has a buffer {name}, this one has not"));
             };
-            if !file::fits(dtype, own.dtype()) || dims != own.dims() {
+            if !fits(dtype, own.dtype()) || dims != own.dims() {
                 let (expected, expected_dims) = (own.dtype(), own.dims());
                 return refuse(format!(
                     "it is of another model: it has a buffer {name} {dtype:?} {dims:?}, this one {expected:?} {expected_dims:?}"
@@ -194,14 +194,14 @@ impl SavedCheckpoint {
     }
 
     /// Reads a buffer; `None` if it does not contain it.
-    pub(super) fn buffer(&mut self, name: &str) -> Result<Option<Tensor>> {
+    pub(super) fn buffer(&self, name: &str) -> Result<Option<Tensor>> {
         let has = self.buffers().iter().any(|(known, ..)| known == name);
         has.then(|| self.whole(&buffer_key(name))).transpose()
     }
 
     /// Reads a range of elements of a parameter, or of its optimizer state, flattened.
     pub(super) fn read(
-        &mut self,
+        &self,
         key: &str,
         (unit, param): (usize, usize),
         range: Range<usize>,
@@ -209,7 +209,7 @@ impl SavedCheckpoint {
         let found = self.layouts[unit].find(param);
         let Some((part, slot)) = found else { return Ok(Tensor::zeros(0, DType::F32, &Device::Cpu)?) };
         let mut pieces = Vec::new();
-        for (rank, file) in self.files.iter_mut().enumerate() {
+        for (rank, file) in self.files.iter().enumerate() {
             let (kept, _) = part.kept(slot, rank);
             let (start, end) = (kept.start.max(range.start), kept.end.min(range.end));
             if start < end {
@@ -225,7 +225,7 @@ impl SavedCheckpoint {
 
     /// Reads what a rank with this layout keeps of a parameter or its optimizer state, padded.
     pub(super) fn shard(
-        &mut self,
+        &self,
         key: &str,
         (unit, param): (usize, usize),
         (layout, rank): (&Layout, usize),
@@ -259,9 +259,9 @@ impl SavedCheckpoint {
         file.tensors().into_iter().filter_map(|(key, _, dims)| kind(key, &dims)).collect()
     }
 
-    pub(super) fn whole(&mut self, key: &str) -> Result<Tensor> {
-        match self.files.first_mut() {
-            Some(file) => file.whole(key),
+    pub(super) fn whole(&self, key: &str) -> Result<Tensor> {
+        match self.files.first() {
+            Some(file) => Ok(file.whole(key)?),
             None => Ok(Tensor::zeros(0, DType::F32, &Device::Cpu)?),
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use candle_core::Tensor;
-use fsdp::TensorFile;
+use training::TensorFile;
 
 use crate::{Error, Result};
 
@@ -27,7 +27,7 @@ impl Default for Source {
 
 impl Source {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        Ok(Self::File(TensorFile::open(path)?))
+        Ok(Self::File(TensorFile::open(path).map_err(training::Error::from)?))
     }
 
     /// Adds a range that begins at this element.
@@ -45,17 +45,17 @@ impl Source {
     }
 
     /// Returns a whole tensor in its shape.
-    pub(super) fn whole(&mut self, key: &str) -> Result<Tensor> {
+    pub(super) fn whole(&self, key: &str) -> Result<Tensor> {
         match self {
-            Self::File(file) => Ok(file.whole(key)?),
+            Self::File(file) => Ok(file.whole(key).map_err(training::Error::from)?),
             Self::Memory(ranges) => in_memory(ranges, key, 0),
         }
     }
 
     /// Returns a range of elements of a tensor, flattened.
-    pub(super) fn read(&mut self, key: &str, range: Range<usize>) -> Result<Tensor> {
+    pub(super) fn read(&self, key: &str, range: Range<usize>) -> Result<Tensor> {
         match self {
-            Self::File(file) => Ok(file.read(key, range)?),
+            Self::File(file) => Ok(file.read(key, range).map_err(training::Error::from)?),
             Self::Memory(ranges) => Ok(in_memory(ranges, key, range.start)?.narrow(0, 0, range.len())?),
         }
     }

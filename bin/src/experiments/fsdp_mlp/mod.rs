@@ -63,9 +63,9 @@ impl Experiment for FsdpMlpOptions {
 
     fn setup(&self) -> Result<Setup> {
         if let Some(path) = &self.common.init {
-            let wanted = self.model().parameters();
-            let wanted = wanted.iter().map(|(name, dims)| (name.as_str(), DType::F32, dims.as_slice()));
-            fsdp::TensorFile::open(path)?.check(wanted)?;
+            let (file, wanted) = (TensorFile::open(path)?, self.model().parameters());
+            wanted.iter().try_for_each(|(name, dims)| file.check(name, dims, DType::F32))?;
+            file.only_of_model(&wanted.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
         }
         let read = |path| Samples::read(&TensorFile::open(path)?, self.features);
         Ok(Setup { samples: self.common.data.as_deref().map(read).transpose()? })

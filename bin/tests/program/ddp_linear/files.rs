@@ -63,7 +63,7 @@ fn weights_that_do_not_fit() {
     assert!(line.contains("has no tensor `linear.bias` (F32 [1]); it holds linear.weight"), "{line}");
     let all = [("linear.weight", weight.clone()), ("linear.bias", bias.clone())];
     let line = init(&[&all[..], &[("linear.scale", bias.clone())]].concat());
-    assert!(line.contains("has an unexpected tensor `linear.scale` (F32 [1])"), "{line}");
+    assert!(line.contains("has a tensor `linear.scale` (F32 [1])"), "{line}");
     let line = init(&[("linear.weight", zeros(&[2, 1], DType::F32)), ("linear.bias", bias.clone())]);
     assert!(line.contains("`linear.weight` is F32 [2, 1], expected F32 [1, 1]"), "{line}");
     let line = init(&[("linear.weight", weight.clone()), ("linear.bias", zeros(&[1], DType::F64))]);
