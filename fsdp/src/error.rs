@@ -182,15 +182,6 @@ pub enum Error {
     /// Replicas of a shard differ. Every rank returns this same error, and may continue.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<comm::ParameterDifference>),
-    /// An optimizer has state that belongs to no parameter; loading it would give it to the wrong ranks.
-    #[error(
-        "the optimizer's state `{key}` belongs to no parameter, so no rank could find its part again: make it from \
-         `Fsdp::named_vars`, as in `Adam::named(fsdp.named_vars(), config)`"
-    )]
-    UnownedOptimizerState {
-        /// The optimizer's key for it.
-        key: String,
-    },
     /// A checkpoint that cannot be used, or a file that cannot be written.
     #[error("{}: {problem}", path.display())]
     File {

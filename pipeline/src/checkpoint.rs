@@ -6,13 +6,10 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor, Var};
 use comm::complete_together;
 use serde::{Deserialize, Serialize};
-use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OPTIMIZER_KEY, OptimizerState, state_of_part};
 
 use crate::groups::peer_failed;
 use crate::{Error, Pipeline, Result};
-
-/// Prefix of the names of optimizer state.
-const OPTIMIZER: &str = "optimizer.";
 
 /// Extra data in the manifest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -145,14 +142,8 @@ impl Pipeline {
         let mut tensors: HashMap<String, Tensor> =
             vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
         if let Some(optimizer) = optimizer {
-            let state = optimizer.state()?;
-            if let Some((name, _)) = state.iter().find(|(name, _)| !is_of(&vars, name)) {
-                let (what, got) = ("the optimizer's state".to_string(), name.clone());
-                let help =
-                    "name its parameters as the pipeline does: make it from `Pipeline::named_vars`".into();
-                return Err(Error::InvalidArgument { what, got, help });
-            }
-            tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
+            let is_owned = |key: &str, _: &Tensor| is_of(&vars, key);
+            tensors.extend(state_of_part(optimizer, "Pipeline::named_vars", is_owned)?);
         }
         let mut written = Written::default();
         written.sets.extend(tensors.keys().map(|name| (name.clone(), set.clone())));
@@ -175,7 +166,8 @@ impl Pipeline {
             )));
         }
         let vars = self.all_vars();
-        let of_optimizer = |name: &str| name.strip_prefix(OPTIMIZER).is_some_and(|name| is_of(&vars, name));
+        let of_optimizer =
+            |name: &str| name.strip_prefix(OPTIMIZER_KEY).is_some_and(|name| is_of(&vars, name));
         let needed = |name: &str| vars.iter().any(|(var, _)| var == name) || of_optimizer(name);
         let files: BTreeSet<&String> =
             sets.iter().filter(|(name, _)| needed(name)).map(|(_, set)| set).collect();
@@ -196,7 +188,7 @@ impl Pipeline {
             values.push((var.clone(), value));
         }
         let own = found.iter().filter(|(name, _)| has_optimizer && of_optimizer(name));
-        let state = own.map(|(name, tensor)| (name[OPTIMIZER.len()..].to_string(), tensor.clone()));
+        let state = own.map(|(name, tensor)| (name[OPTIMIZER_KEY.len()..].to_string(), tensor.clone()));
         let state = state.collect();
         Ok(Saved { values, state, extra })
     }

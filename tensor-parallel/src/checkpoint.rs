@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use comm::{Communicator, all_agree, complete_together};
 use serde::{Deserialize, Serialize};
-use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState, TensorFile};
+use training::{
+    Checkpoint, Checkpoints, Contents, FileHash, OPTIMIZER_KEY, OptimizerState, TensorFile, state_of_part,
+};
 
 use crate::builder::slice_part;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
-/// Key prefixes in a checkpoint file, which contains both.
+/// Prefix of the keys of parameters in a checkpoint file, which has the optimizer's state, too.
 const MODEL: &str = "model.";
-const OPTIMIZER: &str = "optimizer.";
 
 /// The manifest's extra data: this crate's, and the user's.
 #[derive(Serialize, Deserialize)]
@@ -111,12 +112,10 @@ impl<M> TensorParallel<M> {
         let own = self.parameters().iter();
         let mut tensors: HashMap<String, Tensor> =
             own.map(|p| (format!("{MODEL}{}", p.name()), p.var().as_detached_tensor())).collect();
-        let state = optimizer.map(|optimizer| optimizer.state()).transpose()?.unwrap_or_default();
-        if let Some((key, _)) = state.iter().find(|(key, value)| self.is_unowned(key, value.dims())) {
-            let help = "name its parameters as the model does: make it from `TensorParallel::named_vars`";
-            return Err(Error::invalid("the optimizer's state", key, help));
+        if let Some(optimizer) = optimizer {
+            let is_owned = |key: &str, value: &Tensor| !self.is_unowned(key, value.dims());
+            tensors.extend(state_of_part(optimizer, "TensorParallel::named_vars", is_owned)?);
         }
-        tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
         let name = set_name(self.context().rank());
         let hash = checkpoints.draft(number).write(&name, &tensors)?;
         Ok((name, hash))
@@ -205,7 +204,7 @@ impl<M> TensorParallel<M> {
         let place = (self.context().rank(), self.context().ranks());
         let mut state = HashMap::new();
         for (key, _, dims) in saved.files[0].tensors() {
-            let Some(name) = key.strip_prefix(OPTIMIZER) else { continue };
+            let Some(name) = key.strip_prefix(OPTIMIZER_KEY) else { continue };
             let value = match self.parameter_of(name) {
                 Some(parameter) if dims == saved.shard_dims(parameter)? => {
                     saved.part(&key, parameter, place)?

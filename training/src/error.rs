@@ -195,6 +195,17 @@ pub enum Error {
         /// The entry.
         key: String,
     },
+    /// An optimizer has state that belongs to no parameter; loading it would give it to the wrong ranks.
+    #[error(
+        "the optimizer's state `{key}` belongs to no parameter, so no rank could find its part again: make it from `{named_vars}`, so \
+         that its parameters have the model's names"
+    )]
+    UnownedState {
+        /// The optimizer's key for it.
+        key: String,
+        /// The method that returns the model's variables with their names.
+        named_vars: &'static str,
+    },
     /// An optimizer's saved state has some but not all entries of a parameter.
     #[error(
         "{optimizer}: the state has no `{key}`, but others of its parameter; was it saved by another optimizer?"

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
 use comm::complete_together;
-use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OPTIMIZER_KEY, OptimizerState, state_of_part};
 
 use super::load::peer_failed;
 use super::saved::{
-    Description, Extra, Kind, OPTIMIZER, SavedCheckpoint, UnitDescription, buffer_key, set_name, shard_key,
+    Description, Extra, Kind, SavedCheckpoint, UnitDescription, buffer_key, set_name, shard_key,
 };
 use crate::built::Param;
 use crate::{Error, Fsdp, Result};
@@ -65,15 +65,10 @@ impl<M> Fsdp<M> {
             tensors.extend(buffers.map(|(name, var)| (buffer_key(name), var.as_detached_tensor())));
         }
         if let Some(optimizer) = optimizer {
-            let state = optimizer.state()?;
             let lens = self.core().params().map(|param| (&*param.name, param.shard.elem_count()));
             let lens: Vec<_> = lens.collect();
-            let unowned =
-                state.iter().find(|(name, value)| Kind::of(name, value.dims(), &lens) == Kind::Unowned);
-            if let Some((key, _)) = unowned {
-                return Err(Error::UnownedOptimizerState { key: key.clone() });
-            }
-            tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
+            let is_owned = |key: &str, value: &Tensor| Kind::of(key, value.dims(), &lens) != Kind::Unowned;
+            tensors.extend(state_of_part(optimizer, "Fsdp::named_vars", is_owned)?);
         }
         let name = set_name(self.core().groups.shard_rank());
         let hash = checkpoints.draft(number).write(&name, &tensors)?;
@@ -155,7 +150,7 @@ impl<M> Fsdp<M> {
                     Kind::Shard(param) => part(saved, &key, places[param])?,
                     Kind::Number => saved.whole(&key)?,
                     Kind::Unowned => {
-                        let key = &key[OPTIMIZER.len()..];
+                        let key = &key[OPTIMIZER_KEY.len()..];
                         return Err(Error::file(
                             folder,
                             format!(
@@ -165,7 +160,7 @@ impl<M> Fsdp<M> {
                         ));
                     }
                 };
-                state.insert(key[OPTIMIZER.len()..].to_string(), value);
+                state.insert(key[OPTIMIZER_KEY.len()..].to_string(), value);
             }
             optimizer.load_state(&state)?;
         }

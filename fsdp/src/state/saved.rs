@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
-use training::{Contents, TensorFile};
+use training::{Contents, OPTIMIZER_KEY, TensorFile};
 
 use super::fits;
 use crate::built::BuiltUnit;
@@ -68,8 +68,6 @@ pub(super) fn buffer_key(name: &str) -> String {
 
 /// Prefix of the keys of buffers.
 const BUFFER: &str = "buffer.";
-/// Prefix of the keys of optimizer state.
-pub(super) const OPTIMIZER: &str = "optimizer.";
 
 /// Name of the tensor file that a rank writes.
 pub(super) fn set_name(shard_rank: usize) -> String {
@@ -253,7 +251,7 @@ impl SavedCheckpoint {
             }
         }
         let kind = |key: String, dims: &[usize]| {
-            let kind = Kind::of(key.strip_prefix(OPTIMIZER)?, dims, &params);
+            let kind = Kind::of(key.strip_prefix(OPTIMIZER_KEY)?, dims, &params);
             Some((key, kind))
         };
         file.tensors().into_iter().filter_map(|(key, _, dims)| kind(key, &dims)).collect()

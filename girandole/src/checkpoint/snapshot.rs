@@ -9,7 +9,7 @@ use training::{DeferredCopy, LossScaler, OptimizerState};
 use super::region::Part;
 use super::save::{OptimizerEntry, Snapshot, SnapshotParts, model_key, optimizer_key};
 use crate::parallel::Piece;
-use crate::{Error, Parallel, Result};
+use crate::{Parallel, Result};
 
 /// A rank's contribution to a checkpoint, to be copied on any thread before the parameters change: forward and backward
 /// may run at the same time, and the optimizer must wait.
@@ -139,7 +139,6 @@ fn piece_of<'a>(pieces: &'a [Piece], key: &str) -> Result<&'a Piece> {
     let is_of = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
     let of = pieces.iter().filter(|piece| is_of(&piece.var_name));
     of.max_by_key(|piece| piece.var_name.len()).ok_or_else(|| {
-        let help = "make the optimizer from Parallel::named_vars, so that it is known whose part this is";
-        Error::invalid("the optimizer's state", key, help)
+        training::Error::UnownedState { key: key.to_string(), named_vars: "Parallel::named_vars" }.into()
     })
 }
