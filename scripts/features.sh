@@ -12,7 +12,7 @@ selection="--locked -p girandole-comm -p bin --features $features"
 for package in candle-{core,nn}; do
     selection+=" --config profile.dev.package.$package.opt-level=1"
 done
-for package in bin girandole{,-comm,-ddp,-experiment,-fsdp,-language,-launch,-models,-pipeline,-plan,-report,-sampler,-tape,-tensor-parallel,-training}; do
+for package in bin girandole-{comm,launch,sampler,tape,training}; do
     selection+=" --config profile.dev.package.$package.opt-level=0"
 done
 stand_ins=${CARGO_TARGET_DIR:-$PWD/target}/cuda-stand-in

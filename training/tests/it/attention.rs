@@ -57,3 +57,37 @@ fn values_and_gradients_are_pytorchs() -> Result<()> {
     }
     Ok(())
 }
+
+/// In 16 bits the result and the gradients are those of f32 for the same numbers. What the products are given, the weights of the
+/// values and the gradients of the scores, is rounded, and so is what they give: three roundings.
+#[test]
+fn half_types_are_near_f32() -> Result<()> {
+    let masks = [AttentionMask::Full, AttentionMask::Causal, AttentionMask::SlidingWindow(5)];
+    let mut generator = sampler::Generator::new(1);
+    let mut random = |len: usize, width: usize| {
+        let numbers = generator.normal(2 * len * width, 0.0, 1.0).unwrap();
+        Tensor::from_vec(numbers, (2, len, width), &Device::Cpu)?.to_dtype(DType::F32)
+    };
+    for (dtype, unit) in [(DType::BF16, 1.0 / 256.0), (DType::F16, 1.0 / 2048.0)] {
+        for (mask, len) in masks.into_iter().flat_map(|mask| [(mask, 7), (mask, 70)]) {
+            let config = AttentionConfig { num_kv_heads: Some(2), ..AttentionConfig::new(4, mask) };
+            let given = [random(len, 32)?, random(len, 16)?, random(len, 16)?, random(len, 32)?];
+            let results = |dtype_of_run: DType| -> Result<Vec<Tensor>> {
+                let rounded = given.iter().map(|x| x.to_dtype(dtype)?.to_dtype(dtype_of_run));
+                let rounded = rounded.collect::<Result<Vec<_>>>()?;
+                let vars = rounded[..3].iter().map(Var::from_tensor).collect::<Result<Vec<_>>>()?;
+                let y = attention(&vars[0], &vars[1], &vars[2], &config)?;
+                let grads = (&y * &rounded[3])?.to_dtype(DType::F32)?.sum_all()?.backward()?;
+                let gradients = vars.iter().map(|var| grads.get(var).unwrap().clone());
+                Ok(std::iter::once(y).chain(gradients).collect())
+            };
+            for (half, full) in results(dtype)?.iter().zip(results(DType::F32)?) {
+                assert_eq!(half.dtype(), dtype);
+                let gap = (half.to_dtype(DType::F32)? - &full)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                let most = full.abs()?.max_all()?.to_scalar::<f32>()?;
+                assert!(gap < 3.0 * unit * most, "{dtype:?}, {mask:?}, {len}: {gap} of {most}");
+            }
+        }
+    }
+    Ok(())
+}

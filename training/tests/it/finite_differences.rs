@@ -5,7 +5,8 @@ use candle_nn::{Conv2d, Conv2dConfig};
 use proptest::prelude::*;
 use training::{
     AttentionConfig, AttentionMask, Gate, LayerNorm, LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig,
-    RotaryLayout, attention, conv2d, cross_entropy, linear_cross_entropy, log_softmax, softmax,
+    RotaryLayout, attention, attention_with_key_mask, conv2d, cross_entropy, linear_cross_entropy,
+    log_softmax, softmax,
 };
 
 const STEP: f64 = 1e-5;
@@ -116,17 +117,38 @@ proptest! {
 
     #[test]
     fn gradients_of_attention_are_slopes(
-        (batch, len, heads, dims) in (1usize..3, 1usize..5, 1usize..3, 1usize..4),
-        mask in 0usize..3,
+        (batch, queries, keys) in (1usize..3, 1usize..5, 1usize..5),
+        (kv_heads, group, dims) in (1usize..3, 1usize..3, 1usize..4),
+        (mask, window) in (0usize..4, 1usize..5),
+        seen in proptest::option::of(proptest::collection::vec(0u8..2, 8)),
         seed in 0u64..1000,
     ) {
-        let mask = [AttentionMask::Full, AttentionMask::Causal, AttentionMask::AntiCausal][mask];
-        let config = AttentionConfig::new(heads, mask);
+        let masks = [
+            AttentionMask::Full,
+            AttentionMask::Causal,
+            AttentionMask::AntiCausal,
+            AttentionMask::SlidingWindow(window),
+        ];
+        // Masks by position are of as many queries as keys.
+        let keys = if mask == 0 { keys } else { queries };
+        let heads = kv_heads * group;
+        let config =
+            AttentionConfig { num_kv_heads: Some(kv_heads), ..AttentionConfig::new(heads, masks[mask]) };
         let run = || -> Result<()> {
-            let shape = (batch, len, heads * dims);
-            let var = |seed| Var::from_tensor(&numbers((batch * len, heads * dims), seed)?.reshape(shape)?);
-            let (q, k, v, outer) = (var(seed)?, var(seed + 1)?, var(seed + 2)?, var(seed + 3)?);
-            let mixed = || (attention(&q, &k, &v, &config)? * outer.as_detached_tensor())?.sum_all();
+            let var = |len, heads, seed| {
+                Var::from_tensor(&numbers((batch * len, heads * dims), seed)?.reshape((batch, len, heads * dims))?)
+            };
+            let (q, outer) = (var(queries, heads, seed)?, var(queries, heads, seed + 1)?);
+            let (k, v) = (var(keys, kv_heads, seed + 2)?, var(keys, kv_heads, seed + 3)?);
+            let seen = seen.as_ref().map(|seen| {
+                Tensor::from_slice(&seen[..batch * keys], (batch, keys), &Device::Cpu)
+            });
+            let seen = seen.transpose()?;
+            let attended = || match &seen {
+                Some(seen) => attention_with_key_mask(&q, &k, &v, seen, &config),
+                None => attention(&q, &k, &v, &config),
+            };
+            let mixed = || (attended()? * outer.as_detached_tensor())?.sum_all();
             check(&[q.clone(), k.clone(), v.clone()], mixed)
         };
         run().unwrap();
