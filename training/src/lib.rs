@@ -87,6 +87,7 @@ mod scoped;
 mod sgd;
 mod simd;
 mod state;
+mod state_of_part;
 mod tensor_file;
 
 pub use adam::{Adam, AdamConfig};
@@ -126,7 +127,8 @@ pub use recompute::{
 };
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
-pub use state::{DeferredCopy, OPTIMIZER_KEY, OptimizerState, is_buffer, named_vars, state_of_part};
+pub use state::{DeferredCopy, OptimizerState, is_buffer, named_vars};
+pub use state_of_part::{OPTIMIZER_KEY, state_of_part};
 pub use tape::{add, scalar_with_gradient, scale};
 pub use tensor_file::{
     TensorFile, check_writable, is_count_of_batches, load_weights, save_vars, save_weights,
