@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use comm::LineDifference;
-use training::FileError;
 
 /// An error of sharded training. Errors are `Clone`: after a failure, a [`crate::Fsdp`] returns the first cause from every
 /// later call.
@@ -268,12 +267,6 @@ impl Error {
 }
 
 comm::error_conversions!(Error);
-
-impl From<FileError> for Error {
-    fn from(error: FileError) -> Self {
-        training::Error::from(error).into()
-    }
-}
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {

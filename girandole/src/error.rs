@@ -116,6 +116,12 @@ impl From<training::Error> for Error {
     }
 }
 
+impl From<training::FileError> for Error {
+    fn from(error: training::FileError) -> Self {
+        training::Error::from(error).into()
+    }
+}
+
 impl From<models::Error> for Error {
     fn from(error: models::Error) -> Self {
         match error {

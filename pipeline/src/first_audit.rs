@@ -21,7 +21,7 @@ pub(crate) struct FirstAudit {
 }
 
 /// A parameter after the first step.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Audited {
     pub(crate) stage: usize,
     pub(crate) name: String,

@@ -175,8 +175,8 @@ impl Pipeline {
 
     /// Applies [`PipelineConfig::audit`](crate::PipelineConfig::audit).
     fn audit(&self, first: &FirstAudit, grads: &GradSums, inputs: &HashMap<usize, bool>) -> Result<()> {
-        let ids = |vars: &[Var]| vars.iter().map(|var| var.id()).collect::<Vec<_>>();
-        let tied: HashSet<TensorId> = self.ties.iter().flat_map(|tie| ids(tie.local_and_group().0)).collect();
+        let tied = self.ties.iter().flat_map(|tie| tie.local_and_group().0);
+        let tied: HashSet<TensorId> = tied.map(|var| var.id()).collect();
         let buffers: HashSet<TensorId> = self.buffers.iter().map(|(_, var)| var.id()).collect();
         let all =
             self.stages.iter().flat_map(|stage| stage.vars.iter().map(move |(name, var)| (stage, name, var)));

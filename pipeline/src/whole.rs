@@ -44,8 +44,7 @@ impl Pipeline {
             }
         })?;
         let written = writer.map_or(Ok(()), |file| file.and_then(TensorWriter::finish));
-        self.groups()
-            .all_agree(written.map_err(|error| training::Error::from(FileError::write(path, error)).into()))
+        self.groups().all_agree(written.map_err(|error| FileError::write(path, error).into()))
     }
 
     /// Reads the variables of this rank's stages from a safetensors file of the whole model, such as one of
@@ -62,8 +61,7 @@ impl Pipeline {
     pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let (groups, all) = (self.groups(), self.described()?);
         let names: Vec<&str> = all.iter().flatten().map(|(name, ..)| &**name).collect();
-        let read =
-            self.read_whole(path.as_ref(), &names).map_err(|error| training::Error::from(error).into());
+        let read = self.read_whole(path.as_ref(), &names).map_err(Error::from);
         let values = groups.all_agree(read)?;
         let set = values.into_iter().try_for_each(|(var, value)| var.set(&value));
         groups.all_agree(set.map_err(Error::during("setting a variable")))

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use comm::{LineDifference, ParameterDifference};
-use training::FileError;
 
 /// An error of tensor parallelism.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -141,12 +140,6 @@ impl Error {
 }
 
 comm::error_conversions!(Error);
-
-impl From<FileError> for Error {
-    fn from(error: FileError) -> Self {
-        training::Error::from(error).into()
-    }
-}
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {

@@ -78,6 +78,11 @@ impl TensorFile {
         self.reader().info(name).is_some()
     }
 
+    /// Returns the dtype of a tensor; `None` if there is no such tensor, or candle has not its dtype.
+    pub fn dtype(&self, name: &str) -> Option<DType> {
+        self.reader().info(name).and_then(|info| DType::try_from(info.dtype).ok())
+    }
+
     /// The names of its tensors, sorted.
     pub fn names(&self) -> Vec<String> {
         self.reader().names()

@@ -1,6 +1,5 @@
 //! Loading a safetensors file: each rank reads its own shard.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::DType;
@@ -35,11 +34,9 @@ impl<M> Fsdp<M> {
         let file = TensorFile::open(path)?;
         let (described, buffers) = (self.described(), self.described_buffers());
         described.iter().try_for_each(|(name, dtype, dims)| file.check(name, dims, *dtype))?;
-        let found =
-            file.tensors().into_iter().map(|(name, dtype, _)| (name, dtype)).collect::<HashMap<_, _>>();
         for (name, dtype, dims) in buffers.iter().filter(|(name, ..)| file.has(name)) {
-            let found = found.get(name).filter(|found| fits(**found, *dtype));
-            file.check(name, dims, *found.unwrap_or(dtype))?;
+            let found = file.dtype(name).filter(|found| fits(*found, *dtype));
+            file.check(name, dims, found.unwrap_or(*dtype))?;
         }
         let names = described.iter().chain(&buffers).map(|(name, ..)| name.as_str());
         file.only_of_model(&names.collect::<Vec<_>>())?;
@@ -85,9 +82,21 @@ impl<M> Fsdp<M> {
 pub(super) fn peer_failed(path: &Path) -> impl Fn(usize, String) -> Error {
     move |rank, reason| {
         // Avoids naming the path twice.
-        let path_text = path.display().to_string();
-        let problem =
-            reason.strip_prefix(&format!("{path_text}: ")).unwrap_or(&reason).replace(&path_text, "it");
+        let named = |after: &str| reason.strip_prefix(&format!("{}{after}", path.display()));
+        let problem = named(": ").or_else(|| named(" ")).unwrap_or(&reason).to_string();
         Error::PeerFile { path: path.to_path_buf(), rank, problem }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_once_however_short_its_name_is() {
+        let line = |reason: &str| peer_failed(Path::new("a"))(1, reason.into()).to_string();
+        assert_eq!(line("a has no tensor `fc.a`"), "a: on rank 1: has no tensor `fc.a`");
+        assert_eq!(line("a: tensor `fc.a` is small"), "a: on rank 1: tensor `fc.a` is small");
+        assert_eq!(line("all is lost"), "a: on rank 1: all is lost");
     }
 }

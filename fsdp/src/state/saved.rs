@@ -193,8 +193,9 @@ impl SavedCheckpoint {
 
     /// Reads a buffer; `None` if it does not contain it.
     pub(super) fn buffer(&self, name: &str) -> Result<Option<Tensor>> {
-        let has = self.buffers().iter().any(|(known, ..)| known == name);
-        has.then(|| self.whole(&buffer_key(name))).transpose()
+        let key = buffer_key(name);
+        let has = self.files.first().is_some_and(|file| file.has(&key));
+        has.then(|| self.whole(&key)).transpose()
     }
 
     /// Reads a range of elements of a parameter, or of its optimizer state, flattened.
@@ -265,7 +266,6 @@ impl SavedCheckpoint {
     }
 
     pub(super) fn dtype(&self, key: &str) -> DType {
-        let tensors = self.files.first().map(TensorFile::tensors).unwrap_or_default();
-        tensors.into_iter().find(|(name, ..)| name == key).map_or(DType::F32, |(_, dtype, _)| dtype)
+        self.files.first().and_then(|file| file.dtype(key)).unwrap_or(DType::F32)
     }
 }

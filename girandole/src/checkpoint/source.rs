@@ -27,7 +27,7 @@ impl Default for Source {
 
 impl Source {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        Ok(Self::File(TensorFile::open(path).map_err(training::Error::from)?))
+        Ok(Self::File(TensorFile::open(path)?))
     }
 
     /// Adds a range that begins at this element.
@@ -47,7 +47,7 @@ impl Source {
     /// Returns a whole tensor in its shape.
     pub(super) fn whole(&self, key: &str) -> Result<Tensor> {
         match self {
-            Self::File(file) => Ok(file.whole(key).map_err(training::Error::from)?),
+            Self::File(file) => Ok(file.whole(key)?),
             Self::Memory(ranges) => in_memory(ranges, key, 0),
         }
     }
@@ -55,7 +55,7 @@ impl Source {
     /// Returns a range of elements of a tensor, flattened.
     pub(super) fn read(&self, key: &str, range: Range<usize>) -> Result<Tensor> {
         match self {
-            Self::File(file) => Ok(file.read(key, range).map_err(training::Error::from)?),
+            Self::File(file) => Ok(file.read(key, range)?),
             Self::Memory(ranges) => Ok(in_memory(ranges, key, range.start)?.narrow(0, 0, range.len())?),
         }
     }

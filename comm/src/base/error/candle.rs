@@ -76,7 +76,7 @@ where
     carried::<E>(error).cloned().or_else(of_comm)
 }
 
-/// Implements the conversions of a strategy's error type, to candle's error and to this crate's, and from `training`'s. It
+/// Implements the conversions of a strategy's error type, to candle's error and to this crate's, and from `training`'s two. It
 /// has the variants `Comm` for this crate's errors and `Training` for those, in an `Arc`.
 #[doc(hidden)]
 #[macro_export]
@@ -110,6 +110,12 @@ macro_rules! error_conversions {
                     _ => None,
                 };
                 carried.unwrap_or_else(|| $error::Training(::std::sync::Arc::new(error)))
+            }
+        }
+
+        impl From<::training::FileError> for $error {
+            fn from(error: ::training::FileError) -> Self {
+                ::training::Error::from(error).into()
             }
         }
     };
