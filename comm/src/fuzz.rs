@@ -3,11 +3,15 @@
 //! build.
 #![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
 
-pub use crate::rendezvous::fuzz::{control, handshake, meeting};
-pub use crate::rendezvous::scheduler::fuzz_environment as environment;
+pub use crate::config::scheduler::fuzz_environment as environment;
+
+use std::collections::VecDeque;
 
 use crate::base::fingerprint::{Fingerprint, LEN};
 use crate::base::last_message::{self, LastMessage};
+use crate::blame::control::fuzz::hear;
+use crate::connection::handshake::{Credentials, fuzz::shake};
+use crate::{Secret, rendezvous};
 
 /// The announcement that precedes data on a connection.
 pub fn announcement(data: &[u8]) {
@@ -23,6 +27,25 @@ pub fn announcement(data: &[u8]) {
             assert_eq!(last_message::encode_failure(&cause), Some(*bytes));
         }
     }
+}
+
+/// Fuzzes all four messages of a handshake: with the proofs of a peer that does not hold the secret, and with valid
+/// proofs over contents that no rank sends.
+pub fn handshake(data: &[u8]) {
+    let secret = Secret::from_hex(&"7b".repeat(32)).unwrap();
+    let credentials = Credentials::new(Some(&secret), "fuzz");
+    let mut data: VecDeque<u8> = data.iter().copied().collect();
+    shake(&credentials, &mut || data.pop_front().unwrap_or_default());
+}
+
+/// Fuzzes the messages of the rendezvous.
+pub fn meeting(data: &[u8]) {
+    rendezvous::fuzz::read(data);
+}
+
+/// Fuzzes the messages on control connections, which must decode the same however the stream is split.
+pub fn control(data: &[u8]) {
+    hear(data);
 }
 
 #[cfg(test)]

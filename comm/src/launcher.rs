@@ -8,25 +8,24 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::rendezvous::connection::connect_error::ConnectError;
-use crate::rendezvous::connection::wire::HandshakeStream;
-use crate::rendezvous::meeting;
+use crate::connection::connect_error::ConnectError;
+use crate::connection::wire::HandshakeStream;
 use crate::{Result, TcpConfig};
 
+#[cfg(feature = "cuda")]
+pub use crate::backend::cuda_library::CudaLibrary;
 pub use crate::base::failure::signal_name;
 pub use crate::base::fingerprint::digest;
 pub use crate::base::lock::lock;
 pub use crate::blame::peer_failures::is_peer_failure_text;
-pub use crate::rendezvous::launcher_interface::{
+pub use crate::config::launcher_interface::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
     inherited_listener, is_worker,
 };
-pub use crate::rendezvous::meeting::death_announcement::Announcement;
-pub use crate::rendezvous::meeting::meeting_point::HOST as MEETING_HOST;
+pub use crate::config::scheduler::{addresses, local_address_towards, without_loopback};
+pub use crate::rendezvous::death_announcement::Announcement;
+pub use crate::rendezvous::meeting_point::HOST as MEETING_HOST;
 pub use crate::rendezvous::preflight::check_for_ranks;
-pub use crate::rendezvous::scheduler::{addresses, local_address_towards, without_loopback};
-#[cfg(feature = "cuda")]
-pub use crate::transport::cuda_library::CudaLibrary;
 
 /// Error of a receive or send on a connection between launchers.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ pub struct Connection(HandshakeStream);
 /// Connects the launchers of a job, in the same way as ranks: the first one gets a connection to each other one, and
 /// those get one to the first.
 pub fn meet(config: &TcpConfig) -> Result<Vec<Connection>> {
-    let met = meeting::meet(config)?;
+    let met = crate::rendezvous::meet(config)?;
     Ok(met.control.into_iter().flatten().map(|stream| Connection(stream.into())).collect())
 }
 

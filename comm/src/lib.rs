@@ -20,19 +20,24 @@
 //!
 //! # Inside
 //!
-//! Folders are layers; each imports those below it. Two places assemble what lies above them: the files of `transport` that
-//! make a backend of all layers, and `rendezvous/meeting`, which ends with a group's connections and its failure state.
+//! Folders are layers; each imports only those below it.
 //!
 //! ```text
-//! api         what a program calls: the trait, groups, meshes, objects, gradients
+//! backend     Tcp, Local, Nccl, Mpi: each makes a group of ranks of the layers below
+//!   |
+//! api         what a program calls: the trait, meshes, objects, gradients
 //!   |           comm.all_reduce(..) -> Work
 //! engine      operations: checked, queued, fingerprinted, planned, executed
 //!   |
+//! rendezvous  ranks find each other and form a group, or form it again when it changes
+//!   |
 //! blame       timeouts; when a call fails or hangs, which rank caused it
 //!   |
-//! transport   streams (tcp, shm, local), or a library for whole operations (mpi, nccl)
+//! transport   streams to each peer (tcp, shm), or a library for whole operations
 //!   |
-//! rendezvous  ranks find each other, prove that they are of the job, connect
+//! connection  two processes prove to each other that they are of the job
+//!   |
+//! config      what a rank is told: number, meeting point, secret, by program, launcher or scheduler
 //!   |
 //! base        operations, fingerprints, errors, members, the elements of tensors
 //!   |
@@ -44,30 +49,36 @@
 //! One `all_reduce` from the call to the socket:
 //!
 //! ```text
-//! api/communicator.rs      Communicator::all_reduce makes an Operation
-//! transport/tcp/mod.rs     Tcp::submit queues it, and returns a Work
-//! engine/queue.rs          OperationQueue: checks arguments (`validation.rs`), runs in order
-//! engine/runner.rs         OperationRunner: sequence number and fingerprint (`base/fingerprint.rs`)
-//! engine/plan.rs           Planner: buffer, and schedule from `algorithm`
-//! engine/executor.rs       ScheduleExecutor: fingerprints (`announcements.rs`), then the steps
-//! transport/shm/links.rs   HybridLinks: a ring in shared memory on one host, or
-//! transport/tcp/links.rs   TcpLinks: the socket (`rendezvous/connection/stream.rs`)
+//! api/communicator.rs        Communicator::all_reduce makes an Operation
+//! backend/tcp/mod.rs         Tcp::submit queues it, and returns a Work
+//! engine/queue.rs            OperationQueue: checks arguments (`validation.rs`), runs in order
+//! engine/runner.rs           OperationRunner: sequence number and fingerprint (`base/fingerprint.rs`)
+//! engine/plan.rs             Planner: buffer, and schedule from `algorithm`
+//! engine/executor.rs         ScheduleExecutor: fingerprints (`announcements.rs`), then the steps
+//! transport/hybrid_links.rs  HybridLinks: a ring in shared memory on one host, or
+//! transport/tcp/links.rs     TcpLinks: the socket (`connection/stream.rs`)
 //! ```
-// Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `transport/cuda_device.rs`,
-// `transport/cuda_library.rs`, `transport/nccl`, `transport/mpi`), mapped memory (`transport/shm/region.rs`) and pinned memory
+// Unsafe code is allowed in single files only: bindings to system libraries (`platform`, `api/cuda_device.rs`,
+// `backend/cuda_library.rs`, `backend/nccl`, `backend/mpi`), mapped memory (`transport/shm/region.rs`) and pinned memory
 // (`base/buffer/staging/pinned.rs`).
 #![deny(unsafe_code)]
 
 // The layers, see above.
+mod backend;
+
 mod api;
 
 mod engine;
+
+mod rendezvous;
 
 mod blame;
 
 mod transport;
 
-mod rendezvous;
+mod connection;
+
+mod config;
 
 mod base;
 
@@ -85,8 +96,10 @@ pub use api::agree::{all_agree, first_of};
 pub use api::autograd;
 pub use api::average::BucketAverage;
 pub use api::communicator::Communicator;
+pub use api::communicator::elastic::ElasticGroup;
+#[cfg(feature = "cuda")]
+pub use api::cuda_device::open_cuda_device;
 pub use api::difference::{LineDifference, line_difference, odd_one};
-pub use api::elastic::ElasticGroup;
 pub use api::mesh::Mesh;
 pub use api::norm::global_norm;
 pub use api::objects::{all_gather_object, broadcast_object, gather_object};
@@ -95,24 +108,22 @@ pub use api::tensors::broadcast_tensors;
 pub use api::together::complete_together;
 pub use api::upload::upload_pinned;
 pub use api::work::Work;
+pub use backend::local::{Local, LocalConfig};
+#[cfg(feature = "mpi")]
+pub use backend::mpi::Mpi;
+#[cfg(feature = "nccl")]
+pub use backend::nccl::Nccl;
+pub use backend::tcp::Tcp;
 pub use base::digest::Digest;
 pub use base::error::{Error, Result, carried, carried_as, carry};
 pub use base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 pub use base::operation::{Message, Operation, ReduceOp};
 pub use base::stats::Stats;
+pub use config::elastic::Elastic;
+pub use config::init_method::InitMethod;
+pub use config::scheduler::LaunchedRank;
+pub use config::secret::Secret;
+pub use config::tcp_config::TcpConfig;
+pub use config::tls::Tls;
+pub use config::transport::Transport;
 pub use platform::{available_memory_bytes, host_name, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
-pub use rendezvous::config::TcpConfig;
-pub use rendezvous::connection::tls::Tls;
-pub use rendezvous::elastic::Elastic;
-pub use rendezvous::init_method::InitMethod;
-pub use rendezvous::scheduler::LaunchedRank;
-pub use rendezvous::secret::Secret;
-pub use rendezvous::transport::Transport;
-#[cfg(feature = "cuda")]
-pub use transport::cuda_device::open_cuda_device;
-pub use transport::local::{Local, LocalConfig};
-#[cfg(feature = "mpi")]
-pub use transport::mpi::Mpi;
-#[cfg(feature = "nccl")]
-pub use transport::nccl::Nccl;
-pub use transport::tcp::Tcp;

@@ -1,5 +1,6 @@
 //! Communicator trait, implemented by every backend.
 
+pub(crate) mod elastic;
 pub(crate) mod group;
 
 use std::sync::Arc;

@@ -5,8 +5,9 @@ pub(crate) mod agree;
 pub mod autograd;
 pub(crate) mod average;
 pub(crate) mod communicator;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda_device;
 pub(crate) mod difference;
-pub(crate) mod elastic;
 pub(crate) mod mesh;
 pub(crate) mod norm;
 pub(crate) mod objects;

@@ -1,28 +1,64 @@
-//! Fuzz targets for data that arrives over a connection, for [`crate::fuzz`].
+//! Fuzz targets: messages of the rendezvous, and the contents of meeting files and stores.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::VecDeque;
+use std::fmt::Debug;
 
-use crate::Secret;
-use crate::blame::control;
-use crate::rendezvous::connection::handshake::{self, Credentials};
-use crate::rendezvous::meeting;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-/// Fuzzes all four messages of a handshake: with the proofs of a peer that does not hold the secret, and with valid
-/// proofs over contents that no rank sends.
-pub fn handshake(data: &[u8]) {
-    let secret = Secret::from_hex(&"7b".repeat(32)).unwrap();
-    let credentials = Credentials::new(Some(&secret), "fuzz");
-    let mut data: VecDeque<u8> = data.iter().copied().collect();
-    handshake::fuzz::shake(&credentials, &mut || data.pop_front().unwrap_or_default());
+use super::message::{Entry, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
+use super::{meeting_file, store};
+use crate::connection::obstacle::Obstacle;
+use crate::connection::wire::{HandshakeStream, message_len, parse};
+use crate::rendezvous::text::sanitize;
+use crate::transport::site::Site;
+
+/// The first byte selects the message type; the rest is parsed as one message, and as a stream of such messages.
+pub(crate) fn read(data: &[u8]) {
+    let Some((kind, rest)) = data.split_first() else { return };
+    match kind % 5 {
+        0 => all(rest, HELLO_LIMIT, hello),
+        1 => all(rest, LIMIT, |_: ToLeader| {}),
+        2 => all(rest, 16 * LIMIT, to_member),
+        3 => drop(parse::<store::PublishedAddress>(rest)),
+        _ => meeting_file::fuzz(rest),
+    }
 }
 
-/// Fuzzes the messages of the rendezvous.
-pub fn meeting(data: &[u8]) {
-    meeting::fuzz::read(data);
+fn all<T: Serialize + DeserializeOwned + Debug>(data: &[u8], limit: usize, look: impl Fn(T)) {
+    one(data, &look);
+    let mut data = data;
+    while let Some((announced, rest)) = data.split_first_chunk::<4>() {
+        let Ok(len) = message_len(*announced, limit) else { return };
+        assert!(len <= limit);
+        let Some((message, rest)) = rest.split_at_checked(len) else { return };
+        one(message, &look);
+        data = rest;
+    }
 }
 
-/// Fuzzes the messages on control connections, which must decode the same however the stream is split.
-pub fn control(data: &[u8]) {
-    control::fuzz::hear(data);
+fn one<T: Serialize + DeserializeOwned + Debug>(text: &[u8], look: &impl Fn(T)) {
+    let Ok(message) = parse::<T>(text) else { return };
+    let frame = HandshakeStream::frame(&message).unwrap();
+    let again: T = parse(&frame[4..]).unwrap();
+    assert_eq!(format!("{message:?}"), format!("{again:?}"));
+    look(message);
+}
+
+fn site(site: &Site) {
+    let own = Site::own(Some(Obstacle::Unwanted));
+    assert_eq!(site.obstacle_to(&own), own.obstacle_to(site));
+}
+
+fn hello(hello: Hello) {
+    assert!(!sanitize(&hello.host, MAX_HOST).contains(char::is_control));
+    site(&hello.site);
+}
+
+fn to_member(message: ToMember) {
+    if let ToMember::Table(table) = message {
+        let infos = table.ranks.iter().map(Entry::info);
+        infos.for_each(|info| assert!(info.host.chars().count() <= MAX_HOST));
+        table.ranks.iter().for_each(|entry| site(&entry.site));
+    }
 }

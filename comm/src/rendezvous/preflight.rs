@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::rendezvous::meeting::meeting_point::check_can_open;
+use crate::rendezvous::opening::check_can_open;
 use crate::{InitMethod, Result, TcpConfig};
 
 /// Checks, before any work, what the ranks will use that this process is about to start on this host: the environment

@@ -1,7 +1,8 @@
-//! Elements of tensors, as bytes: access in place ([`storage`]), copies of a device's elements on the host
-//! ([`staging`]), and arithmetic ([`element`]).
+//! Elements of tensors, as bytes: access ([`storage`]) in place ([`host`]) or in a copy of a device's elements on
+//! the host ([`staging`]), and arithmetic ([`element`]).
 
 pub(crate) mod element;
+mod host;
 /// Tested on any system, with CPU tensors.
 #[cfg(test)]
 #[allow(dead_code, reason = "used where the feature `metal` is on")]

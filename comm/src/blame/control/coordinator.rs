@@ -308,7 +308,7 @@ mod tests {
     use crate::TcpConfig;
     use crate::base::members::Members;
     use crate::blame::supervisor::Supervisor;
-    use crate::rendezvous::connection::stream::Stream;
+    use crate::connection::stream::Stream;
     use crate::transport::tcp::connections::DataConnections;
 
     const LONG: Duration = Duration::from_secs(60);

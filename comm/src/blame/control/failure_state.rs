@@ -18,7 +18,7 @@ use crate::base::members::Members;
 use crate::blame::control::failure_state::job::Job;
 use crate::blame::supervisor::Supervisor;
 use crate::blame::verdict::{Activity, OtherGroupCall, Question, Status, choose_cause};
-use crate::rendezvous::connection::connect_error::ConnectError;
+use crate::connection::connect_error::ConnectError;
 use crate::transport::tcp::connections::DataConnections;
 use crate::{Error, Result, TcpConfig};
 

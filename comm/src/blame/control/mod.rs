@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::blame::control::failure_state::FailureState;
-use crate::rendezvous::connection::stream::Stream;
+use crate::connection::stream::Stream;
 use crate::{Error, Result};
 
 /// Starts the thread that serves this rank's control connections.

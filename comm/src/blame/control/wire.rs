@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
 use crate::blame::verdict::{Activity, Question};
-use crate::rendezvous::connection::stream::Stream;
+use crate::connection::stream::Stream;
 
 /// The longest line that is accepted; real ones have less than 2 KiB.
 const MAX_LINE: usize = 64 * 1024;
@@ -155,8 +155,8 @@ mod tests {
     use super::*;
     use crate::Secret;
     use crate::base::cause::Cause;
-    use crate::rendezvous::connection::tls::Identity;
-    use crate::rendezvous::connection::tls::Session;
+    use crate::connection::tls::Identity;
+    use crate::connection::tls::Session;
 
     fn pair() -> [Arc<Stream>; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use crate::base::last_message::LastMessage;
-use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::wire::HandshakeStream;
-use crate::rendezvous::obstacle::Obstacle;
+use crate::connection::connect_error::{ConnectError, ConnectResult};
+use crate::connection::obstacle::Obstacle;
+use crate::connection::wire::HandshakeStream;
 
 use super::host::{ExchangeSocket, RingPair, SharedMemory};
 use super::{Name, Token};

@@ -15,9 +15,9 @@ use rustix::net::{
 };
 
 use super::{Name, Token};
+use crate::connection::obstacle::Obstacle;
 use crate::platform::local::{Listener, NOT_INHERITED, connect, is_of_this_user};
 use crate::platform::socket::NO_SIGNAL;
-use crate::rendezvous::obstacle::Obstacle;
 
 /// Limit of accepted connections that have not sent anything yet; further ones are closed.
 const MAX_PENDING: usize = 256;

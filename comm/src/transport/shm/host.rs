@@ -9,12 +9,12 @@ use super::handover::DescriptorExchange;
 use super::region::Region;
 use super::ring::{Reader, Writer};
 use super::{Name, Token};
-use crate::rendezvous::obstacle::Obstacle;
+use crate::connection::obstacle::Obstacle;
 
 /// One rank's means to share memory: its bell, which wakes it whichever rank it waits for.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedMemory {
-    pub(super) bell: Arc<Bell>,
+    pub(crate) bell: Arc<Bell>,
 }
 
 /// The socket on which this rank exchanges descriptors with another one; open during that exchange.
@@ -30,10 +30,10 @@ pub(super) struct StreamMemory(Region);
 /// The two streams between two ranks.
 #[derive(Debug)]
 pub(crate) struct RingPair {
-    pub(super) reader: Reader,
-    pub(super) writer: Writer,
+    pub(crate) reader: Reader,
+    pub(crate) writer: Writer,
     /// The TCP connection beside the memory has ended, or carries a last message.
-    pub(super) gone: bool,
+    pub(crate) gone: bool,
 }
 
 impl SharedMemory {

@@ -4,7 +4,7 @@
 //! Two ranks use it when they run on the same kernel (compared by boot id, not by name), one can pass the other a piece
 //! of memory through a unix socket, and the other finds the agreed token in it. All others use TCP, for example ranks in
 //! containers with separate networks. Which pairs share memory is normally known at the rendezvous
-//! ([`crate::rendezvous::site`]); the memory itself is set up together with the connection between the two ranks, when
+//! ([`crate::transport::site`]); the memory itself is set up together with the connection between the two ranks, when
 //! that is first needed ([`share`]). The connection stays open beside the memory: when it ends, the peer is gone.
 //!
 //! What differs between systems is in `platform`: creating memory that has no name in the file system, so that nothing is
@@ -13,15 +13,15 @@
 mod agreement;
 mod handover;
 mod host;
-mod links;
 mod region;
 mod ring;
 
 pub(crate) use agreement::share;
 pub(crate) use host::{RingPair, SharedMemory};
-pub(crate) use links::join;
 
 use crate::platform::bell;
+pub(super) use bell::Bell;
+pub(super) use ring::fence_before_recheck;
 
 /// The name of a rank's socket.
 type Name = [u8; 16];

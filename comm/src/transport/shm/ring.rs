@@ -29,7 +29,7 @@ const SPLIT_ALIGNMENT: usize = 16;
 
 /// The writing end.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(crate) struct Writer {
     region: Region,
     head: u64,
     /// The reader's position when last loaded.
@@ -39,7 +39,7 @@ pub(super) struct Writer {
 
 /// The reading end.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(crate) struct Reader {
     region: Region,
     tail: u64,
     /// The position that the writer sees: less than [`MAX_UNPUBLISHED`] bytes behind `tail`.
@@ -58,7 +58,7 @@ impl Writer {
     }
 
     /// Writes some of `head`, then of `body`. Returns the number of bytes, 0 where there is no room now.
-    pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
+    pub(crate) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
         let len = head.len() + body.len();
         if len > self.room()? && !self.has_room()? && len > self.room()? {
             return Ok(0);
@@ -79,7 +79,7 @@ impl Writer {
     }
 
     /// Loads the reader's position and returns whether there is room: at least `MIN_FREE` bytes.
-    pub(super) fn has_room(&mut self) -> Result<bool, Closed> {
+    pub(crate) fn has_room(&mut self) -> Result<bool, Closed> {
         self.tail = self.region.header().tail.0.load(Ordering::Acquire);
         Ok(self.room()? >= MIN_FREE)
     }
@@ -90,7 +90,7 @@ impl Writer {
     }
 
     /// Sets whether the reader rings this end's bell when there is room.
-    pub(super) fn expect_room(&self, expect: bool) {
+    pub(crate) fn expect_room(&self, expect: bool) {
         set_wait_flag(&self.region.header().writer_waits.0, expect);
     }
 }
@@ -102,14 +102,14 @@ impl Reader {
     }
 
     /// Returns bytes that have arrived and are not consumed yet, at most `MAX_WRITE` of them.
-    pub(super) fn peek(&mut self) -> Result<&[u8], Closed> {
+    pub(crate) fn peek(&mut self) -> Result<&[u8], Closed> {
         self.load_head()?;
         self.left = filled(self.head, self.tail)?.min(MAX_WRITE);
         Ok(self.region.bytes(self.tail, self.left))
     }
 
     /// Frees the first `len` bytes that [`Reader::peek`] has returned.
-    pub(super) fn consume(&mut self, len: usize) {
+    pub(crate) fn consume(&mut self, len: usize) {
         let len = len.min(self.left);
         self.left -= len;
         self.tail += len as u64;
@@ -125,7 +125,7 @@ impl Reader {
     }
 
     /// Copies out as many bytes as fit into `into`, and frees them.
-    pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, Closed> {
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<usize, Closed> {
         let bytes = self.peek()?;
         let len = bytes.len().min(into.len());
         into[..len].copy_from_slice(&bytes[..len]);
@@ -137,7 +137,7 @@ impl Reader {
     }
 
     /// Returns true if more bytes have arrived than the caller has already seen and left.
-    pub(super) fn has_new_bytes(&mut self) -> Result<bool, Closed> {
+    pub(crate) fn has_new_bytes(&mut self) -> Result<bool, Closed> {
         self.load_head()?;
         Ok(filled(self.head, self.tail)? > self.left)
     }
@@ -148,7 +148,7 @@ impl Reader {
     }
 
     /// Sets whether the writer rings this end's bell when bytes arrive.
-    pub(super) fn expect_bytes(&self, expect: bool) {
+    pub(crate) fn expect_bytes(&self, expect: bool) {
         set_wait_flag(&self.region.header().reader_waits.0, expect);
     }
 }
@@ -168,7 +168,7 @@ fn set_wait_flag(waits: &AtomicU32, expect: bool) {
 }
 
 /// The fence between setting the flag and checking once more.
-pub(super) fn fence_before_recheck() {
+pub(crate) fn fence_before_recheck() {
     fence(Ordering::SeqCst);
 }
 

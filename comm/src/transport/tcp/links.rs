@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::timespec::timespec;
-use crate::rendezvous::connection::stream::Stream;
+use crate::connection::stream::Stream;
 use crate::transport::links::{Closed, Links, OpenError, Wait};
 use crate::transport::shm::RingPair;
 

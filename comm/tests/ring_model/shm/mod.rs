@@ -1,4 +1,4 @@
-//! A writer and a reader that sleep, like those of `src/transport/shm/links.rs`, until the other end wakes them.
+//! A writer and a reader that sleep, like those of `src/transport/hybrid_links.rs`, until the other end wakes them.
 
 mod bell;
 mod region;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
-use crate::base::buffer::storage;
+use crate::base::buffer::host;
 use crate::{Error, Operation, Result};
 
 /// Returns whether tensors on this device can take part in operations.
@@ -57,12 +57,12 @@ impl<'a> Stage<'a> {
     }
 
     pub(crate) fn read<R>(&self, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        storage::read(self.host()?, range, look)
+        host::read(self.host()?, range, look)
     }
 
     pub(crate) fn write<R>(&mut self, range: Range<usize>, change: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         self.changed = true;
-        storage::write(self.host()?, range, change)
+        host::write(self.host()?, range, change)
     }
 
     fn host(&self) -> Result<&Tensor> {

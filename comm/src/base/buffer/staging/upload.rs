@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::{Stage, failed, stream_of};
-use crate::base::buffer::storage;
+use crate::base::buffer::host;
 use crate::base::fingerprint;
 
 /// Copies a CPU tensor to a device, through pinned memory if it is a CUDA device.
@@ -19,7 +19,7 @@ pub(crate) fn upload(tensor: &Tensor, device: &Device) -> candle_core::Result<Te
     // The zeros are written on the device's own stream, and the copy is made on another.
     let made = cuda.cuda_stream().record_event(None).map_err(failed)?;
     stream_of(cuda).and_then(|stream| stream.wait(&made)).map_err(failed)?;
-    storage::read(&tensor, 0..bytes, |from| stage.write(0..bytes, |to| to.copy_from_slice(from)))??;
+    host::read(&tensor, 0..bytes, |from| stage.write(0..bytes, |to| to.copy_from_slice(from)))??;
     stage.finish()?;
     Ok(output)
 }

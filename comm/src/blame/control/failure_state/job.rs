@@ -8,7 +8,7 @@ use crate::base::cause::Cause;
 use crate::base::lock::lock;
 use crate::blame::control::failure_state::FailureState;
 use crate::blame::verdict::OtherGroupCall;
-use crate::rendezvous::connection::connect_error::ConnectError;
+use crate::connection::connect_error::ConnectError;
 use crate::{Error, Result};
 
 /// The groups of one job in this process. Ranks are given by their numbers in the whole job here.

@@ -4,12 +4,10 @@ use std::time::Instant;
 
 use super::dial::ANSWER_RECEIVED;
 use super::{ConnectionState, DataConnections, Side};
-use crate::rendezvous::connection::acceptor::ConnectionHandler;
-use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{
-    Admission, ClientClaim, Credentials, HandshakeStatus, Purpose, Verdict,
-};
-use crate::rendezvous::connection::wire::HandshakeStream;
+use crate::connection::acceptor::ConnectionHandler;
+use crate::connection::connect_error::{ConnectError, ConnectResult};
+use crate::connection::handshake::{Admission, ClientClaim, Credentials, HandshakeStatus, Purpose, Verdict};
+use crate::connection::wire::HandshakeStream;
 
 impl ConnectionHandler for DataConnections {
     fn credentials(&self) -> &Credentials {

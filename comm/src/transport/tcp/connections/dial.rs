@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::{ConnectionState, DataConnections, Side, State};
 use crate::base::last_message::LastMessage;
-use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{HandshakeStatus, Verdict};
-use crate::rendezvous::connection::wire::HandshakeStream;
+use crate::connection::connect_error::{ConnectError, ConnectResult};
+use crate::connection::handshake::{HandshakeStatus, Verdict};
+use crate::connection::wire::HandshakeStream;
 use crate::transport::links::OpenError;
 
 /// Sent by the rank that dials to the one that was dialed, once it has read the answer.

@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 use crate::base::fingerprint;
 use crate::base::last_message::GOODBYE;
 use crate::base::lock::lock;
-use crate::rendezvous::connection::connect_error::{ConnectError, ConnectResult};
-use crate::rendezvous::connection::handshake::{ClientClaim, Credentials};
-use crate::rendezvous::connection::stream::Stream;
-use crate::rendezvous::connection::wire::HandshakeStream;
-use crate::rendezvous::meeting::peer::PeerInfo;
+use crate::connection::connect_error::{ConnectError, ConnectResult};
+use crate::connection::handshake::{ClientClaim, Credentials};
+use crate::connection::stream::Stream;
+use crate::connection::wire::HandshakeStream;
 use crate::transport::links::{OpenError, Wait};
+use crate::transport::peer::PeerInfo;
 use crate::transport::shm::{self, RingPair, SharedMemory};
 use crate::{Error, Result, Transport};
 
@@ -315,17 +315,14 @@ impl DataConnections {
         own: usize,
         connections: Vec<Option<(std::net::TcpStream, Option<RingPair>)>>,
     ) -> Arc<Self> {
-        use crate::rendezvous::{obstacle::Obstacle, site::Site};
+        use crate::connection::obstacle::Obstacle;
+        use crate::transport::site::Site;
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let site = Site::own(Some(Obstacle::Unwanted));
         let peer = PeerInfo { host: "here".into(), pid: 1, address, site, door: 0 };
         let (rank, world_size) = (own as u32, connections.len() as u32);
         let data_connections = Self::new(Setup {
-            own: ClientClaim {
-                rank,
-                world_size,
-                purpose: crate::rendezvous::connection::handshake::Purpose::Data,
-            },
+            own: ClientClaim { rank, world_size, purpose: crate::connection::handshake::Purpose::Data },
             credentials: Credentials::new(None, ""),
             peers: Arc::new(vec![peer; connections.len()]),
             host: None,

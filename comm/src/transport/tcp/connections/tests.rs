@@ -1,10 +1,10 @@
 //! Tests with two ranks in one process that connect to each other, or cannot.
 
 use crate::base::last_message::LastMessage;
-use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
-use crate::rendezvous::connection::handshake::{HandshakeStatus, Purpose, Verdict};
-use crate::rendezvous::obstacle::Obstacle;
-use crate::rendezvous::site::Site;
+use crate::connection::acceptor::{Acceptor, Limits};
+use crate::connection::handshake::{HandshakeStatus, Purpose, Verdict};
+use crate::connection::obstacle::Obstacle;
+use crate::transport::site::Site;
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 

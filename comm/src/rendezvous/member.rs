@@ -1,0 +1,329 @@
+//! Rendezvous on all ranks but rank 0.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::machine::BuildInfo;
+use super::meeting_point::MeetingPoint;
+use super::message::{
+    Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember, milliseconds, with_margin,
+};
+use super::{BackOff, GroupConnections, Meeting, MeetingParams};
+use crate::connection::connect_error::{ConnectError, ConnectResult};
+use crate::connection::handshake::{Credentials, HandshakeStatus, Purpose, Verdict};
+use crate::connection::wire::{HandshakeStream, wait_any};
+use crate::transport::peer::PeerInfo;
+use crate::{Error, Result};
+
+/// Number of rejections in a row by ranks of some job after which this rank gives up.
+const MAX_REJECTIONS: usize = 5;
+/// How long to wait for rank 0 to report why another rank is not there any more.
+const FAILURE_REPORT_WAIT: Duration = Duration::from_millis(300);
+/// How long rank 0 may take to answer after it has closed a connection.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Registers with rank 0, and meets the other ranks.
+pub(super) fn join(plan: &MeetingParams<'_>) -> Result<Meeting> {
+    let (wire, mut credentials) = find_leader(plan)?;
+    let mut leader = Leader { plan, wire };
+    let listening = plan.listen_for_data();
+    let hello = hello(plan, listening.as_ref().map_or(0, |(_, port)| *port));
+    leader.introduce(&hello, &mut credentials)?;
+    let (listener, _) = listening.map_err(|error| leader.give_up(error))?;
+    leader.conclude(listener, &credentials)
+}
+
+/// Builds the introduction of this rank; `port` is where it accepts data connections.
+pub(super) fn hello(plan: &MeetingParams<'_>, port: u16) -> Hello {
+    // Rank 0 knows which ranks are missing: it must report them before this rank's own time is over.
+    let time_limit = with_margin(plan.deadline.saturating_duration_since(Instant::now()));
+    Hello {
+        ip: plan.published_ip(),
+        port,
+        host: plan.own.host.clone(),
+        pid: plan.own.pid,
+        site: plan.site(),
+        timeout_ms: milliseconds(time_limit),
+        door: plan.door,
+        machine: BuildInfo::own(),
+    }
+}
+
+/// Tries to connect to rank 0 until it is there.
+fn find_leader(plan: &MeetingParams<'_>) -> Result<(HandshakeStream, Credentials)> {
+    let mut back_off = BackOff::new();
+    let mut settled = 0;
+    let mut last: Option<ConnectError> = None;
+    let slow_warning =
+        plan.config.slow_warning.clamp(Duration::from_millis(100), Duration::from_secs(1 << 25));
+    let mut warn_at = plan.started + slow_warning;
+    loop {
+        let fault = match try_leader(plan, plan.limits.handshake)? {
+            Ok(found) => return Ok(found),
+            Err(fault) => fault,
+        };
+        plan.check_parent()?;
+        let leader = plan.number(0);
+        if fault.is_out_of_files() {
+            return Err(Error::system(format!("looking for rank {leader} at {}", plan.place), fault));
+        }
+        settled = if fault.is_permanent() { settled + 1 } else { 0 };
+        let now = Instant::now();
+        let fault = prefer_earlier_fault(fault, last, plan.deadline);
+        let sure = settled >= MAX_REJECTIONS && matches!(plan.place, MeetingPoint::Address { .. });
+        if sure || now >= plan.deadline {
+            return Err(plan.failed(format!("rank {leader} was not found there: {fault}")));
+        }
+        if now >= warn_at {
+            tracing::warn!(place = %plan.place, "still looking for rank {leader}: {fault}");
+            warn_at = now + slow_warning;
+        }
+        last = Some(fault);
+        back_off.pause(plan.deadline);
+    }
+}
+
+/// Returns the fault of the attempt before where the deadline has cut this one short: it says more.
+fn prefer_earlier_fault(fault: ConnectError, last: Option<ConnectError>, deadline: Instant) -> ConnectError {
+    match (fault, last) {
+        (ConnectError::TimedOut, Some(last)) if Instant::now() >= deadline => last,
+        (fault, _) => fault,
+    }
+}
+
+/// Tries each address of rank 0 once, for at most `longest`. The outer error is final.
+fn try_leader(
+    plan: &MeetingParams<'_>,
+    longest: Duration,
+) -> Result<ConnectResult<(HandshakeStream, Credentials)>> {
+    let (addresses, credentials) = match plan.find_meeting_point() {
+        Ok(found) => found,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let mut worst = ConnectError::Closed;
+    for address in addresses {
+        plan.check_secret(address.ip())?;
+        let until = plan.deadline.min(Instant::now() + longest);
+        let connected = HandshakeStream::dial(address, plan.parent_ended(), until).and_then(|mut wire| {
+            let verdict = wire.authenticate(&credentials, plan.caller(Purpose::Control), until)?;
+            Ok((wire, verdict))
+        });
+        match connected {
+            Ok((wire, verdict)) if verdict.rank == 0 => {
+                check_verdict(plan, verdict)?;
+                return Ok(Ok((wire, credentials)));
+            }
+            Ok((_, verdict)) => worst = ConnectError::OtherRank(verdict.rank),
+            Err(_) if worst.is_permanent() => {}
+            Err(fault) => worst = fault,
+        }
+    }
+    Ok(Err(worst))
+}
+
+fn check_verdict(plan: &MeetingParams<'_>, verdict: Verdict) -> Result<()> {
+    let own = plan.config.world_size;
+    let reason = match verdict.status {
+        HandshakeStatus::Admitted => return Ok(()),
+        HandshakeStatus::OtherWorldSize => format!(
+            "it was started with world size {own}, the group there has {}; give every rank the same WORLD_SIZE",
+            verdict.world_size
+        ),
+        HandshakeStatus::NotAwaited | HandshakeStatus::Crossed | HandshakeStatus::Gone => {
+            "no such rank is expected there".into()
+        }
+    };
+    Err(refused(plan, reason))
+}
+
+fn refused(plan: &MeetingParams<'_>, reason: String) -> Error {
+    Error::Refused { rank: plan.number(plan.config.rank), address: plan.place.to_string(), reason }
+}
+
+/// A member's connection to rank 0.
+pub(super) struct Leader<'a> {
+    pub(super) plan: &'a MeetingParams<'a>,
+    pub(super) wire: HandshakeStream,
+}
+
+impl Leader<'_> {
+    /// Introduces this rank, and waits for the answer of rank 0. Where rank 0 closes the connection but can be reached,
+    /// this rank introduces itself again; where it cannot be reached, it has died.
+    fn introduce(&mut self, hello: &Hello, credentials: &mut Credentials) -> Result<()> {
+        let (plan, mut back_off) = (self.plan, BackOff::new());
+        loop {
+            match self.wire.send(hello, plan.deadline) {
+                // A report of failure follows.
+                Ok(()) if hello.port == 0 => return Ok(()),
+                Ok(()) => {
+                    let watched = plan.watch([self.wire.fd()].into_iter());
+                    let came = wait_any(&watched, plan.deadline).is_ok_and(|ready| ready[0]);
+                    if !came || self.wire.is_open() {
+                        return Ok(());
+                    }
+                }
+                Err(ConnectError::Closed) => {}
+                Err(fault) => return Err(self.connection_error(fault)),
+            }
+            let Ok(found) = try_leader(plan, RECONNECT_TIMEOUT.min(plan.limits.handshake))? else {
+                // The failure of the parent group may be why.
+                plan.check_parent()?;
+                return Err(self.connection_error(ConnectError::Closed));
+            };
+            (self.wire, *credentials) = found;
+            back_off.pause(plan.deadline);
+        }
+    }
+
+    /// Receives the table once all others are registered, and connects.
+    pub(super) fn conclude(mut self, listener: TcpListener, credentials: &Credentials) -> Result<Meeting> {
+        let plan = self.plan;
+        let table = self.hear_table()?;
+        // This rank must report which rank it cannot reach before rank 0 has waited long enough.
+        let time_limit = with_margin(Duration::from_millis(table.timeout_ms));
+        let until =
+            Instant::now().checked_add(time_limit).map_or(plan.deadline, |until| until.min(plan.deadline));
+        let peers = self.peers(&table)?;
+        let own_ip = peers[plan.config.rank].address.ip();
+        let opened = plan.open_data_connections(listener, (credentials, table.session), peers);
+        let lines = opened.map_err(|error| self.give_up(error))?;
+        self.connect_to_previous(plan.config.rank - 1, &lines, until)?;
+        self.wait_for_all()?;
+
+        let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
+        control[0] = Some(self.wire.into_stream());
+        let own_ips = vec![own_ip; plan.config.world_size];
+        Ok(Meeting { lines, control, own_ips, job: Arc::default() })
+    }
+
+    fn hear_table(&mut self) -> Result<Table> {
+        let limit = HELLO_LIMIT * (self.plan.config.world_size + 1);
+        match self.receive(limit.max(LIMIT))? {
+            ToMember::Table(table) if table.ranks.len() == self.plan.config.world_size => Ok(table),
+            _ => Err(self
+                .connection_error(ConnectError::Malformed("something else than the table of ranks".into()))),
+        }
+    }
+
+    /// Returns all ranks, each with an address at which this one can reach it.
+    fn peers(&mut self, table: &Table) -> Result<Vec<PeerInfo>> {
+        let mut peers: Vec<PeerInfo> = table.ranks.iter().map(Entry::info).collect();
+        for peer in &mut peers {
+            if peer.address.ip().is_unspecified() {
+                let leader = self.wire.peer().map_err(|fault| self.connection_error(fault))?;
+                peer.address.set_ip(leader.ip());
+            }
+            self.plan.check_secret(peer.address.ip())?;
+        }
+        Ok(peers)
+    }
+
+    /// Connects to the rank before this one, and meanwhile watches for messages of rank 0. So each rank but the last is
+    /// reached once: an address that nobody can reach shows during rendezvous, not in the middle of the work.
+    fn connect_to_previous(
+        &mut self,
+        rank: usize,
+        lines: &GroupConnections,
+        deadline: Instant,
+    ) -> Result<()> {
+        let plan = self.plan;
+        let mut back_off = BackOff::new();
+        let mut last = None;
+        loop {
+            let Err(fault) = lines.data_connections.dial(rank, deadline) else { return Ok(()) };
+            let fault = prefer_earlier_fault(fault, last, deadline);
+            plan.check_parent().map_err(|error| self.give_up(error))?;
+            // It was listening before it was in the table, so a refused connection means that it has ended.
+            let gone =
+                matches!(&fault, ConnectError::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
+            let explained = Instant::now() + if gone { FAILURE_REPORT_WAIT } else { Duration::ZERO };
+            if wait_any(&plan.watch([self.wire.fd()].into_iter()), explained).is_ok_and(|ready| ready[0]) {
+                self.receive(LIMIT)?;
+                return Err(
+                    self.connection_error(ConnectError::Malformed("something before its time".into()))
+                );
+            }
+            plan.check_parent().map_err(|error| self.give_up(error))?;
+            if rank == 0 && Instant::now() >= deadline && matches!(fault, ConnectError::TimedOut) {
+                return Err(self.connection_error(fault));
+            }
+            let settled = gone || fault.is_out_of_files() || matches!(fault, ConnectError::NoMemory(_));
+            if settled || Instant::now() >= deadline {
+                let (own, PeerInfo { host, address, .. }) =
+                    (plan.config.rank, lines.data_connections.peer(rank));
+                let [own, rank] = [own, rank].map(|rank| plan.number(rank));
+                let error = plan.failed(format!(
+                    "rank {own} (host {}) cannot reach rank {rank} (host {host}) at {address}: {fault}",
+                    plan.own.host
+                ));
+                return Err(self.give_up(error));
+            }
+            last = Some(fault);
+            back_off.pause(deadline);
+        }
+    }
+
+    /// Reports to rank 0 that this rank is connected, and waits until all are.
+    fn wait_for_all(&mut self) -> Result<()> {
+        self.plan.agree();
+        self.wire
+            .send(&ToLeader::Connected, self.plan.deadline)
+            .map_err(|fault| self.connection_error(fault))?;
+        match self.receive(LIMIT)? {
+            ToMember::Complete => Ok(()),
+            _ => Err(self.connection_error(ConnectError::Malformed(
+                "something else than that all are connected".into(),
+            ))),
+        }
+    }
+
+    /// Receives a message of rank 0; one that ends the meeting is returned as an error.
+    fn receive(&mut self, limit: usize) -> Result<ToMember> {
+        match self.wire.receive(limit, self.plan.deadline) {
+            Ok(ToMember::Failed(failure)) => Err(self.plan.failed_elsewhere(failure)),
+            Ok(ToMember::Refused(reason)) => Err(refused(self.plan, reason)),
+            Ok(message) => Ok(message),
+            Err(fault) => Err(self.connection_error(fault)),
+        }
+    }
+
+    /// Returns the error for a failed connection to rank 0.
+    fn connection_error(&mut self, fault: ConnectError) -> Error {
+        let host =
+            self.wire.peer().map_or_else(|_| self.plan.place.to_string(), |peer| peer.ip().to_string());
+        let rank = self.plan.number(0);
+        match fault {
+            ConnectError::Closed => self.plan.died(0, host),
+            // If it were waiting for other ranks, it would have reported them before this rank's time is over.
+            ConnectError::TimedOut => {
+                let error = Error::Timeout {
+                    rank,
+                    host,
+                    operation: self.plan.operation(),
+                    waited: self.plan.started.elapsed(),
+                    detail: "it had come, and says nothing any more".into(),
+                };
+                self.give_up(error)
+            }
+            ConnectError::Stopped => {
+                let known = self.plan.check_parent().err();
+                let error = known.unwrap_or_else(|| self.plan.failed(fault.to_string()));
+                self.give_up(error)
+            }
+            fault => {
+                Error::Protocol { rank, host, operation: self.plan.operation(), detail: fault.to_string() }
+            }
+        }
+    }
+
+    /// Reports the error to rank 0, so that it can tell the others.
+    fn give_up(&mut self, error: Error) -> Error {
+        let until = Instant::now() + Duration::from_millis(200);
+        if self.wire.send(&ToLeader::Failed(Failure::of(&error)), until).is_ok() {
+            self.wire.close_gracefully();
+        }
+        error
+    }
+}

@@ -1,0 +1,133 @@
+//! Regrouping on all remaining ranks but the leader.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+
+use super::super::member::{Leader, hello};
+use super::super::{MeetingParams, OwnInfo};
+use super::message::{GroupOffer, JoinAttempt, LIMIT, Promise, RegroupRequest, Reply};
+use super::search::{Search, connect, excluded};
+use super::{Attempt, AttemptError, RegroupState, Regrouped};
+use crate::Error;
+use crate::connection::connect_error::ConnectError;
+use crate::connection::wire::{HandshakeStream, wait_any};
+
+impl RegroupState {
+    /// Goes to a leader's door, waits there for a seat, and joins the new group.
+    pub(super) fn follow(
+        &self,
+        search: &mut Search<'_>,
+        leader: usize,
+        door: SocketAddr,
+    ) -> Attempt<Regrouped> {
+        self.stop_leading();
+        let deadline = search.deadline;
+        let config = self.config_as(0, 1);
+        let plan = self.plan(&config, &[self.card()], OwnInfo::new(config.transport), deadline);
+        let (listener, port) = plan.listen_for_data()?;
+        let come = {
+            let state = self.state();
+            let (history, promised) = (state.history.clone(), state.promised);
+            let people = state.relevant_ranks(&history, |number| number == self.own);
+            RegroupRequest::Come(JoinAttempt {
+                card: self.card(),
+                history,
+                promised,
+                people,
+                hello: hello(&plan, port),
+            })
+        };
+        let until = plan.deadline;
+        let own = plan.own;
+        let mut wire = connect(door, Some(leader), (&self.credentials, self.own as u32), &come, until)
+            .map_err(|fault| {
+                AttemptError::Again(format!("rank {leader} cannot be reached at {door}: {fault}"))
+            })?;
+        let mut still_there = || {
+            search.look(leader, door, search.answer_deadline())?;
+            Ok(!search.is_given_up(leader))
+        };
+        match self.await_offer(&mut wire, &format!("rank {leader}"), deadline, &mut still_there)? {
+            Some(seat) => self.accept_offer(seat, wire, own, listener, deadline),
+            None => {
+                // It has found a rank that was unresponsive before.
+                search.silent.clear();
+                Err(AttemptError::Again(format!("rank {leader} does not lead")))
+            }
+        }
+    }
+
+    /// Waits for a seat in the new group; returns `None` where `leader` does not lead. The leader is probed now and then,
+    /// since the connection to a stopped process stays open.
+    pub(super) fn await_offer(
+        &self,
+        wire: &mut HandshakeStream,
+        leader: &str,
+        deadline: Instant,
+        still_there: &mut dyn FnMut() -> Attempt<bool>,
+    ) -> Attempt<Option<GroupOffer>> {
+        let mut pause = self.silence() / 4;
+        loop {
+            let until = deadline.min(Instant::now() + pause);
+            let said = wait_any(&[(wire.fd(), PollFlags::IN)], until)
+                .map_err(|reason| Error::system("waiting for a new group", reason))?;
+            if said[0] || Instant::now() >= deadline {
+                break;
+            }
+            if !still_there()? && !wire.is_readable() {
+                return Err(AttemptError::Again(format!("{leader} does not answer any more")));
+            }
+            pause = (pause * 2).min(self.silence());
+        }
+        // At the deadline the leader, which may have begun a little later, is about to report why there is no group.
+        match wire.receive(LIMIT, Instant::now() + self.silence()) {
+            Ok(Reply::Seat(seat)) if seat.rank > 0 && seat.rank < seat.people.len() => Ok(Some(seat)),
+            Ok(Reply::Excluded) => Err(AttemptError::Final(excluded(self.own))),
+            Ok(Reply::Refused(reason)) => {
+                let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
+                Err(AttemptError::Final(Error::Refused { rank: self.own, address, reason }))
+            }
+            Ok(Reply::Over(detail)) => {
+                let waited = self.config.bounded_timeout();
+                Err(AttemptError::Final(Error::Regroup { rank: self.own, waited, detail }))
+            }
+            Ok(_) => Ok(None),
+            Err(ConnectError::TimedOut) => {
+                Err(AttemptError::Again(format!("{leader} is there, and does not come to meet the others")))
+            }
+            Err(fault) => Err(AttemptError::Again(format!("{leader}: {fault}"))),
+        }
+    }
+
+    /// Promises to take part, and meets the others.
+    pub(super) fn accept_offer(
+        &self,
+        GroupOffer { rank, history, people, others }: GroupOffer,
+        mut wire: HandshakeStream,
+        own: OwnInfo,
+        listener: TcpListener,
+        deadline: Instant,
+    ) -> Attempt<Regrouped> {
+        let number = history.newest;
+        {
+            let mut state = self.state();
+            if number <= state.promised {
+                return Err(AttemptError::Again(format!("a group {number} is offered, which is over")));
+            }
+            state.promised = number;
+            state.add_addresses(&others);
+            state.add_addresses(&people);
+        }
+        let config = self.config_as(rank, people.len());
+        let agree = || self.agree(history.clone());
+        let plan = MeetingParams { agreed: Some(&agree), ..self.plan(&config, &people, own, deadline) };
+        wire.send(&Promise { number }, plan.deadline)
+            .map_err(|fault| AttemptError::Again(format!("the leader of a new group: {fault}")))?;
+        let meeting = Leader { plan: &plan, wire }.conclude(listener, &self.credentials)?;
+        self.set_group(history.clone().met(), &people)?;
+        let numbers = people.iter().map(|card| card.number).collect();
+        Ok(Regrouped { config, meeting, numbers })
+    }
+}

@@ -1,0 +1,192 @@
+//! Regrouping on the leader, the lowest remaining rank.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::super::leader::{Members, connect_group, into_meeting, report_failure};
+use super::super::roster::{entry, protocol};
+use super::super::text::name_ranks;
+use super::super::{MeetingParams, OwnInfo, meet_alone};
+use super::door::WaitingRank;
+use super::history::History;
+use super::message::{GroupOffer, LIMIT, Promise, RankAddress, Reply};
+use super::search::{Search, excluded};
+use super::{Attempt, AttemptError, RegroupState, Regrouped};
+use crate::connection::connect_error::ConnectError;
+
+/// How often the leader checks who has come and who is gone.
+const ROUND: Duration = Duration::from_millis(2);
+
+/// The members of a new group, without this rank.
+struct NewGroup {
+    /// In the order of their numbers in the job.
+    guests: Vec<WaitingRank>,
+    /// History of all ranks that agree to the new group.
+    history: History,
+}
+
+impl RegroupState {
+    /// Waits for the remaining ranks, and forms a group with them.
+    pub(super) fn lead(&self, search: &mut Search<'_>, room: usize) -> Attempt<Regrouped> {
+        self.gather(search)?;
+        let NewGroup { guests, history } = self.choose(search, room)?;
+        let (rank, world_size) = (0, guests.len() + 1);
+        let config = self.config_as(rank, world_size);
+        let people: Vec<RankAddress> =
+            std::iter::once(self.card()).chain(guests.iter().map(|guest| guest.card.clone())).collect();
+        let met = history.clone().met();
+        let decide = || self.agree(met.clone());
+        let plan = self.plan(&config, &people, OwnInfo::new(config.transport), search.deadline);
+        let plan = MeetingParams { agreed: Some(&decide), ..plan };
+        let listener = plan.listen_for_data()?;
+        let is_member = |number| people.iter().any(|card| card.number == number);
+        let others = self.state().relevant_ranks(&history, is_member);
+        let mut members: Members = Vec::new();
+        let mut outcome = Ok(());
+        for (rank, WaitingRank { hello, from, mut wire, .. }) in (1..).zip(guests) {
+            let (history, people, others) = (history.clone(), people.clone(), others.clone());
+            let seat = Reply::Seat(GroupOffer { rank, history, people, others });
+            let host = hello.host.clone();
+            match wire.send(&seat, plan.deadline) {
+                Ok(()) => {}
+                Err(ConnectError::Closed) => outcome = outcome.and(Err(plan.died(rank, host))),
+                Err(fault) => outcome = outcome.and(Err(plan.failed(fault.to_string()))),
+            }
+            members.push((rank, wire, entry(hello, from)));
+        }
+        let outcome = outcome.and_then(|()| receive_promises(&plan, &mut members, history.newest));
+        let met = match world_size {
+            1 => outcome.and_then(|()| meet_alone(&config, plan.members.clone())),
+            _ => outcome
+                .and_then(|()| connect_group(&plan, &mut members, listener, &self.credentials, plan.deadline))
+                .map(|lines| into_meeting(&plan, lines, std::mem::take(&mut members))),
+        };
+        let meeting = met.inspect_err(|error| report_failure(&plan, std::mem::take(&mut members), error))?;
+        self.set_group(history.met(), &people)?;
+        self.send_away_the_excluded();
+        let numbers = people.iter().map(|card| card.number).collect();
+        Ok(Regrouped { config, meeting, numbers })
+    }
+
+    /// Waits until all members that may be alive have come or are given up, and all missing ranks were probed; at most
+    /// until the last call.
+    fn gather(&self, search: &mut Search<'_>) -> Attempt<()> {
+        loop {
+            search.read_launcher_reports();
+            let (missing, members) = self.missing();
+            let is_awaited =
+                |(number, _): &(usize, _)| members.contains(number) && !search.is_given_up(*number);
+            let is_over = !missing.iter().any(is_awaited) && search.has_probed(&missing);
+            if is_over || Instant::now() >= search.last_call {
+                return Ok(());
+            }
+            search.probe_missing(&missing, &members)?;
+            let state = self.state();
+            let here = state.guests.len();
+            let came = |state: &mut super::State| state.guests.len() == here;
+            drop(self.came.wait_timeout_while(state, ROUND, came).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Returns the ranks that count for the next group, have not come, and are not known to have ended; and the members
+    /// of the newest group.
+    fn missing(&self) -> (Vec<(usize, SocketAddr)>, BTreeSet<usize>) {
+        let mut state = self.state();
+        state.guests.retain(|guest| guest.wire.is_open());
+        let history = state.newest();
+        let here: BTreeSet<usize> = state.guests.iter().map(|guest| guest.card.number).collect();
+        let is_here = |number| number == self.own || here.contains(&number);
+        let people =
+            state.relevant_ranks(&history, |number| is_here(number) || history.ended().contains(&number));
+        (people.into_iter().map(|card| (card.number, card.door)).collect(), history.members())
+    }
+
+    /// Chooses the members of the new group, if they may go on without the others.
+    fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<NewGroup> {
+        let mut state = self.state();
+        let history = state.newest();
+        let before = history.members();
+        if !before.contains(&self.own) {
+            return Err(AttemptError::Final(excluded(self.own)));
+        }
+        let is_member = |guest: &WaitingRank| {
+            let number = guest.card.number;
+            before.contains(&number) && !search.blamed.contains(&number)
+        };
+        let here: BTreeSet<usize> = state
+            .guests
+            .iter()
+            .filter(|guest| is_member(guest))
+            .map(|guest| guest.card.number)
+            .chain([self.own])
+            .collect();
+        if !history.may_form(&here) {
+            return Err(AttemptError::Again(not_enough_description(&history, &here)));
+        }
+        let (members, others) =
+            std::mem::take(&mut state.guests).into_iter().partition(|guest| is_member(guest));
+        (state.guests, _) = (others, ());
+        let mut guests: Vec<WaitingRank> = members;
+        let mut newcomers = std::mem::take(&mut state.newcomers);
+        newcomers.retain(|guest| guest.wire.is_open());
+        let known = |number: &usize| before.contains(number);
+        for guest in newcomers {
+            let number = guest.card.number;
+            let is_new = !known(&number) && guests.iter().all(|other| other.card.number != number);
+            match guests.len() + 1 < room && is_new {
+                true => guests.push(guest),
+                false => state.newcomers.push(guest),
+            }
+        }
+        guests.sort_by_key(|guest| guest.card.number);
+        let promised = guests.iter().map(|guest| guest.promised).fold(state.promised, u64::max);
+        let number = promised.max(history.newest) + 1;
+        state.promised = number;
+        let members = guests.iter().map(|guest| guest.card.number).chain([self.own]).collect();
+        Ok(NewGroup { guests, history: history.with_group(number, members) })
+    }
+
+    /// Tells the ranks that wait at this door why there will be no new group.
+    pub(super) fn report_failure(&self, why: &str) {
+        let guests = std::mem::take(&mut self.state().guests);
+        guests.into_iter().for_each(|guest| guest.send_away(&Reply::Over(why.into())));
+    }
+
+    fn send_away_the_excluded(&self) {
+        let mut state = self.state();
+        let known = state.history.members();
+        let (stay, go) = std::mem::take(&mut state.guests)
+            .into_iter()
+            .partition(|guest| known.contains(&guest.card.number));
+        state.guests = stay;
+        drop(state);
+        let go: Vec<WaitingRank> = go;
+        go.into_iter().for_each(|guest| guest.send_away(&Reply::Excluded));
+    }
+}
+
+/// Waits until all have promised to take part: nobody agrees to the group before that.
+fn receive_promises(plan: &MeetingParams<'_>, members: &mut Members, number: u64) -> crate::Result<()> {
+    members.iter_mut().try_for_each(|(rank, wire, entry)| match wire.receive(LIMIT, plan.deadline) {
+        Ok(Promise { number: promised }) if promised == number => Ok(()),
+        Ok(Promise { .. }) => Err(protocol(plan, *rank, entry, "a promise for another group")),
+        Err(ConnectError::Closed) => Err(plan.died(*rank, entry.host.as_str())),
+        Err(fault) => Err(plan.failed(format!("rank {}: {fault}", plan.number(*rank)))),
+    })
+}
+
+/// Describes why the ranks that are here may not go on.
+fn not_enough_description(history: &History, here: &BTreeSet<usize>) -> String {
+    let missing = history.all().into_iter().filter(|n| !here.contains(n) && !history.ended().contains(n));
+    match missing.collect::<Vec<_>>().as_slice() {
+        [] => "the ranks that were there before newcomers came have ended, and have left others behind that may still be \
+               there"
+            .into(),
+        missing => format!(
+            "{} may still be there and did not come, and those who did are not enough to go on without",
+            name_ranks(missing)
+        ),
+    }
+}
