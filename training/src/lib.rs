@@ -24,7 +24,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! First what a model is made of, then what trains it, then files:
+//! Read it in this order: what a model is made of, then what trains it, then files:
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`], [`cross_entropy`] and [`mse`] are fused and have gradients.
