@@ -4,7 +4,6 @@ use rand_mt::Mt;
 
 use crate::SamplerError;
 use crate::allocation::{reserved, zeros};
-use crate::permutation;
 
 /// For ranges of at least this size, PyTorch draws an integer from 64 random bits instead of 32.
 const WIDE_RANGE: u64 = 1 << 28;
@@ -143,15 +142,6 @@ impl Generator {
     /// Draws a non-negative 63-bit integer: `torch.empty((), dtype=torch.int64).random_()`.
     pub fn next_i63(&mut self) -> u64 {
         self.next_u64() & (i64::MAX as u64)
-    }
-
-    /// Returns the numbers from 0 to `len` (exclusive) in random order: `torch.randperm(len)`.
-    ///
-    /// # Errors
-    ///
-    /// If memory is exhausted.
-    pub fn randperm(&mut self, len: usize) -> Result<Vec<usize>, SamplerError> {
-        permutation::shuffled(self, len, |index| index)
     }
 }
 

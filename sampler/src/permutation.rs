@@ -6,6 +6,17 @@ use crate::{Generator, SamplerError};
 /// From this length on, PyTorch draws 64 bits for each element and uses the inside-out shuffle.
 pub(crate) const LONG: usize = (u32::MAX / 20) as usize;
 
+impl Generator {
+    /// Returns the numbers from 0 to `len` (exclusive) in random order: `torch.randperm(len)`.
+    ///
+    /// # Errors
+    ///
+    /// If memory is exhausted.
+    pub fn randperm(&mut self, len: usize) -> Result<Vec<usize>, SamplerError> {
+        shuffled(self, len, |index| index)
+    }
+}
+
 /// Returns the numbers from 0 to `len` (exclusive) in the order of `torch.randperm(len)`, each converted by `from`.
 ///
 /// # Source
