@@ -1,6 +1,7 @@
 //! The scaling report: every strategy measured over numbers of ranks, as an HTML page and a JSON file.
 
 mod case;
+mod kind;
 mod machine;
 mod measure;
 mod options;
@@ -19,7 +20,8 @@ use report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};
 use training::FileError;
 
-pub use case::{Case, Kind};
+pub use case::Case;
+pub use kind::Kind;
 pub use machine::Machine;
 pub use measure::Run;
 pub use options::{Options, Preset};
