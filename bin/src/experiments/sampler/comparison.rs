@@ -6,7 +6,7 @@ use sampler::{Coverage, Generator, RandomSampler, Sampler, SequentialSampler, Sh
 use super::{SamplerOptions, inspect_indices};
 
 /// Features per sample in the handbook's data set. Only labels are printed, but the features are drawn first.
-pub(super) const FEATURES: usize = 10;
+const FEATURES: usize = 10;
 
 /// The handbook's data set, and the generator after drawing it.
 pub(super) struct Data {
@@ -16,6 +16,8 @@ pub(super) struct Data {
 
 impl Data {
     pub(super) fn draw(options: &SamplerOptions) -> Result<Self> {
+        let bytes = options.compared as f64 * (FEATURES * size_of::<f32>()) as f64;
+        memory_check::check_data("--compared", options.compared, bytes, 1)?;
         let mut generator = Generator::new(options.seed);
         generator.randn(options.compared.saturating_mul(FEATURES))?;
         let labels = generator.randint(options.compared, 0, 2)?;

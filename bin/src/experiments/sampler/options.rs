@@ -66,10 +66,7 @@ impl SamplerOptions {
         check_world_size(self.world_size)?;
         // Per sample: its owner, and its index in a shuffled order.
         let each = size_of::<u32>() + if self.no_shuffle { 0 } else { INDEX_BYTES };
-        memory_check::check_data("--samples", self.samples, self.samples as f64 * each as f64, 1)?;
-        // The comparison generates its data set.
-        let each = super::comparison::FEATURES * size_of::<f32>();
-        memory_check::check_data("--compared", self.compared, self.compared as f64 * each as f64, 1)
+        memory_check::check_data("--samples", self.samples, self.samples as f64 * each as f64, 1)
     }
 
     /// Returns one rank's sampler for a data set of `dataset_len` samples.
