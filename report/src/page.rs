@@ -1,8 +1,11 @@
-//! Renders the HTML page of a report.
+//! The page of a training report: plots and tables in one self-contained file: `--report FILE.html`.
+
+use std::path::Path;
 
 use askama::Template;
 
 use crate::chart::{COLOURS, Chart};
+use crate::error::write_page;
 use crate::number::{seconds, significant};
 use crate::{Error, Report, Result, RunSeries, bars, curves, evaluations, timeline};
 
@@ -39,20 +42,43 @@ struct RunRow<'a> {
     last: String,
 }
 
-pub(super) fn render(report: &Report) -> Result<String> {
-    let speedup = report.speedup.as_ref().map(bars::speedup).transpose()?.flatten();
-    let timelines: Vec<Option<Chart>> =
-        report.timelines.iter().map(timeline::chart).collect::<Result<_>>()?;
-    let narrow = [bars::times(&report.ranks)?, bars::memory(&report.ranks)?, speedup];
-    let page = Page {
-        report,
-        colours: colours(),
-        runs: report.runs.iter().map(row).collect(),
-        evaluations: evaluations::rows(&report.runs),
-        wide: curves::losses(&report.runs)?,
-        narrow: timelines.into_iter().chain(narrow).flatten().collect(),
-    };
-    page.render().map_err(|error| Error::Page { reason: error.to_string() })
+impl Report {
+    /// Renders the page: HTML with style and plots included, and no links. All text is escaped.
+    ///
+    /// # Errors
+    /// None that is known; errors of the drawing libraries are passed on.
+    ///
+    /// ```
+    /// use report::{Report, RunSeries};
+    ///
+    /// let run = RunSeries { name: "ddp".into(), losses: vec![4., 2., 1., 0.5], seconds: 0.1, ..Default::default() };
+    /// let html = Report { title: "ddp-linear".into(), runs: vec![run], ..Default::default() }.render()?;
+    /// assert!(html.contains("<svg") && !html.contains("href"));
+    /// # Ok::<(), report::Error>(())
+    /// ```
+    pub fn render(&self) -> Result<String> {
+        let speedup = self.speedup.as_ref().map(bars::speedup).transpose()?.flatten();
+        let timelines: Vec<Option<Chart>> =
+            self.timelines.iter().map(timeline::chart).collect::<Result<_>>()?;
+        let narrow = [bars::times(&self.ranks)?, bars::memory(&self.ranks)?, speedup];
+        let page = Page {
+            report: self,
+            colours: colours(),
+            runs: self.runs.iter().map(row).collect(),
+            evaluations: evaluations::rows(&self.runs),
+            wide: curves::losses(&self.runs)?,
+            narrow: timelines.into_iter().chain(narrow).flatten().collect(),
+        };
+        page.render().map_err(|error| Error::Page { reason: error.to_string() })
+    }
+
+    /// Writes the page to a file.
+    ///
+    /// # Errors
+    /// [`Error::Write`](crate::Error::Write) with the path and the reason.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        write_page(path, &self.render()?)
+    }
 }
 
 fn hex(plotters::prelude::RGBColor(red, green, blue): plotters::prelude::RGBColor) -> String {

@@ -1,12 +1,10 @@
-//! Training report: plots and tables in one self-contained file: `--report FILE.html`.
+//! What a training report shows: its runs with their losses and evaluations, and the times of its ranks.
 
 use std::fmt::Display;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::write_page;
-use crate::{Result, Timeline, page};
+use crate::Timeline;
 
 /// The content of a report. Parts without data are left out.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -117,31 +115,4 @@ pub fn fact(name: &str, value: impl Display) -> (String, String) {
 pub fn counted(count: usize, thing: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{ending}")
-}
-
-impl Report {
-    /// Renders the page: HTML with style and plots included, and no links. All text is escaped.
-    ///
-    /// # Errors
-    /// None that is known; errors of the drawing libraries are passed on.
-    ///
-    /// ```
-    /// use report::{Report, RunSeries};
-    ///
-    /// let run = RunSeries { name: "ddp".into(), losses: vec![4., 2., 1., 0.5], seconds: 0.1, ..Default::default() };
-    /// let html = Report { title: "ddp-linear".into(), runs: vec![run], ..Default::default() }.render()?;
-    /// assert!(html.contains("<svg") && !html.contains("href"));
-    /// # Ok::<(), report::Error>(())
-    /// ```
-    pub fn render(&self) -> Result<String> {
-        page::render(self)
-    }
-
-    /// Writes the page to a file.
-    ///
-    /// # Errors
-    /// [`Error::Write`](crate::Error::Write) with the path and the reason.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        write_page(path, &self.render()?)
-    }
 }
