@@ -11,19 +11,9 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use training::TensorHeader;
 
-use crate::lora::files::ADAPTER_FILES;
-use crate::tokens::digest::Hash;
+use crate::digest::Hash;
+use crate::files::{INDEX, SINGLE};
 use crate::{Error, Result};
-
-pub(crate) const SINGLE: &str = "model.safetensors";
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
-
-/// Returns the file name of a folder's weights, of a model or of adapters; `None` if there are none. Of models only
-/// safetensors files are looked for.
-pub fn weights_in(folder: &Path) -> Option<&'static str> {
-    let [_, adapters, older] = ADAPTER_FILES;
-    [SINGLE, INDEX, adapters, older].into_iter().find(|name| folder.join(name).exists())
-}
 
 /// Elements in the read buffer, which is in memory in addition to the tensor that is read.
 const BUFFER_ELEMENTS: usize = 1 << 18;

@@ -34,7 +34,9 @@
 
 mod block;
 mod config;
+mod digest;
 mod error;
+mod files;
 mod folder;
 mod generate;
 mod lora;
@@ -43,6 +45,7 @@ mod names;
 mod parts;
 mod rotary;
 mod save;
+mod shapes;
 mod tokenizer;
 pub mod tokens;
 pub mod tutorials;
@@ -50,10 +53,10 @@ mod weights;
 
 pub use config::{DropoutConfig, Family, ModelConfig};
 pub use error::{Error, Result, TensorMismatches};
-pub use folder::weights_in;
+pub use files::{is_model_file, weights_in};
 pub use generate::{GenerateConfig, generate, generate_with};
 pub use lora::{Lora, LoraConfig};
 pub use model::{Cache, CausalLm};
-pub use save::{FolderConfig, FolderWriter, is_model_file, remove_tokenizer, save_folder};
+pub use save::{FolderConfig, FolderWriter, remove_tokenizer, save_folder};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::Weights;

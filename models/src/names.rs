@@ -30,6 +30,17 @@ impl Names {
     }
 }
 
+impl ModelConfig {
+    /// Returns the names of tied parameters, in pairs: only the first of a pair is saved. A pipeline has both, see
+    /// `PipelineConfig::tied`.
+    pub fn ties(&self) -> Vec<(String, String)> {
+        match self.tied {
+            true => vec![(of(self.family).embedding(), HEAD.into())],
+            false => Vec::new(),
+        }
+    }
+}
+
 /// Whether files store a weight as (inputs, outputs), as GPT-2's `Conv1D` does, where the model has (outputs, inputs).
 pub(crate) fn is_transposed(family: Family, name: &str) -> bool {
     const TURNED: [&str; 4] =
@@ -58,6 +69,9 @@ pub(crate) fn init(config: &ModelConfig, name: &str, dims: &[usize]) -> Init {
 
 /// Names of the two matrices of an adapter, appended to the layer's name.
 pub(crate) const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
+
+/// Prefix of parameter names in `peft`'s files.
+pub(crate) const PEFT_PREFIX: &str = "base_model.model.";
 
 /// Returns the initialization of a new adapter parameter, as in peft: the first matrix like PyTorch's linear layers,
 /// the second zeros, so that the adapter initially has no effect. `None` if the name is not an adapter's.

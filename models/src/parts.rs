@@ -7,8 +7,7 @@ use candle_nn::Init;
 use training::build::RangeReader;
 
 use crate::folder::Folder;
-use crate::lora::files;
-use crate::names;
+use crate::names::{self, PEFT_PREFIX};
 use crate::weights::{Inner, file_name};
 
 impl RangeReader for Inner {
@@ -45,7 +44,7 @@ impl Inner {
             let width = width.filter(|_| names::is_transposed(self.config.family, &name));
             return Some((folder, file_name(&self.config, folder, &name), width));
         }
-        let (adapters, in_file) = (self.adapters.as_ref()?, format!("{}{name}", files::PREFIX));
+        let (adapters, in_file) = (self.adapters.as_ref()?, format!("{PEFT_PREFIX}{name}"));
         let is_there = adapters.entry(&in_file).is_some_and(|entry| entry.dims == shape.dims());
         (is_there && names::adapter_init(&name, shape.dims()).is_some()).then_some((adapters, in_file, None))
     }

@@ -9,25 +9,9 @@ use candle_core::{DType, Tensor, Var};
 use serde_json::{Map, Value, json};
 use training::{TensorWriter, write_output};
 
-use crate::folder::{INDEX, SINGLE};
-use crate::lora::files::ADAPTER_FILES;
+use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::MORE_TEMPLATES;
 use crate::{Error, ModelConfig, Result, Weights, names};
-
-/// Tokenizer and generation files, copied from another folder if they exist there.
-const COPIED: &[&str] = &[
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-];
 
 /// How a folder is written.
 #[derive(Debug, Clone)]
@@ -241,7 +225,7 @@ impl FolderWriter {
         let Some(from) = self.how.tokenizer_of.as_ref().filter(|from| **from != self.folder) else {
             return Ok(());
         };
-        for name in COPIED {
+        for name in TOKENIZER_FILES {
             let (from, to) = (from.join(name), self.folder.join(name));
             if from.exists() {
                 let bytes = Error::read(&from)?;
@@ -274,24 +258,13 @@ impl FolderWriter {
     }
 }
 
-/// Returns whether this is the name of a file of a model: weights, adapters, configuration, tokenizer or generation
-/// settings.
-pub fn is_model_file(name: &str) -> bool {
-    name == "config.json" || COPIED.contains(&name) || is_weight_file(name)
-}
-
-fn is_weight_file(name: &str) -> bool {
-    let is_shard = name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
-    is_shard || name == SINGLE || name == INDEX || ADAPTER_FILES.contains(&name)
-}
-
 /// Removes the tokenizer and the generation settings of a model that is to be replaced: programs that load the new model
 /// would use those that it does not have itself.
 ///
 /// # Errors
 /// A file that cannot be removed.
 pub fn remove_tokenizer(folder: &Path) -> Result<()> {
-    COPIED.iter().try_for_each(|name| remove(&folder.join(name)))?;
+    TOKENIZER_FILES.iter().try_for_each(|name| remove(&folder.join(name)))?;
     remove_folder(&folder.join(MORE_TEMPLATES))
 }
 

@@ -3,19 +3,21 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use sampler::Generator;
-use training::build::{Builder, RangeReader};
+use training::build::RangeReader;
 use training::lock;
 
 use crate::error::TensorMismatches;
+use crate::files::ADAPTER_TENSORS;
 use crate::folder::Folder;
-use crate::lora::files;
-use crate::{CausalLm, Error, Lora, ModelConfig, Result, names};
+use crate::names::{self, PEFT_PREFIX};
+use crate::shapes::shapes;
+use crate::{Error, Lora, ModelConfig, Result};
 
 /// Initial values of a model's parameters.
 ///
@@ -89,11 +91,11 @@ impl Weights {
     /// # Errors
     /// A file that is missing or damaged; [`Error::Tensors`] lists all tensors that are missing, surplus or misshapen.
     pub fn with_adapters(&self, folder: &Path, lora: &Lora) -> Result<Self> {
-        let tensors = Folder::of_file(folder, files::TENSORS)?;
+        let tensors = Folder::of_file(folder, ADAPTER_TENSORS)?;
         let mut misfits =
-            lora.misfits(|name| Some(tensors.entry(&format!("{}{name}", files::PREFIX))?.dims.clone()));
+            lora.misfits(|name| Some(tensors.entry(&format!("{PEFT_PREFIX}{name}"))?.dims.clone()));
         let is_known =
-            |name: &str| lora.shapes().contains_key(name.strip_prefix(files::PREFIX).unwrap_or_default());
+            |name: &str| lora.shapes().contains_key(name.strip_prefix(PEFT_PREFIX).unwrap_or_default());
         misfits.surplus = tensors.names().filter(|name| !is_known(name)).cloned().collect();
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
@@ -208,7 +210,7 @@ impl Inner {
         let (Some(adapters), true) = (&self.adapters, adapter.is_some()) else {
             return self.draw(shape, name, adapter.unwrap_or(init), dtype);
         };
-        let read = adapters.read(&format!("{}{name}", files::PREFIX), dtype)?;
+        let read = adapters.read(&format!("{PEFT_PREFIX}{name}"), dtype)?;
         if read.shape() != shape {
             bail!("parameter {name} is asked for as {:?}, and is {:?}", shape.dims(), read.dims())
         }
@@ -243,23 +245,6 @@ pub(super) fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> St
         return name.to_string();
     }
     name.strip_prefix(&base).unwrap_or(name).to_string()
-}
-
-/// Returns names and shapes of a model's parameters.
-fn shapes(config: &ModelConfig) -> Result<BTreeMap<String, Vec<usize>>> {
-    shapes_of(config, |builder| builder)
-}
-
-/// Returns names and shapes of the parameters of a model built with a modified builder.
-pub(crate) fn shapes_of(
-    config: &ModelConfig,
-    change: impl FnOnce(Builder) -> Builder,
-) -> Result<BTreeMap<String, Vec<usize>>> {
-    let asked: Arc<Mutex<BTreeMap<String, Vec<usize>>>> = Arc::default();
-    let outline = VarBuilder::from_backend(Box::new(ShapeRecorder(asked.clone())), DType::F32, Device::Cpu);
-    CausalLm::new(config, &change(Builder::new(outline)))?;
-    let shapes = std::mem::take(&mut *lock(&asked));
-    Ok(shapes)
 }
 
 fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: &Folder) -> TensorMismatches {
@@ -363,30 +348,5 @@ impl SimpleBackend for Backend {
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.inner.shapes.contains_key(name) || self.known(name).is_some()
-    }
-}
-
-/// Backend that records the requested shapes, and returns broadcast tensors that use no memory.
-struct ShapeRecorder(Arc<Mutex<BTreeMap<String, Vec<usize>>>>);
-
-impl SimpleBackend for ShapeRecorder {
-    fn get(
-        &self,
-        shape: Shape,
-        name: &str,
-        _: Init,
-        dtype: DType,
-        device: &Device,
-    ) -> candle_core::Result<Tensor> {
-        lock(&self.0).insert(name.to_string(), shape.dims().to_vec());
-        Tensor::zeros((), dtype, device)?.broadcast_as(shape)
-    }
-
-    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
-        bail!("{name}: its shape must be asked for, as in VarBuilder::get")
-    }
-
-    fn contains_tensor(&self, _: &str) -> bool {
-        false
     }
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use training::{Gate, RotaryConfig};
 
-use crate::tokens::digest::Hash;
+use crate::digest::Hash;
 use crate::{Error, Result};
 
 pub(crate) use fields::Fields;
@@ -251,15 +251,6 @@ impl ModelConfig {
     /// Returns one line for each part of the configuration that is not applied.
     pub fn notes(&self) -> &[String] {
         &self.notes
-    }
-
-    /// Returns the names of tied parameters, in pairs: only the first of a pair is saved. A pipeline has both, see
-    /// `PipelineConfig::tied`.
-    pub fn ties(&self) -> Vec<(String, String)> {
-        match self.tied {
-            true => vec![(crate::names::of(self.family).embedding(), crate::names::HEAD.into())],
-            false => Vec::new(),
-        }
     }
 }
 

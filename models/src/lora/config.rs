@@ -4,9 +4,8 @@ use candle_core::DType;
 use serde_json::{Map, Value, json};
 
 use crate::config::Fields;
+use crate::files::ADAPTER_CONFIG;
 use crate::{Error, ModelConfig, Result};
-
-pub(crate) const FILE: &str = "adapter_config.json";
 
 /// Target name for all linear layers except the head.
 pub(super) const ALL: &str = "all-linear";
@@ -88,7 +87,7 @@ impl LoraConfig {
 
     /// Reads `adapter_config.json`.
     pub(super) fn read(json: &Map<String, Value>) -> Result<Self> {
-        let mut fields = Fields::new(FILE, "LoRA".into(), HARMLESS, json);
+        let mut fields = Fields::new(ADAPTER_CONFIG, "LoRA".into(), HARMLESS, json);
         fields.require_supported("peft_type", &json!("LORA"))?;
         fields.require_supported("bias", &json!("none"))?;
         // Initializations that leave the model's own weights unchanged.
@@ -118,7 +117,7 @@ impl LoraConfig {
             }
         };
         for note in fields.finish()? {
-            tracing::warn!("{FILE}: {note}");
+            tracing::warn!("{ADAPTER_CONFIG}: {note}");
         }
         let config = Self { rank, alpha, targets, by_root, dropout, dtype: None };
         config.validate()?;

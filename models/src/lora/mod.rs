@@ -1,7 +1,7 @@
 //! LoRA: low-rank adapters of a frozen model.
 
 mod config;
-pub(crate) mod files;
+mod folder;
 mod layers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -11,7 +11,7 @@ use candle_core::{DType, Tensor};
 use training::build::Builder;
 
 use crate::names::ADAPTER;
-use crate::weights::shapes_of;
+use crate::shapes::{shapes, shapes_of};
 use crate::{Error, ModelConfig, Result, names};
 
 pub use config::LoraConfig;
@@ -68,7 +68,7 @@ impl Lora {
             |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
         let unused = config.targets.iter().filter(|target| *target != config::ALL).find(is_unused);
         let Some(target) = unused else { return Ok(lora) };
-        let others = shapes_of(model, |builder| builder)?;
+        let others = shapes(model)?;
         let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
         if others.any(|name| config::ends_with_target(&format!("{target}.weight"), name)) {
             let help = "adapters of the embedding, the head and norms are not supported; name linear layers";

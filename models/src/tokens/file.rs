@@ -7,11 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::digest::Hash;
 use crate::{Error, Result};
-
-use super::bits;
-use super::digest::Hash;
-use super::rows::{IGNORE_INDEX, Row};
 
 /// Bytes read at a time when a whole file is read.
 pub(super) const CHUNK: usize = 1 << 20;
@@ -172,36 +169,6 @@ impl TokenFile {
             ))),
         };
         bytes.chunks_exact(width as usize).enumerate().map(token).collect()
-    }
-
-    /// Returns the number of rows of `len` inputs.
-    pub(super) fn rows(&self, len: usize) -> u64 {
-        match self.layout {
-            Layout::Stream { tokens, .. } => tokens.saturating_sub(1) / len as u64,
-            Layout::Table { rows, .. } => rows,
-        }
-    }
-
-    /// Reads a row of `len` inputs.
-    pub(super) fn row(&self, index: u64, len: usize) -> Result<Row> {
-        let len = len as u64;
-        let first = match self.layout {
-            Layout::Stream { .. } => index * len,
-            Layout::Table { length, .. } => index * length,
-        };
-        let mut tokens = self.read(first..first + len + 1)?;
-        let mut targets: Vec<i64> = tokens[1..].iter().map(|token| i64::from(*token)).collect();
-        if let Layout::Stream { counted: Some(counted), .. } = self.layout {
-            let (from, to) = (first + 1, first + 1 + len);
-            let bytes = self.bytes(counted + from / 8..counted + bits::bytes(to))?;
-            for (target, token) in targets.iter_mut().zip(from..) {
-                if !bits::get(&bytes, from, token) {
-                    *target = IGNORE_INDEX;
-                }
-            }
-        }
-        tokens.truncate(len as usize);
-        Ok(Row { tokens, targets })
     }
 
     pub(super) fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>> {

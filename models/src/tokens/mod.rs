@@ -25,7 +25,6 @@
 mod bits;
 mod chat;
 mod data;
-pub(crate) mod digest;
 mod encode;
 mod file;
 mod mixture;

@@ -9,11 +9,11 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use training::TensorHeader;
 
+use crate::digest::Hash;
 use crate::{Error, Result, folder};
 
 use super::TokenFile;
 use super::bits;
-use super::digest::Hash;
 use super::file::{CHUNK, FORMAT, Layout};
 
 const HELP: &str = "expected are a file of `girandole tokenize`, or a tensor `tokens` of I64 (rows, length)";

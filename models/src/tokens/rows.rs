@@ -4,10 +4,11 @@ use std::fmt;
 
 use sampler::{BoxError, Dataset};
 
+use crate::digest::Hash;
 use crate::{Error, Result};
 
-use super::TokenFile;
-use super::digest::Hash;
+use super::bits;
+use super::file::{Layout, TokenFile};
 use super::mixture::Mixture;
 
 /// Maximum number of rows in an epoch. Shuffling that many takes about 45 seconds before the first row.
@@ -125,6 +126,38 @@ impl Rows {
             hash.add(format!("{} {rows} {:016x}\n", file.fingerprint(), weight.to_bits()).as_bytes());
         }
         hash.hex()
+    }
+}
+
+impl TokenFile {
+    /// Returns the number of rows of `len` inputs.
+    fn rows(&self, len: usize) -> u64 {
+        match self.layout {
+            Layout::Stream { tokens, .. } => tokens.saturating_sub(1) / len as u64,
+            Layout::Table { rows, .. } => rows,
+        }
+    }
+
+    /// Reads a row of `len` inputs.
+    fn row(&self, index: u64, len: usize) -> Result<Row> {
+        let len = len as u64;
+        let first = match self.layout {
+            Layout::Stream { .. } => index * len,
+            Layout::Table { length, .. } => index * length,
+        };
+        let mut tokens = self.read(first..first + len + 1)?;
+        let mut targets: Vec<i64> = tokens[1..].iter().map(|token| i64::from(*token)).collect();
+        if let Layout::Stream { counted: Some(counted), .. } = self.layout {
+            let (from, to) = (first + 1, first + 1 + len);
+            let bytes = self.bytes(counted + from / 8..counted + bits::bytes(to))?;
+            for (target, token) in targets.iter_mut().zip(from..) {
+                if !bits::get(&bytes, from, token) {
+                    *target = IGNORE_INDEX;
+                }
+            }
+        }
+        tokens.truncate(len as usize);
+        Ok(Row { tokens, targets })
     }
 }
 

@@ -9,11 +9,11 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use training::AtomicFile;
 
+use crate::digest::Hash;
 use crate::{Error, Result};
 
 use super::TokenFile;
 use super::bits::{self, Bits};
-use super::digest::Hash;
 use super::file::FORMAT;
 use super::open;
 

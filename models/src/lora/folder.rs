@@ -1,4 +1,4 @@
-//! Saving and loading adapters in the format of `peft`.
+//! Folder of adapters in the format of `peft`: loading and saving.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,18 +8,11 @@ use candle_core::Tensor;
 use serde_json::{Map, Value};
 use training::{AtomicFile, write_output, write_tensors};
 
-use super::config::FILE;
 use super::{Lora, LoraConfig};
 use crate::error::TensorMismatches;
+use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS};
+use crate::names::PEFT_PREFIX;
 use crate::{Error, ModelConfig, Result};
-
-pub(crate) const TENSORS: &str = "adapter_model.safetensors";
-
-/// All files of adapters, also those that only `peft` writes.
-pub(crate) const ADAPTER_FILES: [&str; 3] = [FILE, TENSORS, "adapter_model.bin"];
-
-/// Prefix of parameter names in `peft`'s files.
-pub(crate) const PREFIX: &str = "base_model.model.";
 
 impl Lora {
     /// Returns the adapters of a folder with `adapter_config.json` and `adapter_model.safetensors`, for a model. Their
@@ -28,7 +21,7 @@ impl Lora {
     /// # Errors
     /// Files that cannot be read; fields that are not supported; targets that match no layer of the model.
     pub fn from_folder(folder: &Path, model: &ModelConfig) -> Result<Self> {
-        let path = folder.join(FILE);
+        let path = folder.join(ADAPTER_CONFIG);
         let bytes = Error::read(&path)?;
         let json: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: error.to_string() })?;
@@ -48,16 +41,17 @@ impl Lora {
             return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
         }
         fs::create_dir_all(folder).map_err(Error::io("make", folder))?;
-        let named =
-            tensors.into_iter().map(|(name, tensor)| Ok((format!("{PREFIX}{name}"), tensor.contiguous()?)));
+        let named = tensors
+            .into_iter()
+            .map(|(name, tensor)| Ok((format!("{PEFT_PREFIX}{name}"), tensor.contiguous()?)));
         let named: HashMap<String, Tensor> = named.collect::<candle_core::Result<_>>()?;
-        let path = folder.join(TENSORS);
+        let path = folder.join(ADAPTER_TENSORS);
         let written = AtomicFile::create(&path).and_then(|mut file| {
             write_tensors(&mut file, &named, Some("pt"))?;
             file.commit()
         });
         written.map_err(Error::io("write", &path))?;
-        let (path, text) = (folder.join(FILE), format!("{:#}\n", self.config.json(&self.model)));
+        let (path, text) = (folder.join(ADAPTER_CONFIG), format!("{:#}\n", self.config.json(&self.model)));
         write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 
