@@ -12,30 +12,30 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Transfer};
 
 /// An element: a leaf is one rank's own value at one index, a pair a reduction of a left and a right operand.
 #[derive(Debug, Clone)]
-pub(crate) enum Element {
+pub(crate) enum SymbolicElement {
     Own(usize, usize),
-    Reduced(Rc<(Element, Element)>),
+    Reduced(Rc<(SymbolicElement, SymbolicElement)>),
 }
 
-impl PartialEq for Element {
+impl PartialEq for SymbolicElement {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Element::Own(a, i), Element::Own(b, k)) => (a, i) == (b, k),
+            (SymbolicElement::Own(a, i), SymbolicElement::Own(b, k)) => (a, i) == (b, k),
             // Copies of one result share their operands: this makes a comparison of a thousand ranks fast.
-            (Element::Reduced(a), Element::Reduced(b)) => Rc::ptr_eq(a, b) || a == b,
+            (SymbolicElement::Reduced(a), SymbolicElement::Reduced(b)) => Rc::ptr_eq(a, b) || a == b,
             _ => false,
         }
     }
 }
 
-impl Element {
+impl SymbolicElement {
     /// Returns the ranks it is reduced from, in the order of the operands.
     pub(crate) fn order(&self) -> Vec<usize> {
         let (mut ranks, mut stack) = (Vec::new(), vec![self.clone()]);
         while let Some(element) = stack.pop() {
             match element {
-                Element::Own(rank, _) => ranks.push(rank),
-                Element::Reduced(operands) => stack.extend([operands.1.clone(), operands.0.clone()]),
+                SymbolicElement::Own(rank, _) => ranks.push(rank),
+                SymbolicElement::Reduced(operands) => stack.extend([operands.1.clone(), operands.0.clone()]),
             }
         }
         ranks
@@ -43,7 +43,7 @@ impl Element {
 
     /// Returns the rank and index at which it was in the beginning. `None` for a reduced element.
     pub(crate) fn origin(&self) -> Option<(usize, usize)> {
-        if let Element::Own(rank, index) = self { Some((*rank, *index)) } else { None }
+        if let SymbolicElement::Own(rank, index) = self { Some((*rank, *index)) } else { None }
     }
 
     pub(crate) fn sorted(&self) -> Vec<usize> {
@@ -70,16 +70,16 @@ pub(crate) fn all_gathers(parts: &Parts, make: impl Fn(usize) -> Schedule) -> Ve
 
 /// Returns the buffers of all ranks at the end. Panics if a receive has no sender, lengths differ, or a message is not
 /// received.
-pub(crate) fn run(all: &[Schedule], len: usize) -> Vec<Vec<Element>> {
+pub(crate) fn run(all: &[Schedule], len: usize) -> Vec<Vec<SymbolicElement>> {
     run_uneven(all, |_| len)
 }
 
 /// The same with buffers whose length depends on the rank.
-pub(crate) fn run_uneven(all: &[Schedule], len: impl Fn(usize) -> usize) -> Vec<Vec<Element>> {
+pub(crate) fn run_uneven(all: &[Schedule], len: impl Fn(usize) -> usize) -> Vec<Vec<SymbolicElement>> {
     let world_size = all.len();
-    let buffer = |rank| (0..len(rank)).map(|index| Element::Own(rank, index)).collect();
-    let mut buffers: Vec<Vec<Element>> = (0..world_size).map(buffer).collect();
-    let mut wires: Vec<VecDeque<Vec<Element>>> = vec![VecDeque::new(); world_size * world_size];
+    let buffer = |rank| (0..len(rank)).map(|index| SymbolicElement::Own(rank, index)).collect();
+    let mut buffers: Vec<Vec<SymbolicElement>> = (0..world_size).map(buffer).collect();
+    let mut wires: Vec<VecDeque<Vec<SymbolicElement>>> = vec![VecDeque::new(); world_size * world_size];
     // For each rank, the step it is in, and whether it has sent that step's messages.
     let mut at = vec![(0, false); world_size];
     loop {
@@ -132,7 +132,7 @@ pub(crate) fn run_uneven(all: &[Schedule], len: impl Fn(usize) -> usize) -> Vec<
     buffers
 }
 
-fn receive(buffer: &mut [Element], transfer: &Transfer, message: Vec<Element>) {
+fn receive(buffer: &mut [SymbolicElement], transfer: &Transfer, message: Vec<SymbolicElement>) {
     let (range, mine, combine) = match transfer {
         Transfer::Recv { range, combine, .. } => (range, range.start, combine),
         Transfer::Fold { range, mine, combine, .. } => (range, *mine, combine),
@@ -143,16 +143,16 @@ fn receive(buffer: &mut [Element], transfer: &Transfer, message: Vec<Element>) {
         let own = buffer[mine + offset].clone();
         buffer[range.start + offset] = match combine {
             Combine::Replace => theirs,
-            Combine::TheirsFirst => Element::Reduced(Rc::new((theirs, own))),
-            Combine::MineFirst => Element::Reduced(Rc::new((own, theirs))),
+            Combine::TheirsFirst => SymbolicElement::Reduced(Rc::new((theirs, own))),
+            Combine::MineFirst => SymbolicElement::Reduced(Rc::new((own, theirs))),
         };
     }
 }
 
-fn reduce(buffer: &mut [Element], places: &[usize], range: Range<usize>) {
+fn reduce(buffer: &mut [SymbolicElement], places: &[usize], range: Range<usize>) {
     for offset in 0..range.len() {
         let operands = places.iter().map(|place| buffer[place + offset].clone());
-        let sum = operands.reduce(|left, right| Element::Reduced(Rc::new((left, right))));
+        let sum = operands.reduce(|left, right| SymbolicElement::Reduced(Rc::new((left, right))));
         buffer[range.start + offset] = sum.expect("there is a place");
     }
 }

@@ -18,7 +18,7 @@ use rustix::net::{RecvFlags, recv};
 
 use super::connect_error::{ConnectError, ConnectResult};
 use super::handshake::{Admission, Credentials};
-use super::wire::{HandshakeStream, Step};
+use super::wire::{HandshakeStep, HandshakeStream};
 use crate::base::timespec::timespec;
 use crate::{Error, Result};
 
@@ -331,8 +331,12 @@ impl Serve {
     ) -> Option<HandshakingConnection> {
         let from = speaker.newcomer.from;
         match speaker.newcomer.wire.step(self.greet.credentials()) {
-            Ok(Step::Waits(flags)) => return Some(HandshakingConnection { waits: flags, ..speaker }),
-            Ok(Step::Proved(admission)) => self.serve_authenticated(scope, speaker.newcomer, admission),
+            Ok(HandshakeStep::Waits(flags)) => {
+                return Some(HandshakingConnection { waits: flags, ..speaker });
+            }
+            Ok(HandshakeStep::Proved(admission)) => {
+                self.serve_authenticated(scope, speaker.newcomer, admission)
+            }
             Err(fault) => self.reject(from, &fault),
         }
         None

@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+pub(crate) use self::proof::HandshakeStep;
 use self::proof::ServerHandshake;
-pub(crate) use self::proof::Step;
 use super::connect_error::{ConnectError, ConnectResult};
 use super::handshake::{Client, ClientClaim, Credentials, OPENING, Verdict, is_plain};
 use super::stream::Stream;

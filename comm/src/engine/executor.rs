@@ -40,7 +40,7 @@ const MAX_SLEEP_WITH_PUMP: Duration = Duration::from_millis(1);
 pub(crate) struct ScheduleExecutor<L> {
     links: L,
     supervisor: Arc<dyn Supervisor>,
-    call: Call,
+    call: RunningCall,
     sends: Vec<Sending>,
     receives: Vec<Receiving>,
     /// Buffer of received bytes to be reduced, for each receive of a step; of u64 so that every element type is
@@ -59,7 +59,7 @@ pub(crate) struct ScheduleExecutor<L> {
 }
 
 /// Data of the current call that does not change between steps.
-struct Call {
+struct RunningCall {
     fingerprint: Fingerprint,
     op: ReduceOp,
     dtype: DType,
@@ -98,7 +98,7 @@ impl<L: Links> ScheduleExecutor<L> {
     pub(crate) fn new(links: L, supervisor: Arc<dyn Supervisor>, world_size: usize) -> Self {
         let fingerprint = Fingerprint::new(fingerprint::Kind::Barrier, 0);
         let (op, dtype) = (ReduceOp::Sum, DType::U8);
-        let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
+        let call = RunningCall { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
         let (pump, bytes_sent, bytes_received) = (None, 0, 0);
         let timeouts = Timeouts::new(Arc::default());

@@ -31,12 +31,12 @@ pub(crate) struct Planner {
     topology: Topology,
     /// The newest schedules: a program usually repeats the same calls. Making the schedule of a small operation can take longer
     /// than running it.
-    recent: RefCell<VecDeque<(Call, Arc<Schedule>)>>,
+    recent: RefCell<VecDeque<(ScheduleKey, Arc<Schedule>)>>,
 }
 
 /// What the schedule of a call depends on, beside the rank and the topology.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Call {
+struct ScheduleKey {
     kind: Kind,
     /// Number of elements, and bytes of each.
     len: usize,
@@ -87,7 +87,7 @@ impl Planner {
                 self.all_to_all(output, input, output_counts, input_counts)
             }
             Operation::Barrier => {
-                let call = Call { kind: Kind::Barrier, len: 0, size: 1, root: 0 };
+                let call = ScheduleKey { kind: Kind::Barrier, len: 0, size: 1, root: 0 };
                 let schedule = self.recent(call, || algorithm::barrier(self.rank, &self.topology));
                 let memory = Memory::default().scratch(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
@@ -118,7 +118,7 @@ impl Planner {
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
-        let call = Call { kind: Kind::AllReduce, len, size: dtype.size_in_bytes(), root: 0 };
+        let call = ScheduleKey { kind: Kind::AllReduce, len, size: dtype.size_in_bytes(), root: 0 };
         let schedule =
             self.recent(call, || algorithm::all_reduce(self.rank, &self.topology, call.len, call.size));
         Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
@@ -148,7 +148,7 @@ impl Planner {
     }
 
     fn broadcast_schedule(&self, len: usize, size: usize, root: usize) -> Arc<Schedule> {
-        let call = Call { kind: Kind::Broadcast, len, size, root };
+        let call = ScheduleKey { kind: Kind::Broadcast, len, size, root };
         self.recent(call, || algorithm::broadcast(self.rank, self.world_size, len, size, root))
     }
 
@@ -160,7 +160,7 @@ impl Planner {
             Schedule::copying(0..own, own + first).then(gather)
         };
         let memory = Memory::of(input).output(output);
-        let call = Call { kind: Kind::AllGather, len: parts.len(), size: 0, root: 0 };
+        let call = ScheduleKey { kind: Kind::AllGather, len: parts.len(), size: 0, root: 0 };
         match counts {
             Some(_) => Plan::copying(memory, schedule(), input),
             None => Plan::copying(memory, self.recent(call, schedule), input),
@@ -200,7 +200,7 @@ impl Planner {
     }
 
     /// Returns the schedule of a call, which `make` makes if it is not known.
-    fn recent(&self, call: Call, make: impl FnOnce() -> Schedule) -> Arc<Schedule> {
+    fn recent(&self, call: ScheduleKey, make: impl FnOnce() -> Schedule) -> Arc<Schedule> {
         let mut recent = self.recent.borrow_mut();
         if let Some((_, schedule)) = recent.iter().find(|(known, _)| *known == call) {
             return schedule.clone();

@@ -29,11 +29,11 @@ pub(super) struct Roster {
     host: String,
     /// When the time for the meeting is over.
     deadline: Instant,
-    state: Mutex<State>,
+    state: Mutex<RosterState>,
     changed: Condvar,
 }
 
-struct State {
+struct RosterState {
     /// By rank; that of rank 0 stays empty.
     seats: Vec<Option<RegisteredRank>>,
     /// Number of connections that came without proof.
@@ -71,7 +71,7 @@ impl Roster {
     /// `host`: name of the host of rank 0. `deadline`: when the time for the meeting is over.
     pub(super) fn new(members: Members, host: String, credentials: Credentials, deadline: Instant) -> Self {
         let seats = members.world_ranks().iter().map(|_| None).collect();
-        let state = Mutex::new(State { seats, strangers: 0, refused: None, failure: None });
+        let state = Mutex::new(RosterState { seats, strangers: 0, refused: None, failure: None });
         Self { credentials, members, host, deadline, state, changed: Condvar::new() }
     }
 
@@ -80,7 +80,7 @@ impl Roster {
         self.members.world_ranks().len() as u32
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RosterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,7 +230,7 @@ impl Roster {
     }
 }
 
-impl State {
+impl RosterState {
     fn missing(&self) -> Vec<usize> {
         (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
     }

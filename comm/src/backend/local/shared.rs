@@ -107,7 +107,7 @@ impl LocalGroup {
     }
 
     pub(super) fn supervisor(self: &Arc<Self>, rank: usize, members: Members) -> Arc<dyn Supervisor> {
-        Arc::new(Member { rank, shared: self.clone(), members })
+        Arc::new(GroupMember { rank, shared: self.clone(), members })
     }
 
     /// Writes as many bytes as there is room for, and returns their number.
@@ -201,13 +201,13 @@ impl LocalGroup {
 
 /// One rank's view of the group, as its supervisor.
 #[derive(Debug)]
-struct Member {
+struct GroupMember {
     rank: usize,
     shared: Arc<LocalGroup>,
     members: Members,
 }
 
-impl Member {
+impl GroupMember {
     fn activity(&self, change: impl FnOnce(&mut Activity)) {
         if let Status::Active(activity) = &mut *lock(&self.shared.statuses[self.rank]) {
             change(activity);
@@ -215,7 +215,7 @@ impl Member {
     }
 }
 
-impl Supervisor for Member {
+impl Supervisor for GroupMember {
     fn begin(&self, call: Fingerprint) {
         self.activity(|activity| activity.begin(call));
     }

@@ -13,8 +13,8 @@ use crate::base::buffer::storage;
 use crate::transport::carrier::{Carrier, Pump};
 use crate::{Error, Message, Operation, ReduceOp, Result};
 
-use super::handle::Handle;
-use super::pending_call::{Buffer, Call, Parts, PendingCall};
+use super::handle::MpiHandle;
+use super::pending_call::{Buffer, MpiCall, PartBounds, PendingCall};
 
 /// Most buffers kept for reuse.
 const SPARE: usize = 4;
@@ -22,7 +22,7 @@ const SPARE: usize = 4;
 const MOST: usize = 1 << 30;
 
 pub(super) struct MpiCarrier {
-    comm: Arc<Handle>,
+    comm: Arc<MpiHandle>,
     rank: usize,
     world_size: usize,
     flights: Vec<(PendingCall, CallOutput)>,
@@ -97,7 +97,7 @@ impl Carrier for MpiCarrier {
 }
 
 impl MpiCarrier {
-    pub(super) fn new(comm: Arc<Handle>, rank: usize, world_size: usize) -> Self {
+    pub(super) fn new(comm: Arc<MpiHandle>, rank: usize, world_size: usize) -> Self {
         Self { comm, rank, world_size, flights: Vec::new(), spare: Vec::new(), bytes: (0, 0) }
     }
 
@@ -109,7 +109,7 @@ impl MpiCarrier {
             let count = elements(&tensors);
             let input = self.load(&tensors, dtype)?;
             let output = self.buffer(count * dtype.size_in_bytes());
-            let call = Call::AllReduce { op, count: count as c_int };
+            let call = MpiCall::AllReduce { op, count: count as c_int };
             self.start(dtype, call, input, output, CallOutput { tensors, dtype, divide })?;
         }
         Ok(())
@@ -122,7 +122,7 @@ impl MpiCarrier {
             let count = elements(&tensors);
             let input = self.load(&tensors, dtype)?;
             let output = self.buffer(count * dtype.size_in_bytes());
-            let call = Call::Reduce { op, count: count as c_int, root: root as c_int };
+            let call = MpiCall::Reduce { op, count: count as c_int, root: root as c_int };
             let tensors = if self.rank == root { tensors } else { Vec::new() };
             self.start(dtype, call, input, output, CallOutput { tensors, dtype, divide })?;
         }
@@ -138,7 +138,7 @@ impl MpiCarrier {
                 true => self.load(&tensors, dtype)?,
                 false => self.buffer(count * dtype.size_in_bytes()),
             };
-            let call = Call::Broadcast { count: count as c_int, root: root as c_int };
+            let call = MpiCall::Broadcast { count: count as c_int, root: root as c_int };
             let tensors = if own { Vec::new() } else { tensors };
             self.start(dtype, call, Buffer::new(), output, CallOutput { tensors, dtype, divide: None })?;
         }
@@ -148,7 +148,7 @@ impl MpiCarrier {
     fn send(&mut self, tensor: &Tensor, to: usize) -> Result<()> {
         let dtype = tensor.dtype();
         for tensors in shares(std::slice::from_ref(tensor)) {
-            let call = Call::Send { count: elements(&tensors) as c_int, to: to as c_int };
+            let call = MpiCall::Send { count: elements(&tensors) as c_int, to: to as c_int };
             let input = self.load(&tensors, dtype)?;
             let landing = CallOutput { tensors: Vec::new(), dtype, divide: None };
             self.start(dtype, call, input, Buffer::new(), landing)?;
@@ -160,7 +160,7 @@ impl MpiCarrier {
         let dtype = tensor.dtype();
         for tensors in shares(std::slice::from_ref(tensor)) {
             let count = elements(&tensors);
-            let call = Call::Receive { count: count as c_int, from: from as c_int };
+            let call = MpiCall::Receive { count: count as c_int, from: from as c_int };
             let output = self.buffer(count * dtype.size_in_bytes());
             self.start(dtype, call, Buffer::new(), output, CallOutput { tensors, dtype, divide: None })?;
         }
@@ -179,26 +179,26 @@ impl MpiCarrier {
         let (call, input, output) = match operation {
             Operation::AllGather { output, input, counts } => {
                 let counts = parts(counts, output.elem_count())?;
-                (Call::AllGather { count: count(input)?, counts }, Some(input), Some(output))
+                (MpiCall::AllGather { count: count(input)?, counts }, Some(input), Some(output))
             }
             Operation::ReduceScatter { output, input, op, counts } => {
                 let counts = parts(counts, input.elem_count())?;
-                (Call::ReduceScatter { op: *op, counts }, Some(input), Some(output))
+                (MpiCall::ReduceScatter { op: *op, counts }, Some(input), Some(output))
             }
             Operation::Gather { output, input, root, counts } => {
                 let counts = parts(counts, input.elem_count() * self.world_size)?;
-                let call = Call::Gather { count: count(input)?, counts, root: root_of(root) };
+                let call = MpiCall::Gather { count: count(input)?, counts, root: root_of(root) };
                 (call, Some(input), output.as_ref())
             }
             Operation::Scatter { output, input, root, counts } => {
                 let counts = parts(counts, output.elem_count() * self.world_size)?;
-                let call = Call::Scatter { count: count(output)?, counts, root: root_of(root) };
+                let call = MpiCall::Scatter { count: count(output)?, counts, root: root_of(root) };
                 (call, input.as_ref(), Some(output))
             }
             Operation::AllToAll { output, input, output_counts, input_counts } => {
                 let outgoing = parts(input_counts, input.elem_count())?;
                 let incoming = parts(output_counts, output.elem_count())?;
-                (Call::AllToAll { outgoing, incoming }, Some(input), Some(output))
+                (MpiCall::AllToAll { outgoing, incoming }, Some(input), Some(output))
             }
             // All other operations are handled in `begin`.
             _ => return Ok(()),
@@ -217,7 +217,7 @@ impl MpiCarrier {
     fn start(
         &mut self,
         dtype: DType,
-        call: Call,
+        call: MpiCall,
         input: Buffer,
         output: Buffer,
         landing: CallOutput,
@@ -323,7 +323,7 @@ fn shares(tensors: &[Tensor]) -> Vec<Share> {
     shares
 }
 
-fn parts(name: &str, counts: &[usize]) -> Result<Parts> {
+fn parts(name: &str, counts: &[usize]) -> Result<PartBounds> {
     let total: usize = counts.iter().sum();
     if c_int::try_from(total).is_err() {
         return Err(too_many(name));
@@ -334,7 +334,7 @@ fn parts(name: &str, counts: &[usize]) -> Result<Parts> {
         (next - count) as c_int
     };
     let starts = counts.iter().map(start).collect();
-    Ok(Parts { counts: counts.iter().map(|count| *count as c_int).collect(), starts })
+    Ok(PartBounds { counts: counts.iter().map(|count| *count as c_int).collect(), starts })
 }
 
 fn too_many(name: &str) -> Error {

@@ -17,14 +17,14 @@ const NO_TAG: c_int = 3;
 
 /// A separate communicator: its messages cannot match those of other users of MPI.
 #[derive(Debug)]
-pub(super) struct Handle(ffi::MPI_Comm);
+pub(super) struct MpiHandle(ffi::MPI_Comm);
 
 // SAFETY: MPI runs with MPI_THREAD_MULTIPLE, so any thread may use its handles.
-unsafe impl Send for Handle {}
+unsafe impl Send for MpiHandle {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for MpiHandle {}
 
-impl Handle {
+impl MpiHandle {
     /// Duplicates the communicator of all processes. Every process must call it.
     pub(super) fn world(deadline: Instant) -> Result<Self> {
         // SAFETY: MPI was started, and what the call writes to stays valid until it is done: this function waits for it,
@@ -127,7 +127,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for MpiHandle {
     fn drop(&mut self) {
         if may_clean_up() {
             // SAFETY: MPI runs, and nobody else has the communicator.

@@ -23,18 +23,18 @@ const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TA
 
 /// This process's rank among all that MPI has started.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct World {
+pub(super) struct MpiWorld {
     pub(super) rank: usize,
     pub(super) world_size: usize,
 }
 
 /// Starts MPI, unless it was started before. Returns the same result on every call.
-pub(super) fn start() -> Result<World> {
-    static WORLD: Mutex<Option<Result<World>>> = Mutex::new(None);
+pub(super) fn start() -> Result<MpiWorld> {
+    static WORLD: Mutex<Option<Result<MpiWorld>>> = Mutex::new(None);
     lock(&WORLD).get_or_insert_with(begin).clone()
 }
 
-fn begin() -> Result<World> {
+fn begin() -> Result<MpiWorld> {
     let (mut started, mut ended, mut level) = (0, 0, 0);
     // SAFETY: these may be called at any time.
     unsafe {
@@ -76,7 +76,7 @@ fn begin() -> Result<World> {
         check("MPI_Comm_rank", ffi::MPI_Comm_rank(world, &mut rank))?;
         check("MPI_Comm_size", ffi::MPI_Comm_size(world, &mut size))?;
     }
-    let world = World { rank: rank.max(0) as usize, world_size: size.max(1) as usize };
+    let world = MpiWorld { rank: rank.max(0) as usize, world_size: size.max(1) as usize };
     fits_the_launcher(world.world_size, &|name| std::env::var(name).ok())?;
     Ok(world)
 }

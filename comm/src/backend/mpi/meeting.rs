@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::platform::host_name;
 use crate::{Error, InitMethod, Result, Secret, TcpConfig};
 
-use super::handle::Handle;
+use super::handle::MpiHandle;
 
 /// Bytes of a rank's record: longer than any content.
 const RECORD: usize = 512;
@@ -15,7 +15,7 @@ const RECORD: usize = 512;
 /// Returns the configuration for the TCP rendezvous, and on rank 0 the listener for it. Every rank must call it.
 pub(super) fn arrange(
     config: TcpConfig,
-    comm: &Handle,
+    comm: &MpiHandle,
     deadline: Instant,
 ) -> Result<(TcpConfig, Option<TcpListener>)> {
     let (listener, invitation) = match config.rank {

@@ -17,7 +17,7 @@ use crate::rendezvous::{Options, meet_with};
 use crate::{Communicator, Operation, Result, Stats, Tcp, TcpConfig, Work};
 
 use carrier::MpiCarrier;
-use handle::Handle;
+use handle::MpiHandle;
 
 /// Number of tags used: no more than every MPI library has.
 const TAGS: u64 = 32_000;
@@ -46,7 +46,7 @@ const TAGS: u64 = 32_000;
 pub struct Mpi {
     tcp: Tcp,
     // Dropped after the group that uses it.
-    comm: Arc<Handle>,
+    comm: Arc<MpiHandle>,
 }
 
 impl Mpi {
@@ -78,9 +78,9 @@ impl Mpi {
     /// Those of [`Mpi::config`]; ranks on several hosts that listen on loopback; [`crate::Error::Rendezvous`] when not
     /// all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        let library::World { rank, world_size } = library::start()?;
+        let library::MpiWorld { rank, world_size } = library::start()?;
         let deadline = Instant::now() + config.bounded_timeout();
-        let comm = Arc::new(Handle::world(deadline)?);
+        let comm = Arc::new(MpiHandle::world(deadline)?);
         let given = TcpConfig { rank, world_size, ..config.clone() };
         let (config, listener) = meeting::arrange(given, &comm, deadline)?;
         let meeting = meet_with(&config, Options { listener, ..Options::default() })?;
@@ -91,7 +91,7 @@ impl Mpi {
         config: &TcpConfig,
         meeting: crate::rendezvous::Meeting,
         members: Members,
-        comm: Arc<Handle>,
+        comm: Arc<MpiHandle>,
     ) -> Result<Self> {
         let carrier = MpiCarrier::new(comm.clone(), config.rank, config.world_size);
         Ok(Self { tcp: Tcp::join(config, meeting, members, Some(Box::new(carrier)))?, comm })
@@ -104,7 +104,7 @@ impl Mpi {
         // apart that are created at the same time, barring a collision.
         let name = digest(config.job_id.bytes().map(usize::from));
         let deadline = Instant::now() + config.bounded_timeout();
-        let comm = Handle::of(members.world_ranks(), (name % TAGS) as i32, deadline)?;
+        let comm = MpiHandle::of(members.world_ranks(), (name % TAGS) as i32, deadline)?;
         Self::join(&config, meeting, members, Arc::new(comm))
     }
 }

@@ -10,7 +10,7 @@ use mpi::ffi;
 
 use crate::{ReduceOp, Result};
 
-use super::handle::Handle;
+use super::handle::MpiHandle;
 use super::library::{check, mark_given_up};
 use super::reduce;
 
@@ -19,7 +19,7 @@ const TAG: c_int = 1;
 
 /// An MPI call. Counts are numbers of elements, by rank where there are several.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Call {
+pub(super) enum MpiCall {
     AllReduce {
         op: ReduceOp,
         count: c_int,
@@ -36,25 +36,25 @@ pub(super) enum Call {
     },
     AllGather {
         count: c_int,
-        counts: Parts,
+        counts: PartBounds,
     },
     ReduceScatter {
         op: ReduceOp,
-        counts: Parts,
+        counts: PartBounds,
     },
     Gather {
         count: c_int,
-        counts: Parts,
+        counts: PartBounds,
         root: c_int,
     },
     Scatter {
         count: c_int,
-        counts: Parts,
+        counts: PartBounds,
         root: c_int,
     },
     AllToAll {
-        outgoing: Parts,
-        incoming: Parts,
+        outgoing: PartBounds,
+        incoming: PartBounds,
     },
     Send {
         count: c_int,
@@ -68,7 +68,7 @@ pub(super) enum Call {
 
 /// Division of a buffer into parts, by rank: the elements of each part, and where it begins.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Parts {
+pub(super) struct PartBounds {
     pub(super) counts: Vec<c_int>,
     pub(super) starts: Vec<c_int>,
 }
@@ -87,7 +87,7 @@ pub(super) struct PendingCall {
 struct CallBuffers {
     input: Buffer,
     output: Buffer,
-    call: Call,
+    call: MpiCall,
 }
 
 // SAFETY: MPI runs with MPI_THREAD_MULTIPLE, so any thread may use its handles.
@@ -96,9 +96,9 @@ unsafe impl Send for PendingCall {}
 impl PendingCall {
     /// Starts a call. The buffers must hold as many elements of `dtype` as the call reads and writes.
     pub(super) fn start(
-        comm: &Handle,
+        comm: &MpiHandle,
         dtype: DType,
-        call: Call,
+        call: MpiCall,
         input: Buffer,
         output: Buffer,
     ) -> Result<Self> {
@@ -110,7 +110,7 @@ impl PendingCall {
         Ok(flight)
     }
 
-    fn begin(&mut self, comm: &Handle, dtype: DType) -> Result<()> {
+    fn begin(&mut self, comm: &MpiHandle, dtype: DType) -> Result<()> {
         let CallBuffers { input, output, call } = &mut *self.cargo;
         let (input, output): (*const c_void, *mut c_void) =
             (input.as_ptr().cast(), output.as_mut_ptr().cast());
@@ -120,54 +120,54 @@ impl PendingCall {
         // counts are touched, moved or freed until `test` has found that the call is done.
         unsafe {
             match call {
-                Call::AllReduce { op, count } => check(
+                MpiCall::AllReduce { op, count } => check(
                     "MPI_Iallreduce",
                     ffi::MPI_Iallreduce(input, output, *count, kind, of(op)?, comm, request),
                 ),
-                Call::Reduce { op, count, root } => check(
+                MpiCall::Reduce { op, count, root } => check(
                     "MPI_Ireduce",
                     ffi::MPI_Ireduce(input, output, *count, kind, of(op)?, *root, comm, request),
                 ),
-                Call::Broadcast { count, root } => {
+                MpiCall::Broadcast { count, root } => {
                     check("MPI_Ibcast", ffi::MPI_Ibcast(output, *count, kind, *root, comm, request))
                 }
-                Call::AllGather { count, counts: Parts { counts, starts } } => {
+                MpiCall::AllGather { count, counts: PartBounds { counts, starts } } => {
                     let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
                     let code = ffi::MPI_Iallgatherv(
                         input, *count, kind, output, counts, starts, kind, comm, request,
                     );
                     check("MPI_Iallgatherv", code)
                 }
-                Call::ReduceScatter { op, counts } => {
+                MpiCall::ReduceScatter { op, counts } => {
                     let counts = counts.counts.as_ptr();
                     let code = ffi::MPI_Ireduce_scatter(input, output, counts, kind, of(op)?, comm, request);
                     check("MPI_Ireduce_scatter", code)
                 }
-                Call::Gather { count, counts: Parts { counts, starts }, root } => {
+                MpiCall::Gather { count, counts: PartBounds { counts, starts }, root } => {
                     let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
                     let code = ffi::MPI_Igatherv(
                         input, *count, kind, output, counts, starts, kind, *root, comm, request,
                     );
                     check("MPI_Igatherv", code)
                 }
-                Call::Scatter { count, counts: Parts { counts, starts }, root } => {
+                MpiCall::Scatter { count, counts: PartBounds { counts, starts }, root } => {
                     let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
                     let code = ffi::MPI_Iscatterv(
                         input, counts, starts, kind, output, *count, kind, *root, comm, request,
                     );
                     check("MPI_Iscatterv", code)
                 }
-                Call::AllToAll { outgoing, incoming } => {
+                MpiCall::AllToAll { outgoing, incoming } => {
                     let (from, at) = (outgoing.counts.as_ptr(), outgoing.starts.as_ptr());
                     let (to, place) = (incoming.counts.as_ptr(), incoming.starts.as_ptr());
                     let code =
                         ffi::MPI_Ialltoallv(input, from, at, kind, output, to, place, kind, comm, request);
                     check("MPI_Ialltoallv", code)
                 }
-                Call::Send { count, to } => {
+                MpiCall::Send { count, to } => {
                     check("MPI_Isend", ffi::MPI_Isend(input, *count, kind, *to, TAG, comm, request))
                 }
-                Call::Receive { count, from } => {
+                MpiCall::Receive { count, from } => {
                     check("MPI_Irecv", ffi::MPI_Irecv(output, *count, kind, *from, TAG, comm, request))
                 }
             }

@@ -15,7 +15,7 @@ pub(super) struct TensorOffset {
 
 /// An NCCL call. All calls of an operation form one NCCL group, in which none waits for another.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Call {
+pub(super) enum NcclCall {
     AllReduce {
         at: TensorOffset,
         count: usize,
@@ -59,7 +59,7 @@ pub(super) enum Call {
 }
 
 /// Returns the calls of one rank. NCCL supports equal parts only: unequal parts take one call for each part.
-pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<Call> {
+pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<NcclCall> {
     let mut calls = Vec::new();
     match operation {
         Operation::AllReduce { tensor, op } => all_reduce(&mut calls, std::slice::from_ref(tensor), *op),
@@ -71,7 +71,7 @@ pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<C
         Operation::Reduce { tensor, op, root } => {
             let at = place(0, 0);
             let into = (rank == *root).then_some(at);
-            calls.push(Call::Reduce { from: at, into, count: tensor.elem_count(), op: *op, root: *root });
+            calls.push(NcclCall::Reduce { from: at, into, count: tensor.elem_count(), op: *op, root: *root });
         }
         Operation::AllGather { input, counts, .. } => {
             all_gather(&mut calls, input.elem_count(), counts.as_deref(), rank);
@@ -81,10 +81,10 @@ pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<C
         }
         Operation::Gather { output, input, root, counts } => {
             let (own, first) = (input.elem_count(), usize::from(output.is_some()));
-            calls.push(Call::Send { from: place(first, 0), count: own, to: *root });
+            calls.push(NcclCall::Send { from: place(first, 0), count: own, to: *root });
             if output.is_some() {
                 for (from, part) in parts(counts.as_deref(), own, world_size) {
-                    calls.push(Call::Receive { into: place(0, part.start), count: part.len(), from });
+                    calls.push(NcclCall::Receive { into: place(0, part.start), count: part.len(), from });
                 }
             }
         }
@@ -92,25 +92,25 @@ pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<C
             let (own, first) = (output.elem_count(), usize::from(input.is_some()));
             if input.is_some() {
                 for (to, part) in parts(counts.as_deref(), own, world_size) {
-                    calls.push(Call::Send { from: place(0, part.start), count: part.len(), to });
+                    calls.push(NcclCall::Send { from: place(0, part.start), count: part.len(), to });
                 }
             }
-            calls.push(Call::Receive { into: place(first, 0), count: own, from: *root });
+            calls.push(NcclCall::Receive { into: place(first, 0), count: own, from: *root });
         }
         Operation::AllToAll { output, input, output_counts, input_counts } => {
             let share = |tensor: &Tensor| tensor.elem_count() / world_size;
             for (to, part) in parts(input_counts.as_deref(), share(input), world_size) {
-                calls.push(Call::Send { from: place(1, part.start), count: part.len(), to });
+                calls.push(NcclCall::Send { from: place(1, part.start), count: part.len(), to });
             }
             for (from, part) in parts(output_counts.as_deref(), share(output), world_size) {
-                calls.push(Call::Receive { into: place(0, part.start), count: part.len(), from });
+                calls.push(NcclCall::Receive { into: place(0, part.start), count: part.len(), from });
             }
         }
         _ => messages(&mut calls, operation),
     }
     calls.retain(|call| call.count() > 0);
     if world_size == 1 {
-        calls.iter_mut().for_each(Call::sum_instead_of_averaging);
+        calls.iter_mut().for_each(NcclCall::sum_instead_of_averaging);
     }
     calls
 }
@@ -119,24 +119,33 @@ pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<C
 /// which they are added. NCCL connects two ranks in the first group that needs it, and fails if that group sends and
 /// receives on one of them but not on the other: these calls, at the start of the first messages, make both alike. The
 /// bytes are those of tensor `at`: one to send, then one for each new rank.
-pub(super) fn greetings(calls: &[Call], rank: usize, met: &mut BTreeSet<usize>, at: usize) -> Vec<Call> {
+pub(super) fn greetings(
+    calls: &[NcclCall],
+    rank: usize,
+    met: &mut BTreeSet<usize>,
+    at: usize,
+) -> Vec<NcclCall> {
     let mut greetings = Vec::new();
     for call in calls {
-        let (Call::Send { to: other, .. } | Call::Receive { from: other, .. }) = *call else { continue };
+        let (NcclCall::Send { to: other, .. } | NcclCall::Receive { from: other, .. }) = *call else {
+            continue;
+        };
         if other != rank && met.insert(other) {
             let own = 1 + greetings.len() / 2;
-            greetings.push(Call::Send { from: place(at, 0), count: 1, to: other });
-            greetings.push(Call::Receive { into: place(at, own), count: 1, from: other });
+            greetings.push(NcclCall::Send { from: place(at, 0), count: 1, to: other });
+            greetings.push(NcclCall::Receive { into: place(at, own), count: 1, from: other });
         }
     }
     greetings
 }
 
-impl Call {
+impl NcclCall {
     /// The same where there is one rank. There, NCCL (2.28.3) averages into another tensor without the last elements, if
     /// its blocks do not divide their number.
     fn sum_instead_of_averaging(&mut self) {
-        if let Call::AllReduce { op, .. } | Call::Reduce { op, .. } | Call::ReduceScatter { op, .. } = self
+        if let NcclCall::AllReduce { op, .. }
+        | NcclCall::Reduce { op, .. }
+        | NcclCall::ReduceScatter { op, .. } = self
             && *op == ReduceOp::Avg
         {
             *op = ReduceOp::Sum;
@@ -145,26 +154,26 @@ impl Call {
 
     fn count(&self) -> usize {
         match self {
-            Call::AllReduce { count, .. }
-            | Call::Reduce { count, .. }
-            | Call::Broadcast { count, .. }
-            | Call::AllGather { count, .. }
-            | Call::ReduceScatter { count, .. }
-            | Call::Send { count, .. }
-            | Call::Receive { count, .. } => *count,
+            NcclCall::AllReduce { count, .. }
+            | NcclCall::Reduce { count, .. }
+            | NcclCall::Broadcast { count, .. }
+            | NcclCall::AllGather { count, .. }
+            | NcclCall::ReduceScatter { count, .. }
+            | NcclCall::Send { count, .. }
+            | NcclCall::Receive { count, .. } => *count,
         }
     }
 
     /// Returns the name of the NCCL function.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Call::AllReduce { .. } => "ncclAllReduce",
-            Call::Reduce { .. } => "ncclReduce",
-            Call::Broadcast { .. } => "ncclBroadcast",
-            Call::AllGather { .. } => "ncclAllGather",
-            Call::ReduceScatter { .. } => "ncclReduceScatter",
-            Call::Send { .. } => "ncclSend",
-            Call::Receive { .. } => "ncclRecv",
+            NcclCall::AllReduce { .. } => "ncclAllReduce",
+            NcclCall::Reduce { .. } => "ncclReduce",
+            NcclCall::Broadcast { .. } => "ncclBroadcast",
+            NcclCall::AllGather { .. } => "ncclAllGather",
+            NcclCall::ReduceScatter { .. } => "ncclReduceScatter",
+            NcclCall::Send { .. } => "ncclSend",
+            NcclCall::Receive { .. } => "ncclRecv",
         }
     }
 }
@@ -173,8 +182,8 @@ fn place(tensor: usize, first: usize) -> TensorOffset {
     TensorOffset { tensor, first }
 }
 
-fn all_reduce(calls: &mut Vec<Call>, tensors: &[Tensor], op: ReduceOp) {
-    let call = |(index, tensor): (usize, &Tensor)| Call::AllReduce {
+fn all_reduce(calls: &mut Vec<NcclCall>, tensors: &[Tensor], op: ReduceOp) {
+    let call = |(index, tensor): (usize, &Tensor)| NcclCall::AllReduce {
         at: place(index, 0),
         count: tensor.elem_count(),
         op,
@@ -182,29 +191,29 @@ fn all_reduce(calls: &mut Vec<Call>, tensors: &[Tensor], op: ReduceOp) {
     calls.extend(tensors.iter().enumerate().map(call));
 }
 
-fn broadcast(calls: &mut Vec<Call>, tensors: &[Tensor], rank: usize, root: usize) {
+fn broadcast(calls: &mut Vec<NcclCall>, tensors: &[Tensor], rank: usize, root: usize) {
     let call = |(index, tensor): (usize, &Tensor)| {
         let into = place(index, 0);
-        Call::Broadcast { from: (rank == root).then_some(into), into, count: tensor.elem_count(), root }
+        NcclCall::Broadcast { from: (rank == root).then_some(into), into, count: tensor.elem_count(), root }
     };
     calls.extend(tensors.iter().enumerate().map(call));
 }
 
 /// Adds the calls for messages between two ranks; none for a barrier, which needs no NCCL.
-fn messages(calls: &mut Vec<Call>, operation: &Operation) {
+fn messages(calls: &mut Vec<NcclCall>, operation: &Operation) {
     match operation {
         Operation::Send { tensor, to } => {
-            calls.push(Call::Send { from: place(0, 0), count: tensor.elem_count(), to: *to });
+            calls.push(NcclCall::Send { from: place(0, 0), count: tensor.elem_count(), to: *to });
         }
         Operation::Recv { tensor, from } => {
-            calls.push(Call::Receive { into: place(0, 0), count: tensor.elem_count(), from: *from });
+            calls.push(NcclCall::Receive { into: place(0, 0), count: tensor.elem_count(), from: *from });
         }
         Operation::Batch { messages } => {
             for (index, message) in messages.iter().enumerate() {
                 let (at, count) = (place(index, 0), message.tensor().elem_count());
                 calls.push(match message {
-                    Message::Send { to, .. } => Call::Send { from: at, count, to: *to },
-                    Message::Recv { from, .. } => Call::Receive { into: at, count, from: *from },
+                    Message::Send { to, .. } => NcclCall::Send { from: at, count, to: *to },
+                    Message::Recv { from, .. } => NcclCall::Receive { into: at, count, from: *from },
                 });
             }
         }
@@ -213,24 +222,30 @@ fn messages(calls: &mut Vec<Call>, operation: &Operation) {
 }
 
 /// The operation's tensors are output (0) and input (1).
-fn all_gather(calls: &mut Vec<Call>, own: usize, counts: Option<&[usize]>, rank: usize) {
+fn all_gather(calls: &mut Vec<NcclCall>, own: usize, counts: Option<&[usize]>, rank: usize) {
     let Some(counts) = counts else {
-        return calls.push(Call::AllGather { from: place(1, 0), into: place(0, 0), count: own });
+        return calls.push(NcclCall::AllGather { from: place(1, 0), into: place(0, 0), count: own });
     };
     for (root, part) in parts(Some(counts), own, counts.len()) {
         let from = (rank == root).then_some(place(1, 0));
-        calls.push(Call::Broadcast { from, into: place(0, part.start), count: part.len(), root });
+        calls.push(NcclCall::Broadcast { from, into: place(0, part.start), count: part.len(), root });
     }
 }
 
 /// The operation's tensors are output (0) and input (1).
-fn reduce_scatter(calls: &mut Vec<Call>, own: usize, op: ReduceOp, counts: Option<&[usize]>, rank: usize) {
+fn reduce_scatter(
+    calls: &mut Vec<NcclCall>,
+    own: usize,
+    op: ReduceOp,
+    counts: Option<&[usize]>,
+    rank: usize,
+) {
     let Some(counts) = counts else {
-        return calls.push(Call::ReduceScatter { from: place(1, 0), into: place(0, 0), count: own, op });
+        return calls.push(NcclCall::ReduceScatter { from: place(1, 0), into: place(0, 0), count: own, op });
     };
     for (root, part) in parts(Some(counts), own, counts.len()) {
         let into = (rank == root).then_some(place(0, 0));
-        calls.push(Call::Reduce { from: place(1, part.start), into, count: part.len(), op, root });
+        calls.push(NcclCall::Reduce { from: place(1, part.start), into, count: part.len(), op, root });
     }
 }
 
@@ -262,22 +277,22 @@ mod tests {
         let counts = Some(vec![2, 0, 3]);
         let operation = Operation::AllGather { output: tensor(5), input: tensor(3), counts };
         let expected = vec![
-            Call::Broadcast { from: None, into: place(0, 0), count: 2, root: 0 },
-            Call::Broadcast { from: Some(place(1, 0)), into: place(0, 2), count: 3, root: 2 },
+            NcclCall::Broadcast { from: None, into: place(0, 0), count: 2, root: 0 },
+            NcclCall::Broadcast { from: Some(place(1, 0)), into: place(0, 2), count: 3, root: 2 },
         ];
         assert_eq!(of(&operation, 2, 3), expected);
     }
 
     #[test]
     fn ranks_greet_each_other_once() {
-        let message = |to| Call::Send { from: place(0, 0), count: 7, to };
+        let message = |to| NcclCall::Send { from: place(0, 0), count: 7, to };
         let mut met = BTreeSet::from([3]);
         let calls = [message(2), message(3), message(0), message(2), message(1)];
         let expected = [
-            Call::Send { from: place(5, 0), count: 1, to: 2 },
-            Call::Receive { into: place(5, 1), count: 1, from: 2 },
-            Call::Send { from: place(5, 0), count: 1, to: 1 },
-            Call::Receive { into: place(5, 2), count: 1, from: 1 },
+            NcclCall::Send { from: place(5, 0), count: 1, to: 2 },
+            NcclCall::Receive { into: place(5, 1), count: 1, from: 2 },
+            NcclCall::Send { from: place(5, 0), count: 1, to: 1 },
+            NcclCall::Receive { into: place(5, 2), count: 1, from: 1 },
         ];
         assert_eq!(greetings(&calls, 0, &mut met, 5), expected);
         assert_eq!(greetings(&calls, 0, &mut met, 5), []);
@@ -297,13 +312,13 @@ mod tests {
         let operation =
             Operation::Scatter { output: tensor(2), input: Some(tensor(4)), root: 1, counts: None };
         let expected = vec![
-            Call::Send { from: place(0, 0), count: 2, to: 0 },
-            Call::Send { from: place(0, 2), count: 2, to: 1 },
-            Call::Receive { into: place(1, 0), count: 2, from: 1 },
+            NcclCall::Send { from: place(0, 0), count: 2, to: 0 },
+            NcclCall::Send { from: place(0, 2), count: 2, to: 1 },
+            NcclCall::Receive { into: place(1, 0), count: 2, from: 1 },
         ];
         assert_eq!(of(&operation, 1, 2), expected);
         let operation = Operation::Scatter { output: tensor(2), input: None, root: 1, counts: None };
-        assert_eq!(of(&operation, 0, 2), [Call::Receive { into: place(0, 0), count: 2, from: 1 }]);
+        assert_eq!(of(&operation, 0, 2), [NcclCall::Receive { into: place(0, 0), count: 2, from: 1 }]);
     }
 
     #[test]
@@ -320,8 +335,8 @@ mod tests {
         for rank in 0..3 {
             for call in calls(rank) {
                 match call {
-                    Call::Send { count, to, .. } => sent.push((rank, to, count)),
-                    Call::Receive { count, from, .. } => received.push((from, rank, count)),
+                    NcclCall::Send { count, to, .. } => sent.push((rank, to, count)),
+                    NcclCall::Receive { count, from, .. } => received.push((from, rank, count)),
                     other => panic!("{other:?}"),
                 }
             }

@@ -16,8 +16,8 @@ use crate::base::lock::lock;
 use crate::transport::carrier::{Carrier, PollBackoff};
 use crate::{Error, Operation, ReduceOp, Result, TcpConfig};
 
-use super::calls::{self, Call, TensorOffset};
-use super::handle::{Addresses, Handle};
+use super::calls::{self, NcclCall, TensorOffset};
+use super::handle::{Addresses, NcclHandle};
 use super::launch;
 use super::watch::WatchedHandle;
 
@@ -117,7 +117,7 @@ impl Carrier for NcclCarrier {
     }
 
     fn abandon(&mut self) {
-        let farewell = lock(&self.shared.handle).as_mut().and_then(Handle::abort);
+        let farewell = lock(&self.shared.handle).as_mut().and_then(NcclHandle::abort);
         self.shared.end();
         let (Some(flight), Some(farewell)) = (self.flight.take(), farewell) else { return };
         // The caller gets its tensors back when the device has finished with them, which does not depend on other ranks.
@@ -152,7 +152,7 @@ impl NcclCarrier {
     }
 
     /// Adds greetings to the first messages between ranks.
-    fn greet(&mut self, calls: &mut Vec<Call>, mut tensors: Vec<Tensor>) -> Result<Prepared> {
+    fn greet(&mut self, calls: &mut Vec<NcclCall>, mut tensors: Vec<Tensor>) -> Result<Prepared> {
         let greetings = calls::greetings(calls, self.rank, &mut self.met, tensors.len());
         if greetings.is_empty() {
             return Ok(Prepared { tensors, ..Prepared::default() });
@@ -166,7 +166,12 @@ impl NcclCarrier {
 
     /// Returns the tensors that NCCL works on. f16 and bf16 are converted to f32 where they are summed, and rounded once
     /// at the end. The first messages between ranks get more calls.
-    fn prepare(&mut self, operation: &Operation, calls: &mut Vec<Call>, before: &Before) -> Result<Prepared> {
+    fn prepare(
+        &mut self,
+        operation: &Operation,
+        calls: &mut Vec<NcclCall>,
+        before: &Before,
+    ) -> Result<Prepared> {
         let mut tensors: Vec<Tensor> = operation.tensors().into_iter().cloned().collect();
         let (op, results) = match operation {
             Operation::AllReduce { op, .. } | Operation::AllReduceCoalesced { op, .. } => {
@@ -234,18 +239,18 @@ impl PendingOperation {
     }
 }
 
-impl Call {
+impl NcclCall {
     /// Returns what the call reads and what it writes.
     fn places(&self) -> (Option<TensorOffset>, Option<TensorOffset>) {
         match self {
-            Call::AllReduce { at, .. } => (Some(*at), Some(*at)),
-            Call::Reduce { from, into, .. } => (Some(*from), *into),
-            Call::Broadcast { from, into, .. } => (*from, Some(*into)),
-            Call::AllGather { from, into, .. } | Call::ReduceScatter { from, into, .. } => {
+            NcclCall::AllReduce { at, .. } => (Some(*at), Some(*at)),
+            NcclCall::Reduce { from, into, .. } => (Some(*from), *into),
+            NcclCall::Broadcast { from, into, .. } => (*from, Some(*into)),
+            NcclCall::AllGather { from, into, .. } | NcclCall::ReduceScatter { from, into, .. } => {
                 (Some(*from), Some(*into))
             }
-            Call::Send { from, .. } => (Some(*from), None),
-            Call::Receive { into, .. } => (None, Some(*into)),
+            NcclCall::Send { from, .. } => (Some(*from), None),
+            NcclCall::Receive { into, .. } => (None, Some(*into)),
         }
     }
 

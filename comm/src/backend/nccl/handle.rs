@@ -15,7 +15,7 @@ use candle_core::cuda::cudarc::nccl::{result, sys};
 use crate::base::lock::lock;
 use crate::{Error, ReduceOp, Result};
 
-use super::calls::Call;
+use super::calls::NcclCall;
 use super::library::{check, check_result};
 use super::shutdown::CommShutdown;
 
@@ -47,10 +47,10 @@ pub(super) struct Addresses {
     pub(super) into: u64,
 }
 
-/// A non-blocking communicator: each call returns at once, and [`Handle::is_ready`] reports when its work on the host is
+/// A non-blocking communicator: each call returns at once, and [`NcclHandle::is_ready`] reports when its work on the host is
 /// done. The calls that end it block in any mode, and therefore run on a thread of their own.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(super) struct NcclHandle {
     comm: sys::ncclComm_t,
     stream: Arc<CudaStream>,
     time_limit: Duration,
@@ -65,7 +65,7 @@ struct ClosingComm {
 }
 
 // SAFETY: NCCL allows any thread to use a communicator, one at a time, which `&mut self` ensures.
-unsafe impl Send for Handle {}
+unsafe impl Send for NcclHandle {}
 // SAFETY: as above; it is used once, by value.
 unsafe impl Send for ClosingComm {}
 
@@ -75,8 +75,8 @@ pub(super) fn new_id() -> Result<[u8; ID_BYTES]> {
     Ok(id.internal.map(|byte| byte as u8))
 }
 
-impl Handle {
-    /// Begins to connect to the other ranks; done when [`Handle::is_ready`]. `timeout` is the group's.
+impl NcclHandle {
+    /// Begins to connect to the other ranks; done when [`NcclHandle::is_ready`]. `timeout` is the group's.
     pub(super) fn begin(
         id: &[u8; ID_BYTES],
         rank: usize,
@@ -123,7 +123,7 @@ impl Handle {
     /// # Safety
     /// Each address is that of as many elements of the call's dtype as the call counts, on this communicator's device,
     /// and nobody frees them before the stream has finished with them.
-    pub(super) unsafe fn start(&mut self, calls: &[(Call, DType, Addresses)]) -> Result<()> {
+    pub(super) unsafe fn start(&mut self, calls: &[(NcclCall, DType, Addresses)]) -> Result<()> {
         if self.comm.is_null() {
             return Err(Error::system("NCCL", "it was given up before"));
         }
@@ -144,29 +144,33 @@ impl Handle {
     }
 
     /// # Safety
-    /// See [`Handle::start`].
-    unsafe fn call(&self, call: &Call, dtype: DType, addresses: Addresses) -> sys::ncclResult_t {
+    /// See [`NcclHandle::start`].
+    unsafe fn call(&self, call: &NcclCall, dtype: DType, addresses: Addresses) -> sys::ncclResult_t {
         let (from, into) = (addresses.from as *const c_void, addresses.into as *mut c_void);
         let (kind, comm, stream) = (kind(dtype), self.comm, self.stream.cu_stream() as sys::cudaStream_t);
         // SAFETY: the caller's obligation; communicator and stream are valid.
         unsafe {
             match call {
-                Call::AllReduce { count, op, .. } => {
+                NcclCall::AllReduce { count, op, .. } => {
                     sys::ncclAllReduce(from, into, *count, kind, reduction(*op), comm, stream)
                 }
-                Call::Reduce { count, op, root, .. } => {
+                NcclCall::Reduce { count, op, root, .. } => {
                     let (op, root) = (reduction(*op), *root as c_int);
                     sys::ncclReduce(from, into, *count, kind, op, root, comm, stream)
                 }
-                Call::Broadcast { count, root, .. } => {
+                NcclCall::Broadcast { count, root, .. } => {
                     sys::ncclBroadcast(from, into, *count, kind, *root as c_int, comm, stream)
                 }
-                Call::AllGather { count, .. } => sys::ncclAllGather(from, into, *count, kind, comm, stream),
-                Call::ReduceScatter { count, op, .. } => {
+                NcclCall::AllGather { count, .. } => {
+                    sys::ncclAllGather(from, into, *count, kind, comm, stream)
+                }
+                NcclCall::ReduceScatter { count, op, .. } => {
                     sys::ncclReduceScatter(from, into, *count, kind, reduction(*op), comm, stream)
                 }
-                Call::Send { count, to, .. } => sys::ncclSend(from, *count, kind, *to as c_int, comm, stream),
-                Call::Receive { count, from, .. } => {
+                NcclCall::Send { count, to, .. } => {
+                    sys::ncclSend(from, *count, kind, *to as c_int, comm, stream)
+                }
+                NcclCall::Receive { count, from, .. } => {
                     sys::ncclRecv(into, *count, kind, *from as c_int, comm, stream)
                 }
             }
@@ -189,7 +193,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for NcclHandle {
     /// Waits only when no other communicator of this process is open: NCCL waits for the other ranks of this host, which
     /// may close theirs in another order.
     fn drop(&mut self) {

@@ -27,7 +27,7 @@ use crate::transport::carrier::PollBackoff;
 use crate::{Communicator, Error, Operation, Result, Stats, Tcp, TcpConfig, Work, all_gather_object};
 
 use carrier::{NcclCarrier, failed};
-use handle::{Handle, ID_BYTES};
+use handle::{ID_BYTES, NcclHandle};
 use watch::{Watchdog, WatchedHandle};
 
 /// One rank of a group in which NCCL moves the data of CUDA tensors, with one device for each rank.
@@ -144,7 +144,7 @@ fn check_devices(tcp: &Tcp, device: &CudaDevice) -> Result<()> {
 }
 
 /// Creates the NCCL communicator: rank 0 sends its id to the others over our connections.
-fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
+fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<NcclHandle> {
     const CALL: &str = "ncclCommInitRankConfig";
     let id = if tcp.rank() == 0 { handle::new_id()?.to_vec() } else { vec![0; ID_BYTES] };
     let id = Tensor::from_vec(id, ID_BYTES, &Device::Cpu)?;
@@ -153,7 +153,7 @@ fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
         id.to_vec1::<u8>()?.try_into().map_err(|_| Error::system(CALL, "an id of another length"))?;
     let stream = device.cuda_stream().context().new_stream().map_err(failed)?;
     let timeout = config.bounded_timeout();
-    let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream, timeout)?;
+    let mut handle = NcclHandle::begin(&id, tcp.rank(), tcp.world_size(), stream, timeout)?;
     let (deadline, mut nap) = (Instant::now() + timeout, PollBackoff::default());
     loop {
         let error = match handle.is_ready(CALL) {

@@ -17,12 +17,12 @@ pub(super) struct CommShutdown {
 
 #[derive(Default)]
 struct Pending {
-    state: Mutex<State>,
+    state: Mutex<ShutdownState>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ShutdownState {
     /// Memory that the device may still be using.
     kept: Vec<Box<dyn Send>>,
     /// Whether the device has finished all work that was submitted to it; None while unknown.
@@ -64,7 +64,7 @@ impl CommShutdown {
 
     pub(super) fn wait(&self) {
         let rest = self.until.saturating_duration_since(Instant::now());
-        let under_way = |state: &mut State| state.outcome.is_none();
+        let under_way = |state: &mut ShutdownState| state.outcome.is_none();
         let waited = self.shared.bell.wait_timeout_while(lock(&self.shared.state), rest, under_way);
         if waited.unwrap_or_else(PoisonError::into_inner).0.outcome.is_none() {
             tracing::info!(

@@ -10,7 +10,7 @@ use crate::blame::supervisor::Supervisor;
 use crate::blame::verdict::Question;
 use crate::{Error, Result};
 
-use super::handle::Handle;
+use super::handle::NcclHandle;
 
 /// Between two checks.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct WatchedHandle {
     /// Some once all ranks have created the communicator. Locked only for calls that do not wait for the device.
-    pub(super) handle: Mutex<Option<Handle>>,
+    pub(super) handle: Mutex<Option<NcclHandle>>,
     watched: Mutex<Watched>,
     bell: Condvar,
 }
@@ -77,7 +77,7 @@ impl WatchedHandle {
     }
 
     fn give_up(&self) {
-        lock(&self.handle).as_mut().and_then(Handle::abort);
+        lock(&self.handle).as_mut().and_then(NcclHandle::abort);
     }
 
     /// Waits until the next check. Returns false when the thread is to end.

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Coordinator<'a> {
     failure_state: &'a FailureState,
     wake_receiver: &'a UnixStream,
-    members: Vec<Member>,
+    members: Vec<MemberControl>,
     inquiries: Vec<Inquiry>,
     round: Option<Round>,
     rounds: u64,
@@ -32,7 +32,7 @@ pub(super) struct Coordinator<'a> {
 }
 
 /// Permanent state of a rank.
-struct Member {
+struct MemberControl {
     wire: Option<Wire>,
     left: bool,
     /// Why it left, if another group of the job has failed.
@@ -64,7 +64,7 @@ impl<'a> Coordinator<'a> {
         wake_receiver: &'a UnixStream,
         wires: Vec<Option<Wire>>,
     ) -> Self {
-        let member = |wire| Member { wire, left: false, because: None, asked: None };
+        let member = |wire| MemberControl { wire, left: false, because: None, asked: None };
         let members = wires.into_iter().map(member).collect();
         let not_before = Instant::now();
         Self {
@@ -179,7 +179,7 @@ impl<'a> Coordinator<'a> {
     /// Receives a rank's report, for this round or, if it is late, for an earlier one. A late rank is asked again for
     /// this round.
     fn receive_report(&mut self, rank: usize, number: u64, status: Status) {
-        let Member { wire, asked, .. } = &mut self.members[rank];
+        let MemberControl { wire, asked, .. } = &mut self.members[rank];
         *asked = None;
         match &mut self.round {
             Some(round) if round.number == number => round.statuses[rank] = Some(status),
@@ -194,7 +194,7 @@ impl<'a> Coordinator<'a> {
         let statuses = self.members.iter().map(|_| None).collect();
         self.round = Some(Round { number: self.rounds, statuses });
         self.inquiries.iter_mut().for_each(|inquiry| inquiry.in_round = true);
-        for Member { wire, asked, .. } in &mut self.members {
+        for MemberControl { wire, asked, .. } in &mut self.members {
             if asked.is_none() {
                 ask(wire.as_mut(), asked, self.rounds);
             }

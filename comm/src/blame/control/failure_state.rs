@@ -43,7 +43,7 @@ pub(crate) struct FailureState {
     data_connections: Arc<DataConnections>,
     job: Arc<Job>,
     activity: Mutex<Activity>,
-    desk: Mutex<State>,
+    desk: Mutex<FailureReports>,
     /// Signals a change of `desk`.
     changed: Condvar,
     failed: AtomicBool,
@@ -58,7 +58,7 @@ pub(crate) struct FailureState {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FailureReports {
     failure: Option<Cause>,
     failed_at: Option<Instant>,
     questions: Vec<(u64, Question)>,

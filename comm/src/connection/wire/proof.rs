@@ -64,7 +64,7 @@ impl<const N: usize> PartialMessage<N> {
 }
 
 /// Result of one step of a handshake.
-pub(crate) enum Step<'a> {
+pub(crate) enum HandshakeStep<'a> {
     Proved(Admission<'a>),
     /// The next step waits for these poll events.
     Waits(PollFlags),
@@ -79,20 +79,20 @@ impl HandshakeStream {
     ) -> ConnectResult<Admission<'a>> {
         loop {
             match self.step(credentials)? {
-                Step::Proved(admission) => return Ok(admission),
-                Step::Waits(flags) => self.wait(flags, deadline)?,
+                HandshakeStep::Proved(admission) => return Ok(admission),
+                HandshakeStep::Waits(flags) => self.wait(flags, deadline)?,
             }
         }
     }
 
     /// Advances the same as far as is possible without waiting. A client without proof uses no more of this process than
     /// this.
-    pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> ConnectResult<Step<'a>> {
+    pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> ConnectResult<HandshakeStep<'a>> {
         loop {
             self.proof = match &mut self.proof {
                 ServerHandshake::Opening(part) => match part.whole(&self.stream)? {
                     Some(client) => self.open(credentials, client)?,
-                    None => return Ok(Step::Waits(PollFlags::IN)),
+                    None => return Ok(HandshakeStep::Waits(PollFlags::IN)),
                 },
                 ServerHandshake::Encrypting { client, server, session } => {
                     let stranger = |fault| {
@@ -103,7 +103,7 @@ impl HandshakeStream {
                         }
                     };
                     if let Some(flags) = advance_tls_handshake(session, &self.stream).map_err(stranger)? {
-                        return Ok(Step::Waits(flags));
+                        return Ok(HandshakeStep::Waits(flags));
                     }
                     let claim = ServerHandshake::Claim {
                         client: *client,
@@ -120,13 +120,13 @@ impl HandshakeStream {
                 }
                 ServerHandshake::Claim { client, server, claim } => {
                     let Some(claim) = claim.whole(&self.stream)? else {
-                        return Ok(Step::Waits(PollFlags::IN));
+                        return Ok(HandshakeStep::Waits(PollFlags::IN));
                     };
                     let admission = Server::resume(credentials, *client, *server).check(claim);
                     if matches!(admission, Err(ConnectError::BadProof)) {
                         self.stream.say(&Server::no_proof());
                     }
-                    return admission.map(Step::Proved);
+                    return admission.map(HandshakeStep::Proved);
                 }
             };
         }

@@ -7,7 +7,7 @@ use crate::algorithm::schedule::Combine;
 use crate::base::buffer::element::combine_bytes;
 use crate::engine::memory::Memory;
 
-use super::Call;
+use super::RunningCall;
 
 /// All offsets and lengths are in bytes.
 pub(super) struct Receiving {
@@ -38,7 +38,7 @@ impl Receiving {
     /// Reduces the whole elements at the front of `bytes`. Returns their length in bytes.
     pub(super) fn reduce_in_place(
         &mut self,
-        call: &Call,
+        call: &RunningCall,
         bytes: &[u8],
         memory: &mut Memory<'_>,
     ) -> Result<usize> {
@@ -53,7 +53,12 @@ impl Receiving {
     }
 
     /// Reduces the whole elements in the scratch buffer, and moves the remaining bytes to its front.
-    pub(super) fn reduce(&mut self, call: &Call, scratch: &mut [u64], memory: &mut Memory<'_>) -> Result<()> {
+    pub(super) fn reduce(
+        &mut self,
+        call: &RunningCall,
+        scratch: &mut [u64],
+        memory: &mut Memory<'_>,
+    ) -> Result<()> {
         let waiting = self.got - self.reduced;
         let whole = waiting - waiting % call.dtype.size_in_bytes();
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);

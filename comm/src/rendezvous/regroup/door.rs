@@ -9,7 +9,7 @@ use super::super::roster::entry;
 use super::super::{OwnInfo, check_secret, own_host};
 use super::history::History;
 use super::message::{JoinAttempt, LIMIT, RankAddress, RegroupRequest, Reply};
-use super::{RegroupState, State};
+use super::{RegroupRecords, RegroupState};
 use crate::Transport;
 use crate::base::lock::lock;
 use crate::connection::acceptor::ConnectionHandler;
@@ -112,7 +112,7 @@ impl RegroupState {
 
     /// Returns why a rank cannot become a member. A misfit that is found only during the meeting would keep the members
     /// from meeting.
-    fn incompatibility(&self, state: &State, guest: &WaitingRank, is_local: bool) -> Option<String> {
+    fn incompatibility(&self, state: &RegroupRecords, guest: &WaitingRank, is_local: bool) -> Option<String> {
         let (own, number) = (self.own, guest.card.number);
         let waits = state.newcomers.iter().any(|other| other.card.number == number);
         if number == own || waits || state.has_another(&guest.card) {
@@ -159,7 +159,7 @@ impl RegroupState {
     /// Returns whether the newest group that this rank has met in has gone on without rank `number`, which knows of no
     /// group newer than `newest`. False as long as this rank does not know who is in the first group.
     fn excludes(&self, number: usize, newest: u64) -> bool {
-        let State { history, .. } = &*self.state();
+        let RegroupRecords { history, .. } = &*self.state();
         history.is_known() && newest <= history.met && !history.has_met_with(number)
     }
 

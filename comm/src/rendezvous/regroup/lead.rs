@@ -85,7 +85,7 @@ impl RegroupState {
             search.probe_missing(&missing, &members)?;
             let state = self.state();
             let here = state.guests.len();
-            let came = |state: &mut super::State| state.guests.len() == here;
+            let came = |state: &mut super::RegroupRecords| state.guests.len() == here;
             drop(self.came.wait_timeout_while(state, ROUND, came).unwrap_or_else(PoisonError::into_inner));
         }
     }

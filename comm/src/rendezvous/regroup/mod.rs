@@ -99,7 +99,7 @@ pub(crate) struct RegroupState {
     nonce: [u8; 32],
     credentials: Credentials,
     door: SocketAddr,
-    state: Mutex<State>,
+    state: Mutex<RegroupRecords>,
     /// Notified when a rank has come.
     came: Condvar,
     /// Held while regrouping, so that there is one search at a time.
@@ -107,7 +107,7 @@ pub(crate) struct RegroupState {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegroupRecords {
     /// What this rank knows of the job's groups.
     history: History,
     /// The highest number of a group that it has promised to take part in.
@@ -123,7 +123,7 @@ struct State {
     file: Option<MeetingFile>,
 }
 
-impl State {
+impl RegroupRecords {
     /// Returns whether another process has this number. A member that has missed the start of its group asks again from
     /// the same door.
     fn has_another(&self, card: &RankAddress) -> bool {
@@ -222,7 +222,7 @@ impl RegroupEndpoint {
 }
 
 impl RegroupState {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RegroupRecords> {
         lock(&self.state)
     }
 

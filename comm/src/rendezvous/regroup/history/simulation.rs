@@ -83,7 +83,7 @@ struct Attempt {
 }
 
 #[derive(Debug)]
-struct World {
+struct SimulatedJob {
     ranks: Vec<Rank>,
     attempts: Vec<Attempt>,
     /// Groups that have met: the attempt that formed each, and its members.
@@ -97,7 +97,7 @@ impl Attempt {
     }
 }
 
-impl World {
+impl SimulatedJob {
     fn new(ranks: usize) -> Self {
         let history = History::first((0..ranks).collect());
         let known = Known { history, ..Known::default() };
@@ -274,7 +274,7 @@ proptest! {
 
     #[test]
     fn two_groups_never_both_live(ranks in 2..7_usize, events in proptest::collection::vec(event(), 1..60)) {
-        let mut world = World::new(ranks);
+        let mut world = SimulatedJob::new(ranks);
         for event in &events {
             if world.ranks.len() > 24 {
                 break;

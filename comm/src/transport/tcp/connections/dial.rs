@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{ConnectionState, DataConnections, Side, State};
+use super::{ConnectionState, ConnectionTable, DataConnections, Side};
 use crate::base::last_message::LastMessage;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{HandshakeStatus, Verdict};
@@ -37,7 +37,7 @@ impl DataConnections {
     /// Requests a connection to a peer; an error if it is already known that none can be made.
     pub(super) fn request(
         self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, ConnectionTable>,
         peer: usize,
     ) -> Result<(), OpenError> {
         if let Some(wish) = state.wishes.iter().find(|wish| wish.peer == peer) {
@@ -84,7 +84,7 @@ impl DataConnections {
     fn next_wish(&self) -> Option<usize> {
         let mut state = self.state();
         loop {
-            let State { wishes, lines, closed, .. } = &mut *state;
+            let ConnectionTable { wishes, lines, closed, .. } = &mut *state;
             wishes.retain(|wish| !matches!(lines[wish.peer], ConnectionState::Open { .. }));
             let mut open = wishes.iter().filter(|wish| wish.failure.is_none()).peekable();
             if *closed || open.peek().is_none() {
@@ -109,7 +109,7 @@ impl DataConnections {
     pub(super) fn record_failure(&self, peer: usize, fault: &ConnectError) {
         let reason = self.reason(peer, fault);
         let mut state = self.state();
-        let State { wishes, lines, .. } = &mut *state;
+        let ConnectionTable { wishes, lines, .. } = &mut *state;
         let Some(wish) = wishes.iter_mut().find(|wish| wish.peer == peer) else { return };
         let is_strange = matches!(
             fault,

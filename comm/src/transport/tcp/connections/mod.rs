@@ -57,13 +57,13 @@ pub(crate) struct Setup {
 /// The data connections of one rank.
 pub(crate) struct DataConnections {
     setup: Setup,
-    state: Mutex<State>,
+    state: Mutex<ConnectionTable>,
     changed: Condvar,
     /// Becomes readable when no new connections are wanted any more.
     stopped: Arc<UnixStream>,
 }
 
-struct State {
+struct ConnectionTable {
     /// By rank.
     lines: Vec<ConnectionState>,
     /// Connections that this rank needs and does not have.
@@ -110,7 +110,7 @@ impl DataConnections {
     pub(crate) fn new(setup: Setup) -> Result<Self> {
         let pair = UnixStream::pair()
             .map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
-        let state = State {
+        let state = ConnectionTable {
             lines: setup.peers.iter().map(|_| ConnectionState::Idle).collect(),
             wishes: Vec::new(),
             dialer: None,
@@ -122,7 +122,7 @@ impl DataConnections {
         Ok(Self { setup, state: Mutex::new(state), changed: Condvar::new(), stopped: Arc::new(pair.1) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionTable> {
         lock(&self.state)
     }
 
@@ -167,8 +167,9 @@ impl DataConnections {
 
     /// Blocks until one of the connections in `waits` is made, or never will be, or `timeout` has passed.
     pub(crate) fn wait(&self, waits: &[Wait], timeout: Duration) {
-        let pending =
-            |state: &mut State| !state.closed && !waits.iter().any(|wait| state.is_settled(wait.peer));
+        let pending = |state: &mut ConnectionTable| {
+            !state.closed && !waits.iter().any(|wait| state.is_settled(wait.peer))
+        };
         // Poisoned or not, the caller checks the state itself.
         drop(self.changed.wait_timeout_while(self.state(), timeout, pending));
     }
@@ -287,7 +288,7 @@ impl ConnectionState {
     }
 }
 
-impl State {
+impl ConnectionTable {
     fn close(&mut self, words: Option<LastMessageBytes>) {
         if !self.closed {
             (self.closed, self.parting) = (true, words);

@@ -140,7 +140,7 @@ fn one_that_was_given_up_and_is_answered_late_leaves_no_trace() {
     assert_eq!(verdict.status, HandshakeStatus::Admitted);
     drop(given_up);
     // This rank knows of one attempt's end, and still does not dial: the other may have become the connection.
-    let one_left = |state: &mut State| !matches!(state.lines[1], ConnectionState::Answering(1));
+    let one_left = |state: &mut ConnectionTable| !matches!(state.lines[1], ConnectionState::Answering(1));
     drop(ranks[0].0.changed.wait_timeout_while(ranks[0].0.state(), LONG, one_left).unwrap());
     assert!(matches!(ranks[0].0.take_or_request(1), Ok(None)));
     assert!(matches!(ranks[0].0.dial(1, until), Err(ConnectError::Crossed)));
