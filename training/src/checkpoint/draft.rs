@@ -1,13 +1,11 @@
-//! Checkpoints written by several processes, each of which reads back only its part.
+//! Drafts: checkpoints that several processes write.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use candle_core::Tensor;
-use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use serde_json::Value;
 
-use super::{Checkpoint, Checkpoints, FileHash, name, read, write};
+use super::{Checkpoint, Checkpoints, FileHash, name, write};
 use crate::Result;
 
 /// A checkpoint that is being written and does not count yet. After a crash, the next save removes its files.
@@ -52,22 +50,6 @@ impl Checkpoints {
     pub fn draft(&self, number: u64) -> Draft<'_> {
         Draft { checkpoints: self, number }
     }
-
-    /// Contents of the checkpoint that [`load_latest`](Self::load_latest) would read, without its tensors.
-    ///
-    /// # Errors
-    /// [`crate::Error::DamagedCheckpoint`] if its manifest has changed since it was written, [`crate::Error::Io`].
-    pub fn latest(&self) -> Result<Option<Contents>> {
-        read::latest_contents(&self.config.dir)
-    }
-
-    /// Contents of the checkpoint in this folder, without its tensors.
-    ///
-    /// # Errors
-    /// Errors of [`latest`](Self::latest).
-    pub fn contents(&self, folder: &Path) -> Result<Contents> {
-        read::contents(folder, None)
-    }
 }
 
 impl Draft<'_> {
@@ -99,56 +81,5 @@ impl Draft<'_> {
             files.insert(name.clone(), self.write(name, tensors)?);
         }
         write::commit(&self.checkpoints.config, self.number, checkpoint, files, &|_| Ok(()))
-    }
-}
-
-/// Contents of a checkpoint, without its tensors.
-#[derive(Debug, Clone)]
-pub struct Contents {
-    /// Its folder.
-    pub folder: PathBuf,
-    /// See [`Checkpoint::epoch`].
-    pub epoch: u64,
-    /// See [`Checkpoint::step`].
-    pub step: u64,
-    /// See [`Checkpoint::sampler`].
-    pub sampler: Value,
-    /// See [`Checkpoint::extra`].
-    pub extra: Value,
-    /// Its sets of tensors, by name.
-    pub files: BTreeMap<String, FileHash>,
-}
-
-impl Contents {
-    /// Path of the safetensors file of a set of tensors.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(write::tensors_file(name))
-    }
-
-    /// Reads a file and checks it against its hash.
-    ///
-    /// # Errors
-    /// [`crate::Error::DamagedCheckpoint`] if it has changed since it was written, or no set of tensors has this
-    /// name; [`crate::Error::Io`].
-    pub fn check(&self, name: &str) -> Result<()> {
-        let none = FileHash { bytes: 0, sha256: "no hash".into() };
-        read::check_file(&self.folder, name, self.files.get(name).unwrap_or(&none))
-    }
-
-    /// Checks one rank's share of the files, so that `ranks` ranks together read each file once.
-    ///
-    /// # Errors
-    /// Those of [`Contents::check`], for the first such file by name.
-    pub fn check_share(&self, rank: usize, ranks: usize) -> Result<()> {
-        self.files.keys().skip(rank).step_by(ranks).try_for_each(|name| self.check(name))
-    }
-
-    /// Reads all files and checks them against their hashes, several at a time.
-    ///
-    /// # Errors
-    /// Those of [`Contents::check`], for the first such file by name.
-    pub fn check_all(&self) -> Result<()> {
-        let checks: Vec<Result<()>> = self.files.par_iter().map(|(name, _)| self.check(name)).collect();
-        checks.into_iter().collect()
     }
 }

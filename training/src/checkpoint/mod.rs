@@ -15,10 +15,11 @@ use serde_json::Value;
 
 use crate::{Error, Result};
 
-pub use draft::{Contents, Draft};
+pub use draft::Draft;
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_manifest;
 pub use manifest::FileHash;
+pub use read::Contents;
 
 /// Prefix of a checkpoint folder's name; the number follows.
 const PREFIX: &str = "checkpoint-";
@@ -158,6 +159,22 @@ impl Checkpoints {
     /// [`Error::DamagedCheckpoint`], [`Error::Io`], candle's.
     pub fn load(&self, folder: &Path, device: &Device) -> Result<Checkpoint> {
         read::checkpoint(folder, None, device)
+    }
+
+    /// Contents of the checkpoint that [`load_latest`](Self::load_latest) would read, without its tensors.
+    ///
+    /// # Errors
+    /// [`Error::DamagedCheckpoint`] if its manifest has changed since it was written, [`Error::Io`].
+    pub fn latest(&self) -> Result<Option<Contents>> {
+        read::latest_contents(&self.config.dir)
+    }
+
+    /// Contents of the checkpoint in this folder, without its tensors.
+    ///
+    /// # Errors
+    /// Errors of [`latest`](Self::latest).
+    pub fn contents(&self, folder: &Path) -> Result<Contents> {
+        read::contents(folder, None)
     }
 }
 

@@ -5,12 +5,65 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use serde_json::Value;
 
 use super::manifest::{self, FileHash, Manifest};
 use super::write::{LATEST, tensors_file};
-use super::{Checkpoint, Contents, io, name, number, numbers};
+use super::{Checkpoint, io, name, number, numbers};
 use crate::file::parent;
 use crate::{Error, Result, read_input, tensor_header};
+
+/// Contents of a checkpoint, without its tensors.
+#[derive(Debug, Clone)]
+pub struct Contents {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// See [`Checkpoint::epoch`].
+    pub epoch: u64,
+    /// See [`Checkpoint::step`].
+    pub step: u64,
+    /// See [`Checkpoint::sampler`].
+    pub sampler: Value,
+    /// See [`Checkpoint::extra`].
+    pub extra: Value,
+    /// Its sets of tensors, by name.
+    pub files: BTreeMap<String, FileHash>,
+}
+
+impl Contents {
+    /// Path of the safetensors file of a set of tensors.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(tensors_file(name))
+    }
+
+    /// Reads a file and checks it against its hash.
+    ///
+    /// # Errors
+    /// [`Error::DamagedCheckpoint`] if it has changed since it was written, or no set of tensors has this
+    /// name; [`Error::Io`].
+    pub fn check(&self, name: &str) -> Result<()> {
+        let none = FileHash { bytes: 0, sha256: "no hash".into() };
+        check_file(&self.folder, name, self.files.get(name).unwrap_or(&none))
+    }
+
+    /// Checks one rank's share of the files, so that `ranks` ranks together read each file once.
+    ///
+    /// # Errors
+    /// Those of [`Contents::check`], for the first such file by name.
+    pub fn check_share(&self, rank: usize, ranks: usize) -> Result<()> {
+        self.files.keys().skip(rank).step_by(ranks).try_for_each(|name| self.check(name))
+    }
+
+    /// Reads all files and checks them against their hashes, several at a time.
+    ///
+    /// # Errors
+    /// Those of [`Contents::check`], for the first such file by name.
+    pub fn check_all(&self) -> Result<()> {
+        let checks: Vec<Result<()>> = self.files.par_iter().map(|(name, _)| self.check(name)).collect();
+        checks.into_iter().collect()
+    }
+}
 
 /// Reads the checkpoint that the file `latest` names, or else the newest.
 pub(super) fn latest(dir: &Path, device: &Device) -> Result<Option<Checkpoint>> {
@@ -32,7 +85,7 @@ pub(super) fn contents(folder: &Path, expected: Option<&str>) -> Result<Contents
 }
 
 /// Checks that a file of a checkpoint has its expected size and hash.
-pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Result<()> {
+fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Result<()> {
     let file = folder.join(tensors_file(name));
     let problem = match FileHash::of(&file) {
         Ok(got) if got == *expected => return Ok(()),
