@@ -76,6 +76,7 @@ mod init;
 mod kept;
 mod lock;
 mod loss_scaler;
+mod missing_gradients;
 mod narrow;
 mod op;
 mod platform;
@@ -91,7 +92,7 @@ mod state_of_part;
 mod tensor_file;
 
 pub use adam::{Adam, AdamConfig};
-pub use audit::{AuditConfig, GradientAudit, NoGradient, OnMissingGradient, audit};
+pub use audit::{AuditConfig, OnMissingGradient, audit};
 pub use backward_owner::{BackwardOwner, backward_of, backward_owner};
 #[cfg(any(test, fuzzing))]
 pub use checkpoint::fuzz_manifest;
@@ -114,6 +115,7 @@ pub use init::TorchInit;
 pub use kept::SavedBytes;
 pub use lock::lock;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
+pub use missing_gradients::{GradientAudit, NoGradient};
 pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
     Rotary, RotaryConfig, RotaryLayout, RotaryScaling, SelfAttention, attention, attention_with_key_mask,
