@@ -83,6 +83,7 @@ mod platform;
 mod precision;
 mod product;
 mod recompute;
+mod row_keys;
 mod runs;
 mod scoped;
 mod sgd;
@@ -99,7 +100,7 @@ pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_by_norm, clip_factor, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
-pub use dropout::{Dropout, RowKeys};
+pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
 pub use file::{
     AtomicFile, TensorHeader, TensorReader, TensorWriter, load_tensors, open_input, open_output, read_input,
@@ -127,6 +128,7 @@ pub use precision::{Precision, autocast};
 pub use recompute::{
     PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
 };
+pub use row_keys::RowKeys;
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{DeferredCopy, OptimizerState, is_buffer, named_vars};

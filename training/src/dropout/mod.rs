@@ -1,16 +1,14 @@
 //! Dropout with masks derived from a seed.
 
 mod mask;
-mod rows;
 
 use candle_core::{Device, Tensor};
 use candle_nn::ModuleT;
 use sampler::{SharedGenerator, split_mix};
 
-use crate::{Error, Result, cuda, drawn};
+use crate::{Error, Result, RowKeys, cuda, drawn};
 
 pub(crate) use mask::{DeviceMask, Mask};
-pub use rows::RowKeys;
 
 /// In training zeroes each element with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation
 /// does nothing.

@@ -50,7 +50,7 @@ impl RowKeys {
     }
 
     /// Derives a layer's keys. `rows` must be the number of rows.
-    pub(super) fn layer_keys(&self, layer: u64, rows: usize) -> Result<Vec<u64>> {
+    pub(crate) fn layer_keys(&self, layer: u64, rows: usize) -> Result<Vec<u64>> {
         if self.0.len() != rows {
             bail!("dropout of {rows} rows within RowKeys of {}: give as many", self.0.len())
         }
