@@ -6,7 +6,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Storage, Tensor, Var};
 
 use crate::blocks::{BLOCK, blocks_of_work};
-use crate::op::{dense, sum};
+use crate::dense::dense;
+use crate::real::sum;
 use crate::simd::vectorized;
 use crate::{Error, Result, cuda};
 

@@ -64,6 +64,7 @@ mod clip;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 mod cuda;
 mod defer;
+mod dense;
 mod dropout;
 mod error;
 mod file;
@@ -82,6 +83,7 @@ mod op;
 mod platform;
 mod precision;
 mod product;
+mod real;
 mod recompute;
 mod row_keys;
 mod runs;

@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, Layout, Result};
 use rayon::prelude::*;
 
 use crate::blocks::{BLOCK, has_one_thread};
-use crate::op::dense;
+use crate::dense::dense;
 use crate::product::Narrow;
 
 /// Calls `step` with blocks of the parameter and of its gradient (of 16 bits, or f32), both in f32, and of the optimizer's

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::product::{Unit, unit};
 use crate::scoped::scoped;
 
 /// Precision of products of f32 matrices on a CPU. Sums are always in f32, and so is everything else: norms, softmax,
@@ -58,27 +57,6 @@ impl Precision {
 /// ```
 pub fn autocast<R>(precision: Precision, f: impl FnOnce() -> R) -> R {
     scoped(&CURRENT, precision, f)
-}
-
-impl Precision {
-    /// Describes, for people, how this machine computes such products.
-    ///
-    /// ```
-    /// assert_eq!(training::Precision::F32.products(), "in f32");
-    /// ```
-    pub fn products(self) -> &'static str {
-        match (self, unit()) {
-            (Self::F32, _) => "in f32",
-            (Self::F32High, Ok(Unit::Amx)) => "as three of bf16, by the matrix unit (AMX)",
-            (Self::F32High, Err(why)) if why.contains("refuses") => {
-                "in f32: the system refuses the state of the matrix unit (AMX)"
-            }
-            (Self::F32High, _) => "in f32: this processor has no matrix unit (AMX)",
-            (Self::Bf16, Ok(Unit::Amx)) => "in bf16, by the matrix unit (AMX)",
-            (Self::Bf16, Ok(Unit::Dot)) => "in bf16, by dot products of AVX-512",
-            (Self::Bf16, Err(why)) => why,
-        }
-    }
 }
 
 impl Precision {

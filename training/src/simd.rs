@@ -30,7 +30,7 @@ pub(crate) fn run<R>(block: impl FnOnce() -> R) -> R {
 
 #[cfg(test)]
 mod tests {
-    use crate::op::Real;
+    use crate::real::Real;
 
     #[test]
     fn all_processors_give_the_same_bits() {

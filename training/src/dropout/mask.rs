@@ -5,7 +5,7 @@ use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, bail};
 use half::{bf16, f16};
 use sampler::split_mix;
 
-use crate::op::dense;
+use crate::dense::dense;
 
 /// Dropout mask of a tensor, computed from keys.
 ///

@@ -4,10 +4,11 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
 use super::cast::cast;
 use super::gated::{Gate, gelu, gelu_tanh, silu};
-use super::real::Real;
-use super::{dense, with_numbers, working_dtype};
+use super::working_dtype;
 use crate::blocks::{map, map_pairs};
 use crate::cuda;
+use crate::dense::{dense, with_numbers};
+use crate::real::Real;
 
 impl Gate {
     /// Applies the activation alone: PyTorch's `silu`, `gelu` or `gelu(approximate="tanh")` (`gelu_new`).

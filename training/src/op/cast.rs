@@ -6,8 +6,8 @@ use candle_core::cpu_backend::CpuDevice;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
 
-use super::dense;
 use crate::blocks::{BLOCK, blocks_of_work};
+use crate::dense::dense;
 use crate::product::Narrow;
 
 /// `x.to_dtype(dtype)`.

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
-use super::real::Real;
-use super::{dense, width, with_numbers};
+use super::width;
+use crate::dense::{dense, with_numbers};
+use crate::real::Real;
 
 const NAME: &str = "columns";
 

@@ -6,7 +6,8 @@ use candle_core::{CpuStorage, CustomOp3, Layout, Module, Shape, Tensor, WithDTyp
 use candle_nn::Conv2d;
 
 use super::cast::cast;
-use super::{dense, with_numbers, working_dtype};
+use super::working_dtype;
+use crate::dense::{dense, with_numbers};
 use crate::{Error, Result};
 
 const NAME: &str = "conv2d";

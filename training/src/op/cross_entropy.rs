@@ -5,8 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, bail};
 
 use super::cast::cast;
-use super::real::{Real, ln, max, sum};
-use super::{dense, width, with_numbers, working_dtype};
+use super::{width, working_dtype};
+use crate::dense::{dense, with_numbers};
+use crate::real::{Real, ln, max, sum};
 use crate::simd::vectorized;
 use crate::{Error, Result, SavedBytes, cuda};
 

@@ -2,9 +2,9 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
-use super::real::Real;
-use super::{dense, with_numbers};
 use crate::Error;
+use crate::dense::{dense, with_numbers};
+use crate::real::Real;
 
 const NAME: &str = "embedding";
 

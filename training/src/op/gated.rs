@@ -3,9 +3,10 @@
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, bail};
 
 use super::cast::cast;
-use super::real::Real;
-use super::{dense, with_numbers, working_dtype};
+use super::working_dtype;
 use crate::blocks::{BLOCK, blocks};
+use crate::dense::{dense, with_numbers};
+use crate::real::Real;
 use crate::simd::vectorized;
 use crate::{Error, Result, cuda};
 

@@ -4,10 +4,11 @@ use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Module, Shape, Tensor
 use candle_nn::{Init, VarBuilder};
 
 use super::cast::cast;
-use super::real::{Real, sum, sum_pairs};
-use super::{check_parameter, dense, width, with_numbers, working_dtype};
+use super::{check_parameter, width, working_dtype};
 use crate::Result;
 use crate::cuda;
+use crate::dense::{dense, with_numbers};
+use crate::real::{Real, sum, sum_pairs};
 use crate::simd::vectorized;
 
 const NAME: &str = "layer_norm";

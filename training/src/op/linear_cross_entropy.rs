@@ -7,10 +7,11 @@ use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, bail};
 use super::cast::cast;
 use super::cross_entropy::{Targets, classes};
 use super::linear::column_sums;
-use super::real::{Real, ln, max, sum};
-use super::{dense, with_numbers, working_dtype};
+use super::working_dtype;
 use crate::blocks::{blocks, of_rows};
-use crate::product::{Matrix, ProductConfig, multiply, multiply_into};
+use crate::dense::{dense, with_numbers};
+use crate::product::{Accumulator, Matrix, ProductConfig, multiply, multiply_into};
+use crate::real::{Real, ln, max, sum};
 use crate::simd::vectorized;
 use crate::{Error, Result, SavedBytes, cuda};
 
@@ -207,7 +208,7 @@ type Inputs<'a, T> = [&'a [T]; 3];
 
 impl Loss {
     /// Returns the loss and the gradients of the tracked inputs; those of the others are empty.
-    fn run<T: Real>(&self, [x, weight, bias]: Inputs<'_, T>) -> candle_core::Result<(T, [Vec<T>; 3])> {
+    fn run<T: Accumulator>(&self, [x, weight, bias]: Inputs<'_, T>) -> candle_core::Result<(T, [Vec<T>; 3])> {
         let Sizes { width, classes } = self.sizes;
         let weight = Matrix::new(weight, classes, width, width);
         let [for_x, for_weight, for_bias] = self.tracked;
@@ -287,7 +288,10 @@ impl Loss {
         ln(total).to_f64() - (1.0 - self.smoothing) * target - self.smoothing * even
     }
 
-    fn forward<T: Real>(&self, inputs: [(&CpuStorage, &Layout); 3]) -> candle_core::Result<CpuStorage> {
+    fn forward<T: Accumulator>(
+        &self,
+        inputs: [(&CpuStorage, &Layout); 3],
+    ) -> candle_core::Result<CpuStorage> {
         let [x, weight, bias] = inputs.map(|(storage, layout)| dense::<T>(storage, layout));
         let (loss, gradients) = self.run([x?, weight?, bias?])?;
         if self.tracked.contains(&true) {
@@ -297,7 +301,7 @@ impl Loss {
         Ok(T::to_cpu_storage_owned(vec![loss]))
     }
 
-    fn backward<T: Real>(
+    fn backward<T: Accumulator>(
         &self,
         tensors: [&Tensor; 3],
         of_loss: T,

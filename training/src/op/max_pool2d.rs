@@ -3,7 +3,8 @@
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, WithDType, bail};
 
 use super::cast::cast;
-use super::{dense, with_numbers, working_dtype};
+use super::working_dtype;
+use crate::dense::{dense, with_numbers};
 use crate::{Error, Result};
 
 const NAME: &str = "max_pool2d";

@@ -19,14 +19,13 @@ mod linear;
 mod linear_cross_entropy;
 mod max_pool2d;
 mod mse;
-mod real;
 mod relu;
 mod rms_norm;
 mod rotary;
 mod self_attention;
 mod softmax;
 
-use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
+use candle_core::{DType, Tensor};
 
 pub(crate) use attention::Seen;
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
@@ -42,7 +41,6 @@ pub use linear::{Linear, linear, linear_no_bias};
 pub use linear_cross_entropy::{LinearCrossEntropyConfig, linear_cross_entropy};
 pub use max_pool2d::max_pool2d;
 pub use mse::mse;
-pub(crate) use real::{Real, sum};
 pub use relu::relu;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use rotary::{Rotary, RotaryConfig, RotaryLayout, RotaryScaling};
@@ -75,34 +73,6 @@ fn check_parameter(
         return Err(Error::DTypeMismatch { operation, tensor, expected, got });
     }
     Ok(())
-}
-
-/// The elements of a contiguous tensor, from the storage and layout passed to a custom operation.
-pub(crate) fn dense<'a, T: WithDType>(
-    storage: &'a CpuStorage,
-    layout: &Layout,
-) -> candle_core::Result<&'a [T]> {
-    dense_part(T::cpu_storage_as_slice(storage)?, layout)
-}
-
-/// The elements of a contiguous tensor, from all those of its storage.
-fn dense_part<'a, T>(data: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T]> {
-    match layout.contiguous_offsets().and_then(|(start, end)| data.get(start..end)) {
-        Some(part) => Ok(part),
-        None => bail!("a fused operation was given a tensor that is not contiguous"),
-    }
-}
-
-/// Calls `f` with the elements of a contiguous CPU tensor.
-fn with_numbers<T: WithDType, R>(
-    tensor: &Tensor,
-    f: impl FnOnce(&[T]) -> candle_core::Result<R>,
-) -> candle_core::Result<R> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cpu(storage) => f(dense(storage, layout)?),
-        _ => bail!("a fused operation on the CPU was given a tensor of another device"),
-    }
 }
 
 /// Elements per row of a shape, at least 1 (for `chunks`).

@@ -7,8 +7,9 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor, WithDType,
 };
 
-use super::{dense_part, working_dtype};
+use super::working_dtype;
 use crate::blocks::{map, map_pairs};
+use crate::dense::dense_part;
 
 const NAME: &str = "relu";
 

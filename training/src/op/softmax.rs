@@ -3,8 +3,9 @@
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, bail};
 
 use super::cast::cast;
-use super::real::{Real, ln, max, sum, sum_pairs};
-use super::{dense, width, with_numbers, working_dtype};
+use super::{width, working_dtype};
+use crate::dense::{dense, with_numbers};
+use crate::real::{Real, ln, max, sum, sum_pairs};
 use crate::simd::vectorized;
 
 /// Softmax over the last dimension: `exp(x) / sum(exp(x))`, without overflow, and with a gradient

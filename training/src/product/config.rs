@@ -1,9 +1,9 @@
-//! `ProductConfig`: precision and threads of a product.
+//! How a product is computed: precision and threads, and the words for it.
 
 use candle_core::DType;
 use half::{bf16, f16};
 
-use super::Narrow;
+use super::{Narrow, Unit, unit};
 use crate::Precision;
 
 /// How a product is computed.
@@ -34,5 +34,26 @@ impl ProductConfig {
     /// The same, on all threads.
     pub(crate) fn in_parallel(self) -> Self {
         Self { in_parallel: rayon::current_num_threads() > 1, ..self }
+    }
+}
+
+impl Precision {
+    /// Describes, for people, how this machine computes such products.
+    ///
+    /// ```
+    /// assert_eq!(training::Precision::F32.products(), "in f32");
+    /// ```
+    pub fn products(self) -> &'static str {
+        match (self, unit()) {
+            (Self::F32, _) => "in f32",
+            (Self::F32High, Ok(Unit::Amx)) => "as three of bf16, by the matrix unit (AMX)",
+            (Self::F32High, Err(why)) if why.contains("refuses") => {
+                "in f32: the system refuses the state of the matrix unit (AMX)"
+            }
+            (Self::F32High, _) => "in f32: this processor has no matrix unit (AMX)",
+            (Self::Bf16, Ok(Unit::Amx)) => "in bf16, by the matrix unit (AMX)",
+            (Self::Bf16, Ok(Unit::Dot)) => "in bf16, by dot products of AVX-512",
+            (Self::Bf16, Err(why)) => why,
+        }
     }
 }

@@ -1,20 +1,19 @@
 //! Elements of matrices: f32 and f64, whose sums have the same type, and f16 and bf16, whose sums are in f32.
 
 use std::borrow::Cow;
+use std::mem::MaybeUninit;
 
 use candle_core::WithDType;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::{Matrix, ProductConfig, product_of_matrices, product_of_narrow};
-use crate::Precision;
-use crate::op::Real;
-use crate::simd::vectorized;
+use super::narrow_product::product_of_narrow;
+use super::{Matrix, Narrow, ProductConfig, multiply_rounded, product_of_matrices};
+use crate::real::Real;
 
 /// An element of the operands of a product.
 pub(crate) trait Element: WithDType {
-    /// The type of sums of products.
-    type Sum: Real;
+    /// The type of its sums of products.
+    type Sum: Accumulator;
 
     /// Returns the product in a new allocation; the configured precision is that of f32.
     ///
@@ -30,55 +29,37 @@ pub(crate) trait Element: WithDType {
     fn narrow(sums: Vec<Self::Sum>) -> Vec<Self>;
 }
 
-/// An element of 16 bits.
-pub(crate) trait Narrow: WithDType + Source {
-    /// A precision of f32 products that keeps all digits of such elements.
-    const PRECISION: Precision;
-
-    fn widen_into(from: &[Self], to: &mut [f32]);
-
-    /// Rounds to nearest, ties to even.
-    fn narrow_into(from: &[f32], to: &mut [Self]);
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) use super::bf16::Source;
-
-/// What a processor's unit for bf16 packs: there is no such unit here.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) trait Source: Copy {}
-
-#[cfg(not(target_arch = "x86_64"))]
-impl<T: Copy> Source for T {}
-
-impl Narrow for bf16 {
-    const PRECISION: Precision = Precision::Bf16;
-
-    fn widen_into(from: &[Self], to: &mut [f32]) {
-        let wide = |&x: &Self| f32::from_bits(u32::from(x.to_bits()) << 16);
-        vectorized!({ to.iter_mut().zip(from).for_each(|(to, from)| *to = wide(from)) });
-    }
-
-    fn narrow_into(from: &[f32], to: &mut [Self]) {
-        let narrow = |x: f32| {
-            let bits = x.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-            // A quiet NaN, whatever its lower bits were.
-            Self::from_bits(if x.is_nan() { (bits >> 16 | 0x40) as u16 } else { (rounded >> 16) as u16 })
-        };
-        vectorized!({ to.iter_mut().zip(from).for_each(|(to, &from)| *to = narrow(from)) });
+/// The type of sums of products: f32 or f64.
+pub(crate) trait Accumulator: Real {
+    /// Computes a product in a precision other than that of its elements; returns false if there is no such product.
+    ///
+    /// # Safety
+    /// As [`multiply_rounded`].
+    #[allow(unsafe_code)]
+    unsafe fn multiply_rounded(
+        _: &mut [MaybeUninit<Self>],
+        _: (Matrix<'_, Self>, Matrix<'_, Self>),
+        _scale: Self,
+        _add: bool,
+        _: ProductConfig,
+    ) -> bool {
+        false
     }
 }
 
-impl Narrow for f16 {
-    const PRECISION: Precision = Precision::F32High;
+impl Accumulator for f64 {}
 
-    fn widen_into(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-
-    fn narrow_into(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
+impl Accumulator for f32 {
+    #[allow(unsafe_code)]
+    unsafe fn multiply_rounded(
+        out: &mut [MaybeUninit<Self>],
+        pair: (Matrix<'_, Self>, Matrix<'_, Self>),
+        scale: Self,
+        add: bool,
+        how: ProductConfig,
+    ) -> bool {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { multiply_rounded(out, pair, scale, add, how) }
     }
 }
 

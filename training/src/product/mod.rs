@@ -7,6 +7,7 @@ mod config;
 mod element;
 mod few_rows;
 mod narrow;
+mod narrow_product;
 mod tensors;
 mod transposed;
 
@@ -17,13 +18,13 @@ use candle_core::bail;
 use gemm::Parallelism;
 
 pub(crate) use self::config::ProductConfig;
-pub(crate) use self::element::{Element, Narrow};
+pub(crate) use self::element::{Accumulator, Element};
+pub(crate) use self::narrow::Narrow;
 pub(crate) use self::tensors::{product, product_of};
 
-use self::element::Source;
-use self::narrow::product_of_narrow;
+use self::narrow::Source;
 use crate::Precision;
-use crate::op::Real;
+use crate::real::Real;
 use crate::simd::vectorized;
 
 /// Up to this many multiplications, plain loops are faster than packing for `gemm`.
@@ -132,7 +133,7 @@ impl Matrix<'_, f32> {
 /// Processor units that multiply bf16 faster than the processor multiplies f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no other processor's unit is used"))]
-pub(crate) enum Unit {
+enum Unit {
     /// The matrix unit of Intel's processors (AMX).
     Amx,
     /// AVX-512 dot products of bf16 pairs, on AMD's processors.
@@ -140,7 +141,7 @@ pub(crate) enum Unit {
 }
 
 /// The fastest unit for bf16 products; the error describes how they are computed without one.
-pub(crate) fn unit() -> Result<Unit, &'static str> {
+fn unit() -> Result<Unit, &'static str> {
     #[cfg(target_arch = "x86_64")]
     return bf16::unit();
     #[cfg(not(target_arch = "x86_64"))]
@@ -153,7 +154,7 @@ pub(crate) fn unit() -> Result<Unit, &'static str> {
 ///
 /// # Errors
 /// Matrices that do not fit each other or their slices.
-pub(crate) fn multiply<T: Real>(
+pub(crate) fn multiply<T: Accumulator>(
     out: &mut [T],
     pair: (Matrix<'_, T>, Matrix<'_, T>),
     scale: T,
@@ -182,7 +183,7 @@ pub(crate) fn multiply<T: Real>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub(crate) fn multiply_into<T: Real>(
+pub(crate) fn multiply_into<T: Accumulator>(
     out: &mut Vec<T>,
     pair: (Matrix<'_, T>, Matrix<'_, T>),
     how: ProductConfig,
@@ -201,7 +202,7 @@ pub(crate) fn multiply_into<T: Real>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub(crate) fn product_of_matrices<T: Real>(
+fn product_of_matrices<T: Accumulator>(
     pair: (Matrix<'_, T>, Matrix<'_, T>),
     how: ProductConfig,
 ) -> candle_core::Result<Vec<T>> {
@@ -235,7 +236,7 @@ pub(crate) fn product_of_matrices<T: Real>(
 ///
 /// # Safety
 /// The matrices fit each other, their slices and `out`, and have no dimension of 0. If `add`, `out` is initialized.
-pub(crate) unsafe fn multiply_rounded(
+unsafe fn multiply_rounded(
     out: &mut [MaybeUninit<f32>],
     pair: (Matrix<'_, f32>, Matrix<'_, f32>),
     scale: f32,

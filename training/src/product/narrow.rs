@@ -1,11 +1,63 @@
-//! Products of matrices of 16 bits, with sums in f32.
-#![allow(unsafe_code)]
+//! Elements of 16 bits, f16 and bf16: to f32 and back.
 
-use candle_core::bail;
+use candle_core::WithDType;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
-use super::few_rows::{FEW, few_rows};
-use super::{Matrix, Narrow, ProductConfig, multiply_by_unit, product_of_matrices};
+use super::Matrix;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use super::bf16::Source;
 use crate::Precision;
+use crate::simd::vectorized;
+
+/// An element of 16 bits.
+pub(crate) trait Narrow: WithDType + Source {
+    /// A precision of f32 products that keeps all digits of such elements.
+    const PRECISION: Precision;
+
+    fn widen_into(from: &[Self], to: &mut [f32]);
+
+    /// Rounds to nearest, ties to even.
+    fn narrow_into(from: &[f32], to: &mut [Self]);
+}
+
+/// What a processor's unit for bf16 packs: there is no such unit here.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) trait Source: Copy {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl<T: Copy> Source for T {}
+
+impl Narrow for bf16 {
+    const PRECISION: Precision = Precision::Bf16;
+
+    fn widen_into(from: &[Self], to: &mut [f32]) {
+        let wide = |&x: &Self| f32::from_bits(u32::from(x.to_bits()) << 16);
+        vectorized!({ to.iter_mut().zip(from).for_each(|(to, from)| *to = wide(from)) });
+    }
+
+    fn narrow_into(from: &[f32], to: &mut [Self]) {
+        let narrow = |x: f32| {
+            let bits = x.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+            // A quiet NaN, whatever its lower bits were.
+            Self::from_bits(if x.is_nan() { (bits >> 16 | 0x40) as u16 } else { (rounded >> 16) as u16 })
+        };
+        vectorized!({ to.iter_mut().zip(from).for_each(|(to, &from)| *to = narrow(from)) });
+    }
+}
+
+impl Narrow for f16 {
+    const PRECISION: Precision = Precision::F32High;
+
+    fn widen_into(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    fn narrow_into(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
 
 impl<T: Narrow> Matrix<'_, T> {
     /// The matrix in f32, in the same memory order. Its rows or its columns are adjacent elements.
@@ -19,46 +71,4 @@ impl<T: Narrow> Matrix<'_, T> {
         }
         Matrix::new(out, self.rows, self.columns, self.columns)
     }
-}
-
-/// Returns the product of matrices of 16 bits, with sums in f32, in a new allocation.
-///
-/// # Errors
-/// As [`multiply`]; an operand of which neither rows nor columns are adjacent elements.
-pub(super) fn product_of_narrow<T: Narrow>(
-    pair: (Matrix<'_, T>, Matrix<'_, T>),
-    in_parallel: bool,
-) -> candle_core::Result<Vec<f32>> {
-    let (a, b) = &pair;
-    let (m, n, k) = (a.rows, b.columns, a.columns);
-    let is_dense = |x: &Matrix<'_, T>| x.row_stride == 1 || x.column_stride == 1;
-    if b.rows != k || !a.fits_slice() || !b.fits_slice() || !is_dense(a) || !is_dense(b) {
-        bail!("a product of {m} x {k} and {} x {n} numbers of 16 bits: they do not fit", b.rows);
-    }
-    let len = m * n;
-    if len == 0 || k == 0 {
-        return Ok(vec![0.0; len]);
-    }
-    if m <= FEW && a.column_stride == 1 && b.row_stride == 1 {
-        return Ok(few_rows(*a, b.t()));
-    }
-    let mut out = Vec::with_capacity(len);
-    let how = ProductConfig { precision: T::PRECISION, in_parallel };
-    // SAFETY: the matrices fit; nothing is added to `out`.
-    if unsafe { multiply_by_unit(&mut out.spare_capacity_mut()[..len], pair, 1.0, false, how) } {
-        // SAFETY: all of the product was written.
-        unsafe { out.set_len(len) };
-        return Ok(out);
-    }
-    product_of_widened(pair, in_parallel)
-}
-
-/// Does the same with copies of the operands in f32.
-pub(super) fn product_of_widened<T: Narrow>(
-    (a, b): (Matrix<'_, T>, Matrix<'_, T>),
-    in_parallel: bool,
-) -> candle_core::Result<Vec<f32>> {
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    let pair = (a.widened_into(&mut left), b.widened_into(&mut right));
-    product_of_matrices(pair, ProductConfig { precision: Precision::F32, in_parallel })
 }

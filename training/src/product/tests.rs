@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::few_rows::{FEW, few_rows};
-use super::narrow::product_of_widened;
+use super::narrow_product::{product_of_narrow, product_of_widened};
 use super::*;
 
 /// Small and large products, dense, strided and transposed, written and added, equal the definition.
@@ -35,7 +35,7 @@ fn products_are_sums_of_products() -> candle_core::Result<()> {
 /// Products of few rows are computed transposed; the bits are those of the other way.
 #[test]
 fn products_of_few_rows_have_the_same_bits() {
-    fn check<T: Real>(number: impl Fn(usize) -> T, scale: T) {
+    fn check<T: Accumulator>(number: impl Fn(usize) -> T, scale: T) {
         for (m, n, k) in
             [(2, 33, 65), (3, 70, 90), (17, 130, 515), (32, 301, 40), (33, 64, 530), (128, 20, 2049)]
         {

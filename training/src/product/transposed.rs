@@ -7,7 +7,7 @@
 use std::mem::MaybeUninit;
 
 use super::{Matrix, call_gemm};
-use crate::op::Real;
+use crate::real::Real;
 
 /// With 2 to this many rows it is always faster; for a single one `gemm` copies nothing.
 const FEW: usize = 32;

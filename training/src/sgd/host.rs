@@ -7,8 +7,9 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
 use super::SgdConfig;
 use crate::blocks::{BLOCK, blocks};
+use crate::dense::dense;
 use crate::narrow::step_in_f32;
-use crate::op::{Real, dense};
+use crate::real::Real;
 use crate::simd::vectorized;
 use crate::state::Buffer;
 

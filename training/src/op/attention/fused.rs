@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Shape, Tensor, bail};
 
-use super::super::real::Real;
-use super::super::{dense, with_numbers};
 use super::{AttentionCall, NAME};
 use crate::SavedBytes;
+use crate::dense::{dense, with_numbers};
+use crate::product::Accumulator;
 use crate::recompute::copied;
 
 pub(super) struct Fused {
@@ -62,7 +62,7 @@ impl Fused {
         self.log_sums.clone()
     }
 
-    fn mixed<T: Real>(&self, parts: [(&CpuStorage, &Layout); 3]) -> candle_core::Result<CpuStorage> {
+    fn mixed<T: Accumulator>(&self, parts: [(&CpuStorage, &Layout); 3]) -> candle_core::Result<CpuStorage> {
         if let Some([mixed, sums]) = self.known.as_deref()
             && mixed.shape() == parts[0].1.shape()
         {
@@ -76,7 +76,7 @@ impl Fused {
         Ok(T::to_cpu_storage_owned(mixed))
     }
 
-    fn gradients<T: Real>(&self, tensors: [&Tensor; 5]) -> candle_core::Result<[Option<Tensor>; 3]> {
+    fn gradients<T: Accumulator>(&self, tensors: [&Tensor; 5]) -> candle_core::Result<[Option<Tensor>; 3]> {
         let saved = self.log_sums.lock();
         let Some(log_sums) = &*saved else { bail!("{NAME}: backward before forward") };
         let log_sums = T::cpu_storage_as_slice(log_sums)?;

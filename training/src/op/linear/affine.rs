@@ -3,11 +3,12 @@
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, bail};
 use half::{bf16, f16};
 
-use super::super::{Real, dense, with_numbers};
 use super::NAME;
 use crate::Precision;
 use crate::defer::defer;
+use crate::dense::{dense, with_numbers};
 use crate::product::{Element, product, product_of};
+use crate::real::Real;
 use crate::recompute::copied;
 
 /// `x w' + b`, or `x w'` without a bias.

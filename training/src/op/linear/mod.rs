@@ -140,8 +140,9 @@ impl Module for Linear {
 mod tests {
     use candle_core::{DType, Device, Var};
 
-    use super::super::{assert_agree, with_numbers};
+    use super::super::assert_agree;
     use super::*;
+    use crate::dense::with_numbers;
 
     /// Equals candle's layer, gradients included, for inputs of several ranks and with a storage offset.
     #[test]

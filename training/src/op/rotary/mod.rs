@@ -10,9 +10,10 @@ pub use frequencies::RotaryScaling;
 
 use self::frequencies::frequencies;
 use super::cast::cast;
-use super::real::Real;
-use super::{dense, with_numbers, working_dtype};
+use super::working_dtype;
 use crate::blocks::{blocks, of_rows};
+use crate::dense::{dense, with_numbers};
+use crate::real::Real;
 use crate::simd::vectorized;
 use crate::{Error, Result, cuda};
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::op::real::{Real, ln, max, sum, sum_pairs};
 use crate::product::Matrix;
+use crate::real::{Real, ln, max, sum, sum_pairs};
 
 use super::super::{AttentionCall, Sizes};
 

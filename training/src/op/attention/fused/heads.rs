@@ -5,8 +5,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::blocks::has_one_thread;
-use crate::op::real::Real;
-use crate::product::{Matrix, multiply};
+use crate::product::{Accumulator, Matrix, multiply};
+use crate::real::Real;
 use crate::simd::vectorized;
 
 use super::super::{AttentionCall, Sizes};
@@ -60,7 +60,10 @@ impl Sizes {
 
 impl AttentionCall {
     /// Returns the output, and the logarithm of each query's sum of exponentials, head by head.
-    pub(super) fn forward<T: Real>(&self, inputs: Inputs<'_, T, 3>) -> candle_core::Result<(Vec<T>, Vec<T>)> {
+    pub(super) fn forward<T: Accumulator>(
+        &self,
+        inputs: Inputs<'_, T, 3>,
+    ) -> candle_core::Result<(Vec<T>, Vec<T>)> {
         let sizes @ Sizes { batch, queries, heads, dims, .. } = self.sizes;
         let mut mixed = vec![T::zero(); batch * heads * queries * dims];
         let mut log_sums = vec![T::zero(); batch * heads * queries];
@@ -79,7 +82,7 @@ impl AttentionCall {
         Ok((sizes.interleave_heads(mixed, queries, heads), log_sums))
     }
 
-    fn forward_head<T: Real>(
+    fn forward_head<T: Accumulator>(
         &self,
         index: usize,
         [q, k, v]: Inputs<'_, T, 3>,
@@ -116,7 +119,7 @@ impl AttentionCall {
     }
 
     /// Returns the gradients of queries, keys and values.
-    pub(super) fn backward<T: Real>(
+    pub(super) fn backward<T: Accumulator>(
         &self,
         inputs: Inputs<'_, T, 5>,
         log_sums: &[T],
@@ -146,7 +149,7 @@ impl AttentionCall {
     }
 
     /// Backward of one head of keys and values, with the query heads that share it.
-    fn backward_group<T: Real>(
+    fn backward_group<T: Accumulator>(
         &self,
         group: usize,
         [q, k, v, mixed, gradient]: Inputs<'_, T, 5>,

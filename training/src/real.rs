@@ -1,11 +1,8 @@
 //! `Real`, the float types that fused operations compute with, and sums and maxima of rows.
 
-use std::mem::MaybeUninit;
 use std::ops::Neg;
 
 use candle_core::FloatDType;
-
-use crate::product::{Matrix, ProductConfig, multiply_rounded};
 
 /// Number of partial sums, which vector instructions compute in parallel; fixed, so that sums have the same bits on
 /// every machine.
@@ -23,21 +20,6 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
 
     /// Complementary error function of a number that is 0 or more.
     fn erfc(self) -> Self;
-
-    /// Computes a product in a precision other than that of its elements; returns false if there is no such product.
-    ///
-    /// # Safety
-    /// As [`multiply_rounded`].
-    #[allow(unsafe_code)]
-    unsafe fn multiply_rounded(
-        _: &mut [MaybeUninit<Self>],
-        _: (Matrix<'_, Self>, Matrix<'_, Self>),
-        _scale: Self,
-        _add: bool,
-        _: ProductConfig,
-    ) -> bool {
-        false
-    }
 }
 
 impl Real for f64 {
@@ -111,18 +93,6 @@ impl Real for f32 {
         let t = 1.0 / (1.0 + 0.5 * self);
         let fit = FIT[1..].iter().fold(FIT[0], |sum, coefficient| sum * t + coefficient);
         t * (fit - self * self).exp_nonpositive()
-    }
-
-    #[allow(unsafe_code)]
-    unsafe fn multiply_rounded(
-        out: &mut [MaybeUninit<Self>],
-        pair: (Matrix<'_, Self>, Matrix<'_, Self>),
-        scale: Self,
-        add: bool,
-        how: ProductConfig,
-    ) -> bool {
-        // SAFETY: the caller upholds the same contract.
-        unsafe { multiply_rounded(out, pair, scale, add, how) }
     }
 }
 
