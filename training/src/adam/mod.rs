@@ -119,24 +119,24 @@ struct AdamState {
 
 /// Coefficients of one step, the same for all elements of a parameter.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Factors<T = f64> {
+struct Factors<T = f64> {
     /// Multiplies the gradient first.
-    pub(crate) scale: T,
+    scale: T,
     /// Times the parameter, is added to the gradient (L2 penalty).
-    pub(crate) penalty: T,
+    penalty: T,
     /// Multiplies the parameter first (decoupled weight decay).
-    pub(crate) shrink: T,
+    shrink: T,
     beta1: T,
     /// One minus `beta1`.
-    pub(crate) fresh1: T,
-    pub(crate) beta2: T,
+    fresh1: T,
+    beta2: T,
     /// One minus `beta2`.
-    pub(crate) fresh2: T,
+    fresh2: T,
     /// Minus the learning rate, divided by the bias correction of the mean.
-    pub(crate) rate: T,
+    rate: T,
     /// Square root of the bias correction of the mean of squares.
-    pub(crate) root: T,
-    pub(crate) eps: T,
+    root: T,
+    eps: T,
 }
 
 impl AdamConfig {
@@ -167,7 +167,10 @@ fn on_cuda(var: &Var, grad: &Tensor, means: &AdamState, factors: Factors) -> can
     else {
         bail!("adam: a mean was lost");
     };
-    cuda::adam(var, &grad.contiguous()?, [of_gradients, of_squares], factors)
+    let Factors { scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps, .. } = factors;
+    let numbers =
+        [scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps].map(|number| number as f32);
+    cuda::adam(var, &grad.contiguous()?, [of_gradients, of_squares], numbers)
 }
 
 impl Adam {

@@ -1,10 +1,10 @@
 //! In place of the operations on CUDA devices where the feature `cuda` is off: there are no such devices.
 
+mod masks;
+
 use candle_core::{Result, Tensor, Var, bail};
 
-use crate::adam::Factors;
-use crate::dropout::DeviceMask;
-use crate::op::{Gate, Seen};
+pub(crate) use masks::{DeviceMask, Seen};
 
 pub(crate) fn knows(_: &Tensor) -> bool {
     false
@@ -31,12 +31,12 @@ absent! {
     attention_weights(&Tensor, Option<&Tensor>, Seen) -> ();
     attention_weights_backward(&Tensor, &Tensor, Seen) -> ();
     cross_entropy(&Tensor, &Tensor, f64, f64) -> Tensor;
-    activation(Gate, &Tensor) -> Tensor;
-    activation_backward(Gate, &Tensor, &Tensor) -> Tensor;
-    gated(Gate, &Tensor, &Tensor) -> Tensor;
-    gated_backward(Gate, &Tensor, &Tensor, &Tensor) -> [Tensor; 2];
+    activation(u32, &Tensor) -> Tensor;
+    activation_backward(u32, &Tensor, &Tensor) -> Tensor;
+    gated(u32, &Tensor, &Tensor) -> Tensor;
+    gated_backward(u32, &Tensor, &Tensor, &Tensor) -> [Tensor; 2];
     rotary(&Tensor, [&Tensor; 2], usize, bool, bool) -> Tensor;
     swapped(&Tensor, [usize; 3]) -> Tensor;
     dropped(&Tensor, &DeviceMask) -> Tensor;
-    adam(&Var, &Tensor, [&Tensor; 2], Factors) -> ();
+    adam(&Var, &Tensor, [&Tensor; 2], [f32; 9]) -> ();
 }

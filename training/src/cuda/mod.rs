@@ -4,6 +4,7 @@
 //! checked. No graph is recorded.
 #![allow(unsafe_code, reason = "kernels are launched")]
 
+mod masks;
 mod numbers;
 mod rows;
 
@@ -17,6 +18,7 @@ use candle_core::{
     bail,
 };
 
+pub(crate) use masks::{DeviceMask, Seen};
 pub(crate) use numbers::{
     activation, activation_backward, adam, dropped, gated, gated_backward, rotary, swapped,
 };

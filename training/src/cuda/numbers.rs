@@ -3,24 +3,13 @@
 use candle_core::{Result, Tensor, Var};
 
 use super::{
-    Number, alloc, by_dtype, by_number, device, in_place, launch, named, numbers_of, storage, tensor,
+    DeviceMask, Number, alloc, by_dtype, by_number, device, in_place, launch, named, numbers_of, storage,
+    tensor,
 };
-use crate::adam::Factors;
-use crate::dropout::DeviceMask;
-use crate::op::Gate;
 
-/// The number of an activation function in the kernels.
-fn kind(gate: Gate) -> u32 {
-    match gate {
-        Gate::Silu => 0,
-        Gate::Gelu => 1,
-        Gate::GeluTanh => 2,
-    }
-}
-
-/// The activation of each number.
-pub(crate) fn activation(gate: Gate, x: &Tensor) -> Result<Tensor> {
-    fn run<T: Number>(gate: Gate, x: &Tensor) -> Result<Tensor> {
+/// The activation of each number, of this kind in `kernels.cu`.
+pub(crate) fn activation(kind: u32, x: &Tensor) -> Result<Tensor> {
+    fn run<T: Number>(kind: u32, x: &Tensor) -> Result<Tensor> {
         let (device, count) = (device(x)?, x.elem_count());
         let (x_storage, layout) = x.storage_and_layout();
         let mut y = alloc::<T>(device, count)?;
@@ -30,25 +19,25 @@ pub(crate) fn activation(gate: Gate, x: &Tensor) -> Result<Tensor> {
             by_number(count),
             [numbers_of::<T>(storage(&x_storage)?, layout)?],
             [&mut y],
-            [count as u64, kind(gate)]
+            [count as u64, kind]
         );
         Ok(tensor(y, device, x.shape()))
     }
-    by_dtype!(x.dtype(), run(gate, x))
+    by_dtype!(x.dtype(), run(kind, x))
 }
 
 /// Returns the gradient of an activation's input.
-pub(crate) fn activation_backward(gate: Gate, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-    by_dtype!(x.dtype(), of_two("activation_backward", gate, x, gradient))
+pub(crate) fn activation_backward(kind: u32, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    by_dtype!(x.dtype(), of_two("activation_backward", kind, x, gradient))
 }
 
 /// The activation of `x` times `up`.
-pub(crate) fn gated(gate: Gate, x: &Tensor, up: &Tensor) -> Result<Tensor> {
-    by_dtype!(x.dtype(), of_two("gated", gate, x, up))
+pub(crate) fn gated(kind: u32, x: &Tensor, up: &Tensor) -> Result<Tensor> {
+    by_dtype!(x.dtype(), of_two("gated", kind, x, up))
 }
 
 /// Runs a kernel that makes a tensor of two of the same shape.
-fn of_two<T: Number>(kernel: &str, gate: Gate, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+fn of_two<T: Number>(kernel: &str, kind: u32, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (device, count) = (device(a)?, a.elem_count());
     let ((a_storage, l), (b_storage, m)) = (a.storage_and_layout(), b.storage_and_layout());
     let mut y = alloc::<T>(device, count)?;
@@ -58,14 +47,14 @@ fn of_two<T: Number>(kernel: &str, gate: Gate, a: &Tensor, b: &Tensor) -> Result
         by_number(count),
         [numbers_of::<T>(storage(&a_storage)?, l)?, numbers_of::<T>(storage(&b_storage)?, m)?],
         [&mut y],
-        [count as u64, kind(gate)]
+        [count as u64, kind]
     );
     Ok(tensor(y, device, a.shape()))
 }
 
 /// Returns the gradients of both inputs of [`gated`].
-pub(crate) fn gated_backward(gate: Gate, x: &Tensor, up: &Tensor, gradient: &Tensor) -> Result<[Tensor; 2]> {
-    fn run<T: Number>(gate: Gate, x: &Tensor, up: &Tensor, gradient: &Tensor) -> Result<[Tensor; 2]> {
+pub(crate) fn gated_backward(kind: u32, x: &Tensor, up: &Tensor, gradient: &Tensor) -> Result<[Tensor; 2]> {
+    fn run<T: Number>(kind: u32, x: &Tensor, up: &Tensor, gradient: &Tensor) -> Result<[Tensor; 2]> {
         let (device, count) = (device(x)?, x.elem_count());
         let ((x_storage, l), (up_storage, m)) = (x.storage_and_layout(), up.storage_and_layout());
         let (g_storage, n) = gradient.storage_and_layout();
@@ -80,11 +69,11 @@ pub(crate) fn gated_backward(gate: Gate, x: &Tensor, up: &Tensor, gradient: &Ten
                 numbers_of::<T>(storage(&g_storage)?, n)?
             ],
             [&mut of_x, &mut of_up],
-            [count as u64, kind(gate)]
+            [count as u64, kind]
         );
         Ok([tensor(of_x, device, x.shape()), tensor(of_up, device, x.shape())])
     }
-    by_dtype!(x.dtype(), run(gate, x, up, gradient))
+    by_dtype!(x.dtype(), run(kind, x, up, gradient))
 }
 
 /// Rotates the pairs of each head of `x`, (.., positions, heads x head's width), by angles whose cosines and sines are f32 of
@@ -166,17 +155,17 @@ pub(crate) fn dropped(x: &Tensor, mask: &DeviceMask) -> Result<Tensor> {
 }
 
 /// One step of a parameter and its f32 means, in place. The gradient is of the parameter's dtype or f32.
-pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: Factors) -> Result<()> {
+/// `numbers` are the kernel's, in its order.
+pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]) -> Result<()> {
     fn run<P: Number, G: Number>(
         var: &Var,
         gradient: &Tensor,
         [of_gradients, of_squares]: [&Tensor; 2],
-        factors: Factors,
+        numbers: [f32; 9],
     ) -> Result<()> {
         let (device, count) = (device(var)?, var.elem_count());
         let name = format!("adam_{}_{}", P::DTYPE.as_str(), G::DTYPE.as_str());
         let (g_storage, l) = gradient.storage_and_layout();
-        let Factors { scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps, .. } = factors;
         in_place(var, |var, at| {
             let Some((start, end)) = at.contiguous_offsets() else {
                 candle_core::bail!("adam: the parameter is not contiguous")
@@ -184,8 +173,6 @@ pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: F
             let mut var = var.as_cuda_slice_mut::<P>()?.slice_mut(start..end);
             in_place(of_gradients, |of_gradients, _| {
                 in_place(of_squares, |of_squares, _| {
-                    let numbers = [scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps];
-                    let numbers = numbers.map(|number| number as f32);
                     launch!(
                         device,
                         name,
@@ -214,14 +201,14 @@ pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: F
             })
         })
     }
-    fn same<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: Factors) -> Result<()> {
-        run::<T, T>(var, gradient, means, factors)
+    fn same<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]) -> Result<()> {
+        run::<T, T>(var, gradient, means, numbers)
     }
-    fn wide<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], factors: Factors) -> Result<()> {
-        run::<T, f32>(var, gradient, means, factors)
+    fn wide<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]) -> Result<()> {
+        run::<T, f32>(var, gradient, means, numbers)
     }
     match gradient.dtype() == var.dtype() {
-        true => by_dtype!(var.dtype(), same(var, gradient, means, factors)),
-        false => by_dtype!(var.dtype(), wide(var, gradient, means, factors)),
+        true => by_dtype!(var.dtype(), same(var, gradient, means, numbers)),
+        false => by_dtype!(var.dtype(), wide(var, gradient, means, numbers)),
     }
 }

@@ -4,9 +4,9 @@ use candle_core::cuda::cudarc::driver::{CudaViewMut, LaunchConfig};
 use candle_core::{CudaDevice, Result, Tensor};
 
 use super::{
-    Number, THREADS, alloc, by_dtype, by_row, device, in_place, launch, named, numbers_of, storage, tensor,
+    Number, Seen, THREADS, alloc, by_dtype, by_row, device, in_place, launch, named, numbers_of, storage,
+    tensor,
 };
-use crate::op::Seen;
 
 /// Blocks that share the rows of a backward; each has its own part of the parameters' gradients.
 const BLOCKS: usize = 128;

@@ -5,6 +5,7 @@ use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, bail};
 use half::{bf16, f16};
 use sampler::split_mix;
 
+use crate::cuda::DeviceMask;
 use crate::dense::dense;
 
 /// Dropout mask of a tensor, computed from keys.
@@ -34,22 +35,6 @@ pub(crate) struct Line {
     first: u64,
     threshold: u64,
     scale: f64,
-}
-
-/// The mask of a tensor on a device.
-#[derive(Debug, Clone)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the kernel reads all of it"))]
-pub(crate) struct DeviceMask {
-    /// Of i64, one key for `lines` lines each.
-    pub(crate) keys: Tensor,
-    pub(crate) lines: usize,
-    pub(crate) width: usize,
-    /// Lines before the tensor's first, elements of a line before the tensor's first, and width of a whole line.
-    pub(crate) before: usize,
-    pub(crate) first: usize,
-    pub(crate) whole: usize,
-    pub(crate) threshold: u64,
-    pub(crate) scale: f64,
 }
 
 impl Mask {

@@ -8,7 +8,7 @@ use sampler::{SharedGenerator, split_mix};
 
 use crate::{Error, Result, RowKeys, cuda, drawn};
 
-pub(crate) use mask::{DeviceMask, Mask};
+pub(crate) use mask::Mask;
 
 /// In training zeroes each element with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation
 /// does nothing.

@@ -34,10 +34,10 @@ impl Gate {
     pub fn activate(self, x: &Tensor) -> candle_core::Result<Tensor> {
         if cuda::knows(x) {
             let x = x.contiguous()?;
-            let y = cuda::activation(self, &x.detach())?;
+            let y = cuda::activation(self.kind(), &x.detach())?;
             return tape::explicit_op1(self.function(), [&x], y, move |[x], gradient| {
                 let gradient = gradient.detach().contiguous()?;
-                Ok([Some(cuda::activation_backward(self, &x.detach(), &gradient)?)])
+                Ok([Some(cuda::activation_backward(self.kind(), &x.detach(), &gradient)?)])
             });
         }
         let wide = cast(x, working_dtype(self.function(), x.dtype())?)?;

@@ -48,10 +48,10 @@ impl Gate {
         self.check(gate, up)?;
         if cuda::knows(gate) {
             let (gate, up) = (gate.contiguous()?, up.contiguous()?);
-            let y = cuda::gated(self, &gate.detach(), &up.detach())?;
+            let y = cuda::gated(self.kind(), &gate.detach(), &up.detach())?;
             return tape::explicit_op2(self.operation(), [&gate, &up], y, move |[gate, up], gradient| {
                 let gradient = gradient.detach().contiguous()?;
-                Ok(cuda::gated_backward(self, &gate.detach(), &up.detach(), &gradient)?.map(Some))
+                Ok(cuda::gated_backward(self.kind(), &gate.detach(), &up.detach(), &gradient)?.map(Some))
             });
         }
         let dtype = working_dtype(self.operation(), gate.dtype())?;
@@ -62,6 +62,15 @@ impl Gate {
             self.composed(&wide, &up)?
         };
         cast(&result, gate.dtype())
+    }
+
+    /// Its number in the kernels of [`cuda`].
+    pub(super) fn kind(self) -> u32 {
+        match self {
+            Self::Silu => 0,
+            Self::Gelu => 1,
+            Self::GeluTanh => 2,
+        }
     }
 
     pub(super) fn operation(self) -> &'static str {

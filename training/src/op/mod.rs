@@ -27,7 +27,6 @@ mod softmax;
 
 use candle_core::{DType, Tensor};
 
-pub(crate) use attention::Seen;
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
 pub use columns::columns;
 pub use conv2d::conv2d;

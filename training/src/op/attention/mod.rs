@@ -8,7 +8,6 @@ mod on_cuda;
 use candle_core::{DType, Tensor};
 
 pub use mask::AttentionMask;
-pub(crate) use on_cuda::Seen;
 
 use self::composed::composed;
 use self::fused::Fused;

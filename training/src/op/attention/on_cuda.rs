@@ -4,8 +4,8 @@ use candle_core::{Result, Tensor};
 
 use super::{AttentionCall, AttentionMask, NAME, Sizes};
 use crate::Precision;
-use crate::cuda;
-use crate::dropout::{DeviceMask, Mask};
+use crate::cuda::{self, DeviceMask, Seen};
+use crate::dropout::Mask;
 
 /// Attention of contiguous tensors. Nothing of queries times keys is kept: backward computes the weights again.
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall) -> Result<Tensor> {
@@ -61,19 +61,6 @@ impl Split {
         let together = cuda::swapped(x, [heads, positions, dims])?;
         together.reshape((batch, positions, heads * dims))
     }
-}
-
-/// What a query of attention sees, and the factor of its scores.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the kernels read all of it"))]
-pub(crate) struct Seen {
-    pub(crate) heads: usize,
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    /// 0: all keys, 1: those up to the query's own position, 2: the last `window` of these, 3: those after it.
-    pub(crate) kind: u32,
-    pub(crate) window: usize,
-    pub(crate) scale: f64,
 }
 
 struct OnCuda {
