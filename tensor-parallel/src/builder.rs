@@ -10,13 +10,13 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
-use tape::Guard;
 use training::build::RangeReader;
 use training::{Runs, TensorFile, TorchInit, lock};
 
 use crate::averaging::{Averaging, Weight};
 use crate::context::check_own_backward;
 use crate::division::Division;
+use crate::parameter::Parameter;
 use crate::source::{RequestedDivision, Source};
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
@@ -79,57 +79,6 @@ impl Weights {
         let builder = ShardBuilder::of(source, config, context, None);
         build(builder.clone())?;
         builder.finish().map(drop)
-    }
-}
-
-/// One rank's part of a parameter.
-#[derive(Debug, Clone)]
-pub struct Parameter {
-    name: String,
-    var: Var,
-    dims: Vec<usize>,
-    split: Split,
-    summed: bool,
-    /// See [`Averaging::token`]; created when a layer requests it.
-    token: Option<Tensor>,
-    /// Present where ranks combine gradients of it: refuses a backward that is not the model's own.
-    _guard: Option<Arc<Guard>>,
-}
-
-impl Parameter {
-    /// Returns its name, which is PyTorch's for the layers that PyTorch has.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns this rank's part, which an optimizer changes.
-    pub fn var(&self) -> &Var {
-        &self.var
-    }
-
-    /// Returns the shape of the whole parameter.
-    pub fn dims(&self) -> &[usize] {
-        &self.dims
-    }
-
-    /// Returns how it is divided.
-    pub fn split(&self) -> Split {
-        self.split
-    }
-
-    /// Returns true if each rank computes only a part of the gradient, from its part of the sequence or from its attention
-    /// heads, so that the gradients must be summed over ranks.
-    pub(crate) fn is_summed(&self) -> bool {
-        self.summed
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        let Self { name, var, dims, split, summed, .. } = self;
-        format!(
-            "parameter {name} {dims:?} {:?}, {split:?}{}",
-            var.dtype(),
-            if *summed { ", summed" } else { "" }
-        )
     }
 }
 

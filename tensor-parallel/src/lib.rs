@@ -56,6 +56,7 @@ mod language_model;
 mod layer;
 mod op;
 mod parallel;
+mod parameter;
 mod random;
 mod save;
 mod shards;
@@ -64,7 +65,7 @@ mod split;
 mod units;
 mod visit;
 
-pub use builder::{Parameter, ShardBuilder, WeightParts, Weights};
+pub use builder::{ShardBuilder, WeightParts, Weights};
 pub use context::{Context, TensorParallelConfig};
 pub use error::{Error, Result};
 pub use language_model::{LanguageModel, LanguageModelConfig};
@@ -74,6 +75,7 @@ pub use layer::{
 };
 pub use op::vocab_parallel_cross_entropy;
 pub use parallel::TensorParallel;
+pub use parameter::Parameter;
 pub use random::RandomStreams;
 pub use shards::Shards;
 pub use split::Split;
