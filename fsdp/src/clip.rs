@@ -7,16 +7,8 @@ use candle_core::backprop::GradStore;
 use comm::{Communicator, first_of, global_norm};
 use training::{ScaledModel, clip_by_norm, first_not_finite, grad_norm};
 
+use crate::model::Norm;
 use crate::{Error, Fsdp, Result};
-
-/// Which gradients the global norm covers beyond this model's own, and which of this model's it omits.
-#[derive(Default)]
-pub(crate) struct Norm {
-    /// Groups whose ranks hold other parts of a larger model.
-    others: Vec<Arc<dyn Communicator>>,
-    /// This rank's shards that are counted; `None`: all of them.
-    counted: Option<Vec<Var>>,
-}
 
 impl<M> Fsdp<M> {
     /// Makes the norm that of a larger model of which this one is a part. `others` are the groups whose ranks hold the other

@@ -11,7 +11,6 @@ use training::AuditConfig;
 
 use crate::builder::UnitBuilder;
 use crate::built::{BuiltUnit, Model};
-use crate::clip::Norm;
 use crate::core::Core;
 use crate::groups::Groups;
 use crate::sharding::Plan;
@@ -31,6 +30,15 @@ pub struct Fsdp<M> {
     model: M,
     core: Arc<Core>,
     pub(crate) norm: Norm,
+}
+
+/// Which gradients the global norm covers beyond this model's own, and which of this model's it omits.
+#[derive(Default)]
+pub(crate) struct Norm {
+    /// Groups whose ranks hold other parts of a larger model.
+    pub(crate) others: Vec<Arc<dyn Communicator>>,
+    /// This rank's shards that are counted; `None`: all of them.
+    pub(crate) counted: Option<Vec<Var>>,
 }
 
 impl<M> Fsdp<M> {
