@@ -14,7 +14,7 @@ use comm::{Error, InitMethod, Result, Secret, TcpConfig, Tls};
 
 use super::notes;
 use super::random::random_hex;
-use crate::nodes::Round;
+use crate::message::Round;
 use crate::{Layout, SpawnConfig};
 
 const SECRET: &str = "GIRANDOLE_SECRET";

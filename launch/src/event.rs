@@ -5,7 +5,7 @@ use std::io;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use super::nodes::message::Order;
+use super::message::Order;
 
 /// An event that one of the launcher's threads reports.
 pub(super) enum Event {

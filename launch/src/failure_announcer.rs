@@ -85,7 +85,7 @@ impl Drop for FailureAnnouncer {
 mod tests {
     use super::super::random::random_hex;
     use super::*;
-    use crate::nodes::Round;
+    use crate::message::Round;
 
     #[test]
     fn it_may_tell_for_ever() {

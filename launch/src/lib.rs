@@ -52,6 +52,7 @@ mod logs;
 pub mod machine;
 mod master;
 mod master_port;
+mod message;
 mod nested;
 mod nodes;
 mod notes;

@@ -18,7 +18,7 @@ use super::reaper::Reaper;
 use super::start;
 use super::supervise::{Finished, Supervisor};
 use crate::SpawnConfig;
-use crate::nodes::{Ending, NodeMessage, Order, Round, Verdict};
+use crate::message::{Ending, NodeMessage, Order, Round, Verdict};
 
 /// The report of each rank, by local rank.
 type Reports = Vec<Option<String>>;

@@ -18,7 +18,7 @@ use super::nodes::Nodes;
 use super::signals::FORWARDED_SIGNALS;
 use super::start::{Worker, Workers};
 use crate::SpawnConfig;
-use crate::nodes::{NodeMessage, Order};
+use crate::message::{NodeMessage, Order};
 
 /// Time between SIGTERM and SIGKILL.
 const TERM_TIME: Duration = Duration::from_millis(300);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use comm::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 
 use super::losses::{Failed, Losses};
-use super::message::{Ending, NodeMessage, Order, Round, Verdict};
 use crate::failure::KILL_PRECEDENCE;
+use crate::message::{Ending, NodeMessage, Order, Round, Verdict};
 
 const SIGKILL: ExitKind = ExitKind::Signal(9);
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::coordinator::Coordinator;
-use super::message::{NodeMessage, Order, Round, Verdict};
+use crate::message::{NodeMessage, Order, Round, Verdict};
 
 const NODES: usize = 3;
 

@@ -12,8 +12,8 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::connection::{Limit, NodeConnection, send, warn_silent};
 use super::coordinator::Coordinator;
-use super::message::{MAX_MESSAGE, NodeMessage, Order, Verdict};
 use crate::event::Event;
+use crate::message::{MAX_MESSAGE, NodeMessage, Order, Verdict};
 use crate::platform::socket::end_when_unconfirmed;
 
 /// Receive timeout that is longer than any job.

@@ -10,7 +10,6 @@ mod coordinator;
 mod fuzz;
 mod link;
 mod losses;
-pub(super) mod message;
 
 use std::net::IpAddr;
 use std::sync::mpsc::Sender;
@@ -21,6 +20,7 @@ use comm::launcher::{self, Connection, local_address_towards, lock};
 use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport, host_name};
 
 use super::event::Event;
+use super::message::{NodeMessage, Round};
 use super::random::random_hex;
 use crate::SpawnConfig;
 
@@ -30,7 +30,6 @@ use link::{CoordinatorLink, CoordinatorLinks};
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_council;
-pub(super) use message::{Ending, NodeMessage, Order, Round, Verdict};
 
 /// Upper bound for timeouts, so that adding one to an `Instant` does not overflow.
 pub(super) const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);

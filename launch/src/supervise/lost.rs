@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Stage, Supervisor};
 use crate::failure::Ended;
-use crate::nodes::NodeMessage;
+use crate::message::NodeMessage;
 use crate::start::Worker;
 
 impl Supervisor<'_> {
