@@ -66,6 +66,7 @@ pub mod checkpoint;
 mod error;
 mod folder;
 mod layout;
+mod mesh;
 pub mod parallel;
 pub mod trainer;
 pub mod validation;
