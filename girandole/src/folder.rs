@@ -7,7 +7,8 @@ use candle_core::{Device, Tensor};
 use models::{CausalLm, FolderConfig, FolderWriter, Lora, Weights};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
-use crate::checkpoint::{CheckpointReader, all_or_error, with_keep_alive};
+use crate::agreement::all_or_error;
+use crate::checkpoint::{CheckpointReader, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
 /// Folder for the ranks' parts until the model folder is written.

@@ -62,12 +62,14 @@
 //! The crates that a training program needs are re-exported under their names, so that it has only one dependency.
 #![forbid(unsafe_code)]
 
+mod agreement;
 pub mod checkpoint;
 mod error;
 mod folder;
 mod layout;
 mod mesh;
 pub mod parallel;
+mod region;
 pub mod trainer;
 pub mod validation;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 
-use super::all_or_error;
+use crate::agreement::all_or_error;
 use crate::{Error, Result};
 
 /// The longest time between two all-reduces.

@@ -4,18 +4,16 @@
 //! rank of another layout, or a single process, reads the elements that it needs from the files that hold them.
 
 mod keep_alive;
+mod manifest;
 mod read;
-mod region;
 mod save;
 mod snapshot;
 mod source;
 mod transfer;
 
+pub use crate::region::Region;
 pub(crate) use keep_alive::with_keep_alive;
 pub use read::CheckpointReader;
-pub use region::Region;
-pub use save::Snapshot;
-pub(crate) use save::all_or_error;
-pub use snapshot::DeferredSnapshot;
+pub use snapshot::{DeferredSnapshot, Snapshot};
 pub(crate) use snapshot::{SpareTensors, reserve};
 pub(crate) use transfer::{Receiver, transfer};

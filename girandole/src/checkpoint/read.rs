@@ -12,10 +12,11 @@ use serde_json::Value;
 use training::build::{Model, RangeReader};
 use training::{Contents, LossScalerState, OptimizerState, Runs};
 
-use super::region::{Overlap, Part};
-use super::save::{Manifest, OptimizerEntry, all_or_error, model_key, optimizer_key};
+use super::manifest::{Manifest, OptimizerEntry, Part, model_key, optimizer_key};
 use super::source::Source;
-use super::{Region, with_keep_alive};
+use super::with_keep_alive;
+use crate::agreement::all_or_error;
+use crate::region::{Overlap, Region};
 use crate::{Error, Parallel, Result};
 
 /// Largest gap between two runs, in elements, up to which both are read at once: reading the gap is faster than a

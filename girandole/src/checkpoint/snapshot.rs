@@ -1,15 +1,45 @@
-//! Copies a rank's contribution to a checkpoint, at once or while the next step is computed.
+//! A rank's contribution to a checkpoint: copied at once, or while the next step is computed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 use training::build::Model;
-use training::{DeferredCopy, LossScaler, OptimizerState};
+use training::{DeferredCopy, LossScaler, LossScalerState, OptimizerState};
 
-use super::region::Part;
-use super::save::{OptimizerEntry, Snapshot, SnapshotParts, model_key, optimizer_key};
+use super::manifest::{NamedPart, OptimizerEntry, Part, model_key, optimizer_key};
 use crate::parallel::Piece;
 use crate::{Parallel, Result};
+
+/// One rank's contribution to a checkpoint: copies, which later steps do not change.
+#[derive(Debug)]
+pub struct Snapshot {
+    pub(super) tensors: HashMap<String, Tensor>,
+    pub(super) described: SnapshotParts,
+}
+
+/// The manifest entries of one rank's tensors.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct SnapshotParts {
+    pub(super) file: String,
+    pub(super) parts: Vec<NamedPart>,
+    pub(super) optimizer: BTreeMap<String, OptimizerEntry>,
+    pub(super) ties: HashMap<String, String>,
+    pub(super) loss_scale: Option<LossScalerState>,
+}
+
+impl Snapshot {
+    /// Size of the copies in bytes.
+    pub fn bytes(&self) -> usize {
+        let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
+        self.tensors.values().map(bytes).sum()
+    }
+
+    /// Returns the memory of the copies, for the next snapshot.
+    pub(crate) fn into_spares(self) -> SpareTensors {
+        self.tensors
+    }
+}
 
 /// A rank's contribution to a checkpoint, to be copied on any thread before the parameters change: forward and backward
 /// may run at the same time, and the optimizer must wait.

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use training::OptimizerState;
 use training::build::Model;
 
-use super::read::CheckpointReader;
-use super::save::{Manifest, Snapshot, SnapshotParts, model_key, optimizer_key};
+use super::manifest::{Manifest, model_key, optimizer_key};
+use super::snapshot::SnapshotParts;
+use super::{CheckpointReader, Snapshot};
 use crate::{Error, Parallel, Result};
 
 /// A rank's pieces of a model, for the other ranks.

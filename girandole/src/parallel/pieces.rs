@@ -7,7 +7,7 @@ use training::Runs;
 use training::build::Model;
 
 use super::{Kind, Parallel};
-use crate::checkpoint::Region;
+use crate::region::Region;
 
 /// A variable of this rank, and the elements of a parameter that it holds.
 #[derive(Debug, Clone)]

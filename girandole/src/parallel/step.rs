@@ -7,7 +7,7 @@ use training::build::Model;
 use training::{GradSums, LossScaler, RowKeys, backward, scalar_with_gradient};
 
 use super::{Evaluation, Kind, Parallel, Step};
-use crate::checkpoint::all_or_error;
+use crate::agreement::all_or_error;
 use crate::{Error, Result};
 
 /// A micro-batch, and how many of its targets count.

@@ -8,7 +8,8 @@ use std::thread::{Builder, JoinHandle};
 use comm::Communicator;
 use training::{Checkpoint, Checkpoints};
 
-use crate::checkpoint::{DeferredSnapshot, Snapshot, SpareTensors, all_or_error, reserve};
+use crate::agreement::all_or_error;
+use crate::checkpoint::{DeferredSnapshot, Snapshot, SpareTensors, reserve};
 use crate::{Error, Result};
 
 /// Writes checkpoints during training, at most one at a time, over its own group.

@@ -14,7 +14,8 @@ use training::build::Model;
 use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
 use super::consistency::check_equal_on_all_ranks;
 use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
-use crate::checkpoint::{Receiver, all_or_error, transfer};
+use crate::agreement::all_or_error;
+use crate::checkpoint::{Receiver, transfer};
 use crate::{Error, Layout, Result};
 
 pub use meeting::Joining;

@@ -7,7 +7,7 @@ use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
 use super::Trainer;
-use crate::checkpoint::all_or_error;
+use crate::agreement::all_or_error;
 use crate::trainer::consistency::{CheckpointExtra, OBSERVER, check_resume};
 use crate::trainer::{BackgroundSaver, Observer, ObserverState};
 use crate::{Error, Result};

@@ -1,8 +1,7 @@
-//! Regions: which elements of a tensor a part holds. Index arithmetic only.
+//! Regions: which elements of a tensor a rank holds. Index arithmetic only.
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
 use training::Runs;
 
 /// Some elements of a flattened tensor: the elements of `runs`, concatenated, of which `window` selects a range.
@@ -18,10 +17,10 @@ pub struct Region {
 
 /// A range of elements that two regions have in common: its start in each region, and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Overlap {
-    pub(super) first: usize,
-    pub(super) second: usize,
-    pub(super) len: usize,
+pub(crate) struct Overlap {
+    pub(crate) first: usize,
+    pub(crate) second: usize,
+    pub(crate) len: usize,
 }
 
 impl Region {
@@ -52,7 +51,7 @@ impl Region {
     }
 
     /// Returns the elements that two regions of one tensor have in common, in order.
-    pub(super) fn common(&self, other: &Self) -> Vec<Overlap> {
+    pub(crate) fn common(&self, other: &Self) -> Vec<Overlap> {
         let (mut own, mut others) = (self.ranges().peekable(), other.ranges().peekable());
         let mut found = Vec::new();
         while let (Some((a, first)), Some((b, second))) = (own.peek(), others.peek()) {
@@ -72,7 +71,7 @@ impl Region {
     }
 
     /// Whether the region fits its tensor: nothing lies beyond the end, and the runs do not overlap.
-    pub(super) fn is_valid(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         let elements = self.dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));
         let Runs { start, len, stride, count } = self.runs;
         let end = count.checked_sub(1).and_then(|last| last.checked_mul(stride));
@@ -83,30 +82,6 @@ impl Region {
             _ => false,
         };
         fits && self.window.start <= self.window.end && (count == 1 || stride >= len)
-    }
-}
-
-/// A region without the shape, as stored in manifests.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Part {
-    /// Name of the file's tensor set.
-    pub(super) file: String,
-    /// Start, length, stride and count.
-    runs: [usize; 4],
-    window: [usize; 2],
-}
-
-impl Part {
-    pub(super) fn of(file: &str, region: &Region) -> Self {
-        let Runs { start, len, stride, count } = region.runs;
-        let window = [region.window.start, region.window.end];
-        Self { file: file.into(), runs: [start, len, stride, count], window }
-    }
-
-    pub(super) fn region(&self, dims: &[usize]) -> Region {
-        let [start, len, stride, count] = self.runs;
-        let runs = Runs { start, len, stride, count };
-        Region { dims: dims.to_vec(), runs, window: self.window[0]..self.window[1] }
     }
 }
 
