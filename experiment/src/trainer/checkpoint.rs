@@ -12,10 +12,7 @@ use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 
 use super::keeper::INIT;
-use super::{
-    CheckpointForm, CheckpointSchedule, Observer, Position, RunConfig, RunIdentity, Source, Strategy,
-    Trainer, share,
-};
+use super::{CheckpointForm, CheckpointSchedule, Observer, Position, RunIdentity, Source, Strategy, Trainer};
 
 const LOG: &str = "log";
 const LOSSES: &str = "losses";
@@ -139,28 +136,6 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             log.resume(at.step, logged, saved.losses()?);
         }
         Ok(run.world_size)
-    }
-
-    /// Returns the checkpoint to resume from, if resuming is requested and one exists. Rank 0 chooses, so that all
-    /// ranks take the same one. Every rank must call it.
-    pub(super) fn found(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Result<Option<Saved>> {
-        let options = &config.checkpoints;
-        let own = || if rank.is_first() { (config.find)(&config.run) } else { Ok(None) };
-        match self.strategy.kept() {
-            CheckpointForm::Not => Ok(None),
-            CheckpointForm::Whole(_) => {
-                // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
-                let read = |contents: Contents| match options.open()? {
-                    Some(checkpoints) => {
-                        checkpoints.load(&contents.folder, &Device::Cpu).map_err(with_fallback_hint).map(Some)
-                    }
-                    None => Ok(None),
-                };
-                let own = own()?.map_or(Ok(None), read)?;
-                Ok(share::share(&*rank.comm, own, 0)?.map(Saved::Whole))
-            }
-            CheckpointForm::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),
-        }
     }
 }
 

@@ -3,7 +3,6 @@
 mod checkpoint;
 mod data_parallel;
 mod divided;
-mod elastic;
 mod keeper;
 mod newcomer;
 mod observer;
@@ -17,7 +16,7 @@ mod strategy;
 
 use candle_core::Tensor;
 
-use self::elastic::NewcomerCheck;
+use self::run::NewcomerCheck;
 use crate::console;
 use crate::error::Result;
 use crate::run_log::RunLog;

@@ -1,5 +1,8 @@
 //! Running a trainer as a rank of an experiment: resume, checkpoints, log and measurements.
 
+mod elastic;
+
+use candle_core::Device;
 use comm::{Operation, Stats};
 use report::RunSeries;
 use report::metrics::MemoryUse;
@@ -7,16 +10,17 @@ use training::Contents;
 
 use crate::console::note;
 use crate::error::Result;
-use crate::options::{CheckpointOptions, ElasticRanks};
-use crate::rank::{Rank, RankPhase};
+use crate::options::{CheckpointOptions, ElasticRanks, with_fallback_hint};
+use crate::rank::{Rank, RankPhase, Stopwatch};
 use crate::run_log::{LogConfig, RunLog};
 
-use super::elastic::Run;
 use super::keeper::EVERY;
 use super::{
     CheckpointForm, CheckpointSchedule, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy,
-    Trainer,
+    Trainer, first_choice, share,
 };
+
+pub(super) use elastic::NewcomerCheck;
 
 /// Returns the checkpoint that a run resumes from, if any.
 pub type Find<'a> = Box<dyn Fn(&RunIdentity) -> Result<Option<Contents>> + 'a>;
@@ -39,6 +43,14 @@ pub struct RunConfig<'a> {
     pub elastic: Option<ElasticRanks>,
     /// The rank that prints and writes metrics.
     pub reporter: usize,
+}
+
+/// The state of a run outside its trainer.
+struct Run<'a, 'l> {
+    config: &'a RunConfig<'a>,
+    log: Option<RunLog<'l>>,
+    observer: &'a mut dyn Observer,
+    watch: Stopwatch,
 }
 
 /// Result of a run.
@@ -112,6 +124,28 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Ok((RunResult { series, ..ran }, done))
     }
 
+    /// Returns the checkpoint to resume from, if resuming is requested and one exists. Rank 0 chooses, so that all
+    /// ranks take the same one. Every rank must call it.
+    fn found(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Result<Option<Saved>> {
+        let options = &config.checkpoints;
+        let own = || if rank.is_first() { (config.find)(&config.run) } else { Ok(None) };
+        match self.strategy.kept() {
+            CheckpointForm::Not => Ok(None),
+            CheckpointForm::Whole(_) => {
+                // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
+                let read = |contents: Contents| match options.open()? {
+                    Some(checkpoints) => {
+                        checkpoints.load(&contents.folder, &Device::Cpu).map_err(with_fallback_hint).map(Some)
+                    }
+                    None => Ok(None),
+                };
+                let own = own()?.map_or(Ok(None), read)?;
+                Ok(share::share(&*rank.comm, own, 0)?.map(Saved::Whole))
+            }
+            CheckpointForm::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),
+        }
+    }
+
     /// Resumes from a checkpoint, if there is one, and enables new checkpoints.
     fn begin(&mut self, saved: Option<&Saved>, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let Run { config, log, observer, .. } = run;
@@ -131,7 +165,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Enables checkpoints, if requested.
-    pub(super) fn keep(&mut self, config: &RunConfig<'_>, run: RunIdentity) -> Result<()> {
+    fn keep(&mut self, config: &RunConfig<'_>, run: RunIdentity) -> Result<()> {
         let Some(checkpoints) = config.checkpoints.open()? else { return Ok(()) };
         let every = match config.end {
             RunEnd::Epochs(_) => config.checkpoints.checkpoint_every,

@@ -9,32 +9,24 @@ use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
-use crate::rank::{Rank, RankPhase, Stopwatch};
+use crate::rank::{Rank, RankPhase};
 use crate::run_log::RunLog;
 
-use super::newcomer::ahead;
-use super::{
-    CheckpointForm, Observer, Position, RunConfig, RunIdentity, Saved, Source, Step, Strategy, Trainer,
-    Whole, line_printer, share,
+use super::Run;
+use crate::trainer::newcomer::ahead;
+use crate::trainer::{
+    CheckpointForm, Position, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole, line_printer, share,
 };
 
 /// Polling interval while a group that is too small waits for newcomers.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Checks for newcomers between steps.
-pub(super) struct NewcomerCheck {
+pub(in crate::trainer) struct NewcomerCheck {
     comm: Arc<dyn Communicator>,
     max: usize,
     /// Whether a newcomer is waiting: all ranks pause before the next step.
     open: bool,
-}
-
-/// The state of a run outside its trainer.
-pub(super) struct Run<'a, 'l> {
-    pub(super) config: &'a RunConfig<'a>,
-    pub(super) log: Option<RunLog<'l>>,
-    pub(super) observer: &'a mut dyn Observer,
-    pub(super) watch: Stopwatch,
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
@@ -59,7 +51,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Returns whether a newcomer is waiting; the same on every rank.
-    pub(super) fn is_newcomer_waiting(&mut self) -> Result<bool> {
+    pub(in crate::trainer) fn is_newcomer_waiting(&mut self) -> Result<bool> {
         let Some(door) = &mut self.door else { return Ok(false) };
         let waits = Tensor::new(
             &[u8::from(door.comm.elastic()?.waiting() > 0 && door.comm.world_size() < door.max)],
@@ -73,7 +65,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Whether training is paused to admit newcomers.
-    pub(super) fn is_paused(&self) -> bool {
+    pub(in crate::trainer) fn is_paused(&self) -> bool {
         self.door.as_ref().is_some_and(|door| door.open)
     }
 
