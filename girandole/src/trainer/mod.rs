@@ -43,7 +43,6 @@
 
 mod config;
 mod consistency;
-mod elastic;
 mod learning_rate;
 mod run;
 mod saver;
@@ -61,9 +60,8 @@ use crate::{Layout, Parallel};
 
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
-pub use elastic::Joining;
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{FinalTask, Summary, Trainer};
+pub use run::{FinalTask, Joining, Summary, Trainer};
 pub use saver::BackgroundSaver;
 
 /// Training data: rows, accessed by index.

@@ -1,6 +1,7 @@
 //! The trainer: a run from its beginning, or from a checkpoint, to its last step.
 
 mod checkpoints;
+mod elastic;
 mod evaluation;
 mod step;
 
@@ -14,50 +15,51 @@ use training::{Adam, AdamConfig, Checkpoints};
 
 use comm::{Communicator, Operation};
 
-use super::Joining;
 use super::consistency::check_equal_on_all_ranks;
 use super::saver::Writing;
 use super::{BackgroundSaver, Data, Observer, StepReport, TrainConfig};
 use crate::{Error, Layout, Parallel, Result};
 
+pub use elastic::Joining;
+
 /// A model, its data, and the state of its training.
 pub struct Trainer<'a, M> {
-    pub(super) model: &'a mut Parallel<M>,
-    pub(super) data: &'a dyn Data,
+    model: &'a mut Parallel<M>,
+    data: &'a dyn Data,
     evaluation: Option<&'a dyn Data>,
-    pub(super) config: TrainConfig,
-    pub(super) optimizer: Adam,
-    pub(super) order: RunOrder,
-    pub(super) step: usize,
+    config: TrainConfig,
+    optimizer: Adam,
+    order: RunOrder,
+    step: usize,
     /// Step of the last evaluation, of the last checkpoint that was begun, and of the last one that is completely
     /// written.
-    pub(super) evaluated: usize,
-    pub(super) checkpointed: usize,
-    pub(super) written: usize,
+    evaluated: usize,
+    checkpointed: usize,
+    written: usize,
     /// Number of `endings`, the work after the last step, that are done.
-    pub(super) ended: usize,
+    ended: usize,
     /// Report of the last step.
-    pub(super) latest: Option<StepReport>,
-    pub(super) checkpoints: Option<Checkpoints>,
-    pub(super) saver: Option<BackgroundSaver>,
+    latest: Option<StepReport>,
+    checkpoints: Option<Checkpoints>,
+    saver: Option<BackgroundSaver>,
     /// A checkpoint of a saver that was abandoned, until another saver waits for it.
-    pub(super) abandoned: Option<Writing>,
+    abandoned: Option<Writing>,
     /// Step and folder of a checkpoint that was complete when a rank was lost, before the observer heard of it.
-    pub(super) unobserved: Option<(usize, PathBuf)>,
+    unobserved: Option<(usize, PathBuf)>,
     /// Number of times that the model was built again in another layout, after the loss of ranks.
-    pub(super) rebuilds: usize,
+    rebuilds: usize,
     /// Whether the model has its state: not while it is built again and not loaded yet.
-    pub(super) has_state: bool,
+    has_state: bool,
     /// The group of all ranks; while it changes, the model is in the one before.
-    pub(super) world: Arc<dyn Communicator>,
+    world: Arc<dyn Communicator>,
     /// The layout of the job with all its ranks.
-    pub(super) whole: Layout,
+    whole: Layout,
     /// What the other ranks have told this one, which joins them.
-    pub(super) joining: Option<Joining>,
+    joining: Option<Joining>,
     /// Whether this rank has been in the job from the beginning, or has received everything.
-    pub(super) has_joined: bool,
+    has_joined: bool,
     /// Summary of the current run so far.
-    pub(super) summary: Summary,
+    summary: Summary,
 }
 
 /// Summary of a run.
@@ -155,7 +157,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Creates the optimizer of a model.
-    pub(super) fn optimizer(model: &Parallel<M>, config: &TrainConfig) -> Result<Adam> {
+    fn optimizer(model: &Parallel<M>, config: &TrainConfig) -> Result<Adam> {
         let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
         Ok(Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name)))
     }

@@ -21,7 +21,7 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     /// Creates the saver that writes checkpoints during training, if they are written so. Every rank must call it.
-    pub(in crate::trainer) fn start_saver(&mut self) -> Result<()> {
+    pub(super) fn start_saver(&mut self) -> Result<()> {
         let in_background = self.config.checkpoints.as_ref().is_some_and(|plan| plan.in_background);
         if let Some(checkpoints) = self.checkpoints.clone().filter(|_| in_background) {
             let mut saver = BackgroundSaver::new(&*self.world, checkpoints)?;
@@ -80,7 +80,7 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     /// Waits for the checkpoint that is being written.
-    pub(in crate::trainer) fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+    pub(super) fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let Some(folder) = saver.wait()? else { return Ok(()) };
         self.written = self.checkpointed;

@@ -70,7 +70,7 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     /// Counts a completed step.
-    pub(in crate::trainer) fn count(&mut self, report: StepReport) {
+    pub(super) fn count(&mut self, report: StepReport) {
         self.latest = Some(report);
         let Summary { targets, last_loss, step_seconds, .. } = &mut self.summary;
         *last_loss = report.loss;

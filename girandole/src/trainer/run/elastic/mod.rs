@@ -12,10 +12,11 @@ use sampler::SamplerState;
 use training::build::Model;
 
 use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
-use super::consistency::check_equal_on_all_ranks;
-use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
+use super::Trainer;
 use crate::agreement::all_or_error;
 use crate::checkpoint::{Receiver, transfer};
+use crate::trainer::consistency::check_equal_on_all_ranks;
+use crate::trainer::{Observer, ObserverState, Regrouping, Replacement};
 use crate::{Error, Layout, Result};
 
 pub use meeting::Joining;
