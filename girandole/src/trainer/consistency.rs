@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::Device;
 use comm::{LineDifference, line_difference};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use training::Contents;
 use training::build::Model;
+use training::{Contents, TensorFile};
 
 use super::{Data, ObserverState, TrainConfig};
 use crate::{Error, Parallel, Result};
@@ -97,7 +96,9 @@ pub fn observer_state(contents: &Contents) -> Result<ObserverState> {
         return Ok(ObserverState { values, ..ObserverState::default() });
     }
     contents.check(OBSERVER)?;
-    let tensors = candle_core::safetensors::load(contents.path(OBSERVER), &Device::Cpu)?;
+    let file = TensorFile::open(&contents.path(OBSERVER))?;
+    let read = |name: String| Ok((name.clone(), file.whole(&name)?));
+    let tensors = file.names().into_iter().map(read).collect::<Result<_>>()?;
     Ok(ObserverState { values, tensors })
 }
 
