@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use candle_core::Device;
 use comm::{LineDifference, line_difference};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
-use training::{Contents, TensorFile};
+use training::{Contents, load_tensors};
 
 use super::{Data, ObserverState, TrainConfig};
 use crate::{Error, Parallel, Result};
@@ -96,9 +97,7 @@ pub fn observer_state(contents: &Contents) -> Result<ObserverState> {
         return Ok(ObserverState { values, ..ObserverState::default() });
     }
     contents.check(OBSERVER)?;
-    let file = TensorFile::open(&contents.path(OBSERVER))?;
-    let read = |name: String| Ok((name.clone(), file.whole(&name)?));
-    let tensors = file.names().into_iter().map(read).collect::<Result<_>>()?;
+    let tensors = load_tensors(&contents.path(OBSERVER), &Device::Cpu)?;
     Ok(ObserverState { values, tensors })
 }
 
