@@ -37,7 +37,7 @@
 //!   |
 //! connection  two processes prove to each other that they are of the job
 //!   |
-//! config      what a rank is told: number, meeting point, secret, by program, launcher or scheduler
+//! config      what a rank is told: its number, the meeting point, the job's secret
 //!   |
 //! base        operations, fingerprints, errors, members, the elements of tensors
 //!   |
@@ -51,10 +51,10 @@
 //! ```text
 //! api/communicator.rs        Communicator::all_reduce makes an Operation
 //! backend/tcp/mod.rs         Tcp::submit queues it, and returns a Work
-//! engine/queue.rs            OperationQueue: checks arguments (`validation.rs`), runs in order
-//! engine/runner.rs           OperationRunner: sequence number and fingerprint (`base/fingerprint.rs`)
+//! engine/queue.rs            OperationQueue: checks arguments, runs in order
+//! engine/runner.rs           OperationRunner: sequence number and fingerprint
 //! engine/plan.rs             Planner: buffer, and schedule from `algorithm`
-//! engine/executor.rs         ScheduleExecutor: fingerprints (`announcements.rs`), then the steps
+//! engine/executor.rs         ScheduleExecutor: sends fingerprints, then the steps
 //! transport/hybrid_links.rs  HybridLinks: a ring in shared memory on one host, or
 //! transport/tcp/links.rs     TcpLinks: the socket (`connection/stream.rs`)
 //! ```
