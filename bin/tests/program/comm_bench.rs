@@ -1,9 +1,8 @@
 //! Tests of the command `comm-bench`.
 
-use std::net::TcpListener;
 use std::process::Stdio;
 
-use crate::common::{Folder, Girandole, girandole, metrics, refuse_with, succeed, text};
+use crate::common::{Folder, Girandole, free_port, girandole, metrics, refuse_with, succeed, text};
 
 const BENCH: Girandole = Girandole("comm-bench");
 
@@ -76,7 +75,7 @@ fn one_rank_measures_what_it_can() {
 fn ranks_say_what_they_warn_of() {
     let bench = ["comm-bench", "--sizes", "4K", "--ops", "all_reduce", "--calls", "1"];
     for arguments in [&bench[..], &["plan"]] {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        let port = free_port().to_string();
         let rank = |rank: &str, world_size: &str| {
             let mut command = girandole();
             command.env("RANK", rank).env("WORLD_SIZE", world_size);

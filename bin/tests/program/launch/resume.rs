@@ -1,16 +1,15 @@
 //! Restarts of a job that was given a checkpoint to begin with (`--resume=CHECKPOINT`).
 
-use std::net::TcpListener;
 use std::process::{Command, Output};
 
-use crate::common::{Folder, girandole, succeed, text};
+use crate::common::{Folder, free_port, girandole, succeed, text};
 
 /// Five steps per epoch on one rank, with a checkpoint after each epoch.
 const SHORT: [&str; 7] = ["ddp-trainer", "--samples", "10", "--batch-size", "2", "--lr", "0.01"];
 
 /// Returns the only rank of a job, as torchrun starts it; `time` is the number of restarts so far.
 fn started(job: &str, time: usize, arguments: &[&str]) -> Command {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let mut command = girandole();
     command.env("RANK", "0").env("WORLD_SIZE", "1").env("TORCHELASTIC_RUN_ID", job);
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());

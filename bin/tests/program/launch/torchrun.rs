@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use crate::common::{girandole, succeed, text, without_times};
+use crate::common::{free_port, girandole, succeed, text, without_times};
 
 type Content = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
 
@@ -86,7 +86,7 @@ fn ranks_meet_through_its_store() {
 
 #[test]
 fn a_store_that_is_not_there_is_told() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     for number in ["0", "1"] {
         let output = rank(number, port).args(["--timeout", "0.5"]).output().unwrap();
         let line = text(&output.stderr);

@@ -1,9 +1,8 @@
 //! Tests of `girandole process-groups`: its output when run directly, launched, and with ranks started by hand.
 
-use std::net::TcpListener;
 use std::process::{Output, Stdio};
 
-use crate::common::{girandole, succeed, text};
+use crate::common::{free_port, girandole, succeed, text};
 
 /// Returns standard output without machine-dependent parts.
 fn printed(output: &Output) -> String {
@@ -146,7 +145,7 @@ fn launched_it_prints_the_same() {
 #[test]
 fn ranks_meet_where_they_are_told() {
     let folder = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let file = format!("file://{}", folder.path().join("meeting").display());
     for method in [format!("tcp://127.0.0.1:{port}"), file] {
         let rank = |rank: &str| {
