@@ -8,7 +8,7 @@ use comm::{Communicator, Operation, Tcp, all_gather_object, broadcast_object};
 use experiment::error::Result;
 use serde::{Deserialize, Serialize};
 
-use super::train::Train;
+use super::train::{Step, Workload};
 use super::{Steps, Strategy, Training, data_parallel, pipeline, sharded, tensor_parallel};
 use crate::TimeSplit;
 use crate::clock::{self, Interval};
@@ -53,57 +53,56 @@ pub struct RankFigures {
 pub(crate) fn run(training: &Training, comm: Tcp) -> Result<Figures> {
     clock::install();
     let comm: Arc<dyn Communicator> = Arc::new(comm);
-    let mut model: Box<dyn Train> = match training.strategy {
-        Strategy::Ddp { .. } => Box::new(data_parallel::Job::new(training, comm.clone())?),
-        Strategy::Fsdp => Box::new(sharded::Job::new(training, comm.clone())?),
-        Strategy::TensorParallel => Box::new(tensor_parallel::Job::new(training, comm.clone())?),
-        Strategy::Pipeline { .. } => Box::new(pipeline::Job::new(training, comm.clone())?),
+    let mut workload = match training.strategy {
+        Strategy::Ddp { .. } => data_parallel::workload(training, comm.clone())?,
+        Strategy::Fsdp => sharded::workload(training, comm.clone())?,
+        Strategy::TensorParallel => tensor_parallel::workload(training, comm.clone())?,
+        Strategy::Pipeline { .. } => pipeline::workload(training, comm.clone())?,
     };
-    model.step()?;
+    (workload.step)()?;
     let first_step_at = clock::now();
     for _ in 1..training.warm_up {
-        model.step()?;
+        (workload.step)()?;
     }
     let steps = match training.steps {
         Steps::Count(steps) => steps.max(1),
         Steps::Seconds(seconds) => {
             let tried = Instant::now();
-            model.step()?;
+            (workload.step)()?;
             let steps = (seconds / tried.elapsed().as_secs_f64().max(1e-6)).clamp(STEPS.0, STEPS.1);
             broadcast_object(&*comm, &(steps as usize), 0)?
         }
     };
-    measured(&*comm, model.as_mut(), steps, first_step_at)
+    measured(&*comm, workload, steps, first_step_at)
 }
 
 fn measured(
     comm: &dyn Communicator,
-    model: &mut dyn Train,
+    mut workload: Workload,
     steps: usize,
     first_step_at: u64,
 ) -> Result<Figures> {
-    let sent_before = model.bytes_sent();
     comm.run(Operation::Barrier)?;
     clock::record();
     let began = clock::now();
-    let mut phases = [0.0; 3];
+    let (mut totals, mut sent) = ([0.0; 3], 0);
     for _ in 0..steps {
-        let step = model.step()?;
-        phases.iter_mut().zip(step).for_each(|(sum, seconds)| *sum += seconds);
+        let Step { phases, bytes_sent } = (workload.step)()?;
+        totals.iter_mut().zip(phases).for_each(|(sum, seconds)| *sum += seconds);
+        sent += bytes_sent;
     }
     let ended = clock::now();
     let intervals = clock::recorded();
-    let bytes = model.bytes_sent() - sent_before;
     let each = |seconds: f64| seconds / steps as f64;
-    let [forward_s, backward_s, optimizer_s] = phases.map(each);
+    let [forward_s, backward_s, optimizer_s] = totals.map(each);
     let own = RankFigures {
         split: TimeSplit::default(),
         forward_s,
         backward_s,
         optimizer_s,
-        bytes_sent: bytes as f64 / steps as f64,
+        bytes_sent: sent as f64 / steps as f64,
         peak_rss_bytes: peak_rss_bytes(),
-        parameters: model.parameters(),
+        parameters: workload.parameters,
     };
     let all: Vec<(RankFigures, Interval, Vec<Interval>)> =
         all_gather_object(comm, &(own, (began, ended), intervals))?;

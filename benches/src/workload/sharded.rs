@@ -13,7 +13,7 @@ use training::{Adam, AdamConfig, Linear, TorchInit, linear};
 
 use super::Training;
 use super::model::{generator, loss, share};
-use super::train::{Train, timed};
+use super::train::{Step, Workload, timed};
 
 /// Embedding and positional encoding.
 struct Front(Embedding, PositionalEncoding);
@@ -59,39 +59,20 @@ impl ModuleT for Model {
     }
 }
 
-pub(super) struct Job {
-    model: Fsdp<Model>,
-    optimizer: Adam,
-    batch: (Tensor, Tensor),
-    comm: Arc<dyn Communicator>,
-}
-
-impl Job {
-    pub(super) fn new(training: &Training, comm: Arc<dyn Communicator>) -> Result<Self> {
-        let (rank, ranks) = (comm.rank(), comm.world_size());
-        let (tokens, next) = training.sizes.batch(training.batch_size)?;
-        let batch = (share(&tokens, rank, ranks)?, share(&next, rank, ranks)?);
-        let (random, sizes) = (generator(), training.sizes.transformer());
-        let builder = TorchInit::tensor_builder(&random, DType::F32, &Device::Cpu);
-        let config = FsdpConfig { buffers: vec!["pe".into()], ..FsdpConfig::default() };
-        let model = Fsdp::new(comm.clone(), builder, &config, |units| Model::new(&units, &sizes, &random))?;
-        let optimizer = Adam::named(model.named_vars(), AdamConfig::default())?;
-        Ok(Self { model, optimizer, batch, comm })
-    }
-}
-
-impl Train for Job {
-    fn step(&mut self) -> Result<[f64; 3]> {
-        let Self { model, optimizer, batch, .. } = self;
+pub(super) fn workload(training: &Training, comm: Arc<dyn Communicator>) -> Result<Workload> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (tokens, next) = training.sizes.batch(training.batch_size)?;
+    let batch = (share(&tokens, rank, ranks)?, share(&next, rank, ranks)?);
+    let (random, sizes) = (generator(), training.sizes.transformer());
+    let builder = TorchInit::tensor_builder(&random, DType::F32, &Device::Cpu);
+    let config = FsdpConfig { buffers: vec!["pe".into()], ..FsdpConfig::default() };
+    let model = Fsdp::new(comm.clone(), builder, &config, |units| Model::new(&units, &sizes, &random))?;
+    let mut optimizer = Adam::named(model.named_vars(), AdamConfig::default())?;
+    let vars = model.vars();
+    Ok(Workload::new(&vars, move || {
+        let sent = comm.stats().bytes_sent;
         let forward = || Ok(loss(&model.forward_t(&batch.0, true)?, &batch.1)?);
-        timed(optimizer, forward, |loss| Ok(model.backward(loss)?))
-    }
-
-    fn bytes_sent(&self) -> u64 {
-        self.comm.stats().bytes_sent
-    }
-
-    fn parameters(&self) -> usize {
-        self.model.vars().iter().map(|var| var.elem_count()).sum()
-    }
+        let phases = timed(&mut optimizer, forward, |loss| Ok(model.backward(loss)?))?;
+        Ok(Step { phases, bytes_sent: comm.stats().bytes_sent - sent })
+    }))
 }
