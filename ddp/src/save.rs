@@ -37,7 +37,7 @@ impl<M> Ddp<M> {
     pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let is_first = self.comm()?.rank() == 0;
         let written = if is_first { save_vars(path.as_ref(), &self.state()) } else { Ok(()) };
-        self.agree(written.map_err(Error::from))
+        self.all_agree(written.map_err(Error::from))
     }
 
     /// Passes each parameter, buffer and tensor of integers and its name to `visit` on rank 0, for writing file formats other
@@ -51,7 +51,7 @@ impl<M> Ddp<M> {
             0 => self.state().iter().try_for_each(|(name, var)| visit(name, var.as_detached_tensor())),
             _ => Ok(()),
         };
-        self.agree(shown.map_err(Error::during("showing a variable")))
+        self.all_agree(shown.map_err(Error::during("showing a variable")))
     }
 
     /// Reads all parameters, and those buffers and integers that it contains, from a safetensors file that uses the model's
@@ -66,11 +66,11 @@ impl<M> Ddp<M> {
     /// [`training::Error::File`] if a rank cannot read the file or it does not match; on the other ranks then
     /// [`Error::PeerFile`]. The first cause, if an earlier call failed; failures of communication.
     pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
-        let read = self.agree(self.read(path.as_ref()).map_err(Error::from))?;
+        let read = self.all_agree(self.read(path.as_ref()).map_err(Error::from))?;
         let set = read.into_iter().try_for_each(|(name, var, value)| {
             var.set(&value).map_err(|error| FileError::tensor(path.as_ref(), &name, error))
         });
-        self.agree(set.map_err(Error::from))
+        self.all_agree(set.map_err(Error::from))
     }
 
     /// Returns the variables that are in a file, with their values there.
@@ -86,7 +86,7 @@ impl<M> Ddp<M> {
     }
 
     /// Returns this rank's result if no rank has failed; otherwise an error on every rank.
-    fn agree<T>(&self, own: Result<T>) -> Result<T> {
+    fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
         comm::all_agree([self.comm()?], own, |rank, reason| Error::PeerFile { rank, reason })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use comm::{Communicator, all_agree, complete_together};
+use comm::{Communicator, complete_together};
 use serde::{Deserialize, Serialize};
 use training::{
     Checkpoint, Checkpoints, Contents, FileHash, OPTIMIZER_KEY, OptimizerState, TensorFile, state_of_part,
@@ -155,7 +155,7 @@ impl<M> TensorParallel<M> {
         let world = self.world();
         let whole = contents.check_share(world.rank(), world.world_size()).map_err(Error::from);
         // Hashes are checked first, so that no rank interprets damaged data.
-        agree(world, whole)?;
+        all_agree(world, whole)?;
         let has_optimizer = optimizer.is_some();
         let read = || {
             let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|reason| {
@@ -169,9 +169,9 @@ impl<M> TensorParallel<M> {
             };
             Ok((self.own_values(&saved)?, state, extra.extra))
         };
-        let (values, state, extra) = agree(world, read())?;
+        let (values, state, extra) = all_agree(world, read())?;
         let loaded = optimizer.map_or(Ok(()), |optimizer| optimizer.load_state(&state));
-        agree(world, loaded.map_err(Error::from))?;
+        all_agree(world, loaded.map_err(Error::from))?;
         for (parameter, value) in self.parameters().iter().zip(values) {
             parameter.var().set(&value.to_device(parameter.var().device())?)?;
         }
@@ -278,8 +278,8 @@ impl Saved {
 }
 
 /// Returns this rank's result if no rank has failed; otherwise an error on every rank.
-pub(crate) fn agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
-    all_agree([world], own, peer_failed)
+pub(crate) fn all_agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
+    comm::all_agree([world], own, peer_failed)
 }
 
 fn peer_failed(rank: usize, reason: String) -> Error {

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use comm::{Communicator, Operation};
 use training::{TensorFile, TensorWriter};
 
-use crate::checkpoint::agree;
+use crate::checkpoint::all_agree;
 use crate::source::read_ranges;
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
@@ -43,10 +43,10 @@ impl<M> TensorParallel<M> {
     /// earlier backward failed; failures of communication.
     pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
         self.check()?;
-        let parts = agree(self.world(), self.read(path.as_ref()))?;
+        let parts = all_agree(self.world(), self.read(path.as_ref()))?;
         let set =
             self.parameters().iter().zip(&parts).try_for_each(|(parameter, part)| parameter.var().set(part));
-        agree(self.world(), set.map_err(Error::from))
+        all_agree(self.world(), set.map_err(Error::from))
     }
 
     /// Reads this rank's part of each parameter.

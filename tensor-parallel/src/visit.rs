@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use comm::{Communicator, Operation};
 
-use crate::checkpoint::agree;
+use crate::checkpoint::all_agree;
 use crate::{Parameter, Result, Split, TensorParallel};
 
 impl<M> TensorParallel<M> {
@@ -26,7 +26,7 @@ impl<M> TensorParallel<M> {
                 failed = visit(parameter.name(), whole).err();
             }
         }
-        agree(self.world(), failed.map_or(Ok(()), |error| Err(error.into())))
+        all_agree(self.world(), failed.map_or(Ok(()), |error| Err(error.into())))
     }
 }
 
