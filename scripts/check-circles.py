@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Checks that no modules of a crate import each other in a circle. `check-circles.py [CRATE...]`; all crates unless given.
+"""Checks that no modules of a crate use each other in a circle. `check-circles.py [CRATE...]`; all crates unless given.
 
-Looked at are the modules of one folder, each with all that is below it: a parent and its child may import each other, siblings may
-not. An import through a re-export counts for the module that defines the item. Tests are left out, and inline modules belong to
-their file. Prints the imports that make each circle; the exit code is then 1.
+Looked at are the modules of one folder, each with all that is below it: a parent and its child may use each other, siblings may
+not. A module uses another by an import, by a path, or by calling a method that the other one adds to a type of a third. What is
+imported through a re-export counts for the module that defines it. Tests are left out, and inline modules belong to their file.
+In the crates of LAYERED, the modules of lib.rs are layers besides: each uses only those that are declared after it. Prints what
+makes each circle; the exit code is then 1.
 """
 import pathlib
 import re
 import sys
 from collections import defaultdict
 
+LAYERED = ["comm"]
 ITEM = r"\b(?:fn|struct|enum|trait|type|const|static|union|macro_rules!)\s+{}\b"
 USE = r"\b(?:pub(?:\([^)]*\))?\s+)?use\s+([^;]+);"
 TEST = r"#\[cfg\((?:all\()?test[^\]]*\)\]\s*(?:#\[[^\]]*\]\s*)*"
@@ -72,6 +75,23 @@ class Crate:
             module: [use for tree in re.findall(USE, code) for use in paths_of(tree)] for module, code in self.code.items()
         }
 
+        self.added = self.added_methods()
+
+    def added_methods(self):
+        """
+        The methods that a module adds to a type of another one, with that module. Names that the crate has once, of several
+        words: others may be methods of other crates.
+        """
+        names = re.findall(r"\bfn\s+(\w+)", "".join(self.code.values()))
+        added = {}
+        for module, code in self.code.items():
+            for block in re.finditer(r"\bimpl(?:<[^{;]*?>)?\s+(\w+)(?:<[^{;]*?>)?\s+(?:where[^{]*)?\{", code):
+                target = next((self.absolute(module, path) for path, name in self.uses[module] if name == block[1]), None)
+                if target is not None and self.home(target) != module:
+                    methods = re.findall(r"\bfn\s+(\w+)", code[block.start() : block_end(code, block.start())])
+                    added |= {name: module for name in methods if "_" in name and names.count(name) == 1}
+        return added
+
     def absolute(self, module, path):
         """A path from the crate's root; None for one of another crate."""
         base, path = module, list(path)
@@ -108,13 +128,24 @@ class Crate:
             head, *rest = path.split("::")
             yield (*names.get(head, (head,)), *rest)
 
+    def upward(self):
+        """The imports of a layer by one below it."""
+        layers = re.findall(r"\bmod\s+(\w+)\s*;", self.code[()])
+        for module in self.code:
+            for path in self.imports(module):
+                target = self.absolute(module, path)
+                home = self.home(target) if target is not None else ()
+                if module and home and layers.index(home[0]) < layers.index(module[0]):
+                    yield f"{'/'.join(module)} uses {'::'.join(path)}, of a layer above it"
+
     def circles(self):
         """For each folder of modules, those that import each other in a circle, with the imports."""
         below = defaultdict(lambda: defaultdict(set))
         for module in self.code:
-            for path in self.imports(module):
-                target = self.absolute(module, path)
-                home = module if target is None else self.home(target)
+            targets = [(path, self.absolute(module, path)) for path in self.imports(module)]
+            homes = [(path, self.home(target)) for path, target in targets if target is not None]
+            calls = set(re.findall(r"\.(\w+)\(", self.code[module])) & self.added.keys()
+            for path, home in homes + [((call + "()",), self.added[call]) for call in calls]:
                 # The first folder in which the two part.
                 shared = next((n for n, (a, b) in enumerate(zip(module, home)) if a != b), None)
                 if shared is not None:
@@ -137,9 +168,11 @@ class Crate:
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     crates = sys.argv[1:] or sorted(manifest.parent.name for manifest in root.glob("*/Cargo.toml"))
-    circles = [f"{crate}, {line}" for crate in crates for line in Crate(root / crate / "src").circles()]
-    print("\n".join(circles) or f"no circles between the modules of {len(crates)} crates")
-    sys.exit(bool(circles))
+    read = {crate: Crate(root / crate / "src") for crate in crates}
+    found = [f"{name}, {line}" for name, crate in read.items() for line in crate.circles()]
+    found += [f"{name}, {line}" for name, crate in read.items() if name in LAYERED for line in crate.upward()]
+    print("\n".join(found) or f"no circles between the modules of {len(crates)} crates")
+    sys.exit(bool(found))
 
 
 main()

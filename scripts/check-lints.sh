@@ -5,6 +5,6 @@
 # What that code does is checked by scripts/check-nccl.sh and scripts/check-mpi.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if command -v python3 >/dev/null; then python3 scripts/check-circles.py; fi
+if command -v python3 >/dev/null; then python3 scripts/check-circles.py; else echo "no python3: circles of modules are not looked for"; fi
 . scripts/features.sh
 cargo clippy --workspace --all-targets --locked --features "$features" -- -D warnings

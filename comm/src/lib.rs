@@ -23,6 +23,8 @@
 //! Folders are layers; each imports only those below it.
 //!
 //! ```text
+//! launcher    what the crate `launch` needs to start ranks (`fuzz`: what strangers may send, for fuzzers)
+//!   |
 //! backend     Tcp, Local, Nccl, Mpi: each makes a group of ranks of the layers below
 //!   |
 //! api         what a program calls: the trait, meshes, objects, gradients
@@ -63,7 +65,13 @@
 // (`base/buffer/staging/pinned.rs`).
 #![deny(unsafe_code)]
 
-// The layers, see above.
+// The layers, see above; `scripts/check-circles.py` checks that each uses only those after it.
+#[doc(hidden)]
+pub mod launcher;
+
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+
 mod backend;
 
 mod api;
@@ -85,11 +93,6 @@ mod base;
 pub mod algorithm;
 
 mod platform;
-
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
-#[doc(hidden)]
-pub mod launcher;
 
 pub use algorithm::topology::Topology;
 pub use api::agree::{all_agree, first_of};
