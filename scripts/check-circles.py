@@ -168,6 +168,8 @@ class Crate:
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     crates = sys.argv[1:] or sorted(manifest.parent.name for manifest in root.glob("*/Cargo.toml"))
+    if unknown := [crate for crate in crates if not (root / crate / "src").is_dir()]:
+        sys.exit(f"no crate has the folder {unknown[0]}")
     read = {crate: Crate(root / crate / "src") for crate in crates}
     found = [f"{name}, {line}" for name, crate in read.items() for line in crate.circles()]
     found += [f"{name}, {line}" for name, crate in read.items() if name in LAYERED for line in crate.upward()]
