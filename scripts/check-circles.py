@@ -4,8 +4,8 @@
 Looked at are the modules of one folder, each with all that is below it: a parent and its child may use each other, siblings may
 not. A module uses another by an import, by a path, or by calling a method that the other one adds to a type of a third. What is
 imported through a re-export counts for the module that defines it. Tests are left out, and inline modules belong to their file.
-In the crates of LAYERED, the modules of lib.rs are layers besides: each uses only those that are declared after it. Prints what
-makes each circle; the exit code is then 1.
+In the crates of LAYERED, the modules of lib.rs are layers besides: each uses only those that are declared after it. Prints up to
+three uses that make an edge of a circle; the exit code is then 1.
 """
 import pathlib
 import re
@@ -162,7 +162,8 @@ class Crate:
         for (folder, module), targets in sorted(below.items()):
             for target in sorted(targets):
                 if module in reached.get((folder, target), ()):
-                    yield f"{'::'.join(folder) or 'the root'}: {module} -> {target}: " + ", ".join(sorted(targets[target]))
+                    uses = ", ".join(sorted(targets[target])[:3])
+                    yield f"{'::'.join(folder) or 'the root'}: {module} -> {target}: {uses}"
 
 
 def main():
