@@ -168,7 +168,7 @@ class Crate:
 
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
-    crates = sys.argv[1:] or sorted(manifest.parent.name for manifest in root.glob("*/Cargo.toml"))
+    crates = sys.argv[1:] or sorted(source.parent.name for source in root.glob("*/src"))
     if unknown := [crate for crate in crates if not (root / crate / "src").is_dir()]:
         sys.exit(f"no crate has the folder {unknown[0]}")
     read = {crate: Crate(root / crate / "src") for crate in crates}
