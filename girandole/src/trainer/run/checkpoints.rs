@@ -1,6 +1,7 @@
 //! Checkpoints of a run: resuming from them, and writing them.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use comm::broadcast_object;
 use training::build::Model;
@@ -96,6 +97,14 @@ impl<M: Model> Trainer<'_, M> {
             saver.reserve(&self.model.snapshot_later(Some(&self.optimizer))?);
         }
         Ok(())
+    }
+
+    /// Waits until the checkpoint's copies are made, because the variables must not change before.
+    pub(super) fn wait_for_copies(&mut self) {
+        let Some(saver) = &mut self.saver else { return };
+        let stood_still = Instant::now();
+        saver.wait_for_copy();
+        self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
     }
 
     /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite.

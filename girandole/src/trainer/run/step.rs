@@ -1,9 +1,9 @@
 //! One training step.
 
-use std::time::Instant;
-
 use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
+use sampler::SamplerState;
 use training::build::Model;
 use training::{LossScaler, clip_factor};
 
@@ -34,6 +34,21 @@ impl<M: Model> Trainer<'_, M> {
                 report => return report,
             }
         }
+    }
+
+    /// Copies the running statistics, because a step may be repeated and its forward changes them. Empty in runs that
+    /// are not elastic.
+    fn kept_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
+        if self.config.fewest_ranks.is_none() {
+            return Ok(Vec::new());
+        }
+        let kept = |(_, var): (String, Var)| Ok((var.clone(), var.as_detached_tensor().copy()?));
+        self.model.buffers().into_iter().map(kept).collect()
+    }
+
+    /// Restores an earlier position in the data.
+    pub(super) fn put_back(&mut self, order: &SamplerState) -> Result<()> {
+        self.order.resume(order).map_err(|error| Error::invalid("the data", "rows", error.to_string()))
     }
 
     fn step_once(&mut self) -> Result<StepReport> {
@@ -88,14 +103,6 @@ impl<M: Model> Trainer<'_, M> {
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step_scaled(grads, scale))?;
         self.reserve_copies()?;
         Ok(norm)
-    }
-
-    /// Waits until the checkpoint's copies are made, because the variables must not change before.
-    pub(super) fn wait_for_copies(&mut self) {
-        let Some(saver) = &mut self.saver else { return };
-        let stood_still = Instant::now();
-        saver.wait_for_copy();
-        self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
     }
 
     /// Accepts a step whose gradients were not finite, and returns the norm. Fails if the loss scale cannot be the

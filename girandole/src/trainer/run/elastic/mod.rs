@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use candle_core::{Device, Tensor, Var};
+use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object, broadcast_object, broadcast_tensors};
-use sampler::SamplerState;
 use training::build::Model;
 
 use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
@@ -344,21 +343,6 @@ impl<M: Model> Trainer<'_, M> {
         self.resume_latest()?.ok_or_else(|| state_lost(lost))?;
         (self.rebuilds, self.has_state) = (meeting.rebuilds() + 1, true);
         Ok(())
-    }
-
-    /// Copies the running statistics, because a step may be repeated and its forward changes them. Empty in runs that
-    /// are not elastic.
-    pub(super) fn kept_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
-        if self.config.fewest_ranks.is_none() {
-            return Ok(Vec::new());
-        }
-        let kept = |(_, var): (String, Var)| Ok((var.clone(), var.as_detached_tensor().copy()?));
-        self.model.buffers().into_iter().map(kept).collect()
-    }
-
-    /// Restores an earlier position in the data.
-    pub(super) fn put_back(&mut self, order: &SamplerState) -> Result<()> {
-        self.order.resume(order).map_err(|error| Error::invalid("the data", "rows", error.to_string()))
     }
 
     /// Refuses a group with more ranks (times micro-batches) than a batch has rows.
