@@ -21,6 +21,7 @@ mod kills;
 mod language;
 #[cfg(target_os = "linux")]
 mod language_elastic;
+mod language_errors;
 mod language_options;
 mod language_resume;
 #[cfg(target_os = "linux")]

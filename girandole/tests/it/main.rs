@@ -17,3 +17,4 @@ mod replaced;
 mod stages;
 mod statistics;
 mod training;
+mod units;

@@ -2,12 +2,12 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{Folder, free_port, girandole, losses, refuse_with, succeed, text};
+use crate::common::{Folder, free_port, girandole, losses, succeed, text};
 use crate::launch::nodes::{LIMIT, Nodes, last_line};
 use crate::launch::shell::ranks_of;
 
@@ -331,77 +331,4 @@ fn one_that_is_started_by_hand_joins_those_that_were() {
     let remarks = text(&outputs[0].stderr);
     assert!(remarks.contains("rank 2 has come"), "{remarks}");
     outputs.iter().for_each(|output| ended_well(output, &folder));
-}
-
-#[test]
-fn what_cannot_be_is_one_line() {
-    let refuse = |arguments: &[&str], part: &str| {
-        let (line, code) = refuse_with(girandole().arg("launch"), arguments);
-        assert!(line.contains(part) && code == 2, "{line}");
-    };
-    refuse(
-        &["--elastic", "5:2", "true"],
-        "error: invalid value '5:2' for '--elastic <MIN:MAX>': give the fewest",
-    );
-    refuse(&["--elastic", "2", "true"], "error: invalid value '2' for '--elastic <MIN:MAX>'");
-    let few = "error: --elastic: got 3:4; the run begins with 2 ranks; give a range that includes it";
-    refuse(&["--nproc-per-node", "2", "--elastic", "3:4", "true"], few);
-    let many = "error: --elastic: got 1:3; the run begins with 4 ranks";
-    let two = ["--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2"];
-    refuse(&[&two[..], &["--elastic", "1:3", "true"]].concat(), many);
-    refuse(&["--nnodes", "1:2", "true"], "--elastic lets a job go on");
-}
-
-#[test]
-fn a_rank_says_who_would_end_it() {
-    let rank = |variables: &[(&str, &str)], options: &[&str]| -> String {
-        let mut command: Command = girandole();
-        command.envs([
-            ("RANK", "0"),
-            ("WORLD_SIZE", "2"),
-            ("MASTER_ADDR", "127.0.0.1"),
-            ("MASTER_PORT", "1"),
-        ]);
-        let (line, code) = refuse_with(
-            command.envs(variables.iter().copied()).args(["ddp-transformer", "--elastic", "1:2"]),
-            options,
-        );
-        assert_eq!(code, 2, "{line}");
-        line
-    };
-    let line = rank(&[("TORCHELASTIC_RUN_ID", "x")], &[]);
-    assert_eq!(
-        line.trim_end(),
-        "error: --elastic: got 1:2; torchrun ends all ranks when one fails; start the ranks with girandole launch --elastic"
-    );
-    assert!(rank(&[], &["--replace", "1"]).starts_with("error: --replace: got 1; the launcher of this rank"));
-    assert!(
-        rank(&[("WORLD_SIZE", "3")], &[]).starts_with("error: --elastic: got 1:2; the run begins with 3")
-    );
-    let output = girandole()
-        .args(["launch", "--nproc-per-node", "2", "girandole", "ddp-transformer", "--elastic", "1:2"])
-        .output()
-        .unwrap();
-    let remarks = text(&output.stderr);
-    assert!(
-        output.status.code() == Some(2) && remarks.contains("the launcher was not given --elastic"),
-        "{remarks}"
-    );
-}
-
-#[test]
-fn launchers_with_another_elastic_say_so() {
-    let give = |node: usize, command: &mut Command| {
-        if node == 0 {
-            command.args(["--elastic", "2:4"]);
-        }
-    };
-    for output in Nodes::start_with(&[], &["true"], give).end() {
-        let line = last_line(&output);
-        let part = "--elastic: got nothing, node 0 (host ";
-        assert!(
-            line.contains(part) && line.contains(") has at least 2 ranks; give the same on every node"),
-            "{line}"
-        );
-    }
 }

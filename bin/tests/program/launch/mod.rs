@@ -2,6 +2,7 @@
 
 mod conclusion;
 mod elastic;
+mod elastic_errors;
 mod endings;
 mod logs;
 mod nodes;
