@@ -1,3 +1,5 @@
+//! Tests of `config.json`: what is read, and what is refused by name.
+
 use serde_json::{Value, json};
 use training::RotaryScaling;
 

@@ -1,3 +1,5 @@
+//! Tests of metrics files: their lines, and those that a resumed run replaces.
+
 use super::*;
 
 #[test]

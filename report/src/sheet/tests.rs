@@ -1,3 +1,5 @@
+//! Tests of the page: all figures are drawn, and it loads nothing.
+
 use super::*;
 
 fn curve(points: Vec<(f64, f64)>, line: Line) -> Curve {

@@ -1,3 +1,5 @@
+//! Tests of backward against candle's own.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -1,3 +1,5 @@
+//! Tests of the builder with units: shared parameters, frozen ones, and tokens outside the vocabulary.
+
 use std::sync::Mutex;
 
 use candle_core::{DType, Device, Module, Tensor};

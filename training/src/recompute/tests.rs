@@ -1,3 +1,5 @@
+//! Tests of recomputation: losses and gradients are those without it, to the bit.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::backprop::GradStore;

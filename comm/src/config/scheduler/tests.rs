@@ -1,3 +1,5 @@
+//! Tests of the ranks and addresses that are found in the variables of each scheduler and launcher.
+
 use std::sync::mpsc::channel;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! Tests of the end of a run, with ranks as threads and with each of them lost at each point.
+
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

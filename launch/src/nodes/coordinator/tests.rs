@@ -1,3 +1,5 @@
+//! Tests of the coordinator: the messages that nodes send, in many orders, and the orders that they get.
+
 mod lost;
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Tests of attention: the fused operation against the composed one.
+
 use candle_core::{Device, Var};
 use sampler::Generator;
 

@@ -1,3 +1,5 @@
+//! Tests of the output layer with its loss: the fused operation against the composed one.
+
 use candle_core::{Device, Var};
 
 use super::*;
