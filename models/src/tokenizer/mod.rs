@@ -123,7 +123,7 @@ impl Tokenizer {
     }
 
     /// Returns the size of the vocabulary: the highest token id plus 1.
-    #[allow(clippy::len_without_is_empty)]
+    #[allow(clippy::len_without_is_empty, reason = "an empty vocabulary has no use")]
     pub fn len(&self) -> usize {
         // Token ids may have gaps.
         self.inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1)
