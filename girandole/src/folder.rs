@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use models::{CausalLm, FolderConfig, FolderWriter, Lora, Weights};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
-use crate::agreement::all_or_error;
+use crate::agreement::all_agree;
 use crate::checkpoint::{CheckpointReader, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
@@ -71,9 +71,9 @@ impl Parallel<CausalLm> {
         let parts = folder.join(PARTS);
         let open = || Ok(Checkpoints::open(CheckpointConfig { dir: parts.clone(), keep: 1 })?);
         // The first rank creates the folder, before the others open it.
-        let first = all_or_error(world, if world.rank() == 0 { open().map(Some) } else { Ok(None) })?;
-        let checkpoints = all_or_error(world, first.map_or_else(open, Ok))?;
-        let snapshot = all_or_error(world, self.snapshot(None))?;
+        let first = all_agree(world, if world.rank() == 0 { open().map(Some) } else { Ok(None) })?;
+        let checkpoints = all_agree(world, first.map_or_else(open, Ok))?;
+        let snapshot = all_agree(world, self.snapshot(None))?;
         snapshot.write(world, &checkpoints, &Checkpoint::default())?;
         let is_first = world.rank() == 0;
         with_keep_alive(world, || {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 
-use crate::agreement::all_or_error;
+use crate::agreement::all_agree;
 use crate::{Error, Result};
 
 /// The longest time between two all-reduces.
@@ -46,5 +46,5 @@ pub(crate) fn with_keep_alive<T: Send>(
             wait = (wait * 2).min(PERIOD);
         }
     });
-    all_or_error(world, result.and_then(|result| result))
+    all_agree(world, result.and_then(|result| result))
 }

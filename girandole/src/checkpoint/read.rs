@@ -15,7 +15,7 @@ use training::{Contents, LossScalerState, OptimizerState, Runs};
 use super::manifest::{Manifest, OptimizerEntry, Part, model_key, optimizer_key};
 use super::source::Source;
 use super::with_keep_alive;
-use crate::agreement::all_or_error;
+use crate::agreement::all_agree;
 use crate::region::{Overlap, Region};
 use crate::{Error, Parallel, Result};
 
@@ -245,10 +245,10 @@ impl<M: Model> Parallel<M> {
             let own = contents.files.keys().skip(rank).step_by(ranks);
             Ok(own.into_iter().try_for_each(|name| contents.check(name))?)
         })?;
-        let mut saved = all_or_error(&*world, CheckpointReader::open(contents))?;
+        let mut saved = all_agree(&*world, CheckpointReader::open(contents))?;
         self.check_names(&*world, &saved)?;
         let read = self.read_all(&mut saved, optimizer);
-        all_or_error(&*world, read)?;
+        all_agree(&*world, read)?;
         self.resume_loss_scale(saved.loss_scale());
         Ok(saved.manifest.extra)
     }

@@ -10,7 +10,7 @@ use training::{Checkpoint, Checkpoints, FileHash, OptimizerState};
 use super::manifest::Manifest;
 use super::snapshot::SnapshotParts;
 use super::{Snapshot, with_keep_alive};
-use crate::agreement::{all_or_error, peer_failed};
+use crate::agreement::{all_agree, peer_failed};
 use crate::{Error, Parallel, Result};
 
 impl<M: Model> Parallel<M> {
@@ -34,7 +34,7 @@ impl<M: Model> Parallel<M> {
         checkpoint: &Checkpoint,
     ) -> Result<PathBuf> {
         let world = &**self.mesh().world();
-        let snapshot = all_or_error(world, self.snapshot(optimizer))?;
+        let snapshot = all_agree(world, self.snapshot(optimizer))?;
         snapshot.write(world, checkpoints, checkpoint)
     }
 }

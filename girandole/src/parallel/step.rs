@@ -7,7 +7,7 @@ use training::build::Model;
 use training::{GradSums, LossScaler, RowKeys, backward, scalar_with_gradient};
 
 use super::{Evaluation, Kind, Parallel, Step};
-use crate::agreement::all_or_error;
+use crate::agreement::all_agree;
 use crate::{Error, Result};
 
 /// A micro-batch, and how many of its targets count.
@@ -172,7 +172,7 @@ impl<M: Model> Parallel<M> {
         };
         let total = sum(&*self.data, own)?;
         if total.is_nan() {
-            let (batch, parts) = all_or_error(&*self.data, parts)?;
+            let (batch, parts) = all_agree(&*self.data, parts)?;
             return Ok((batch, parts, 0, 0.0));
         }
         if total == 0.0 {

@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use comm::Communicator;
 use training::{Checkpoint, Checkpoints};
 
-use crate::agreement::all_or_error;
+use crate::agreement::all_agree;
 use crate::checkpoint::{DeferredSnapshot, Snapshot, SpareTensors, reserve};
 use crate::{Error, Result};
 
@@ -104,7 +104,7 @@ impl BackgroundSaver {
             drop(tell);
             // Its error is that of a checkpoint that does not count.
             drop(abandoned.map(JoinHandle::join));
-            let snapshot = all_or_error(&*comm, snapshot)?;
+            let snapshot = all_agree(&*comm, snapshot)?;
             let written = snapshot.write(&*comm, &checkpoints, &checkpoint);
             *spares = snapshot.into_spares();
             written

@@ -8,7 +8,7 @@ use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
 use super::Trainer;
-use crate::agreement::all_or_error;
+use crate::agreement::all_agree;
 use crate::trainer::consistency::{CheckpointExtra, OBSERVER, check_resume};
 use crate::trainer::{BackgroundSaver, Observer, ObserverState};
 use crate::{Error, Result};
@@ -44,7 +44,7 @@ impl<M: Model> Trainer<'_, M> {
             0 => checkpoints.latest().map_err(Error::from),
             _ => Ok(None),
         };
-        let step = all_or_error(&*world, found)?.map(|contents| contents.step);
+        let step = all_agree(&*world, found)?.map(|contents| contents.step);
         let Some(step) = broadcast_object(&*world, &step, 0)? else { return Ok(None) };
         let same = |contents: Option<Contents>| contents.filter(|contents| contents.step == step);
         let own = checkpoints.latest().map_err(Error::from).and_then(|contents| {
@@ -52,7 +52,7 @@ impl<M: Model> Trainer<'_, M> {
             let problem = "rank 0 finds another checkpoint there: all ranks must see one folder";
             same(contents).ok_or_else(|| Error::file(&dir, problem))
         });
-        let contents = all_or_error(&*world, own)?;
+        let contents = all_agree(&*world, own)?;
         self.resume(&contents)?;
         Ok(Some(self.step))
     }
@@ -65,7 +65,7 @@ impl<M: Model> Trainer<'_, M> {
     /// communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
-        all_or_error(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
+        all_agree(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
         self.wait_for_copies();
         self.model.load(contents, Some(&mut self.optimizer))?;
         let state =
@@ -122,7 +122,7 @@ impl<M: Model> Trainer<'_, M> {
             0 => observer.state(),
             _ => Ok(ObserverState::default()),
         };
-        let ObserverState { values, tensors } = all_or_error(&**self.model.mesh().world(), state)?;
+        let ObserverState { values, tensors } = all_agree(&**self.model.mesh().world(), state)?;
         let tensors = if tensors.is_empty() { None } else { Some((OBSERVER.to_string(), tensors)) };
         let checkpoint = Checkpoint {
             epoch: self.order.epoch(),
@@ -141,7 +141,7 @@ impl<M: Model> Trainer<'_, M> {
                 // Before another copy is made, so that there is only one in memory.
                 let folder = saver.wait()?;
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
-                let snapshot = all_or_error(&**self.model.mesh().world(), snapshot)?;
+                let snapshot = all_agree(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
                 saver.begin_later(snapshot, checkpoint)?;
                 (self.checkpointed, folder)

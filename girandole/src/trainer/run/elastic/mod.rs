@@ -12,7 +12,7 @@ use training::build::Model;
 
 use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
 use super::Trainer;
-use crate::agreement::all_or_error;
+use crate::agreement::all_agree;
 use crate::checkpoint::{Receiver, transfer};
 use crate::trainer::consistency::check_equal_on_all_ranks;
 use crate::trainer::{Observer, ObserverState, Regrouping, Replacement};
@@ -150,7 +150,7 @@ impl<M: Model> Trainer<'_, M> {
         let joined: Vec<bool> = all_gather_object(world, &self.has_joined)?;
         let first = joined.iter().position(|joined| *joined).unwrap_or(0);
         let own = if world.rank() == first { observer.state() } else { Ok(ObserverState::default()) };
-        let ObserverState { values, tensors } = all_or_error(world, own)?;
+        let ObserverState { values, tensors } = all_agree(world, own)?;
         let values = broadcast_object(world, &values, first)?;
         let mut tensors: Vec<(String, Tensor)> = tensors.into_iter().collect();
         tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -290,7 +290,7 @@ impl<M: Model> Trainer<'_, M> {
         let mut rebuilt = (rebuilds && !is_built).then(build).transpose()?;
         if rebuilds || holders.is_holder.contains(&false) {
             let held = is_holder.then(|| self.model.snapshot_as_first_copy(&self.optimizer)).transpose();
-            let held = all_or_error(&*world, held)?;
+            let held = all_agree(&*world, held)?;
             let mut optimizer =
                 rebuilt.as_ref().map(|model| Self::optimizer(model, &self.config)).transpose()?;
             let receiver = Receiver {
