@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use comm::launcher::{ELASTIC_MIN, LISTENER, MASTER_PORT, SPAWNER_PID};
 use comm::{Error, InitMethod, Result, Secret, TcpConfig, Tls};
 
+use super::nested::COMMANDS;
 use super::notes;
 use super::random::random_hex;
 use crate::message::Round;
@@ -22,8 +23,6 @@ const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
 const JOB_ID: &str = "GIRANDOLE_JOB_ID";
 /// Identifies what one launcher has started in one round.
 pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
-/// Digests of the commands that the launchers above a rank have started, see `nested.rs`.
-pub(super) const COMMANDS: &str = "GIRANDOLE_COMMANDS";
 const TLS: &str = "GIRANDOLE_TLS";
 const BIND: &str = "GIRANDOLE_BIND";
 /// Tells a rank to join the existing group of the other ranks.

@@ -33,6 +33,7 @@
 
 #![deny(unsafe_code)]
 
+mod check;
 #[cfg(feature = "command")]
 pub mod command;
 mod config;

@@ -8,9 +8,10 @@ use comm::launcher::digest;
 use comm::launcher::is_worker;
 use comm::{Error, LaunchedRank, Result};
 
-use super::environment::COMMANDS;
 use crate::SpawnConfig;
 
+/// Variable with the digests of the commands that the launchers above a rank have started.
+pub(super) const COMMANDS: &str = "GIRANDOLE_COMMANDS";
 const HELP: &str = "this process is a rank itself, and its ranks would start ranks in their turn, without end; call \
                     launch::run, which starts ranks only where there are none";
 const HELP_STARTED: &str = "this process was started as a rank, and each rank would start a job of its own; call launch::run, \

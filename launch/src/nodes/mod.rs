@@ -205,32 +205,6 @@ fn replace_word(text: &str, word: &str, other: &str) -> String {
     replaced + &text[from..]
 }
 
-impl SpawnConfig {
-    /// Checks the settings that concern several nodes.
-    pub(super) fn check_nodes(&self) -> Result<()> {
-        let Self { nodes, node_rank, world_size, master_port, .. } = *self;
-        if nodes == 0 || !world_size.is_multiple_of(nodes) {
-            return Err(Error::invalid(
-                "nodes",
-                nodes,
-                format!("{world_size} ranks are the same number on each"),
-            ));
-        }
-        if node_rank >= nodes {
-            return Err(Error::invalid(
-                "node_rank",
-                node_rank,
-                format!("with {nodes} nodes, give 0 to {}", nodes - 1),
-            ));
-        }
-        if nodes > 1 && master_port == 0 {
-            let help = "several nodes need a port to meet at: give 1 to 65535, the same on each";
-            return Err(Error::invalid("master_port", 0, help));
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
