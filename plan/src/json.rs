@@ -10,7 +10,7 @@ use crate::table::Table;
 
 /// All inputs and results of a plan.
 #[derive(Serialize)]
-struct Plan<'a> {
+struct JsonPlan<'a> {
     model: &'a str,
     parameters: u64,
     ranks: usize,
@@ -33,13 +33,13 @@ struct Plan<'a> {
     memory_bandwidth: Option<f64>,
     /// Kind of optimizer, by its state.
     optimizer: Optimizer,
-    strategies: Vec<Row>,
+    strategies: Vec<StrategyRow>,
     left_out: Vec<ImpossibleStrategies>,
     recommended: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct StrategyRow {
     strategy: String,
     fits: bool,
     /// What is missing if it does not fit.
@@ -61,7 +61,7 @@ impl Table<'_> {
         let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);
         let row = |planned: &Planned| {
             let lacks = planned.estimate.lack(setting, memory);
-            Row {
+            StrategyRow {
                 strategy: name(planned),
                 fits: lacks.is_none(),
                 lacks,
@@ -72,7 +72,7 @@ impl Table<'_> {
             }
         };
         let network = &hardware.network;
-        let plan = Plan {
+        let plan = JsonPlan {
             model: &model.name,
             parameters: model.parameters(),
             ranks: setting.ranks,

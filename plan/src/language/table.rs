@@ -29,7 +29,7 @@ pub struct LanguageTable<'a> {
 
 /// All inputs and results of a plan.
 #[derive(Serialize)]
-struct Plan<'a> {
+struct LanguagePlan<'a> {
     model: String,
     parameters: u64,
     trained: u64,
@@ -57,14 +57,14 @@ struct Plan<'a> {
     memory_bandwidth: Option<f64>,
     /// Kind of optimizer, by its state.
     optimizer: Optimizer,
-    layouts: Vec<Row<'a>>,
+    layouts: Vec<LayoutRow<'a>>,
     ruled_out: &'a [RuledOut],
     /// The recommended layout, if one fits.
     recommended: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct LayoutRow<'a> {
     mesh: String,
     fits: bool,
     /// Memory of the rank that needs most.
@@ -135,11 +135,11 @@ impl LanguageTable<'_> {
             |cost: &'_ LayoutCost| (cost.layout.to_string(), self.fits(&cost.most()), cost.most().total());
         let rows = compared.costs.iter().zip(&seconds).map(|(cost, &seconds)| {
             let (mesh, fits, total) = row(cost);
-            Row { mesh, fits, total, sent: cost.sent(), seconds, stages: &cost.stages }
+            LayoutRow { mesh, fits, total, sent: cost.sent(), seconds, stages: &cost.stages }
         });
         let recommended = recommend::recommended(compared, &seconds, self.memory);
         let (hardware, network) = (self.hardware, &self.hardware.network);
-        let plan = Plan {
+        let plan = LanguagePlan {
             model: self.subject.config.family.to_string(),
             parameters,
             trained,
