@@ -3,63 +3,12 @@
 use girandole::Layout;
 use training::build::Recompute;
 
-use super::activations::PerToken;
+use super::Memory;
 use super::outline::Unit;
-use super::{LayoutCost, Memory, StageCost, Subject, Training};
-use crate::{Error, Result};
-
-pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) -> Result<LayoutCost> {
-    check(training, layout)?;
-    let plan = Plan {
-        training,
-        layout,
-        units: subject.units(layout)?,
-        kept: PerToken::new(subject, training.numbers(), layout.tp),
-        tokens: training.tokens(layout) as f64,
-        vocabulary: (subject.config.vocab_size.div_ceil(layout.tp) * subject.config.hidden_size) as f64,
-        classes: subject.config.vocab_size as f64,
-        is_tied: subject.config.tied,
-    };
-    let stages = if layout.pp > 1 { plan.pipeline()? } else { vec![plan.whole()] };
-    let stage = |(stage, (memory, sent))| StageCost { stage, memory, sent };
-    Ok(LayoutCost { layout: *layout, stages: stages.into_iter().enumerate().map(stage).collect() })
-}
-
-/// Checks that the layout is valid and that the rows of a step can be divided over it.
-fn check(training: &Training, layout: &Layout) -> Result<()> {
-    layout.check(layout.ranks()).map_err(|error| Error::layout(error.to_string()))?;
-    let (copies, micro_batches) = (layout.data_ranks(), training.micro_batches(layout));
-    let rows = training.batch_size;
-    if copies > rows {
-        return Err(Error::layout(format!("{copies} copies are more than the {rows} rows of a step")));
-    }
-    if !rows.is_multiple_of(copies.saturating_mul(micro_batches).max(1)) {
-        let each = match micro_batches {
-            1 => String::new(),
-            count => format!(" with {count} micro-batches each"),
-        };
-        let parts = format!("{copies} {}{each}", if copies == 1 { "rank" } else { "ranks" });
-        return Err(Error::layout(format!("the {rows} rows of a step cannot be divided over {parts}")));
-    }
-    Ok(())
-}
+use super::partition::PartitionedModel;
 
 /// Number of tensors alive in an addition by candle's backward: zeros, the addend, and the result.
 const ADDITION_TENSORS: f64 = 3.0;
-
-/// Model in a layout.
-pub(super) struct Plan<'a> {
-    pub(super) training: &'a Training,
-    pub(super) layout: &'a Layout,
-    pub(super) units: Vec<Unit>,
-    pub(super) kept: PerToken<'a>,
-    /// Tokens of a rank's micro-batch.
-    pub(super) tokens: f64,
-    /// Elements of a rank's part of the embedding table.
-    pub(super) vocabulary: f64,
-    pub(super) classes: f64,
-    pub(super) is_tied: bool,
-}
 
 /// Bytes held from step to step.
 #[derive(Debug, Clone, Copy, Default)]
@@ -107,17 +56,7 @@ impl PersistentBytes {
     }
 }
 
-impl Plan<'_> {
-    /// Returns whether a unit is recomputed in backward: only blocks, because the embedding's input is not float.
-    pub(super) fn recomputes(&self, unit: usize) -> bool {
-        self.is_block(unit)
-            && match self.training.recompute {
-                Recompute::None => false,
-                Recompute::Units | Recompute::Selective => true,
-                Recompute::Every(each) => (unit + 1).is_multiple_of(each.max(1)),
-            }
-    }
-
+impl PartitionedModel<'_> {
     /// Returns the bytes that forward keeps per token in a block.
     pub(super) fn kept_of(&self, block: usize) -> usize {
         match self.training.recompute {
@@ -127,21 +66,9 @@ impl Plan<'_> {
         }
     }
 
-    pub(super) fn element(&self) -> f64 {
-        self.training.numbers().element as f64
-    }
-
-    pub(super) fn working(&self) -> f64 {
-        self.training.numbers().working as f64
-    }
-
     /// Returns the bytes of optimizer state for so many parameters.
     pub(super) fn optimizer(&self, elements: f64) -> f64 {
         self.training.optimizer.numbers() as f64 * self.working() * elements
-    }
-
-    pub(super) fn is_block(&self, unit: usize) -> bool {
-        unit > 0 && unit + 1 < self.units.len()
     }
 
     fn sum(&self, of: impl Fn(&Unit) -> usize) -> f64 {
@@ -152,8 +79,8 @@ impl Plan<'_> {
         self.training.micro_batches(self.layout) > 1
     }
 
-    /// Returns memory and bytes sent without pipeline stages.
-    fn whole(&self) -> (Memory, f64) {
+    /// Returns memory without pipeline stages.
+    pub(super) fn whole(&self) -> Memory {
         let Layout { dp, shard, .. } = *self.layout;
         let [all, trained] =
             [false, true].map(|trained| self.sum(|unit| unit.shard_elements(shard, trained)));
@@ -163,8 +90,7 @@ impl Plan<'_> {
             optimizer: self.optimizer(trained),
             copies: if dp > 1 && shard == 1 { trained * self.element() } else { 0.0 },
         };
-        let memory = if shard > 1 { fixed.with(self.sharded()) } else { fixed.with(self.copied()) };
-        (memory, self.sent_whole())
+        if shard > 1 { fixed.with(self.sharded()) } else { fixed.with(self.copied()) }
     }
 
     /// Moments if every rank holds all parameters: the loss, backward of the first block, and backward of the

@@ -18,10 +18,12 @@
 //! ```
 
 mod activations;
+mod estimate;
 mod layouts;
 mod memory;
 mod operations;
 mod outline;
+mod partition;
 mod recommend;
 mod stages;
 mod table;
@@ -200,6 +202,6 @@ impl Subject {
     /// # Errors
     /// A layout that is not possible: [`Error::Layout`] has the reason.
     pub fn estimate(&self, training: &Training, layout: &Layout) -> Result<LayoutCost> {
-        memory::estimate(self, training, layout)
+        estimate::estimate(self, training, layout)
     }
 }

@@ -7,13 +7,14 @@ use girandole::Layout;
 use pipeline::{ActionKind, Schedule, Split};
 
 use super::Memory;
-use super::memory::{PersistentBytes, Plan, TemporaryBytes};
+use super::memory::{PersistentBytes, TemporaryBytes};
+use super::partition::{PartitionedModel, owned_units};
 use crate::Result;
 
 /// Number of messages for which receive buffers are posted ahead.
 const POSTED_RECEIVES: f64 = 2.0;
 
-impl Plan<'_> {
+impl PartitionedModel<'_> {
     /// Returns memory and bytes sent of each rank along `pp`.
     pub(super) fn pipeline(&self) -> Result<Vec<(Memory, f64)>> {
         let (kind, ranks) = (self.training.schedule, self.layout.pp);
@@ -22,14 +23,14 @@ impl Plan<'_> {
         let names: Vec<&str> = self.units.iter().map(|unit| unit.name.as_str()).collect();
         let costs: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64).collect();
         let ranges = Split::default().stages(&names, &costs, schedule.table().stages())?;
-        let stages = Stages { plan: self, schedule: &schedule, ranges: &ranges };
+        let stages = Stages { model: self, schedule: &schedule, ranges: &ranges };
         Ok((0..ranks).map(|rank| (stages.memory(rank), self.sent_stage(&schedule, &ranges, rank))).collect())
     }
 }
 
 /// Model divided into stages.
 struct Stages<'a> {
-    plan: &'a Plan<'a>,
+    model: &'a PartitionedModel<'a>,
     schedule: &'a Schedule,
     ranges: &'a [Range<usize>],
 }
@@ -41,27 +42,27 @@ impl Stages<'_> {
     }
 
     fn memory(&self, rank: usize) -> Memory {
-        let (plan, units) = (self.plan, self.units(rank));
-        let Layout { shard, .. } = *plan.layout;
+        let (model, units) = (self.model, self.units(rank));
+        let Layout { shard, .. } = *model.layout;
         let sum = |of: &dyn Fn(usize) -> usize| units.iter().map(|place| of(*place) as f64).sum::<f64>();
-        let all = sum(&|place| plan.units[place].elements());
-        let trained = sum(&|place| plan.units[place].trained());
-        let own = sum(&|place| plan.units[place].flat_share(shard));
+        let all = sum(&|place| model.units[place].elements());
+        let trained = sum(&|place| model.units[place].trained());
+        let own = sum(&|place| model.units[place].flat_share(shard));
         // Variables stay whole; the optimizer holds shards of them, and of their gradients.
         let fixed = PersistentBytes {
-            parameters: all * plan.element(),
-            gradients: own * plan.element(),
-            optimizer: plan.optimizer(own),
-            copies: if shard > 1 { own * plan.element() } else { 0.0 },
+            parameters: all * model.element(),
+            gradients: own * model.element(),
+            optimizer: model.optimizer(own),
+            copies: if shard > 1 { own * model.element() } else { 0.0 },
         };
-        fixed.with(self.moments(rank, trained * plan.element()))
+        fixed.with(self.moments(rank, trained * model.element()))
     }
 
     /// Returns the memory at each action: activations alive, and gradients with the action's temporary memory.
     fn moments(&self, rank: usize, gradients: f64) -> Vec<TemporaryBytes> {
-        let plan = self.plan;
-        let largest = plan.largest_in_32_bits(self.units(rank));
-        let message = plan.kept.output() as f64 * plan.tokens;
+        let model = self.model;
+        let largest = model.largest_in_32_bits(self.units(rank));
+        let message = model.kept.output() as f64 * model.tokens;
         let (alive, sums, backwards, moments) = Default::default();
         let mut step = Step { stages: self, largest, message, alive, sums, backwards, moments };
         for action in &self.schedule.table().actions[rank] {
@@ -75,30 +76,30 @@ impl Stages<'_> {
             }
         }
         let mut moments = step.moments;
-        if plan.layout.shard > 1 {
+        if model.layout.shard > 1 {
             // The shard of the gradients that the optimizer is passed, in addition to the whole gradients.
-            moments.push(TemporaryBytes::new(0.0, gradients * (1.0 + 1.0 / plan.layout.shard as f64)));
+            moments.push(TemporaryBytes::new(0.0, gradients * (1.0 + 1.0 / model.layout.shard as f64)));
         }
         moments
     }
 
     /// Returns the bytes that a stage keeps of a micro-batch, including its received input.
     fn kept(&self, stage: usize) -> f64 {
-        let plan = self.plan;
-        let received = if stage > 0 { plan.kept.output() } else { 0 };
+        let model = self.model;
+        let received = if stage > 0 { model.kept.output() } else { 0 };
         let of_unit = |place: usize| match place {
-            0 => plan.kept.embedding(),
-            place if plan.is_block(place) => plan.kept_of(place),
-            _ => plan.kept.loss(),
+            0 => model.kept.embedding(),
+            place if model.is_block(place) => model.kept_of(place),
+            _ => model.kept.loss(),
         };
         let kept: usize = self.ranges[stage].clone().map(of_unit).sum();
-        let of_head = self.of_last(stage, plan.kept_head());
-        (kept + received) as f64 * plan.tokens + of_head
+        let of_head = self.of_last(stage, model.kept_head());
+        (kept + received) as f64 * model.tokens + of_head
     }
 
     fn again(&self, stage: usize) -> f64 {
-        let again = self.ranges[stage].clone().filter(|place| self.plan.recomputes(*place));
-        again.map(|place| self.plan.block_again(place)).fold(0.0, f64::max)
+        let again = self.ranges[stage].clone().filter(|place| self.model.recomputes(*place));
+        again.map(|place| self.model.block_again(place)).fold(0.0, f64::max)
     }
 
     fn is_last(&self, stage: usize) -> bool {
@@ -113,22 +114,22 @@ impl Stages<'_> {
     /// Returns the bytes of the gradients of some of a stage's units.
     fn gradients(&self, stage: usize, of: impl Fn(usize) -> bool) -> f64 {
         let places = self.ranges[stage].clone().filter(|place| of(*place));
-        places.map(|place| self.plan.units[place].trained() as f64 * self.plan.element()).sum()
+        places.map(|place| self.model.units[place].trained() as f64 * self.model.element()).sum()
     }
 
     /// Returns the bytes of the gradients of a stage's embedding and head, which backward computes with those of
     /// activations.
     fn tables(&self, stage: usize) -> f64 {
-        self.gradients(stage, |place| place == 0 || place + 1 == self.plan.units.len())
+        self.gradients(stage, |place| place == 0 || place + 1 == self.model.units.len())
     }
 
     /// Returns the bytes that the loss keeps until its backward, which makes them a gradient.
     fn passed(&self, stage: usize) -> f64 {
-        self.of_last(stage, self.plan.passed_head())
+        self.of_last(stage, self.model.passed_head())
     }
 
     fn embedding(&self, stage: usize) -> f64 {
-        if stage == 0 { self.plan.embedding() } else { 0.0 }
+        if stage == 0 { self.model.embedding() } else { 0.0 }
     }
 }
 
@@ -161,56 +162,50 @@ impl Step<'_> {
     fn forward(&mut self, cell: (usize, usize)) {
         let (stages, stage) = (self.stages, cell.0);
         self.alive.insert(cell, stages.kept(stage));
-        self.moment(self.alive(), stages.of_last(stage, stages.plan.loss_forward()));
+        self.moment(self.alive(), stages.of_last(stage, stages.model.loss_forward()));
     }
 
     fn backward(&mut self, cell: (usize, usize)) {
         let (stages, stage) = (self.stages, cell.0);
-        let plan = stages.plan;
-        self.moment(self.alive(), stages.of_last(stage, plan.loss_backward()));
+        let model = stages.model;
+        self.moment(self.alive(), stages.of_last(stage, model.loss_backward()));
         let count = *self.backwards.entry(stage).and_modify(|count| *count += 1).or_insert(1);
-        let micro_batches = plan.training.micro_batches(plan.layout);
+        let micro_batches = model.training.micro_batches(model.layout);
         let (all, tables, embedding) = (
             stages.gradients(stage, |_| true),
             stages.tables(stage),
             stages.gradients(stage, |place| place == 0),
         );
         // If ranks average gradients, those of matrix products are added one at a time in the last micro-batch.
-        let fresh = match plan.layout.data_ranks() > 1 && count == micro_batches {
+        let fresh = match model.layout.data_ranks() > 1 && count == micro_batches {
             true => {
-                self.sums.insert(stage, plan.summed(all));
+                self.sums.insert(stage, model.summed(all));
                 if count > 1 { tables } else { embedding }
             }
             false => all,
         };
         let left = self.alive() - stages.passed(stage);
-        self.moment(left + stages.again(stage), fresh - embedding + plan.backward() + self.message);
+        self.moment(left + stages.again(stage), fresh - embedding + model.backward() + self.message);
         self.moment(left, fresh + stages.embedding(stage) + self.message);
         self.alive.remove(&cell);
-        self.sums.insert(stage, plan.summed(all));
+        self.sums.insert(stage, model.summed(all));
         self.moment(self.alive(), self.largest);
     }
 
     fn backward_input(&mut self, cell: (usize, usize)) {
         let (stages, stage) = (self.stages, cell.0);
-        let (plan, tables) = (stages.plan, stages.tables(stage));
-        self.moment(self.alive(), stages.of_last(stage, plan.loss_backward()));
+        let (model, tables) = (stages.model, stages.tables(stage));
+        self.moment(self.alive(), stages.of_last(stage, model.loss_backward()));
         let left = self.alive() - stages.passed(stage);
-        self.moment(left + stages.again(stage), tables + plan.backward());
-        self.alive.entry(cell).and_modify(|kept| *kept -= stages.of_last(stage, plan.kept_head()));
-        self.sums.entry(stage).or_insert(plan.summed(tables));
+        self.moment(left + stages.again(stage), tables + model.backward());
+        self.alive.entry(cell).and_modify(|kept| *kept -= stages.of_last(stage, model.kept_head()));
+        self.sums.entry(stage).or_insert(model.summed(tables));
     }
 
     /// Gradients of weights need the inputs of their layers.
     fn backward_weight(&mut self, cell: (usize, usize)) {
-        self.sums.insert(cell.0, self.stages.plan.summed(self.stages.gradients(cell.0, |_| true)));
+        self.sums.insert(cell.0, self.stages.model.summed(self.stages.gradients(cell.0, |_| true)));
         self.moment(self.alive(), 0.0);
         self.alive.remove(&cell);
     }
-}
-
-/// Returns the units of all stages of a rank.
-pub(super) fn owned_units(schedule: &Schedule, ranges: &[Range<usize>], rank: usize) -> Vec<usize> {
-    let own = ranges.iter().zip(&schedule.table().owners).filter(|(_, owner)| **owner == rank);
-    own.flat_map(|(range, _)| range.clone()).collect()
 }

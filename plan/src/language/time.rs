@@ -6,7 +6,7 @@ use pipeline::{Schedule, Split};
 use training::build::Recompute;
 
 use super::outline::Unit;
-use super::stages::owned_units;
+use super::partition::owned_units;
 use super::{LayoutComparison, LayoutCost, Subject, Training};
 use crate::forecast::{
     Collective, Collectives, Group, Layer, Layout as Spread, Sharding, Work, predict_with,

@@ -6,12 +6,11 @@ use girandole::Layout;
 use pipeline::{ActionKind, Schedule};
 use training::build::{Division, Recompute};
 
-use super::memory::Plan;
 use super::outline::Unit;
-use super::stages::owned_units;
+use super::partition::{PartitionedModel, owned_units};
 use crate::collective::{all_reduce, part};
 
-impl Plan<'_> {
+impl PartitionedModel<'_> {
     /// Returns the bytes that a rank sends without pipeline stages.
     pub(super) fn sent_whole(&self) -> f64 {
         let Layout { dp, shard, tp, .. } = *self.layout;

@@ -1,0 +1,69 @@
+//! The model as a layout divides it: what memory and bytes sent are calculated from.
+
+use std::ops::Range;
+
+use girandole::Layout;
+use pipeline::Schedule;
+use training::build::Recompute;
+
+use super::activations::PerToken;
+use super::outline::Unit;
+use super::{Subject, Training};
+use crate::Result;
+
+/// Model in a layout.
+pub(super) struct PartitionedModel<'a> {
+    pub(super) training: &'a Training,
+    pub(super) layout: &'a Layout,
+    pub(super) units: Vec<Unit>,
+    pub(super) kept: PerToken<'a>,
+    /// Tokens of a rank's micro-batch.
+    pub(super) tokens: f64,
+    /// Elements of a rank's part of the embedding table.
+    pub(super) vocabulary: f64,
+    pub(super) classes: f64,
+    pub(super) is_tied: bool,
+}
+
+impl<'a> PartitionedModel<'a> {
+    pub(super) fn new(subject: &'a Subject, training: &'a Training, layout: &'a Layout) -> Result<Self> {
+        Ok(Self {
+            training,
+            layout,
+            units: subject.units(layout)?,
+            kept: PerToken::new(subject, training.numbers(), layout.tp),
+            tokens: training.tokens(layout) as f64,
+            vocabulary: (subject.config.vocab_size.div_ceil(layout.tp) * subject.config.hidden_size) as f64,
+            classes: subject.config.vocab_size as f64,
+            is_tied: subject.config.tied,
+        })
+    }
+
+    /// Returns whether a unit is recomputed in backward: only blocks, because the embedding's input is not float.
+    pub(super) fn recomputes(&self, unit: usize) -> bool {
+        self.is_block(unit)
+            && match self.training.recompute {
+                Recompute::None => false,
+                Recompute::Units | Recompute::Selective => true,
+                Recompute::Every(each) => (unit + 1).is_multiple_of(each.max(1)),
+            }
+    }
+
+    pub(super) fn element(&self) -> f64 {
+        self.training.numbers().element as f64
+    }
+
+    pub(super) fn working(&self) -> f64 {
+        self.training.numbers().working as f64
+    }
+
+    pub(super) fn is_block(&self, unit: usize) -> bool {
+        unit > 0 && unit + 1 < self.units.len()
+    }
+}
+
+/// Returns the units of all stages of a rank.
+pub(super) fn owned_units(schedule: &Schedule, ranges: &[Range<usize>], rank: usize) -> Vec<usize> {
+    let own = ranges.iter().zip(&schedule.table().owners).filter(|(_, owner)| **owner == rank);
+    own.flat_map(|(range, _)| range.clone()).collect()
+}
