@@ -25,7 +25,7 @@ const LIBRARY_FOLDERS: [&str; 8] = [
 
 /// Availability of one backend in this build and on this machine.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Backend {
+pub struct BackendAvailability {
     /// Its name in capitals: `TCP`.
     pub name: &'static str,
     /// Whether this build includes it.
@@ -36,7 +36,7 @@ pub struct Backend {
     pub missing: Vec<&'static str>,
 }
 
-impl Backend {
+impl BackendAvailability {
     /// Whether it can be used here.
     pub fn available(&self) -> bool {
         self.missing.is_empty()
@@ -44,7 +44,7 @@ impl Backend {
 }
 
 /// `NCCL available: False (not compiled in; missing: ..)`, with Python's booleans, as the tutorial prints them.
-impl fmt::Display for Backend {
+impl fmt::Display for BackendAvailability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let available = if self.available() { "True" } else { "False" };
         let compiled = if self.compiled { "compiled in" } else { "not compiled in" };
@@ -61,23 +61,23 @@ impl fmt::Display for Backend {
 }
 
 /// Returns all three backends, examined on this machine.
-pub fn detect_backends() -> [Backend; 3] {
+pub fn detect_backends() -> [BackendAvailability; 3] {
     [nccl(), tcp(), mpi()]
 }
 
-fn nccl() -> Backend {
+fn nccl() -> BackendAvailability {
     let library = library("libnccl.so.");
     let compiled = cfg!(feature = "nccl");
     let mut missing = Vec::new();
     missing.extend((!compiled).then_some("a build with NCCL"));
     missing.extend((gpu_count() == 0).then_some("an NVIDIA GPU"));
     missing.extend(choice::nccl_missing_libraries());
-    Backend { name: "NCCL", compiled, version: choice::nccl_version().or(library), missing }
+    BackendAvailability { name: "NCCL", compiled, version: choice::nccl_version().or(library), missing }
 }
 
 /// TCP, the counterpart of Gloo in the tutorial.
-fn tcp() -> Backend {
-    Backend {
+fn tcp() -> BackendAvailability {
+    BackendAvailability {
         name: "TCP",
         compiled: true,
         version: Some(env!("CARGO_PKG_VERSION").into()),
@@ -85,7 +85,7 @@ fn tcp() -> Backend {
     }
 }
 
-fn mpi() -> Backend {
+fn mpi() -> BackendAvailability {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let mpirun = in_path(OsStr::new("mpirun"), &search).or_else(|| in_path(OsStr::new("mpiexec"), &search));
     let library = library("libmpi.so.").or_else(|| library("libmpich.so."));
@@ -95,7 +95,7 @@ fn mpi() -> Backend {
     // A build with MPI would not have started without the library.
     missing.extend((library.is_none() && !compiled).then_some("libmpi.so"));
     missing.extend(mpirun.is_none().then_some("mpirun"));
-    Backend { name: "MPI", compiled, version: choice::mpi_version().or(library), missing }
+    BackendAvailability { name: "MPI", compiled, version: choice::mpi_version().or(library), missing }
 }
 
 /// Returns the version in a shared library's file name (`2.27.3` for `libnccl.so.2.27.3`); the longest, if several
@@ -130,10 +130,10 @@ mod tests {
     fn a_back_end_is_one_line() {
         let version = Some("2.27.3".to_string());
         let missing = vec!["a build with NCCL", "an NVIDIA GPU"];
-        let nccl = Backend { name: "NCCL", compiled: false, version, missing };
+        let nccl = BackendAvailability { name: "NCCL", compiled: false, version, missing };
         let expected = "NCCL available: False (not compiled in; version 2.27.3; missing: a build with NCCL, an NVIDIA GPU)";
         assert_eq!(nccl.to_string(), expected);
-        let mpi = Backend { name: "MPI", compiled: true, version: None, missing: Vec::new() };
+        let mpi = BackendAvailability { name: "MPI", compiled: true, version: None, missing: Vec::new() };
         assert_eq!(mpi.to_string(), "MPI available: True (compiled in; no version of it found here)");
     }
 
