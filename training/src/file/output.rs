@@ -276,7 +276,7 @@ mod pipes {
 
     use super::*;
 
-    pub(super) fn open(path: &Path, options: &OpenOptions, patience: Duration) -> io::Result<File> {
+    pub(super) fn open(path: &Path, options: &OpenOptions, timeout: Duration) -> io::Result<File> {
         if !fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
             return options.open(path);
         }
@@ -291,11 +291,11 @@ mod pipes {
                     return Ok(file);
                 }
                 Err(error) if error.raw_os_error() != Some(Errno::NXIO.raw_os_error()) => return Err(error),
-                Err(_) if began.elapsed() >= patience => {
+                Err(_) if began.elapsed() >= timeout => {
                     let problem = "it is a pipe that nobody reads; start what reads it first";
                     return Err(io::Error::new(ErrorKind::BrokenPipe, problem));
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(10).min(patience)),
+                Err(_) => std::thread::sleep(Duration::from_millis(10).min(timeout)),
             }
         }
     }

@@ -145,7 +145,7 @@ struct CrossEntropy {
     targets: Targets,
     /// Gradient of the logits for a loss gradient of 1; `Some` if backward may follow.
     saved: Option<Mutex<Option<CpuStorage>>>,
-    #[expect(dead_code, reason = "it is there as long as this is")]
+    #[expect(dead_code, reason = "releases its count when dropped")]
     kept: SavedBytes,
 }
 

@@ -199,7 +199,7 @@ struct Loss {
     how: ProductConfig,
     /// Their gradients for a loss gradient of 1.
     saved: Mutex<Option<[CpuStorage; 3]>>,
-    #[expect(dead_code, reason = "it is there as long as this is")]
+    #[expect(dead_code, reason = "releases its count when dropped")]
     kept: SavedBytes,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Fused {
     log_sums: LogSums,
     /// Output and log-sums of an earlier run, where the operation is recomputed.
     known: Option<Vec<Tensor>>,
-    #[expect(dead_code, reason = "it is there as long as this is")]
+    #[expect(dead_code, reason = "releases its count when dropped")]
     kept: SavedBytes,
 }
 
