@@ -13,7 +13,7 @@ pub fn bytes<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u64 {
 }
 
 /// Returns the total size, in bytes, of the gradients of these variables.
-pub fn gradient_bytes(vars: &[Var], gradients: &GradStore) -> u64 {
+pub(crate) fn gradient_bytes(vars: &[Var], gradients: &GradStore) -> u64 {
     bytes(vars.iter().filter_map(|var| gradients.get(var)))
 }
 

@@ -36,7 +36,7 @@ pub const SHARED: [(&str, &[&str]); 5] = [
 
 /// Prepares both help pages of a command. In `-h`, the options are followed by the shared options' names and the
 /// examples; in `--help`, by the command's whole text.
-pub fn with_pages(command: Command) -> Command {
+pub(crate) fn with_pages(command: Command) -> Command {
     let groups = SHARED.map(|(heading, _)| (heading, shared(&command, heading)));
     let styles = command.get_styles().clone();
     let (header, literal) = (styles.get_header(), styles.get_literal());

@@ -17,7 +17,7 @@ use crate::progress;
 ///
 /// # Errors
 /// A system call that fails.
-pub fn install_handlers() -> Result<()> {
+pub(crate) fn install_handlers() -> Result<()> {
     let launches = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
     // An invalid environment is reported later, when the process joins the group.
     let is_rank = is_worker() || matches!(LaunchedRank::from_env(), Ok(Some(_)));

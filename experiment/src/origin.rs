@@ -9,7 +9,7 @@ static RECIPE: OnceLock<Recipe> = OnceLock::new();
 
 /// The options of a recipe, and the full list of arguments after merging them with the command line.
 #[derive(Debug)]
-pub struct Recipe {
+pub(crate) struct Recipe {
     /// The file.
     pub path: PathBuf,
     /// Options that come from the file: long name and line number.
@@ -19,7 +19,7 @@ pub struct Recipe {
 }
 
 /// Stores the recipe; called once, as a process parses its command line once.
-pub fn store_recipe(recipe: Recipe) {
+pub(crate) fn store_recipe(recipe: Recipe) {
     let _ = RECIPE.set(recipe);
 }
 

@@ -52,7 +52,7 @@ pub struct Outcome<T> {
 
 impl<T> Outcome<T> {
     /// Returns each rank's mean time per step, for the report.
-    pub fn rank_times(&self) -> Vec<RankTimes> {
+    pub(crate) fn rank_times(&self) -> Vec<RankTimes> {
         let times = |(rank, summary): (usize, &RankSummary)| {
             let steps = summary.steps.max(1) as f64;
             RankTimes {
@@ -211,7 +211,11 @@ impl Rank {
     ///
     /// # Errors
     /// The error of `work`; a rank that failed meanwhile.
-    pub fn first_alone<T>(&self, timeout: Duration, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    pub(crate) fn first_alone<T>(
+        &self,
+        timeout: Duration,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
         let period = (timeout / 4).min(Duration::from_secs(2));
         let tell = |busy: u8| -> Result<bool> {
             let state = Tensor::new(&[busy], &Device::Cpu)?;
@@ -267,7 +271,7 @@ impl Rank {
     }
 
     /// Starts a stopwatch that also counts collectives in these other groups.
-    pub fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
+    pub(crate) fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
         let comms: Vec<_> = std::iter::once(&self.comm).chain(groups).cloned().collect();
         Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now(), before_ns: 0 }
     }

@@ -18,7 +18,7 @@ use crate::result_line;
 use crate::threads;
 
 /// Environment variable with the name of the experiment whose launcher started a rank. Other launchers do not set it.
-pub const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
+pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
 /// Maximum number of ranks: every rank holds a connection to every other, and the communicator has the same limit.
 pub const MOST_RANKS: usize = 4096;
 
@@ -134,7 +134,7 @@ pub fn spawn<T: DeserializeOwned>(
 ///
 /// # Errors
 /// Those of [`spawn`].
-pub fn spawn_told<T: DeserializeOwned>(
+pub(crate) fn spawn_told<T: DeserializeOwned>(
     command: &str,
     world_size: usize,
     elastic: Option<ElasticJob>,
@@ -169,7 +169,7 @@ pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<
 ///
 /// # Errors
 /// Those of [`launch::spawn`].
-pub fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
+pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
     if let Some(threads) = threads::for_ranks(config.local_world_size()) {
         config.env.push((threads::VARIABLE.into(), threads.into()));
     }

@@ -11,7 +11,6 @@ use comm::{Error, Result};
 ///
 /// let layout = Layout::new(2, 4)?;
 /// assert_eq!(layout.world_size(), 8);
-/// assert_eq!(layout.global_rank(1, 2), 6);
 /// assert_eq!(layout.place(6), (1, 2));
 /// # Ok::<(), comm::Error>(())
 /// ```
@@ -56,11 +55,11 @@ impl Layout {
     }
 
     /// Returns the global rank: `node_rank * local_world_size + local_rank`.
-    pub fn global_rank(self, node_rank: usize, local_rank: usize) -> usize {
+    pub(crate) fn global_rank(self, node_rank: usize, local_rank: usize) -> usize {
         node_rank * self.local_world_size + local_rank
     }
 
-    /// Returns the node and the local rank of a global rank; the inverse of `global_rank`.
+    /// Returns the node and the local rank of a global rank.
     pub fn place(self, global_rank: usize) -> (usize, usize) {
         (global_rank / self.local_world_size, global_rank % self.local_world_size)
     }

@@ -19,7 +19,7 @@ pub fn all_reduce(bytes: u64, ranks: usize) -> f64 {
 
 /// As [`all_reduce`], for rank 0: in recursive doubling it hands its part to a partner if the number of ranks is not a
 /// power of two.
-pub fn all_reduce_of_first(bytes: u64, ranks: usize) -> f64 {
+pub(crate) fn all_reduce_of_first(bytes: u64, ranks: usize) -> f64 {
     let most = all_reduce(bytes, ranks);
     match bytes <= LATENCY_BYTES as u64 && !ranks.is_power_of_two() {
         true => most.min(bytes as f64),

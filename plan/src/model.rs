@@ -104,7 +104,7 @@ impl Part {
     }
 
     /// Returns the number of parameters in tensors of fewer than `limit` elements.
-    pub fn of_small(&self, limit: u64) -> u64 {
+    pub(crate) fn of_small(&self, limit: u64) -> u64 {
         self.tensors.iter().filter(|elements| **elements < limit).sum()
     }
 }
@@ -136,7 +136,7 @@ impl Unit {
 
     /// Returns the bytes kept in addition to the activations of so many samples, in `parts` micro-batches with a loss
     /// each.
-    pub fn kept_apart(&self, samples: u64, parts: u64, element: u64) -> f64 {
+    pub(crate) fn kept_apart(&self, samples: u64, parts: u64, element: u64) -> f64 {
         self.kept_bytes as f64 * samples as f64 + (self.kept_once * parts * element) as f64
     }
 }
@@ -159,7 +159,7 @@ impl Model {
 
     /// Returns the bytes kept in addition to the activations of so many samples, in `parts` micro-batches with a loss
     /// each.
-    pub fn kept_apart(&self, samples: u64, parts: u64, element: u64) -> f64 {
+    pub(crate) fn kept_apart(&self, samples: u64, parts: u64, element: u64) -> f64 {
         self.units.iter().map(|unit| unit.kept_apart(samples, parts, element)).sum()
     }
 

@@ -81,7 +81,7 @@ pub fn show_bytes(bytes: f64) -> String {
 }
 
 /// Formats seconds, with three digits and a prefix.
-pub fn show_time(seconds: f64) -> String {
+pub(crate) fn show_time(seconds: f64) -> String {
     show(seconds * 1e9, &["ns", "us", "ms", "s"])
 }
 

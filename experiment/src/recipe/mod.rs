@@ -19,7 +19,7 @@ use entries::{Entry, is_flag};
 const NAME: &str = "recipe";
 
 /// Adds the `--recipe` option to a command.
-pub fn with_option(command: Command) -> Command {
+pub(crate) fn with_option(command: Command) -> Command {
     let help = "TOML file of options; the command line overrides it";
     let value = value_parser!(PathBuf);
     command.arg(Arg::new(NAME).long(NAME).value_name("FILE.toml").value_parser(value).help(help))
@@ -53,7 +53,7 @@ pub fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsString>>
 }
 
 /// Converts clap's error about an option that comes from the recipe to one line that names the file.
-pub fn recipe_error(error: &clap::Error) -> Option<Error> {
+pub(crate) fn recipe_error(error: &clap::Error) -> Option<Error> {
     let mut names: Vec<&String> = Vec::new();
     for (_, value) in error.context() {
         match value {

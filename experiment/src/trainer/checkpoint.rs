@@ -220,6 +220,6 @@ fn agree(
 }
 
 /// Returns the error of a checkpoint that does not fit.
-pub fn checkpoint_mismatch(problem: String) -> Error {
+pub(crate) fn checkpoint_mismatch(problem: String) -> Error {
     Error::Checkpoint { problem }
 }

@@ -21,8 +21,8 @@ use crate::console;
 use crate::error::Result;
 use crate::run_log::RunLog;
 
-pub(crate) use checkpoint::find;
-pub use checkpoint::{Saved, agree_on_command, checkpoint_mismatch, first_choice};
+pub use checkpoint::{Saved, agree_on_command, first_choice};
+pub(crate) use checkpoint::{checkpoint_mismatch, find};
 pub use data_parallel::{DataParallel, SingleProcess};
 pub use divided::Divided;
 pub use keeper::{CheckpointSchedule, RunEnd, RunIdentity};

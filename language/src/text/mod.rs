@@ -19,11 +19,11 @@ use training::build::Builder;
 
 pub use evaluate::EvaluateOptions;
 pub use generate::GenerateOptions;
-pub use tokenize::{MadeTokenizer, TokenizeOptions};
+pub use tokenize::TokenizeOptions;
 
 /// What the model's weights are kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WeightsDtype {
+enum WeightsDtype {
     /// 4 bytes a parameter.
     F32,
     /// 2 bytes a parameter.
@@ -32,7 +32,7 @@ pub enum WeightsDtype {
 
 /// Options of `generate` and `evaluate`.
 #[derive(Debug, Clone, Args)]
-pub struct ModelOptions {
+struct ModelOptions {
     /// Hugging Face folder of the model
     ///
     /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.

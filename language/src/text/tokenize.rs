@@ -18,7 +18,7 @@ const MEGABYTE: u64 = 1_000_000;
 
 /// Tokenizers that need no folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum MadeTokenizer {
+enum MadeTokenizer {
     /// A token for each byte.
     Bytes,
     /// A token for each character that occurs in the files.

@@ -109,7 +109,7 @@ impl<'a> Collectives<'a> {
 
     /// As [`new`](Self::new), but groups of more than `simulated` ranks, at least 4, are extrapolated from smaller
     /// ones: for many different groups and sizes.
-    pub fn up_to(network: &'a Network, simulated: usize) -> Self {
+    pub(crate) fn up_to(network: &'a Network, simulated: usize) -> Self {
         Self { network, simulated: simulated.max(4), known: HashMap::new() }
     }
 

@@ -14,11 +14,11 @@ pub struct Link {
 
 impl Link {
     /// NVLink 4 through a switch: 450 GB/s in each direction.
-    pub const NVLINK: Self = Self { latency: 3e-6, s_per_byte: 1.0 / 450e9 };
+    const NVLINK: Self = Self { latency: 3e-6, s_per_byte: 1.0 / 450e9 };
     /// InfiniBand NDR, one port per rank: 400 Gbit/s.
-    pub const INFINIBAND: Self = Self { latency: 5e-6, s_per_byte: 1.0 / 50e9 };
+    const INFINIBAND: Self = Self { latency: 5e-6, s_per_byte: 1.0 / 50e9 };
     /// Ethernet of 25 Gbit/s, one port per rank, TCP.
-    pub const ETHERNET_25G: Self = Self { latency: 30e-6, s_per_byte: 1.0 / 3.125e9 };
+    const ETHERNET_25G: Self = Self { latency: 30e-6, s_per_byte: 1.0 / 3.125e9 };
 
     /// Returns the seconds of a message.
     pub fn seconds(&self, bytes: f64) -> f64 {
