@@ -149,7 +149,7 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
         agree_on_command(&run.command, &contents.extra, options)?;
         let Extra { run: saved, batch, .. } = Extra::of(&contents.extra)?;
         let at = Position { epoch: contents.epoch as usize, batch, step: contents.step as usize };
-        agree(run, (&saved, at), options)?;
+        check_options(run, (&saved, at), options)?;
     }
     Ok(found)
 }
@@ -188,7 +188,7 @@ pub fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -
 }
 
 /// Rejects a checkpoint of another run, and one beyond the end of this run.
-fn agree(
+fn check_options(
     own: &RunIdentity,
     (saved, at): (&RunIdentity, Position),
     options: &CheckpointOptions,
