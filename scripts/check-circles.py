@@ -128,29 +128,30 @@ class Crate:
             head, *rest = path.split("::")
             yield (*names.get(head, (head,)), *rest)
 
+    def edges(self):
+        """Each use of one module by another: both modules, and what is said of it."""
+        for module, code in self.code.items():
+            targets = [(path, self.absolute(module, path)) for path in self.imports(module)]
+            homes = [("::".join(path), self.home(target)) for path, target in targets if target is not None]
+            calls = set(re.findall(r"\.(\w+)\(", code)) & self.added.keys()
+            for name, home in homes + [(f"{call}()", self.added[call]) for call in calls]:
+                yield module, home, f"{'/'.join(module)} uses {name}"
+
     def upward(self):
-        """The imports of a layer by one below it."""
+        """The uses of a layer by one below it."""
         layers = re.findall(r"\bmod\s+(\w+)\s*;", self.code[()])
-        for module in self.code:
-            for path in self.imports(module):
-                target = self.absolute(module, path)
-                home = self.home(target) if target is not None else ()
-                if module and home and layers.index(home[0]) < layers.index(module[0]):
-                    yield f"{'/'.join(module)} uses {'::'.join(path)}, of a layer above it"
+        for module, home, use in self.edges():
+            if module and home and layers.index(home[0]) < layers.index(module[0]):
+                yield f"{use}, of a layer above it"
 
     def circles(self):
-        """For each folder of modules, those that import each other in a circle, with the imports."""
+        """For each folder of modules, those that use each other in a circle, with the uses."""
         below = defaultdict(lambda: defaultdict(set))
-        for module in self.code:
-            targets = [(path, self.absolute(module, path)) for path in self.imports(module)]
-            homes = [(path, self.home(target)) for path, target in targets if target is not None]
-            calls = set(re.findall(r"\.(\w+)\(", self.code[module])) & self.added.keys()
-            for path, home in homes + [((call + "()",), self.added[call]) for call in calls]:
-                # The first folder in which the two part.
-                shared = next((n for n, (a, b) in enumerate(zip(module, home)) if a != b), None)
-                if shared is not None:
-                    why = f"{'/'.join(module)} uses {'::'.join(path)}"
-                    below[module[:shared], module[shared]][home[shared]].add(why)
+        for module, home, use in self.edges():
+            # The first folder in which the two part.
+            shared = next((n for n, (a, b) in enumerate(zip(module, home)) if a != b), None)
+            if shared is not None:
+                below[module[:shared], module[shared]][home[shared]].add(use)
         reached = {}
         for folder, start in below:
             found, left = set(), [start]
