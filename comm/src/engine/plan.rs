@@ -87,8 +87,8 @@ impl Planner {
                 self.all_to_all(output, input, output_counts, input_counts)
             }
             Operation::Barrier => {
-                let call = ScheduleKey { kind: Kind::Barrier, len: 0, size: 1, root: 0 };
-                let schedule = self.recent(call, || algorithm::barrier(self.rank, &self.topology));
+                let key = ScheduleKey { kind: Kind::Barrier, len: 0, size: 1, root: 0 };
+                let schedule = self.recent(key, || algorithm::barrier(self.rank, &self.topology));
                 let memory = Memory::default().scratch(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
             }
@@ -118,9 +118,9 @@ impl Planner {
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
-        let call = ScheduleKey { kind: Kind::AllReduce, len, size: dtype.size_in_bytes(), root: 0 };
+        let key = ScheduleKey { kind: Kind::AllReduce, len, size: dtype.size_in_bytes(), root: 0 };
         let schedule =
-            self.recent(call, || algorithm::all_reduce(self.rank, &self.topology, call.len, call.size));
+            self.recent(key, || algorithm::all_reduce(self.rank, &self.topology, key.len, key.size));
         Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
     }
 
@@ -148,8 +148,8 @@ impl Planner {
     }
 
     fn broadcast_schedule(&self, len: usize, size: usize, root: usize) -> Arc<Schedule> {
-        let call = ScheduleKey { kind: Kind::Broadcast, len, size, root };
-        self.recent(call, || algorithm::broadcast(self.rank, self.world_size, len, size, root))
+        let key = ScheduleKey { kind: Kind::Broadcast, len, size, root };
+        self.recent(key, || algorithm::broadcast(self.rank, self.world_size, len, size, root))
     }
 
     fn all_gather<'a>(&self, output: &'a Tensor, input: &'a Tensor, counts: &Counts) -> Plan<'a> {
@@ -160,10 +160,10 @@ impl Planner {
             Schedule::copying(0..own, own + first).then(gather)
         };
         let memory = Memory::of(input).output(output);
-        let call = ScheduleKey { kind: Kind::AllGather, len: parts.len(), size: 0, root: 0 };
+        let key = ScheduleKey { kind: Kind::AllGather, len: parts.len(), size: 0, root: 0 };
         match counts {
             Some(_) => Plan::copying(memory, schedule(), input),
-            None => Plan::copying(memory, self.recent(call, schedule), input),
+            None => Plan::copying(memory, self.recent(key, schedule), input),
         }
     }
 
@@ -200,15 +200,15 @@ impl Planner {
     }
 
     /// Returns the schedule of a call, which `make` makes if it is not known.
-    fn recent(&self, call: ScheduleKey, make: impl FnOnce() -> Schedule) -> Arc<Schedule> {
+    fn recent(&self, key: ScheduleKey, make: impl FnOnce() -> Schedule) -> Arc<Schedule> {
         let mut recent = self.recent.borrow_mut();
-        if let Some((_, schedule)) = recent.iter().find(|(known, _)| *known == call) {
+        if let Some((_, schedule)) = recent.iter().find(|(known, _)| *known == key) {
             return schedule.clone();
         }
         let schedule = Arc::new(make());
         if schedule.steps.len() <= MOST_STEPS {
             recent.truncate(RECENT - 1);
-            recent.push_front((call, schedule.clone()));
+            recent.push_front((key, schedule.clone()));
         }
         schedule
     }

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::timespec::timespec;
 use crate::transport::links::{Closed, Links, OpenError, Wait};
-use crate::transport::shm::{Bell, RingPair, SharedMemory, fence_before_recheck};
+use crate::transport::shm::{Bell, RingPair, fence_before_recheck};
 use crate::transport::tcp::links::TcpLinks;
 
 /// How often to retry before sleeping, where every rank has a core: some tens of microseconds.
@@ -29,7 +29,8 @@ pub(crate) struct HybridLinks {
 }
 
 impl HybridLinks {
-    pub(super) fn new(sockets: TcpLinks, bell: Arc<Bell>, crowded: bool) -> Self {
+    /// `bell` is the one that wakes this rank; `crowded`: there are more ranks than cores.
+    pub(crate) fn new(sockets: TcpLinks, bell: Arc<Bell>, crowded: bool) -> Self {
         Self { sockets, pairs: Vec::new(), others: 0, bell, crowded }
     }
 
@@ -167,10 +168,4 @@ impl Links for HybridLinks {
         // Polling a socket takes much longer than reading memory.
         if self.others == 0 && !self.crowded { SPINS } else { self.sockets.spins() }
     }
-}
-
-/// Returns links that use memory where it is shared, and the sockets for all other ranks. `crowded`: there are more ranks
-/// than cores.
-pub(crate) fn join(sockets: TcpLinks, host: SharedMemory, crowded: bool) -> impl Links {
-    HybridLinks::new(sockets, host.bell, crowded)
 }

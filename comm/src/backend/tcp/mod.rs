@@ -23,7 +23,7 @@ use crate::engine::runner::{OperationRunner, Run};
 use crate::rendezvous::regroup::RegroupEndpoint;
 use crate::rendezvous::{GroupConnections, Meeting, meet};
 use crate::transport::carrier::Carrier;
-use crate::transport::hybrid_links;
+use crate::transport::hybrid_links::HybridLinks;
 use crate::transport::peer::PeerInfo;
 use crate::transport::tcp::links::TcpLinks;
 use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, TcpConfig, Topology, Work};
@@ -122,7 +122,7 @@ impl Tcp {
         let sockets = TcpLinks::new(data_connections.clone(), if crowded { 1 } else { SPINS });
         let runner: Box<dyn Run> = match data_connections.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {
-                let links = hybrid_links::join(sockets, host.clone(), crowded);
+                let links = HybridLinks::new(sockets, host.bell.clone(), crowded);
                 Box::new(
                     OperationRunner::new(rank, topology, links, failure_state.clone()).carried_by(carrier),
                 )
