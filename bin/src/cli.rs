@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use experiment::comm_bench::{self, CommBenchOptions};
 use experiment::error::Result;
 use experiment::shell::{CompletionsOptions, ManOptions};
-use experiment::{launch, mesh, plan, program};
+use experiment::{launch, plan, program};
 use language::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 use language::{FinetuneOptions, PretrainOptions};
 
@@ -21,7 +21,7 @@ use crate::experiments::fsdp_mlp::FsdpMlpOptions;
 use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
-use crate::experiments::tensor_parallel::{TensorParallelMlpOptions, TensorParallelTransformerOptions};
+use crate::experiments::tensor_parallel::{TensorParallelMlpOptions, TensorParallelTransformerOptions, mesh};
 
 // Not called here: the dependency enables the gemm feature named in Cargo.toml, which gives candle AVX-512 matrix
 // products.

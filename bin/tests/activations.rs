@@ -5,11 +5,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bin::experiments::ddp_mlp::model::{FEATURES, Mlp};
+use bin::experiments::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use comm::{Local, Mesh};
-use models::tutorials::mlp::{FEATURES, Mlp};
-use models::tutorials::transformer::{Transformer, TransformerConfig};
 use plan::strategy::{Setting, Strategy};
 use plan::{MlpLoss, Model, TransformerSizes};
 use sampler::{Generator, SharedGenerator};

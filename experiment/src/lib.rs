@@ -7,7 +7,6 @@
 //!   most experiments import.
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
-//! - [`mesh`]: an experiment whose layers are divided over ranks. [`peak_memory`]: what a sharded model takes.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`program`]: a program of several such commands, with two pages of help ([`help`]) and `--recipe` ([`recipe`]).
@@ -102,12 +101,10 @@ pub mod help;
 pub mod interrupt;
 pub mod launch;
 pub mod memory_check;
-pub mod mesh;
 mod option_methods;
 pub mod options;
 pub mod origin;
 pub mod outputs;
-pub mod peak_memory;
 pub mod plan;
 pub mod prelude;
 pub mod program;

@@ -271,7 +271,7 @@ impl Rank {
     }
 
     /// Starts a stopwatch that also counts collectives in these other groups.
-    pub(crate) fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
+    pub fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
         let comms: Vec<_> = std::iter::once(&self.comm).chain(groups).cloned().collect();
         Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now(), before_ns: 0 }
     }

@@ -28,8 +28,6 @@
 //!
 //! [`Tokenizer`] converts text to tokens, [`generate`] continues a text. [`Lora`] trains low-rank adapters of a frozen
 //! model. [`CausalLm::new`] is the only constructor of a model, for all layouts: see [`training::build`].
-//!
-//! [`tutorials`] has the small models of PyTorch's tutorials, which the experiments of the command line train.
 #![forbid(unsafe_code)]
 
 mod block;
@@ -48,7 +46,6 @@ mod save;
 mod shapes;
 mod tokenizer;
 pub mod tokens;
-pub mod tutorials;
 mod weights;
 
 pub use config::{DropoutConfig, Family, ModelConfig};

@@ -73,7 +73,6 @@ mod split;
 mod stage;
 mod tied;
 mod units;
-mod utilization;
 mod whole;
 
 pub use config::PipelineConfig;
@@ -82,4 +81,3 @@ pub use modules::Modules;
 pub use pipeline::{Pipeline, Step};
 pub use schedule::{Action, ActionKind, Durations, Plan, Schedule, ScheduleKind, Span, Table};
 pub use split::{Cost, Split};
-pub use utilization::Utilization;

@@ -5,7 +5,6 @@
 //! - [`metrics`]: one JSON object per line for each step, and one for the whole run.
 //! - [`Report`]: a run as plots and tables, in one self-contained HTML file: losses, times and memory by rank,
 //!   speed-up, the timeline of a pipeline. [`sheet`] makes the same plots and tables from any numbers.
-//! - [`write_pictures`]: pictures that a model has classified, as one PNG.
 //! - [`tensorboard`]: the same numbers as event files for TensorBoard.
 //! - [`trace`]: what each rank did when, as one Chrome trace of all ranks.
 //!
@@ -41,7 +40,6 @@ mod evaluations;
 pub mod metrics;
 mod number;
 mod page;
-mod pictures;
 mod run;
 pub mod sheet;
 pub mod tensorboard;
@@ -52,6 +50,5 @@ pub mod trace;
 pub use clock::now_rfc3339;
 pub use command_line::command_line;
 pub use error::{Error, Result};
-pub use pictures::{Classified, write_pictures};
 pub use run::{Evaluation, RankTimes, Report, RunSeries, Speedup, counted, fact};
 pub use timeline::Timeline;

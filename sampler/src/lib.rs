@@ -8,7 +8,6 @@
 //!   [`Sampler`] into batches.
 //! - [`RunOrder`] is for runs of many epochs and data sets of a billion rows: batches continue across epochs, and no
 //!   whole permutation is stored ([`LazyPermutation`]).
-//! - [`Coverage`] shows which samples the ranks got, and which of them more than once.
 //! - [`DataLoader`] loads batches of samples of a [`Dataset`], on the calling thread or on workers.
 //! - [`Generator`] draws PyTorch's CPU random numbers, equal to the bit, and [`initial`] the initial values of
 //!   PyTorch's layers.
@@ -40,7 +39,6 @@
 mod allocation;
 mod batch;
 mod cephes;
-mod coverage;
 mod dataset;
 mod distributed;
 mod error;
@@ -61,7 +59,6 @@ mod traits;
 mod workers;
 
 pub use batch::{BatchIndices, BatchSampler};
-pub use coverage::Coverage;
 pub use dataset::Dataset;
 pub use distributed::{DistributedIndices, DistributedSampler, DistributedSamplerConfig};
 pub use error::{BoxError, SamplerError};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use bin::experiments::transformer::Transformer;
 use candle_core::{DType, Device};
 use candle_nn::VarMap;
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
 use experiment::error::Result;
-use models::tutorials::transformer::Transformer;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss, share};

@@ -1,7 +1,7 @@
 //! Model sizes, token batches and loss of the workloads.
 
+use bin::experiments::transformer::TransformerConfig;
 use candle_core::{Device, Result, Tensor};
-use models::tutorials::transformer::TransformerConfig;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::AttentionMask;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use bin::experiments::transformer::{PositionalEncoding, TransformerBlock, TransformerConfig};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Embedding, ModuleT, embedding};
 use comm::Communicator;
 use experiment::error::Result;
 use fsdp::{Fsdp, FsdpConfig, Unit, UnitBuilder};
-use models::tutorials::transformer::{PositionalEncoding, TransformerBlock, TransformerConfig};
 use sampler::SharedGenerator;
 use training::{Adam, AdamConfig, Linear, TorchInit, linear};
 

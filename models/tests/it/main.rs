@@ -15,4 +15,3 @@ mod tensor_parallel;
 mod tokenizers;
 mod tokens;
 mod transformers;
-mod tutorials;

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use comm::{Error, Result, total_memory_bytes};
 use launch::command::{count, probability};
-use models::tutorials::transformer::check_heads;
 
 use crate::forecast::Network;
 use crate::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
@@ -373,6 +372,17 @@ impl PlanOptions {
         bytes("--element-bytes", self.element_bytes)?;
         self.gathered_bytes.map_or(Ok(()), |got| bytes("--gathered-bytes", got))
     }
+}
+
+/// Checks that the attention heads divide the features of a token.
+///
+/// # Errors
+/// What to give.
+pub fn check_heads(d_model: usize, num_heads: usize) -> std::result::Result<(), String> {
+    if d_model.is_multiple_of(num_heads) {
+        return Ok(());
+    }
+    Err(format!("it is split over {num_heads} heads (--num-heads): give a multiple of that"))
 }
 
 fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use experiment::prelude::*;
-use models::tutorials::cifar10::synthetic::Patterns;
-use models::tutorials::cifar10::{Batch, Pictures, records};
-use models::tutorials::convnet::ConvNet;
 use sampler::DistributedSampler;
 use training::TensorFile;
 
 use super::Cifar10Options;
+use super::model::ConvNet;
+use super::pictures::{Batch, Pictures};
+use super::records;
+use crate::experiments::cifar10::synthetic::Patterns;
 
 /// What each process creates at the start.
 pub struct Setup {

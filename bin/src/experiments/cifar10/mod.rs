@@ -1,7 +1,12 @@
 //! `cifar10`, from the PyTorch handbook: a convolutional picture classifier, trained, saved, loaded and tested.
 
 mod data;
+mod grid;
+pub mod model;
 mod options;
+pub mod pictures;
+mod records;
+pub mod synthetic;
 mod testing;
 
 use std::cell::Cell;
@@ -12,11 +17,12 @@ use ddp::{Ddp, DdpConfig};
 use experiment::options::contents_of;
 use experiment::prelude::*;
 use girandole::validation::Validation;
-use models::tutorials::cifar10::{Batch, records};
-use models::tutorials::convnet::ConvNet;
-use models::tutorials::python::Fixed;
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};
+
+use self::model::ConvNet;
+use self::pictures::Batch;
+use crate::experiments::python::Fixed;
 
 pub use data::Setup;
 pub use options::Cifar10Options;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use experiment::prelude::*;
-use models::tutorials::cifar10::PICTURE_BYTES;
+
+use super::pictures::PICTURE_BYTES;
 
 /// The handbook's number of batches between printed losses.
 const PRINT_EVERY: usize = 2000;

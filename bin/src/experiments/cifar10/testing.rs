@@ -7,14 +7,14 @@ use candle_nn::{Module, VarMap};
 use ddp::{Ddp, DdpConfig};
 use experiment::prelude::*;
 use girandole::validation::{Validation, ValidationConfig, argmax, validate};
-use models::tutorials::cifar10::{CLASSES, Pictures, SIDE};
-use models::tutorials::convnet::ConvNet;
-use models::tutorials::python::Fixed;
-use report::{Classified, write_pictures};
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, load_weights};
 
 use super::Cifar10Options;
+use super::grid::{Classified, write_pictures};
+use super::model::ConvNet;
+use super::pictures::{CLASSES, Pictures, SIDE};
+use crate::experiments::python::Fixed;
 
 /// Pictures per forward pass.
 const BATCH_SIZE: usize = 50;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use experiment::memory_check::INDEX_BYTES;
 use experiment::prelude::*;
-use models::tutorials::linear::{self, Sample, SimpleModel};
-use models::tutorials::python::Fixed;
 use sampler::{DataLoader, Sampler};
 use training::TensorFile;
 
+use super::model::{self, Sample, SimpleModel};
 use super::options::DdpLinearOptions;
+use crate::experiments::python::Fixed;
 
 /// Bytes per sample in each process.
 pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + INDEX_BYTES;
@@ -29,8 +29,8 @@ impl Setup {
     pub(super) fn new(options: &DdpLinearOptions) -> Result<Self> {
         let variables = Variables::new(&options.common)?;
         let samples = match &options.common.data {
-            Some(path) => linear::read(&TensorFile::open(path)?)?,
-            None => variables.generator.with(|generator| linear::draw(generator, options.samples))?,
+            Some(path) => model::read(&TensorFile::open(path)?)?,
+            None => variables.generator.with(|generator| model::draw(generator, options.samples))?,
         };
         variables.make(&options.common, SimpleModel::new)?;
         Ok(Self { samples: Arc::new(samples), variables })

@@ -4,10 +4,10 @@ use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
 use experiment::prelude::*;
 use experiment::trainer::RunConfig;
-use models::tutorials::linear::SimpleModel;
 use training::{Sgd, SgdConfig, mse};
 
 use super::data::{Batch, Setup};
+use super::model::SimpleModel;
 use super::options::DdpLinearOptions;
 use super::{PRINT_EVERY, line};
 

@@ -2,6 +2,7 @@
 
 mod data;
 mod ddp;
+pub mod model;
 mod options;
 mod single_process;
 
@@ -9,8 +10,9 @@ pub use data::Setup;
 pub use options::DdpLinearOptions;
 
 use experiment::prelude::*;
-use models::tutorials::python::Fixed;
 use report::Speedup;
+
+use crate::experiments::python::Fixed;
 
 /// The tutorial prints the mean loss of every so many batches.
 const PRINT_EVERY: usize = 100;

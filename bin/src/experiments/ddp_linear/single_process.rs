@@ -8,12 +8,12 @@ use experiment::prelude::*;
 use experiment::run_log::{LogConfig, RunLog};
 use experiment::trainer::{RunEnd, SingleProcess};
 use launch::machine::gpu_count;
-use models::tutorials::linear::SimpleModel;
 use report::metrics::Summary;
 use sampler::RandomSampler;
 use training::{Sgd, SgdConfig, backward, mse};
 
 use super::data::{Batch, Setup};
+use super::model::SimpleModel;
 use super::options::DdpLinearOptions;
 use super::{PRINT_EVERY, line};
 

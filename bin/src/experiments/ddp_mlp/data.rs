@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use experiment::prelude::*;
-use models::tutorials::mlp::{Batch, Sample, batch, draw, read};
 use sampler::{BoxError, Dataset, Generator};
 use training::TensorFile;
 
 use super::DdpMlpOptions;
+use super::model::{Batch, Sample, batch, draw, read};
 
 /// Training samples, as the distributed sampler indexes them.
 #[derive(Debug, Clone)]

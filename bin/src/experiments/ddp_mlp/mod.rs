@@ -1,18 +1,20 @@
 //! `ddp-mlp`, the data-parallel example of the PyTorch handbook: a small classifier with distributed validation.
 
 mod data;
+pub mod model;
 
 use candle_nn::Module;
 use clap::Args;
 use ddp::{Ddp, DdpConfig};
 use experiment::prelude::*;
 use girandole::validation::{Validation, ValidationConfig, validate};
-use models::tutorials::mlp::{Batch, CLASSES, Mlp, Sample};
-use models::tutorials::python::Fixed;
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, TensorFile, cross_entropy};
 
 use data::Sets;
+
+use self::model::{Batch, CLASSES, Mlp, Sample};
+use crate::experiments::python::Fixed;
 
 /// Options of `ddp-mlp`.
 #[derive(Debug, Clone, Args)]

@@ -8,12 +8,13 @@ use candle_core::Tensor;
 use candle_nn::ModuleT;
 use ddp::{Ddp, DdpConfig};
 use experiment::prelude::*;
-use models::tutorials::module_tree;
-use models::tutorials::python::{Float, IntTensor};
-use models::tutorials::tokens::{self, Batch, Row};
-use models::tutorials::transformer::Transformer;
 use sampler::{Generator, SharedGenerator};
 use training::{Sgd, SgdConfig, cross_entropy};
+
+use crate::experiments::python::{Float, IntTensor};
+use crate::experiments::transformer::Transformer;
+use crate::experiments::transformer::module_tree;
+use crate::experiments::transformer::rows::{self, Batch, Row};
 
 pub use options::{DdpTransformerOptions, Mask};
 
@@ -60,8 +61,7 @@ impl Experiment for DdpTransformerOptions {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let Setup { rows, variables, random } = setup;
         let (sampler, batches) = (rank.sampler(rows.len(), true)?, (self.batch_size, &variables.device));
-        let loader =
-            self.loader.loader(rows, sampler, batches, |rows, device| tokens::batch(&rows, device))?;
+        let loader = self.loader.loader(rows, sampler, batches, |rows, device| rows::batch(&rows, device))?;
         let config = DdpConfig { buffers: vec!["pe".into()], ..DdpConfig::default() };
         let model = |builder| Transformer::new(builder, &self.model(), &random);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &config, model)?;

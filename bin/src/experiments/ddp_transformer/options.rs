@@ -2,10 +2,10 @@
 
 use clap::{Args, ValueEnum};
 use experiment::prelude::*;
-use models::tutorials::transformer::TransformerConfig;
 use training::AttentionMask;
 
-use crate::experiments::transformer_options::TransformerOptions;
+use crate::experiments::transformer::TransformerConfig;
+use crate::experiments::transformer::options::TransformerOptions;
 
 /// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -9,8 +9,8 @@ use sampler::{DistributedSampler, Generator, Sampler};
 use serde_json::Value;
 use training::TensorFile;
 
+use super::model::CLASSES;
 use super::options::FsdpMlpOptions;
-use models::tutorials::large::CLASSES;
 
 /// Samples from a file.
 #[derive(Debug, Clone)]

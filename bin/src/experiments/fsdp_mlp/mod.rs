@@ -1,9 +1,10 @@
 //! `fsdp-mlp`, the sharded (FSDP) example of the PyTorch handbook.
 
 mod data;
+pub mod model;
 mod options;
+pub mod peak_memory;
 
-use experiment::peak_memory::{self, PeakMemory};
 use experiment::prelude::*;
 use experiment::trainer::Sharded;
 use training::build::Builder;
@@ -13,14 +14,16 @@ use candle_core::{DType, Tensor};
 use candle_nn::Module;
 use comm::{Mesh, all_gather_object};
 use fsdp::{Fsdp, LossScaler, LossScalerConfig};
-use models::tutorials::large::LargeModel;
-use models::tutorials::python::Fixed;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 
 pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 
 use data::{Batches, Samples};
+
+use self::model::LargeModel;
+use self::peak_memory::PeakMemory;
+use crate::experiments::python::Fixed;
 
 /// The handbook prints the loss of every so many steps.
 const PRINTED: usize = 10;

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use experiment::prelude::*;
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
-use models::tutorials::large::{CLASSES, LargeConfig};
+use super::model::{CLASSES, LargeConfig};
 
 /// What is sharded, by the names of PyTorch's `ShardingStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

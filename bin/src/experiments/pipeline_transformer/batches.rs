@@ -2,7 +2,8 @@
 
 use experiment::prelude::*;
 use experiment::trainer::{self, Position, Source};
-use models::tutorials::tokens::Batch;
+
+use crate::experiments::transformer::rows::Batch;
 
 /// The batches of an epoch, the same in every epoch.
 pub(super) struct Batches(pub(super) Vec<Batch>);

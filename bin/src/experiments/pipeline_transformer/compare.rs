@@ -2,7 +2,9 @@
 
 use comm::Communicator;
 use experiment::prelude::*;
-use pipeline::{PipelineConfig, ScheduleKind, Utilization};
+use pipeline::{PipelineConfig, ScheduleKind};
+
+use super::utilization::Utilization;
 
 use super::{Batch, BuiltPipeline};
 

@@ -4,6 +4,7 @@ mod batches;
 mod compare;
 mod modules;
 mod options;
+mod utilization;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -14,11 +15,7 @@ use comm::{Communicator, Mesh, Operation, all_gather_object};
 use experiment::prelude::*;
 use experiment::start::check_world_size;
 use experiment::trainer::Staged;
-use models::tutorials::module_tree;
-use models::tutorials::python::{Float, IntTensor};
-use models::tutorials::tokens::{self, Batch, Row};
-use models::tutorials::transformer::Transformer;
-use pipeline::{Pipeline, PipelineConfig, Plan, Utilization};
+use pipeline::{Pipeline, PipelineConfig, Plan};
 use report::Timeline;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
@@ -28,6 +25,12 @@ pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
 
 use batches::Batches;
+use utilization::Utilization;
+
+use crate::experiments::python::{Float, IntTensor};
+use crate::experiments::transformer::Transformer;
+use crate::experiments::transformer::module_tree;
+use crate::experiments::transformer::rows::{self, Batch, Row};
 
 /// Number of steps of which the fastest is shown in a report.
 const TRIES: usize = 5;
@@ -231,7 +234,7 @@ impl PipelineTransformerOptions {
     fn batches(&self, setup: &Setup, copy: usize) -> Result<Vec<Batch>> {
         let size = self.batch_size;
         let own = setup.rows.chunks(size * self.dp).map(|rows| &rows[copy * size..(copy + 1) * size]);
-        Ok(own.map(|rows| tokens::batch(rows, &setup.device)).collect::<candle_core::Result<_>>()?)
+        Ok(own.map(|rows| rows::batch(rows, &setup.device)).collect::<candle_core::Result<_>>()?)
     }
 
     fn make(

@@ -1,18 +1,19 @@
 //! The Transformer as a list of modules, to be cut into pipeline stages.
 
-use models::tutorials::transformer::{
-    PositionalEncoding, TokenEmbedding, TransformerBlock, TransformerConfig,
-};
 use pipeline::Modules;
 use sampler::SharedGenerator;
 use training::linear;
+
+use crate::experiments::transformer::{
+    PositionalEncoding, TokenEmbedding, TransformerBlock, TransformerConfig,
+};
 
 /// Returns the model as modules: `embedding`, `pos_encoding`, `layers.0` and so on, `out_linear`. Dropout draws
 /// from `random`.
 ///
 /// ```
 /// use bin::experiments::pipeline_transformer::transformer_modules;
-/// use models::tutorials::transformer::TransformerConfig;
+/// use bin::experiments::transformer::TransformerConfig;
 /// use sampler::{Generator, SharedGenerator};
 ///
 /// let config = TransformerConfig { vocab_size: 100, num_layers: 2, ..Default::default() };

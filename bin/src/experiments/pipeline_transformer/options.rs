@@ -4,7 +4,7 @@ use clap::Args;
 use experiment::prelude::*;
 use pipeline::{Cost, Error, PipelineConfig, Schedule, ScheduleKind, Split};
 
-use crate::experiments::transformer_options::TransformerOptions;
+use crate::experiments::transformer::options::TransformerOptions;
 
 /// Options of `pipeline-transformer`.
 #[derive(Debug, Clone, Args)]

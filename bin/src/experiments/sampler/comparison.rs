@@ -1,8 +1,9 @@
 //! The handbook's `compare_samplers`: the sample order of one process, and the share of each rank.
 
 use experiment::prelude::*;
-use sampler::{Coverage, Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
+use sampler::{Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
 
+use super::coverage::Coverage;
 use super::{SamplerOptions, inspect_indices};
 
 /// Features per sample in the handbook's data set. Only labels are printed, but the features are drawn first.

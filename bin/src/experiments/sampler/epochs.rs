@@ -5,8 +5,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use experiment::prelude::*;
-use sampler::{BoxError, Coverage, DataLoader, DataLoaderConfig, Dataset, DistributedSampler, Sampler};
+use sampler::{BoxError, DataLoader, DataLoaderConfig, Dataset, DistributedSampler, Sampler};
 
+use super::coverage::Coverage;
 use super::{SamplerOptions, inspect_indices};
 
 /// The handbook prints every so many batches.

@@ -3,6 +3,7 @@
 use experiment::prelude::*;
 
 mod comparison;
+mod coverage;
 mod epochs;
 mod options;
 

@@ -2,18 +2,19 @@
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
-use experiment::mesh::{
-    self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, memory_per_rank, weights,
-};
 use experiment::prelude::*;
 use experiment::start::MOST_RANKS;
 use experiment::trainer::sampler_state;
-use models::tutorials::python::Float;
 use sampler::Generator;
 use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
 };
 use training::{Contents, FileError, TensorFile};
+
+use super::mesh::{
+    self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, memory_per_rank, weights,
+};
+use crate::experiments::python::Float;
 
 /// Options of `tensor-parallel-mlp`.
 #[derive(Debug, Clone, Args)]

@@ -3,15 +3,16 @@
 mod options;
 
 use candle_core::{Device, Tensor};
-use experiment::mesh::{self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, weights};
 use experiment::prelude::*;
-use models::tutorials::python::Float;
-use models::tutorials::tokens::{self, Row};
 use sampler::Generator;
 use tensor_parallel::{
     LanguageModel, LanguageModelConfig, Result as LayerResult, ShardBuilder, TensorParallel,
     TensorParallelConfig, Weights,
 };
+
+use super::mesh::{self, MeshOptions, OnMesh, Task, TensorParallelRunConfig, Trained, weights};
+use crate::experiments::python::Float;
+use crate::experiments::transformer::rows::{self, Row};
 
 pub use options::TensorParallelTransformerOptions;
 
@@ -56,8 +57,8 @@ impl Experiment for TensorParallelTransformerOptions {
         self.common.device()?;
         let mut generator = Generator::new(self.common.seed);
         let rows = match &self.common.data {
-            Some(path) => tokens::read(path, self.vocab_size, self.max_len)?,
-            None => tokens::sequences(&mut generator, (self.samples, self.length), self.vocab_size)?,
+            Some(path) => rows::read(path, self.vocab_size, self.max_len)?,
+            None => rows::sequences(&mut generator, (self.samples, self.length), self.vocab_size)?,
         };
         let weights = weights(&self.common, generator);
         let model = |builder| LanguageModel::new(builder, &self.model());
@@ -109,7 +110,7 @@ impl Task for NextToken {
 
     fn loss(&self, parallel: &TensorParallel<LanguageModel>, samples: &[usize]) -> Result<Tensor> {
         let rows: Vec<&Row> = samples.iter().map(|&sample| &self.rows[sample]).collect();
-        let (tokens, next) = tokens::batch(&rows, &self.device)?;
+        let (tokens, next) = rows::batch(&rows, &self.device)?;
         Ok(parallel.model()?.loss(&tokens, &next)?)
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use bin::experiments::cifar10::synthetic::Patterns;
 use candle_core::{DType, Device, safetensors};
-use models::tutorials::cifar10::synthetic::Patterns;
 use sampler::Generator;
 use serde::Deserialize;
 

@@ -1,8 +1,8 @@
 //! The model: PyTorch's variable names, and the effect of each mask.
 
+use bin::experiments::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, VarMap};
-use models::tutorials::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
 use training::{AttentionMask, TorchInit};
 

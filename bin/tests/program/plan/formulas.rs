@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use bin::experiments::tensor_parallel::Mlp;
+use bin::experiments::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, Optimizer, VarBuilder, VarMap};
 use comm::{Communicator, Local, Mesh};
 use ddp::{Ddp, DdpConfig};
-use models::tutorials::transformer::{Transformer, TransformerConfig};
 use plan::model::{MlpLoss, Model, TransformerSizes};
 use plan::strategy::{Estimate, Setting, Strategy};
 use sampler::{Generator, SharedGenerator};

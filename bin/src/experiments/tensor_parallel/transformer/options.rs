@@ -1,14 +1,14 @@
 //! The options of `tensor-parallel-transformer`.
 
 use clap::Args;
-use experiment::mesh::{MeshOptions, memory_per_rank};
 use experiment::prelude::*;
-use models::tutorials::tokens::check_length;
-use models::tutorials::transformer::check_heads;
+use plan::command::check_heads;
 use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;
 
-use crate::experiments::transformer_options::check_room;
+use crate::experiments::tensor_parallel::mesh::{MeshOptions, memory_per_rank};
+use crate::experiments::transformer::options::check_room;
+use crate::experiments::transformer::rows::check_length;
 
 /// Options of `tensor-parallel-transformer`.
 #[derive(Debug, Clone, Args)]

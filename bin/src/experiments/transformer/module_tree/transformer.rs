@@ -1,9 +1,10 @@
 //! The Transformer's module tree as PyTorch prints it.
 
-use super::ModuleTree;
-use crate::tutorials::python::Float;
-use crate::tutorials::transformer::{LAYER_NORM_EPS, TransformerConfig};
 use training::AttentionMask;
+
+use super::ModuleTree;
+use crate::experiments::python::Float;
+use crate::experiments::transformer::{LAYER_NORM_EPS, TransformerConfig};
 
 /// The model that the tutorials train.
 const TRAINED: TransformerConfig = TransformerConfig {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::error::{Result, refuse};
-use crate::options::count;
 use clap::Args;
 use comm::{Communicator, Mesh};
+use experiment::error::{Result, refuse};
+use experiment::options::count;
 use report::fact;
 
 /// How ranks are laid out.

@@ -9,7 +9,7 @@ pub use transformer::{transformer, tutorial_transformer};
 /// A module and its submodules; displayed as PyTorch's `print(model)` does.
 ///
 /// ```
-/// use models::tutorials::module_tree::ModuleTree;
+/// use bin::experiments::transformer::module_tree::ModuleTree;
 ///
 /// let block = ModuleTree::leaf("Linear(in_features=2, out_features=2, bias=True)");
 /// let model = ModuleTree::list([block.clone(), block]);

@@ -3,12 +3,13 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap, linear, loss};
-use models::tutorials::convnet::ConvNet;
-use models::tutorials::linear::SimpleModel;
-use models::tutorials::mlp::Mlp;
-use models::tutorials::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
 use training::{AttentionMask, TorchInit, cross_entropy};
+
+use crate::experiments::cifar10::model::ConvNet;
+use crate::experiments::ddp_linear::model::SimpleModel;
+use crate::experiments::ddp_mlp::model::Mlp;
+use crate::experiments::transformer::{Transformer, TransformerConfig};
 
 /// Returns the names of the parameters that get no gradient from `loss`, or only zeros.
 fn without_gradient(

@@ -21,20 +21,20 @@ const WRONG: Colour = [192, 0, 0];
 
 /// A square picture with its class.
 #[derive(Debug, Clone, Copy)]
-pub struct Classified<'a> {
+pub(super) struct Classified<'a> {
     /// All red values, row by row, then green, then blue.
-    pub bytes: &'a [u8],
+    pub(super) bytes: &'a [u8],
     /// Name of its class.
-    pub name: &'a str,
+    pub(super) name: &'a str,
     /// Name of the class that was predicted, green if it is right and red if it is not.
-    pub predicted: &'a str,
+    pub(super) predicted: &'a str,
 }
 
 /// Writes a grid of pictures, each `side` pixels high and wide, with true and predicted class below.
 ///
 /// # Errors
 /// A file that cannot be written.
-pub fn write_pictures(path: &Path, side: usize, pictures: &[Classified<'_>]) -> Result<(), FileError> {
+pub(super) fn write_pictures(path: &Path, side: usize, pictures: &[Classified<'_>]) -> Result<(), FileError> {
     let (canvas, width, height) = draw(side, pictures);
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width as u32, height as u32);

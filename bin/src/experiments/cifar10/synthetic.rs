@@ -2,8 +2,8 @@
 
 use sampler::{Generator, SamplerError};
 
-use super::{PICTURE_BYTES, Pictures, SIDE};
-use crate::tutorials::convnet::ConvNet;
+use super::model::ConvNet;
+use super::pictures::{PICTURE_BYTES, Pictures, SIDE};
 
 /// Number of single-coloured fields along each side of a picture.
 const FIELDS: usize = 4;

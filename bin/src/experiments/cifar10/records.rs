@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use training::FileError;
 
-use super::{PICTURE_BYTES, Pictures};
-use crate::tutorials::convnet::ConvNet;
+use super::model::ConvNet;
+use super::pictures::{PICTURE_BYTES, Pictures};
 
 /// Numbers of pictures in the complete training set and test set.
-pub const WHOLE: [usize; 2] = [50_000, 10_000];
+pub(super) const WHOLE: [usize; 2] = [50_000, 10_000];
 const RECORD: usize = 1 + PICTURE_BYTES;
 const TRAIN: [&str; 5] =
     ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];
@@ -29,7 +29,7 @@ const PICKLED: &str = "data_batch_1";
 ///
 /// # Errors
 /// A folder that lacks one of the files, a file that cannot be read or is damaged.
-pub fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
+pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
     let dir = locate(dir)?;
     let mut train = Pictures::default();
     for name in TRAIN {
@@ -41,7 +41,7 @@ pub fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
 }
 
 /// Returns the paths of all data files of a folder.
-pub fn files(dir: &Path) -> Vec<PathBuf> {
+pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
     let dir = locate(dir).unwrap_or_else(|_| dir.to_path_buf());
     TRAIN.into_iter().chain([TEST]).map(|name| dir.join(name)).collect()
 }

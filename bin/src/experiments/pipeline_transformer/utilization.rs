@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use comm::{Communicator, Operation, all_gather_object, broadcast_object};
 use serde::{Deserialize, Serialize};
 
-use crate::{ActionKind, Durations, Pipeline, PipelineConfig, Result, Schedule, ScheduleKind, Span};
+use pipeline::{ActionKind, Durations, Pipeline, PipelineConfig, Result, Schedule, ScheduleKind, Span};
 
 /// Warm-up steps, not counted.
 const FIRST: usize = 3;
@@ -16,11 +16,11 @@ const COUNTED: (usize, usize, f64) = (3, 50, 2.0);
 
 /// How much of the time the ranks of a pipeline compute, measured over some steps.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Utilization {
+pub(super) struct Utilization {
     schedule: ScheduleKind,
     micro_batches: usize,
     /// Mean seconds of a step over the faster half, as the machine may be busy with other work.
-    pub step_s: f64,
+    pub(super) step_s: f64,
     /// Seconds per step that each rank computes.
     busy_s: Vec<f64>,
     /// Idle fraction predicted with equal times for all stages, and backward twice as long as forward.
@@ -35,7 +35,7 @@ impl Utilization {
     ///
     /// # Errors
     /// Those of [`Pipeline::step`].
-    pub fn measure(
+    pub(super) fn measure(
         pipeline: &mut Pipeline,
         config: &PipelineConfig,
         (world, stages): (&dyn Communicator, &dyn Communicator),

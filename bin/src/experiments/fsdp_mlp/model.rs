@@ -56,7 +56,7 @@ impl LargeConfig {
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
-/// use models::tutorials::large::{LargeConfig, LargeModel};
+/// use bin::experiments::fsdp_mlp::model::{LargeConfig, LargeModel};
 /// use training::build::Builder;
 ///
 /// let vars = VarMap::new();

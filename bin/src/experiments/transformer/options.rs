@@ -1,11 +1,13 @@
-//! The options of commands that train a [`Transformer`](models::tutorials::transformer::Transformer) on rows of equal tokens.
+//! The options of commands that train a [`Transformer`](super::Transformer) on rows of equal tokens.
 
 use std::path::Path;
 
 use clap::Args;
 use experiment::prelude::*;
-use models::tutorials::tokens::{self, Row, check_length};
-use models::tutorials::transformer::{TransformerConfig, check_heads};
+use plan::command::check_heads;
+
+use crate::experiments::transformer::TransformerConfig;
+use crate::experiments::transformer::rows::{self, Row, check_length};
 
 /// Sizes of the tutorials' data set and model.
 #[derive(Debug, Clone, Args)]
@@ -61,8 +63,8 @@ impl TransformerOptions {
     /// More rows than there is memory for; a file that does not fit.
     pub fn rows(&self, data: Option<&Path>) -> Result<Vec<Row>> {
         match data {
-            Some(path) => Ok(tokens::read(path, self.vocab_size, self.max_len)?),
-            None => Ok(tokens::repeated(self.samples, self.length)?),
+            Some(path) => Ok(rows::read(path, self.vocab_size, self.max_len)?),
+            None => Ok(rows::repeated(self.samples, self.length)?),
         }
     }
 

@@ -1,13 +1,10 @@
 //! Sets of 32 x 32 pictures with class labels, stored as bytes.
 
-pub mod records;
-pub mod synthetic;
-
 use candle_core::{DType, Device, Tensor};
 use sampler::{BoxError, Dataset};
 use training::{FileError, TensorFile};
 
-use super::convnet::ConvNet;
+use super::model::ConvNet;
 
 /// Height and width, in pixels.
 pub const SIDE: usize = 32;

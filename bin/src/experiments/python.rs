@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 /// A float, printed as Python's `str(x)` does. For an f32, pass it as f64: that is what `loss.item()` returns.
 ///
 /// ```
-/// use models::tutorials::python::Float;
+/// use bin::experiments::python::Float;
 ///
 /// assert_eq!(Float(4.67319917678833).to_string(), "4.67319917678833");
 /// assert_eq!(Float(f64::from(4.6f32)).to_string(), "4.599999904632568");
@@ -38,7 +38,7 @@ impl Display for Float {
 /// A float with `DIGITS` digits after the point, like Python's `{x:.4f}`.
 ///
 /// ```
-/// use models::tutorials::python::Fixed;
+/// use bin::experiments::python::Fixed;
 ///
 /// assert_eq!(Fixed::<4>(0.69314718).to_string(), "0.6931");
 /// assert_eq!(Fixed::<4>(f64::NAN).to_string(), "nan");
@@ -58,7 +58,7 @@ impl<const DIGITS: usize> Display for Fixed<DIGITS> {
 /// Integers, printed as PyTorch prints a one-dimensional tensor.
 ///
 /// ```
-/// use models::tutorials::python::IntTensor;
+/// use bin::experiments::python::IntTensor;
 ///
 /// assert_eq!(IntTensor(&[0, 10, 2]).to_string(), "tensor([ 0, 10,  2])");
 /// ```

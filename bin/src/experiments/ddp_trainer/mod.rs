@@ -1,5 +1,7 @@
 //! `ddp-trainer`, the Trainer tutorial: a `Trainer` on every rank, each printing its number of steps per epoch.
 
+pub mod model;
+
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -8,8 +10,9 @@ use clap::{Args, ValueEnum};
 use ddp::{Ddp, DdpConfig};
 use experiment::memory_check::INDEX_BYTES;
 use experiment::prelude::*;
-use models::tutorials::trainer::{self, Batch, FEATURES, Sample};
 use training::{Linear, Sgd, SgdConfig, TensorFile, linear, log_softmax, mse};
+
+use self::model::{Batch, FEATURES, Sample};
 
 /// What is minimised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -82,8 +85,8 @@ impl Experiment for DdpTrainerOptions {
     fn setup(&self) -> Result<Setup> {
         let variables = Variables::new(&self.common)?;
         let samples = match &self.common.data {
-            Some(path) => trainer::read(&TensorFile::open(path)?)?,
-            None => variables.generator.with(|generator| trainer::draw(generator, self.samples))?,
+            Some(path) => model::read(&TensorFile::open(path)?)?,
+            None => variables.generator.with(|generator| model::draw(generator, self.samples))?,
         };
         variables.make(&self.common, |builder| linear(FEATURES, 1, builder))?;
         Ok(Setup { samples: Arc::new(samples), variables })
@@ -103,7 +106,7 @@ impl Experiment for DdpTrainerOptions {
         let Setup { samples, variables } = setup;
         let sampler = rank.sampler(samples.len(), true)?;
         let batches = (self.batch_size, &variables.device);
-        let loader = self.loader.loader(samples, sampler, batches, trainer::batch)?;
+        let loader = self.loader.loader(samples, sampler, batches, model::batch)?;
         let model = |builder| linear(FEATURES, 1, builder);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), model)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };

@@ -1,7 +1,10 @@
 //! The Transformer of the DDP and pipeline tutorials.
 
 mod block;
+pub mod module_tree;
+pub mod options;
 mod positions;
+pub mod rows;
 mod tokens;
 
 use candle_core::{Module, Result, Tensor};
@@ -12,17 +15,6 @@ use training::{AttentionMask, Linear, linear};
 pub use block::{LAYER_NORM_EPS, TransformerBlock};
 pub use positions::PositionalEncoding;
 pub use tokens::TokenEmbedding;
-
-/// Checks that the attention heads divide the features of a token.
-///
-/// # Errors
-/// What to give.
-pub fn check_heads(d_model: usize, num_heads: usize) -> std::result::Result<(), String> {
-    if d_model.is_multiple_of(num_heads) {
-        return Ok(());
-    }
-    Err(format!("it is split over {num_heads} heads (--num-heads): give a multiple of that"))
-}
 
 /// The sizes of a [`Transformer`].
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +60,7 @@ impl Default for TransformerConfig {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{ModuleT, VarBuilder, VarMap};
-/// use models::tutorials::transformer::{Transformer, TransformerConfig};
+/// use bin::experiments::transformer::{Transformer, TransformerConfig};
 /// use sampler::{Generator, SharedGenerator};
 ///
 /// let config = TransformerConfig { vocab_size: 100, d_model: 12, num_heads: 4, max_len: 10, ..Default::default() };

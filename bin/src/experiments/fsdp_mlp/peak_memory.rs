@@ -5,8 +5,8 @@ use comm::peak_rss_bytes;
 use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
-use crate::trainer::Sharded;
+use experiment::error::Result;
+use experiment::trainer::Sharded;
 
 /// Peak bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

@@ -2,28 +2,14 @@
 
 use std::fmt;
 
-use crate::SamplerError;
-use crate::allocation::reserved;
+use sampler::SamplerError;
 
 /// Marks a sample that several ranks got; no rank has so high a number.
 const SHARED: u32 = u32::MAX;
 
 /// Which rank got each sample of a data set: shows whether a sampler gives every sample to exactly one rank.
-///
-/// ```
-/// use sampler::{Coverage, DistributedSampler, DistributedSamplerConfig, Sampler};
-///
-/// let mut coverage = Coverage::new(10)?;
-/// for rank in 0..4 {
-///     let config = DistributedSamplerConfig { dataset_len: 10, num_replicas: 4, rank, ..Default::default() };
-///     DistributedSampler::new(config)?.iter()?.for_each(|index| coverage.add(rank, index));
-/// }
-/// // 10 samples are padded to 12, which 4 ranks divide.
-/// assert_eq!(coverage.to_string(), "12 indices, 10 of 10 samples, 2 on more than one rank");
-/// # Ok::<(), sampler::SamplerError>(())
-/// ```
 #[derive(Debug, Clone)]
-pub struct Coverage {
+pub(super) struct Coverage {
     /// For each sample: 0 for none, the rank plus 1, or [`SHARED`].
     owners: Vec<u32>,
     indices: usize,
@@ -34,20 +20,21 @@ impl Coverage {
     ///
     /// # Errors
     /// More samples than there is memory for.
-    pub fn new(len: usize) -> Result<Self, SamplerError> {
-        let mut owners = reserved(len, "the data set")?;
+    pub(super) fn new(len: usize) -> Result<Self, SamplerError> {
+        let mut owners = Vec::new();
+        owners.try_reserve_exact(len).map_err(|_| SamplerError::OutOfMemory { what: "the data set", len })?;
         owners.resize(len, 0);
         Ok(Self { owners, indices: 0 })
     }
 
     /// Resets all counts.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.owners.fill(0);
         self.indices = 0;
     }
 
     /// Counts an index that a rank got. One beyond the data set counts as an index without a sample.
-    pub fn add(&mut self, rank: usize, index: usize) {
+    pub(super) fn add(&mut self, rank: usize, index: usize) {
         self.indices += 1;
         let rank = u32::try_from(rank).unwrap_or(SHARED).saturating_add(1);
         if let Some(owner) = self.owners.get_mut(index) {
@@ -69,7 +56,22 @@ impl fmt::Display for Coverage {
 
 #[cfg(test)]
 mod tests {
+    use sampler::{DistributedSampler, DistributedSamplerConfig};
+
     use super::*;
+
+    #[test]
+    fn a_padded_data_set_overlaps() {
+        let mut coverage = Coverage::new(10).unwrap();
+        for rank in 0..4 {
+            let config =
+                DistributedSamplerConfig { dataset_len: 10, num_replicas: 4, rank, ..Default::default() };
+            let sampler = DistributedSampler::new(config).unwrap();
+            sampler.iter().unwrap().for_each(|index| coverage.add(rank, index));
+        }
+        // 10 samples are padded to 12, which 4 ranks divide.
+        assert_eq!(coverage.to_string(), "12 indices, 10 of 10 samples, 2 on more than one rank");
+    }
 
     #[test]
     fn what_overlaps_is_counted() {

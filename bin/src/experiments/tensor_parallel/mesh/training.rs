@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
-use crate::rank::Rank;
-use crate::trainer::{Divided, Epochs, Losses, Position, Source, Step, Strategy, Trainer};
 use candle_core::Tensor;
 use comm::{Mesh, peak_rss_bytes, reset_peak_rss};
+use experiment::error::Result;
+use experiment::rank::Rank;
+use experiment::trainer::{Divided, Epochs, Losses, Position, Source, Step, Strategy, Trainer};
 use report::RunSeries;
 use report::metrics::MemoryUse;
 use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
