@@ -35,6 +35,7 @@ fn composed_equals_fused_over_several_blocks_of_keys() -> candle_core::Result<()
     for (mask, case) in [Full, Causal, AntiCausal, SlidingWindow(700)].into_iter().zip(0..) {
         compare(mask, (1100, 1100), (2, 1, 8), case)?;
         compare(mask, (40, 1300), (2, 2, 3), case + 1)?;
+        compare(mask, (3, 1300), (4, 2, 20), case)?;
     }
     Ok(())
 }

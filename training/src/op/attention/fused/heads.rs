@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::blocks::has_one_thread;
 use crate::product::{Accumulator, Matrix, multiply};
-use crate::real::Real;
+use crate::real::{Real, sum_pairs};
 use crate::simd::vectorized;
 
 use super::super::{AttentionCall, Sizes};
@@ -14,6 +14,9 @@ use super::Inputs;
 use super::block::{Block, OnlineSoftmax, QUERIES};
 
 const KEYS: usize = 512;
+
+/// Queries for which a transposed copy of the keys costs more than it saves.
+const FEW: usize = 4;
 
 /// Work below this many multiplications runs on the calling thread.
 const SMALL: usize = 1 << 18;
@@ -51,6 +54,11 @@ impl Sizes {
         self.queries.min(QUERIES) * self.keys.min(KEYS)
     }
 
+    /// Whether the queries are too few for blocks of products to pay: a step of generation, whose keys are cached.
+    fn has_few_queries(self) -> bool {
+        self.queries <= FEW && self.queries < self.keys
+    }
+
     /// Whether other threads would not help.
     fn is_for_one_thread(self) -> bool {
         let products = [self.batch, self.heads, self.queries, self.keys, self.dims];
@@ -69,6 +77,10 @@ impl AttentionCall {
         let mut log_sums = vec![T::zero(); batch * heads * queries];
         let (each, few) = ((queries * dims).max(1), queries.max(1));
         let one = |scratch: &mut [Vec<T>; 2], (index, (out, sums)): (usize, (&mut [T], &mut [T]))| {
+            if sizes.has_few_queries() {
+                self.forward_few(index, inputs, out, sums, &mut scratch[0]);
+                return Ok(());
+            }
             self.forward_head(index, inputs, out, sums, scratch)
         };
         if sizes.is_for_one_thread() {
@@ -80,6 +92,42 @@ impl AttentionCall {
             heads.try_for_each_init(Default::default, one)?;
         }
         Ok((sizes.interleave_heads(mixed, queries, heads), log_sums))
+    }
+
+    /// Forward of one head with so few queries that a transposed copy of the keys would not pay: dot products with the
+    /// keys that are seen, one pass over them and their values.
+    fn forward_few<T: Accumulator>(
+        &self,
+        index: usize,
+        [q, k, v]: Inputs<'_, T, 3>,
+        out: &mut [T],
+        log_sums: &mut [T],
+        scores: &mut Vec<T>,
+    ) {
+        let sizes @ Sizes { queries, keys, heads, kv_heads, dims, .. } = self.sizes;
+        let shared = index / (heads / kv_heads);
+        let q = sizes.head(q, index, queries, heads);
+        let (k, v) = (sizes.head(k, shared, keys, kv_heads), sizes.head(v, shared, keys, kv_heads));
+        let (scale, mut running) = (T::from_f64(self.scale), OnlineSoftmax::new());
+        for near in self.key_ranges() {
+            let Some(block) = self.block(index, &(0..queries), &near) else { continue };
+            let seen = block.seen.clone();
+            scores.resize(queries * seen.len(), T::zero());
+            vectorized!({
+                for (row, scores) in scores.chunks_exact_mut(seen.len()).enumerate() {
+                    for (score, key) in scores.iter_mut().zip(seen.clone()) {
+                        *score = scale * sum_pairs(q.row(row), k.row(key), |x, y| x * y);
+                    }
+                }
+                self.softmax_block(scores, &block, &mut running, out);
+                for (out, weights) in out.chunks_exact_mut(dims).zip(scores.chunks_exact(seen.len())) {
+                    for (&weight, key) in weights.iter().zip(seen.clone()) {
+                        out.iter_mut().zip(v.row(key)).for_each(|(out, &x)| *out += weight * x);
+                    }
+                }
+            });
+        }
+        running.finish(out, log_sums);
     }
 
     fn forward_head<T: Accumulator>(
