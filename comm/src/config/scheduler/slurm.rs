@@ -9,14 +9,21 @@ use crate::{Error, Result};
 
 /// Reads Slurm's variables. `None` where this process is not a task of a step.
 pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
-    if env.text("SLURM_PROCID")?.is_none() || !is_task(env)? {
+    if env.text("SLURM_PROCID")?.is_none() || is_script(env)? {
         return Ok(None);
     }
-    let rank = env.required("SLURM_PROCID", "a task's number, from 0")?;
+    let rank: usize = env.required("SLURM_PROCID", "a task's number, from 0")?;
     let (world_size_from, world_size) = match env.optional("SLURM_STEP_NUM_TASKS", TASKS)? {
         Some(size) => ("SLURM_STEP_NUM_TASKS", size),
         None => ("SLURM_NTASKS", env.required("SLURM_NTASKS", TASKS)?),
     };
+    match Shell::find(env)? {
+        Some(_) if world_size == 1 => return Ok(None),
+        Some(Shell { sign, is_sure: true }) => {
+            return Err(refuse_shell(rank, (world_size_from, world_size), &sign));
+        }
+        _ => {}
+    }
     let (nodes_from, nodes) = first_of(env, ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"])?;
     let nodes = nodes.map(|list| expand(&list).map_err(|help| Error::invalid(nodes_from, list, help)));
     let nodes = nodes.transpose()?.unwrap_or_default();
@@ -50,14 +57,50 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
 const TASKS: &str = "the number of tasks, from 1";
 const COUNTS: &str = "give numbers of tasks, such as 4(x2),3";
 
-/// Returns whether this process is a task. The script of a batch job, which is to start the tasks, and an interactive
-/// shell are not.
-fn is_task(env: &Variables<'_>) -> Result<bool> {
-    let is = |name, value: &str| Ok::<bool, Error>(env.text(name)?.is_some_and(|text| text == value));
-    let has_step = env.text("SLURM_STEP_ID")?.is_some();
-    let is_script = is("ENVIRONMENT", "BATCH")? && !has_step;
-    let is_shell = env.text("SLURM_PTY_PORT")?.is_some() || is("SLURM_JOB_NAME", "interactive")?;
-    Ok(!(is_script || is_shell && is("SLURM_NTASKS", "1")?))
+/// Returns whether this process belongs to the script of a batch job, which is to start the tasks and is none.
+fn is_script(env: &Variables<'_>) -> Result<bool> {
+    let is_batch = env.text("ENVIRONMENT")?.is_some_and(|kind| kind == "BATCH");
+    Ok(is_batch && env.text("SLURM_STEP_ID")?.is_none())
+}
+
+/// Signs that this process was started in an interactive shell, which is a task in name only.
+struct Shell {
+    /// The variable that says so, with its value.
+    sign: String,
+    /// Whether the step runs a shell. A program on a terminal (`srun --pty PROGRAM`) has some of the variables, too.
+    is_sure: bool,
+}
+
+/// Names under which Slurm runs a step that is a shell.
+const SHELLS: [&str; 9] = ["interactive", "bash", "sh", "zsh", "fish", "dash", "ksh", "tcsh", "csh"];
+
+impl Shell {
+    fn find(env: &Variables<'_>) -> Result<Option<Self>> {
+        let name = env.text("SLURM_JOB_NAME")?;
+        let shell = name.as_deref().filter(|name| SHELLS.contains(name));
+        let (port, is_interactive) = (env.text("SLURM_PTY_PORT")?, shell == Some("interactive"));
+        if port.is_none() && !is_interactive {
+            return Ok(None);
+        }
+        // What the step runs itself is no shell's child.
+        let own = std::process::id().to_string();
+        let is_sure = shell.is_some() && env.text("SLURM_TASK_PID")?.is_none_or(|task| task != own);
+        let port = port.map(|port| format!("SLURM_PTY_PORT={port}"));
+        let name = shell.map(|shell| format!("SLURM_JOB_NAME={shell}"));
+        let sign = [port, name].into_iter().flatten().collect::<Vec<_>>().join(" and ");
+        Ok(Some(Self { sign, is_sure }))
+    }
+}
+
+/// Returns the error of a program that is started in an interactive shell whose step has several tasks: the other tasks
+/// would never come.
+fn refuse_shell(rank: usize, (from, tasks): (&str, usize), sign: &str) -> Error {
+    let help = format!(
+        "with {from}={tasks} this would be task {rank} of {tasks}, but {sign} says that it is an interactive shell, where \
+         the others do not come: put srun before the command to start all of them, or env -u SLURM_PROCID to start ranks \
+         of its own here"
+    );
+    Error::invalid("SLURM_PROCID", rank, help)
 }
 
 fn first_of<const N: usize>(

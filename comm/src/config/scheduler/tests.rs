@@ -139,6 +139,27 @@ fn a_batch_script_and_a_shell_are_no_ranks() {
     let alone = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_STEP_ID", "0")];
     assert!(found(&alone).unwrap().is_some());
     assert!(found(&[&alone[..], &[("SLURM_PTY_PORT", "33")]].concat()).unwrap().is_none());
+    // A job of several tasks whose shell is a step of one.
+    let step = [("SLURM_JOB_NAME", "interactive"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
+    assert!(found(&[&SLURM[..], &step].concat()).unwrap().is_none());
+}
+
+#[test]
+fn in_a_shell_of_several_tasks_nobody_waits_for_the_others() {
+    for shell in ["bash", "interactive"] {
+        let variables = [&SLURM[..], &[("SLURM_PTY_PORT", "33"), ("SLURM_JOB_NAME", shell)]].concat();
+        let message = found(&variables).unwrap_err().to_string();
+        let told =
+            format!("SLURM_PTY_PORT=33 and SLURM_JOB_NAME={shell} says that it is an interactive shell");
+        assert!(message.starts_with("SLURM_PROCID: got ") && message.contains(&told), "{message}");
+        assert!(message.contains("put srun before the command"), "{message}");
+        // The step's own program.
+        let own = std::process::id().to_string();
+        assert!(found(&[&variables[..], &[("SLURM_TASK_PID", &own)]].concat()).unwrap().is_some());
+    }
+    // srun --pty PROGRAM starts all tasks.
+    let program = [("SLURM_PTY_PORT", "33"), ("SLURM_JOB_NAME", "girandole")];
+    assert!(found(&[&SLURM[..], &program].concat()).unwrap().is_some());
 }
 
 #[test]
