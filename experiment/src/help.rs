@@ -22,6 +22,7 @@ pub const SHARED: [(&str, &[&str]); 5] = [
             "tls",
             "init-method",
             "timeout",
+            "grace",
             "device",
             "elastic",
             "replace",

@@ -115,6 +115,11 @@ pub struct RankOptions {
     /// How long ranks wait for each other [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Ranks")]
     pub timeout: Option<Duration>,
+    /// How long ranks may take to end after a signal [default: 30]
+    ///
+    /// Then they are killed.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Ranks")]
+    pub grace: Option<Duration>,
 }
 
 /// Parses a [`Backend`]; PyTorch's `gloo` is rejected with a hint to use `tcp`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
-use launch::worker_guard;
+use launch::{check_threads, worker_guard};
 
 use crate::error::{Error, Result};
 use crate::{help, interrupt, recipe};
@@ -79,6 +79,7 @@ fn print_and_exit(mut error: clap::Error) -> Error {
 /// Setup that every process needs before parsing: the worker guard and signal handlers.
 fn init_process() -> Result<()> {
     worker_guard()?;
+    check_threads()?;
     interrupt::install_handlers()
 }
 

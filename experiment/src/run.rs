@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use launch::SpawnConfig;
 use report::metrics::MetricsWriter;
 use report::trace::{self, TraceRecorder};
 use report::{Report, command_line, fact, now_rfc3339};
@@ -221,7 +222,8 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             // What the ranks are told of exists as long as `setup`, which otherwise only takes memory.
             let told = here.for_ranks(&setup);
             let kept = (!told.is_empty()).then_some(setup);
-            let outcome = start::spawn_told(E::NAME, world_size, elastic.job(), told)?;
+            let job = SpawnConfig { world_size, elastic: elastic.job(), ..SpawnConfig::default() };
+            let outcome = start::spawn_told(E::NAME, job, common.ranks.grace, told)?;
             drop(kept);
             finish(experiment, alone, outcome)?;
             if let Some(metrics) = metrics {

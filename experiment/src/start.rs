@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
+use std::time::Duration;
 
 use comm::launcher::check_for_ranks;
 use comm::{LaunchedRank, TcpConfig};
-use launch::{ElasticJob, Notes, SpawnConfig};
+use launch::{Notes, SpawnConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -117,42 +118,33 @@ fn incomplete_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> 
     }
 }
 
-/// Starts ranks with this process's own arguments, waits for them, and returns what rank 0, or the rank that replaced
-/// it, passed to [`hand_over`]. With `elastic`, the others continue when ranks are lost.
+/// Starts ranks with this process's own arguments, waits for them, and returns what rank 0 passed to [`hand_over`].
+/// `grace` is the value of `--grace`.
 ///
 /// # Errors
 /// The first cause, if a rank fails.
-pub fn spawn<T: DeserializeOwned>(
-    command: &str,
-    world_size: usize,
-    elastic: Option<ElasticJob>,
-) -> Result<T> {
-    spawn_told(command, world_size, elastic, Vec::new())
+pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize, grace: Option<Duration>) -> Result<T> {
+    spawn_told(command, SpawnConfig { world_size, ..SpawnConfig::default() }, grace, Vec::new())
 }
 
-/// Like [`spawn`], with additional variables in the ranks' environment.
+/// Like [`spawn`], with other settings of the job, such as elasticity (then the result may come from the rank that has
+/// replaced rank 0), and with additional variables in the ranks' environment.
 ///
 /// # Errors
 /// Those of [`spawn`].
 pub(crate) fn spawn_told<T: DeserializeOwned>(
     command: &str,
-    world_size: usize,
-    elastic: Option<ElasticJob>,
+    job: SpawnConfig,
+    grace: Option<Duration>,
     told: Vec<(OsString, OsString)>,
 ) -> Result<T> {
     let env = std::iter::once((SPAWNED_FOR.into(), command.into())).chain(told).collect();
     // The ranks do not read the recipe file again: it may have changed meanwhile.
     let args = origin::arguments();
     // An elastic job has a temporary folder, which is then removed even if this process is killed.
-    let sweep = elastic.is_some();
-    handed_over(spawn_with_bar(SpawnConfig {
-        world_size,
-        args,
-        env,
-        elastic,
-        sweep,
-        ..SpawnConfig::default()
-    })?)
+    let sweep = job.elastic.is_some();
+    let grace = grace.unwrap_or(job.grace);
+    handed_over(spawn_with_bar(SpawnConfig { args, env, sweep, grace, ..job })?)
 }
 
 /// Decodes what rank 0 passed to [`hand_over`], from the results of [`launch::spawn`].

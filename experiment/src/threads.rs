@@ -14,10 +14,14 @@ pub const VARIABLE: &str = "RAYON_NUM_THREADS";
 static CHOSEN_HERE: AtomicBool = AtomicBool::new(false);
 
 /// Returns the value to set the variable to, at the start of `main`: the cores, divided by the number of ranks on
-/// this machine. `None` if the variable is already set.
+/// this machine. `None` if the variable is already set; a value that makes no sense is reported later
+/// ([`launch::check_threads`]).
 pub fn choose() -> Option<String> {
-    let number = |name: &str| std::env::var(name).ok()?.parse().ok().filter(|&number: &usize| number > 0);
-    if number(VARIABLE).is_some() {
+    if std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty()) {
+        return None;
+    }
+    // The first process of a container starts this program once more (`launch::worker_guard`), where it is chosen.
+    if std::process::id() == 1 {
         return None;
     }
     CHOSEN_HERE.store(true, Ordering::Relaxed);

@@ -19,8 +19,8 @@ impl SpawnConfig {
     /// work first and want to report errors before that.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a world size of 0; more ranks and replacements than the limit on open files allows,
-    /// pipes and logs included; inconsistent node settings; a log folder that cannot be created; a call in a rank that
+    /// [`Error::InvalidArgument`]: a world size of 0; a `RAYON_NUM_THREADS` that makes no sense; more ranks and replacements than the limit on open files allows,
+    /// pipes and logs included; inconsistent node settings; a local rank to show that there is not; a log folder that cannot be created; a call in a rank that
     /// would start its own program again, or launchers that are nested too deeply.
     ///
     /// ```
@@ -35,6 +35,8 @@ impl SpawnConfig {
         self.check_nesting()?;
         self.check_nodes()?;
         self.elastic.as_ref().map_or(Ok(()), |elastic| elastic.check(self))?;
+        self.check_shown_ranks()?;
+        self.check_threads()?;
         self.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
         getrlimit(Resource::Nofile).current.map_or(Ok(()), |files| self.check_files(files))
     }
@@ -61,6 +63,16 @@ impl SpawnConfig {
             return Err(Error::invalid("master_port", 0, help));
         }
         Ok(())
+    }
+
+    /// Checks that the ranks whose output is to be shown are ranks of this machine.
+    fn check_shown_ranks(&self) -> Result<()> {
+        let local = self.local_world_size() + self.spares();
+        let wrong = self.shown_ranks.iter().flatten().find(|&&rank| rank >= local);
+        wrong.map_or(Ok(()), |&rank| {
+            let help = format!("the local ranks of this machine are 0 to {}", local.saturating_sub(1));
+            Err(Error::invalid("shown_ranks", rank, help))
+        })
     }
 
     /// Checks that a limit of `files` open files is enough for all ranks, their logs and the replacements.

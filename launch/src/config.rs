@@ -46,6 +46,10 @@ pub struct SpawnConfig {
     pub final_code: Option<i32>,
     /// Writes the output of the ranks to log files. Default: `None`.
     pub logs: Option<LogConfig>,
+    /// Local ranks whose output is forwarded; log files have that of all. Default: `None`, all of them.
+    pub shown_ranks: Option<Vec<usize>>,
+    /// Name of the ranks' role, for programs that expect `torchrun` (`ROLE_NAME`). Default: `default`.
+    pub role: String,
     /// The program that each rank runs. Default: `None`, the executable of this process.
     pub program: Option<PathBuf>,
     /// Its arguments, without the program's name. Default: `None`, those of this process.
@@ -68,9 +72,12 @@ pub struct SpawnConfig {
     pub sweep: bool,
     /// Receives the notes of the ranks. Default: `None`, and the ranks send none.
     pub notes: Option<Arc<dyn Notes>>,
-    /// How long the other ranks may take to end by themselves after one has failed, or after a signal was passed on to
-    /// them. Default: 3 s, which is longer than they need to find out which rank is missing when that rank is stopped.
+    /// How long ranks may take to end once they were asked to, by a signal that was passed on to them or by SIGTERM after
+    /// another rank has failed. Then they are killed, with a warning. Default: 30 s, as with `torchrun`.
     pub grace: Duration,
+    /// How long the other ranks may take to end by themselves after one has failed, before they are asked to. Default: 3 s,
+    /// which is longer than they need to find out which rank is missing when that rank is stopped.
+    pub failure_grace: Duration,
 }
 
 impl Default for SpawnConfig {
@@ -86,6 +93,8 @@ impl Default for SpawnConfig {
             elastic: None,
             final_code: None,
             logs: None,
+            shown_ranks: None,
+            role: "default".into(),
             program: None,
             args: None,
             env: Vec::new(),
@@ -94,7 +103,8 @@ impl Default for SpawnConfig {
             port_kind: MasterPort::default(),
             sweep: false,
             notes: None,
-            grace: Duration::from_secs(3),
+            grace: Duration::from_secs(30),
+            failure_grace: Duration::from_secs(3),
         }
     }
 }

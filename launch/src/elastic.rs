@@ -16,7 +16,7 @@ use comm::{Error, Result};
 /// done when all remaining ranks are; if the last one that is still at work fails, the job fails, even if others have
 /// ended well before. The report that the ranks have formed a group may arrive after the failure, from any rank on any
 /// node. The launcher waits for it as long as the others may take to end by themselves
-/// ([`SpawnConfig::grace`](crate::SpawnConfig::grace)).
+/// ([`SpawnConfig::failure_grace`](crate::SpawnConfig::failure_grace)).
 ///
 /// On several nodes, every launcher but the first one may be lost as well, with its ranks and its machine. A launcher
 /// that is stopped by a signal leaves the job. The first node's launcher decides for all, so the job ends with it; the

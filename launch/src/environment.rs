@@ -43,7 +43,8 @@ const INHERITED_VARIABLES: [&str; 8] = [
 ];
 /// Number of earlier starts of the ranks, under `torchrun`'s name.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
-const THREADS: &str = "RAYON_NUM_THREADS";
+/// Number of candle's threads in a process.
+pub(super) const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// The settings that all ranks of this node share. Not `Debug`: it holds the secret.
 pub(super) struct Job {
@@ -57,6 +58,7 @@ pub(super) struct Job {
     bind: Option<String>,
     spawner: String,
     commands: String,
+    role: String,
     notes: bool,
     /// Minimum number of ranks of an elastic job; `None` if the job is not elastic.
     elastic_min: Option<usize>,
@@ -91,6 +93,7 @@ impl Job {
             bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
             spawner: std::process::id().to_string(),
             commands: config.commands(),
+            role: config.role.clone(),
             notes: config.notes.is_some(),
             elastic_min: config.elastic.as_ref().map(|elastic| elastic.min),
             group_file: None,
@@ -200,7 +203,7 @@ impl Job {
             ("GROUP_WORLD_SIZE", layout.nodes().to_string()),
             ("ROLE_RANK", rank.to_string()),
             ("ROLE_WORLD_SIZE", world_size.to_string()),
-            ("ROLE_NAME", "default".to_owned()),
+            ("ROLE_NAME", self.role.clone()),
         ]
     }
 

@@ -13,8 +13,10 @@ pub(super) enum Event {
     Exited(usize),
     /// This local rank has joined the group, which excludes the ranks `without` of the job.
     Met { local_rank: usize, without: Vec<usize> },
-    /// This process received a signal that is meant for the ranks.
+    /// This process received a signal that ends the job.
     Signal(i32),
+    /// This process received a signal that only concerns the ranks' programs.
+    UserSignal(i32),
     /// Writing to standard output failed.
     OutputFailed(io::Error),
     /// One of the forwarding threads has forwarded all output.

@@ -38,7 +38,7 @@ impl FailureAnnouncer {
     /// port for something else.
     pub(super) fn announce(told: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: EndedRank) {
         if config.port_kind == MasterPort::Inherited && told.is_none() {
-            let announcer = Self::start(config, job, death, config.grace);
+            let announcer = Self::start(config, job, death, config.failure_grace);
             *told = announcer.inspect_err(|error| tracing::debug!("{error}")).ok();
         }
     }
@@ -89,12 +89,12 @@ mod tests {
 
     #[test]
     fn it_may_tell_for_ever() {
-        let config = SpawnConfig { world_size: 2, grace: Duration::MAX, ..SpawnConfig::default() };
+        let config = SpawnConfig { world_size: 2, failure_grace: Duration::MAX, ..SpawnConfig::default() };
         let secret = Some(random_hex::<32>().unwrap());
         let round = Round { run_id: "ab".repeat(16), secret, port: 1, restart: 0, max_restarts: 0 };
         let job = Job::new(&config, &round, None).unwrap();
         let death = EndedRank { rank: 1, host: comm::host_name(), leader_has_ended: false };
-        let announcer = FailureAnnouncer::start(&config, &job, death, config.grace).unwrap();
+        let announcer = FailureAnnouncer::start(&config, &job, death, config.failure_grace).unwrap();
         assert!(announcer.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
     }
 }

@@ -96,6 +96,7 @@ impl Output {
                 sources,
                 sink: Some(sink),
                 shown,
+                shown_ranks: config.shown_ranks.clone(),
                 finish: finish.try_clone()?,
                 abandon: abandon.try_clone()?,
                 events: events.clone(),
@@ -178,6 +179,8 @@ struct Forwarder {
     sink: Option<Sink>,
     /// Whether output that is logged is forwarded as well.
     shown: bool,
+    /// Local ranks whose output is forwarded; `None` for all.
+    shown_ranks: Option<Vec<usize>>,
     finish: PipeReader,
     abandon: PipeReader,
     events: Sender<Event>,
@@ -289,7 +292,8 @@ impl Forwarder {
                     keep(tail, text);
                 }
                 let is_kept = log.is_some_and(|log| log.write(text));
-                if (self.shown || !is_kept) && !self.unread.load(SeqCst) {
+                let is_shown = self.shown_ranks.as_ref().is_none_or(|ranks| ranks.contains(&rank));
+                if is_shown && (self.shown || !is_kept) && !self.unread.load(SeqCst) {
                     self.put(|sink| sink.write(id, text));
                 }
             }

@@ -45,6 +45,7 @@ mod failure_announcer;
 mod forward;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod init;
 mod layout;
 mod lines;
 #[cfg(test)]
@@ -67,6 +68,7 @@ mod signals;
 mod sink;
 mod start;
 mod supervise;
+mod threads;
 mod watch;
 mod worker;
 
@@ -84,6 +86,7 @@ pub use notes::{Notes, send_note, wants_notes};
 pub use reserved::ReservedPort;
 pub use run::{RankContext, run};
 pub use signals::on_signal;
+pub use threads::check_threads;
 pub use worker::{is_worker, report_result, restarts, worker_guard};
 
 /// Starts the ranks of one job as processes of this machine, waits until all have ended, and returns what each one
@@ -104,16 +107,20 @@ pub use worker::{is_worker, report_result, restarts, worker_guard};
 /// call [`worker_guard`] end; the others end where [`SpawnConfig::sweep`] is set.
 ///
 /// Standard output and standard error of the ranks are forwarded to those of this process, in whole lines. During the
-/// call, SIGINT, SIGTERM and SIGHUP are passed on to the ranks; afterwards they have their earlier effect again.
+/// call, signals are passed on to the ranks; afterwards they have their earlier effect again. SIGINT, SIGTERM and SIGHUP
+/// end the job: ranks that have not ended after [`grace`](SpawnConfig::grace), or when another such signal arrives, are
+/// killed. The same signal within a second of the first is no other one: GNU `timeout` sends it twice. SIGUSR1 and
+/// SIGUSR2 are passed on and end nothing here. An inherited mask that blocks these signals has no effect, in the ranks
+/// neither.
 ///
 /// # Errors
-/// - [`Error::Worker`](comm::Error::Worker): a rank failed. The others were given [`grace`](SpawnConfig::grace) to end
-///   by themselves and were then ended.
+/// - [`Error::Worker`](comm::Error::Worker): a rank failed. The others were given
+///   [`failure_grace`](SpawnConfig::failure_grace) to end by themselves and were then ended.
 /// - [`Error::Nodes`](comm::Error::Nodes), [`Error::NodeRefused`](comm::Error::NodeRefused): the launchers of several
 ///   nodes did not find each other. [`Error::NodeGone`](comm::Error::NodeGone): one of them was killed, or its machine
 ///   is gone. [`Error::NodeSilent`](comm::Error::NodeSilent): nothing was received from one of them while the others
 ///   waited for it. [`Error::NodeStopped`](comm::Error::NodeStopped): one of them ended the job for another reason.
-/// - [`Error::Interrupted`](comm::Error::Interrupted): one of the signals above arrived, or (as SIGPIPE) this process's
+/// - [`Error::Interrupted`](comm::Error::Interrupted): a signal that ends the job arrived, or (as SIGPIPE) this process's
 ///   standard output has no reader any more. The ranks were ended.
 /// - [`Error::InvalidArgument`](comm::Error::InvalidArgument): a world size of 0; more ranks than this process may have
 ///   pipes; a program that cannot be run; a rendezvous address that is not this machine's; a call in a rank that would

@@ -15,6 +15,7 @@ use super::forward::Output;
 use super::master::Master;
 use super::nodes::Nodes;
 use super::reaper::Reaper;
+use super::signals::StopSignal;
 use super::start;
 use super::supervise::{Finished, Supervisor};
 use crate::SpawnConfig;
@@ -30,7 +31,7 @@ pub(super) struct Rounds<'a> {
     pub(super) inbox: Inbox,
     pub(super) events: Sender<Event>,
     /// Signal that arrived while this node had no ranks.
-    pub(super) signal: Option<i32>,
+    pub(super) signal: Option<StopSignal>,
     /// Settings of the last round.
     pub(super) job: Option<Job>,
     /// Announces to ranks of other nodes that are still joining that a rank has ended.
@@ -142,12 +143,14 @@ impl Rounds<'_> {
                 Some(Event::Order(Order::IsMissed { rank, host })) => self.announce(rank, host),
                 Some(Event::Order(Order::GoOn(what) | Order::Note(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
-                // A second signal ends the launcher at once.
+                Some(Event::Signal(signal))
+                    if self.signal.is_some_and(|first| first.is_repeated_by(signal)) => {}
+                // Another signal ends the launcher at once.
                 Some(Event::Signal(signal)) if self.signal.is_some() => {
                     return Err(Error::Interrupted { signal });
                 }
                 Some(Event::Signal(signal)) => {
-                    self.signal = Some(signal);
+                    self.signal = Some(StopSignal::new(signal));
                     self.nodes.tell(NodeMessage::Ended(Ending::Stopped(by_signal(signal))));
                 }
                 Some(_) => {}
@@ -190,7 +193,7 @@ impl Rounds<'_> {
         match verdict {
             Verdict::Done => match self.signal {
                 // One that came while the last processes were cleaned up.
-                Some(signal) => Err(Error::Interrupted { signal }),
+                Some(StopSignal { number: signal, .. }) => Err(Error::Interrupted { signal }),
                 None => self.lost_log.clone().map_or(result, Err),
             },
             Verdict::Failed(failure) => Err(Box::new(failure).into()),
@@ -199,7 +202,7 @@ impl Rounds<'_> {
                 Err(Error::NodeSilent { node, silence: Duration::from_millis(ms) })
             }
             Verdict::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
-                (true, Some(signal)) => Err(Error::Interrupted { signal }),
+                (true, Some(StopSignal { number: signal, .. })) => Err(Error::Interrupted { signal }),
                 (true, None) if result.is_err() => result,
                 _ => Err(Error::NodeStopped { node, reason }),
             },

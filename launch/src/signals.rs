@@ -4,16 +4,47 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use comm::launcher::lock;
 use comm::{Error, Result};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::event::Event;
-use crate::platform::Mask;
+use crate::platform::{Mask, unblock};
 
-pub(super) const FORWARDED_SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+/// Signals that end the job.
+pub(super) const STOP_SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+/// Signals that are passed on to the ranks: those that end the job, and those whose meaning is the programs' own.
+pub(super) const FORWARDED_SIGNALS: [i32; 5] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+
+/// How soon the same signal comes again if it was sent once: GNU `timeout` sends it to its child and then to the process
+/// group, a terminal to the whole group. A person who presses Ctrl-C once more takes longer.
+const REPEAT_TIME: Duration = Duration::from_secs(1);
+
+/// The signal that ends a job.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StopSignal {
+    pub(super) number: i32,
+    at: Instant,
+}
+
+impl StopSignal {
+    pub(super) fn new(number: i32) -> Self {
+        Self { number, at: Instant::now() }
+    }
+
+    /// Whether a signal that arrives now is this one once more, and no wish to end at once.
+    pub(super) fn is_repeated_by(self, number: i32) -> bool {
+        self.number == number && self.at.elapsed() < REPEAT_TIME
+    }
+}
+
+/// Returns the event of a signal.
+fn event(signal: i32) -> Event {
+    if STOP_SIGNALS.contains(&signal) { Event::Signal(signal) } else { Event::UserSignal(signal) }
+}
 
 /// True while no launcher runs in this process: signals then have their default effect.
 static IDLE: AtomicBool = AtomicBool::new(true);
@@ -40,14 +71,14 @@ impl SignalAction {
     fn pass_on(&mut self, signal: i32) -> Option<Action> {
         for (_, events) in &self.launchers {
             // The receiver is gone if the launcher is about to return.
-            let _ = events.send(Event::Signal(signal));
+            let _ = events.send(event(signal));
         }
         if self.launchers.is_empty() { self.action.take() } else { None }
     }
 }
 
-/// Sets an action for SIGINT, SIGTERM and SIGHUP while this process has no ranks, instead of ending the process.
-/// Signals that arrive during [`spawn`](super::spawn) are still passed on to the ranks, and none is lost in between. A
+/// Sets an action for SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 while this process has no ranks, instead of ending the
+/// process; a mask that this process has inherited does not hold them up. Signals that arrive during [`spawn`](super::spawn) are still passed on to the ranks, and none is lost in between. A
 /// signal that this process ignores, as under `nohup`, or that it handles already, is left alone. The action runs on
 /// its own thread; a second call replaces it.
 ///
@@ -74,6 +105,7 @@ pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
     let signals: Vec<i32> = FORWARDED_SIGNALS.into_iter().filter(is_free).collect();
     let mut all = Signals::new(&signals).map_err(refused)?;
     let listen = move || {
+        unblock(&FORWARDED_SIGNALS);
         for signal in all.forever() {
             let action = lock(&SIGNAL_ACTION).as_mut().and_then(|handling| handling.pass_on(signal));
             let Some(mut action) = action else { continue };
@@ -126,9 +158,11 @@ impl SignalRelay {
         let handle = signals.handle();
         let to_launcher = events.clone();
         let relay = move || {
+            // The mask is this thread's own, so the process is as it was when the thread has ended.
+            unblock(&FORWARDED_SIGNALS);
             for signal in signals.forever().filter(|&signal| signal != SIGCHLD) {
                 // The receiver is gone if the launcher is about to return.
-                let _ = events.send(Event::Signal(signal));
+                let _ = events.send(event(signal));
             }
         };
         let thread = std::thread::Builder::new().name("signals".into()).spawn(relay)?;
@@ -156,5 +190,18 @@ impl Drop for SignalRelay {
             // `join` fails only if the thread panicked, and then it has ended.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_signal_is_the_same_wish_for_a_second() {
+        let first = StopSignal::new(SIGTERM);
+        assert!(first.is_repeated_by(SIGTERM) && !first.is_repeated_by(SIGINT));
+        let Some(at) = Instant::now().checked_sub(REPEAT_TIME) else { return };
+        assert!(!StopSignal { at, ..first }.is_repeated_by(SIGTERM));
     }
 }

@@ -17,9 +17,10 @@ use super::event::Event;
 use super::master::Master;
 use super::reaper::Reaper;
 use super::reserved::ReservedPort;
+use super::signals::FORWARDED_SIGNALS;
 use super::watch::Watch;
 use crate::SpawnConfig;
-use crate::platform::{program, tie};
+use crate::platform::{program, tie, unblocked};
 
 /// The process of one rank.
 pub(super) struct Worker {
@@ -118,6 +119,11 @@ impl Workers {
         }
     }
 
+    /// Sends a signal that does not end the job to every rank that still runs.
+    pub(super) fn pass_on(&self, signal: Signal) {
+        self.running_workers().for_each(|worker| worker.send(signal));
+    }
+
     /// Sends these signals to every rank that still runs, and marks it as told to end.
     pub(super) fn signal_all(&mut self, signals: &[Signal]) {
         for worker in &mut self.list {
@@ -167,7 +173,7 @@ impl Workers {
         (local_rank, rank): (usize, usize),
         config: &SpawnConfig,
     ) -> Result<()> {
-        tie::to_this_thread(command);
+        tie::to_this_thread(unblocked(command, &FORWARDED_SIGNALS));
         let program = command.get_program().to_owned();
         let is_newcomer = local_rank >= config.local_world_size();
         let child = command.spawn().map_err(|e| refused(rank, config.world_size, program.as_ref(), &e))?;

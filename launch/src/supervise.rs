@@ -15,12 +15,12 @@ use super::failure::{Ended, first_cause};
 use super::failure_announcer::{EndedRank, FailureAnnouncer};
 use super::forward::{Captured, Output};
 use super::nodes::Nodes;
-use super::signals::FORWARDED_SIGNALS;
+use super::signals::{STOP_SIGNALS, StopSignal};
 use super::start::{Worker, Workers};
 use crate::SpawnConfig;
 use crate::message::{NodeMessage, Order};
 
-/// Time between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL for ranks that a job which is done does not need.
 const TERM_TIME: Duration = Duration::from_millis(300);
 /// How long a process may take to vanish after SIGKILL. Only a process that hangs in the kernel takes longer.
 const KILL_TIME: Duration = Duration::from_secs(5);
@@ -70,7 +70,6 @@ pub(super) struct Supervisor<'a> {
     nodes: &'a Nodes,
     config: &'a SpawnConfig,
     job: &'a Job,
-    grace: Duration,
     stage: Stage,
     deadline: Option<Instant>,
     /// In chronological order.
@@ -85,7 +84,7 @@ pub(super) struct Supervisor<'a> {
     announcer: Option<FailureAnnouncer>,
     drained: usize,
     /// The signal that stopped the job.
-    signal: Option<i32>,
+    signal: Option<StopSignal>,
     output_error: Option<io::Error>,
     /// The job was done when the remaining ranks were asked to end.
     is_done: bool,
@@ -106,7 +105,6 @@ impl<'a> Supervisor<'a> {
             nodes,
             config,
             job,
-            grace: config.grace,
             stage: Stage::Running,
             deadline: None,
             ended: Vec::new(),
@@ -137,7 +135,8 @@ impl<'a> Supervisor<'a> {
     /// Returns the signal that stopped the job, if any. An output pipe without a reader counts as SIGPIPE.
     fn stopped_by(&self) -> Option<i32> {
         let is_unread = |error: &&io::Error| error.kind() == ErrorKind::BrokenPipe;
-        self.signal.or(self.output_error.as_ref().filter(is_unread).map(|_| SIGPIPE))
+        let number = self.signal.map(|signal| signal.number);
+        number.or(self.output_error.as_ref().filter(is_unread).map(|_| SIGPIPE))
     }
 
     fn watch(&mut self) -> Result<Captured> {
@@ -174,9 +173,12 @@ impl<'a> Supervisor<'a> {
                 self.look_who_is_left();
             }
             Event::Signal(number) => self.interrupted(number),
+            Event::UserSignal(number) => {
+                Signal::from_named_raw(number).into_iter().for_each(|signal| self.workers.pass_on(signal));
+            }
             Event::OutputFailed(error) => {
                 self.output_error.get_or_insert(error);
-                self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
+                self.ask(&[Signal::TERM, Signal::CONT], self.config.grace);
             }
             Event::Drained => self.drained += 1,
             Event::Order(order) => self.ordered(order),
@@ -200,7 +202,7 @@ impl<'a> Supervisor<'a> {
         }
         if self.is_at_work() {
             self.count_recent_losses();
-            self.enter(Stage::Grace, self.grace);
+            self.enter(Stage::Grace, self.config.failure_grace);
         }
         if !matches!(order, Order::Stop) {
             self.inbox.keep(Event::Order(order));
@@ -228,7 +230,7 @@ impl<'a> Supervisor<'a> {
         if status.success() {
             self.look_who_is_left();
         } else if self.stage == Stage::Running {
-            self.enter(Stage::Grace, self.grace);
+            self.enter(Stage::Grace, self.config.failure_grace);
             if self.config.nodes > 1 {
                 self.nodes.tell(NodeMessage::Failing { rank, status });
             }
@@ -275,13 +277,16 @@ impl<'a> Supervisor<'a> {
         matches!(self.stage, Stage::Running | Stage::Finishing)
     }
 
-    /// Handles a signal: the first one is passed on, a second one kills the ranks at once.
+    /// Handles a signal that ends the job: the first one is passed on, and another one kills the ranks at once.
     fn interrupted(&mut self, number: i32) {
-        if self.signal.replace(number).is_some() {
+        if self.signal.is_some_and(|first| first.is_repeated_by(number)) {
+            return;
+        }
+        if self.signal.replace(StopSignal::new(number)).is_some() {
             self.kill();
         } else if let Some(signal) = Signal::from_named_raw(number) {
             // A stopped process handles the signal only when it is continued.
-            self.ask(&[signal, Signal::CONT], self.grace);
+            self.ask(&[signal, Signal::CONT], self.config.grace);
         }
     }
 
@@ -305,15 +310,31 @@ impl<'a> Supervisor<'a> {
     /// Enters the next stage when the deadline has passed.
     fn escalate(&mut self) {
         match self.stage {
-            Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME),
+            Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], self.config.grace),
             Stage::Finishing => {
                 self.is_done = true;
                 self.workers.running_workers().for_each(Worker::warn_ended);
                 self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
             }
-            Stage::Asked => self.kill(),
+            Stage::Asked => {
+                if !self.is_done {
+                    self.warn_killed();
+                }
+                self.kill();
+            }
             Stage::Killed => self.workers.given_up = true,
         }
+    }
+
+    /// Warns that ranks are killed because they have not ended in time.
+    fn warn_killed(&self) {
+        let ranks: Vec<String> =
+            self.workers.running_workers().map(|worker| worker.rank.to_string()).collect();
+        let (which, have) = if ranks.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
+        let (ranks, grace) = (ranks.join(", "), self.config.grace.as_secs_f64());
+        tracing::warn!(
+            "{which} {ranks} {have} not ended within {grace} s of being asked to (--grace): killed"
+        );
     }
 
     /// Waits until the last lines of the ranks are written. Only a job that was stopped does not wait for a slow
@@ -325,7 +346,7 @@ impl<'a> Supervisor<'a> {
         while self.drained < Output::THREADS {
             match self.inbox.next(self.deadline) {
                 Some(Event::Signal(number)) => {
-                    self.signal.get_or_insert(number);
+                    self.signal.get_or_insert_with(|| StopSignal::new(number));
                     break;
                 }
                 Some(event) => self.handle(event)?,
@@ -338,14 +359,14 @@ impl<'a> Supervisor<'a> {
     fn outcome(mut self, captured: Captured) -> Result<Vec<Option<String>>> {
         // A signal that arrives at the very end was meant for the job as well. A signal sent to all processes may reach
         // the ranks first.
-        let is_theirs = |end: &Ended| FORWARDED_SIGNALS.iter().any(|signal| end.is_of(*signal));
+        let is_theirs = |end: &Ended| STOP_SIGNALS.iter().any(|signal| end.is_of(*signal));
         let until = self.ended.iter().any(is_theirs).then(|| Instant::now() + SIGNAL_TIME);
         while let Some(event) = match until.filter(|_| self.signal.is_none()) {
             Some(until) => self.inbox.next(Some(until)),
             None => self.inbox.now(),
         } {
             match event {
-                Event::Signal(number) => drop(self.signal.get_or_insert(number)),
+                Event::Signal(number) => drop(self.signal.get_or_insert_with(|| StopSignal::new(number))),
                 Event::Order(order) => self.ordered(order),
                 _ => {}
             }

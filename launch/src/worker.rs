@@ -8,7 +8,7 @@ use rustix::process::Pid;
 
 use super::environment::RESTART_COUNT;
 use super::lines::{MAX_RESULT, RESULT_PREFIX};
-use super::reaper;
+use super::{init, reaper};
 use crate::platform::guard;
 
 /// Whether [`spawn`](crate::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program
@@ -33,11 +33,14 @@ pub fn restarts() -> usize {
 }
 
 /// Makes sure that this process does not outlive the launcher that started it, even if that is killed with SIGKILL.
-/// Call it first thing in `main`; it does nothing if no launcher started this process.
+/// Call it first thing in `main`; it does nothing else if no launcher started this process.
 ///
 /// On Linux the kernel kills this process when its parent ends, even while this process is stopped. That remains in
 /// effect if this process executes another program, but does not apply to its children. If another process stands
 /// between the launcher and this one, and on other systems, a thread watches the launcher.
+///
+/// In the first process of a container (PID 1) it does not return: it starts the program once more, passes signals on to
+/// that, reaps what its descendants leave behind, and ends as the program does.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if `GIRANDOLE_SPAWNER_PID` is not a process id, [`Error::System`] if the system refuses.
@@ -51,6 +54,7 @@ pub fn restarts() -> usize {
 /// ```
 pub fn worker_guard() -> Result<()> {
     reaper::serve_if_asked();
+    init::serve_if_first()?;
     let Some(value) = std::env::var_os(SPAWNER_PID) else { return Ok(()) };
     let value = value.to_string_lossy();
     let spawner = value.parse().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);

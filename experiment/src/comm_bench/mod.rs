@@ -36,7 +36,7 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
     trace::install(false)?;
     match start {
-        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, None),
+        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, options.ranks.grace),
         Start::Rank { config, spawned } => {
             let in_rank = |source| Error::in_rank(config.rank, source);
             rank(options, &config, spawned).map_err(in_rank)

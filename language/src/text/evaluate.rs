@@ -71,7 +71,7 @@ impl EvaluateOptions {
                 let text = self.text(world_size)?;
                 let found = match world_size {
                     1 => self.measure(text, &alone()?)?,
-                    _ => start::spawn(NAME, world_size, None)?,
+                    _ => start::spawn(NAME, world_size, self.spread.grace())?,
                 };
                 print_result(found)
             }

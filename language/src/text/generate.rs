@@ -114,7 +114,7 @@ impl GenerateOptions {
                 let prompt = self.prompt(world_size)?;
                 match world_size {
                     1 => self.write(prompt, &alone()?),
-                    _ => start::spawn::<()>(NAME, world_size, None),
+                    _ => start::spawn::<()>(NAME, world_size, self.spread.grace()),
                 }
             }
             Start::Rank { config, spawned } => {

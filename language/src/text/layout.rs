@@ -1,6 +1,7 @@
 //! Layout options of commands that run a trained model on one rank or several.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::{DType, Device};
 use clap::Args;
@@ -33,6 +34,11 @@ pub(super) struct LayoutOptions {
 impl LayoutOptions {
     fn ranks(&self) -> RankOptions {
         ranks_of(&self.ranks, self.mesh.as_ref())
+    }
+
+    /// Returns the value of `--grace`.
+    pub(super) fn grace(&self) -> Option<Duration> {
+        self.ranks.grace
     }
 
     /// Determines the role of this process, and says how products are computed if that is unusual.

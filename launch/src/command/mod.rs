@@ -69,6 +69,9 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
         elastic,
         final_code: program.is_this_one.then_some(WRONG_OPTION),
         logs,
+        shown_ranks: options.local_ranks_filter.clone(),
+        role: options.role.clone().unwrap_or(defaults.role),
+        grace: options.grace.unwrap_or(defaults.grace),
         port_kind: if program.is_this_one { MasterPort::Inherited } else { MasterPort::Reserved },
         program: Some(program.path),
         args: Some(args.to_vec()),
@@ -110,6 +113,7 @@ fn named(error: Error) -> Error {
                 "master_addr" => "--master-addr",
                 "program" => "PROGRAM",
                 "log_dir" => "--log-dir",
+                "shown_ranks" => "--local-ranks-filter",
                 other => other,
             };
             Error::invalid(option, got, help)

@@ -20,7 +20,7 @@ use crate::ElasticJob;
 #[command(after_help = "\
 Starts --nproc-per-node copies of PROGRAM, each a rank of one job, and forwards their output line by
 line. It ends all of them when one fails, when it is stopped by a signal, and when it is killed
-itself. Its last line names the first cause. Its exit code is 0, or that of the first rank that failed:
+itself. SIGUSR1 and SIGUSR2 are passed on to them, and end nothing here. Its last line names the first cause. Its exit code is 0, or that of the first rank that failed:
 128 + the signal if a signal ended it; 1 for 75, the code by which a rank says that another rank
 failed.
 
@@ -98,6 +98,21 @@ pub struct LaunchOptions {
     /// They wait so long for all to connect, and at the end for one that is silent.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) timeout: Option<Duration>,
+    /// How long ranks may take to end after a signal [default: 30]
+    ///
+    /// Then they are killed. SIGINT, SIGTERM and SIGHUP are passed on to the ranks. A second one kills them at
+    /// once, but not the same one within a second, which is the same wish (GNU timeout sends its signal twice).
+    /// After a failure the other ranks get SIGTERM, and as much time.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(super) grace: Option<Duration>,
+    /// Name of the ranks' role, for programs that read ROLE_NAME [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub(super) role: Option<String>,
+    /// Show the output of these local ranks only, such as 0,1
+    ///
+    /// With --log-dir, the files have that of all.
+    #[arg(long, alias = "local_ranks_filter", value_name = "RANKS", value_delimiter = ',', value_parser = whole)]
+    pub(super) local_ranks_filter: Option<Vec<usize>>,
     #[command(flatten)]
     pub(super) transport: TransportOption,
     /// Program that each rank runs, and its arguments
@@ -110,7 +125,10 @@ fn nodes(text: &str) -> std::result::Result<usize, String> {
     let number = |text: &str| text.parse().ok().filter(|&nodes: &usize| nodes > 0);
     let count = match text.split_once(':') {
         Some((least, most)) if number(least) != number(most) => {
-            return Err("all nodes are there from the beginning: give one number; --elastic lets a job go on when some are lost".into());
+            return Err(format!(
+                "all nodes are there from the beginning: give one number; --elastic lets a job go on when some are lost \
+                 (its MIN:MAX counts ranks: those of {least} and of {most} nodes)"
+            ));
         }
         Some((least, _)) => number(least),
         None => number(text),

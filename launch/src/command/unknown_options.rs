@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use comm::{Error, Result};
 
 /// Hints for options of `torchrun`.
-const TORCHRUN: [(&[&str], &str); 6] = [
+const TORCHRUN: [(&[&str], &str); 12] = [
     (&["--rdzv-endpoint"], "the launchers meet at --master-addr HOST and --master-port PORT"),
     (
         &["--rdzv-backend", "--rdzv-id", "--rdzv-conf"],
@@ -15,6 +15,21 @@ const TORCHRUN: [(&[&str], &str); 6] = [
     (&["--no-python"], "leave it out: PROGRAM may be any"),
     (&["--module", "-m"], "give python -m MODULE as PROGRAM"),
     (&["--redirects", "-r"], "--log-dir DIR keeps both streams of each rank"),
+    (
+        &["--monitor-interval"],
+        "leave it out: the end of a rank is seen at once, without looking for it at intervals",
+    ),
+    (&["--start-method"], "leave it out: each rank is a new process, which is torchrun's spawn"),
+    (
+        &["--signals-to-handle"],
+        "leave it out: SIGINT, SIGTERM and SIGHUP end the job, and SIGUSR1 and SIGUSR2 are passed on to the ranks",
+    ),
+    (&["--local-addr"], "set GIRANDOLE_BIND to the address on which this machine listens"),
+    (&["--run-path"], "give python FILE as PROGRAM"),
+    (
+        &["--logs-specs", "--log-line-prefix-template", "--event-log-handler"],
+        "leave it out: --log-dir DIR keeps what each rank prints, by attempt and rank",
+    ),
 ];
 
 /// Rejects an option in the position of the program.
@@ -45,6 +60,9 @@ mod tests {
             ("--rdzv-endpoint=x", "the launchers meet at --master-addr"),
             ("--rdzv_backend", "leave it out"),
             ("-m", "python -m MODULE"),
+            ("--monitor-interval=5", "leave it out: the end of a rank is seen at once"),
+            ("--start_method", "torchrun's spawn"),
+            ("--signals-to-handle", "SIGUSR1 and SIGUSR2 are passed on"),
             ("--nproc-per-nod=2", "girandole launch --help"),
         ] {
             let line = said(name).unwrap_err();

@@ -15,6 +15,6 @@ use linux as system;
 #[cfg(not(all(target_os = "linux", not(portable))))]
 use portable as system;
 
-pub(crate) use signals::Mask;
+pub(crate) use signals::{Mask, unblock, unblocked};
 pub(crate) use system::exits::Exits;
 pub(crate) use system::{guard, processes, program, socket, tie};

@@ -1,9 +1,14 @@
-//! Signal dispositions of this process, queried for each signal. `/proc/self/status` shows those of an emulator as well,
-//! where the program runs in one.
-#![allow(unsafe_code, reason = "no safe function asks for a signal's handler without setting one")]
+//! Signal dispositions of this process, queried for each signal, and masks. `/proc/self/status` shows the dispositions of
+//! an emulator as well, where the program runs in one.
+#![allow(
+    unsafe_code,
+    reason = "no safe function asks for a signal's handler without setting one, or changes a mask"
+)]
 
 use std::mem::MaybeUninit;
-use std::ptr::null;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::{null, null_mut};
 
 /// A set of signals: bit 0 stands for signal 1, and 31 is the last signal that every system has.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +34,41 @@ impl Mask {
     pub(crate) fn has(self, signal: i32) -> bool {
         self.0 >> (signal - 1) & 1 == 1
     }
+}
+
+/// Lets these signals reach the calling thread, whatever mask it has inherited.
+pub(crate) fn unblock(signals: &[i32]) {
+    set_unblocked(&set_of(signals));
+}
+
+/// Lets these signals reach the process that `command` starts.
+pub(crate) fn unblocked<'a>(command: &'a mut Command, signals: &[i32]) -> &'a mut Command {
+    let set = set_of(signals);
+    let unblock = move || {
+        set_unblocked(&set);
+        Ok(())
+    };
+    // SAFETY: between fork and exec only `pthread_sigmask` is called, which is async-signal-safe; no memory is allocated
+    // and no lock is taken.
+    unsafe { command.pre_exec(unblock) }
+}
+
+fn set_of(signals: &[i32]) -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: there is room for a set.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: the call before has made it an empty set.
+    let mut set = unsafe { set.assume_init() };
+    for &signal in signals {
+        // SAFETY: it is a set. A number that is no signal's changes nothing.
+        unsafe { libc::sigaddset(&raw mut set, signal) };
+    }
+    set
+}
+
+fn set_unblocked(set: &libc::sigset_t) {
+    // SAFETY: the set is one, and the mask before is not asked for. Fails only for an unknown first argument.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, set, null_mut()) };
 }
 
 fn handler(signal: i32) -> Option<libc::sighandler_t> {

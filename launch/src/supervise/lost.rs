@@ -36,7 +36,7 @@ impl Supervisor<'_> {
         let Some(last) = self.lost.pop() else { return false };
         self.count_recent_losses();
         self.ended.push(last);
-        self.enter(Stage::Grace, self.grace);
+        self.enter(Stage::Grace, self.config.failure_grace);
         true
     }
 
@@ -47,7 +47,7 @@ impl Supervisor<'_> {
     /// Adds the ranks lost within the grace period to the failures: one of them may be the first cause of the job's
     /// end.
     pub(super) fn count_recent_losses(&mut self) {
-        let recent = |lost: &Ended| lost.at.elapsed() < self.grace;
+        let recent = |lost: &Ended| lost.at.elapsed() < self.config.failure_grace;
         self.ended.extend(self.lost.iter().copied().filter(recent));
     }
 
@@ -73,7 +73,7 @@ impl Supervisor<'_> {
             }
         }
         if self.ended.iter().any(|end| !end.status.success()) {
-            self.enter(Stage::Grace, self.grace);
+            self.enter(Stage::Grace, self.config.failure_grace);
         }
     }
 

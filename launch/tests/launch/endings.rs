@@ -44,6 +44,51 @@ fn ranks_that_ignore_a_signal_are_killed() {
     let job = Job::start("hurry", 2);
     job.ready(2);
     job.signal(Signal::TERM);
+    let finished = job.finish();
+    assert_eq!(finished.outcome(), stopped_by(Signal::TERM));
+    let said = "WARN ranks 0, 1 have not ended within 0.05 s of being asked to (--grace): killed";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+}
+
+/// Waits until both ranks have got a signal.
+fn both_got(job: &Job, signal: i32) {
+    let mut lines = [job.line(), job.line()];
+    lines.sort();
+    assert_eq!(lines, [0, 1].map(|rank| format!("rank {rank} got {signal}")));
+}
+
+#[test]
+fn another_signal_kills_at_once() {
+    let job = Job::start("stubborn", 2);
+    job.ready(2);
+    job.signal(Signal::TERM);
+    both_got(&job, 15);
+    job.signal(Signal::INT);
+    assert_eq!(job.finish().outcome(), stopped_by(Signal::INT));
+}
+
+/// As GNU `timeout` does.
+#[test]
+fn a_signal_that_is_sent_twice_is_one_wish() {
+    let job = Job::start("saver", 2);
+    job.ready(2);
+    job.signal(Signal::TERM);
+    job.signal(Signal::TERM);
+    let finished = job.finish();
+    assert_eq!(finished.outcome(), stopped_by(Signal::TERM));
+    let saved = finished.stdout.iter().filter(|line| line.ends_with("has saved"));
+    assert_eq!(saved.count(), 2, "{:?}", finished.stdout);
+}
+
+#[test]
+fn signals_of_the_ranks_programs_are_passed_on_and_end_nothing() {
+    let job = Job::start("handler", 2);
+    job.ready(2);
+    for signal in [Signal::USR1, Signal::USR2, Signal::USR1] {
+        job.signal(signal);
+        both_got(&job, signal.as_raw());
+    }
+    job.signal(Signal::TERM);
     assert_eq!(job.finish().outcome(), stopped_by(Signal::TERM));
 }
 

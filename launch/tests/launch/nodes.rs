@@ -49,7 +49,7 @@ pub(crate) fn launch(role: &str) -> ! {
         node_rank,
         master_port: port,
         elastic: min.map(|min| ElasticJob { min, ..ElasticJob::default() }),
-        grace: if role == "two nodes: alone" { Duration::from_millis(50) } else { LIMIT },
+        failure_grace: if role == "two nodes: alone" { Duration::from_millis(50) } else { LIMIT },
         program: script.map(|_| "/bin/sh".into()),
         args: script.map(|script| vec!["-c".into(), script.into()]),
         env: vec![(FOLDER.into(), folder.path().into()), ("GIRANDOLE_TIMEOUT".into(), "10".into())],

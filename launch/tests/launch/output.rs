@@ -81,3 +81,10 @@ fn notes_go_to_the_launcher_and_leave_the_lines_as_they_are() {
         );
     }
 }
+
+#[test]
+fn only_the_ranks_that_are_asked_for_are_shown() {
+    let finished = Job::start("only rank 1", 3).finish();
+    assert_eq!(finished.stdout, ["rank 1, role trainer"]);
+    assert!(finished.stderr.contains("rank 1 says it") && !finished.stderr.contains("rank 0 says"));
+}

@@ -13,6 +13,7 @@ use launch::{
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::elastic;
@@ -47,7 +48,13 @@ fn launch(role: &str, ranks: usize) {
     // `args: None` starts this same function in the ranks.
     let plain = SpawnConfig { world_size: ranks, ..SpawnConfig::default() };
     let config = match role {
-        "hurry" | "talk" => SpawnConfig { grace: Duration::from_millis(50), ..plain },
+        "hurry" => {
+            tracing::subscriber::set_global_default(Warnings).unwrap();
+            SpawnConfig { grace: Duration::from_millis(50), ..plain }
+        }
+        "talk" => SpawnConfig { grace: Duration::from_millis(50), ..plain },
+        "stubborn" => SpawnConfig { grace: Duration::from_secs(600), ..plain },
+        "only rank 1" => SpawnConfig { shown_ranks: Some(vec![1]), role: "trainer".into(), ..plain },
         "grandchild" => shell("sleep 1000 & echo sleep $!"),
         "threads" => SpawnConfig { env: vec![("RAYON_NUM_THREADS".into(), "7".into())], ..plain },
         "wrapped" => {
@@ -57,7 +64,7 @@ fn launch(role: &str, ranks: usize) {
         "at work" | "left behind" | "talkative" | "all but one fail" | "all but one fail after lines" => {
             elastic::config(plain)
         }
-        "met late" => SpawnConfig { grace: Duration::from_secs(60), ..elastic::config(plain) },
+        "met late" => SpawnConfig { failure_grace: Duration::from_secs(60), ..elastic::config(plain) },
         "last fails" => elastic::config(shell(elastic::LAST_FAILS)),
         "met at the end" => elastic::config(shell(elastic::MET_AT_THE_END)),
         "replaced, at the least" => elastic::at_the_least(plain),
@@ -202,7 +209,12 @@ fn play(role: &str, rank: usize) {
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
         "early" => early(rank),
         _ if role.starts_with("two nodes: late") => nodes::late(role, rank),
-        "handler" | "hurry" => handler(rank, role == "handler"),
+        "handler" | "hurry" | "stubborn" => handler(rank, role == "handler"),
+        "saver" => saver(rank),
+        "only rank 1" => {
+            println!("rank {rank}, role {}", std::env::var("ROLE_NAME").unwrap());
+            eprintln!("rank {rank} says it");
+        }
         "talk" => loop {
             println!("rank {rank} goes on");
         },
@@ -338,13 +350,23 @@ fn early(rank: usize) {
     report_result("went on").unwrap();
 }
 
-/// Handles SIGINT and SIGTERM; a polite rank then ends.
+/// Takes a while to end when it is asked to.
+fn saver(rank: usize) {
+    let mut signals = Signals::new([SIGTERM]).unwrap();
+    ready(rank);
+    signals.forever().next();
+    std::thread::sleep(Duration::from_millis(300));
+    println!("rank {rank} has saved");
+    exit(0)
+}
+
+/// Handles signals; a polite rank ends by those that ask it to.
 fn handler(rank: usize, polite: bool) {
-    let mut signals = Signals::new([2, 15]).unwrap();
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGUSR2]).unwrap();
     ready(rank);
     for signal in signals.forever() {
         println!("rank {rank} got {signal}");
-        if polite {
+        if polite && [SIGINT, SIGTERM].contains(&signal) {
             exit(0);
         }
     }

@@ -80,7 +80,7 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
                      in new_group([1, 0]) rank 1 is rank 0 here and rank 1 there"
                 ));
             }
-            start::spawn::<()>(NAME, world_size, None)
+            start::spawn::<()>(NAME, world_size, options.ranks.grace)
         }
         Start::Rank { config, spawned } => {
             let in_rank = |source| Error::in_rank(config.rank, source);

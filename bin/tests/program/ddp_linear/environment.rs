@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Folder, free_port, losses_of, metrics, refuse_with, text, without_times};
 use crate::ddp_linear::LINEAR;
+use crate::launch::shell::shell;
 
 fn rank(rank: &str, world_size: &str, port: u16) -> Command {
     let mut command = LINEAR.command();
@@ -39,12 +40,34 @@ fn an_environment_that_makes_no_sense() {
         let (line, code) = refuse_with(LINEAR.command().envs(variables.iter().copied()), &[]);
         assert!(line.contains(part) && code == 2, "{variables:?}: {line}");
     }
+    for threads in ["0", "-1", "abc", "100000"] {
+        let said = format!("error: RAYON_NUM_THREADS: got {threads}; give a number of threads from 1 to ");
+        for command in [LINEAR.command(), shell(1, "true")] {
+            let (line, code) = refuse_with({ command }.env("RAYON_NUM_THREADS", threads), &[]);
+            assert!(line.starts_with(&said) && code == 2, "{line}");
+        }
+    }
     for port in ["0", "65536", "web", "-1"] {
         let (line, _) = refuse_with(rank("0", "2", 1).env("MASTER_PORT", port), &[]);
         assert!(line.contains(&format!("MASTER_PORT: got {port}")), "{line}");
     }
     let (line, _) = refuse_with(&mut rank("0", "2", 1), &["--world-size", "3"]);
     assert!(line.contains("--world-size: got 3; the environment says WORLD_SIZE=2"), "{line}");
+}
+
+/// What `srun -n4 --pty bash` leaves in the shell.
+#[test]
+fn in_an_interactive_shell_of_slurm_it_waits_for_nobody() {
+    let variables =
+        [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_PTY_PORT", "33"), ("SLURM_JOB_NAME", "bash")];
+    for options in [&[][..], &["--world-size", "2"]] {
+        let (line, code) = refuse_with(LINEAR.command().envs(variables), options);
+        let said = "SLURM_PTY_PORT=33 and SLURM_JOB_NAME=bash says that it is an interactive shell";
+        assert!(line.contains(said) && line.contains("env -u SLURM_PROCID") && code == 2, "{line}");
+    }
+    let mut command = LINEAR.command();
+    command.envs(variables).env_remove("SLURM_PROCID");
+    good(start(&mut command, &["--epochs", "1", "--samples", "32"]));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{Folder, girandole, is_ignored, text};
+use crate::common::{Folder, clean, girandole, is_ignored, text};
 use crate::launch::shell::shell;
 
 /// Longer than anything that is waited for, even on a busy machine.
@@ -145,4 +145,51 @@ fn when_all_ranks_end_and_leave_something_behind() {
     let mut job = Job::start(&FAMILY.replace("; wait", ""), 4);
     assert_eq!(job.launcher.wait().unwrap().code(), Some(0));
     assert!(!job.processes.iter().any(Process::runs));
+}
+
+#[test]
+fn when_it_is_stopped_by_a_signal_that_its_parent_has_blocked() {
+    let mut command = Command::new("env");
+    clean(&mut command).args(["--block-signal=TERM", env!("CARGO_BIN_EXE_girandole"), "launch"]);
+    command.args(["--nproc-per-node", "2", "--", "sh", "-c", FAMILY]).stdin(Stdio::null());
+    let mut job = Job::started(command, 4);
+    assert_eq!(job.end(Signal::TERM).code(), Some(128 + 15));
+    let remarks = std::io::read_to_string(job.launcher.stderr.take().unwrap()).unwrap();
+    // The ranks did not have to be killed.
+    assert_eq!(remarks, "error: stopped by SIGTERM; all ranks have ended\n");
+}
+
+/// Starts processes that lose their parent, and says which of them are left, be it as zombies, when all have ended.
+const ORPHANS: &str = r#"for i in 1 2 3 4 5; do pids="$pids $(sh -c 'sleep 0.1 >/dev/null & echo $!')"; done
+for i in $(seq 600); do
+    left=; for pid in $pids; do [ -d /proc/$pid ] && left="$left $pid"; done
+    [ -z "$left" ] && break; sleep 0.1
+done
+echo "left:$left"; [ $RANK = 0 ] || exit 7"#;
+
+#[test]
+fn as_the_first_process_of_a_container_it_reaps_what_has_no_parent() {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        clean(&mut command).args(["--map-root-user", "--pid", "--fork", "--mount-proc"]);
+        command
+    };
+    if !unshare().arg("true").output().is_ok_and(|output| output.status.success()) {
+        return eprintln!("no process namespace can be made here: nothing to test");
+    }
+    let mut command = unshare();
+    command.args([
+        env!("CARGO_BIN_EXE_girandole"),
+        "launch",
+        "--nproc-per-node",
+        "2",
+        "--",
+        "sh",
+        "-c",
+        ORPHANS,
+    ]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(text(&output.stdout), "left:\nleft:\n", "{}", text(&output.stderr));
+    // A rank's exit code is not taken for an orphan's.
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
 }

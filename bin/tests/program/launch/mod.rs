@@ -11,7 +11,7 @@ mod own;
 mod ranks;
 mod restarts;
 mod resume;
-mod shell;
+pub(crate) mod shell;
 mod stopped;
 mod strangers;
 mod torchrun;
