@@ -129,4 +129,4 @@ pub use config::secret::Secret;
 pub use config::tcp_config::TcpConfig;
 pub use config::tls::Tls;
 pub use config::transport::Transport;
-pub use platform::{available_memory_bytes, host_name, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
+pub use platform::{UsableMemory, available_memory, host_name, peak_rss_bytes, reset_peak_rss, total_memory};

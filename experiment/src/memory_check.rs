@@ -1,7 +1,7 @@
-//! Memory estimates: checks before anything is allocated that data and model fit in this machine's memory. Without
-//! the check, only the operating system would stop an oversized run.
+//! Memory estimates: checks before anything is allocated that data and model fit in this machine's memory, or in what a
+//! container has of it. Without the check, only the operating system would stop an oversized run.
 
-use comm::{LaunchedRank, total_memory_bytes};
+use comm::{LaunchedRank, UsableMemory, total_memory};
 
 use crate::devices;
 use crate::error::{Result, refuse};
@@ -54,11 +54,10 @@ pub fn check_samples(
 /// The option, if they do not fit.
 pub fn check_data(option: &'static str, got: usize, bytes: f64, ranks: usize) -> Result<()> {
     let what = if ranks == 1 { "it takes".to_string() } else { format!("the {ranks} ranks here take") };
-    match total_memory_bytes().and_then(|there_is| shortage(there_is, bytes * ranks as f64)) {
+    match total_memory().and_then(|there_is| shortage(&there_is, bytes * ranks as f64)) {
         None => Ok(()),
         Some((needed, there_is)) => {
-            let help =
-                format!("{what} {needed} GiB for that, and this machine has {there_is} GiB: give less");
+            let help = format!("{what} {needed} GiB for that, and this machine has {there_is}: give less");
             refuse(option, got, help)
         }
     }
@@ -68,7 +67,7 @@ pub fn check_data(option: &'static str, got: usize, bytes: f64, ranks: usize) ->
 /// here needs at least `bytes`; `None` if it fits. Computed in floats, which do not overflow whatever sizes are
 /// typed.
 pub fn too_large(count: f64, what: &str, (bytes, ranks): (f64, usize)) -> Option<String> {
-    total_memory_bytes().and_then(|there_is| too_large_for(there_is, (count, what), (bytes, ranks)))
+    total_memory().and_then(|there_is| too_large_for(&there_is, (count, what), (bytes, ranks)))
 }
 
 /// Returns the option to blame for a model's size, with its value: the one whose reduction to 1 makes the model
@@ -106,23 +105,29 @@ pub fn check_model<const N: usize>(
     }
 }
 
-/// [`too_large`] on a machine with `there_is` bytes of memory.
-fn too_large_for(there_is: u64, (count, what): (f64, &str), (bytes, ranks): (f64, usize)) -> Option<String> {
+/// [`too_large`] where there is so much memory.
+fn too_large_for(
+    there_is: &UsableMemory,
+    (count, what): (f64, &str),
+    (bytes, ranks): (f64, usize),
+) -> Option<String> {
     let (needed, there_is) = shortage(there_is, bytes * ranks as f64)?;
     let ranks = if ranks == 1 { String::new() } else { format!(" on the {ranks} ranks here") };
     Some(format!(
-        "with the other sizes that makes {count:.1e} {what}, {needed} GiB{ranks}, and this machine has {there_is} GiB: make the \
+        "with the other sizes that makes {count:.1e} {what}, {needed} GiB{ranks}, and this machine has {there_is}: make the \
          model smaller"
     ))
 }
 
-/// Returns the GiB needed and the GiB present, formatted, if the machine has too few.
-fn shortage(there_is: u64, bytes: f64) -> Option<(String, String)> {
-    let (needed, there_is) = (bytes / GIB, there_is as f64 / GIB);
-    (needed > there_is).then(|| {
-        let needed = if needed < 1e6 { format!("{needed:.0}") } else { format!("{needed:.1e}") };
-        (needed, format!("{there_is:.0}"))
-    })
+/// Returns the GiB needed, and the GiB present with what limits them, formatted, if there are too few.
+fn shortage(there_is: &UsableMemory, bytes: f64) -> Option<(String, String)> {
+    let (needed, present) = (bytes / GIB, there_is.bytes as f64 / GIB);
+    let shown = |gib: f64| match gib {
+        gib if gib < 10.0 => format!("{gib:.2}"),
+        gib if gib < 1e6 => format!("{gib:.0}"),
+        gib => format!("{gib:.1e}"),
+    };
+    (needed > present).then(|| (shown(needed), format!("{} GiB{}", shown(present), there_is.restriction())))
 }
 
 /// Returns the bytes of one rank's f32 parameters with Adam's two moments each, if they are divided into `parts`.
@@ -134,12 +139,25 @@ pub fn with_adam(parameters: f64, parts: usize) -> f64 {
 mod tests {
     use super::*;
 
+    fn gib() -> UsableMemory {
+        UsableMemory { bytes: 1 << 30, limit: None }
+    }
+
+    #[test]
+    fn a_container_with_little_memory_is_told() {
+        let limit = Some("/sys/fs/cgroup/memory/job/memory.limit_in_bytes".into());
+        let (needed, there_is) = shortage(&UsableMemory { bytes: 256 << 20, limit }, 1e9).unwrap();
+        assert_eq!(needed, "0.93");
+        let told = "0.25 GiB for this container or job (/sys/fs/cgroup/memory/job/memory.limit_in_bytes)";
+        assert_eq!(there_is, told);
+    }
+
     #[test]
     fn what_has_no_room_is_told_in_one_line() {
-        assert_eq!(too_large_for(1 << 30, (1e6, "parameters"), (4e6, 200)), None);
-        let line = too_large_for(1 << 30, (1e12, "parameters"), (with_adam(1e12, 4), 1)).unwrap();
-        assert!(line.contains("1.0e12 parameters, 2794 GiB, and this machine has 1 GiB"), "{line}");
-        let huge = too_large_for(1 << 30, (f64::MAX, "parameters"), (f64::INFINITY, 4096)).unwrap();
+        assert_eq!(too_large_for(&gib(), (1e6, "parameters"), (4e6, 200)), None);
+        let line = too_large_for(&gib(), (1e12, "parameters"), (with_adam(1e12, 4), 1)).unwrap();
+        assert!(line.contains("1.0e12 parameters, 2794 GiB, and this machine has 1.00 GiB: make"), "{line}");
+        let huge = too_large_for(&gib(), (f64::MAX, "parameters"), (f64::INFINITY, 4096)).unwrap();
         assert!(huge.len() < 250, "{huge}");
     }
 
@@ -153,9 +171,9 @@ mod tests {
     #[test]
     fn all_ranks_of_a_machine_count() {
         let part = with_adam(1e8, 2);
-        assert_eq!(too_large_for(1 << 30, (1e8, "parameters"), (part, 1)), None);
-        let line = too_large_for(1 << 30, (1e8, "parameters"), (part, 2)).unwrap();
-        assert!(line.contains("1 GiB on the 2 ranks here, and this machine has 1 GiB"), "{line}");
-        assert_eq!(shortage(1 << 30, 1e300).unwrap().0, "9.3e290");
+        assert_eq!(too_large_for(&gib(), (1e8, "parameters"), (part, 1)), None);
+        let line = too_large_for(&gib(), (1e8, "parameters"), (part, 2)).unwrap();
+        assert!(line.contains("1.12 GiB on the 2 ranks here, and this machine has 1.00 GiB: make"), "{line}");
+        assert_eq!(shortage(&gib(), 1e300).unwrap().0, "9.3e290");
     }
 }

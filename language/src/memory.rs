@@ -1,6 +1,6 @@
 //! Memory check of a language-model run, before ranks start and anything is allocated.
 
-use comm::available_memory_bytes;
+use comm::{UsableMemory, available_memory};
 use experiment::error::{Error, Result};
 use experiment::memory_check;
 use girandole::Layout;
@@ -20,12 +20,12 @@ const PROCESS: f64 = 100e6;
 const MARGIN: f64 = 1.05;
 
 /// What the check needs to know of this machine.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Host {
     /// Number of ranks on it.
     ranks: usize,
-    /// Available memory, in bytes.
-    available: f64,
+    /// Available memory.
+    available: UsableMemory,
     /// Whether checkpoints are kept: ranks then copy what they save, to write it in the background.
     saves: bool,
 }
@@ -37,12 +37,10 @@ struct Host {
 pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, length: usize) -> Result<()> {
     let common = options.common();
     let ranks = memory_check::ranks_on_host(&common.ranks, common.device, layout.ranks());
-    let (false, Some(ranks), Some(available)) = (options.no_memory_check, ranks, available_memory_bytes())
-    else {
+    let (false, Some(ranks), Some(available)) = (options.no_memory_check, ranks, available_memory()) else {
         return Ok(());
     };
-    let host =
-        Host { ranks, available: available as f64, saves: options.checkpoints.checkpoint_dir.is_some() };
+    let host = Host { ranks, available, saves: options.checkpoints.checkpoint_dir.is_some() };
     let training = options.planned(length);
     // A plan that fails is ignored here: the training code reports the problem itself.
     let Ok(cost) = subject.estimate(&training, layout) else { return Ok(()) };
@@ -54,9 +52,9 @@ pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, 
 
 impl Host {
     /// Returns the error message if a layout does not fit.
-    fn refusal(self, subject: &Subject, training: &Training, cost: &LayoutCost) -> Option<String> {
+    fn refusal(&self, subject: &Subject, training: &Training, cost: &LayoutCost) -> Option<String> {
         let needed = self.needed(cost);
-        if needed <= self.available {
+        if needed <= self.available.bytes as f64 {
             return None;
         }
         let who = match self.ranks {
@@ -72,14 +70,15 @@ impl Host {
             false => format!("these would fit: {}", fitting.join("; ")),
         };
         Some(format!(
-            "{who} about {}, and this machine has {} to give; {instead} (an estimate: --no-memory-check goes on all the same)",
+            "{who} about {}, and this machine has {} to give{}; {instead} (an estimate: --no-memory-check goes on all the same)",
             show_bytes(needed),
-            show_bytes(self.available)
+            show_bytes(self.available.bytes as f64),
+            self.available.restriction()
         ))
     }
 
     /// Returns the bytes that the ranks here need; if not all ranks are here, those that need most are assumed to be.
-    fn needed(self, cost: &LayoutCost) -> f64 {
+    fn needed(&self, cost: &LayoutCost) -> f64 {
         let Layout { pp, dp, .. } = cost.layout;
         let each = (cost.layout.ranks() / pp) as f64;
         // Only the first copy of the model is saved.
@@ -91,7 +90,7 @@ impl Host {
     }
 
     /// Returns the options of layouts that would fit, the requested layout first.
-    fn fitting(self, subject: &Subject, training: &Training, layout: &Layout) -> Vec<String> {
+    fn fitting(&self, subject: &Subject, training: &Training, layout: &Layout) -> Vec<String> {
         let others = layouts(layout.ranks()).into_iter().filter(|other| other != layout);
         let all = std::iter::once(*layout).chain(others);
         let fits = |layout: Layout| {
@@ -100,7 +99,9 @@ impl Host {
             let settings = [(training.recompute, now), (Recompute::Units, now), (Recompute::Units, rows)];
             let (recompute, micro_batches) = settings.into_iter().find(|&(recompute, micro_batches)| {
                 let training = Training { recompute, micro_batches: Some(micro_batches), ..training.clone() };
-                subject.estimate(&training, &layout).is_ok_and(|cost| self.needed(&cost) <= self.available)
+                subject
+                    .estimate(&training, &layout)
+                    .is_ok_and(|cost| self.needed(&cost) <= self.available.bytes as f64)
             })?;
             let again = if recompute == training.recompute { "" } else { " --recompute 1" };
             let parts = match micro_batches == now {
@@ -132,7 +133,8 @@ mod tests {
         let layout: Layout = mesh.parse().unwrap();
         let cost = subject().estimate(&training, &layout).unwrap();
         let ranks = layout.ranks();
-        let available = MARGIN * planned + PROCESS * ranks as f64;
+        let bytes = (MARGIN * planned + PROCESS * ranks as f64) as u64;
+        let available = UsableMemory { bytes, limit: Some("/sys/fs/cgroup/memory.max".into()) };
         Host { ranks, available, saves: false }.refusal(&subject(), &training, &cost)
     }
 
@@ -141,7 +143,10 @@ mod tests {
         assert_eq!(line("dp=2", 1e9), None);
         let said = line("dp=2", 200e6).unwrap();
         assert!(
-            said.contains("the 2 ranks here need about 4") && said.contains("has 410 MB to give"),
+            said.contains("the 2 ranks here need about 4")
+                && said.contains(
+                    "has 410 MB to give for this container or job (/sys/fs/cgroup/memory.max); these"
+                ),
             "{said}"
         );
         assert!(said.contains("these would fit: --mesh dp=2 --recompute 1; --mesh shard=2; "), "{said}");

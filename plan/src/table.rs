@@ -27,6 +27,8 @@ pub struct Table<'a> {
     pub hardware: &'a Hardware,
     /// Bytes of memory per rank.
     pub memory: f64,
+    /// What limits it ([`RankMemory`](crate::command::RankMemory)); may be empty.
+    pub memory_limit: &'a str,
     /// Whether some of the hardware's numbers were measured.
     pub measured: bool,
 }
@@ -87,7 +89,7 @@ impl Table<'_> {
     }
 
     fn heading(&self) -> Vec<String> {
-        let Self { model, setting, optimizer: own, hardware, memory, measured } = self;
+        let Self { model, setting, optimizer: own, hardware, memory, memory_limit, measured } = self;
         let Setting { ranks, batch_size, element, .. } = setting;
         vec![
             format!(
@@ -97,7 +99,7 @@ impl Table<'_> {
                 model.sample,
                 own.name()
             ),
-            format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
+            ranks_line(*ranks, *memory, memory_limit),
             hardware.line(*ranks, *measured),
             String::new(),
         ]
@@ -217,6 +219,12 @@ impl Table<'_> {
             show_bytes(self.memory)
         ))
     }
+}
+
+/// Returns the heading line about the ranks and their memory.
+pub(crate) fn ranks_line(ranks: usize, memory: f64, limit: &str) -> String {
+    let limit = if limit.is_empty() { String::new() } else { format!(": {limit}") };
+    format!("{ranks} {}, {} each{limit}", if ranks == 1 { "rank" } else { "ranks" }, show_bytes(memory))
 }
 
 /// Lists names, and only counts the last of many.

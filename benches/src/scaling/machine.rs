@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use comm::{host_name, total_memory_bytes};
+use comm::{host_name, total_memory};
 use serde::{Deserialize, Serialize};
 
 /// A machine, and the commit of the measured program.
@@ -30,7 +30,7 @@ impl Machine {
             host: host_name(),
             processor: std::fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| processor(&text)),
             cores: available_parallelism().map_or(1, usize::from),
-            memory_bytes: total_memory_bytes(),
+            memory_bytes: total_memory().map(|memory| memory.bytes),
             commit: commit(),
             optimised: !cfg!(debug_assertions),
         }

@@ -1,6 +1,7 @@
-//! Memory use of this process, and memory of the machine.
+//! Memory use of this process, and memory that it may use.
 
 use super::system::memory;
+use super::usable_memory::UsableMemory;
 
 /// Returns the most memory that this process has held at once (its peak resident set), in bytes; None where the system
 /// does not report it.
@@ -22,21 +23,23 @@ pub fn reset_peak_rss() -> bool {
     memory::reset_peak_rss()
 }
 
-/// Returns the memory of this machine, in bytes; None where the system does not report it.
+/// Returns the memory that all processes can use here; `None` where the system does not report it.
 ///
 /// ```
-/// assert!(comm::total_memory_bytes() > comm::peak_rss_bytes());
+/// let memory = comm::total_memory().map(|memory| memory.bytes);
+/// assert!(memory > comm::peak_rss_bytes());
 /// ```
-pub fn total_memory_bytes() -> Option<u64> {
-    memory::total_memory_bytes()
+pub fn total_memory() -> Option<UsableMemory> {
+    memory::total_memory()
 }
 
-/// Returns the bytes of memory that new processes can use without swapping; where the system does not report that, all
-/// memory of this machine.
+/// Returns the memory that new processes can use without swapping; where the system does not report that, all that there
+/// is.
 ///
 /// ```
-/// assert!(comm::available_memory_bytes() <= comm::total_memory_bytes());
+/// let [available, total] = [comm::available_memory(), comm::total_memory()];
+/// assert!(available.map(|memory| memory.bytes) <= total.map(|memory| memory.bytes));
 /// ```
-pub fn available_memory_bytes() -> Option<u64> {
-    memory::available_memory_bytes().or_else(total_memory_bytes)
+pub fn available_memory() -> Option<UsableMemory> {
+    memory::available_memory().or_else(total_memory)
 }

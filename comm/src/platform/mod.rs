@@ -9,15 +9,17 @@ mod linux;
 mod memory;
 #[cfg(not(all(target_os = "linux", not(portable))))]
 mod portable;
+mod usable_memory;
 
 #[cfg(all(target_os = "linux", not(portable)))]
 use linux as system;
 #[cfg(not(all(target_os = "linux", not(portable))))]
 use portable as system;
 
-pub use memory::{available_memory_bytes, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
+pub use memory::{available_memory, peak_rss_bytes, reset_peak_rss, total_memory};
 pub(crate) use system::machine::{boot_id, network};
 pub(crate) use system::{bell, local, shared, socket};
+pub use usable_memory::UsableMemory;
 
 /// Returns the host name of this machine.
 ///

@@ -7,7 +7,7 @@ use crate::error::{Result, refuse};
 use crate::outputs;
 use models::{Lora, LoraConfig, ModelConfig};
 use plan::Optimizer;
-use plan::command::PlanOptions;
+use plan::command::{PlanOptions, RankMemory};
 use plan::language::{LanguageTable, Subject, layouts};
 use training::FileError;
 use training::build::Recompute;
@@ -41,12 +41,13 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let all = own.mesh.map_or_else(|| layouts(ranks), |layout| vec![layout]);
     let compared = subject.compare(&training, &all)?;
     let (hardware, measured) = hardware(options, ranks)?;
-    let memory = options.memory(ranks);
+    let RankMemory { bytes: memory, limit } = options.memory(ranks);
     let table = LanguageTable {
         subject: &subject,
         training: &training,
         ranks,
         memory,
+        memory_limit: &limit,
         hardware: &hardware,
         measured,
     };

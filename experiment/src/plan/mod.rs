@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::outputs::{self, check_in_place};
 use crate::start::{self, SPAWNED_FOR};
 use comm::{Communicator, Tcp, TcpConfig};
-use plan::command::{NetworkName, PlanOptions};
+use plan::command::{NetworkName, PlanOptions, RankMemory};
 use plan::forecast::{Link, Network};
 use plan::measure::Machine;
 use plan::{Hardware, Setting, Table, planned};
@@ -42,10 +42,18 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
         optimizer: options.optimizer().numbers(),
     };
-    let memory = options.memory(options.ranks);
+    let RankMemory { bytes: memory, limit } = options.memory(options.ranks);
     let all = planned(&model, &setting, &hardware)?;
     let (optimizer, hardware) = (options.optimizer(), &hardware);
-    let table = Table { model: &model, setting: &setting, optimizer, hardware, memory, measured };
+    let table = Table {
+        model: &model,
+        setting: &setting,
+        optimizer,
+        hardware,
+        memory,
+        memory_limit: &limit,
+        measured,
+    };
     if let Some(path) = &options.json {
         outputs::write(path, table.json(&all)?)?;
     }

@@ -1,17 +1,19 @@
 //! `plan` as a command: its options, the model and the training that they describe.
 
 mod language;
+mod rank_memory;
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use comm::{Error, Result, total_memory_bytes};
+use comm::{Error, Result, total_memory};
 use launch::command::{count, probability};
 
 use crate::forecast::Network;
 use crate::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
 
 pub use language::{LanguagePlanOptions, ParametersDtype, recompute, schedule};
+pub use rank_memory::RankMemory;
 
 /// The model of an experiment, by the command that trains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -119,7 +121,7 @@ pub struct PlanOptions {
     /// Number of ranks
     #[arg(long, value_name = "N", default_value = "2", value_parser = count)]
     pub ranks: usize,
-    /// Memory of a rank, such as 16GB [default: this machine's / ranks]
+    /// Memory of a rank, such as 16GB [default: this machine's or container's / ranks]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, allow_hyphen_values = true)]
     pub memory: Option<f64>,
     /// Bandwidth of a rank [default: measured]
@@ -318,9 +320,12 @@ impl PlanOptions {
         })
     }
 
-    /// Returns a rank's memory in bytes: as given, or its share of this machine's.
-    pub fn memory(&self, ranks: usize) -> f64 {
-        self.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / ranks as f64)
+    /// Returns a rank's memory: as given, or its share of this machine's, or of what a container or job has of that.
+    pub fn memory(&self, ranks: usize) -> RankMemory {
+        match (self.memory, total_memory()) {
+            (None, Some(total)) => RankMemory::share(&total, ranks),
+            (given, _) => RankMemory { bytes: given.unwrap_or_default(), limit: String::new() },
+        }
     }
 
     /// Returns the batch size: as given, or the default of the experiments, or that of `pretrain` and `finetune`.

@@ -6,7 +6,7 @@ use training::build::Recompute;
 use super::layouts::{LayoutComparison, RuledOut};
 use super::{LayoutCost, Memory, StageCost, Subject, Training, recommend};
 use crate::optimizer::Optimizer;
-use crate::table::{aligned, listed};
+use crate::table::{aligned, listed, ranks_line};
 use crate::units::{show_bytes, show_time};
 use crate::{Hardware, Result};
 
@@ -21,6 +21,8 @@ pub struct LanguageTable<'a> {
     pub ranks: usize,
     /// Bytes of memory per rank.
     pub memory: f64,
+    /// What limits it ([`RankMemory`](crate::command::RankMemory)); may be empty.
+    pub memory_limit: &'a str,
     /// Hardware of the ranks.
     pub hardware: &'a Hardware,
     /// Whether some of the hardware's numbers were measured.
@@ -171,7 +173,7 @@ impl LanguageTable<'_> {
     }
 
     fn heading(&self) -> Result<Vec<String>> {
-        let Self { subject, training, ranks, memory, hardware, measured } = self;
+        let Self { subject, training, ranks, memory, memory_limit, hardware, measured } = self;
         let (parameters, trained) = subject.parameters()?;
         let adapters = match trained == parameters {
             true => String::new(),
@@ -199,7 +201,7 @@ impl LanguageTable<'_> {
                 training.length,
                 training.optimizer.name()
             ),
-            format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
+            ranks_line(*ranks, *memory, memory_limit),
             hardware.line(*ranks, *measured),
             String::new(),
         ])

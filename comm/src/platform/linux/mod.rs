@@ -1,6 +1,7 @@
 //! The implementation for Linux, with features beyond POSIX.
 
 pub(crate) mod bell;
+mod cgroup;
 pub(crate) mod local;
 pub(crate) mod machine;
 pub(crate) mod memory;

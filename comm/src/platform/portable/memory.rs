@@ -4,6 +4,7 @@
 use std::mem::MaybeUninit;
 
 use super::apple::PEAK_UNIT;
+use crate::platform::usable_memory::UsableMemory;
 
 pub(crate) fn peak_rss_bytes() -> Option<u64> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
@@ -20,15 +21,16 @@ pub(crate) fn reset_peak_rss() -> bool {
 }
 
 /// Always None: not reported here.
-pub(crate) fn available_memory_bytes() -> Option<u64> {
+pub(crate) fn available_memory() -> Option<UsableMemory> {
     None
 }
 
-pub(crate) fn total_memory_bytes() -> Option<u64> {
+pub(crate) fn total_memory() -> Option<UsableMemory> {
     let [pages, size] = [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| {
         // SAFETY: `sysconf` accepts any name.
         let value = unsafe { libc::sysconf(name) };
         u64::try_from(value).ok()
     });
-    pages?.checked_mul(size?)
+    let bytes = pages?.checked_mul(size?)?;
+    Some(UsableMemory { bytes, limit: None })
 }
