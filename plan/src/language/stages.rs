@@ -19,10 +19,11 @@ impl PartitionedModel<'_> {
     pub(super) fn pipeline(&self) -> Result<Vec<(Memory, f64)>> {
         let (kind, ranks) = (self.training.schedule, self.layout.pp);
         let micro_batches = self.training.micro_batches(self.layout);
-        let schedule = Schedule::of(kind, ranks, kind.stages_per_rank(), micro_batches)?;
         let names: Vec<&str> = self.units.iter().map(|unit| unit.name.as_str()).collect();
         let costs: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64).collect();
-        let ranges = Split::default().stages(&names, &costs, schedule.table().stages())?;
+        // First, because it refuses what has more stages than units: most layouts of many ranks, with the largest schedules.
+        let ranges = Split::default().stages(&names, &costs, ranks.saturating_mul(kind.stages_per_rank()))?;
+        let schedule = Schedule::of(kind, ranks, kind.stages_per_rank(), micro_batches)?;
         let stages = Stages { model: self, schedule: &schedule, ranges: &ranges };
         Ok((0..ranks).map(|rank| (stages.memory(rank), self.sent_stage(&schedule, &ranges, rank))).collect())
     }
@@ -207,5 +208,25 @@ impl Step<'_> {
         self.sums.insert(cell.0, self.stages.model.summed(self.stages.gradients(cell.0, |_| true)));
         self.moment(self.alive(), 0.0);
         self.alive.remove(&cell);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::ModelConfig;
+
+    use super::*;
+    use crate::language::{Subject, Training};
+
+    /// Otherwise most of the time and memory of a plan for many ranks goes into schedules that are refused.
+    #[test]
+    fn too_many_stages_are_refused_before_their_schedule_is_made() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/llama");
+        let subject = Subject::new(ModelConfig::from_folder(folder.as_ref()).unwrap(), None);
+        // Of a size that no schedule may have.
+        let layout = Layout { pp: 1 << 20, ..Layout::default() };
+        let training = Training { batch_size: 1 << 20, ..Training::default() };
+        let refused = subject.estimate(&training, &layout).unwrap_err().to_string();
+        assert!(refused.contains("1048576 stages"), "{refused}");
     }
 }
