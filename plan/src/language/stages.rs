@@ -64,8 +64,8 @@ impl Stages<'_> {
         let model = self.model;
         let largest = model.largest_in_32_bits(self.units(rank));
         let message = model.kept.output() as f64 * model.tokens;
-        let (alive, sums, backwards, moments) = Default::default();
-        let mut step = Step { stages: self, largest, message, alive, sums, backwards, moments };
+        let (kept, alive, sums, backwards, moments) = Default::default();
+        let mut step = Step { stages: self, largest, message, kept, alive, sums, backwards, moments };
         for action in &self.schedule.table().actions[rank] {
             let cell = (action.stage, action.micro_batch);
             match action.kind {
@@ -141,8 +141,9 @@ struct Step<'a> {
     largest: f64,
     /// Bytes of a message between stages.
     message: f64,
-    /// Bytes kept, by stage and micro-batch.
-    alive: HashMap<(usize, usize), f64>,
+    /// Bytes kept, by stage and micro-batch, and their sum.
+    kept: HashMap<(usize, usize), f64>,
+    alive: f64,
     /// Bytes of the sums of gradients, by stage.
     sums: HashMap<usize, f64>,
     /// Number of backward passes, by stage.
@@ -151,8 +152,12 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn alive(&self) -> f64 {
-        self.alive.values().sum()
+    fn keep(&mut self, cell: (usize, usize), bytes: f64) {
+        self.alive += bytes - self.kept.insert(cell, bytes).unwrap_or_default();
+    }
+
+    fn release(&mut self, cell: (usize, usize)) {
+        self.alive -= self.kept.remove(&cell).unwrap_or_default();
     }
 
     fn moment(&mut self, activations: f64, others: f64) {
@@ -162,14 +167,14 @@ impl Step<'_> {
 
     fn forward(&mut self, cell: (usize, usize)) {
         let (stages, stage) = (self.stages, cell.0);
-        self.alive.insert(cell, stages.kept(stage));
-        self.moment(self.alive(), stages.of_last(stage, stages.model.loss_forward()));
+        self.keep(cell, stages.kept(stage));
+        self.moment(self.alive, stages.of_last(stage, stages.model.loss_forward()));
     }
 
     fn backward(&mut self, cell: (usize, usize)) {
         let (stages, stage) = (self.stages, cell.0);
         let model = stages.model;
-        self.moment(self.alive(), stages.of_last(stage, model.loss_backward()));
+        self.moment(self.alive, stages.of_last(stage, model.loss_backward()));
         let count = *self.backwards.entry(stage).and_modify(|count| *count += 1).or_insert(1);
         let micro_batches = model.training.micro_batches(model.layout);
         let (all, tables, embedding) = (
@@ -185,29 +190,31 @@ impl Step<'_> {
             }
             false => all,
         };
-        let left = self.alive() - stages.passed(stage);
+        let left = self.alive - stages.passed(stage);
         self.moment(left + stages.again(stage), fresh - embedding + model.backward() + self.message);
         self.moment(left, fresh + stages.embedding(stage) + self.message);
-        self.alive.remove(&cell);
+        self.release(cell);
         self.sums.insert(stage, model.summed(all));
-        self.moment(self.alive(), self.largest);
+        self.moment(self.alive, self.largest);
     }
 
     fn backward_input(&mut self, cell: (usize, usize)) {
         let (stages, stage) = (self.stages, cell.0);
         let (model, tables) = (stages.model, stages.tables(stage));
-        self.moment(self.alive(), stages.of_last(stage, model.loss_backward()));
-        let left = self.alive() - stages.passed(stage);
+        self.moment(self.alive, stages.of_last(stage, model.loss_backward()));
+        let left = self.alive - stages.passed(stage);
         self.moment(left + stages.again(stage), tables + model.backward());
-        self.alive.entry(cell).and_modify(|kept| *kept -= stages.of_last(stage, model.kept_head()));
+        if let Some(&kept) = self.kept.get(&cell) {
+            self.keep(cell, kept - stages.of_last(stage, model.kept_head()));
+        }
         self.sums.entry(stage).or_insert(model.summed(tables));
     }
 
     /// Gradients of weights need the inputs of their layers.
     fn backward_weight(&mut self, cell: (usize, usize)) {
         self.sums.insert(cell.0, self.stages.model.summed(self.stages.gradients(cell.0, |_| true)));
-        self.moment(self.alive(), 0.0);
-        self.alive.remove(&cell);
+        self.moment(self.alive, 0.0);
+        self.release(cell);
     }
 }
 
