@@ -27,19 +27,25 @@ const SIN: [f32; 3] = [-1.9515296e-4, 8.332161e-3, -1.6666655e-1];
 const COS: [f32; 3] = [2.4433157e-5, -1.3887316e-3, 4.1666646e-2];
 
 /// Horner's rule, each step fused.
-fn polynomial(coefficients: &[f32], x: f32) -> f32 {
-    coefficients.iter().copied().reduce(|sum, next| sum.mul_add(x, next)).unwrap_or(0.0)
+#[inline(always)]
+fn polynomial<const N: usize>(coefficients: &[f32; N], x: f32) -> f32 {
+    let mut sum = coefficients[0];
+    for next in &coefficients[1..] {
+        sum = sum.mul_add(x, *next);
+    }
+    sum
 }
 
 /// The natural logarithm of a normal positive number.
+#[inline(always)]
 pub(crate) fn ln(x: f32) -> f32 {
     let bits = x.to_bits();
     let mut exponent = (bits >> 23) as f32 - 126.0;
     let mut fraction = f32::from_bits((bits & 0x007f_ffff) | 0x3f00_0000);
-    if fraction < std::f32::consts::FRAC_1_SQRT_2 {
-        exponent -= 1.0;
-        fraction += fraction;
-    }
+    // Without a branch, so that a loop over numbers has vectors.
+    let is_small = fraction < std::f32::consts::FRAC_1_SQRT_2;
+    exponent -= if is_small { 1.0 } else { 0.0 };
+    fraction += if is_small { fraction } else { 0.0 };
     let x = fraction - 1.0;
     let square = x * x;
     let tail = (polynomial(&LN, x) * x).mul_add(square, exponent * LN_2[1]);
@@ -47,15 +53,19 @@ pub(crate) fn ln(x: f32) -> f32 {
 }
 
 /// Sine and cosine of a small non-negative angle.
+#[inline(always)]
 pub(crate) fn sin_cos(angle: f32) -> (f32, f32) {
-    let octant = ((angle * (4.0 / std::f32::consts::PI)) as i32 + 1) & !1;
-    let x = QUARTER_PI.iter().fold(angle, |rest, part| (octant as f32).mul_add(-part, rest));
+    let octant = ((angle * (4.0 / std::f32::consts::PI)) as i32).wrapping_add(1) & !1;
+    let mut x = angle;
+    for part in QUARTER_PI {
+        x = (octant as f32).mul_add(-part, x);
+    }
     let square = x * x;
     let cos = (polynomial(&COS, square) * square).mul_add(square, -(square * 0.5)) + 1.0;
     let sin = (polynomial(&SIN, square) * square).mul_add(x, x);
     let (sin, cos) = if octant & 2 == 0 { (sin, cos) } else { (cos, sin) };
     let sin = if octant & 4 == 0 { sin } else { -sin };
-    (sin, if (octant + 2) & 4 == 0 { cos } else { -cos })
+    (sin, if octant.wrapping_add(2) & 4 == 0 { cos } else { -cos })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use rand_mt::Mt;
 
 use crate::SamplerError;
 use crate::allocation::{reserved, zeros};
+use crate::fused::fused;
 
 /// For ranges of at least this size, PyTorch draws an integer from 64 random bits instead of 32.
 const WIDE_RANGE: u64 = 1 << 28;
@@ -116,8 +117,12 @@ impl Generator {
             let need = "give bounds in ascending order that are finite in f32, and so is their distance";
             return Err(SamplerError::Distribution { distribution: "uniform", a: low, b: high, need });
         }
+        self.fill_rand(out);
         // A fused multiply-add, as PyTorch's compiler makes it.
-        out.fill_with(|| self.next_f32().mul_add(width, from));
+        fused(
+            #[inline(always)]
+            || out.iter_mut().for_each(|x| *x = x.mul_add(width, from)),
+        );
         Ok(())
     }
 

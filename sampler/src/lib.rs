@@ -43,6 +43,7 @@ mod dataset;
 mod distributed;
 mod error;
 mod fetch;
+mod fused;
 mod generator;
 pub mod initial;
 mod lazy;

@@ -1,6 +1,7 @@
 //! PyTorch's normally distributed random numbers.
 
 use crate::allocation::zeros;
+use crate::fused::fused;
 use crate::{Generator, SamplerError, cephes};
 
 /// PyTorch draws normal numbers in groups of this many if at least that many are requested.
@@ -64,9 +65,7 @@ impl Generator {
         }
         self.fill_rand(out);
         let (mean, deviation) = (mean as f32, deviation as f32);
-        for run in out.chunks_exact_mut(GROUP) {
-            transform(run, mean, deviation);
-        }
+        transform(out, mean, deviation);
         if !out.len().is_multiple_of(GROUP) {
             let start = out.len() - GROUP;
             let last = &mut out[start..];
@@ -88,15 +87,22 @@ impl Generator {
     }
 }
 
-/// Transforms one group of uniform numbers into normal ones, in place.
-fn transform(run: &mut [f32], mean: f32, deviation: f32) {
-    let (first, second) = run.split_at_mut(GROUP / 2);
-    for (a, b) in first.iter_mut().zip(second) {
-        let radius = (-2.0 * cephes::ln(1.0 - *a)).sqrt();
-        let (sin, cos) = cephes::sin_cos(std::f32::consts::TAU * *b);
-        *a = (radius * cos).mul_add(deviation, mean);
-        *b = (radius * sin).mul_add(deviation, mean);
-    }
+/// Transforms all whole groups of uniform numbers into normal ones, in place.
+fn transform(numbers: &mut [f32], mean: f32, deviation: f32) {
+    fused(
+        #[inline(always)]
+        || {
+            for group in numbers.as_chunks_mut::<GROUP>().0 {
+                let (first, second) = group.split_at_mut(GROUP / 2);
+                for (a, b) in first.iter_mut().zip(second) {
+                    let radius = (-2.0 * cephes::ln(1.0 - *a)).sqrt();
+                    let (sin, cos) = cephes::sin_cos(std::f32::consts::TAU * *b);
+                    *a = (radius * cos).mul_add(deviation, mean);
+                    *b = (radius * sin).mul_add(deviation, mean);
+                }
+            }
+        },
+    );
 }
 
 #[cfg(test)]
