@@ -37,6 +37,21 @@ struct Sums {
     /// Factor of a sum of losses that makes the mean over micro-batches and ranks the mean over all targets.
     share: f64,
     sum: f64,
+    /// Rows of the batch that are still to be counted; micro-batches come in order.
+    rows: usize,
+}
+
+impl Sums {
+    /// Returns the rows of the next micro-batch that count, as the input of the last unit and targets.
+    fn counted(&mut self, x: &Tensor, targets: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
+        let of = targets.dim(0)?;
+        let rows = self.rows.min(of);
+        self.rows -= rows;
+        match rows == of {
+            true => Ok((x.clone(), targets.clone())),
+            false => Ok((x.narrow(0, 0, rows)?.contiguous()?, targets.narrow(0, 0, rows)?.contiguous()?)),
+        }
+    }
 }
 
 impl Stages {
@@ -69,11 +84,12 @@ impl Stages {
         let (own, last) = (sums.clone(), passed_on.clone());
         let loss = move |x: &Tensor, targets: &Tensor| {
             let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
-            let (model, count) = (last.model()?, M::count(targets)?);
+            let (model, (counted, targets)) = (last.model()?, own.counted(x, targets)?);
+            let count = if targets.dim(0)? == 0 { 0 } else { M::count(&targets)? };
             if count == 0 {
                 return Ok(zero_loss(&model.last_unit(x)?)?);
             }
-            let loss = model.last_unit_loss(x, targets)?;
+            let loss = model.last_unit_loss(&counted, &targets)?;
             own.sum += number(&loss)? * count as f64;
             Ok(weighted(&loss, count, own.share)?)
         };
@@ -116,7 +132,7 @@ impl Stages {
         share: f64,
         shards: &Shards,
     ) -> Result<(f64, GradStore)> {
-        self.begin(share * self.micro_batches as f64)?;
+        self.begin(share * self.micro_batches as f64, usize::MAX)?;
         self.pipeline.set_row_keys(keys);
         let mut step = self.pipeline.step(Some(input), Some(targets))?;
         shards.sum_gradients(&self.pipeline.named_vars(), &mut step.grads)?;
@@ -127,8 +143,9 @@ impl Stages {
         Ok((self.sums().sum, grads))
     }
 
-    pub(super) fn evaluate(&mut self, input: &Tensor, targets: &Tensor) -> Result<f64> {
-        self.begin(1.0)?;
+    /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows.
+    pub(super) fn evaluate(&mut self, (input, targets): (&Tensor, &Tensor), counted: usize) -> Result<f64> {
+        self.begin(1.0, counted)?;
         self.pipeline.evaluate(Some(input), Some(targets))?;
         Ok(self.sums().sum)
     }
@@ -147,8 +164,8 @@ impl Stages {
         Ok(whole_rows(|| self.pipeline.forward(input, last))?)
     }
 
-    fn begin(&mut self, share: f64) -> Result<()> {
-        *self.sums() = Sums { share, sum: 0.0 };
+    fn begin(&mut self, share: f64, rows: usize) -> Result<()> {
+        *self.sums() = Sums { share, sum: 0.0, rows };
         self.gather()
     }
 

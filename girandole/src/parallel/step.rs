@@ -53,7 +53,7 @@ impl<M: Model> Parallel<M> {
     }
 
     fn try_step(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
-        let ([input, targets], parts, total, share) = self.prepare(batch)?;
+        let ([input, targets], parts, total, share) = self.prepare(batch, usize::MAX)?;
         self.steps += 1;
         let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
@@ -122,24 +122,30 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// Those of [`step`](Self::step).
     pub fn evaluate(&mut self, input: &Tensor, targets: &Tensor) -> Result<Evaluation> {
-        self.evaluate_of(Ok((input.clone(), targets.clone())))
+        self.evaluate_of(Ok((input.clone(), targets.clone())), usize::MAX)
     }
 
-    pub(crate) fn evaluate_of(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Evaluation> {
+    /// Like [`evaluate`](Self::evaluate), with a batch that this rank may have failed to make. Only the first `counted`
+    /// of this rank's rows count; the others fill the batch.
+    pub(crate) fn evaluate_of(
+        &mut self,
+        batch: Result<(Tensor, Tensor)>,
+        counted: usize,
+    ) -> Result<Evaluation> {
         self.check()?;
-        let evaluation = self.try_evaluate(batch);
+        let evaluation = self.try_evaluate(batch, counted);
         self.note(evaluation)
     }
 
-    fn try_evaluate(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Evaluation> {
-        let ([input, targets], parts, total, _) = self.prepare(batch)?;
+    fn try_evaluate(&mut self, batch: Result<(Tensor, Tensor)>, counted: usize) -> Result<Evaluation> {
+        let ([input, targets], parts, total, _) = self.prepare(batch, counted)?;
         let of = |model: &M| {
             parts
                 .iter()
                 .try_fold(0.0, |sum, part| Ok::<_, Error>(sum + part.add(&part.loss(model)?.detach())?))
         };
         let sum = match &mut self.model {
-            Kind::Stages(stages) => stages.evaluate(&input, &targets)?,
+            Kind::Stages(stages) => stages.evaluate((&input, &targets), counted)?,
             Kind::Whole { model, .. } => of(model)?,
             Kind::Copies(ddp) => of(ddp.model()?)?,
             Kind::Sharded(fsdp) => of(fsdp.model()?)?,
@@ -159,10 +165,14 @@ impl<M: Model> Parallel<M> {
 
     /// Returns a batch, its micro-batches, the number of targets that count on all ranks, and the factor of the sum of
     /// a micro-batch's losses with which the mean over ranks of the sums over micro-batches is the mean over all
-    /// targets.
-    fn prepare(&self, batch: Result<(Tensor, Tensor)>) -> Result<([Tensor; 2], Vec<MicroBatch>, usize, f64)> {
+    /// targets. Rows after the first `counted` do not count.
+    fn prepare(
+        &self,
+        batch: Result<(Tensor, Tensor)>,
+        counted: usize,
+    ) -> Result<([Tensor; 2], Vec<MicroBatch>, usize, f64)> {
         let parts = batch.and_then(|(input, targets)| {
-            let parts = self.micro_batches(&input, &targets)?;
+            let parts = self.micro_batches(&input, &targets, counted)?;
             Ok(([input, targets], parts))
         });
         let own = match &parts {
@@ -182,8 +192,9 @@ impl<M: Model> Parallel<M> {
         Ok((batch, parts, total as usize, self.data.world_size() as f64 / total))
     }
 
-    /// Divides a rank's rows into micro-batches.
-    fn micro_batches(&self, input: &Tensor, targets: &Tensor) -> Result<Vec<MicroBatch>> {
+    /// Divides a rank's rows into micro-batches. Of one with rows that do not count, only the others are left; if none is
+    /// left, all stay, without targets that count.
+    fn micro_batches(&self, input: &Tensor, targets: &Tensor, counted: usize) -> Result<Vec<MicroBatch>> {
         let count = self.config.micro_batches;
         let rows = input.dims().first().copied().unwrap_or(0);
         let is_divided = rows.is_multiple_of(count) || !matches!(self.model, Kind::Stages(_));
@@ -209,16 +220,19 @@ impl<M: Model> Parallel<M> {
         }
         let part = |place: usize| {
             // As equal as possible.
-            let (begin, end) = (place * rows / count, (place + 1) * rows / count);
-            let of = |all: &Tensor| match count {
-                1 => Ok(all.clone()),
-                _ => all.narrow(0, begin, end - begin)?.contiguous(),
+            let (begin, whole) = (place * rows / count, (place + 1) * rows / count);
+            let is_counted = begin < counted;
+            let end = if is_counted { whole.min(counted) } else { whole };
+            let of = |all: &Tensor| match end - begin == rows {
+                true => Ok(all.clone()),
+                false => all.narrow(0, begin, end - begin)?.contiguous(),
             };
             let targets = of(targets)?;
             // Indices in the batch, whose rows are assigned to the ranks in turn.
             let places = (begin..end).map(|row| row * self.data.world_size() + self.data.rank());
             let keys = RowKeys::new(self.config.seed, self.steps, places);
-            Ok(MicroBatch { input: of(input)?, count: M::count(&targets)?, targets, keys })
+            let count = if is_counted { M::count(&targets)? } else { 0 };
+            Ok(MicroBatch { input: of(input)?, count, targets, keys })
         };
         (0..count).map(part).collect()
     }

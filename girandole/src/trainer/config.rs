@@ -31,7 +31,7 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Steps between evaluations, if there is evaluation data. Default: `None`, only one at the end.
     pub evaluate_every: Option<usize>,
-    /// Maximum number of rows in an evaluation, taken from the beginning; at least those of one batch. Default: 64.
+    /// Number of rows in an evaluation, from the beginning, or all if there are fewer. Default: 64.
     pub evaluation_rows: usize,
     /// Where and when checkpoints are written. Default: none are.
     pub checkpoints: Option<CheckpointPlan>,
@@ -151,6 +151,7 @@ impl TrainConfig {
         }
         for (what, every) in [
             ("steps between evaluations", self.evaluate_every),
+            ("rows of an evaluation", Some(self.evaluation_rows)),
             ("steps between checkpoints", self.checkpoints.as_ref().map(|plan| plan.every)),
             ("checkpoints that are kept", self.checkpoints.as_ref().map(|plan| plan.keep)),
         ] {

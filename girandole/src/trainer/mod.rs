@@ -43,6 +43,7 @@
 
 mod config;
 mod consistency;
+mod evaluate;
 mod learning_rate;
 mod run;
 mod saver;
@@ -60,6 +61,7 @@ use crate::{Layout, Parallel};
 
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
+pub use evaluate::evaluate;
 pub use learning_rate::{Decay, LearningRate};
 pub use run::{FinalTask, Joining, Summary, Trainer};
 pub use saver::BackgroundSaver;

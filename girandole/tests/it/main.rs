@@ -8,6 +8,7 @@ mod adapters;
 mod checkpoints;
 mod elastic;
 mod empty;
+mod evaluation;
 mod layouts;
 mod loss_scale;
 mod own_model;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, Optimizer};
 use girandole::comm::{Communicator, Local};
+use girandole::trainer::{self, Data};
 use girandole::training::build::{
     Builder, Division, Layers, Linear, LinearConfig, Model, Unit, Units, Vocabulary,
 };
@@ -203,6 +204,44 @@ fn it_learns_the_same_where_the_tied_table_is_not_trained() {
 fn it_learns_the_same_with_divided_sequences() {
     let config = ParallelConfig { sequence_parallel: true, ..ParallelConfig::default() };
     compare(&["tp=2", "shard=2,tp=2", "shard=3,tp=2", "pp=2,shard=2,tp=2"], &config);
+}
+
+/// Rows of whose targets all count.
+struct Counted;
+
+impl Data for Counted {
+    fn rows(&self) -> usize {
+        5
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+        let numbers = || rows.iter().flat_map(|row| (0..LEN).map(move |place| row * LEN + place));
+        let shape = (rows.len(), LEN);
+        let tokens = Tensor::from_iter(numbers().map(|number| (number * 7 % TOKENS) as u32), device)?;
+        let targets = Tensor::from_iter(numbers().map(|number| (number * 5 % TOKENS) as i64), device)?;
+        Ok((tokens.reshape(shape)?, targets.reshape(shape)?))
+    }
+}
+
+/// Rows that fill a batch do not count, although the model has no targets that would not.
+#[test]
+fn it_is_evaluated_on_the_rows_that_there_are() {
+    let of = |layout: &str, size: usize| {
+        let ranks = layout.parse::<Layout>().unwrap().ranks();
+        let evaluated = Local::run_shared(ranks, |comm| {
+            let mut parallel = parallel(comm, layout, &ParallelConfig::default())?;
+            Ok(trainer::evaluate(&mut parallel, &Counted, 64, size)?)
+        });
+        evaluated.unwrap().remove(0)
+    };
+    let expected = of("", 5);
+    for layout in ["", "dp=2", "shard=3", "tp=2", "pp=2", "pp=3", "pp=2,shard=2", "pp=2,dp=2"] {
+        for size in [2, ROWS] {
+            let found = of(layout, size);
+            let gap = (found.loss - expected.loss).abs();
+            assert!(gap < 1e-10 && found.targets == 5, "{layout}, {size}: {found:?}, {expected:?}");
+        }
+    }
 }
 
 /// A chain of layers, of which `listed` are told.

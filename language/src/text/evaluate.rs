@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use clap::Args;
 use comm::{Communicator, TcpConfig};
 use experiment::console::say;
 use experiment::error::{Error, Result};
-use experiment::options::count;
-use experiment::options::read_text;
+use experiment::options::{count, read_text};
 use experiment::start::{self, Start};
+use girandole::trainer::{self, Data};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::CausalLm;
-use models::tokens::IGNORE_INDEX;
+use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX};
 
 use super::layout::{LayoutOptions, alone, config};
 use super::{ModelOptions, OpenedModel};
@@ -29,13 +29,20 @@ text is cut into rows of --length tokens; each token but the first of the text i
 the tokens before it in its row, or for the first of a row from the last token of the row before. The
 result is the same in any layout (--mesh).
 
+JSON lines, Parquet (in a build with the feature `parquet`) and files of tokens are read as `finetune`
+reads them: documents follow each other, each with its end-of-text token, and of a conversation only
+the answers count.
+
   girandole evaluate --model model --data book.txt")]
 pub struct EvaluateOptions {
     #[command(flatten)]
     model: ModelOptions,
-    /// File with the text
+    /// File with the text: plain, JSON lines or tokens
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
+    /// Field of JSON lines with the text [default: text, or messages]
+    #[arg(long, value_name = "NAME")]
+    field: Option<String>,
     /// Tokens per row [default: 1024, or the model's positions if fewer]
     #[arg(long, value_name = "N", value_parser = count)]
     length: Option<usize>,
@@ -46,14 +53,36 @@ pub struct EvaluateOptions {
     spread: LayoutOptions,
 }
 
-/// The model and the tokens to evaluate, and how they are divided.
+/// The model and the rows to evaluate, and how they are divided.
 struct Text {
     opened: OpenedModel,
     layout: Layout,
-    tokens: Vec<u32>,
+    rows: Box<dyn Data>,
     length: usize,
     /// Rows per batch of each rank (or group of ranks) that has different rows.
     rows_each: usize,
+}
+
+/// One text, cut into rows; positions beyond its end do not count.
+struct Document {
+    tokens: Vec<u32>,
+    length: usize,
+}
+
+impl Data for Document {
+    fn rows(&self) -> usize {
+        (self.tokens.len() - 1).div_ceil(self.length)
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+        let places = || rows.iter().flat_map(|row| row * self.length..(row + 1) * self.length);
+        let input = |place: usize| self.tokens.get(place).copied().unwrap_or_default();
+        let target =
+            |place: usize| self.tokens.get(place + 1).map_or(IGNORE_INDEX, |token| i64::from(*token));
+        let shape = (rows.len(), self.length);
+        let inputs = Tensor::from_vec(places().map(input).collect(), shape, device)?;
+        Ok((inputs, Tensor::from_vec(places().map(target).collect(), shape, device)?))
+    }
 }
 
 impl EvaluateOptions {
@@ -94,47 +123,56 @@ impl EvaluateOptions {
         Ok(rank.is_first().then_some(found))
     }
 
-    /// Reads the text. Files of several documents are refused: as plain text they would be scored with their syntax.
-    fn read(&self) -> Result<String> {
-        let ending = self.data.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-        if ["json", "jsonl", "ndjson", "parquet"].iter().any(|kind| ending.eq_ignore_ascii_case(kind)) {
-            let help = format!(
-                "`evaluate` takes one plain text, no .{ending}: give a text file, or use `finetune --evaluate` with the documents"
-            );
-            return Err(Error::Option { option: "--data", got: self.data.display().to_string(), help });
-        }
-        let text = read_text("--data", &self.data)?;
-        // Some editors begin files with a byte order mark.
-        Ok(text.strip_prefix('\u{feff}').map(String::from).unwrap_or(text))
-    }
-
     fn text(&self, world_size: usize) -> Result<Text> {
-        let (layout, text) = (self.spread.layout(world_size)?, self.read()?);
+        let layout = self.spread.layout(world_size)?;
         let opened = self.model.open()?;
         check_divisible(&layout, opened.weights.config())?;
         let longest = opened.weights.config().max_len;
-        let length = self.length.unwrap_or(longest.min(1024));
-        if length > longest {
+        if let Some(length) = self.length.filter(|length| *length > longest) {
             let help = format!("the model has {longest} positions");
             return Err(Error::Option { option: "--length", got: length.to_string(), help });
         }
-        let tokens = opened.tokenizer.encode_whole(&text)?;
+        let (rows, length) = self.rows(&opened)?;
+        // No more than there are: a batch of fewer is padded.
+        let batch = self.batch_size.min(rows.rows());
+        let rows_each = batch.div_ceil(layout.data_ranks()).next_multiple_of(layout.pp);
+        Ok(Text { opened, layout, rows, length, rows_each })
+    }
+
+    /// Returns the rows, and their length.
+    fn rows(&self, opened: &OpenedModel) -> Result<(Box<dyn Data>, usize)> {
+        let (path, model) = (self.data.clone(), opened.weights.config());
+        let file = DataFile { path, weight: 1.0, tokens: None };
+        if !file.is_plain_text()? {
+            let config = DataConfig {
+                tokenizer: Some(&opened.tokenizer),
+                folder: Some(&self.model.model),
+                field: self.field.as_deref(),
+                length: self.length,
+                is_padded: true,
+                vocab_size: model.vocab_size,
+                max_len: model.max_len,
+            };
+            let rows = tokens::Data::open(&[file], &config)?;
+            let length = rows.row_len();
+            return Ok((Box::new(rows), length));
+        }
+        let text = read_text("--data", &self.data)?;
+        // Some editors begin files with a byte order mark.
+        let tokens = opened.tokenizer.encode_whole(text.strip_prefix('\u{feff}').unwrap_or(&text))?;
         let predicted = tokens.len().saturating_sub(1);
         if predicted == 0 {
             let help = "it must have two tokens at least, one to predict from and one to predict".into();
             return Err(Error::Option { option: "--data", got: format!("{} tokens", tokens.len()), help });
         }
-        let length = length.min(predicted);
-        // No more than there are rows: a batch of fewer is padded.
-        let rows = self.batch_size.min(predicted.div_ceil(length));
-        let rows_each = rows.div_ceil(layout.data_ranks()).next_multiple_of(layout.pp);
-        Ok(Text { opened, layout, tokens, length, rows_each })
+        let length = self.length.unwrap_or(model.max_len.min(1024)).min(predicted);
+        Ok((Box::new(Document { tokens, length }), length))
     }
 
     /// Returns the mean loss and the number of predicted tokens, the same on every rank.
     fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<(f64, usize)> {
         let device = &self.spread.device()?;
-        let Text { opened, layout, tokens, length, rows_each } = text;
+        let Text { opened, layout, rows, length, rows_each } = text;
         let config = ParallelConfig {
             micro_batches: layout.pp,
             example: Some(Tensor::zeros((rows_each / layout.pp, length), DType::U32, device)?),
@@ -143,30 +181,22 @@ impl EvaluateOptions {
         let parts = opened.weights.parts();
         let mut model: Parallel<CausalLm> =
             Parallel::new(comm.clone(), &layout, parts, &config, move |builder| opened.build(builder))?;
-        let (own, ranks) = (model.data_ranks().rank(), model.data_ranks().world_size());
-        let rows = (tokens.len() - 1).div_ceil(length);
-        let (mut total, mut counted) = (0.0, 0);
-        for first in (0..rows).step_by(rows_each * ranks) {
-            let first = first + own * rows_each;
-            let (inputs, targets) = batch(&tokens, length, first..first + rows_each);
-            let shape = (rows_each, length);
-            let inputs = Tensor::from_vec(inputs, shape, device)?;
-            let found = model.evaluate(&inputs, &Tensor::from_vec(targets, shape, device)?)?;
-            total += found.loss * found.targets as f64;
-            counted += found.targets;
-        }
-        Ok((total / counted as f64, counted))
+        let batch_size = rows_each * model.data_ranks().world_size();
+        let found = trainer::evaluate(&mut model, &*rows, rows.rows(), batch_size)?;
+        Ok((found.loss, found.targets))
     }
 }
 
-/// Returns input rows and targets; positions beyond the end of the text are not counted.
-fn batch(tokens: &[u32], length: usize, rows: std::ops::Range<usize>) -> (Vec<u32>, Vec<i64>) {
-    let places = rows.start * length..rows.end * length;
-    let input = |place: usize| tokens.get(place).copied().unwrap_or_default();
-    let target = |place: usize| tokens.get(place + 1).map_or(IGNORE_INDEX, |token| i64::from(*token));
-    (places.clone().map(input).collect(), places.map(target).collect())
-}
-
-fn print_result((loss, count): (f64, usize)) -> Result<()> {
-    say(format_args!("tokens: {count}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()))
+fn print_result((loss, targets): (f64, usize)) -> Result<()> {
+    if !loss.is_finite() {
+        let help = "its weights or its training are broken, or --dtype and --precision too narrow for it";
+        return Err(models::Error::Invalid {
+            what: "the model",
+            field: "the loss",
+            got: loss.to_string(),
+            help,
+        }
+        .into());
+    }
+    say(format_args!("tokens: {targets}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()))
 }

@@ -31,7 +31,12 @@ pub(super) fn refuse_in_folder(of: &str, out: &Path, option: &'static str, path:
 pub(super) fn check_output_folder(options: &TrainOptions, saves_adapters: bool) -> Result<()> {
     let out = &options.out;
     let Some(file) = models::weights_in(out) else { return Ok(()) };
-    let help = if saves_adapters && !file.starts_with("adapter") {
+    let foreign = if saves_adapters || options.overwrite { None } else { models::foreign_adapters_in(out)? };
+    let help = if let Some(adapters) = foreign {
+        format!(
+            "it holds adapters ({adapters}) of another run, which would be applied to the model: give another folder, or --overwrite"
+        )
+    } else if saves_adapters && !file.starts_with("adapter") {
         format!("it holds a whole model ({file}), and adapters alone are saved: give another folder")
     } else if options.overwrite
         || options.checkpoints.has_checkpoint_to_resume()?
@@ -93,23 +98,17 @@ pub(super) fn check_batch_size(batch_size: usize, length: usize) -> Result<()> {
     }
 }
 
-/// Checks that there are enough rows for an evaluation of at most `most` rows in batches of `size`, and that a target
-/// counts in those that are used.
-pub(super) fn check_evaluation(rows: &Rows, size: usize, most: usize) -> Result<()> {
-    let shown = |rows: usize, length| format!("{rows} rows of {length} tokens");
-    let refuse = |got, help| Err(Error::Option { option: "--evaluate", got, help });
-    if rows.len() < size {
-        let help = format!("give a longer text: an evaluation needs {size} rows, as a step");
-        return refuse(shown(rows.len(), rows.row_len()), help);
-    }
-    let used = rows.len().min(most.max(size)) / size * size;
+/// Checks that a target counts in the first `most` rows, those of an evaluation.
+pub(super) fn check_evaluation(rows: &Rows, most: usize) -> Result<()> {
+    let used = rows.len().min(most);
     for row in 0..used {
         if rows.get(row)?.targets.iter().any(|target| *target != IGNORE_INDEX) {
             return Ok(());
         }
     }
-    let help = "no target counts in those that are used, such as an answer of a conversation: give another text, a greater --length or more --evaluate-rows";
-    refuse(shown(used, rows.row_len()), help.into())
+    let got = format!("{used} rows of {} tokens", rows.row_len());
+    let help = "no target counts in those that are used, such as an answer of a conversation: give another text, a greater --length or more --evaluate-rows".into();
+    Err(Error::Option { option: "--evaluate", got, help })
 }
 
 #[cfg(test)]
@@ -126,16 +125,15 @@ mod tests {
         writer.push_counted(&[1; 41], |place| place > 36).unwrap();
         writer.end_document().unwrap();
         let rows = Rows::new(vec![(writer.finish().unwrap(), 1.0)], 4).unwrap();
-        let check = |size, most| check_evaluation(&rows, size, most).map_err(|error| error.to_string());
-        assert_eq!((rows.len(), check(2, 64), check(5, 64)), (10, Ok(()), Ok(())));
-        for (size, most, used) in [(2, 8, 8), (2, 9, 8), (4, 64, 8), (3, 64, 9), (9, 1, 9)] {
-            let said = check(size, most).unwrap_err();
+        let check = |most| check_evaluation(&rows, most).map_err(|error| error.to_string());
+        assert_eq!((rows.len(), check(64), check(10)), (10, Ok(()), Ok(())));
+        for used in [1, 8, 9] {
+            let said = check(used).unwrap_err();
             assert!(
                 said.starts_with(&format!("--evaluate: got {used} rows of 4 tokens; no target")),
                 "{said}"
             );
         }
-        assert!(check(11, 64).unwrap_err().contains("an evaluation needs 11 rows"));
     }
 
     #[test]

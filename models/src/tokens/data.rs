@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use crate::{Error, Result, Tokenizer};
 
+use super::text::is_one_document;
 use super::{ChatTemplate, Rows, TextEncoder, TextSource, TokenFile, TokenWriter};
 
 /// Token files up to this size are read whole when they are opened, to verify their hash.
@@ -32,6 +33,16 @@ pub struct DataFile {
     /// Token file that another process made of this file, to avoid tokenizing it again: see [`TokenFile::shared`]. If
     /// it cannot be read, the file itself is used. Default none.
     pub tokens: Option<PathBuf>,
+}
+
+impl DataFile {
+    /// Whether the file is one text, and not several documents, rows or tokens.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not a regular file.
+    pub fn is_plain_text(&self) -> Result<bool> {
+        Ok(!is_tensors(&self.path)? && is_one_document(&self.path))
+    }
 }
 
 impl FromStr for DataFile {
@@ -65,6 +76,9 @@ pub struct DataConfig<'a> {
     /// Number of inputs of a row. Default: that of a file of rows if there is one, else 1024 or the model's maximum if
     /// smaller.
     pub length: Option<usize>,
+    /// Whether a last row that is not full is completed with targets that do not count ([`Rows::padded`]), for an
+    /// evaluation. Default false: it is left out.
+    pub is_padded: bool,
     /// Size of the model's vocabulary. Default no limit.
     pub vocab_size: usize,
     /// Maximum number of inputs of the model. Default no limit.
@@ -78,6 +92,7 @@ impl Default for DataConfig<'_> {
             folder: None,
             field: None,
             length: None,
+            is_padded: false,
             vocab_size: usize::MAX,
             max_len: usize::MAX,
         }
@@ -137,7 +152,10 @@ impl Data {
                 }
             };
         }
-        Rows::new(opened, length)
+        match config.is_padded {
+            true => Rows::padded(opened, length),
+            false => Rows::new(opened, length),
+        }
     }
 }
 

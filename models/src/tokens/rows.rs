@@ -35,6 +35,8 @@ pub struct Row {
 ///   the same in every epoch.
 /// - Several files are evenly interleaved.
 ///
+/// For an evaluation, [`padded`](Self::padded) has the last tokens, too.
+///
 /// # Cost
 /// A row is read on demand; only its tokens are in memory.
 pub struct Rows {
@@ -59,6 +61,30 @@ impl Rows {
     /// No files; a length of 0; a file too short for a row, or of rows of another length; a weight that selects no row,
     /// or that is not finite and above 0; an epoch of 2^32 rows or more.
     pub fn new(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
+        Self::of(files, len, false)
+    }
+
+    /// Creates rows in which each token of the files but the first is a target: the last row of a file may be shorter,
+    /// and is completed with inputs 0 whose targets do not count. For an evaluation.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new), but two tokens suffice.
+    ///
+    /// ```
+    /// use models::tokens::{IGNORE_INDEX, Rows, TokenWriter};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let mut writer = TokenWriter::create(&folder.path().join("t.tokens"), 9, None)?;
+    /// writer.push(&[1, 2, 3, 4, 5])?;
+    /// let row = Rows::padded(vec![(writer.finish()?, 1.0)], 3)?.get(1)?;
+    /// assert_eq!((row.tokens, row.targets), (vec![4, 0, 0], vec![5, IGNORE_INDEX, IGNORE_INDEX]));
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    pub fn padded(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
+        Self::of(files, len, true)
+    }
+
+    fn of(files: Vec<(TokenFile, f64)>, len: usize, is_padded: bool) -> Result<Self> {
         let refuse =
             |field, got: String, help| Err(Error::Invalid { what: "rows of tokens", field, got, help });
         if len == 0 {
@@ -69,7 +95,7 @@ impl Rows {
         }
         let files = files
             .into_iter()
-            .map(|(file, weight)| Source::new(file, weight, len))
+            .map(|(file, weight)| Source::new(file, weight, (len, is_padded)))
             .collect::<Result<Vec<_>>>()?;
         let total: u128 = files.iter().map(|source| u128::from(source.taken)).sum();
         match Mixture::new(files.iter().map(|source| source.taken).collect()) {
@@ -130,21 +156,22 @@ impl Rows {
 }
 
 impl TokenFile {
-    /// Returns the number of rows of `len` inputs.
-    fn rows(&self, len: usize) -> u64 {
+    /// Returns the number of rows of `len` inputs, with a last one that is not full if `is_padded`.
+    fn rows(&self, len: usize, is_padded: bool) -> u64 {
         match self.layout {
+            Layout::Stream { tokens, .. } if is_padded => tokens.saturating_sub(1).div_ceil(len as u64),
             Layout::Stream { tokens, .. } => tokens.saturating_sub(1) / len as u64,
             Layout::Table { rows, .. } => rows,
         }
     }
 
-    /// Reads a row of `len` inputs.
+    /// Reads a row of `len` inputs; what the file does not have of it is padding.
     fn row(&self, index: u64, len: usize) -> Result<Row> {
-        let len = len as u64;
         let first = match self.layout {
-            Layout::Stream { .. } => index * len,
+            Layout::Stream { .. } => index * len as u64,
             Layout::Table { length, .. } => index * length,
         };
+        let (row_len, len) = (len, (len as u64).min(self.tokens() - 1 - first));
         let mut tokens = self.read(first..first + len + 1)?;
         let mut targets: Vec<i64> = tokens[1..].iter().map(|token| i64::from(*token)).collect();
         if let Layout::Stream { counted: Some(counted), .. } = self.layout {
@@ -157,12 +184,14 @@ impl TokenFile {
             }
         }
         tokens.truncate(len as usize);
+        tokens.resize(row_len, 0);
+        targets.resize(row_len, IGNORE_INDEX);
         Ok(Row { tokens, targets })
     }
 }
 
 impl Source {
-    fn new(file: TokenFile, weight: f64, len: usize) -> Result<Self> {
+    fn new(file: TokenFile, weight: f64, (len, is_padded): (usize, bool)) -> Result<Self> {
         if let Some(found) = file.row_length().filter(|found| *found != len) {
             let problem = format!(
                 "its rows have {} tokens, for {found} inputs; rows of {len} are asked for",
@@ -170,13 +199,16 @@ impl Source {
             );
             return Err(file.refuse(problem));
         }
-        let rows = file.rows(len);
+        let rows = file.rows(len, is_padded);
         if rows == 0 {
-            let (tokens, needed) = (file.tokens(), len as u64 + 1);
-            let problem = format!(
-                "its {tokens} tokens are too few for a row of {len}, which needs {needed}: give more text, or shorter rows"
-            );
-            return Err(file.refuse(problem));
+            let tokens = file.tokens();
+            return Err(file.refuse(match is_padded {
+                true => format!("its {tokens} tokens are too few: it needs one to predict from, and one to predict"),
+                false => format!(
+                    "its {tokens} tokens are too few for a row of {len}, which needs {}: give more text, or shorter rows",
+                    len as u64 + 1
+                ),
+            }));
         }
         // Integers above that are not exact in f64.
         let taken = (rows as f64 * weight).round();

@@ -120,7 +120,7 @@ impl TextSource {
     pub fn open(path: &Path, field: Option<&str>) -> Result<Self> {
         let file = training::open_input(path).map_err(Error::io("read", path))?;
         let bytes = file.metadata().map_err(Error::io("read", path))?.len();
-        if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")) {
+        if is_table(path) {
             return Self::parquet(path, file, bytes, field);
         }
         let kind = match is_lines(path) {
@@ -316,6 +316,16 @@ impl TextSource {
         let chat = Chat::new(value, tools).map_err(|problem| refuse(name, problem))?;
         Ok(Some(Piece::Chat(chat)))
     }
+}
+
+/// Whether a file of text is one document, and not several in JSON lines or Parquet.
+pub(super) fn is_one_document(path: &Path) -> bool {
+    !is_lines(path) && !is_table(path)
+}
+
+/// Whether a file is read as Parquet.
+fn is_table(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))
 }
 
 /// Whether a file is read as JSON lines.

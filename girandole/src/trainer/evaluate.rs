@@ -1,0 +1,61 @@
+//! The loss of a model on rows that it is not trained on.
+
+use training::build::Model;
+
+use super::Data;
+use crate::{Error, Evaluation, Parallel, Result};
+
+/// Computes the mean loss of a model over the targets of the first `rows` rows, or of all if there are fewer. Call on
+/// every rank.
+///
+/// The rows are exactly these, whatever the layout and the size of batches: the last batch is filled with rows that do
+/// not count. A batch has `batch_size` rows over all ranks or, with `pp`, as many as stages have room for.
+///
+/// # Errors
+/// No rows; rows of which no target counts; errors of the model and the data.
+pub fn evaluate<M: Model>(
+    model: &mut Parallel<M>,
+    data: &dyn Data,
+    rows: usize,
+    batch_size: usize,
+) -> Result<Evaluation> {
+    let rows = rows.min(data.rows());
+    if rows == 0 {
+        return Err(Error::invalid("the rows to evaluate on", 0, "give 1 or more"));
+    }
+    let (rank, ranks) = (model.data_ranks().rank(), model.data_ranks().world_size());
+    let device = model.config().device.clone();
+    let (mut sum, mut targets, mut first) = (0.0, 0, 0);
+    while first < rows {
+        let each = rows_of_rank(model, batch_size.min(rows - first), ranks);
+        // Rows are assigned to the ranks in turn; those beyond the end stand for the last one.
+        let own = (0..each).map(|place| first + place * ranks + rank);
+        let counted = own.clone().filter(|row| *row < rows).count();
+        let own: Vec<usize> = own.map(|row| row.min(rows - 1)).collect();
+        let batch = data.batch(&own, &device).map_err(Error::from);
+        match model.evaluate_of(batch, counted) {
+            Err(Error::NoTargets) => {}
+            evaluation => {
+                let evaluation = evaluation?;
+                sum += evaluation.loss * evaluation.targets as f64;
+                targets += evaluation.targets;
+            }
+        }
+        first += each * ranks;
+    }
+    if targets == 0 {
+        let got = format!("{rows} rows of which no target counts");
+        return Err(Error::invalid("the rows to evaluate on", got, "at least one target must count"));
+    }
+    Ok(Evaluation { loss: sum / targets as f64, targets })
+}
+
+/// Returns the rows that each rank computes of a batch: those for which stages have room, or no more than are needed.
+fn rows_of_rank<M: Model>(model: &Parallel<M>, batch_size: usize, ranks: usize) -> usize {
+    let parts = model.config().micro_batches;
+    let room = model.config().example.as_ref().and_then(|example| example.dims().first());
+    match room.filter(|_| model.layout().pp > 1) {
+        Some(rows) => rows * parts,
+        None => batch_size.div_ceil(ranks).max(parts).max(1),
+    }
+}
