@@ -34,9 +34,10 @@ pub enum Decay {
     Cosine,
     /// 1 - p.
     Linear,
-    /// Constant, then linear over the last part of all steps (warm-up, stable, decay).
+    /// Constant, then linear over the last part of all steps (warm-up, stable, decay), which begins at the peak: of few
+    /// steps it has two, so that the last one is lower.
     Stable {
-        /// Length of that part as a fraction of all steps, usually 0.1 to 0.2.
+        /// Length of that part as a fraction of all steps, usually 0.1 to 0.2; with 0 there is none.
         last: f64,
     },
 }
@@ -56,7 +57,8 @@ impl LearningRate {
             Decay::Cosine => 0.5 * (1.0 + (PI * after(self.warmup)).cos()),
             Decay::Linear => 1.0 - after(self.warmup),
             Decay::Stable { last } => {
-                let begin = steps - ((steps as f64 * last).round() as usize).min(steps);
+                let fewest = if last > 0.0 { 2 } else { 0 };
+                let begin = steps.saturating_sub(((steps as f64 * last).round() as usize).max(fewest));
                 1.0 - after(begin.max(self.warmup))
             }
         };
@@ -96,6 +98,15 @@ mod tests {
         let stable = LearningRate { warmup: 1, decay: Decay::Stable { last: 0.4 }, lowest: 0.0 };
         let rates: Vec<f64> = (0..10).map(|step| stable.factor(step, 10)).collect();
         assert_eq!(rates, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]);
+        // A fifth of few steps, and of many.
+        let wsd = LearningRate { warmup: 1, decay: Decay::Stable { last: 0.2 }, lowest: 0.0 };
+        let rates = |steps: usize| (0..steps).map(|step| wsd.factor(step, steps)).collect::<Vec<_>>();
+        assert_eq!(rates(5), [1.0, 1.0, 1.0, 1.0, 0.5]);
+        assert_eq!(rates(7), [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5]);
+        assert_eq!(rates(15)[12..], [1.0, 1.0 - 1.0 / 3.0, 1.0 - 2.0 / 3.0]);
+        assert_eq!([rates(1), rates(2)], [vec![1.0], vec![1.0, 1.0]]);
+        let none = LearningRate { decay: Decay::Stable { last: 0.0 }, ..wsd };
+        assert!((0..9).all(|step| none.factor(step, 9) == 1.0));
         assert!(LearningRate { lowest: 2.0, ..stable }.check(1).is_err() && stable.check(0).is_err());
     }
 }
