@@ -1,11 +1,16 @@
 //! Text generation: one token at a time, greedy or sampled.
 
+mod file;
+mod scores;
+
 use std::ops::ControlFlow;
 
 use candle_core::{DType, Device, Tensor};
 use sampler::Generator;
 
 use crate::{Cache, CausalLm, Error, Result};
+
+use scores::argmax;
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,20 +20,50 @@ pub struct GenerateConfig {
     /// Divisor of the logits: below 1 makes likely tokens more likely; 0 always picks the likeliest (greedy). Default:
     /// 0.
     pub temperature: f64,
-    /// Sample only from this many of the likeliest tokens. Default: all.
+    /// Sample only from this many of the likeliest tokens, and from those that are as likely as the last of them. Default:
+    /// all.
     pub top_k: Option<usize>,
     /// Sample only from the likeliest tokens that together have this probability, above 0 (nucleus sampling). Default:
     /// all.
     pub top_p: Option<f64>,
+    /// Sample only from tokens of at least this part of the likeliest one's probability. Default: all.
+    pub min_p: Option<f64>,
     /// Seed of the random numbers. Default: 42.
     pub seed: u64,
     /// Tokens that end the text; they are part of the output. Default: none.
     pub stop: Vec<u32>,
+    /// Minimum number of new tokens: none that ends the text comes before. Default: 0.
+    pub min_new_tokens: usize,
+    /// Divisor of the positive logits of all tokens of prompt and text, and factor of the negative ones: above 1,
+    /// repetitions become less likely. Default: 1.
+    pub repetition_penalty: f64,
+    /// No sequence of this many tokens comes twice, counting those of the prompt. Default: 0, any may.
+    pub no_repeat_ngram_size: usize,
+    /// Sequences of tokens that never come. Default: none.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Tokens that never come. Default: none.
+    pub suppress_tokens: Vec<u32>,
+    /// Tokens that are not the first new one. Default: none.
+    pub begin_suppress_tokens: Vec<u32>,
 }
 
 impl Default for GenerateConfig {
     fn default() -> Self {
-        Self { max_new_tokens: 128, temperature: 0.0, top_k: None, top_p: None, seed: 42, stop: Vec::new() }
+        Self {
+            max_new_tokens: 128,
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            seed: 42,
+            stop: Vec::new(),
+            min_new_tokens: 0,
+            repetition_penalty: 1.0,
+            no_repeat_ngram_size: 0,
+            bad_words: Vec::new(),
+            suppress_tokens: Vec::new(),
+            begin_suppress_tokens: Vec::new(),
+        }
     }
 }
 
@@ -46,6 +81,13 @@ impl GenerateConfig {
         }
         if self.top_k == Some(0) {
             return refuse("top_k", "0".into(), "there must be a token at least");
+        }
+        if let Some(min_p) = self.min_p.filter(|min_p| !(0.0..=1.0).contains(min_p)) {
+            return refuse("min_p", min_p.to_string(), "it must be 0 to 1");
+        }
+        let penalty = self.repetition_penalty;
+        if !(penalty.is_finite() && penalty > 0.0) {
+            return refuse("repetition_penalty", penalty.to_string(), "it must be a finite number above 0");
         }
         match self.top_p {
             Some(top_p) if !(top_p > 0.0 && top_p <= 1.0) => {
@@ -134,7 +176,7 @@ pub fn generate_with(
         if !tokens.is_empty() && row.len() > max_len {
             break;
         }
-        let token = chooser.choose(&next_logits(&row)?)?;
+        let token = chooser.choose(&next_logits(&row)?, &row, tokens.len())?;
         tokens.push(token);
         if on_token(token).is_break() || config.stop.contains(&token) {
             break;
@@ -155,58 +197,21 @@ impl<'a> TokenSampler<'a> {
         Self { config, random: Generator::new(config.seed) }
     }
 
-    fn choose(&mut self, logits: &Tensor) -> Result<u32> {
-        let logits = logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    /// Chooses the token after `row`, of which the last `new` tokens were generated.
+    fn choose(&mut self, logits: &Tensor, row: &[u32], new: usize) -> Result<u32> {
+        let mut logits = logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         if logits.iter().any(|logit| logit.is_nan()) {
             let help = "its weights or its training are broken";
             return Err(Error::Invalid { what: "the model", field: "logits", got: "NaN".into(), help });
         }
+        self.config.change(&mut logits, row, new);
         if self.config.temperature == 0.0 {
             return Ok(argmax(&logits));
         }
-        let candidates = self.candidates(&logits);
+        let candidates = self.config.candidates(&logits);
         let drawn = f64::from(self.random.next_u32()) / (f64::from(u32::MAX) + 1.0);
         Ok(drawn_from(&candidates, drawn))
     }
-
-    /// Returns the tokens to sample from, the likeliest first, with weights proportional to their probabilities.
-    fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
-        let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-        // Ties are in order of the token ids.
-        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        all.truncate(self.config.top_k.unwrap_or(all.len()));
-        let top = all.first().map_or(0.0, |(_, logit)| f64::from(*logit));
-        let weight = |logit: f32| match f64::from(logit) - top {
-            // One or more infinite logits: infinity minus infinity.
-            difference if difference.is_nan() => 1.0,
-            difference => (difference / self.config.temperature).exp(),
-        };
-        let mut all: Vec<(u32, f64)> = all.into_iter().map(|(token, logit)| (token, weight(logit))).collect();
-        if let Some(top_p) = self.config.top_p {
-            let total: f64 = all.iter().map(|(_, weight)| weight).sum();
-            let mut before = 0.0;
-            let kept = all.iter().take_while(|(_, weight)| {
-                let is_kept = before < top_p * total;
-                before += weight;
-                is_kept
-            });
-            let kept = kept.count().max(1);
-            all.truncate(kept);
-        }
-        all
-    }
-}
-
-/// Returns the first token with the largest logit.
-fn argmax(logits: &[f32]) -> u32 {
-    let best =
-        (0u32..).zip(logits).fold(
-            (0, f32::NEG_INFINITY),
-            |best, (token, &logit)| {
-                if logit > best.1 { (token, logit) } else { best }
-            },
-        );
-    best.0
 }
 
 /// Picks a candidate, in proportion to the weights, by a number from 0 to 1.
@@ -226,31 +231,12 @@ fn drawn_from(candidates: &[(u32, f64)], drawn: f64) -> u32 {
 mod tests {
     use super::*;
 
-    fn tokens(config: GenerateConfig, logits: &[f32]) -> Vec<u32> {
-        TokenSampler::new(&config).candidates(logits).into_iter().map(|(token, _)| token).collect()
-    }
-
-    #[test]
-    fn likely_tokens_are_kept() {
-        let logits = [0.1f32.ln(), 0.4f32.ln(), 0.2f32.ln(), 0.3f32.ln()];
-        let with = |top_k, top_p| GenerateConfig { temperature: 1.0, top_k, top_p, ..Default::default() };
-        assert_eq!(tokens(with(None, None), &logits), [1, 3, 2, 0]);
-        assert_eq!(tokens(with(Some(2), None), &logits), [1, 3]);
-        assert_eq!(tokens(with(Some(9), None), &logits), [1, 3, 2, 0]);
-        assert_eq!(tokens(with(None, Some(0.5)), &logits), [1, 3]);
-        assert_eq!(tokens(with(None, Some(0.01)), &logits), [1]);
-        assert_eq!(tokens(with(None, Some(1.0)), &logits), [1, 3, 2, 0]);
-        // `top_p` applies to the tokens that `top_k` leaves, as in transformers.
-        assert_eq!(tokens(with(Some(2), Some(0.5)), &logits), [1]);
-        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
-    }
-
     #[test]
     fn tokens_are_as_frequent_as_they_are_likely() {
         let config = GenerateConfig { temperature: 0.5, ..Default::default() };
         let mut chooser = TokenSampler::new(&config);
         let logits = Tensor::new(&[[0f32, 2f32.ln()]], &Device::Cpu).unwrap();
-        let ones = (0..2000).map(|_| chooser.choose(&logits).unwrap()).sum::<u32>();
+        let ones = (0..2000).map(|_| chooser.choose(&logits, &[], 0).unwrap()).sum::<u32>();
         // Logits that differ by ln 2, at temperature 0.5: odds of 1 to 4.
         assert!((1540..1660).contains(&ones), "{ones}");
     }
@@ -258,8 +244,9 @@ mod tests {
     #[test]
     fn extreme_logits_are_chosen_from() {
         let config = GenerateConfig { temperature: 1.0, ..Default::default() };
-        let choose =
-            |logits: &[f32]| TokenSampler::new(&config).choose(&Tensor::new(logits, &Device::Cpu).unwrap());
+        let choose = |logits: &[f32]| {
+            TokenSampler::new(&config).choose(&Tensor::new(logits, &Device::Cpu).unwrap(), &[], 0)
+        };
         assert_eq!(choose(&[f32::NEG_INFINITY, 0.0]).unwrap(), 1);
         assert_eq!(choose(&[f32::INFINITY, 0.0]).unwrap(), 0);
         assert!(choose(&[f32::NAN, 0.0]).unwrap_err().to_string().contains("NaN"));

@@ -10,29 +10,27 @@ use clap::Args;
 use comm::Communicator;
 use experiment::console::note;
 use experiment::error::{Error, Result};
-use experiment::options::{count, probability, read_text, seed};
+use experiment::options::read_text;
 use experiment::start::{self, Start};
 use girandole::{Layout, Parallel};
 use models::tokens::{Chat, ChatTemplate};
-use models::{CausalLm, GenerateConfig, ModelConfig, Tokenizer};
-use serde_json::{Value, json};
+use models::{CausalLm, GenerateConfig};
+use serde_json::json;
 
 use super::layout::{LayoutOptions, alone, config};
+use super::sampling::SamplingOptions;
 use super::{ModelOptions, OpenedModel};
 use crate::check_divisible;
 
 const NAME: &str = "generate";
-/// The file of a model's folder that configures how it writes text.
-const GENERATION: &str = "generation_config.json";
-/// The field of configurations that lists the tokens at which a text ends.
-const END: &str = "eos_token_id";
 
 /// Options of `generate`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Prints the prompt and its continuation on standard output, token by token. Without --temperature each
-token is the likeliest one. The text ends after --max-new-tokens, at an end-of-text token of the
-folder, or when the model has no more positions.
+Prints the prompt and its continuation on standard output, token by token. Tokens are chosen as the
+folder's generation_config.json says, which options override; without both each is the likeliest one.
+The text ends after --max-new-tokens, at an end-of-text token of the folder, or when the model has no
+more positions.
 
 With --chat the prompt is a user's message; with --messages there are several messages. The folder's
 chat template formats them, and only the model's answer is printed. A model that is too large for one
@@ -62,21 +60,8 @@ pub struct GenerateOptions {
     /// Conversation to answer: a list of objects with role and content
     #[arg(long, value_name = "FILE.json")]
     messages: Option<PathBuf>,
-    /// Most tokens to generate
-    #[arg(long, value_name = "N", default_value = "128", value_parser = count)]
-    max_new_tokens: usize,
-    /// Temperature of sampling; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value = "0", value_parser = temperature)]
-    temperature: f64,
-    /// Sample from the K likeliest tokens only [default: all]
-    #[arg(long, value_name = "K", value_parser = count)]
-    top_k: Option<usize>,
-    /// Sample from the top tokens with this total probability [default: all]
-    #[arg(long, value_name = "P", value_parser = share)]
-    top_p: Option<f64>,
-    /// Seed of sampling
-    #[arg(long, value_name = "N", default_value = "42", value_parser = seed)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: SamplingOptions,
     #[command(flatten)]
     spread: LayoutOptions,
 }
@@ -88,15 +73,8 @@ struct Prompt {
     /// The prompt as printed; empty for a conversation.
     shown: String,
     tokens: Vec<u32>,
-}
-
-fn temperature(text: &str) -> std::result::Result<f64, &'static str> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
-    number.ok_or("give a finite number, 0 or more")
-}
-
-fn share(text: &str) -> std::result::Result<f64, &'static str> {
-    probability(text).ok().filter(|share| *share > 0.0).ok_or("give a number above 0 and at most 1")
+    config: GenerateConfig,
+    notes: Vec<String>,
 }
 
 impl GenerateOptions {
@@ -135,12 +113,6 @@ impl GenerateOptions {
             let help = "one copy of the model writes the text: give tp, shard or both".into();
             return Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
         }
-        let top_k = self.top_k.map(|k| ("--top-k", k.to_string()));
-        let top_p = self.top_p.map(|p| ("--top-p", p.to_string()));
-        if let (Some((option, got)), true) = (top_k.or(top_p), self.temperature == 0.0) {
-            let help = "without --temperature the likeliest token is taken: give one above 0".into();
-            return Err(Error::Option { option, got, help });
-        }
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),
             (None, Some(path)) => read_text("--prompt-file", path)?,
@@ -172,7 +144,9 @@ impl GenerateOptions {
                 (format!("{} tokens", tokens.len()), format!("the model has {longest} positions"));
             return Err(Error::Option { option, got, help });
         }
-        Ok(Prompt { opened, layout, shown, tokens })
+        let about = (opened.weights.config(), &opened.tokenizer);
+        let (config, notes) = self.sampling.config(&self.model.model, about, tokens.len())?;
+        Ok(Prompt { opened, layout, shown, tokens, config, notes })
     }
 
     /// Returns the conversation to answer and its template, if `--chat` or `--messages` is given.
@@ -199,33 +173,9 @@ impl GenerateOptions {
         Ok(Some((template, chat)))
     }
 
-    /// Returns the tokens that end a text: the tokenizer's, and those of the model's configuration files, of which
-    /// there may be several.
-    fn stop(&self, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-        let path = self.model.model.join(GENERATION);
-        let of_generation: Value = match path.exists() {
-            true => serde_json::from_str(&read_text("--model", &path)?).map_err(|error| {
-                let problem = format!("it is no JSON: {error}");
-                models::Error::Format { path, problem }
-            })?,
-            false => Value::Null,
-        };
-        let mut stop: Vec<u32> = tokenizer.end_of_text().into_iter().collect();
-        let given = [("config.json", model.json().get(END)), (GENERATION, of_generation.get(END))];
-        for (file, given) in given {
-            stop.extend(end_tokens(given).map_err(|got| models::Error::Config {
-                file,
-                field: END.into(),
-                got,
-                help: "give a token's number, or a list of numbers".into(),
-            })?);
-        }
-        Ok(stop)
-    }
-
     /// Generates the text, on every rank; rank 0 prints it.
     fn write(&self, prompt: Prompt, comm: &Arc<dyn Communicator>) -> Result<()> {
-        let Prompt { opened, layout, shown, tokens } = prompt;
+        let Prompt { opened, layout, shown, tokens, config: sampling, notes } = prompt;
         let opened = Arc::new(opened);
         let config = config(self.model.dtype(), self.spread.device()?);
         let (parts, build) = (opened.weights.parts(), opened.clone());
@@ -234,22 +184,17 @@ impl GenerateOptions {
         let Some(model) = model.model()? else { return Ok(()) };
         let tokenizer = &opened.tokenizer;
         let print = |text: &str| if comm.rank() == 0 { print(text) } else { Ok(()) };
-        let config = GenerateConfig {
-            max_new_tokens: self.max_new_tokens,
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            seed: self.seed,
-            stop: self.stop(model.config(), tokenizer)?,
-        };
         let (mut text, mut problem) = (tokenizer.stream(), None);
         // The prompt is decoded too, since some tokenizers decode the first token of a text differently.
         for &token in &tokens {
             text.push(token)?;
         }
+        if comm.rank() == 0 {
+            notes.iter().for_each(|line| note(format_args!("{line}")));
+        }
         print(&shown)?;
         let began = Instant::now();
-        let new = models::generate(model, &tokens, &config, |token| {
+        let new = models::generate(model, &tokens, &sampling, |token| {
             let shown =
                 text.push(token).map_err(Error::from).and_then(|piece| print(&piece.unwrap_or_default()));
             match shown {
@@ -275,18 +220,6 @@ impl GenerateOptions {
         ));
         Ok(())
     }
-}
-
-/// The tokens that a configuration's `eos_token_id` lists: none, one, or several. Any other value is the error.
-fn end_tokens(given: Option<&Value>) -> std::result::Result<Vec<u32>, String> {
-    let given = given.unwrap_or(&Value::Null);
-    let number = |number: &Value| number.as_u64().and_then(|number| u32::try_from(number).ok());
-    let numbers = match given {
-        Value::Null => Some(Vec::new()),
-        Value::Array(several) => several.iter().map(number).collect(),
-        one => number(one).map(|one| vec![one]),
-    };
-    numbers.ok_or_else(|| given.to_string())
 }
 
 fn print(text: &str) -> Result<()> {

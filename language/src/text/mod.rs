@@ -4,6 +4,7 @@
 mod evaluate;
 mod generate;
 mod layout;
+mod sampling;
 mod tokenize;
 
 use std::collections::BTreeSet;
