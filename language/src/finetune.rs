@@ -99,7 +99,7 @@ impl Job for FinetuneOptions {
 
     fn subject(&self) -> Result<Subject> {
         let mut weights = Weights::folder(&self.model)?.with_seed(self.options.seed);
-        let lora = self.lora(&weights)?;
+        let lora = self.lora(&weights)?.map(|lora| lora.of_folder(&self.model));
         if let (Some(folder), Some(lora)) = (&self.adapters, &lora) {
             weights = weights.with_adapters(folder, lora)?;
         }

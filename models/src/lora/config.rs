@@ -1,5 +1,7 @@
 //! LoRA configuration, and its form in `adapter_config.json`.
 
+use std::path::Path;
+
 use candle_core::DType;
 use serde_json::{Map, Value, json};
 
@@ -125,14 +127,14 @@ impl LoraConfig {
     }
 
     /// Returns the `adapter_config.json` that `peft` reads.
-    pub(super) fn json(&self, model: &ModelConfig) -> Value {
+    pub(super) fn json(&self, model: &ModelConfig, base: Option<&Path>) -> Value {
         let targets = match &self.targets[..] {
             // In a list, peft takes it for the name of a layer.
             targets if targets.iter().any(|target| target == ALL) => json!(ALL),
             targets => json!(targets),
         };
         json!({
-            "base_model_name_or_path": model.json().get("_name_or_path"),
+            "base_model_name_or_path": base.map_or_else(|| json!(model.json().get("_name_or_path")), |base| json!(base)),
             "bias": "none",
             "fan_in_fan_out": model.family == crate::Family::Gpt2,
             "inference_mode": true,
@@ -164,7 +166,7 @@ mod tests {
         let model = ModelConfig::from_json(json).unwrap();
         let of = |targets: &[&str]| {
             let targets = targets.iter().map(ToString::to_string).collect();
-            LoraConfig { targets, ..LoraConfig::default() }.json(&model)["target_modules"].clone()
+            LoraConfig { targets, ..LoraConfig::default() }.json(&model, None)["target_modules"].clone()
         };
         assert_eq!(of(&["all-linear", "q_proj"]), json!("all-linear"));
         assert_eq!(of(&["v_proj", "q_proj"]), json!(["v_proj", "q_proj"]));

@@ -51,7 +51,10 @@ impl Lora {
             file.commit()
         });
         written.map_err(Error::io("write", &path))?;
-        let (path, text) = (folder.join(ADAPTER_CONFIG), format!("{:#}\n", self.config.json(&self.model)));
+        let (path, text) = (
+            folder.join(ADAPTER_CONFIG),
+            format!("{:#}\n", self.config.json(&self.model, self.base.as_deref())),
+        );
         write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 

@@ -5,6 +5,7 @@ mod folder;
 mod layers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
@@ -49,6 +50,8 @@ use layers::LoraLayers;
 pub struct Lora {
     config: LoraConfig,
     model: ModelConfig,
+    /// The folder of the model, which is saved with the adapters.
+    base: Option<PathBuf>,
     /// Names and shapes of the adapters' parameters.
     shapes: BTreeMap<String, Vec<usize>>,
 }
@@ -61,14 +64,16 @@ impl Lora {
     /// the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         config.validate()?;
-        let mut lora = Self { config: config.clone(), model: model.clone(), shapes: BTreeMap::new() };
+        let (config, model) = (config.clone(), model.clone());
+        let mut lora = Self { config, model, base: None, shapes: BTreeMap::new() };
         lora.shapes = lora.adapters()?;
         let adapted = layers(&lora.shapes);
         let is_unused =
             |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
-        let unused = config.targets.iter().filter(|target| *target != config::ALL).find(is_unused);
+        let targets = lora.config.targets.clone();
+        let unused = targets.iter().filter(|target| *target != config::ALL).find(is_unused);
         let Some(target) = unused else { return Ok(lora) };
-        let others = shapes(model)?;
+        let others = shapes(&lora.model)?;
         let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
         if others.any(|name| config::ends_with_target(&format!("{target}.weight"), name)) {
             let help = "adapters of the embedding, the head and norms are not supported; name linear layers";
@@ -87,6 +92,14 @@ impl Lora {
         let mut shapes = shapes_of(&self.model, |builder| self.adapt(builder))?;
         shapes.retain(|name, _| Self::is_adapter(name));
         Ok(shapes)
+    }
+
+    /// Returns the same adapters of the model in a folder, whose path is saved with them, as `peft` does: who loads them
+    /// finds the model by it.
+    #[must_use]
+    pub fn of_folder(&self, folder: &Path) -> Self {
+        let base = folder.canonicalize().unwrap_or_else(|_| folder.into());
+        Self { base: Some(base), ..self.clone() }
     }
 
     /// Returns the configuration.
