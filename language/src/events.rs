@@ -57,14 +57,14 @@ fn scalars(report: &StepReport, details: &StepDetails) -> Vec<(&'static str, f64
     ];
     let of_speed = |speed: StepSpeed| {
         let held = speed.peak_rss_bytes.map(|bytes| ("memory/peak_rss_bytes", bytes as f64));
+        let mfu = speed.mfu.map(|mfu| ("speed/mfu", mfu));
         let times = [
             ("speed/model_flops_per_second", speed.model_flops_per_second),
-            ("speed/mfu", speed.mfu),
             ("speed/compute_seconds", speed.compute_seconds),
             ("speed/communication_seconds", speed.communication_seconds),
             ("speed/waiting_seconds", speed.waiting_seconds),
         ];
-        times.into_iter().chain(held)
+        times.into_iter().chain(mfu).chain(held)
     };
     scalars.extend(details.speed.into_iter().flat_map(of_speed));
     scalars

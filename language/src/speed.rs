@@ -30,10 +30,11 @@ impl Speed {
         Ok(Self { step, peak: peaks.into_iter().sum() })
     }
 
-    /// Returns the FLOP/s of `steps` steps in `seconds`, and that as a fraction of the peak.
-    pub(super) fn of(&self, steps: usize, seconds: f64) -> (f64, f64) {
+    /// Returns the FLOP/s of `steps` steps in `seconds`, and that as a fraction of the peak. `None` if it is more: the
+    /// machine was busy with something else when the peak was measured.
+    pub(super) fn of(&self, steps: usize, seconds: f64) -> (f64, Option<f64>) {
         let flops = self.step * steps as f64 / seconds;
-        (flops, flops / self.peak)
+        (flops, Some(flops / self.peak).filter(|part| *part <= 1.0))
     }
 
     /// Returns the speed on a rank that joins a running job: its own peak, times the number of ranks.
@@ -76,6 +77,11 @@ impl Speed {
     }
 }
 
+/// Formats a fraction of the peak.
+pub(super) fn show_mfu(mfu: Option<f64>) -> String {
+    mfu.map_or_else(|| "MFU unknown".into(), |mfu| format!("MFU {:.0} %", 100.0 * mfu))
+}
+
 /// Returns the best FLOP/s over repeated products of a linear layer, in this thread's precision.
 fn peak(dtype: DType, device: &Device) -> candle_core::Result<f64> {
     // A GPU reaches its peak in large products only.
@@ -103,8 +109,11 @@ mod tests {
     fn a_step_at_the_peak_is_all_of_it() {
         let speed = Speed { step: 6e9, peak: 2e9 };
         let step = speed.of_step(6.0, (1.5, 0.5));
-        assert_eq!((step.model_flops_per_second, step.mfu, step.compute_seconds), (1e9, 0.5, 4.5));
-        assert_eq!(speed.of(2, 6.0), (2e9, 1.0));
+        assert_eq!((step.model_flops_per_second, step.mfu, step.compute_seconds), (1e9, Some(0.5), 4.5));
+        assert_eq!(speed.of(2, 6.0), (2e9, Some(1.0)));
+        // Nothing is faster than the peak.
+        assert_eq!(speed.of(2, 3.0), (4e9, None));
+        assert_eq!([Some(0.473), None].map(show_mfu), ["MFU 47 %", "MFU unknown"]);
         assert!(peak(DType::F32, &Device::Cpu).unwrap() > 1e6);
     }
 }

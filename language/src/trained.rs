@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use report::RunSeries;
 use report::metrics::CheckpointTimes;
 
-use super::speed::Speed;
+use super::speed::{Speed, show_mfu};
 
 /// Result of training on rank 0, for the report.
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,13 +34,13 @@ pub(super) fn checkpoint_times(summary: &Summary) -> Option<CheckpointTimes> {
 pub(super) fn line(summary: &Summary, speed: &Speed) -> String {
     let (flops, mfu) = speed.of(summary.steps, summary.step_seconds);
     format!(
-        "{} steps, {} tokens in {:.1} s: {:.0} tokens/s, {}, MFU {:.0} %",
+        "{} steps, {} tokens in {:.1} s: {:.0} tokens/s, {}, {}",
         summary.steps,
         summary.targets,
         summary.step_seconds,
         summary.targets as f64 / summary.step_seconds,
         show_flops(flops),
-        100.0 * mfu
+        show_mfu(mfu)
     )
 }
 
@@ -54,7 +54,15 @@ pub(super) fn facts(summary: &Summary, speed: &Speed) -> Vec<(String, String)> {
     let mut facts = vec![
         fact("tokens/s", format!("{:.0}", summary.targets as f64 / summary.step_seconds)),
         fact("model FLOP/s", show_flops(flops)),
-        fact("MFU", format!("{:.1} % of {}, measured at the start", 100.0 * mfu, show_flops(speed.peak))),
+        fact(
+            "MFU",
+            match mfu {
+                Some(mfu) => {
+                    format!("{:.1} % of {}, measured at the start", 100.0 * mfu, show_flops(speed.peak))
+                }
+                None => format!("unknown: faster than the {} measured at the start", show_flops(speed.peak)),
+            },
+        ),
     ];
     if let Some(CheckpointTimes { count, stood_still_seconds, at_end_seconds }) = checkpoint_times(summary) {
         let each = stood_still_seconds / count as f64;

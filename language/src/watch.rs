@@ -19,7 +19,7 @@ use super::events::Events;
 use super::log_state;
 use super::options::TrainOptions;
 use super::sample::Sample;
-use super::speed::Speed;
+use super::speed::{Speed, show_mfu};
 
 /// The steps of this rank so far.
 #[derive(Debug, Clone, Copy, Default)]
@@ -161,8 +161,8 @@ impl Observer<CausalLm> for TrainObserver<'_> {
             let speed = std::mem::take(&mut self.targets) as f64 / seconds;
             let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);
             self.say(format_args!(
-                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s, MFU {:.0} %{}",
-                100.0 * mfu,
+                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s, {}{}",
+                show_mfu(mfu),
                 self.left(step)
             ))?;
         }

@@ -8,8 +8,9 @@ pub struct StepSpeed {
     /// Floating-point operations per second in the matrix products of the model, of all ranks.
     pub model_flops_per_second: f64,
     /// The same as a fraction of what all ranks together reached in a matrix product alone, measured before the first
-    /// step.
-    pub mfu: f64,
+    /// step. `None` if the step was faster: what was measured then is not the peak.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
     /// Time of the step, in seconds.
     pub seconds: f64,
     /// Time in which this rank was not in collectives, in seconds.
