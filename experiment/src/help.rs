@@ -31,7 +31,7 @@ pub const SHARED: [(&str, &[&str]); 5] = [
     ),
     ("Training", &["sequence-parallel", "no-shuffle", "field", "precision", "no-memory-check"]),
     ("Optimizer", &["schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "clip"]),
-    ("Files", &["init", "data", "save", "metrics", "trace", "report", "tensorboard"]),
+    ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume"]),
 ];
 

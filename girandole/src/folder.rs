@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use models::{CausalLm, FolderConfig, FolderWriter, Lora, Weights};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
@@ -16,8 +16,8 @@ const PARTS: &str = ".unfinished-parts";
 
 impl Parallel<CausalLm> {
     /// Writes the model as a folder that transformers loads. Parameters that were not trained are taken from `weights`,
-    /// the initial weights of the model; with `lora`, the adapters are merged into them. Call on every rank; all ranks
-    /// must see the folder.
+    /// the initial weights of the model; with `lora`, the adapters are merged into them. Unless `how` says another, each
+    /// tensor has the dtype that it has in the folder of `weights`. Call on every rank; all ranks must see the folder.
     ///
     /// # Cost
     /// Each rank writes its parts there; then rank 0 reads and writes one tensor after the other, and removes the
@@ -36,12 +36,19 @@ impl Parallel<CausalLm> {
         self.collected(folder, |saved| {
             let trained: HashSet<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
             let adapters = if lora.is_some() { adapters(saved)? } else { HashMap::new() };
-            let before = weights.tensors(dtype, &Device::Cpu);
-            let mut writer = FolderWriter::begin(folder, weights.config(), dtype, how)?;
+            // In full precision, whatever the model was trained in: each is rounded once, when it is written.
+            let before = weights.tensors(if dtype == DType::F64 { dtype } else { DType::F32 }, &Device::Cpu);
+            let before = |name| match weights.dtype(name) {
+                Some(DType::F64) => before.clone().set_dtype(DType::F64),
+                _ => before.clone(),
+            };
+            let dtypes_of = how.dtypes_of.clone().or_else(|| Some(weights.clone()));
+            let how = FolderConfig { dtypes_of, ..how.clone() };
+            let mut writer = FolderWriter::begin(folder, weights.config(), dtype, &how)?;
             for (name, dims) in weights.shapes() {
                 let weight = match trained.contains(name) {
                     true => saved.whole(name)?,
-                    false => before.get(dims.as_slice(), name)?,
+                    false => before(name).get(dims.as_slice(), name)?,
                 };
                 let merged = lora.map(|lora| lora.merged(name, &weight, &adapters)).transpose()?;
                 writer.write(name, merged.as_ref().unwrap_or(&weight))?;

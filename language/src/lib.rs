@@ -34,6 +34,7 @@
 //! What trains is [`girandole::trainer`]; a program that needs no command line uses that.
 #![forbid(unsafe_code)]
 
+mod base;
 mod events;
 mod finetune;
 mod job;

@@ -153,7 +153,7 @@ pub struct TrainOptions {
     evaluate_every: Option<usize>,
     /// Rows of an evaluation, from the beginning of the file
     ///
-    /// In batches as large as in training: rows that fill no batch are left out.
+    /// Exactly that many, or all if there are fewer, whatever the layout and --batch-size.
     #[arg(long, value_name = "N", default_value = "64", value_parser = count, requires = "evaluate", help_heading = "Evaluation and logging")]
     pub(super) evaluate_rows: usize,
     /// The sample of text at each evaluation.
@@ -174,6 +174,12 @@ pub struct TrainOptions {
     /// File for plots of the run, one self-contained HTML page
     #[arg(long, value_name = "FILE.html", help_heading = "Files")]
     report: Option<PathBuf>,
+    /// Type of the saved weights [default: the folder's, or --parameters]
+    ///
+    /// A model that was read from a folder keeps the type of each of its tensors. Checkpoints have all that the run needs to
+    /// go on exactly, whatever this is.
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "Files")]
+    pub(super) save_dtype: Option<ParametersDtype>,
     /// Where checkpoints are.
     #[command(flatten)]
     pub(super) checkpoints: CheckpointOptions,
@@ -332,9 +338,13 @@ impl TrainOptions {
     /// Returns what is worth a note about options that are possible.
     pub(super) fn notes(&self) -> Option<String> {
         let (warmup, steps) = (self.warmup, self.steps);
-        (warmup >= steps && warmup > 0).then(|| {
-            format!("with --warmup {warmup} and --steps {steps}, the learning rate grows to the end, and does not fall")
-        })
+        let rest = match warmup {
+            0 => return None,
+            _ if warmup >= steps => "grows to the end, and does not fall",
+            _ if warmup + 1 == steps && self.schedule != ScheduleOption::Constant => "does not fall",
+            _ => return None,
+        };
+        Some(format!("with --warmup {warmup} and --steps {steps}, the learning rate {rest}"))
     }
 
     pub(super) fn train_config(&self) -> TrainConfig {

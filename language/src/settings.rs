@@ -14,12 +14,17 @@ use super::options::TrainOptions;
 /// What the settings call the model's configuration, and its weights below adapters.
 const MODEL: &str = "the model";
 const FROZEN: &str = "the frozen weights";
+/// Weights that are trained, which checkpoints hold themselves: only ranks compare them.
+const BASE: &str = "the weights of --model";
 
-/// Returns the training configuration, with the settings by option name, and fingerprints of the model.
-///
-/// # Errors
-/// Weights that cannot be read.
-pub(super) fn train_config(command: &str, options: &TrainOptions, subject: &Subject) -> Result<TrainConfig> {
+/// Returns the training configuration, with the settings by option name, and fingerprints of the model and, where it is
+/// given, of the weights in its folder.
+pub(super) fn train_config(
+    command: &str,
+    options: &TrainOptions,
+    subject: &Subject,
+    weights: Option<String>,
+) -> TrainConfig {
     let config = options.train_config();
     let mut settings: BTreeMap<String, String> =
         of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
@@ -27,15 +32,14 @@ pub(super) fn train_config(command: &str, options: &TrainOptions, subject: &Subj
     let short = |hash: String| hash.chars().take(12).collect::<String>();
     let model = subject.weights.config();
     settings.insert(MODEL.into(), format!("{} {}", model.family, short(model.fingerprint())));
+    let name = if subject.lora.is_some() { FROZEN } else { BASE };
+    settings.extend(weights.map(|hash| (name.into(), short(hash))));
     if let Some(lora) = &subject.lora {
-        // A checkpoint holds all other weights itself.
-        let frozen = subject.weights.fingerprint()?;
-        settings.extend(frozen.map(|hash| (FROZEN.into(), short(hash))));
         settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
         settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());
         settings.insert("use_rslora".into(), lora.config().by_root.to_string());
     }
-    Ok(TrainConfig { settings, ..config })
+    TrainConfig { settings, ..config }
 }
 
 /// Excludes options that do not affect results (the layout), and the rows, which are compared separately and must be
@@ -110,17 +114,18 @@ mod tests {
             let lora = Lora::new(&LoraConfig { by_root, ..LoraConfig::default() }, &model).unwrap();
             let weights = Weights::random(&model, 0).unwrap();
             let subject = Subject { weights, lora: Some(lora), tokenizer: None };
-            train_config("finetune", &options, &subject).unwrap().settings
+            train_config("finetune", &options, &subject, Some("0123".repeat(9))).settings
         };
         assert_eq!(settings(100, false), settings(100, false));
         assert_ne!(settings(100, false)[MODEL], settings(200, false)[MODEL]);
+        assert_eq!(settings(100, false)[FROZEN], "012301230123");
         let setting = |name: &str| ChangedSetting { name: name.into(), before: "a".into(), now: "b".into() };
         let refused = |names: &[&str]| {
             let changed: Vec<_> = names.iter().map(|name| setting(name)).collect();
             refuse_another_model(&changed, ("--checkpoint-dir", Path::new("c")))
                 .map_err(|error| error.to_string())
         };
-        assert!(refused(&["--lr"]).is_ok());
+        assert!(refused(&["--lr", BASE]).is_ok() && refused(&[FROZEN]).is_err());
         assert!(
             refused(&["--lr", MODEL]).unwrap_err().contains("--checkpoint-dir: got c; the model of that run")
         );

@@ -10,7 +10,9 @@ use std::ops::Deref;
 
 use experiment::console::{note, say};
 use experiment::error::{Error, Result};
-use experiment::options::{CheckpointOptions, CommonOptions, ElasticOptions, begin_note, with_fallback_hint};
+use experiment::options::{
+    CheckpointOptions, CommonOptions, ElasticOptions, begin_note, value_name, with_fallback_hint,
+};
 use experiment::outputs;
 use experiment::plan::recompute_fits;
 use experiment::rank::{Outcome, Rank, RankPhase};
@@ -112,6 +114,10 @@ impl<J: Job> Experiment for Training<J> {
                 "there are no stages to schedule: give a --mesh with pp, or leave the option out".into();
             return Err(Error::Option { option: "--pipeline-schedule", got: schedule.to_string(), help });
         }
+        if let (Some(dtype), true) = (&options.save_dtype, self.saves_adapters()) {
+            let help = "adapters alone are saved, in the type of --parameters: give --merge, or leave the option out".into();
+            return Err(Error::Option { option: "--save-dtype", got: value_name(dtype), help });
+        }
         let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
         if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
             let multiple = parts.saturating_mul(micro_batches);
@@ -151,20 +157,21 @@ impl<J: Job> Experiment for Training<J> {
             let help = format!("the model has {longest} positions");
             return Err(Error::Option { option: "--length", got: length.to_string(), help });
         }
-        let open = |files: &[DataFile], length| {
+        let open = |files: &[DataFile], length, is_padded| {
             let model = subject.weights.config();
             let config = DataConfig {
                 tokenizer: subject.tokenizer.as_ref(),
                 folder: self.folder(),
                 field: options.field.as_deref(),
                 length,
+                is_padded,
                 vocab_size: model.vocab_size,
                 max_len: model.max_len,
             };
             Data::open(files, &config)
         };
         let (data, evaluate) = shared::with_shared_tokens(&options.data, options.evaluate.as_ref());
-        let rows = open(&data, options.length)?;
+        let rows = open(&data, options.length, false)?;
         check_batch_size(options.batch_size, rows.row_len())?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
         if options.sequence_parallel && !len.is_multiple_of(tp) {
@@ -174,12 +181,10 @@ impl<J: Job> Experiment for Training<J> {
             return Err(Error::Option { option: "--length", got: len.to_string(), help });
         }
         let evaluation = match &evaluate {
-            Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()))?),
+            Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()), true)?),
             None => None,
         };
-        evaluation
-            .as_ref()
-            .map_or(Ok(()), |rows| check_evaluation(rows, options.batch_size, options.evaluate_rows))?;
+        evaluation.as_ref().map_or(Ok(()), |rows| check_evaluation(rows, options.evaluate_rows))?;
         let model = subject.weights.config();
         let sample = Sample::new(&options.sample, subject.tokenizer.as_ref(), &rows, model, options.seed)?;
         Ok(Setup { subject, rows, evaluation, sample })
@@ -191,7 +196,11 @@ impl<J: Job> Experiment for Training<J> {
         if let Some(contents) = choose(&options.checkpoints)? {
             agree_on_command(J::NAME, &contents.extra, &options.checkpoints)?;
             self.check_steps(contents.step as usize)?;
-            let config = train_config(J::NAME, options, &setup.subject)?;
+            let frozen = match &setup.subject.lora {
+                Some(_) => setup.subject.weights.fingerprint()?,
+                None => None,
+            };
+            let config = train_config(J::NAME, options, &setup.subject, frozen);
             let changed = trainer::check_resume(&contents, &setup.rows, &config)?;
             refuse_another_model(&changed, options.checkpoints.source())?;
             contents.check_all().map_err(with_fallback_hint)?;
@@ -206,6 +215,9 @@ impl<J: Job> Experiment for Training<J> {
             describe_model(&setup.subject),
             describe_data(&setup.rows)
         ))?;
+        if let Some(rows) = &setup.evaluation {
+            say(format_args!("evaluation: {}", describe_evaluation(rows, options.evaluate_rows)))?;
+        }
         match describe_adapters(&setup.subject) {
             Some(adapters) => say(format_args!("adapters: {adapters} are trained")),
             None => Ok(()),
@@ -301,6 +313,13 @@ fn describe_model(subject: &Subject) -> String {
 
 fn describe_data(rows: &Rows) -> String {
     format!("{} rows of {} tokens", rows.len(), rows.row_len())
+}
+
+fn describe_evaluation(rows: &Rows, most: usize) -> String {
+    match rows.len() {
+        all if all > most => format!("the first {most} of {}", describe_data(rows)),
+        _ => describe_data(rows),
+    }
 }
 
 fn describe_adapters(subject: &Subject) -> Option<String> {

@@ -1,18 +1,19 @@
 //! Reader of the safetensors files of a model folder, whole tensors or ranges of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::fs::{File, Metadata};
+use std::io::{ErrorKind, Read, Seek};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use training::TensorHeader;
 
-use crate::digest::Hash;
 use crate::files::{INDEX, SINGLE};
+use crate::finite;
 use crate::{Error, Result};
 
 /// Elements in the read buffer, which is in memory in addition to the tensor that is read.
@@ -23,6 +24,7 @@ const BUFFER_ELEMENTS: usize = 1 << 18;
 pub(crate) struct Entry {
     file: usize,
     begin: u64,
+    bytes: u64,
     dtype: safetensors::Dtype,
     pub(crate) dims: Vec<usize>,
 }
@@ -35,6 +37,11 @@ impl Entry {
             .filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64))
     }
 
+    /// Returns the bytes of its elements.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub(crate) fn dtype_name(&self) -> String {
         format!("{:?}", self.dtype)
     }
@@ -44,7 +51,7 @@ impl Entry {
 #[derive(Debug, Clone)]
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
-    files: Vec<(PathBuf, Arc<Mutex<File>>)>,
+    files: Vec<(PathBuf, Arc<File>)>,
     tensors: BTreeMap<String, Entry>,
     /// Names of tensors that the index lists and no file has.
     pub(crate) lost: Vec<String>,
@@ -73,14 +80,20 @@ impl Folder {
     fn add(&mut self, path: &Path) -> Result<()> {
         let (file, _, header) = open(path)?;
         for (name, info) in header.metadata.tensors() {
-            let begin = header.data + info.data_offsets.0 as u64;
-            let entry = Entry { file: self.files.len(), begin, dtype: info.dtype, dims: info.shape.clone() };
+            let (begin, end) = info.data_offsets;
+            let entry = Entry {
+                file: self.files.len(),
+                begin: header.data + begin as u64,
+                bytes: (end - begin) as u64,
+                dtype: info.dtype,
+                dims: info.shape.clone(),
+            };
             if self.tensors.insert(name.clone(), entry).is_some() {
                 let problem = format!("tensor {name} is in another file of the folder, too");
                 return Err(Error::Format { path: path.into(), problem });
             }
         }
-        self.files.push((path.into(), Arc::new(Mutex::new(file))));
+        self.files.push((path.into(), Arc::new(file)));
         Ok(())
     }
 
@@ -92,20 +105,20 @@ impl Folder {
         self.tensors.get(name)
     }
 
-    /// Returns a hash of the tensors' names, shapes, dtypes and first numbers.
-    pub(crate) fn fingerprint(&self) -> Result<String> {
-        const NUMBERS: usize = 64;
-        let mut hash = Hash::default();
-        for (name, entry) in &self.tensors {
-            hash.add(format!("{name} {:?} {:?}\n", entry.dtype, entry.dims).as_bytes());
-            if entry.dtype().is_none() {
-                continue;
-            }
-            let first = 0..entry.dims.iter().product::<usize>().min(NUMBERS);
-            let numbers = self.read_ranges(name, std::slice::from_ref(&first), DType::F32)?;
-            numbers.to_vec1::<f32>()?.iter().for_each(|number| hash.add(&number.to_le_bytes()));
-        }
-        Ok(hash.hex())
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
+    }
+
+    /// Returns the metadata of all files.
+    pub(crate) fn metadata(&self) -> Result<Vec<Metadata>> {
+        self.files.iter().map(|(path, file)| file.metadata().map_err(Error::io("read", path))).collect()
+    }
+
+    /// Reads bytes of a tensor as they are in the file.
+    pub(crate) fn read_bytes(&self, name: &str, from: u64, bytes: &mut [u8]) -> Result<()> {
+        let Some(entry) = self.entry(name) else { return Ok(()) };
+        let (path, file) = &self.files[entry.file];
+        file.read_exact_at(bytes, entry.begin + from).map_err(Error::io("read", path))
     }
 
     /// Reads a tensor, with the shape that it has in its file, converted to this dtype.
@@ -117,13 +130,14 @@ impl Folder {
     }
 
     /// Reads ranges of a tensor's elements, concatenated and converted to this dtype. Apart from the result, at most
-    /// `BUFFER_ELEMENTS` elements are in memory.
+    /// `BUFFER_ELEMENTS` elements are in memory. Numbers that are NaN or infinite, in the file or in this dtype, are
+    /// refused.
     pub(crate) fn read_ranges(&self, name: &str, ranges: &[Range<usize>], dtype: DType) -> Result<Tensor> {
         let Some((entry, saved)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
             let problem = format!("there is no tensor {name} of floats");
             return Err(Error::Format { path: self.path.clone(), problem });
         };
-        let (path, file) = &self.files[entry.file];
+        let path = &self.files[entry.file].0;
         let (all, width) = (entry.dims.iter().product::<usize>(), saved.size_in_bytes());
         if let Some(range) = ranges.iter().find(|range| range.end > all) {
             let problem = format!("tensor {name} has {all} numbers, and {range:?} are asked for");
@@ -132,25 +146,39 @@ impl Folder {
         let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
         let (read, mut done) = (Tensor::zeros(len, dtype, &Device::Cpu)?, 0);
         let (mut bytes, mut filled) = (vec![0; len.min(BUFFER_ELEMENTS) * width], 0);
-        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         for range in ranges {
             let mut start = range.start;
             while start < range.end {
                 let count = (range.end - start).min((bytes.len() - filled) / width);
-                let from = SeekFrom::Start(entry.begin + (start * width) as u64);
-                let part = &mut bytes[filled..filled + count * width];
-                file.seek(from).and_then(|_| file.read_exact(part)).map_err(Error::io("read", path))?;
+                self.read_bytes(name, (start * width) as u64, &mut bytes[filled..filled + count * width])?;
                 (start, filled) = (start + count, filled + count * width);
                 let have = filled / width;
                 if filled == bytes.len() || done + have == len {
                     let piece = Tensor::from_raw_buffer(&bytes[..filled], saved, &[have], &Device::Cpu)?;
-                    read.slice_set(&piece.to_dtype(dtype)?, 0, done)?;
+                    let converted = piece.to_dtype(dtype)?;
+                    if let Some((place, number)) = finite::first_not_finite(&piece, &converted)? {
+                        let place = element(ranges, done + place);
+                        let problem = finite::problem(name, &entry.dims, place, number, dtype);
+                        return Err(Error::Format { path: path.clone(), problem });
+                    }
+                    read.slice_set(&converted, 0, done)?;
                     (done, filled) = (done + have, 0);
                 }
             }
         }
         Ok(read)
     }
+}
+
+/// Returns the element at a place among concatenated ranges.
+fn element(ranges: &[Range<usize>], mut place: usize) -> usize {
+    for range in ranges {
+        if place < range.len() {
+            return range.start + place;
+        }
+        place -= range.len();
+    }
+    place
 }
 
 /// Returns the names of a folder's weight files, and of the tensors that its index lists.
@@ -235,6 +263,23 @@ mod tests {
         assert_eq!(folder.read_ranges(name, &[], DType::F64).unwrap().dims(), [0]);
         let line = folder.read_ranges(name, &[0..1, 0..48 * 32 + 1], DType::F32).unwrap_err().to_string();
         assert!(line.contains("has 1536 numbers"), "{line}");
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_named_with_tensor_and_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut numbers = vec![0.5f32; 40];
+        (numbers[13], numbers[27]) = (70_000.0, f32::NAN);
+        let tensor = Tensor::from_vec(numbers, (4, 10), &Device::Cpu).unwrap();
+        let tensors = std::collections::HashMap::from([("a.weight".to_string(), tensor)]);
+        candle_core::safetensors::save(&tensors, dir.path().join(SINGLE)).unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        let read = |ranges: &[Range<usize>], dtype| folder.read_ranges("a.weight", ranges, dtype);
+        assert!(read(&[0..27, 28..40], DType::F32).is_ok());
+        let said = read(&[0..3, 20..30], DType::F32).unwrap_err().to_string();
+        assert!(said.contains("model.safetensors: tensor a.weight has NaN at [2, 7]: the file is"), "{said}");
+        let said = read(&[5..20, 1..2], DType::F16).unwrap_err().to_string();
+        assert!(said.contains("tensor a.weight has 70000 at [1, 3], which f16 cannot hold"), "{said}");
     }
 
     /// Ranges that are longer than one piece, read in another dtype than the file's.

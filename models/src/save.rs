@@ -11,7 +11,7 @@ use training::{TensorWriter, write_output};
 
 use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::MORE_TEMPLATES;
-use crate::{Error, ModelConfig, Result, Weights, names};
+use crate::{Error, ModelConfig, Result, Weights, finite, names};
 
 /// How a folder is written.
 #[derive(Debug, Clone)]
@@ -19,18 +19,25 @@ pub struct FolderConfig {
     /// Maximum size of the tensors in a file, in bytes, when they are split over several files. Default: 5 GB, as in
     /// transformers 4.
     pub max_file_bytes: usize,
-    /// Dtype to save in. Default: none, the dtype of the tensors.
+    /// Dtype to save in. Default: none, see `dtypes_of`.
     pub dtype: Option<DType>,
+    /// Weights of a folder: each tensor is saved in the dtype that it has there. Default: none, the dtype in memory.
+    pub dtypes_of: Option<Weights>,
     /// Folder to copy the tokenizer from. Default: none.
     pub tokenizer_of: Option<PathBuf>,
-    /// Whether tokenizer and generation files that `tokenizer_of` does not have are removed: those of a model that is
-    /// replaced, which programs that load the folder would use. Default: false.
-    pub replaces: bool,
 }
 
 impl Default for FolderConfig {
     fn default() -> Self {
-        Self { max_file_bytes: 5_000_000_000, dtype: None, tokenizer_of: None, replaces: false }
+        Self { max_file_bytes: 5_000_000_000, dtype: None, dtypes_of: None, tokenizer_of: None }
+    }
+}
+
+impl FolderConfig {
+    /// Returns the dtype in which a parameter is saved; `dtype` is the one that it has in memory.
+    fn dtype_of(&self, name: &str, dtype: DType) -> DType {
+        let before = || self.dtypes_of.as_ref()?.dtype(name);
+        self.dtype.or_else(before).unwrap_or(dtype)
     }
 }
 
@@ -66,12 +73,41 @@ pub struct FolderWriter {
     folder: PathBuf,
     config: ModelConfig,
     how: FolderConfig,
+    /// The dtype in memory.
     dtype: DType,
     files: Vec<(String, TensorWriter)>,
     /// For each tensor still to be written: index of its file, its index in the file, and shape in the file.
     places: BTreeMap<String, (usize, usize, Vec<usize>)>,
     index: BTreeMap<String, String>,
+    sizes: Sizes,
+}
+
+/// Numbers and bytes of all tensors, and the numbers of each dtype.
+#[derive(Debug, Default)]
+struct Sizes {
+    parameters: usize,
     bytes: usize,
+    dtypes: Vec<(DType, usize)>,
+}
+
+impl Sizes {
+    fn add(&mut self, dtype: DType, count: usize) {
+        (self.parameters, self.bytes) = (self.parameters + count, self.bytes + count * dtype.size_in_bytes());
+        match self.dtypes.iter_mut().find(|(known, _)| *known == dtype) {
+            Some((_, all)) => *all += count,
+            None => self.dtypes.push((dtype, count)),
+        }
+    }
+
+    /// Returns the name of the dtype that most numbers have.
+    fn dtype(&self) -> &'static str {
+        match self.dtypes.iter().max_by_key(|(_, count)| count) {
+            Some((DType::BF16, _)) => "bfloat16",
+            Some((DType::F16, _)) => "float16",
+            Some((DType::F64, _)) => "float64",
+            _ => "float32",
+        }
+    }
 }
 
 impl FolderWriter {
@@ -80,19 +116,20 @@ impl FolderWriter {
     /// # Errors
     /// See [`FolderWriter`].
     pub fn begin(folder: &Path, config: &ModelConfig, dtype: DType, how: &FolderConfig) -> Result<Self> {
-        let dtype = how.dtype.unwrap_or(dtype);
         let shapes = Weights::random(config, 0)?.shapes().clone();
-        let (mut groups, mut bytes, mut total) = (vec![Vec::new()], 0, 0);
+        let (mut groups, mut bytes, mut sizes) = (vec![Vec::new()], 0, Sizes::default());
         for (name, mut dims) in shapes {
             if names::is_transposed(config.family, &name) {
                 dims.reverse();
             }
-            let size = dims.iter().product::<usize>() * dtype.size_in_bytes();
+            let (count, dtype) = (dims.iter().product::<usize>(), how.dtype_of(&name, dtype));
+            let size = count * dtype.size_in_bytes();
             if bytes > 0 && bytes + size > how.max_file_bytes {
                 groups.push(Vec::new());
                 bytes = 0;
             }
-            (bytes, total) = (bytes + size, total + size);
+            bytes += size;
+            sizes.add(dtype, count);
             if let Some(group) = groups.last_mut() {
                 group.push((name, dims));
             }
@@ -106,7 +143,7 @@ impl FolderWriter {
             files: Vec::new(),
             places: BTreeMap::new(),
             index: BTreeMap::new(),
-            bytes: total,
+            sizes,
         };
         let count = groups.len();
         for (number, group) in groups.into_iter().enumerate() {
@@ -121,7 +158,8 @@ impl FolderWriter {
 
     fn begin_file(&mut self, file: String, tensors: Vec<(String, Vec<usize>)>) -> Result<()> {
         let path = self.folder.join(&file);
-        let described = |(name, dims): &(String, Vec<usize>)| (name.clone(), self.dtype, dims.clone());
+        let dtype = |name: &str| self.how.dtype_of(name, self.dtype);
+        let described = |(name, dims): &(String, Vec<usize>)| (name.clone(), dtype(name), dims.clone());
         let described: Vec<_> = tensors.iter().map(described).collect();
         let writer = TensorWriter::begin(&path, &described).map_err(Error::io("write", &path))?;
         for (index, (name, dims)) in tensors.into_iter().enumerate() {
@@ -132,10 +170,11 @@ impl FolderWriter {
         Ok(())
     }
 
-    /// Writes a parameter, in the model's shape. A head that is tied to the embedding is skipped.
+    /// Writes a parameter, in the model's shape. A head that is tied to the embedding is skipped. Numbers are rounded to
+    /// the nearest of the dtype to save in, to even ones at ties.
     ///
     /// # Errors
-    /// See [`FolderWriter`].
+    /// See [`FolderWriter`]; a number beyond that dtype.
     pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if self.config.tied && name == names::HEAD {
             return Ok(());
@@ -154,9 +193,18 @@ impl FolderWriter {
             let problem = format!("tensor {name} is of shape {:?} and should be of {dims:?}", tensor.dims());
             return Err(Error::Format { path: self.folder.clone(), problem });
         }
-        let tensor = tensor.to_device(&candle_core::Device::Cpu)?.to_dtype(self.dtype)?;
+        let tensor = tensor.to_device(&candle_core::Device::Cpu)?;
+        let dtype = self.how.dtype_of(name, self.dtype);
+        let converted = tensor.to_dtype(dtype)?;
+        if dtype != tensor.dtype()
+            && let Some((place, number)) = finite::first_not_finite(&tensor, &converted)?
+            && number.is_finite()
+        {
+            let problem = finite::problem(name, &dims, place, number, dtype);
+            return Err(Error::Format { path: self.folder.clone(), problem });
+        }
         let (path, writer) = &mut self.files[file];
-        writer.write(index, &tensor).map_err(Error::io("write", &self.folder.join(path)))
+        writer.write(index, &converted).map_err(Error::io("write", &self.folder.join(path)))
     }
 
     /// Moves all files into place.
@@ -177,8 +225,8 @@ impl FolderWriter {
             kept.insert(name);
         }
         if kept.len() > 1 {
-            let parameters = self.bytes / self.dtype.size_in_bytes();
-            let metadata = json!({ "total_parameters": parameters, "total_size": self.bytes });
+            let Sizes { parameters, bytes, .. } = self.sizes;
+            let metadata = json!({ "total_parameters": parameters, "total_size": bytes });
             self.write_json(INDEX, &json!({ "metadata": metadata, "weight_map": self.index }))?;
             kept.insert(INDEX.into());
         }
@@ -190,14 +238,8 @@ impl FolderWriter {
     /// Returns the configuration with the dtype that was written.
     fn described(&self) -> Map<String, Value> {
         let mut json = self.config.json().clone();
-        let dtype = match self.dtype {
-            DType::BF16 => "bfloat16",
-            DType::F16 => "float16",
-            DType::F64 => "float64",
-            _ => "float32",
-        };
         let field = if json.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-        json.insert(field.into(), dtype.into());
+        json.insert(field.into(), self.sizes.dtype().into());
         json
     }
 
@@ -230,8 +272,6 @@ impl FolderWriter {
             if from.exists() {
                 let bytes = Error::read(&from)?;
                 write_output(&to, &bytes).map_err(Error::io("write", &to))?;
-            } else if self.how.replaces {
-                remove(&to)?;
             }
         }
         self.copy_templates(&from.join(MORE_TEMPLATES))
@@ -239,9 +279,6 @@ impl FolderWriter {
 
     fn copy_templates(&self, from: &Path) -> Result<()> {
         let folder = self.folder.join(MORE_TEMPLATES);
-        if self.how.replaces {
-            remove_folder(&folder)?;
-        }
         if !from.is_dir() {
             return Ok(());
         }
@@ -258,28 +295,9 @@ impl FolderWriter {
     }
 }
 
-/// Removes the tokenizer and the generation settings of a model that is to be replaced: programs that load the new model
-/// would use those that it does not have itself.
-///
-/// # Errors
-/// A file that cannot be removed.
-pub fn remove_tokenizer(folder: &Path) -> Result<()> {
-    TOKENIZER_FILES.iter().try_for_each(|name| remove(&folder.join(name)))?;
-    remove_folder(&folder.join(MORE_TEMPLATES))
-}
-
 /// Removes a file, if it is there.
 fn remove(path: &Path) -> Result<()> {
-    unless_missing(path, fs::remove_file(path))
-}
-
-/// Removes a folder, if it is there.
-fn remove_folder(path: &Path) -> Result<()> {
-    unless_missing(path, fs::remove_dir_all(path))
-}
-
-fn unless_missing(path: &Path, removed: std::io::Result<()>) -> Result<()> {
-    match removed {
+    match fs::remove_file(path) {
         Err(source) if source.kind() != ErrorKind::NotFound => {
             Err(Error::Io { action: "remove", path: path.into(), source })
         }

@@ -25,7 +25,7 @@ use crate::{Error, Lora, ModelConfig, Result};
 /// own, such as adapters, are drawn in the requested shape.
 #[derive(Debug, Clone)]
 pub struct Weights {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
@@ -126,13 +126,11 @@ impl Weights {
         &self.inner.config
     }
 
-    /// Returns a hash of the folder's tensors: names, shapes, dtypes and the first numbers of each. `None` for random
-    /// weights.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
-    pub fn fingerprint(&self) -> Result<Option<String>> {
-        self.inner.folder.as_ref().map(Folder::fingerprint).transpose()
+    /// Returns the dtype that a parameter has in the folder; `None` for random weights and for parameters that it does not
+    /// have.
+    pub fn dtype(&self, name: &str) -> Option<DType> {
+        let (inner, folder) = (&*self.inner, self.inner.folder.as_ref()?);
+        folder.entry(&file_name(&inner.config, folder, &inner.stored_name(name)))?.dtype()
     }
 
     /// Returns names and shapes of the model's parameters.

@@ -22,6 +22,7 @@ mod language;
 #[cfg(target_os = "linux")]
 mod language_elastic;
 mod language_errors;
+mod language_folders;
 mod language_options;
 mod language_resume;
 #[cfg(target_os = "linux")]

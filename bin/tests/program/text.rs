@@ -213,11 +213,10 @@ fn what_cannot_be_used_is_told_in_one_line() {
     );
     refuse(&EVALUATE, &["--data", &empty], "two tokens at least");
     std::fs::write(folder.path("lines.JSONL"), "{\"text\": \"ab\"}\n").unwrap();
-    refuse(
-        &EVALUATE,
-        &["--data", &folder.argument("lines.JSONL")],
-        "`evaluate` takes one plain text, no .JSONL",
-    );
+    let lines = folder.argument("lines.JSONL");
+    refuse(&EVALUATE, &["--data", &lines, "--field", "content"], "there is no field `content`, but text");
+    let output = EVALUATE.succeed(&["--model", &model, "--data", &lines]);
+    assert!(text(&output.stdout).starts_with("tokens: 2, loss: "), "{}", text(&output.stdout));
     refuse(&EVALUATE, &["--data", &folder.argument("bytes")], "no text in UTF-8 from byte 1 on");
     refuse(&EVALUATE, &["--data", &folder.argument("none")], "cannot be read");
     std::fs::write(folder.path("text"), "ab").unwrap();

@@ -143,7 +143,8 @@ impl EvaluateOptions {
     fn rows(&self, opened: &OpenedModel) -> Result<(Box<dyn Data>, usize)> {
         let (path, model) = (self.data.clone(), opened.weights.config());
         let file = DataFile { path, weight: 1.0, tokens: None };
-        if !file.is_plain_text()? {
+        // A file that cannot be read is refused where it is read as text.
+        if !file.is_plain_text().unwrap_or(true) {
             let config = DataConfig {
                 tokenizer: Some(&opened.tokenizer),
                 folder: Some(&self.model.model),

@@ -11,7 +11,8 @@ use experiment::trainer::first_choice;
 use girandole::trainer::{self, Replacement, Summary, Trainer};
 use girandole::{Layout, Parallel};
 use models::tokens::Rows;
-use models::{CausalLm, FolderConfig};
+use models::{CausalLm, FolderConfig, WrittenFiles};
+use plan::command::ParametersDtype;
 use report::metrics::MetricsWriter;
 use training::{Checkpoints, Contents};
 
@@ -130,21 +131,29 @@ impl<J: Job> Training<J> {
         let is_first = model.mesh().world().rank() == 0;
         let is_source =
             self.folder().is_some_and(|folder| folder.canonicalize().ok() == out.canonicalize().ok());
-        let replaces = is_first && !self.saves_adapters() && !is_source && models::weights_in(out).is_some();
+        // A folder that is trained in place keeps its own tokenizer.
+        let replaces = !self.saves_adapters() && !is_source && models::weights_in(out).is_some();
+        let written = is_first.then(|| WrittenFiles::begin(out, self.folder(), replaces)).transpose()?;
         // A newly made tokenizer is saved first, since the model's configuration must be the last file written.
         if let (Some(tokenizer), None, true) = (&subject.tokenizer, self.folder(), is_first) {
-            if replaces {
-                models::remove_tokenizer(out)?;
-            }
             tokenizer.save(out)?;
         }
-        let how =
-            FolderConfig { tokenizer_of: self.folder().map(Into::into), replaces, ..FolderConfig::default() };
+        let how = FolderConfig {
+            dtype: self.options().save_dtype.map(ParametersDtype::dtype),
+            tokenizer_of: self.folder().map(Into::into),
+            ..FolderConfig::default()
+        };
         match &subject.lora {
             Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
             lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
         }
-        if is_first { begin_note::forget(out, begin_note::MODEL).map_err(wrap_error) } else { Ok(()) }
+        let Some(written) = written else { return Ok(()) };
+        let stayed = written.finish()?;
+        if !stayed.is_empty() && !is_source && !self.saves_adapters() {
+            let (stayed, out) = (stayed.join(", "), out.display());
+            note(format_args!("in {out}, {stayed} are not this run's: the model is used with them"));
+        }
+        begin_note::forget(out, begin_note::MODEL).map_err(wrap_error)
     }
 }
 

@@ -12,6 +12,7 @@ use models::tokens::Rows;
 use models::{CausalLm, Lora};
 
 use super::Training;
+use crate::base;
 use crate::job::{Job, Subject};
 use crate::options::TrainOptions;
 use crate::settings::train_config;
@@ -44,10 +45,17 @@ impl<J: Job> Training<J> {
     ) -> Result<TrainConfig> {
         let replacement = self.replacement(rank);
         let goes_on = is_new || replacement.is_some() || self.options().survives_loss(layout);
+        // Checkpoints hold all weights but frozen ones.
+        let is_kept = subject.lora.is_some() && self.options().checkpoints.checkpoint_dir.is_some();
+        let weights = match is_new {
+            true if is_kept => subject.weights.fingerprint()?,
+            true => None,
+            false => base::fingerprint(&subject.weights, &*rank.comm, is_kept)?,
+        };
         Ok(TrainConfig {
             fewest_ranks: self.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
             replacement,
-            ..train_config(J::NAME, self.options(), subject)?
+            ..train_config(J::NAME, self.options(), subject, weights)
         })
     }
 
