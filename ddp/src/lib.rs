@@ -47,6 +47,7 @@
 //! - Gradient clipping by global norm: [`Ddp::clip_grad_norm`] on the result of backward. The norm is the same on every rank,
 //!   without communication.
 //! - Slow networks: [`CommHook`] halves the bytes, sends low-rank factors ([`PowerSgdConfig`]), or is user-defined.
+//! - Checkpoints with the optimizer's state: [`Ddp::save_checkpoint`], [`Ddp::load_checkpoint`].
 //! - Running statistics: rank 0's are copied to all ranks after each step ([`DdpConfig::broadcast_buffers`]).
 //! - Checking that the parameters are equal: [`Ddp::check_parameters`] reports the parameter, element and rank that differ.
 //! - Tuning the bucket size: [`DdpConfig::tune_bucket_bytes`] tries several.
@@ -110,6 +111,7 @@
 
 mod buckets;
 mod builder;
+mod checkpoint;
 mod clip;
 mod comm_hook;
 mod config;

@@ -66,15 +66,20 @@ impl<M> Ddp<M> {
     /// [`training::Error::File`] if a rank cannot read the file or it does not match; on the other ranks then
     /// [`Error::PeerFile`]. The first cause, if an earlier call failed; failures of communication.
     pub fn load_full(&self, path: impl AsRef<Path>) -> Result<()> {
-        let read = self.all_agree(self.read(path.as_ref()).map_err(Error::from))?;
-        let set = read.into_iter().try_for_each(|(name, var, value)| {
-            var.set(&value).map_err(|error| FileError::tensor(path.as_ref(), &name, error))
+        let values = self.all_agree(self.read(path.as_ref()).map_err(Error::from))?;
+        self.set(path.as_ref(), values)
+    }
+
+    /// Sets variables to the values that were read from a file.
+    pub(crate) fn set(&self, path: &Path, values: Vec<(String, Var, Tensor)>) -> Result<()> {
+        let set = values.into_iter().try_for_each(|(name, var, value)| {
+            var.set(&value).map_err(|error| FileError::tensor(path, &name, error))
         });
         self.all_agree(set.map_err(Error::from))
     }
 
     /// Returns the variables that are in a file, with their values there.
-    fn read(&self, path: &Path) -> std::result::Result<Vec<(String, Var, Tensor)>, FileError> {
+    pub(crate) fn read(&self, path: &Path) -> std::result::Result<Vec<(String, Var, Tensor)>, FileError> {
         let (file, trained) = (TensorFile::open(path)?, self.named_vars().len());
         let all = self.state();
         file.only_of_model(&all.iter().map(|(name, _)| &**name).collect::<Vec<_>>())?;
@@ -86,7 +91,12 @@ impl<M> Ddp<M> {
     }
 
     /// Returns this rank's result if no rank has failed; otherwise an error on every rank.
-    fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
-        comm::all_agree([self.comm()?], own, |rank, reason| Error::PeerFile { rank, reason })
+    pub(crate) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
+        comm::all_agree([self.comm()?], own, peer_failed)
     }
+}
+
+/// Makes the error of the other ranks, where a rank has failed with a file.
+pub(crate) fn peer_failed(rank: usize, reason: String) -> Error {
+    Error::PeerFile { rank, reason }
 }
