@@ -23,6 +23,7 @@ chapters! {
     Pipelines: "book/src/pipeline.md",
     Data: "book/src/data.md",
     Checkpoints: "book/src/checkpoints.md",
+    Watching: "book/src/watching.md",
     Elasticity: "book/src/elasticity.md",
     Launching: "book/src/launching.md",
     Cuda: "book/src/cuda.md",

@@ -8,7 +8,7 @@
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
-//! - [`run_log`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
+//! - [`run_log`], [`live_page`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`program`]: a program of several such commands, with two pages of help ([`help`]) and `--recipe` ([`recipe`]).
 //! - [`plan`], [`comm_bench`]: the commands that show what layouts and collectives cost. [`launch`]: any program as ranks. [`shell`]:
 //!   completions and man pages.
@@ -100,8 +100,10 @@ pub mod held;
 pub mod help;
 pub mod interrupt;
 pub mod launch;
+pub mod live_page;
 pub mod memory_check;
 mod option_methods;
+mod option_values;
 pub mod options;
 pub mod origin;
 pub mod outputs;

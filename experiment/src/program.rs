@@ -10,7 +10,7 @@ use clap::{Arg, Command, CommandFactory, FromArgMatches};
 use launch::{check_threads, worker_guard};
 
 use crate::error::{Error, Result};
-use crate::{help, interrupt, recipe};
+use crate::{help, interrupt, option_values, recipe};
 
 /// Returns the clap command of a program with all subcommands: option names also accept underscores, as in PyTorch's
 /// programs; a negative number is an option's value, which its parser refuses, and no unknown option; and `--recipe` is
@@ -58,8 +58,11 @@ fn parse<P: CommandFactory + FromArgMatches>() -> Result<P> {
     let commands = commands::<P>();
     let arguments = recipe::expand(&commands, std::env::args_os().collect())?;
     let is_short = arguments.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "-h");
-    let commands = if is_short { commands.mut_subcommands(help::short) } else { commands };
-    let parsed = commands.try_get_matches_from(arguments).and_then(|found| P::from_arg_matches(&found));
+    let mut commands = if is_short { commands.mut_subcommands(help::short) } else { commands };
+    let parsed = commands.try_get_matches_from_mut(arguments).and_then(|found| {
+        option_values::store(&commands, &found);
+        P::from_arg_matches(&found)
+    });
     parsed.map_err(|error| recipe::recipe_error(&error).unwrap_or_else(|| print_and_exit(error)))
 }
 

@@ -11,6 +11,8 @@ use serde::de::DeserializeOwned;
 use training::Contents;
 
 use crate::error::{Error, Result};
+use crate::live_page::LivePage;
+use crate::option_values;
 use crate::options::{
     CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, keeps_losses,
     with_fallback_hint,
@@ -100,6 +102,7 @@ pub trait Experiment: Sized {
             find: Box::new(move |run| self.find_checkpoint(run, world_size)),
             elastic: self.elastic(),
             reporter: self.reporter(world_size),
+            page: Box::new(|run| LivePage::new(Self::NAME, self.common().report.as_deref(), run)),
         }
     }
 
@@ -393,6 +396,7 @@ fn finish<E: Experiment>(experiment: &E, alone: E::Alone, outcome: Outcome<E::Tr
         host: comm::host_name(),
         facts,
         ranks,
+        options: option_values::all(),
         ..own
     };
     Ok(report.write(path)?)

@@ -1,17 +1,19 @@
 //! Log of a run's losses: metrics file, report and progress bar.
 
+mod curves;
+
 use std::time::Instant;
 
 use report::metrics::{MetricsWriter, StepDetails};
-use report::{Evaluation, RunSeries};
+use report::{Evaluation, Quantity, RunSeries};
 use serde::{Deserialize, Serialize};
 
 use crate::console::say;
 use crate::error::Result;
+use crate::live_page::LivePage;
 use crate::progress::Progress;
 
-/// Maximum number of points kept for the report's curve; beyond it, neighbouring points are averaged.
-const MOST_POINTS: usize = 1 << 17;
+use curves::Curves;
 
 /// Configuration of a [`RunLog`].
 #[derive(Debug, Default)]
@@ -51,7 +53,8 @@ pub struct RunLog<'a> {
     muted: bool,
     at_once: bool,
     steps: usize,
-    curve: Curve,
+    curves: Curves,
+    page: Option<LivePage>,
     progress: Progress,
     began: Instant,
     /// Seconds of training before a resume.
@@ -66,9 +69,29 @@ impl<'a> RunLog<'a> {
     pub fn new(config: &LogConfig, metrics: Option<&'a mut MetricsWriter>) -> Self {
         let &LogConfig { run, keep, steps, muted, at_once } = config;
         let progress = if muted { Progress::nowhere() } else { Progress::new(steps) };
-        let (curve, began) = (Curve::new(MOST_POINTS), Instant::now());
+        let (curves, page, began) = (Curves::default(), None, Instant::now());
         let (before, first, evaluations) = (0.0, 0, Vec::new());
-        Self { run, metrics, keep, muted, at_once, steps, curve, progress, began, before, first, evaluations }
+        Self {
+            run,
+            metrics,
+            keep,
+            muted,
+            at_once,
+            steps,
+            curves,
+            page,
+            progress,
+            began,
+            before,
+            first,
+            evaluations,
+        }
+    }
+
+    /// Writes this page while the run goes on, unless muted.
+    #[must_use]
+    pub fn with_page(self, page: Option<LivePage>) -> Self {
+        Self { page, ..self }
     }
 
     /// Logs the loss of one step.
@@ -104,10 +127,20 @@ impl<'a> RunLog<'a> {
             }
         }
         if self.keep {
-            self.curve.push(loss);
+            self.curves.push(loss, &details.map(StepDetails::quantities).unwrap_or_default());
         }
         self.progress.step();
+        if self.page.as_ref().is_some_and(LivePage::is_due) {
+            self.write_page();
+        }
         Ok(())
+    }
+
+    fn write_page(&mut self) {
+        let Some(mut page) = self.page.take().filter(|_| !self.muted) else { return };
+        let seconds = self.before + self.began.elapsed().as_secs_f64();
+        page.write(RunSeries { seconds, ..self.series() });
+        self.page = Some(page);
     }
 
     /// Logs an evaluation. It replaces those of the same and later steps: after the loss of a rank, an evaluation may
@@ -119,6 +152,7 @@ impl<'a> RunLog<'a> {
         self.write_evaluation(&evaluation)?;
         self.evaluations.retain(|other| other.step < evaluation.step);
         self.evaluations.push(evaluation);
+        self.write_page();
         Ok(())
     }
 
@@ -224,11 +258,20 @@ impl<'a> RunLog<'a> {
 
     /// Returns what a checkpoint stores: the state, and the losses.
     pub fn state(&self) -> (LogState, &[f32]) {
-        let Curve { losses, steps_per_loss, sum, count, .. } = &self.curve;
+        let (losses, steps_per_loss, (sum, count)) = self.curves.losses();
         let seconds = self.before + self.began.elapsed().as_secs_f64();
-        let (seconds, sum) = (seconds.to_bits(), sum.to_bits());
-        let (steps_per_loss, count, first) = (*steps_per_loss, *count, self.first);
+        let (seconds, sum, first) = (seconds.to_bits(), sum.to_bits(), self.first);
         (LogState { seconds, steps_per_loss, sum, count, first }, losses)
+    }
+
+    /// Returns the further quantities of the steps, with as many values as there are losses.
+    pub fn quantities(&self) -> impl Iterator<Item = (&str, &[f32])> {
+        self.curves.quantities()
+    }
+
+    /// Restores the further quantities of the steps, after [`resume`](Self::resume).
+    pub fn resume_quantities(&mut self, quantities: impl IntoIterator<Item = (String, Vec<f32>)>) {
+        self.curves.resume_quantities(quantities);
     }
 
     /// Restores what [`state`](Self::state) returned, after `steps` steps.
@@ -245,7 +288,7 @@ impl<'a> RunLog<'a> {
             (self.before, self.first) = (0.0, steps);
             return;
         }
-        self.curve = Curve { losses, steps_per_loss, sum, count, ..Curve::new(MOST_POINTS) };
+        self.curves.resume(losses, steps_per_loss, (sum, count));
     }
 
     /// Removes the metrics of this step and all later ones, since these steps will be repeated.
@@ -263,64 +306,33 @@ impl<'a> RunLog<'a> {
     /// Metrics that cannot be read or written.
     pub fn go_back(&mut self, done: usize, (epoch, batch): (usize, usize)) -> Result<()> {
         self.cut(epoch, batch)?;
-        self.curve.truncate(done.saturating_sub(self.first));
+        self.curves.truncate(done.saturating_sub(self.first));
         self.evaluations.retain(|evaluation| evaluation.step <= done);
         self.progress.resume(done);
         Ok(())
     }
 
-    /// Ends the run and returns its losses, if kept, its evaluations, and the seconds before a resume.
-    pub fn finish(self) -> RunSeries {
-        let Curve { losses, steps_per_loss, .. } = self.curve;
-        let (seconds, first_step) = (self.before, self.first);
-        let evaluations = self.evaluations;
-        RunSeries { losses, steps_per_loss, first_step, seconds, evaluations, ..RunSeries::default() }
-    }
-}
-
-/// Losses, or for a long run the means of `steps_per_loss` consecutive losses.
-#[derive(Debug)]
-struct Curve {
-    losses: Vec<f32>,
-    most: usize,
-    steps_per_loss: usize,
-    sum: f64,
-    count: usize,
-}
-
-impl Curve {
-    fn new(most: usize) -> Self {
-        Self { losses: Vec::new(), most, steps_per_loss: 1, sum: 0.0, count: 0 }
+    /// Ends the run and returns its losses and further quantities, if kept, its evaluations, and the seconds before a resume.
+    pub fn finish(mut self) -> RunSeries {
+        // From now on the page is that of the whole run.
+        self.page.iter_mut().for_each(LivePage::finish);
+        RunSeries { seconds: self.before, ..self.series() }
     }
 
-    fn push(&mut self, loss: f32) {
-        self.sum += f64::from(loss);
-        self.count += 1;
-        if self.count < self.steps_per_loss {
-            return;
+    fn series(&self) -> RunSeries {
+        let (losses, steps_per_loss, _) = self.curves.losses();
+        let quantities = self
+            .curves
+            .quantities()
+            .map(|(name, values)| Quantity { name: name.to_string(), values: values.to_vec() });
+        RunSeries {
+            losses: losses.to_vec(),
+            steps_per_loss,
+            first_step: self.first,
+            evaluations: self.evaluations.clone(),
+            quantities: quantities.collect(),
+            ..RunSeries::default()
         }
-        if self.losses.len() == self.most {
-            self.losses =
-                self.losses.chunks(2).map(|pair| pair.iter().sum::<f32>() / pair.len() as f32).collect();
-            self.steps_per_loss *= 2;
-            // The point just completed counts as half a point at the new resolution.
-            if self.count < self.steps_per_loss {
-                return;
-            }
-        }
-        self.losses.push((self.sum / self.count as f64) as f32);
-        (self.sum, self.count) = (0.0, 0);
-    }
-
-    /// Keeps the losses of the first `steps` steps.
-    fn truncate(&mut self, steps: usize) {
-        let (points, count) = (steps / self.steps_per_loss, steps % self.steps_per_loss);
-        let mean = match self.losses.get(points) {
-            Some(mean) => f64::from(*mean),
-            None => self.sum / self.count.max(1) as f64,
-        };
-        self.losses.truncate(points);
-        (self.sum, self.count) = (mean * count as f64, count);
     }
 }
 
@@ -349,20 +361,5 @@ mod tests {
             assert_eq!((series.first_step, series.losses.len()), expected);
             assert!(series.seconds < 60.0);
         }
-    }
-
-    #[test]
-    fn a_long_run_becomes_means_and_stays_small() {
-        let mut curve = Curve::new(8);
-        (0..64).for_each(|step| curve.push(step as f32));
-        assert_eq!((curve.steps_per_loss, curve.losses.len()), (8, 8));
-        assert_eq!(curve.losses[..2], [3.5, 11.5]);
-        curve.truncate(20);
-        assert_eq!((&curve.losses[..], curve.sum, curve.count), (&[3.5, 11.5][..], 4.0 * 19.5, 4));
-        (20..24).for_each(|step| curve.push(step as f32));
-        assert_eq!((curve.losses.len(), curve.count), (3, 0));
-        let mut short = Curve::new(8);
-        (0..8).for_each(|step| short.push(step as f32));
-        assert_eq!((short.steps_per_loss, short.losses), (1, (0..8).map(|step| step as f32).collect()));
     }
 }

@@ -205,6 +205,7 @@ fn lose_a_rank_at_the_end(comm: Arc<dyn Communicator>) -> Result<Option<(usize, 
         find: Box::new(|_| Ok(None)),
         elastic: Some(ElasticRanks { min: 1, max: 3 }),
         reporter: 0,
+        page: Box::new(|_| None),
     };
     let tries = Cell::new(0);
     let ended = trainer.run_and(&mut rank, &config, &mut (), |_, rank| {

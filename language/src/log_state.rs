@@ -10,6 +10,8 @@ use report::Evaluation;
 use serde::{Deserialize, Serialize};
 
 const LOSSES: &str = "losses";
+/// Prefix of the names of further quantities of the steps; their place follows, and their name.
+const QUANTITY: &str = "quantity.";
 
 /// The part of the state that is not stored as tensors.
 #[derive(Serialize, Deserialize)]
@@ -28,6 +30,9 @@ pub(super) fn of(log: &RunLog<'_>) -> girandole::Result<ObserverState> {
     let mut tensors = HashMap::new();
     if !losses.is_empty() {
         tensors.insert(LOSSES.to_string(), Tensor::new(losses, &Device::Cpu)?);
+        for (place, (name, values)) in log.quantities().enumerate() {
+            tensors.insert(format!("{QUANTITY}{place}.{name}"), Tensor::new(values, &Device::Cpu)?);
+        }
     }
     Ok(ObserverState { values, tensors })
 }
@@ -45,6 +50,14 @@ pub(super) fn resume(log: &mut RunLog<'_>, steps: usize, state: ObserverState) -
     })?;
     let losses = tensors.get(LOSSES).map(Tensor::to_vec1::<f32>).transpose()?;
     log.resume(steps, kept.log, losses.unwrap_or_default());
+    let mut quantities = Vec::new();
+    for (name, values) in &tensors {
+        if let Some((place, name)) = name.strip_prefix(QUANTITY).and_then(|name| name.split_once('.')) {
+            quantities.push((place, name.to_string(), values.to_vec1::<f32>()?));
+        }
+    }
+    quantities.sort_by_key(|(place, ..)| place.parse::<usize>().unwrap_or(usize::MAX));
+    log.resume_quantities(quantities.into_iter().map(|(_, name, values)| (name, values)));
     log.resume_evaluations(kept.evaluations);
     Ok(())
 }

@@ -236,7 +236,8 @@ impl<J: Job> Experiment for Training<J> {
         let (layout, is_new) = (*model.layout(), joining.is_some());
         let config = self.train_config(rank, &subject, (&layout, is_new))?;
         let mut metrics = rank.metrics.take();
-        let mut log = self.log(rank.is_first(), config.fewest_ranks.is_some(), metrics.as_mut());
+        let is_elastic = config.fewest_ranks.is_some();
+        let mut log = self.log(rank.is_first(), is_elastic, (metrics.as_mut(), &layout));
         let (mut trainer, speed) =
             self.trainer((&mut model, joining), (&subject, &rows, config), rank, log.as_mut())?;
         if let Some(evaluation) = &evaluation {

@@ -63,6 +63,11 @@ impl Axis {
         Self { low: -0.5, high: count.max(1) as f64 - 0.5, log: false, ticks: ticks.collect() }
     }
 
+    /// Its ends, and whether it is logarithmic.
+    pub(super) fn ends(&self) -> (f64, f64, bool) {
+        (self.low, self.high, self.log)
+    }
+
     fn scale(&self, value: f64) -> f64 {
         if self.log { value.max(f64::MIN_POSITIVE).ln() } else { value }
     }

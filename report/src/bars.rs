@@ -49,6 +49,7 @@ pub(super) fn times(ranks: &[RankTimes]) -> Result<Option<Chart>> {
             &format!("time per step ({})", unit.name),
             &bars.collect::<Vec<_>>(),
         )?,
+        hover: None,
         legend: vec![(0, "compute".to_string()), (1, "communication".to_string())],
         note: summary.clone(),
         summary,
@@ -74,6 +75,7 @@ pub(super) fn memory(ranks: &[RankTimes]) -> Result<Option<Chart>> {
     Ok(Some(Chart {
         title: "Peak memory by rank".to_string(),
         svg: by_rank("Peak memory", ranks, &format!("resident memory ({})", unit.name), &bars)?,
+        hover: None,
         legend: vec![(3, "most held at once".to_string())],
         note: summary.clone(),
         summary,
@@ -107,7 +109,7 @@ pub(super) fn speedup(speedup: &Speedup) -> Result<Option<Chart>> {
         significant(100. * factor / ideal, 2),
     );
     let legend = vec![(2, "measured".to_string()), (5, "ideal".to_string())];
-    Ok(Some(Chart { title, svg, legend, note: summary.clone(), summary }))
+    Ok(Some(Chart { title, svg, hover: None, legend, note: summary.clone(), summary }))
 }
 
 fn by_rank(title: &str, ranks: &[RankTimes], y_name: &str, bars: &[Bar]) -> Result<String> {

@@ -5,6 +5,7 @@ use plotters::drawing::DrawingAreaErrorKind;
 use plotters::prelude::{Cartesian2d, Color, IntoDrawingArea, RGBColor, SVGBackend};
 
 use crate::axis::Axis;
+use crate::hover::Hover;
 use crate::{Error, Result};
 
 /// Scale of the drawing. The plotting library rounds positions to whole pixels, so plots are drawn this much larger and
@@ -37,6 +38,8 @@ pub(super) struct Chart {
     pub(super) legend: Vec<(usize, String)>,
     /// Text below the plot.
     pub(super) note: String,
+    /// The values that the page shows where the pointer is.
+    pub(super) hover: Option<Hover>,
     pub(super) svg: String,
 }
 
@@ -76,12 +79,18 @@ pub(super) fn draw(
     paint: impl FnOnce(&mut Frame<'_, '_>) -> Drawn,
 ) -> Result<String> {
     let mut svg = String::new();
-    draw_into(&mut svg, layout, paint)
+    let inner = draw_into(&mut svg, layout, paint)
         .map_err(|error| Error::Plot { chart: title.to_string(), reason: error.to_string() })?;
-    Ok(svg)
+    // For the page's script: the corners between the axes.
+    Ok(svg.replacen("<svg ", &format!("<svg data-inner=\"{inner:?}\" "), 1))
 }
 
-fn draw_into(svg: &mut String, layout: Layout<'_>, paint: impl FnOnce(&mut Frame<'_, '_>) -> Drawn) -> Drawn {
+/// Returns the left, top, right and bottom edge of the area between the axes.
+fn draw_into(
+    svg: &mut String,
+    layout: Layout<'_>,
+    paint: impl FnOnce(&mut Frame<'_, '_>) -> Drawn,
+) -> std::result::Result<[i32; 4], DrawingAreaErrorKind<std::io::Error>> {
     let size = (layout.size.0 * FINENESS, layout.size.1 * FINENESS);
     let area = SVGBackend::with_string(svg, size).into_drawing_area();
     let mut frame = ChartBuilder::on(&area)
@@ -104,7 +113,11 @@ fn draw_into(svg: &mut String, layout: Layout<'_>, paint: impl FnOnce(&mut Frame
         .y_desc(layout.y_name)
         .draw()?;
     paint(&mut frame)?;
-    area.present()
+    let (x, y) = frame.plotting_area().get_pixel_range();
+    let inner = [x.start, y.start.min(y.end), x.end, y.start.max(y.end)];
+    drop(frame);
+    area.present()?;
+    Ok(inner)
 }
 
 /// Converts pixels of the page to pixels of the drawing.

@@ -1,12 +1,13 @@
-//! Loss curves: the losses of all runs by step in one plot.
+//! Curves over the steps of runs: the losses of all runs in one plot, and each further quantity in another.
 
 use plotters::element::{Circle, Polygon};
 use plotters::prelude::Color;
 use plotters::series::LineSeries;
 
 use crate::axis::Axis;
-use crate::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw_full_width, px};
+use crate::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw, draw_full_width, px};
 use crate::evaluations::{self, Evaluated};
+use crate::hover::{Hover, HoverCurve};
 use crate::number::significant;
 use crate::thin::{Bin, downsample};
 use crate::{Result, RunSeries};
@@ -14,16 +15,34 @@ use crate::{Result, RunSeries};
 const TITLE: &str = "Loss";
 /// Enough for the width of the page; more would only draw noise.
 const MOST_POINTS: usize = 400;
+/// Size and number of points of a plot of a further quantity.
+const SIZE: (u32, u32) = (450, 240);
+const FEW_POINTS: usize = 200;
+/// A quantity whose largest value is more times its smallest one has a logarithmic axis.
+const WIDE: f64 = 30.0;
 
 /// One run's curve, ready to draw.
 struct Curve<'a> {
     run: &'a RunSeries,
+    name: String,
+    colour: usize,
     pieces: Vec<Vec<Bin>>,
     /// Number of losses in one unit of the x axis.
     per_unit: f64,
 }
 
-impl Curve<'_> {
+impl<'a> Curve<'a> {
+    /// The curve of a run's values, of which there is one for each loss.
+    fn new(
+        run: &'a RunSeries,
+        (name, colour): (String, usize),
+        (values, most): (&[f32], usize),
+        by_epoch: bool,
+    ) -> Self {
+        let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
+        Self { run, name, colour, pieces: downsample(values, most), per_unit }
+    }
+
     fn bins(&self) -> impl Iterator<Item = &Bin> {
         self.pieces.iter().flatten()
     }
@@ -39,6 +58,11 @@ impl Curve<'_> {
     fn ends(&self) -> (f64, f64) {
         let (before, len) = (self.run.before(), self.run.losses.len() as f64);
         (before / self.per_unit, (before + len) / self.per_unit)
+    }
+
+    fn hover(&self) -> HoverCurve {
+        let points = self.bins().map(|bin| (self.x(bin), bin.mean));
+        HoverCurve { name: self.name.clone(), colour: self.colour, points: points.collect() }
     }
 }
 
@@ -56,45 +80,135 @@ fn dots(evaluated: &Evaluated<'_>, by_epoch: bool) -> Dots {
     Dots { name, colour, points: points.collect() }
 }
 
-/// Draws the plot; `None` if no loss is finite.
-pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
+/// What a plot shows.
+struct Shown<'a> {
+    curves: Vec<Curve<'a>>,
+    dots: Vec<Dots>,
+    by_epoch: bool,
+}
+
+impl Shown<'_> {
+    /// The smallest and the largest of some numbers of its points; `None` if it has no curve.
+    fn range(
+        &self,
+        of_bin: impl Fn(&Bin) -> [f64; 2],
+        of_point: impl Fn(&(f64, f64)) -> f64,
+    ) -> Option<(f64, f64)> {
+        self.curves.iter().flat_map(Curve::bins).next()?;
+        let bins = self.curves.iter().flat_map(Curve::bins).flat_map(of_bin);
+        let all = bins.chain(self.dots.iter().flat_map(|dots| &dots.points).map(of_point));
+        Some(
+            all.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+                (low.min(value), high.max(value))
+            }),
+        )
+    }
+
+    fn x_name(&self) -> &'static str {
+        if self.by_epoch { "epoch" } else { "step" }
+    }
+
+    fn x_axis(&self) -> Axis {
+        let points = || self.dots.iter().flat_map(|dots| &dots.points).map(|point| point.0);
+        let begin =
+            self.curves.iter().map(|curve| curve.ends().0).chain(points()).fold(f64::INFINITY, f64::min);
+        let end = self.curves.iter().map(|curve| curve.ends().1).chain(points()).fold(0., f64::max);
+        Axis::linear(begin, end)
+    }
+
+    fn hover(&self, y: &Axis) -> Hover {
+        let dots = self.dots.iter().map(|dots| HoverCurve {
+            name: dots.name.clone(),
+            colour: dots.colour,
+            points: dots.points.clone(),
+        });
+        Hover::new(
+            self.x_name(),
+            (&self.x_axis(), y),
+            self.curves.iter().map(Curve::hover).chain(dots).collect(),
+        )
+    }
+}
+
+/// The runs that have losses, and whether all of them have epochs.
+fn drawn(runs: &[RunSeries]) -> (Vec<&RunSeries>, bool) {
     let runs: Vec<_> = runs.iter().filter(|run| !run.losses.is_empty()).collect();
     let by_epoch = runs.iter().all(|run| run.steps_per_epoch > 0);
-    let curves: Vec<_> = runs
+    (runs, by_epoch)
+}
+
+/// Name and colour of a run's curve: that of a single run says what it is, since the layout is no help there.
+fn label(runs: &[&RunSeries], number: usize) -> (String, usize) {
+    let name = if runs.len() == 1 { "training".to_string() } else { runs[number].name.clone() };
+    (name, number % COLOURS.len())
+}
+
+/// Draws the losses; `None` if none is finite.
+pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
+    let (runs, by_epoch) = drawn(runs);
+    let curves = runs
         .iter()
-        .map(|run| {
-            let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
-            Curve { run, pieces: downsample(&run.losses, MOST_POINTS), per_unit }
-        })
-        .collect();
-    let bins = || curves.iter().flat_map(Curve::bins);
-    if bins().next().is_none() {
-        return Ok(None);
-    }
-    let dots: Vec<Dots> = evaluations::of(&runs).iter().map(|evaluated| dots(evaluated, by_epoch)).collect();
-    let points = || dots.iter().flat_map(|dots| &dots.points);
-    let (lows, highs) = (points().map(|point| point.1), points().map(|point| point.1));
-    let low = bins().map(|bin| bin.low).chain(lows).fold(f64::INFINITY, f64::min);
-    let high = bins().map(|bin| bin.high).chain(highs).fold(f64::NEG_INFINITY, f64::max);
-    let (begins, ends) = (points().map(|point| point.0), points().map(|point| point.0));
-    let begin = curves.iter().map(|curve| curve.ends().0).chain(begins).fold(f64::INFINITY, f64::min);
-    let end = curves.iter().map(|curve| curve.ends().1).chain(ends).fold(0., f64::max);
+        .enumerate()
+        .map(|(number, run)| Curve::new(run, label(&runs, number), (&run.losses, MOST_POINTS), by_epoch));
+    let dots = evaluations::of(&runs).iter().map(|evaluated| dots(evaluated, by_epoch)).collect();
+    let shown = Shown { curves: curves.collect(), dots, by_epoch };
+    let Some((low, high)) = shown.range(|bin| [bin.low, bin.high], |point| point.1) else { return Ok(None) };
+    let y = if low > 0. { Axis::log(low / 1.08, high * 1.08) } else { padded(low, high) };
     let layout = |size| Layout {
         size,
-        x: Axis::linear(begin, end),
-        y: if low > 0. { Axis::log(low / 1.08, high * 1.08) } else { padded(low, high) },
-        x_name: if by_epoch { "epoch" } else { "step" },
+        x: shown.x_axis(),
+        y: y.clone(),
+        x_name: shown.x_name(),
         y_name: if low > 0. { "loss (log scale)" } else { "loss" },
         x_grid: true,
     };
-    let svg = draw_full_width(TITLE, 360, layout, |frame| paint(frame, &curves, &dots))?;
-    let legend =
-        curves.iter().enumerate().map(|(number, curve)| (number % COLOURS.len(), curve.run.name.clone()));
+    let svg = draw_full_width(TITLE, 360, layout, |frame| paint(frame, &shown))?;
+    let legend = shown.curves.iter().map(|curve| (curve.colour, curve.name.clone()));
     Ok(Some(Chart {
         title: TITLE.to_string(),
-        summary: summary(&curves, &dots),
-        legend: legend.chain(dots.iter().map(|dots| (dots.colour, dots.name.clone()))).collect(),
-        note: note(&curves),
+        summary: summary("Loss over training", &shown),
+        legend: legend.chain(shown.dots.iter().map(|dots| (dots.colour, dots.name.clone()))).collect(),
+        note: note(&shown.curves),
+        hover: Some(shown.hover(&y)),
+        svg,
+    }))
+}
+
+/// Draws each quantity that the steps of runs have, in the order in which they come.
+pub(super) fn quantities(runs: &[RunSeries]) -> Result<Vec<Chart>> {
+    let (runs, by_epoch) = drawn(runs);
+    let mut names: Vec<&str> = Vec::new();
+    for quantity in runs.iter().flat_map(|run| &run.quantities) {
+        if !names.contains(&&*quantity.name) {
+            names.push(&quantity.name);
+        }
+    }
+    let charts = names.into_iter().map(|name| quantity(&runs, by_epoch, name));
+    Ok(charts.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+fn quantity(runs: &[&RunSeries], by_epoch: bool, name: &str) -> Result<Option<Chart>> {
+    let with = runs.iter().enumerate().filter_map(|(number, run)| {
+        let found = run.quantities.iter().find(|quantity| quantity.name == name)?;
+        Some(Curve::new(run, label(runs, number), (&found.values, FEW_POINTS), by_epoch))
+    });
+    let shown = Shown { curves: with.collect(), dots: Vec::new(), by_epoch };
+    let Some((low, high)) = shown.range(|bin| [bin.low, bin.high], |point| point.1) else { return Ok(None) };
+    let y = match low > 0. && high > WIDE * low {
+        true => Axis::log(low / 1.08, high * 1.08),
+        false if low >= 0. => Axis::from_zero(high),
+        false => padded(low, high),
+    };
+    let (x, y_axis) = (shown.x_axis(), y.clone());
+    let layout = Layout { size: SIZE, x, y: y_axis, x_name: shown.x_name(), y_name: "", x_grid: true };
+    let svg = draw(name, layout, |frame| paint(frame, &shown))?;
+    let legend = shown.curves.iter().filter(|_| runs.len() > 1);
+    Ok(Some(Chart {
+        title: name.to_string(),
+        summary: summary(name, &shown),
+        legend: legend.map(|curve| (curve.colour, curve.name.clone())).collect(),
+        note: String::new(),
+        hover: Some(shown.hover(&y)),
         svg,
     }))
 }
@@ -104,31 +218,31 @@ fn padded(low: f64, high: f64) -> Axis {
     Axis::linear(low - margin, high + margin)
 }
 
-fn paint(frame: &mut Frame<'_, '_>, curves: &[Curve<'_>], dots: &[Dots]) -> Drawn {
-    for (number, curve) in curves.iter().enumerate() {
+fn paint(frame: &mut Frame<'_, '_>, shown: &Shown<'_>) -> Drawn {
+    for curve in &shown.curves {
         for piece in &curve.pieces {
             if piece.iter().any(|bin| bin.low < bin.high) {
                 let above = piece.iter().map(|bin| (curve.x(bin), bin.high));
                 let below = piece.iter().rev().map(|bin| (curve.x(bin), bin.low));
                 let band = above.chain(below).collect::<Vec<_>>();
-                frame.draw_series([Polygon::new(band, colour(number).mix(0.22))])?;
+                frame.draw_series([Polygon::new(band, colour(curve.colour).mix(0.22))])?;
             }
         }
     }
-    for (number, curve) in curves.iter().enumerate() {
+    for (number, curve) in shown.curves.iter().enumerate() {
+        let ink = colour(curve.colour);
         for piece in &curve.pieces {
             let points = || piece.iter().map(|bin| (curve.x(bin), bin.mean));
             if piece.len() == 1 {
-                frame
-                    .draw_series(points().map(|point| Circle::new(point, px(3), colour(number).filled())))?;
+                frame.draw_series(points().map(|point| Circle::new(point, px(3), ink.filled())))?;
             } else {
                 // The first line is wider than the others, so that two equal curves both remain visible.
                 let width = if number == 0 { px(3) } else { px(3) / 2 };
-                frame.draw_series(LineSeries::new(points(), colour(number).stroke_width(width as u32)))?;
+                frame.draw_series(LineSeries::new(points(), ink.stroke_width(width as u32)))?;
             }
         }
     }
-    for Dots { colour: number, points, .. } in dots {
+    for Dots { colour: number, points, .. } in &shown.dots {
         let ink = colour(*number);
         frame.draw_series(LineSeries::new(points.iter().copied(), ink.stroke_width(px(2) as u32)))?;
         frame.draw_series(points.iter().map(|point| Circle::new(*point, px(4), ink.filled())))?;
@@ -136,21 +250,16 @@ fn paint(frame: &mut Frame<'_, '_>, curves: &[Curve<'_>], dots: &[Dots]) -> Draw
     Ok(())
 }
 
-fn summary(curves: &[Curve<'_>], dots: &[Dots]) -> String {
-    let parts = curves.iter().filter_map(|curve| {
+fn summary(what: &str, shown: &Shown<'_>) -> String {
+    let parts = shown.curves.iter().filter_map(|curve| {
         let (first, last) = (curve.bins().next()?, curve.bins().last()?);
-        Some(format!(
-            "{}: from {} to {}",
-            curve.run.name,
-            significant(first.mean, 3),
-            significant(last.mean, 3)
-        ))
+        Some(format!("{}: from {} to {}", curve.name, significant(first.mean, 3), significant(last.mean, 3)))
     });
-    let evaluated = dots.iter().filter_map(|Dots { name, points, .. }| {
+    let evaluated = shown.dots.iter().filter_map(|Dots { name, points, .. }| {
         let (first, last) = (points.first()?, points.last()?);
         Some(format!("{name}: from {} to {}", significant(first.1, 3), significant(last.1, 3)))
     });
-    format!("Loss over training. {}.", parts.chain(evaluated).collect::<Vec<_>>().join("; "))
+    format!("{what}. {}.", parts.chain(evaluated).collect::<Vec<_>>().join("; "))
 }
 
 fn note(curves: &[Curve<'_>]) -> String {
@@ -163,7 +272,7 @@ fn note(curves: &[Curve<'_>]) -> String {
     for curve in curves {
         let broken = || curve.run.losses.iter().enumerate().filter(|(_, loss)| !loss.is_finite());
         if let Some((step, loss)) = broken().next() {
-            let (name, count) = (&curve.run.name, broken().count());
+            let (name, count) = (&curve.name, broken().count());
             parts.push(format!(
                 "{name}: {count} of {} losses are not finite, the first ({loss}) at step {}.",
                 curve.run.losses.len(),
@@ -180,8 +289,7 @@ mod tests {
     use crate::Evaluation;
 
     fn places(run: &RunSeries, by_epoch: bool) -> (Vec<f64>, Vec<f64>) {
-        let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
-        let curve = Curve { run, pieces: downsample(&run.losses, MOST_POINTS), per_unit };
+        let curve = Curve::new(run, (String::new(), 0), (&run.losses, MOST_POINTS), by_epoch);
         let evaluated = evaluations::of(&[run]);
         let dots = evaluated.iter().flat_map(|evaluated| dots(evaluated, by_epoch).points);
         (curve.bins().map(|bin| curve.x(bin)).collect(), dots.map(|point| point.0).collect())

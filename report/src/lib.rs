@@ -3,8 +3,8 @@
 //! Read it in this order:
 //!
 //! - [`metrics`]: one JSON object per line for each step, and one for the whole run.
-//! - [`Report`]: a run as plots and tables, in one self-contained HTML file: losses, times and memory by rank,
-//!   speed-up, the timeline of a pipeline. [`sheet`] makes the same plots and tables from any numbers.
+//! - [`Report`]: a run as plots and tables, in one self-contained HTML file: losses, learning rate and other quantities of
+//!   the steps, times and memory by rank, speed-up, the timeline of a pipeline. [`sheet`] makes the same plots and tables from any numbers.
 //! - [`tensorboard`]: the same numbers as event files for TensorBoard.
 //! - [`trace`]: what each rank did when, as one Chrome trace of all ranks.
 //!
@@ -37,6 +37,7 @@ mod command_line;
 mod curves;
 mod error;
 mod evaluations;
+mod hover;
 pub mod metrics;
 mod number;
 mod page;
@@ -50,5 +51,7 @@ pub mod trace;
 pub use clock::now_rfc3339;
 pub use command_line::command_line;
 pub use error::{Error, Result};
-pub use run::{Evaluation, RankTimes, Report, RunSeries, Speedup, counted, fact};
+pub use run::{
+    Evaluation, OptionValue, Quantity, RankTimes, Report, RunSeries, RunState, Speedup, counted, fact,
+};
 pub use timeline::Timeline;

@@ -56,6 +56,19 @@ pub struct StepDetails {
     pub speed: Option<StepSpeed>,
 }
 
+impl StepDetails {
+    /// What the page of a run draws: names and values.
+    pub fn quantities(&self) -> Vec<(&'static str, f64)> {
+        let of_speed = self.speed.map(|speed| ("MFU (%)", speed.mfu.map_or(f64::NAN, |mfu| 100.0 * mfu)));
+        let own = [
+            ("Learning rate", self.learning_rate),
+            ("Gradient norm", self.grad_norm),
+            ("Tokens per second", self.tokens_per_second),
+        ];
+        own.into_iter().chain(of_speed).collect()
+    }
+}
+
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 enum Line<'a> {

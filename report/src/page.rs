@@ -6,8 +6,10 @@ use askama::Template;
 
 use crate::chart::{COLOURS, Chart};
 use crate::error::write_page;
-use crate::number::{seconds, significant};
-use crate::{Error, Report, Result, RunSeries, bars, curves, evaluations, timeline};
+use crate::number::{Unit, seconds, significant};
+use crate::{
+    Error, RankTimes, Report, Result, RunSeries, RunState, bars, curves, evaluations, fact, timeline,
+};
 
 #[derive(Template)]
 #[template(path = "report.html")]
@@ -18,6 +20,25 @@ struct Page<'a> {
     evaluations: Vec<evaluations::Row<'a>>,
     wide: Option<Chart>,
     narrow: Vec<Chart>,
+    facts: Vec<(String, String)>,
+    /// Number of options that were given.
+    given: usize,
+}
+
+impl Page<'_> {
+    fn is_running(&self) -> bool {
+        self.report.state == RunState::Running
+    }
+
+    /// Whether this is a language model: only there a perplexity and a text say something.
+    fn has_samples(&self) -> bool {
+        let mut evaluations = self.report.runs.iter().flat_map(|run| &run.evaluations);
+        evaluations.any(|evaluation| evaluation.sample.is_some())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.report.state == RunState::Stopped
+    }
 }
 
 /// A series' colour in the plots, and its replacement on a dark page.
@@ -43,7 +64,7 @@ struct RunRow<'a> {
 }
 
 impl Report {
-    /// Renders the page: HTML with style and plots included, and no links. All text is escaped.
+    /// Renders the page: HTML with style, script and plots included, and no links. All text is escaped.
     ///
     /// # Errors
     /// None that is known; errors of the drawing libraries are passed on.
@@ -60,14 +81,22 @@ impl Report {
         let speedup = self.speedup.as_ref().map(bars::speedup).transpose()?.flatten();
         let timelines: Vec<Option<Chart>> =
             self.timelines.iter().map(timeline::chart).collect::<Result<_>>()?;
-        let narrow = [bars::times(&self.ranks)?, bars::memory(&self.ranks)?, speedup];
+        let quantities = curves::quantities(&self.runs)?;
+        // One bar has nothing to be compared with.
+        let (one, ranks) = match &self.ranks[..] {
+            [one] => (Some(one), &[][..]),
+            all => (None, all),
+        };
+        let narrow = [bars::times(ranks)?, bars::memory(ranks)?, speedup];
         let page = Page {
             report: self,
             colours: colours(),
             runs: self.runs.iter().map(row).collect(),
             evaluations: evaluations::rows(&self.runs),
             wide: curves::losses(&self.runs)?,
-            narrow: timelines.into_iter().chain(narrow).flatten().collect(),
+            narrow: quantities.into_iter().chain(timelines.into_iter().chain(narrow).flatten()).collect(),
+            facts: self.facts.iter().cloned().chain(one.into_iter().flat_map(of_one)).collect(),
+            given: self.options.iter().filter(|option| !option.is_default).count(),
         };
         page.render().map_err(|error| Error::Page { reason: error.to_string() })
     }
@@ -83,6 +112,18 @@ impl Report {
 
 fn hex(plotters::prelude::RGBColor(red, green, blue): plotters::prelude::RGBColor) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
+/// What the plots of time and memory would show of a single rank.
+fn of_one(rank: &RankTimes) -> Vec<(String, String)> {
+    let memory = rank.peak_rss_bytes.map(|bytes| bytes as f64);
+    let memory = memory.map(|bytes| (bytes, Unit::of_bytes(bytes)));
+    let memory = memory.map(|(bytes, unit)| {
+        fact("peak memory", format!("{} {}", significant(bytes / unit.size, 3), unit.name))
+    });
+    let time = rank.compute_s + rank.communication_s;
+    let time = (time.is_finite() && time > 0.).then(|| fact("time per step", seconds(time)));
+    time.into_iter().chain(memory).collect()
 }
 
 fn row(run: &RunSeries) -> RunRow<'_> {

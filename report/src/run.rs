@@ -19,6 +19,10 @@ pub struct Report {
     pub host: String,
     /// Further facts: name and value, in this order.
     pub facts: Vec<(String, String)>,
+    /// The program's options, with those that were not given.
+    pub options: Vec<OptionValue>,
+    /// Whether the run goes on. Default: it has ended.
+    pub state: RunState,
     /// The runs whose losses are drawn together.
     pub runs: Vec<RunSeries>,
     /// Time and memory of each rank.
@@ -27,6 +31,29 @@ pub struct Report {
     pub speedup: Option<Speedup>,
     /// Timelines of pipeline steps.
     pub timelines: Vec<Timeline>,
+}
+
+/// An option of the program that ran.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OptionValue {
+    /// Its name, as it is typed.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// Whether it was not given.
+    pub is_default: bool,
+}
+
+/// How far a run has got.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RunState {
+    /// It has ended.
+    #[default]
+    Ended,
+    /// It goes on, and the page is written again and again: a browser loads it again and again, too.
+    Running,
+    /// It has failed or was stopped.
+    Stopped,
 }
 
 /// One training run.
@@ -52,6 +79,18 @@ pub struct RunSeries {
     /// Evaluations during the run, in order of their steps.
     #[serde(default)]
     pub evaluations: Vec<Evaluation>,
+    /// Further quantities of each step; those of all runs that have the same name are drawn in one plot.
+    #[serde(default)]
+    pub quantities: Vec<Quantity>,
+}
+
+/// A quantity that each step of a run has, such as the learning rate.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Quantity {
+    /// Its name, with the unit.
+    pub name: String,
+    /// Its values, for the same steps as [`RunSeries::losses`]; NaN where it is not known.
+    pub values: Vec<f32>,
 }
 
 /// Result of a run on data that it was not trained on.

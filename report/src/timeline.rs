@@ -56,6 +56,7 @@ pub(super) fn chart(timeline: &Timeline) -> Result<Option<Chart>> {
     Ok(Some(Chart {
         title: title.clone(),
         svg,
+        hover: None,
         legend: legend.map(|(_, series, name)| (*series, name.to_string())).collect(),
         note: summary.clone(),
         summary,

@@ -12,15 +12,20 @@ pub(crate) fn chromium() -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// Returns how many of the elements that a selector matches are cut off or need scrolling in a window `width` pixels
-/// wide.
+/// Returns how many of the elements that a selector matches are cut off or need scrolling on a page `width` pixels wide. The
+/// page is in a frame, since Chromium's windows are 500 pixels wide at least.
 pub(crate) fn cut(browser: &Path, html: &str, parts: &str, folder: &Path, width: usize) -> usize {
     let count = format!(
-        "<script>document.title = [...document.querySelectorAll('{parts}')].filter(part => part.scrollWidth > \
+        "<script>parent.document.title = [...document.querySelectorAll('{parts}')].filter(part => part.scrollWidth > \
          part.clientWidth || part.getBoundingClientRect().right > innerWidth).length</script></body>"
     );
     let page = folder.join("measured.html");
-    std::fs::write(&page, html.replace("</body>", &count)).unwrap();
+    let framed = html.replace("</body>", &count).replace('&', "&amp;").replace('"', "&quot;");
+    let style = format!("width: {width}px; height: 1400px; border: 0");
+    let outer = format!(
+        "<!DOCTYPE html><title></title><body style='margin: 0'><iframe style='{style}' srcdoc=\"{framed}\"></iframe>"
+    );
+    std::fs::write(&page, outer).unwrap();
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new(browser)
         .args([
@@ -31,7 +36,7 @@ pub(crate) fn cut(browser: &Path, html: &str, parts: &str, folder: &Path, width:
             "--hide-scrollbars",
             "--dump-dom",
         ])
-        .arg(format!("--window-size={width},1500"))
+        .arg(format!("--window-size={},1500", width.max(500)))
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg(format!("file://{}", page.display()))
         .output()

@@ -164,7 +164,10 @@ fn the_page_of_a_run_that_went_on_shows_all_of_it() {
     assert_eq!(steps("step", "batch"), [0, 1, 2, 3, 4, 5]);
     assert_eq!(steps("evaluation", "step"), [2, 4, 6]);
     let page = fs::read_to_string(runs.0.path("page.html")).unwrap();
-    assert!(page.contains("<td class=\"number\">6</td><td class=\"number\">"), "six steps in all");
+    assert!(page.contains("data-head=\"steps\">6</td>"), "six steps in all");
+    let rates = page.split("<figcaption>Learning rate").nth(1).unwrap();
+    let rates = rates.split("data-curves=\"").nth(1).unwrap().split('"').next().unwrap();
+    assert_eq!(rates.matches("],[").count(), 5, "six points: {rates}");
     assert_eq!(page.matches("<td class=\"sample\">").count(), 3);
     for line in metrics(&runs.0.path("m.jsonl")).iter().filter(|line| line["event"] == "evaluation") {
         assert!(line["sample"].as_str().unwrap().starts_with("one two "), "{line}");

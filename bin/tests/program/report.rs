@@ -79,7 +79,7 @@ fn nothing_is_cut_off_on_a_narrow_page() {
         return;
     };
     let (folder, html) = (Folder::new(), report().render().unwrap());
-    for width in [500, 650, 800, 1200] {
+    for width in [400, 500, 650, 800, 1200] {
         let cut = cut(&browser, &html, "html, .plot, .scroll, svg", &folder.path(""), width);
         assert_eq!(cut, 0, "{width} pixels");
     }

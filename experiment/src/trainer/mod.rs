@@ -29,7 +29,7 @@ pub use keeper::{CheckpointSchedule, RunEnd, RunIdentity};
 pub(crate) use newcomer::restart_before_first_step;
 pub use observer::{Epoch, Losses, Means, Observer, Step};
 pub use random::StepRandom;
-pub use run::{Find, RunConfig, RunResult};
+pub use run::{Find, MakePage, RunConfig, RunResult};
 pub use sharded::Sharded;
 pub use source::{Epochs, Loader, sampler_state};
 pub use staged::Staged;

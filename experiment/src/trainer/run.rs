@@ -10,6 +10,7 @@ use training::Contents;
 
 use crate::console::note;
 use crate::error::Result;
+use crate::live_page::LivePage;
 use crate::options::{CheckpointOptions, ElasticRanks, with_fallback_hint};
 use crate::rank::{Rank, RankPhase, Stopwatch};
 use crate::run_log::{LogConfig, RunLog};
@@ -24,6 +25,10 @@ pub(super) use elastic::NewcomerCheck;
 
 /// Returns the checkpoint that a run resumes from, if any.
 pub type Find<'a> = Box<dyn Fn(&RunIdentity) -> Result<Option<Contents>> + 'a>;
+
+/// Returns the page that is written while the run goes on, if one is wanted; its argument is what is known of the run at its
+/// start.
+pub type MakePage<'a> = Box<dyn Fn(RunSeries) -> Option<LivePage> + 'a>;
 
 /// Configuration of a run of an experiment.
 pub struct RunConfig<'a> {
@@ -43,6 +48,8 @@ pub struct RunConfig<'a> {
     pub elastic: Option<ElasticRanks>,
     /// The rank that prints and writes metrics.
     pub reporter: usize,
+    /// Makes the page that is written while the run goes on, if one is wanted, from what is known of the run at its start.
+    pub page: MakePage<'a>,
 }
 
 /// The state of a run outside its trainer.
@@ -103,7 +110,12 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let log = LogConfig { run: config.name, keep, steps, muted: !prints, at_once };
         let mut metrics = rank.metrics.take();
         // If the first rank may be lost, any other one may have to replace it.
-        let log = (prints || at_once).then(|| RunLog::new(&log, metrics.as_mut()));
+        let page = || {
+            let world_size = rank.comm.world_size();
+            let name = self.strategy.name(world_size);
+            (config.page)(RunSeries { name, world_size, steps_per_epoch, ..RunSeries::default() })
+        };
+        let log = (prints || at_once).then(|| RunLog::new(&log, metrics.as_mut()).with_page(page()));
         let mut run = Run { config, log, observer, watch: rank.stopwatch() };
         self.begin(saved.as_ref(), rank, &mut run)?;
         if let (true, CheckpointForm::Whole(model)) = (rank.newcomer, self.strategy.kept()) {

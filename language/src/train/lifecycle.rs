@@ -4,6 +4,7 @@ use comm::Operation;
 use experiment::Experiment;
 use experiment::console::note;
 use experiment::error::{Error, Result};
+use experiment::live_page::LivePage;
 use experiment::options::{CheckpointOptions, begin_note, keeps_losses, with_fallback_hint};
 use experiment::rank::Rank;
 use experiment::run_log::{LogConfig, RunLog};
@@ -13,6 +14,7 @@ use girandole::{Layout, Parallel};
 use models::tokens::Rows;
 use models::{CausalLm, FolderConfig, WrittenFiles};
 use plan::command::ParametersDtype;
+use report::RunSeries;
 use report::metrics::MetricsWriter;
 use training::{Checkpoints, Contents};
 
@@ -77,7 +79,7 @@ impl<J: Job> Training<J> {
         &self,
         is_first: bool,
         is_elastic: bool,
-        metrics: Option<&'a mut MetricsWriter>,
+        (metrics, layout): (Option<&'a mut MetricsWriter>, &Layout),
     ) -> Option<RunLog<'a>> {
         let config = LogConfig {
             keep: keeps_losses(self.common(), &self.options().checkpoints),
@@ -86,7 +88,9 @@ impl<J: Job> Training<J> {
             at_once: is_elastic,
             ..LogConfig::default()
         };
-        (is_first || is_elastic).then(|| RunLog::new(&config, metrics))
+        let run = RunSeries { name: layout.to_string(), world_size: layout.ranks(), ..RunSeries::default() };
+        let page = || LivePage::new(J::NAME, self.common().report.as_deref(), run);
+        (is_first || is_elastic).then(|| RunLog::new(&config, metrics).with_page(page()))
     }
 
     /// Returns the lines that are printed at the end.

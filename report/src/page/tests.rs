@@ -1,7 +1,7 @@
 //! Tests that the page is well-formed whatever the input.
 
 use super::*;
-use crate::{Evaluation, RankTimes, Speedup, Timeline};
+use crate::{Evaluation, OptionValue, Quantity, Speedup, Timeline};
 
 fn full() -> Report {
     let losses =
@@ -39,7 +39,7 @@ fn full() -> Report {
             })
             .collect(),
         speedup: Some(Speedup { single_s: 0.2, ddp_s: 0.11, ranks: 2 }),
-        timelines: Vec::new(),
+        ..Report::default()
     }
 }
 
@@ -82,6 +82,10 @@ fn evaluations_are_drawn_and_samples_shown() {
         assert!(html.contains(part), "{part}");
     }
     assert!(html.contains(&hex(COLOURS[1].0)));
+    let bare = vec![Evaluation { step: 100, loss: 2.5, sample: None }];
+    let bare = Report { runs: vec![RunSeries { evaluations: bare, ..run.clone() }], ..Report::default() };
+    let html = bare.render().unwrap();
+    assert!(html.contains("Evaluations") && !html.contains("perplexity") && !html.contains("sample of text"));
     let none = RunSeries { evaluations: Vec::new(), ..run };
     let html = Report { runs: vec![none], ..Report::default() }.render().unwrap();
     assert!(!html.contains("Evaluations") && !html.contains("</span>evaluation"));
@@ -108,7 +112,7 @@ fn a_full_report_has_every_part_and_no_link() {
         assert!(html.contains(part), "{part}");
     }
     let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
-    for link in ["http", "href", "src=", "url(", "@import", "<script", "<link"] {
+    for link in ["http", "href", "src=", "url(", "@import", "<script ", "<link"] {
         assert!(!links.contains(link), "{link}");
     }
     // Few points are drawn, however many steps there are.
@@ -139,7 +143,8 @@ fn text_is_escaped_everywhere() {
         Report { title: evil.clone(), command_line: evil.clone(), date: evil.clone(), host: evil, ..report };
     let html = report.render().unwrap();
     assert_well_formed(&html);
-    assert!(!html.contains("<script") && !html.contains("alert(\""));
+    assert_eq!(html.matches("<script").count(), 1, "the page's own");
+    assert!(!html.contains("alert(\""));
 }
 
 #[test]
@@ -186,7 +191,7 @@ fn losses_that_are_not_finite_are_told() {
         ..RunSeries::default()
     };
     let html = Report { runs: vec![run], ..Report::default() }.render().unwrap();
-    assert!(html.contains("ddp: 2 of 4 losses are not finite, the first (NaN) at step 2."));
+    assert!(html.contains("training: 2 of 4 losses are not finite, the first (NaN) at step 2."));
 }
 
 #[test]
@@ -221,4 +226,78 @@ fn a_pipeline_is_drawn_planned_and_measured() {
     // Without data nothing is drawn.
     let empty = Report { timelines: vec![Timeline::default()], ..Report::default() };
     assert!(!empty.render().unwrap().contains("<svg"));
+}
+
+/// Names and values of a single run's quantities.
+fn with_quantities(quantities: &[(&str, [f32; 4])]) -> Report {
+    let quantities =
+        quantities.iter().map(|(name, values)| Quantity { name: name.to_string(), values: values.to_vec() });
+    let (name, losses) = ("dp=1".to_string(), vec![4., 3., 2., 1.]);
+    let run =
+        RunSeries { name, losses, world_size: 1, quantities: quantities.collect(), ..RunSeries::default() };
+    let rank = RankTimes { rank: 0, compute_s: 0.25, communication_s: 0., peak_rss_bytes: Some(3 << 20) };
+    Report { runs: vec![run], ranks: vec![rank], ..Report::default() }
+}
+
+/// Name and points of a curve.
+type Points = (String, Vec<(f64, f64)>);
+
+/// The curves whose values the page shows at the pointer, of each plot.
+fn hovered(html: &str) -> Vec<Vec<Points>> {
+    let attributes = html.split("data-curves=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+    let plots = attributes.map(|text| {
+        let json: serde_json::Value = serde_json::from_str(&text.replace("&#34;", "\"")).unwrap();
+        let curves = json["curves"].as_array().unwrap().iter();
+        let curve = |curve: &serde_json::Value| {
+            (
+                curve["name"].as_str().unwrap().to_string(),
+                serde_json::from_value(curve["points"].clone()).unwrap(),
+            )
+        };
+        curves.map(curve).collect()
+    });
+    plots.collect()
+}
+
+#[test]
+fn each_quantity_has_a_plot_whose_values_the_page_knows() {
+    let rates = [0.1, f32::NAN, 0.2, 0.3];
+    let html = with_quantities(&[("Learning rate", rates), ("unknown", [f32::NAN; 4])]).render().unwrap();
+    assert_well_formed(&html);
+    let one = |name: &str, points: &[(f64, f64)]| vec![(name.to_string(), points.to_vec())];
+    let losses = one("training", &[(1., 4.), (2., 3.), (3., 2.), (4., 1.)]);
+    assert_eq!(hovered(&html), [losses, one("training", &[(1., 0.1), (3., 0.2), (4., 0.3)])]);
+    assert!(html.contains("<figcaption>Learning rate</figcaption>") && !html.contains("unknown"));
+}
+
+#[test]
+fn a_single_rank_has_numbers_instead_of_bars() {
+    let html = with_quantities(&[]).render().unwrap();
+    assert!(
+        !html.contains("by rank") && html.contains("<td>250 ms</td>") && html.contains("<td>3 MiB</td>"),
+        "{html}"
+    );
+}
+
+#[test]
+fn options_are_listed_and_defaults_marked() {
+    let option = |name: &str, is_default| OptionValue { name: name.into(), value: "<7>".into(), is_default };
+    let report =
+        Report { options: vec![option("--seed", false), option("--steps", true)], ..Report::default() };
+    let html = report.render().unwrap();
+    assert_well_formed(&html);
+    assert!(html.contains("All options: 1 given, 1 not"));
+    assert!(html.contains("--seed</th><td>&#60;7&#62;</td>"));
+    assert!(html.contains("--steps</th><td>&#60;7&#62; <span>default</span></td>"));
+}
+
+#[test]
+fn only_the_page_of_a_run_that_goes_on_loads_itself_again() {
+    let page = |state| Report { state, ..Report::default() }.render().unwrap();
+    let loads = |html: &str| html.contains("<body data-reload>");
+    assert!(loads(&page(RunState::Running)) && page(RunState::Running).contains(">running<"));
+    assert!(
+        !loads(&page(RunState::Stopped)) && page(RunState::Stopped).contains("ended before its last step")
+    );
+    assert!(!loads(&page(RunState::Ended)) && !page(RunState::Ended).contains("class=\"state\""));
 }

@@ -6,7 +6,8 @@ use plotters::series::{DashedLineSeries, LineSeries};
 
 use crate::Result;
 use crate::axis::Axis;
-use crate::chart::{Chart, Drawn, Frame, Layout, colour, draw, px};
+use crate::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw, px};
+use crate::hover::{Hover, HoverCurve};
 use crate::number::significant;
 
 const SIZE: (u32, u32) = (450, 300);
@@ -69,14 +70,14 @@ impl Plot {
         if points().next().is_none() {
             return Ok(None);
         }
-        let layout = Layout {
-            size: SIZE,
-            x: self.x(points().map(|point| point.0)),
-            y: self.y(points().map(|point| point.1)),
-            x_name: &self.x_name,
-            y_name: &self.y_name,
-            x_grid: true,
+        let (x, y) = (self.x(points().map(|point| point.0)), self.y(points().map(|point| point.1)));
+        let of_curve = |(curve, points): &(&Curve, Vec<(f64, f64)>)| HoverCurve {
+            name: curve.name.clone(),
+            colour: curve.colour % COLOURS.len(),
+            points: points.clone(),
         };
+        let hover = Hover::new(&self.x_name, (&x, &y), curves.iter().map(of_curve).collect());
+        let layout = Layout { size: SIZE, x, y, x_name: &self.x_name, y_name: &self.y_name, x_grid: true };
         let svg = draw(&self.title, layout, |frame| paint(frame, &curves))?;
         let legend = curves.iter().filter(|(_, points)| !points.is_empty());
         Ok(Some(Chart {
@@ -84,6 +85,7 @@ impl Plot {
             summary: summary(&curves),
             legend: legend.map(|(curve, _)| (curve.colour, curve.name.clone())).collect(),
             note: self.note.clone(),
+            hover: Some(hover),
             svg,
         }))
     }

@@ -49,6 +49,7 @@ impl Stacks {
         Ok(Some(Chart {
             title: self.title.clone(),
             svg,
+            hover: None,
             legend: self.parts.iter().cloned().enumerate().collect(),
             note: self.note.clone(),
             summary: format!("{}.", text.collect::<Vec<_>>().join("; ")),

@@ -125,6 +125,7 @@ fn live(group: Arc<dyn Communicator>, loss: Loss, trace: &Path, report: impl FnO
         find: Box::new(|_| Ok(None)),
         elastic: Some(RANGE),
         reporter: 0,
+        page: Box::new(|_| None),
     };
     let validate = |_: &_, rank: &Rank| Ok(all_gather_object(&*rank.comm, &number)?);
     trainer.run_and(&mut rank, &config, &mut AfterSteps(operations.clone()), validate)?;
