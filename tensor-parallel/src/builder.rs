@@ -258,9 +258,9 @@ impl ShardBuilder {
             return Err(Error::invalid(&format!("parameter {name}"), got, help));
         }
         let (rank, ranks) = (self.inner.context.rank(), self.inner.context.ranks());
-        let shard_dims = division.dims(&name, &dims, (rank, ranks))?;
-        let runs = split.runs(&dims, rank, ranks);
         let mut source = lock(&self.inner.source);
+        let shard_dims = division.dims(&source.full_name(&name), &dims, (rank, ranks))?;
+        let runs = split.runs(&dims, rank, ranks);
         let tensor = match &mut *source {
             Source::Random { builder, scratch } => {
                 let whole = builder.get_with_hints_dtype(shape, &name, init, self.dtype)?;

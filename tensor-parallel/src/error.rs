@@ -12,8 +12,8 @@ pub enum Error {
     // ---- mistakes in the program or its input ----
     /// A size that is not divisible by the number of ranks.
     #[error(
-        "{what}: {size} cannot be divided into {parts} equal parts for {ranks} tensor-parallel ranks; give a multiple of \
-         {parts}, or another number of ranks"
+        "{what}: {size} cannot be divided into {parts} equal parts for {ranks} tensor-parallel ranks (tp={ranks} of a layout); give a \
+         multiple of {parts}, or another number of ranks"
     )]
     Indivisible {
         /// What has this size.

@@ -33,6 +33,17 @@ impl Source {
         matches!(self, Self::File(..) | Self::Parts(_))
     }
 
+    /// Returns a parameter's name in the whole model, for messages: a builder of a model that is built elsewhere knows only the
+    /// last part of it.
+    pub(crate) fn full_name(&self, name: &str) -> String {
+        match self {
+            Self::Elsewhere(builder, _) if !builder.prefix().is_empty() => {
+                format!("{}.{name}", builder.prefix())
+            }
+            _ => name.to_string(),
+        }
+    }
+
     /// Reads these ranges of the flattened whole weight, concatenated.
     pub(crate) fn read(
         &mut self,

@@ -223,6 +223,8 @@ fn heads_that_the_ranks_do_not_divide_are_named() {
         };
         Local::run_shared(ranks, |comm| Ok(body(comm)?)).map(drop).unwrap_err().to_string()
     };
-    assert!(build(4, false).contains("num_key_value_heads: 2 cannot be divided over 4"));
+    assert!(
+        build(4, false).contains(": 2 cannot be divided over 4 tensor-parallel ranks (tp=4 of a layout)")
+    );
     assert!(build(2, true).contains("sequence_parallel"));
 }

@@ -232,7 +232,13 @@ impl Part {
         if count.is_multiple_of(ranks) {
             return Ok(count / ranks);
         }
-        bail!("{what}: {count} cannot be divided over {ranks} tensor-parallel ranks")
+        let of = match self.vb.prefix() {
+            prefix if prefix.is_empty() => String::new(),
+            prefix => format!(" of {prefix}"),
+        };
+        bail!(
+            "{what}{of}: {count} cannot be divided over {ranks} tensor-parallel ranks (tp={ranks} of a layout)"
+        )
     }
 }
 
