@@ -50,9 +50,7 @@ impl Model for Net {
 fn train(context: RankContext, layout: &Layout) -> girandole::Result<()> {
     let rows = Tensor::arange(0f32, 768.0, &Device::Cpu)?.affine(0.1, 0.0)?.sin()?.reshape((48, 16))?;
     let rows = rows.chunk(layout.data_ranks(), 0)?;
-    // For pipelines: the first rank's rows, as an example of an input.
-    let config = ParallelConfig { example: Some(rows[0].clone()), ..ParallelConfig::default() };
-    let comm = Arc::new(context.connect()?);
+    let (comm, config) = (Arc::new(context.connect()?), ParallelConfig::default());
     let mut model = Parallel::new(comm, layout, InitialWeights::seed(42), &config, Net::new)?;
     let adam = AdamConfig { learning_rate: 0.01, ..AdamConfig::default() };
     let mut optimizer = Adam::named(model.named_vars(), adam)?;

@@ -9,6 +9,8 @@ use crate::groups::Groups;
 use crate::links::Spec;
 use crate::{Error, Modules, PipelineConfig, Result, Table};
 
+const EXAMPLE: &str = "the example";
+
 /// Compares the arguments of all ranks of a pipeline and its data-parallel replicas, and refuses those that cannot work.
 /// Every rank must call it.
 pub(crate) fn check(
@@ -16,7 +18,7 @@ pub(crate) fn check(
     table: &Table,
     modules: &Modules,
     config: &PipelineConfig,
-    example: &Tensor,
+    example: Option<&Tensor>,
 ) -> Result<()> {
     // Group sizes first: the second comparison runs over these groups.
     let others = |group: &Option<Arc<dyn Communicator>>| group.as_ref().map_or(1, |group| group.world_size());
@@ -33,7 +35,7 @@ pub(crate) fn check(
         ("the rank of each stage", format!("{:?}", table.owners)),
         ("the list of modules", modules.names().join(", ")),
         ("the split", format!("{:?}", config.split)),
-        ("the example", Spec::of(example).to_string()),
+        (EXAMPLE, example.map_or_else(|| "none".to_string(), |example| Spec::of(example).to_string())),
         ("the list of tied variables", format!("{:?}", config.tied)),
         ("the check for missing gradients", format!("{:?}", config.audit)),
         ("the bytes of a bucket", config.bucket_bytes.to_string()),
@@ -44,6 +46,16 @@ pub(crate) fn check(
     let Some(name) = modules.ambiguous() else { return Ok(()) };
     let (what, help) = ("the modules of a pipeline".to_string(), "give each a name of its own".to_string());
     Err(Error::InvalidArgument { what, got: format!("{name} twice"), help })
+}
+
+/// Compares the examples of all ranks. Every rank must call it.
+pub(crate) fn check_example(groups: &Groups, example: &Tensor) -> Result<()> {
+    let pp = &*groups.pp;
+    compare(
+        &[(EXAMPLE, Spec::of(example).to_string())],
+        |own| groups.gather(own),
+        pp.world_ranks()[pp.rank()],
+    )
 }
 
 /// A rank in the whole job, and its arguments.

@@ -76,6 +76,8 @@ pub struct Pipeline {
     /// All variables of the stages, by whether they are trained.
     parameters: Vec<(String, Var)>,
     buffers: Vec<(String, Var)>,
+    /// The last components of names of variables that are not trained.
+    buffer_names: Vec<String>,
     failed: Option<Error>,
 }
 
@@ -103,12 +105,23 @@ impl Pipeline {
     /// A batch of the wrong size; [`Error::ShapeChanged`]; errors of a stage; [`Error::PeerFailed`] if another rank failed in
     /// this way.
     pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
-        if let Some(first) = &self.failed {
-            return Err(first.clone());
-        }
+        self.check_ready()?;
         let step = self.try_step(input, target);
         self.close_if_failed(&step);
         step
+    }
+
+    fn check_ready(&self) -> Result<()> {
+        match &self.failed {
+            Some(first) => Err(first.clone()),
+            None if self.links.is_none() => {
+                let what = "the example of a pipeline".to_string();
+                let help =
+                    "call Pipeline::prepare with an input of one micro-batch before the first step".into();
+                Err(Error::InvalidArgument { what, got: "none".into(), help })
+            }
+            None => Ok(()),
+        }
     }
 
     fn close_if_failed<T>(&mut self, result: &Result<T>) {
@@ -201,9 +214,7 @@ impl Pipeline {
     /// # Errors
     /// Those of [`step`](Self::step).
     pub fn evaluate(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Option<f32>> {
-        if let Some(first) = &self.failed {
-            return Err(first.clone());
-        }
+        self.check_ready()?;
         let loss = self.try_evaluate(input, target);
         self.close_if_failed(&loss);
         loss

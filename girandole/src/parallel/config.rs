@@ -23,7 +23,8 @@ pub struct ParallelConfig {
     /// Number of equal parts into which a rank's rows are divided. They are computed one after the other, and their
     /// gradients are added: the micro-batches of a pipeline, gradient accumulation elsewhere. Default: 1.
     pub micro_batches: usize,
-    /// With `pp`: an input of one micro-batch, for its shape and dtype. Default: none.
+    /// With `pp`: an input of one micro-batch, for its shape and dtype, which all batches then have. Default: none, which takes
+    /// that of the first batch.
     pub example: Option<Tensor>,
     /// With `pp`: the pipeline schedule. Default: 1F1B.
     pub schedule: ScheduleKind,

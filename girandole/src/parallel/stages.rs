@@ -16,7 +16,7 @@ use super::flat_shards::FlatShards;
 use super::last_unit::PassedOn;
 use super::step::{number, weighted, zero_loss};
 use super::trained::trained;
-use crate::{Error, Result};
+use crate::Result;
 
 /// Computes the output of the last unit from its input.
 type LastUnit = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send>;
@@ -63,10 +63,6 @@ impl Stages {
         modules: &Modules,
         passed_on: PassedOn<M>,
     ) -> Result<Self> {
-        let Some(example) = &config.example else {
-            let help = "give an input of one micro-batch: its shape and dtype are what stages make room for";
-            return Err(Error::invalid("ParallelConfig::example", "none", help));
-        };
         let several = |comm: &Arc<dyn Communicator>| (comm.world_size() > 1).then(|| comm.clone());
         let (pp, shard) = (mesh.axis("pp")?.clone(), mesh.axis("shard")?);
         let pipeline_config = PipelineConfig {
@@ -94,7 +90,11 @@ impl Stages {
             Ok(weighted(&loss, count, own.share)?)
         };
         let builder = |map: &VarMap| trained(shards.var_builder(map), shards.tensor_builder(), config);
-        let mut pipeline = Pipeline::new(pp, modules, &builder, example, loss, &pipeline_config)?;
+        let mut pipeline = match &config.example {
+            Some(example) => Pipeline::new(pp, modules, &builder, example, loss, &pipeline_config)?,
+            // The first batch is the example.
+            None => Pipeline::unprepared(pp, modules, &builder, loss, &pipeline_config)?,
+        };
         pipeline.set_divided(|name| shards.is_divided(name));
         let flat = match several(shard) {
             Some(shard) => Some(FlatShards::new(shard, pipeline.named_vars())?),
@@ -103,6 +103,11 @@ impl Stages {
         let last_unit: LastUnit = Box::new(move |x| passed_on.model()?.last_unit(x));
         let micro_batches = config.micro_batches;
         Ok(Self { pipeline, last_unit, flat, sums, micro_batches })
+    }
+
+    /// Takes a micro-batch's input as the example, where none was given. Every rank must call it.
+    pub(super) fn prepare(&mut self, input: &Tensor) -> Result<()> {
+        if self.pipeline.is_prepared() { Ok(()) } else { Ok(self.pipeline.prepare(input)?) }
     }
 
     pub(super) fn named_vars(&self) -> Vec<(String, Var)> {

@@ -167,7 +167,7 @@ impl<M: Model> Parallel<M> {
     /// a micro-batch's losses with which the mean over ranks of the sums over micro-batches is the mean over all
     /// targets. Rows after the first `counted` do not count.
     fn prepare(
-        &self,
+        &mut self,
         batch: Result<(Tensor, Tensor)>,
         counted: usize,
     ) -> Result<([Tensor; 2], Vec<MicroBatch>, usize, f64)> {
@@ -189,7 +189,19 @@ impl<M: Model> Parallel<M> {
             return Err(Error::NoTargets);
         }
         let (batch, parts) = parts?;
+        self.take_example(&batch[0])?;
         Ok((batch, parts, total as usize, self.data.world_size() as f64 / total))
+    }
+
+    /// Makes the first batch the example of a pipeline that was given none.
+    fn take_example(&mut self, input: &Tensor) -> Result<()> {
+        if let (Kind::Stages(stages), None) = (&mut self.model, &self.config.example) {
+            let rows = input.dim(0)? / self.config.micro_batches;
+            let example = input.narrow(0, 0, rows)?.zeros_like()?;
+            stages.prepare(&example)?;
+            self.config.example = Some(example);
+        }
+        Ok(())
     }
 
     /// Divides a rank's rows into micro-batches. Of one with rows that do not count, only the others are left; if none is

@@ -126,8 +126,7 @@ fn parallel(
     config: &ParallelConfig,
 ) -> girandole::Result<Parallel<Net>> {
     let layout: Layout = layout.parse()?;
-    let example = Tensor::zeros((ROWS / layout.data_ranks(), LEN), DType::U32, &Device::Cpu)?;
-    let mut config = ParallelConfig { dtype: DType::F64, example: Some(example), ..config.clone() };
+    let mut config = ParallelConfig { dtype: DType::F64, ..config.clone() };
     config.ddp.buffers.push("passes".into());
     config.fsdp.buffers.push("passes".into());
     Parallel::new(comm, &layout, InitialWeights::seed(3), &config, Net::new)
@@ -160,7 +159,9 @@ fn its_state_is_new_when_it_is_built() {
     for layout in ["", "dp=2", "shard=2", "pp=2", "pp=3"] {
         let ranks = layout.parse::<Layout>().unwrap().ranks();
         let built = Local::run_shared(ranks, |comm| {
-            let buffers = parallel(comm, layout, &ParallelConfig::default())?.buffers();
+            let example = Some(Tensor::zeros((ROWS, LEN), DType::U32, &Device::Cpu)?);
+            let buffers =
+                parallel(comm, layout, &ParallelConfig { example, ..Default::default() })?.buffers();
             let values = buffers.iter().map(|(_, var)| var.to_vec1::<f64>()).collect::<Result<Vec<_>>>();
             Ok(values?.concat())
         });
@@ -189,6 +190,41 @@ fn compare(layouts: &[&str], config: &ParallelConfig) {
 fn it_learns_the_same_in_every_layout() {
     let layouts = ["dp=2", "shard=2", "tp=2", "pp=2", "pp=3", "pp=2,shard=2", "pp=2,tp=2", "pp=2,dp=2"];
     compare(&layouts, &ParallelConfig::default());
+}
+
+#[test]
+fn stages_take_the_first_batch_as_their_example_and_refuse_others() {
+    for layout in ["pp=2", "pp=2,dp=2"] {
+        let ranks = layout.parse::<Layout>().unwrap().ranks();
+        let said = Local::run_shared(ranks, |comm| {
+            let mut parallel = parallel(comm, layout, &ParallelConfig::default())?;
+            let batch = |rows: usize| {
+                let tokens = Tensor::zeros((rows, LEN), DType::U32, &Device::Cpu)?;
+                Ok::<_, girandole::Error>((tokens.clone(), tokens.to_dtype(DType::I64)?))
+            };
+            let (tokens, targets) = batch(2)?;
+            let evaluated = parallel.evaluate(&tokens, &targets)?.loss;
+            let first = parallel.step(&tokens, &targets)?.loss;
+            assert!((evaluated - first).abs() < 1e-10, "{evaluated}, {first}");
+            let (tokens, targets) = batch(3)?;
+            Ok(parallel.step(&tokens, &targets).unwrap_err().to_string())
+        });
+        for said in said.unwrap() {
+            assert!(
+                said.contains("stages have room for 2 rows of each of 1 micro-batches"),
+                "{layout}: {said}"
+            );
+        }
+    }
+    let unequal = Local::run_shared(4, |comm| {
+        let mut parallel = parallel(comm.clone(), "pp=2,dp=2", &ParallelConfig::default())?;
+        let rows = 1 + parallel.data_ranks().rank();
+        let tokens = Tensor::zeros((rows, LEN), DType::U32, &Device::Cpu)?;
+        Ok(parallel.step(&tokens, &tokens.to_dtype(DType::I64)?).unwrap_err().to_string())
+    });
+    for said in unequal.unwrap() {
+        assert!(said.contains("the example is u32 [2, 6] on rank"), "{said}");
+    }
 }
 
 #[test]
@@ -287,6 +323,38 @@ fn a_unit_twice_and_a_model_without_units_are_refused_in_every_layout() {
                 assert!(said.as_ref().is_some_and(|said| said.starts_with(expected)), "{layout}: {said:?}");
             }
         }
+    }
+}
+
+#[test]
+fn a_layer_that_cannot_be_divided_is_named_with_the_axis() {
+    let built = |layout: &str, division, inputs, outputs, heads| {
+        let build = move |builder: &Builder| {
+            let layer = builder.unit("a", |part| {
+                let part = part.pp("a").pp("up");
+                part.share("heads", heads)?;
+                part.linear(&LinearConfig::new(inputs, outputs, division))
+            })?;
+            Ok(Chain { layers: vec![layer], listed: 1 })
+        };
+        let layout: Layout = layout.parse().unwrap();
+        let said = Local::run_shared(layout.ranks(), |comm| {
+            let (weights, config) = (InitialWeights::seed(0), ParallelConfig::default());
+            Ok(Parallel::new(comm, &layout, weights, &config, build).err().map(|error| error.to_string()))
+        });
+        said.unwrap().remove(0).unwrap()
+    };
+    for layout in ["tp=3", "shard=2,tp=3"] {
+        let axis = "3 tensor-parallel ranks (tp=3 of a layout)";
+        for (division, line) in [
+            (Division::Outputs, "the rows of a.up.weight: 8 cannot be divided into 3 equal parts for"),
+            (Division::Inputs, "the columns of a.up.weight: 4 cannot be divided into 3 equal parts for"),
+        ] {
+            let said = built(layout, division, 4, 8, 3);
+            assert!(said.contains(&format!("{line} {axis}; give a multiple of 3")), "{said}");
+        }
+        let said = built(layout, Division::Outputs, 3, 3, 4);
+        assert!(said.ends_with(&format!("heads of a.up: 4 cannot be divided over {axis}")), "{said}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
 use training::is_buffer;
@@ -16,10 +16,11 @@ use crate::{
     Cost, Error, Modules, PipelineConfig, Result, Schedule, Split, agreement, replicas, shapes, stage, tied,
 };
 
-use super::{Pipeline, all_vars};
+use super::{Loss, Pipeline, all_vars};
 
 impl Pipeline {
     /// Splits the model, builds this rank's stages, and connects the ranks. Every rank must call it, with equal arguments.
+    /// [`Pipeline::unprepared`] does the first two where no example is at hand yet.
     ///
     /// `builder` returns a builder that stores its variables in the given map. It is called for each module with a new map,
     /// and the maps of other ranks' modules are dropped, so random numbers are drawn as in a single process. `example` is a
@@ -95,7 +96,67 @@ impl Pipeline {
         config: &PipelineConfig,
         schedule: Schedule,
     ) -> Result<Self> {
-        let (table, device) = (schedule.table(), example.device().clone());
+        let mut pipeline =
+            Self::build(comm, (modules, builder), Some(example), Box::new(loss), config, schedule)?;
+        pipeline.connect(example)?;
+        Ok(pipeline)
+    }
+
+    /// Splits the model and builds this rank's stages, as [`Pipeline::new`] does, without an example of the input.
+    /// [`Pipeline::prepare`] must be called with one before the first step or evaluation.
+    ///
+    /// # Errors
+    /// Those of [`Pipeline::new`]; a split by measured time ([`Cost::ForwardTime`]), which needs an example.
+    pub fn unprepared(
+        comm: Arc<dyn Communicator>,
+        modules: &Modules,
+        builder: &dyn Fn(&VarMap) -> VarBuilder<'static>,
+        loss: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send + 'static,
+        config: &PipelineConfig,
+    ) -> Result<Self> {
+        let stages_per_rank = config.stages_per_rank();
+        let schedule =
+            Schedule::of(config.schedule, comm.world_size(), stages_per_rank, config.micro_batches)?;
+        Self::build(comm, (modules, builder), None, Box::new(loss), config, schedule)
+    }
+
+    /// Connects the ranks of a pipeline that was built without an example: `example` is a micro-batch of input, which
+    /// determines shape and dtype. Every rank must call it, with examples of the same shape.
+    ///
+    /// # Cost
+    /// Each stage runs forward once.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`]; [`Error::DryRun`]; failures of communication.
+    pub fn prepare(&mut self, example: &Tensor) -> Result<()> {
+        agreement::check_example(&self.groups, example)?;
+        self.connect(example)
+    }
+
+    /// Returns true if the pipeline has an example of its input.
+    pub fn is_prepared(&self) -> bool {
+        self.links.is_some()
+    }
+
+    fn connect(&mut self, example: &Tensor) -> Result<()> {
+        let (groups, table) = (&self.groups, self.schedule.table());
+        let (comm, device) = (&*groups.pp, &self.device);
+        let found = shapes::find(comm, table, &self.stages, example, device, &self.buffer_names);
+        self.specs = groups.all_agree(found)?;
+        self.links = Some(Links::new(comm, self.failures.clone(), table, self.specs.clone(), device)?);
+        self.rows = example.dims().first().copied().unwrap_or(1);
+        Ok(())
+    }
+
+    fn build(
+        comm: Arc<dyn Communicator>,
+        (modules, builder): (&Modules, &dyn Fn(&VarMap) -> VarBuilder<'static>),
+        example: Option<&Tensor>,
+        loss: Loss,
+        config: &PipelineConfig,
+        schedule: Schedule,
+    ) -> Result<Self> {
+        let table = schedule.table();
         if table.ranks() != comm.world_size() {
             let (what, got) = ("the ranks of a schedule".to_string(), table.ranks().to_string());
             return Err(Error::InvalidArgument {
@@ -104,43 +165,43 @@ impl Pipeline {
                 help: format!("the group has {}", comm.world_size()),
             });
         }
+        let device = example.map_or_else(|| builder(&VarMap::new()).device().clone(), |x| x.device().clone());
         let groups = Groups::new(comm.clone(), config);
         agreement::check(&groups, table, modules, config, example)?;
-        let costs = costs(&groups, modules, &config.split, example)?;
+        let costs = costs(&groups, modules, &config.split, (example, &device))?;
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
         groups.all_agree(replicas::broadcast_variables(groups.dp.as_deref(), &all_vars(&stages)))?;
-        let mut names = vec!["running_mean".to_string(), "running_var".to_string()];
-        names.extend(modules.buffers.clone());
-        let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device, &names))?;
+        let mut buffer_names = vec!["running_mean".to_string(), "running_var".to_string()];
+        buffer_names.extend(modules.buffers.clone());
         let (buffers, parameters) =
-            all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&names, name));
+            all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&buffer_names, name));
         let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
         let failures = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
         let copies = replicas::group(&groups)?;
-        let links = Links::new(&*comm, failures.clone(), table, specs.clone(), &device)?;
         let last_places = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {
             copies,
             stages,
-            specs,
+            specs: Vec::new(),
             ties,
-            links: Some(links),
+            links: None,
             evaluation: None,
             failures,
-            loss: Box::new(loss),
+            loss,
             before_forward: None,
             row_keys: Vec::new(),
             measures: false,
             device,
             last_places,
             bucket_bytes: config.bucket_bytes,
-            rows: example.dims().first().copied().unwrap_or(1),
+            rows: 0,
             divided: None,
             first_audit: FirstAudit::new(&groups, &config.audit)?,
             parameters,
             buffers,
+            buffer_names,
             failed: None,
             groups,
             schedule,
@@ -149,9 +210,14 @@ impl Pipeline {
 }
 
 /// Returns the cost of each module, the same on every rank; empty if the split does not need costs.
-fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
-    let (device, during) = (example.device(), || Error::during("measuring modules"));
-    let dtype = if example.dtype().is_float() { example.dtype() } else { DType::F32 };
+fn costs(
+    groups: &Groups,
+    modules: &Modules,
+    split: &Split,
+    (example, device): (Option<&Tensor>, &Device),
+) -> Result<Vec<f64>> {
+    let during = || Error::during("measuring modules");
+    let dtype = example.map(Tensor::dtype).filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);
     match split {
         Split::At(_) => Ok(Vec::new()),
         Split::Balanced(Cost::Parameters) => {
@@ -159,6 +225,12 @@ fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) ->
             Ok(counts.into_iter().map(|count| count as f64).collect())
         }
         Split::Balanced(Cost::ForwardTime) => {
+            let Some(example) = example else {
+                let help =
+                    "give an input of one micro-batch, with which the time is measured, or another split";
+                let what = "the example of a pipeline that is split by measured time".to_string();
+                return Err(Error::InvalidArgument { what, got: "none".into(), help: help.into() });
+            };
             // The ranks that share layers with the first rank take part in the measurement.
             let measured = match groups.pp.rank() == 0 {
                 true => modules.forward_seconds(example, dtype, device, 5).map_err(during()),
