@@ -75,6 +75,51 @@ fn one_model_learns_the_same_in_every_layout() {
 }
 
 #[test]
+fn a_classifier_is_trained_and_an_interrupted_run_ends_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let run = || run("train_classifier", &[folder.path().to_str().unwrap()]);
+    let (model, lines) = (
+        || std::fs::read(path("model.safetensors")).unwrap(),
+        || std::fs::read_to_string(path("steps.jsonl")).unwrap(),
+    );
+    let accuracies = numbers(&run(), "accuracy ");
+    assert!(accuracies.len() == 10 && accuracies[9] > 95.0, "{accuracies:?}");
+    let page = std::fs::read_to_string(path("run.html")).unwrap();
+    assert!(page.contains("Learning rate") && !page.contains("data-reload"), "{page}");
+    let (undisturbed, steps) = (model(), lines().matches("\"event\":\"step\"").count());
+    assert_eq!(steps, 10 * 32);
+    // As if it had been killed in its last epoch.
+    std::fs::remove_dir_all(path("checkpoints/checkpoint-00000010")).unwrap();
+    std::fs::remove_file(path("checkpoints/latest")).unwrap();
+    std::fs::remove_file(path("model.safetensors")).unwrap();
+    assert_eq!(numbers(&run(), "accuracy "), accuracies[9..]);
+    assert_eq!((model(), lines().matches("\"event\":\"step\"").count()), (undisturbed, steps));
+}
+
+#[test]
+fn a_transformer_learns_the_same_in_every_layout() {
+    let losses = |layout: &str| numbers(&run("own_transformer", &[layout]), "loss ");
+    let one = losses("dp=1");
+    assert!(one.len() == 4 && one[3] < one[0] / 10.0, "{one:?}");
+    for layout in [
+        "dp=3",
+        "shard=2",
+        "tp=4",
+        "pp=3",
+        "dp=2,tp=2",
+        "shard=2,tp=2",
+        "pp=2,tp=2",
+        "pp=2,shard=2",
+        "pp=2,dp=2",
+    ] {
+        let other = losses(layout);
+        let gap = one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
+        assert!(other.len() == 4 && gap < 1e-4, "{layout}: {other:?}, {one:?}");
+    }
+}
+
+#[test]
 fn each_row_of_own_data_comes_once_in_an_epoch() {
     let output = run("own_data", &["2"]);
     let mut of_epoch: Vec<&str> = output.lines().filter(|line| line.contains("epoch 1")).collect();
