@@ -28,6 +28,16 @@ expect "$folder/alone" '^rank [01]: step 300, loss 0\.00' 2
 "$programs/girandole" launch --nproc-per-node 3 -- "$programs/examples/own_program" >"$folder/launched"
 expect "$folder/launched" '^rank [012]: step 300, loss ' 3
 
+# The README's first commands, in a folder that has what they name. Its second block is what they print.
+root=$PWD
+mkdir -p "$folder/readme/target" && ln -s "$root/book" "$root/CONTRIBUTING.md" "$folder/readme"
+awk '/^```console$/ { inside = 1; next } /^```$/ { if (inside) exit } inside' README.md |
+    sed "s|cargo run -p bin --|\"$(realpath "$programs")/girandole\"|" >"$folder/first.sh"
+(cd "$folder/readme" && bash -euo pipefail "$folder/first.sh") >"$folder/first"
+expect "$folder/first" '^step 500/500: loss 2\.' 1
+expect "$folder/first" '^The ranks ' 1
+grep -q '<svg' "$folder/readme/target/run.html"
+
 if command -v mdbook >/dev/null; then
     mdbook build --dest-dir "$folder/book" book >"$folder/log" 2>&1 || { cat "$folder/log" >&2; exit 1; }
     expect "$folder/log" 'WARN\|ERROR' 0
