@@ -354,7 +354,7 @@ fn a_layer_that_cannot_be_divided_is_named_with_the_axis() {
             assert!(said.contains(&format!("{line} {axis}; give a multiple of 3")), "{said}");
         }
         let said = built(layout, Division::Outputs, 3, 3, 4);
-        assert!(said.ends_with(&format!("heads of a.up: 4 cannot be divided over {axis}")), "{said}");
+        assert!(said.contains(&format!("heads of a.up: 4 cannot be divided over {axis}")), "{said}");
     }
 }
 
