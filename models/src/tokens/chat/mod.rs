@@ -1,17 +1,15 @@
 //! Conversations and chat templates.
 
 mod answers;
-mod filters;
 mod generation;
+mod jinja;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Value, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
 
 use crate::tokenizer::{CONFIG, read_config, text_of_token};
 use crate::{Error, Result, Tokenizer};
@@ -24,8 +22,6 @@ pub(crate) const MORE_TEMPLATES: &str = "additional_chat_templates";
 const NAME: &str = "chat_template";
 /// The template for conversations with tools, where a folder has several.
 const NAME_WITH_TOOLS: &str = "tool_use";
-/// Limit on a template's work for one conversation: about ten million steps, about a second.
-const FUEL: u64 = 20_000_000;
 
 /// A conversation: messages, each with a role.
 #[derive(Debug, Clone)]
@@ -70,7 +66,8 @@ impl Chat {
                 ));
             }
         }
-        Ok(Self { messages: messages.iter().map(prepared).collect(), tools })
+        let messages = messages.iter().map(|message| jinja::plain_data(&prepared(message))).collect();
+        Ok(Self { messages, tools: tools.as_ref().map(jinja::plain_data) })
     }
 
     /// Returns the approximate bytes of its text.
@@ -215,19 +212,16 @@ impl ChatTemplate {
         let (text, marks) = with_marks(text);
         let with_tools = with_tools.map(with_marks);
         let marks = (marks, with_tools.as_ref().map(|(_, marks)| *marks));
-        let mut environment = Environment::new();
-        let prepared = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        let prepared = prepared.and_then(|syntax| {
-            environment.set_syntax(syntax);
-            environment.set_fuel(Some(FUEL));
-            environment.set_unknown_method_callback(unknown_method_callback);
-            filters::add(&mut environment);
-            environment.add_template_owned(NAME, text)?;
-            with_tools.map_or(Ok(()), |(text, _)| environment.add_template_owned(NAME_WITH_TOOLS, text))
+        let environment = jinja::environment().and_then(|mut environment| {
+            jinja::add_template(&mut environment, NAME, text)?;
+            let with_tools = with_tools.map(|(text, _)| text);
+            with_tools.map_or(Ok(()), |text| jinja::add_template(&mut environment, NAME_WITH_TOOLS, text))?;
+            Ok(environment)
         });
-        let template = Self { environment, special, marks, path };
-        prepared.map_err(|error| template.refuse(&error))?;
-        Ok(template)
+        match environment {
+            Ok(environment) => Ok(Self { environment, special, marks, path }),
+            Err(error) => Err(refuse(&path, &error)),
+        }
     }
 
     /// Returns the text of a conversation, and the byte ranges of the assistant's answers, each with the token that
@@ -289,19 +283,19 @@ impl ChatTemplate {
         let context = context! { messages, tools, documents => (), add_generation_prompt, ..special };
         let name = if self.takes_tools(chat) { NAME_WITH_TOOLS } else { NAME };
         let template = self.environment.get_template(name);
-        template.and_then(|template| template.render(context)).map_err(|error| self.refuse(&error))
-    }
-
-    fn refuse(&self, error: &minijinja::Error) -> Error {
-        let line = error.line().map_or(String::new(), |line| format!("line {line} of "));
-        let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
-        let what = what.lines().collect::<Vec<_>>().join(" ");
-        self.problem(format!("{line}the chat template: {what}"))
+        template.and_then(|template| template.render(context)).map_err(|error| refuse(&self.path, &error))
     }
 
     fn problem(&self, problem: String) -> Error {
         Error::Format { path: self.path.clone(), problem }
     }
+}
+
+fn refuse(path: &Path, error: &minijinja::Error) -> Error {
+    let line = error.line().map_or(String::new(), |line| format!("line {line} of "));
+    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
+    let what = what.lines().collect::<Vec<_>>().join(" ");
+    Error::Format { path: path.into(), problem: format!("{line}the chat template: {what}") }
 }
 
 /// Reads the file of a template.
