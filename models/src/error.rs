@@ -102,8 +102,24 @@ impl Error {
     /// Reads a whole file; if its folder is missing, the error names the folder.
     pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
         let missing = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+        if let Some((folder, (of, name))) = missing.and_then(|folder| Some((folder, name_on_hub(folder)?))) {
+            let problem = format!(
+                "there is no such folder; if it is a model's name on the Hugging Face Hub, get it with `hf download {of}/{name} --local-dir {name}`"
+            );
+            return Err(Self::Format { path: folder.into(), problem });
+        }
         training::read_input(path).map_err(Self::io("read", missing.unwrap_or(path)))
     }
+}
+
+/// Returns the owner and the name of a model if a path looks like both.
+fn name_on_hub(folder: &Path) -> Option<(&str, &str)> {
+    let is_name = |name: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        !name.starts_with('.') && !name.is_empty() && name.bytes().all(is_plain)
+    };
+    let (of, name) = folder.to_str()?.trim_end_matches('/').split_once('/')?;
+    (is_name(of) && is_name(name) && !Path::new(of).exists()).then_some((of, name))
 }
 
 impl From<Error> for candle_core::Error {

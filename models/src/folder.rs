@@ -181,6 +181,22 @@ fn element(ranges: &[Range<usize>], mut place: usize) -> usize {
     place
 }
 
+/// Says what a folder without safetensors has, and how it is converted.
+fn without_weights(path: &Path) -> String {
+    const OTHERS: [&str; 4] = ["bin", "pt", "pth", "gguf"];
+    let names = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let other = names.filter_map(|name| name.into_string().ok()).filter(|name| {
+        let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
+        ending.is_some_and(|ending| OTHERS.contains(&ending)) && name != "training_args.bin"
+    });
+    let has = other.min().map_or(String::new(), |other| format!(", but {other}"));
+    let folder = path.display();
+    format!(
+        "there is neither {SINGLE} nor {INDEX}{has}; with PyTorch and transformers, `python -c \"from transformers import \
+         AutoModelForCausalLM as M; M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\"` writes them"
+    )
+}
+
 /// Returns the names of a folder's weight files, and of the tensors that its index lists.
 fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
     let index = path.join(INDEX);
@@ -188,10 +204,7 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
         return Ok((BTreeSet::from([SINGLE.to_string()]), Vec::new()));
     }
     if !index.exists() {
-        let problem = format!(
-            "there is neither {SINGLE} nor {INDEX}; weights of other formats are brought into this one by transformers' save_pretrained"
-        );
-        return Err(Error::Format { path: path.into(), problem });
+        return Err(Error::Format { path: path.into(), problem: without_weights(path) });
     }
     let bytes = Error::read(&index)?;
     let refuse = |problem: String| Error::Format { path: index.clone(), problem };
@@ -250,6 +263,32 @@ pub(crate) fn header(path: &Path, mut file: File) -> Result<(File, u64, TensorHe
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_weights_are_told_with_how_to_convert_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = || Folder::open(folder.path()).unwrap_err().to_string();
+        assert!(
+            line().contains(&format!(
+                "{}: there is neither {SINGLE} nor {INDEX}; with",
+                folder.path().display()
+            )),
+            "{}",
+            line()
+        );
+        for name in
+            ["training_args.bin", "pytorch_model-00002-of-00002.bin", "pytorch_model-00001-of-00002.bin"]
+        {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let line = line();
+        let parts = [
+            ", but pytorch_model-00001-of-00002.bin; ",
+            "save_pretrained('",
+            &folder.path().display().to_string(),
+        ];
+        assert!(parts.iter().all(|part| line.contains(part)) && !line.contains('\n'), "{line}");
+    }
 
     #[test]
     fn parts_are_read_alone() {

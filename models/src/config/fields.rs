@@ -6,45 +6,90 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// Fields that have no effect here: tokenization, generation, names of files, options of other programs.
+/// Fields that have no effect here: tokenization, generation, names of files and labels, options of other programs.
 const IGNORED_FIELDS: &[&str] = &[
     "_attn_implementation_autoset",
     "_name_or_path",
+    "_num_labels",
     "architectures",
+    "bad_words_ids",
+    "begin_suppress_tokens",
     "bos_token_id",
     "chunk_size_feed_forward",
+    "cls_token_id",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
     "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
     "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
     "gradient_checkpointing",
     "id2label",
     "is_decoder",
     "is_encoder_decoder",
     "is_llama_config",
+    "keys_to_ignore_at_inference",
     "label2id",
+    "length_penalty",
+    "mask_token_id",
+    "max_length",
+    "max_sequence_length",
+    "min_length",
     "model_type",
     "n_ctx",
+    "n_special",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
+    "output_scores",
     "pad_token_id",
+    "predict_special_tokens",
+    "prefix",
     "pretraining_tp",
     "problem_type",
+    "remove_invalid_values",
     "reorder_and_upcast_attn",
+    "repetition_penalty",
     "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
     "summary_activation",
     "summary_first_dropout",
     "summary_proj_to_labels",
     "summary_type",
     "summary_use_proj",
+    "suppress_tokens",
     "task_specific_params",
+    "temperature",
     "tokenizer_class",
+    "top_k",
+    "top_p",
     "torch_dtype",
     "torchscript",
     "transformers.js_config",
     "transformers_version",
+    "typical_p",
+    "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
+    "use_bfloat16",
     "use_cache",
+    "use_flash_attention",
+    "use_flash_attn",
+    "use_return_dict",
 ];
+
+/// Field that names code in the folder, which transformers runs only where it is told to trust it.
+const AUTO_MAP: &str = "auto_map";
 
 /// Names of dropout probabilities.
 const DROPOUT: &[&str] = &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"];
@@ -204,6 +249,13 @@ impl<'a> Fields<'a> {
         for (name, value) in self.json {
             let is_known = self.read.contains(name) || self.harmless.contains(&&**name);
             if is_known || is_null_false_or_empty(value) {
+                continue;
+            }
+            if self.prefix.is_empty() && name == AUTO_MAP {
+                notes.push(format!(
+                    "{AUTO_MAP} names code of the folder, which is not run: the model is taken for a {}",
+                    self.of
+                ));
                 continue;
             }
             if DROPOUT.contains(&&**name) && value.is_number() {

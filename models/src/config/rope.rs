@@ -53,6 +53,10 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
             RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_len }
         }
         "yarn" => {
+            // The code of YaRN's authors multiplies by the one and the other; transformers reads neither, nor `finetuned`.
+            rope.require_supported("attn_factor", &json!(1.0))?;
+            rope.require_supported("extrapolation_factor", &json!(1.0))?;
+            rope.flag("finetuned", true)?;
             let original = original_max_len(rope)?;
             let factor = match (original, rope.above_zero("factor")?) {
                 (_, Some(factor)) => factor,

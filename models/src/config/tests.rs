@@ -157,6 +157,23 @@ fn fields_that_change_nothing_are_accepted_and_kept() {
         ],
     )
     .unwrap();
+    let known = json!({
+        "n_special": 0, "predict_special_tokens": true, "_num_labels": 2, "num_labels": 2, "keys_to_ignore_at_inference": ["past_key_values"],
+        "max_sequence_length": 2048, "do_sample": true, "temperature": 0.7, "sep_token_id": 4, "use_bfloat16": true,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 1, "extrapolation_factor": 1.0, "finetuned": true}
+    });
+    let known: Vec<(&str, Value)> =
+        known.as_object().unwrap().iter().map(|(name, value)| (&**name, value.clone())).collect();
+    assert_eq!(with(llama(), &known).unwrap().notes(), [""; 0]);
+    let attention = [("rope_scaling", json!({"type": "yarn", "factor": 2.0, "attn_factor": 0.5}))];
+    let line = with(llama(), &attention).unwrap_err().to_string();
+    assert!(line.contains("rope_scaling.attn_factor is 0.5; supported is 1.0"), "{line}");
+    let remote = with(llama(), &[("auto_map", json!({"AutoModelForCausalLM": "modeling.Model"}))]).unwrap();
+    assert!(
+        remote.notes()[0].starts_with("auto_map names code of the folder, which is not run"),
+        "{:?}",
+        remote.notes()
+    );
     assert_eq!(config.json()["eos_token_id"], json!([2, 3]));
     assert_eq!(config.notes().len(), 1);
     assert!(config.notes()[0].contains("attn_pdrop"));

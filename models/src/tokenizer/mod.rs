@@ -44,6 +44,9 @@ impl Tokenizer {
     /// A `tokenizer.json` that is missing or not supported.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
+        if let (false, Some(problem)) = (path.exists(), Self::missing(folder)) {
+            return Err(Error::Format { path: folder.into(), problem });
+        }
         let bytes = Error::read(&path)?;
         let refuse = |problem: String| Error::Format { path: path.clone(), problem };
         let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
@@ -53,6 +56,18 @@ impl Tokenizer {
             tokenizer.end = tokenizer.end_of(given, folder)?;
         }
         Ok(tokenizer)
+    }
+
+    /// Says that a folder has no `tokenizer.json`, and how its other files become one; `None` without such files.
+    pub(crate) fn missing(folder: &Path) -> Option<String> {
+        let has = |names: &[&str]| names.iter().all(|name| folder.join(name).exists());
+        let others: [&[&str]; 3] = [&["vocab.json", "merges.txt"], &["tokenizer.model"], &["vocab.txt"]];
+        let other = others.into_iter().find(|names| has(names))?.join(" and ");
+        let folder = folder.display();
+        Some(format!(
+            "there is no {FILE}, but {other}; with transformers, `python -c \"from transformers import AutoTokenizer as T; \
+             T.from_pretrained('{folder}').save_pretrained('{folder}')\"` writes it"
+        ))
     }
 
     /// Returns a tokenizer with a token per byte and an end-of-text token: 257.

@@ -205,10 +205,11 @@ fn open_shared(tokens: &Path, path: &Path, config: &DataConfig<'_>) -> Option<To
 
 fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     let Some(tokenizer) = config.tokenizer else {
-        let missing = config.folder.map_or("no tokenizer".into(), |folder| {
-            format!("no tokenizer.json in {} (transformers' save_pretrained writes one)", folder.display())
+        let missing = config.folder.map_or("there is no tokenizer".into(), |folder| {
+            let without = || "there is no tokenizer.json (transformers' save_pretrained writes one)".into();
+            format!("in {} {}", folder.display(), Tokenizer::missing(folder).unwrap_or_else(without))
         });
-        let problem = format!("it is text, and there is {missing} to make tokens of it");
+        let problem = format!("it is text, which needs a tokenizer, and {missing}");
         return Err(Error::Format { path: path.into(), problem });
     };
     tokenizer.check_size(config.vocab_size)?;

@@ -120,3 +120,33 @@ fn an_end_of_text_that_is_no_token_is_named() {
         assert!(line.contains("tokenizer_config.json: `eos_token` is "), "{line}");
     }
 }
+
+#[test]
+fn folders_without_a_tokenizer_say_how_to_get_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = || Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
+    assert!(line().contains("cannot read"), "{}", line());
+    for name in ["vocab.json", "merges.txt"] {
+        fs::write(folder.path().join(name), "{}").unwrap();
+    }
+    let path = folder.path().display();
+    let parts = [
+        "no tokenizer.json, but vocab.json and merges.txt; ",
+        &format!("T.from_pretrained('{path}').save_pretrained('{path}')"),
+    ];
+    assert!(parts.iter().all(|part| line().contains(part)) && !line().contains('\n'), "{}", line());
+}
+
+#[test]
+fn a_name_on_the_hub_is_told_from_a_folder() {
+    let line = |name: &str| Tokenizer::from_folder(name.as_ref()).unwrap_err().to_string();
+    let found = line("Qwen/Qwen3-0.6B");
+    assert!(
+        found.contains("`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`") && !found.contains('\n'),
+        "{found}"
+    );
+    assert_eq!(ModelConfig::from_folder("Qwen/Qwen3-0.6B".as_ref()).unwrap_err().to_string(), found);
+    for other in ["no-folder", "./Qwen/Qwen3", "/Qwen/Qwen3", "src/Qwen3", "a/b/c"] {
+        assert!(line(other).contains("cannot read"), "{}", line(other));
+    }
+}
