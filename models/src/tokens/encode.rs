@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::{Result, Tokenizer};
 
-use super::chat::{Chat, ChatTemplate};
+use super::chat::{Chat, ChatTemplate, Rendered};
 use super::{Piece, TextSource, TokenWriter};
 
 /// Approximate bytes of text in memory at a time, per thread.
@@ -52,11 +52,12 @@ impl<'a> TextEncoder<'a> {
         Ok(Self { tokenizer, template, before, after })
     }
 
-    /// Returns the tokens of a conversation, and which of them count for the loss.
+    /// Returns the tokens of a conversation, and which of them count for the loss; several rows of them where
+    /// [`ChatTemplate::render`] gives several texts.
     ///
     /// # Errors
     /// No template; errors of the template; characters without a token.
-    pub fn chat(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<bool>)> {
+    pub fn chat(&self, chat: &Chat) -> Result<Vec<(Vec<u32>, Vec<bool>)>> {
         let Some(template) = &self.template else {
             return Err(crate::Error::Invalid {
                 what: "a conversation",
@@ -65,8 +66,16 @@ impl<'a> TextEncoder<'a> {
                 help: "the model's folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json",
             });
         };
-        let (text, mut answers) = template.render(chat)?;
-        if !template.marks_answers_of(chat) {
+        let marked = template.marks_answers_of(chat);
+        template.render(chat)?.into_iter().map(|row| self.rendered(row, marked)).collect()
+    }
+
+    fn rendered(
+        &self,
+        Rendered { text, mut answers }: Rendered,
+        marked: bool,
+    ) -> Result<(Vec<u32>, Vec<bool>)> {
+        if !marked {
             for answer in &mut answers {
                 answer.end = answer.start + self.without_space(&text[answer.clone()]);
             }
@@ -115,11 +124,11 @@ impl<'a> TextEncoder<'a> {
             if pieces.is_empty() {
                 break;
             }
-            let encoded: Vec<Encoded> = pieces
+            let encoded: Vec<Vec<Encoded>> = pieces
                 .par_iter()
                 .map(|(piece, place)| self.piece(piece).map_err(|error| place.refuse(error)))
                 .collect::<Result<_>>()?;
-            for Encoded { tokens, counted, ends } in encoded {
+            for Encoded { tokens, counted, ends } in encoded.into_iter().flatten() {
                 match counted {
                     Some(counted) => writer.push_counted(&tokens, |place| counted[place])?,
                     None => writer.push(&tokens)?,
@@ -136,7 +145,7 @@ impl<'a> TextEncoder<'a> {
         }
     }
 
-    fn piece(&self, piece: &Piece) -> Result<Encoded> {
+    fn piece(&self, piece: &Piece) -> Result<Vec<Encoded>> {
         match piece {
             Piece::Text { text, context: (before, after), begins, ends } => {
                 let mut tokens = if *begins { self.before.clone() } else { Vec::new() };
@@ -144,11 +153,13 @@ impl<'a> TextEncoder<'a> {
                 if *ends {
                     tokens.extend(&self.after);
                 }
-                Ok(Encoded { tokens, counted: None, ends: *ends })
+                Ok(vec![Encoded { tokens, counted: None, ends: *ends }])
             }
             Piece::Chat(chat) => {
-                let (tokens, counted) = self.chat(chat)?;
-                Ok(Encoded { tokens, counted: Some(counted), ends: true })
+                let rows = self.chat(chat)?.into_iter();
+                Ok(rows
+                    .map(|(tokens, counted)| Encoded { tokens, counted: Some(counted), ends: true })
+                    .collect())
             }
         }
     }
@@ -190,7 +201,7 @@ mod tests {
                 (TextEncoder::new(&tokenizer, None).unwrap(), TextSource::open(&path, None).unwrap());
             let (mut tokens, mut pieces) = (Vec::new(), 0);
             while let Some(piece) = source.next_piece().unwrap() {
-                tokens.extend(encoder.piece(&piece).unwrap().tokens);
+                tokens.extend(encoder.piece(&piece).unwrap().remove(0).tokens);
                 pieces += 1;
             }
             assert!(pieces > 2 && tokens == tokenizer.encode(&text).unwrap());

@@ -25,18 +25,20 @@
 mod bits;
 mod chat;
 mod data;
+mod delimited;
 mod encode;
 mod file;
 mod mixture;
 mod open;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod record;
 mod rows;
 mod text;
 mod writer;
 
 pub(crate) use chat::MORE_TEMPLATES;
-pub use chat::{Chat, ChatTemplate};
+pub use chat::{Chat, ChatTemplate, Rendered};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;
 pub use file::TokenFile;

@@ -22,21 +22,22 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Opens a file, with the first of these columns that it has, and `tools`.
+    /// Opens a file, with those of these columns that it has, and `tools`.
     pub(super) fn open(file: File, names: &[&str]) -> Result<Self, String> {
         let bytes = file.metadata().map_err(|error| error.to_string())?.len();
         let reader = SerializedFileReader::new(file).map_err(|error| one_line(&error))?;
         let about = reader.metadata().file_metadata();
         let (schema, count) = (about.schema(), about.num_rows());
         let column = |name: &str| schema.get_fields().iter().find(|column| column.name() == name).cloned();
-        let Some(found) = names.iter().find_map(|name| column(name)) else {
+        let found: Vec<Arc<Type>> = names.iter().filter_map(|name| column(name)).collect();
+        if found.is_empty() {
             let held: Vec<&str> = schema.get_fields().iter().map(|column| column.name()).collect();
             let (names, held) = (names.join("` or `"), held.join(", "));
             return Err(format!("there is no column `{names}`, but {held}; name one with --field"));
-        };
-        let tools = column("tools").filter(|tools| tools.name() != found.name());
+        }
+        let tools = column("tools").filter(|tools| found.iter().all(|found| found.name() != tools.name()));
         check(reader.metadata(), bytes)?;
-        let columns: Vec<Arc<Type>> = std::iter::once(found).chain(tools).collect();
+        let columns: Vec<Arc<Type>> = found.into_iter().chain(tools).collect();
         let columns = Type::group_type_builder(schema.name()).with_fields(columns).build();
         let rows =
             columns.and_then(|columns| RowIter::from_file_into(Box::new(reader)).project(Some(columns)));

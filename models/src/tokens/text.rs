@@ -1,15 +1,15 @@
-//! Reader of text and conversations, piece by piece, from text, JSON lines and Parquet files.
+//! Reader of text and conversations, piece by piece, from text, JSON lines and tables.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use minijinja::Value;
-use minijinja::value::ValueKind;
 
 use crate::{Error, Result};
 
-use super::chat::{self, Chat, json_kind};
+use super::chat::Chat;
+use super::{delimited, record};
 
 /// Approximate bytes of text in a piece.
 const PIECE: usize = 1 << 18;
@@ -19,8 +19,6 @@ const LONGEST_PIECE: usize = 64 * PIECE;
 const CONTEXT: usize = 1 << 10;
 /// UTF-8 byte order mark, which is not part of the text.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// Fields of a record that are looked for by default.
-const NAMES: [&str; 2] = ["text", "messages"];
 /// Maximum bytes of a line of JSON.
 const LONGEST_LINE: u64 = 256 << 20;
 
@@ -48,7 +46,9 @@ pub enum Piece {
 ///
 /// - `.jsonl`, `.ndjson` and `.json`: one JSON object a line, each a document. Its field `text` holds a text, or its
 ///   field `messages` a conversation (a list of objects with `role` and `content`; a field `tools`, a list of objects or
-///   a string that has one as JSON, is passed to the template); another field can be named.
+///   a string that has one as JSON, is passed to the template); another field can be named. An answer whose message has a
+///   `weight` of 0 or `train` that is false is not trained on.
+/// - `.csv` and `.tsv`: a document for each row, from the column `text` or `messages` (JSON); the first line names the columns.
 /// - `.parquet`, in a build with the feature `parquet`: a document for each row, from the column `text` or `messages`;
 ///   another column can be named.
 /// - Any other: UTF-8 text, one document. A long text is cut at line ends that are not followed by white space: most
@@ -73,6 +73,10 @@ enum Kind {
     },
     Lines {
         line: u64,
+        field: Option<String>,
+    },
+    Delimited {
+        table: delimited::Table,
         field: Option<String>,
     },
     #[cfg(feature = "parquet")]
@@ -123,6 +127,13 @@ impl TextSource {
         if is_table(path) {
             return Self::parquet(path, file, bytes, field);
         }
+        if let Some(separator) = delimited::separator(path) {
+            let table =
+                delimited::Table::open(file.try_clone().map_err(Error::io("read", path))?, separator, field);
+            let table = table.map_err(|problem| Error::Format { path: path.into(), problem })?;
+            let kind = Kind::Delimited { table, field: field.map(str::to_string) };
+            return Ok(Self { path: path.into(), file: BufReader::new(file), bytes, done: 0, kind });
+        }
         let kind = match is_lines(path) {
             true => Kind::Lines { line: 0, field: field.map(str::to_string) },
             false => Kind::Plain { rest: Vec::new(), begun: false, before: String::new() },
@@ -138,7 +149,7 @@ impl TextSource {
     #[cfg(feature = "parquet")]
     fn parquet(path: &Path, file: File, bytes: u64, field: Option<&str>) -> Result<Self> {
         let open = |file: &File| {
-            let names = field.map_or(NAMES.to_vec(), |field| vec![field]);
+            let names = field.map_or(record::NAMES.to_vec(), |field| vec![field]);
             super::parquet::Table::open(file.try_clone().map_err(|error| error.to_string())?, &names)
         };
         let table = open(&file).map_err(|problem| Error::Format { path: path.into(), problem })?;
@@ -176,17 +187,26 @@ impl TextSource {
         match &mut self.kind {
             Kind::Plain { .. } => self.plain(),
             Kind::Lines { .. } => self.line(),
-            #[cfg(feature = "parquet")]
-            Kind::Table { .. } => self.row(),
+            _ => self.row(),
         }
     }
 
-    #[cfg(feature = "parquet")]
     fn row(&mut self) -> Result<Option<Piece>> {
         loop {
-            let Kind::Table { table, .. } = &mut self.kind else { return Ok(None) };
-            let row = table.next_row();
-            self.done = table.part_of(self.bytes);
+            let row = match &mut self.kind {
+                Kind::Delimited { table, .. } => {
+                    let row = table.next_row();
+                    self.done = table.bytes_read();
+                    row
+                }
+                #[cfg(feature = "parquet")]
+                Kind::Table { table, .. } => {
+                    let row = table.next_row();
+                    self.done = table.part_of(self.bytes);
+                    row
+                }
+                _ => return Ok(None),
+            };
             let Some(record) = row.map_err(|problem| self.refuse(problem))? else { return Ok(None) };
             if let Some(piece) = self.piece(&record)? {
                 return Ok(Some(piece));
@@ -199,6 +219,7 @@ impl TextSource {
         let part = match &self.kind {
             Kind::Plain { .. } => None,
             Kind::Lines { line, .. } => (*line > 0).then_some(("line", *line)),
+            Kind::Delimited { table, .. } => Some(("line", table.line())),
             #[cfg(feature = "parquet")]
             Kind::Table { table, .. } => Some(("row", table.row())),
         };
@@ -266,10 +287,8 @@ impl TextSource {
             }
             let record: Value = serde_json::from_slice(&bytes)
                 .map_err(|error| self.refuse(format!("it is no JSON object of its own: {error}")))?;
-            if record.kind() != ValueKind::Map {
-                return Err(
-                    self.refuse(format!("it is no JSON object of its own, but {}", json_kind(&record)))
-                );
+            if let Some(kind) = record::other_kind(&record) {
+                return Err(self.refuse(format!("it is no JSON object of its own, but {kind}")));
             }
             if let Some(piece) = self.piece(&record)? {
                 return Ok(Some(piece));
@@ -278,43 +297,14 @@ impl TextSource {
     }
 
     fn piece(&self, record: &Value) -> Result<Option<Piece>> {
-        let field = match &self.kind {
+        let (field, is_table) = match &self.kind {
             Kind::Plain { .. } => return Ok(None),
-            Kind::Lines { field, .. } => field,
+            Kind::Lines { field, .. } => (field, false),
+            Kind::Delimited { field, .. } => (field, true),
             #[cfg(feature = "parquet")]
-            Kind::Table { field, .. } => field,
+            Kind::Table { field, .. } => (field, true),
         };
-        let names = field.as_deref().map_or(NAMES.to_vec(), |field| vec![field]);
-        let get = |name: &str| record.get_attr(name).ok().filter(|value| !value.is_undefined());
-        let found: Vec<(&str, Value)> = names.iter().filter_map(|name| Some((*name, get(name)?))).collect();
-        // Rows of several kinds have all fields, and null or nothing in those of the other kinds.
-        let filled = found.iter().find(|(_, value)| value.is_true()).or(found.first());
-        let Some((name, value)) = filled.cloned() else {
-            let held: Vec<String> =
-                record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
-            let (names, held) = (names.join("` or `"), held.join(", "));
-            return Err(
-                self.refuse(format!("there is no field `{names}`, but {held}; name one with --field"))
-            );
-        };
-        if let Some(text) = value.as_str() {
-            let text = text.to_string();
-            return Ok((!text.is_empty()).then_some(Piece::Text {
-                text,
-                context: Default::default(),
-                begins: true,
-                ends: true,
-            }));
-        }
-        // A row of a table has all columns, so null is no document.
-        if value.is_none() && !matches!(self.kind, Kind::Lines { .. }) {
-            return Ok(None);
-        }
-        let refuse = |name: &str, problem: String| self.refuse(format!("field `{name}`: {problem}"));
-        let tools = get("tools").map(chat::tools).transpose();
-        let tools = tools.map_err(|problem| refuse("tools", problem))?.flatten();
-        let chat = Chat::new(value, tools).map_err(|problem| refuse(name, problem))?;
-        Ok(Some(Piece::Chat(chat)))
+        record::piece(record, field.as_deref(), is_table).map_err(|problem| self.refuse(problem))
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::folder;
 use models::Tokenizer;
 use models::tokens::{
-    Chat, ChatTemplate, Data, DataConfig, IGNORE_INDEX, Piece, TextEncoder, TextSource, TokenWriter,
+    Chat, ChatTemplate, Data, DataConfig, IGNORE_INDEX, Piece, Rendered, TextEncoder, TextSource, TokenWriter,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -16,7 +16,7 @@ fn expected() -> Value {
 }
 
 /// A folder with the tokenizer and this template.
-fn with_template(template: &str) -> TempDir {
+pub(crate) fn with_template(template: &str) -> TempDir {
     let out = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(folder("chat").join(name), out.path().join(name)).unwrap();
@@ -33,13 +33,23 @@ fn lines() -> Vec<(String, String)> {
     text.lines().map(|line| (name(line), line.to_string())).collect()
 }
 
-fn chat_of(line: &str, folder: &Path) -> Chat {
+pub(crate) fn chat_of(line: &str, folder: &Path) -> Chat {
     let path = folder.join("one.jsonl");
     fs::write(&path, line).unwrap();
     match TextSource::open(&path, None).unwrap().next_piece().unwrap() {
         Some(Piece::Chat(chat)) => chat,
         other => unreachable!("{other:?}"),
     }
+}
+
+/// Returns the only one.
+pub(crate) fn one<T: std::fmt::Debug>(mut all: Vec<T>) -> T {
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+pub(crate) fn answers(rendered: &Rendered) -> Vec<&str> {
+    rendered.answers.iter().map(|answer| &rendered.text[answer.clone()]).collect()
 }
 
 fn numbers(value: &Value) -> Vec<u32> {
@@ -71,9 +81,9 @@ fn texts_tokens_and_answers_are_transformers() {
                 refused += 1;
                 continue;
             };
-            assert_eq!(rendered.unwrap().0, text);
+            assert_eq!(one(rendered.unwrap()).text, text);
             let tokenizer = Tokenizer::from_folder(out.path()).unwrap();
-            let (ids, counted) = TextEncoder::new(&tokenizer, Some(found)).unwrap().chat(&chat).unwrap();
+            let (ids, counted) = one(TextEncoder::new(&tokenizer, Some(found)).unwrap().chat(&chat).unwrap());
             assert_eq!(ids, numbers(&case["ids"]), "{name}, {line}");
             let mask: Vec<u32> = counted.into_iter().map(u32::from).collect();
             assert_eq!(mask, numbers(&case["mask"]), "{name}, {is_marked}, {line}");
@@ -163,7 +173,7 @@ fn templates_are_found_where_transformers_writes_them() {
     let out = with_template("{{ bos_token }}1{{ messages[0].content }}");
     let path = out.path().join("tokenizer_config.json");
     let chat = Chat::from_json(r#"[{"role": "assistant", "content": "a"}]"#).unwrap();
-    let text = || Some(ChatTemplate::from_folder(out.path()).unwrap()?.render(&chat).unwrap().0);
+    let text = || Some(one(ChatTemplate::from_folder(out.path()).unwrap()?.render(&chat).unwrap()).text);
     assert_eq!(text().as_deref(), Some("<s>1a"));
     fs::write(&path, r#"{"bos_token": "B", "chat_template": "{{ messages[0].content }}2{{ bos_token }}"}"#)
         .unwrap();
@@ -210,6 +220,11 @@ fn lines_that_cannot_be_are_told_with_their_number() {
         ("[{\"text\": \"a\"}]", None, "line 1: it is no JSON object of its own, but a list"),
         ("{\"messages\": [{\"content\": \"a\"}]}", None, "line 1: field `messages`: message 0 has no `role`"),
         ("{\"messages\": [{\"role\": \"user\"}]}", None, "no message is of the role `assistant`"),
+        (
+            "{\"messages\": \"hello\"}",
+            None,
+            "line 1: field `messages`: expected a list of messages, got a string that is no JSON",
+        ),
         ("{\"text\": \"\\ud800\"}", None, "line 1: it is no JSON object"),
         ("{\"messages\": [], \"tools\": 5}", None, "field `tools`: expected a list of objects, got a number"),
         ("{\"messages\": [], \"tools\": {\"a\": 1}}", None, "expected a list of objects, got an object"),
@@ -285,7 +300,7 @@ fn tools_have_a_template_of_their_own() {
         (r#""tools": "[{\"name\": \"clock\"}]", "#, "clock\n"),
     ] {
         let chat = chat_of(&format!("{{{tools}{chat}}}"), out.path());
-        assert_eq!(template.render(&chat).unwrap().0, format!("{begin}user: hi\nassistant: ho\n"));
+        assert_eq!(one(template.render(&chat).unwrap()).text, format!("{begin}user: hi\nassistant: ho\n"));
     }
     // Where transformers 5 writes them.
     let more = out.path().join("additional_chat_templates");
@@ -296,7 +311,7 @@ fn tools_have_a_template_of_their_own() {
     for (tools, begin) in [("", "of file"), (r#""tools": [{"name": "clock"}], "#, "with tools")] {
         let chat = r#""messages": [{"role": "assistant", "content": "ho"}]"#;
         let chat = chat_of(&format!("{{{tools}{chat}}}"), out.path());
-        assert_eq!(template.render(&chat).unwrap().0, format!("{begin} ho"));
+        assert_eq!(one(template.render(&chat).unwrap()).text, format!("{begin} ho"));
     }
 }
 
@@ -306,7 +321,7 @@ fn line_ends_of_a_template_are_jinjas() {
     let out = with_template(lines);
     let chat = Chat::from_json(r#"[{"role": "assistant", "content": "a\r\n"}]"#).unwrap();
     let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
-    assert_eq!(template.render(&chat).unwrap().0, "<assistant>\na\r\n\n");
+    assert_eq!(one(template.render(&chat).unwrap()).text, "<assistant>\na\r\n\n");
 }
 
 /// Older folders have the special tokens in `special_tokens_map.json` alone.
@@ -317,7 +332,7 @@ fn special_tokens_are_where_transformers_takes_them() {
     let of = |config: &str| {
         fs::write(out.path().join("tokenizer_config.json"), config).unwrap();
         let end = Tokenizer::from_folder(out.path()).unwrap().end_of_text();
-        (end, ChatTemplate::from_folder(out.path()).unwrap().unwrap().render(&chat).unwrap().0)
+        (end, one(ChatTemplate::from_folder(out.path()).unwrap().unwrap().render(&chat).unwrap()).text)
     };
     let map = r#"{"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>"}"#;
     fs::write(out.path().join("special_tokens_map.json"), map).unwrap();
@@ -334,7 +349,6 @@ fn the_head_of_a_second_answer_in_a_row_is_no_answer() {
     let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
     let line = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"},
         {"role": "assistant", "content": "hum"}]}"#;
-    let (text, answers) = template.render(&chat_of(&line.replace('\n', ""), out.path())).unwrap();
-    let answers: Vec<&str> = answers.into_iter().map(|answer| &text[answer]).collect();
-    assert_eq!(answers, ["ho\n", "hum\n"]);
+    let rendered = one(template.render(&chat_of(&line.replace('\n', ""), out.path())).unwrap());
+    assert_eq!(answers(&rendered), ["ho\n", "hum\n"]);
 }

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod answers;
 mod chats;
 mod data;
 mod folders;
@@ -11,6 +12,7 @@ mod generation;
 mod layouts;
 mod lora;
 mod parts;
+mod tables;
 mod tensor_parallel;
 mod tokenizers;
 mod tokens;

@@ -6,11 +6,11 @@ use minijinja::context;
 
 use crate::Result;
 
-use super::{BEGIN, Chat, ChatTemplate, END, is_answer};
+use super::{BEGIN, Chat, ChatTemplate, END, Rendered, is_answer};
 
 impl ChatTemplate {
     /// Returns the text and the byte ranges of answers, by the template's `generation` marks.
-    pub(super) fn answers_by_marks(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
+    pub(super) fn answers_by_marks(&self, chat: &Chat) -> Result<Rendered> {
         let with_marks = self.text(&chat.messages, chat, false)?;
         let (mut text, mut answers, mut begin) = (String::with_capacity(with_marks.len()), Vec::new(), None);
         for character in with_marks.chars() {
@@ -28,40 +28,63 @@ impl ChatTemplate {
                 (other, _) => text.push(other),
             }
         }
-        Ok((text, answers))
+        self.keep_trained(chat, &mut answers)?;
+        Ok(Rendered { text, answers })
     }
 
-    /// Returns the text and the byte ranges of answers, by comparing the text up to each answer with the text before
-    /// it.
-    pub(super) fn answers_by_prefix(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
-        let (messages, whole) = (&chat.messages, self.text(&chat.messages, chat, false)?);
-        let mut answers: Vec<Range<usize>> = Vec::new();
-        for place in (0..messages.len()).filter(|place| is_answer(&messages[*place])) {
-            let follows_answer = place > 0 && is_answer(&messages[place - 1]);
-            // After another answer, a template may fail without a message of the user.
-            let begin = match answers.last().filter(|_| follows_answer) {
-                Some(before) => {
-                    let begin = self.begin(place, chat, &whole).ok().flatten();
-                    Some(begin.map_or(before.end, |begin| begin.max(before.end)))
-                }
-                None => self.begin(place, chat, &whole)?,
+    /// Removes the marked answers that are not trained on.
+    fn keep_trained(&self, chat: &Chat, answers: &mut Vec<Range<usize>>) -> Result<()> {
+        let are_trained: Vec<bool> = (0..chat.messages.len())
+            .filter(|place| is_answer(&chat.messages[*place]))
+            .map(|place| chat.trained[place])
+            .collect();
+        if !are_trained.contains(&false) {
+            return Ok(());
+        }
+        if are_trained.len() != answers.len() {
+            let (marked, all) = (answers.len(), are_trained.len());
+            return Err(self.problem(format!(
+                "the chat template marks {marked} answers, and the conversation has {all}: it cannot be told which one a `weight` or \
+                 `train` of a message is for"
+            )));
+        }
+        let mut are_trained = are_trained.into_iter();
+        answers.retain(|_| are_trained.next().unwrap_or(true));
+        Ok(())
+    }
+
+    /// Returns the texts and the byte ranges of answers. Each answer is looked for in the text of the messages up to it, as its user
+    /// saw it, by comparing that with the text before it. Texts that go on as they began are one.
+    ///
+    /// # Cost
+    /// Two renderings for each answer, of all messages up to it.
+    pub(super) fn answers_by_prefix(&self, chat: &Chat) -> Result<Vec<Rendered>> {
+        let mut rows: Vec<Rendered> = Vec::new();
+        for place in (0..chat.messages.len()).filter(|place| chat.trained[*place]) {
+            let text = self.text(&chat.messages[..=place], chat, false)?;
+            let Some(begin) = self.begin(place, chat, &text)?.filter(|begin| *begin < text.len()) else {
+                return Err(self.problem(format!(
+                    "the chat template writes what comes before message {place} otherwise where that message follows, so that the answer \
+                     cannot be told from the rest; mark answers in the template with {{% generation %}} and {{% endgeneration %}}"
+                )));
             };
-            let end = match place + 1 == messages.len() {
-                true => Some(whole.len()),
-                false => prefix(&self.text(&messages[..=place], chat, false)?, &whole),
-            };
-            match (begin, end) {
-                (Some(begin), Some(end)) if begin < end => answers.push(begin..end),
-                _ => {
-                    return Err(self.problem(format!(
-                        "the chat template writes what comes before the end of message {place} otherwise where other messages \
-                         follow, so that the answer cannot be told from the rest; mark answers in the template with \
-                         {{% generation %}} and {{% endgeneration %}}"
-                    )));
+            let answer = begin..text.len();
+            match rows.last_mut().filter(|row| text.starts_with(&row.text)) {
+                Some(row) => {
+                    row.answers.push(answer);
+                    row.text = text;
                 }
+                None => rows.push(Rendered { text, answers: vec![answer] }),
             }
         }
-        Ok((whole, answers))
+        // Messages after the last answer.
+        let whole = self.text(&chat.messages, chat, false);
+        if let (Some(row), Ok(whole)) = (rows.last_mut(), whole)
+            && whole.starts_with(&row.text)
+        {
+            row.text = whole;
+        }
+        Ok(rows)
     }
 
     /// Returns where an answer begins: after the text of the messages before it, and after the generation prompt, or as
@@ -75,15 +98,23 @@ impl ChatTemplate {
                 prompt.filter(|len| *len > 0).unwrap_or_else(|| self.content(place, chat, whole)),
             ));
         }
-        let prompt = self.text(before, chat, true)?;
-        let begin = prefix(&prompt, whole)
-            .unwrap_or_else(|| common(&prompt, whole).min(self.content(place, chat, whole)));
-        Ok(prefix(&self.text(before, chat, false)?, whole).map(|before| before.max(begin)))
+        let follows_answer = before.last().is_some_and(is_answer);
+        let prompt = match self.text(before, chat, true) {
+            // After another answer, a template may fail without a message of the user.
+            Err(_) if follows_answer => None,
+            prompt => Some(prompt?),
+        };
+        if let Some(begin) = prompt.as_ref().and_then(|prompt| prefix(prompt, whole)) {
+            return Ok(Some(begin));
+        }
+        let Some(before) = prefix(&self.text(before, chat, false)?, whole) else { return Ok(None) };
+        let shared = prompt.map(|prompt| common(&prompt, whole).min(self.content(place, chat, whole)));
+        Ok(Some(shared.map_or(before, |shared| shared.max(before))))
     }
 
     /// Returns where the text differs if a mark is in the place of an answer's content; its end if it does not.
     fn content(&self, place: usize, chat: &Chat, whole: &str) -> usize {
-        let mut messages = chat.messages.clone();
+        let mut messages = chat.messages[..=place].to_vec();
         messages[place] = context! { role => "assistant", content => BEGIN.to_string() };
         self.text(&messages, chat, false).map_or(whole.len(), |marked| common(&marked, whole))
     }
@@ -110,8 +141,10 @@ mod tests {
 
     fn answers(messages: &str) -> Vec<String> {
         let template = ChatTemplate::new(TEMPLATE, None, Default::default(), "template".into()).unwrap();
-        let (text, answers) = template.render(&Chat::from_json(messages).unwrap()).unwrap();
-        answers.into_iter().map(|answer| text[answer].to_string()).collect()
+        let rows = template.render(&Chat::from_json(messages).unwrap()).unwrap();
+        let texts =
+            rows.iter().flat_map(|row| row.answers.iter().map(|answer| row.text[answer.clone()].to_string()));
+        texts.collect()
     }
 
     #[test]

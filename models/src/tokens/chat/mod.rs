@@ -27,6 +27,8 @@ const NAME_WITH_TOOLS: &str = "tool_use";
 #[derive(Debug, Clone)]
 pub struct Chat {
     messages: Vec<Value>,
+    /// Of each message, whether it is an answer that is trained on.
+    trained: Vec<bool>,
     tools: Option<Value>,
 }
 
@@ -46,9 +48,10 @@ impl Chat {
     /// Checks that the messages are a list of objects with a role, and that one is an answer to train on.
     pub(super) fn new(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         let chat = Self::any(messages, tools)?;
-        match chat.messages.iter().any(is_answer) {
-            true => Ok(chat),
-            false => Err("no message is of the role `assistant`: there is nothing to learn".into()),
+        match (chat.trained.contains(&true), chat.messages.iter().any(is_answer)) {
+            (true, _) => Ok(chat),
+            (false, true) => Err("no answer is to be trained on: there is nothing to learn".into()),
+            (false, false) => Err("no message is of the role `assistant`: there is nothing to learn".into()),
         }
     }
 
@@ -66,8 +69,12 @@ impl Chat {
                 ));
             }
         }
+        let trained = messages.iter().enumerate().map(|(place, message)| {
+            is_trained(message).map_err(|problem| format!("message {place}: {problem}"))
+        });
+        let trained = trained.collect::<std::result::Result<_, _>>()?;
         let messages = messages.iter().map(|message| jinja::plain_data(&prepared(message))).collect();
-        Ok(Self { messages, tools: tools.as_ref().map(jinja::plain_data) })
+        Ok(Self { messages, trained, tools: tools.as_ref().map(jinja::plain_data) })
     }
 
     /// Returns the approximate bytes of its text.
@@ -158,8 +165,43 @@ fn prepared(message: &Value) -> Value {
     Value::from_pairs(fields)
 }
 
+/// Whether a message is an answer that is trained on: all are whose `weight` is not 0 and whose `train` is not false.
+fn is_trained(message: &Value) -> std::result::Result<bool, String> {
+    let get = |name: &str| {
+        let value = message.get_attr(name).ok()?;
+        Some(value).filter(|value| !value.is_undefined() && !value.is_none())
+    };
+    let weight = match get("weight") {
+        None => None,
+        Some(weight) if weight == Value::from(0) && weight.is_number() => Some(false),
+        Some(weight) if weight == Value::from(1) && weight.is_number() => Some(true),
+        Some(weight) => return Err(format!("`weight` is {weight}; supported are 0 and 1")),
+    };
+    let train = match get("train") {
+        None => None,
+        Some(train) if train.kind() == ValueKind::Bool => Some(train.is_true()),
+        Some(train) => return Err(format!("`train` is {train}; supported are true and false")),
+    };
+    match (weight.or(train), weight.is_some() && train.is_some() && weight != train) {
+        (_, true) => Err("`weight` and `train` contradict each other".into()),
+        (Some(true), _) if !is_answer(message) => {
+            Err("only what the role `assistant` says can be trained on; leave out `weight` or `train`".into())
+        }
+        (given, _) => Ok(given.unwrap_or(true) && is_answer(message)),
+    }
+}
+
 fn is_answer(message: &Value) -> bool {
     role(message).is_some_and(|role| role == "assistant")
+}
+
+/// Text of a conversation, or of its begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Byte ranges of the assistant's answers to train on.
+    pub answers: Vec<Range<usize>>,
 }
 
 /// Chat template: converts conversations to text with the Jinja template of a folder, as transformers does.
@@ -224,14 +266,22 @@ impl ChatTemplate {
         }
     }
 
-    /// Returns the text of a conversation, and the byte ranges of the assistant's answers, each with the token that
-    /// ends it: those that the template marks with `{% generation %}`, else what each answer adds to the text of the
-    /// messages before it.
+    /// Returns the text of a conversation, with the assistant's answers to train on, each with the token that ends it: those that
+    /// the template marks with `{% generation %}`, else what each answer adds to the text of the messages before it.
+    ///
+    /// Some templates write an answer otherwise once other messages follow, as that of Qwen3, which then leaves reasoning out. Then
+    /// there are several texts, and each ends with an answer as the model wrote it.
+    ///
+    /// # Cost
+    /// One rendering with marks; without, two for each answer, of all messages up to it.
     ///
     /// # Errors
-    /// Errors of the template; a template that writes an earlier message differently when another one follows.
-    pub fn render(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
-        if self.marks_answers_of(chat) { self.answers_by_marks(chat) } else { self.answers_by_prefix(chat) }
+    /// Errors of the template; a template that writes the messages before an answer otherwise when it follows.
+    pub fn render(&self, chat: &Chat) -> Result<Vec<Rendered>> {
+        match self.marks_answers_of(chat) {
+            true => Ok(vec![self.answers_by_marks(chat)?]),
+            false => self.answers_by_prefix(chat),
+        }
     }
 
     /// Returns the tokens of a conversation that a model is to answer, up to the beginning of its answer.

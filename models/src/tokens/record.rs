@@ -1,0 +1,61 @@
+//! Documents of records: of lines of JSON, and of rows of tables.
+
+use minijinja::Value;
+
+use super::Piece;
+use super::chat::{Chat, json_kind, tools};
+
+const TEXT: &str = "text";
+const MESSAGES: &str = "messages";
+/// Fields of a record that are looked for by default.
+pub(super) const NAMES: [&str; 2] = [TEXT, MESSAGES];
+
+/// Returns the document of a record; `None` if it is empty. `null_is_empty` is for rows of tables, which have all
+/// columns.
+///
+/// # Errors
+/// A record without the field, or with both a text and a conversation; a field that is neither.
+pub(super) fn piece(
+    record: &Value,
+    field: Option<&str>,
+    null_is_empty: bool,
+) -> Result<Option<Piece>, String> {
+    let names = field.map_or(NAMES.to_vec(), |field| vec![field]);
+    let get = |name: &str| record.get_item(&Value::from(name)).ok().filter(|value| !value.is_undefined());
+    let found: Vec<(&str, Value)> = names.iter().filter_map(|name| Some((*name, get(name)?))).collect();
+    // Rows of several kinds have all fields, and null or nothing in those of the other kinds.
+    let mut filled = found.iter().filter(|(_, value)| value.is_true());
+    let (first, second) = (filled.next(), filled.next());
+    if let (Some((first, _)), Some((second, _))) = (first, second) {
+        return Err(format!(
+            "both `{first}` and `{second}` are filled; name the one to train on with --field"
+        ));
+    }
+    let Some((name, value)) = first.or(found.first()).cloned() else {
+        let held: Vec<String> = record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
+        let (names, held) = (names.join("` or `"), held.join(", "));
+        return Err(format!("there is no field `{names}`, but {held}; name one with --field"));
+    };
+    let refuse = |name: &str, problem: String| format!("field `{name}`: {problem}");
+    let value = match value.as_str() {
+        Some("") => return Ok(None),
+        // Tables without lists hold conversations as JSON.
+        Some(text) if name == MESSAGES => serde_json::from_str(text).map_err(|error| {
+            refuse(name, format!("expected a list of messages, got a string that is no JSON: {error}"))
+        })?,
+        Some(text) => {
+            let (text, context) = (text.to_string(), Default::default());
+            return Ok(Some(Piece::Text { text, context, begins: true, ends: true }));
+        }
+        None if value.is_none() && null_is_empty => return Ok(None),
+        None => value,
+    };
+    let tools = get("tools").map(tools).transpose();
+    let tools = tools.map_err(|problem| refuse("tools", problem))?.flatten();
+    Chat::new(value, tools).map(|chat| Some(Piece::Chat(chat))).map_err(|problem| refuse(name, problem))
+}
+
+/// Returns the name of a record's JSON type if it is no object.
+pub(super) fn other_kind(record: &Value) -> Option<&'static str> {
+    (record.kind() != minijinja::value::ValueKind::Map).then(|| json_kind(record))
+}
