@@ -9,7 +9,7 @@ use experiment::comm_bench::{self, CommBenchOptions};
 use experiment::error::Result;
 use experiment::shell::{CompletionsOptions, ManOptions};
 use experiment::{launch, plan, program};
-use language::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
+use language::text::{ChatOptions, EvaluateOptions, GenerateOptions, TokenizeOptions};
 use language::{FinetuneOptions, PretrainOptions};
 
 use crate::experiments::cifar10::Cifar10Options;
@@ -65,6 +65,8 @@ enum Command {
     Finetune(FinetuneOptions),
     /// Generate text with a Hugging Face model
     Generate(GenerateOptions),
+    /// Converse with a Hugging Face model
+    Chat(ChatOptions),
     /// Compute the loss and perplexity of a Hugging Face model on a text
     Evaluate(EvaluateOptions),
     /// Convert text or conversations to a file of tokens to train on
@@ -98,6 +100,7 @@ impl Command {
             Command::Pretrain(options) => language::run(options),
             Command::Finetune(options) => language::run(options),
             Command::Generate(options) => options.run(),
+            Command::Chat(options) => options.run(),
             Command::Evaluate(options) => options.run(),
             Command::Tokenize(options) => options.run(),
             Command::Launch(options) => launch::run(options),

@@ -57,6 +57,21 @@ pub enum DeviceKind {
     Metal,
 }
 
+impl DeviceKind {
+    /// Returns the device of a process.
+    ///
+    /// # Errors
+    /// A device that this build or this machine does not have.
+    pub fn device(self) -> Result<Device, Error> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Cuda => devices::cuda(),
+            Self::Metal => devices::metal(),
+            Self::Auto => Ok(devices::any()),
+        }
+    }
+}
+
 /// How exactly matrix products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PrecisionOption {
@@ -172,12 +187,9 @@ impl RankOptions {
     /// A device that does not exist here.
     pub fn device(&self, kind: DeviceKind) -> Result<Device, Error> {
         match kind {
-            DeviceKind::Cpu => Ok(Device::Cpu),
-            DeviceKind::Cuda => devices::cuda(),
-            DeviceKind::Metal => devices::metal(),
             DeviceKind::Auto if self.backend == Backend::Nccl => devices::cuda(),
             DeviceKind::Auto if self.backend == Backend::Mpi => Ok(Device::Cpu),
-            DeviceKind::Auto => Ok(devices::any()),
+            kind => kind.device(),
         }
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use experiment::error::{Error, Result};
 use experiment::options::count;
 use girandole::Parallel;
-use models::tokens::Rows;
+use models::tokens::{IGNORE_INDEX, Row, Rows};
 use models::{CausalLm, GenerateConfig, ModelConfig, Tokenizer};
 
 /// Number of tokens of the first row that serve as the prompt if none is given.
@@ -18,12 +18,21 @@ const PROMPT: usize = 8;
 pub(super) struct SampleOptions {
     /// Prompt of the sample [default: the first row's]
     ///
-    /// Each evaluation prints a sample of text. By default it continues the start of the first row.
+    /// Each evaluation prints a sample of text. By default it continues the start of the first row: of a conversation, it is the answer to the first message.
     #[arg(long, value_name = "TEXT", requires = "evaluate", help_heading = "Evaluation and logging")]
     sample_prompt: Option<String>,
     /// Tokens of the sample
     #[arg(long, value_name = "N", default_value = "48", value_parser = count, requires = "evaluate", help_heading = "Evaluation and logging")]
     sample: usize,
+}
+
+/// Returns the begin of the first row: of a conversation, what comes before its first answer.
+fn first_prompt(rows: &Rows) -> Result<Vec<u32>> {
+    let Row { tokens, targets } = rows.get(0)?;
+    let answer = targets.iter().position(|target| *target != IGNORE_INDEX);
+    let is_chat = targets.contains(&IGNORE_INDEX);
+    let len = answer.filter(|_| is_chat).map_or(PROMPT, |before| before + 1);
+    Ok(tokens[..len.min(tokens.len())].to_vec())
 }
 
 fn never_stop(_: u32) -> ControlFlow<()> {
@@ -67,10 +76,7 @@ impl Sample {
                 }
                 tokens
             }
-            (None, Some(_)) => {
-                let row = rows.get(0)?;
-                row.tokens[..row.tokens.len().min(PROMPT)].to_vec()
-            }
+            (None, Some(_)) => first_prompt(rows)?,
         };
         let config = GenerateConfig {
             max_new_tokens: options.sample,
@@ -88,8 +94,10 @@ impl Sample {
         model: &mut Parallel<CausalLm>,
         tokenizer: &Tokenizer,
     ) -> girandole::Result<String> {
-        let tokens = [self.prompt.clone(), self.new_tokens(model)?].concat();
-        Ok(tokenizer.decode(&tokens)?)
+        let new = self.new_tokens(model)?;
+        // A text ends there, but ranks of a divided model go on together.
+        let ends = new.iter().position(|token| Some(*token) == tokenizer.end_of_text()).unwrap_or(new.len());
+        Ok(tokenizer.decode(&[&self.prompt, &new[..ends]].concat())?)
     }
 
     /// Generates the new tokens, without an end token: all ranks of a divided model must compute the same number of
@@ -110,5 +118,41 @@ impl Sample {
             Some(model) => Ok(models::generate(model, &self.prompt, &self.config, never_stop)?),
             None => Ok(Vec::new()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use models::tokens::{Data, DataConfig};
+
+    use super::*;
+
+    #[test]
+    fn samples_of_conversations_are_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let fixture =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/chat/tokenizer.json");
+        std::fs::copy(fixture, folder.path().join("tokenizer.json")).unwrap();
+        let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        let prompt = |line: &str| {
+            let path = folder.path().join("data.jsonl");
+            std::fs::write(&path, line).unwrap();
+            let config = DataConfig {
+                tokenizer: Some(&tokenizer),
+                folder: Some(folder.path()),
+                length: Some(12),
+                ..DataConfig::default()
+            };
+            let rows = Data::open(&[path.display().to_string().parse().unwrap()], &config).unwrap();
+            let prompt = first_prompt(&rows).unwrap();
+            (prompt.len(), tokenizer.decode(&prompt).unwrap())
+        };
+        let chat = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a long answer to that"}]}"#;
+        assert_eq!(prompt(chat).1, "user: hi\nassistant: ");
+        assert_eq!(prompt(r#"{"text": "a text that has no answers at all"}"#).0, PROMPT);
     }
 }

@@ -5,9 +5,10 @@ use models::{CausalLm, FolderConfig, ModelConfig, Tokenizer, Weights, save_folde
 use training::build::Builder;
 use training::named_vars;
 
-use crate::common::{Folder, Girandole, text};
+use crate::common::{Folder, Girandole, succeed, text};
 
 const GENERATE: Girandole = Girandole("generate");
+const CHAT: Girandole = Girandole("chat");
 const EVALUATE: Girandole = Girandole("evaluate");
 
 const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 260, "hidden_size": 32, "intermediate_size": 64,
@@ -223,4 +224,53 @@ fn what_cannot_be_used_is_told_in_one_line() {
     refuse(&EVALUATE, &["--data", &folder.argument("text"), "--length", "65"], "the model has 64 positions");
     let missing = GENERATE.refuse(&["--model", &folder.argument("none"), "--prompt", "a"]);
     assert!(missing.contains("none: "), "{missing}");
+}
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+
+#[test]
+fn standard_input_is_a_prompt() {
+    let (folder, model) = model();
+    std::fs::write(folder.path("prompt"), "Hello").unwrap();
+    let options = ["--model", &model, "--prompt-file", "-", "--max-new-tokens", "20"];
+    let input = || std::fs::File::open(folder.path("prompt")).unwrap();
+    let output = succeed(GENERATE.command().args(options).stdin(input()));
+    assert_eq!(text(&output.stdout), generate(&model, &["--prompt", "Hello"]));
+    let line = GENERATE.refuse(&[&options[..], &["--mesh", "tp=2"]].concat());
+    assert!(line.contains("--prompt-file: got -; standard input goes to one process"), "{line}");
+    let line = GENERATE.refuse(&options);
+    assert!(line.contains("--prompt-file: got -; the prompt has no tokens"), "{line}");
+}
+
+/// Each answer is the one that `generate` gives to the conversation before it.
+#[test]
+fn lines_are_answered_as_a_conversation() {
+    let (folder, model) = model();
+    std::fs::write(folder.path("model").join("chat_template.jinja"), TEMPLATE).unwrap();
+    let options = ["--model", &model, "--max-new-tokens", "4"];
+    let chat = |lines: &str, more: &[&str]| {
+        std::fs::write(folder.path("lines"), lines).unwrap();
+        let input = std::fs::File::open(folder.path("lines")).unwrap();
+        succeed(CHAT.command().args(options).args(more).stdin(input))
+    };
+    let answer = |messages: serde_json::Value| {
+        std::fs::write(folder.path("messages.json"), messages.to_string()).unwrap();
+        let more = ["--messages", &folder.argument("messages.json")];
+        text(&GENERATE.succeed(&[&options[..], &more].concat()).stdout)
+    };
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let first = answer(serde_json::json!([message("system", "s"), message("user", "hi")]));
+    let all = [("system", "s"), ("user", "hi"), ("assistant", &first[..first.len() - 1]), ("user", "ho")];
+    let second = answer(all.iter().map(|(role, content)| message(role, content)).collect());
+    let said = chat("hi\n\n ho \n/clear\nhi\n/exit\nho\n", &["--system", "s"]);
+    assert_eq!(text(&said.stdout), [&*first, &second, &first].concat());
+    assert_eq!(text(&said.stderr), "");
+    let said = chat(&("x".repeat(80) + "\n/nothing\nhi"), &[]);
+    let notes = text(&said.stderr);
+    assert!(notes.contains("note: the conversation has 85 tokens, and the model 64 positions"), "{notes}");
+    assert!(notes.contains("note: no command /nothing: /clear forgets"), "{notes}");
+    assert_eq!(text(&said.stdout), answer(serde_json::json!([message("user", "hi")])));
+    std::fs::remove_file(folder.path("model").join("chat_template.jinja")).unwrap();
+    let line = CHAT.refuse(&options);
+    assert!(line.contains("--model: got the model") && line.contains("no chat template"), "{line}");
 }

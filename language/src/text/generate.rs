@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use experiment::options::read_text;
 use experiment::start::{self, Start};
 use girandole::{Layout, Parallel};
 use models::tokens::{Chat, ChatTemplate};
-use models::{CausalLm, GenerateConfig};
+use models::{CausalLm, GenerateConfig, Tokenizer};
 use serde_json::json;
 
 use super::layout::{LayoutOptions, alone, config};
@@ -48,7 +48,7 @@ pub struct GenerateOptions {
         conflicts_with_all = ["prompt_file", "messages"]
     )]
     prompt: Option<String>,
-    /// File with the text to continue
+    /// File with the text to continue; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "messages")]
     prompt_file: Option<PathBuf>,
     /// Answer the prompt as a user's message
@@ -115,6 +115,7 @@ impl GenerateOptions {
         }
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),
+            (None, Some(path)) if path.as_os_str() == "-" => read_input(world_size)?,
             (None, Some(path)) => read_text("--prompt-file", path)?,
             (None, None) => String::new(),
         };
@@ -164,13 +165,8 @@ impl GenerateOptions {
             }
             None => return Ok(None),
         };
-        let Some(template) = ChatTemplate::from_folder(&self.model.model)? else {
-            let option = if self.messages.is_some() { "--messages" } else { "--chat" };
-            let got = format!("the model {}", self.model.model.display());
-            let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json";
-            return Err(Error::Option { option, got, help: help.into() });
-        };
-        Ok(Some((template, chat)))
+        let option = if self.messages.is_some() { "--messages" } else { "--chat" };
+        Ok(Some((template_of(&self.model.model, option)?, chat)))
     }
 
     /// Generates the text, on every rank; rank 0 prints it.
@@ -184,45 +180,75 @@ impl GenerateOptions {
         let Some(model) = model.model()? else { return Ok(()) };
         let tokenizer = &opened.tokenizer;
         let print = |text: &str| if comm.rank() == 0 { print(text) } else { Ok(()) };
-        let (mut text, mut problem) = (tokenizer.stream(), None);
-        // The prompt is decoded too, since some tokenizers decode the first token of a text differently.
-        for &token in &tokens {
-            text.push(token)?;
-        }
         if comm.rank() == 0 {
             notes.iter().for_each(|line| note(format_args!("{line}")));
         }
         print(&shown)?;
         let began = Instant::now();
-        let new = models::generate(model, &tokens, &sampling, |token| {
-            let shown =
-                text.push(token).map_err(Error::from).and_then(|piece| print(&piece.unwrap_or_default()));
-            match shown {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    problem = Some(error);
-                    ControlFlow::Break(())
-                }
-            }
-        })?;
-        if let Some(problem) = problem {
-            return Err(problem);
-        }
-        print(&(text.rest()? + "\n"))?;
+        let (_, new) = answer(model, tokenizer, &tokens, &sampling, print)?;
+        print("\n")?;
         if comm.rank() != 0 {
             return Ok(());
         }
         let seconds = began.elapsed().as_secs_f64();
-        note(format_args!(
-            "{} tokens in {seconds:.1} s: {:.1} a second",
-            new.len(),
-            new.len() as f64 / seconds
-        ));
+        note(format_args!("{} tokens in {seconds:.1} s: {:.1} a second", new, new as f64 / seconds));
         Ok(())
     }
 }
 
-fn print(text: &str) -> Result<()> {
+/// Generates what follows these tokens, and prints it as it comes; returns its text and the number of its tokens.
+pub(super) fn answer(
+    model: &CausalLm,
+    tokenizer: &Tokenizer,
+    tokens: &[u32],
+    config: &GenerateConfig,
+    print: impl Fn(&str) -> Result<()>,
+) -> Result<(String, usize)> {
+    let (mut stream, mut text, mut problem) = (tokenizer.stream(), String::new(), None);
+    // The prompt is decoded too, since some tokenizers decode the first token of a text differently.
+    for &token in tokens {
+        stream.push(token)?;
+    }
+    let new = models::generate(model, tokens, config, |token| {
+        let piece = stream.push(token).map(Option::unwrap_or_default);
+        text.push_str(piece.as_deref().unwrap_or_default());
+        match piece.map_err(Error::from).and_then(|piece| print(&piece)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                problem = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(problem) = problem {
+        return Err(problem);
+    }
+    let rest = stream.rest()?;
+    print(&rest)?;
+    Ok((text + &rest, new.len()))
+}
+
+/// Returns the chat template of a folder, which this option needs.
+pub(super) fn template_of(folder: &Path, option: &'static str) -> Result<ChatTemplate> {
+    ChatTemplate::from_folder(folder)?.ok_or_else(|| {
+        let got = format!("the model {}", folder.display());
+        let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json";
+        Error::Option { option, got, help: help.into() }
+    })
+}
+
+/// Reads the prompt from standard input.
+fn read_input(world_size: usize) -> Result<String> {
+    let refuse = |help: String| Error::Option { option: "--prompt-file", got: "-".into(), help };
+    if world_size > 1 {
+        return Err(refuse(
+            "standard input goes to one process, and here are several ranks: give a file".into(),
+        ));
+    }
+    std::io::read_to_string(std::io::stdin()).map_err(|error| refuse(format!("it cannot be read: {error}")))
+}
+
+pub(super) fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Output)
 }

@@ -1,6 +1,7 @@
-//! `generate`, `evaluate` and `tokenize`: using a language model of a Hugging Face folder, and converting text to
+//! `generate`, `chat`, `evaluate` and `tokenize`: using a language model of a Hugging Face folder, and converting text to
 //! tokens.
 
+mod chat;
 mod evaluate;
 mod generate;
 mod layout;
@@ -18,6 +19,7 @@ use models::tokens::{Piece, TextSource};
 use models::{CausalLm, Lora, Tokenizer, Weights};
 use training::build::Builder;
 
+pub use chat::ChatOptions;
 pub use evaluate::EvaluateOptions;
 pub use generate::GenerateOptions;
 pub use tokenize::TokenizeOptions;
