@@ -195,7 +195,7 @@ pub trait Experiment: Sized {
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
-    training::autocast(experiment.common().precision.into(), || run_in_precision(experiment))
+    training::Precision::from(experiment.common().precision).scope(|| run_in_precision(experiment))
 }
 
 fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {

@@ -31,7 +31,7 @@ pub struct GradientAudit {
 impl GradientAudit {
     pub(crate) fn new<'a>(parameters: impl IntoIterator<Item = (&'a str, &'a [usize], bool)>) -> Self {
         let all: Vec<_> = parameters.into_iter().collect();
-        let known: HashMap<&str, bool> = all.iter().map(|&(name, _, has)| (name, has)).collect();
+        let known: Known<'_> = all.iter().map(|&(name, dims, has)| (name, (dims, has))).collect();
         let missing = all.iter().filter(|(.., has)| !has);
         let reason =
             |name, dims| likely(name, dims, &known).map_or(NoGradient::NotReached, NoGradient::Likely);
@@ -63,7 +63,11 @@ impl fmt::Display for GradientAudit {
             )?;
         }
         if missing.iter().all(|(_, reason)| *reason == NoGradient::NotReached) {
-            write!(f, ", such as candle's sdpa, rope or product with quantised weights")?;
+            write!(f, ": candle's ")?;
+            for (operation, instead) in WITHOUT_BACKWARD {
+                write!(f, "{operation} (use {instead}), ")?;
+            }
+            write!(f, "or a product with quantised weights")?;
         }
         let mut named = BTreeSet::new();
         for (name, reason) in missing {
@@ -87,28 +91,37 @@ const OUTPUT: [&str; 7] = ["o_proj", "out_proj", "c_proj", "to_out", "wo", "o", 
 const WEIGHTS: &str = "softmax_last_dim or rope";
 const WHOLE: &str = "sdpa";
 
+/// Operations of candle 0.11 that leave nothing in its graph, and what replaces each. `candle_nn`'s layers of the same names
+/// call them.
+pub(crate) const WITHOUT_BACKWARD: [(&str, &str); 5] = [
+    ("layer_norm", "training::LayerNorm"),
+    ("rms_norm", "training::RmsNorm"),
+    ("softmax_last_dim", "training::softmax"),
+    ("rope", "training::Rotary"),
+    (WHOLE, "training::attention"),
+];
+
 /// Replacement for a candle operation without backward.
 fn instead(operation: &str) -> &'static str {
-    match operation {
-        "rms_norm" => "training::RmsNorm",
-        "layer_norm" => "training::LayerNorm",
-        WHOLE => "training::attention",
-        _ => "training::attention, or training::softmax and training::Rotary",
-    }
+    let known = WITHOUT_BACKWARD.iter().find(|(name, _)| *name == operation);
+    known.map_or("training::attention, or training::softmax and training::Rotary", |(_, instead)| instead)
 }
 
+/// Shape of each parameter, and whether it has a gradient.
+type Known<'a> = HashMap<&'a str, (&'a [usize], bool)>;
+
 /// The candle operation without backward that most likely uses this parameter.
-fn likely(name: &str, dims: &[usize], has_gradient: &HashMap<&str, bool>) -> Option<&'static str> {
+fn likely(name: &str, dims: &[usize], known: &Known<'_>) -> Option<&'static str> {
     let (module, _) = name.rsplit_once('.')?;
     let (parent, own) = module.rsplit_once('.').unwrap_or(("", module));
+    let other = |last: &str| known.get(format!("{module}.{last}").as_str());
+    let norm =
+        || if ["bias", "beta"].iter().any(|last| other(last).is_some()) { "layer_norm" } else { "rms_norm" };
     if dims.len() == 1 && (own.contains("norm") || own.starts_with("ln")) {
-        let has_bias = ["bias", "beta"]
-            .iter()
-            .any(|last| has_gradient.contains_key(format!("{module}.{last}").as_str()));
-        return Some(if has_bias { "layer_norm" } else { "rms_norm" });
+        return Some(norm());
     }
     let has_sibling = |names: &[&str]| {
-        let is_one = |(name, has): (&&str, &bool)| {
+        let is_one = |(name, (_, has)): (&&str, &(&[usize], bool))| {
             let of_parent = match parent {
                 "" => Some(*name),
                 parent => name.strip_prefix(parent).and_then(|rest| rest.strip_prefix('.')),
@@ -117,14 +130,19 @@ fn likely(name: &str, dims: &[usize], has_gradient: &HashMap<&str, bool>) -> Opt
                 .and_then(|rest| rest.split_once('.'))
                 .is_some_and(|(own, _)| names.contains(&own))
         };
-        has_gradient.iter().any(is_one)
+        known.iter().any(is_one)
     };
     // What has a gradient tells where in attention the others lost it.
     let is_query_or_key = QUERY_OR_KEY.contains(&own);
     if is_query_or_key && has_sibling(&VALUE) {
         return Some(WEIGHTS);
     }
-    ((is_query_or_key || VALUE.contains(&own)) && has_sibling(&OUTPUT)).then_some(WHOLE)
+    if (is_query_or_key || VALUE.contains(&own)) && has_sibling(&OUTPUT) {
+        return Some(WHOLE);
+    }
+    // The weight of a linear layer, of a convolution and of an embedding has several dimensions.
+    let is_norm = |(dims, has): &(&[usize], bool)| dims.len() == 1 && !has;
+    ["weight", "gamma"].iter().filter_map(|last| other(last)).any(is_norm).then(norm)
 }
 
 #[cfg(test)]
@@ -180,5 +198,19 @@ mod tests {
             assert!(line.contains(part), "{part}: {line}");
         }
         assert!(!line.contains('\n'));
+    }
+
+    /// What is not recognised by its name gets the list of candle's operations, and what replaces each.
+    #[test]
+    fn all_operations_are_named_where_none_is_likely() {
+        let line = GradientAudit::new([("cell.w_ih", &[4, 4][..], false)]).to_string();
+        for (operation, instead) in WITHOUT_BACKWARD {
+            assert!(line.contains(&format!("{operation} (use {instead})")), "{line}");
+        }
+        // A layer of any name whose weight is no matrix is a norm.
+        let audit = GradientAudit::new([("2.weight", &[4][..], false), ("2.bias", &[4], false)]);
+        assert!(audit.to_string().contains("likely candle's layer_norm, at 2.weight"), "{audit}");
+        let linear = GradientAudit::new([("2.weight", &[4, 4][..], false), ("2.bias", &[4], false)]);
+        assert!(linear.missing().iter().all(|(_, reason)| *reason == NoGradient::NotReached), "{linear}");
     }
 }

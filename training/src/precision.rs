@@ -1,10 +1,12 @@
 //! Precision of matrix products (autocast).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Result, Tensor};
 
 use crate::scoped::scoped;
+use crate::warning::warn;
 
 /// Precision of products of f32 matrices on a CPU. Sums are always in f32, and so is everything else: norms, softmax,
 /// losses.
@@ -24,12 +26,28 @@ pub enum Precision {
 
 thread_local! {
     static CURRENT: RefCell<Precision> = const { RefCell::new(Precision::F32) };
+    /// How often this thread has been asked for each precision, by operations that compute in it.
+    static ASKED: Cell<[u64; 3]> = const { Cell::new([0; 3]) };
 }
 
+/// Whether an [`autocast`] without effect has been reported.
+static REPORTED: AtomicBool = AtomicBool::new(false);
+
 impl Precision {
-    /// This thread's precision, set by the innermost [`autocast`].
+    /// This thread's precision, set by the innermost [`autocast`]. Call it from operations that compute in it: a scope in which
+    /// none asks has no effect, which is reported.
     pub fn current() -> Self {
-        CURRENT.with_borrow(|precision| *precision)
+        let precision = CURRENT.with_borrow(|precision| *precision);
+        let mut asked = ASKED.get();
+        asked[precision as usize] += 1;
+        ASKED.set(asked);
+        precision
+    }
+
+    /// As [`autocast`], where it is no mistake that nothing is computed in the scope: around a whole program, of which one
+    /// process only starts others.
+    pub fn scope<R>(self, f: impl FnOnce() -> R) -> R {
+        scoped(&CURRENT, self, f)
     }
 }
 
@@ -40,6 +58,9 @@ impl Precision {
 ///
 /// Tensors of other dtypes or on other devices are not affected: on a CPU bf16 is always multiplied as with
 /// [`Precision::Bf16`], and f16 as with [`Precision::F32High`], which keep all digits of such numbers; sums are in f32.
+///
+/// candle's own operations (`Tensor::matmul`, `candle_nn::linear`, convolutions) always compute in f32. A scope in which nothing
+/// was computed in its precision is reported, once per process.
 ///
 /// # Cost
 /// With [`Precision::Bf16`] a product ([`Precision::products`]) takes about an eighth of the f32 time with AMX, half
@@ -56,7 +77,22 @@ impl Precision {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn autocast<R>(precision: Precision, f: impl FnOnce() -> R) -> R {
-    scoped(&CURRENT, precision, f)
+    let (result, had_effect) = observed(precision, f);
+    if !had_effect && !REPORTED.swap(true, Ordering::Relaxed) {
+        warn(&format!(
+            "autocast(Precision::{precision:?}) had no effect: nothing was computed in this precision between its beginning and its end. \
+             candle's own layers and products, such as candle_nn::linear and Tensor::matmul, stay in f32: use training::linear, \
+             training::attention and training::linear_cross_entropy"
+        ));
+    }
+    result
+}
+
+/// Returns also whether an operation was computed in this precision, or there is nothing to compute otherwise.
+fn observed<R>(precision: Precision, f: impl FnOnce() -> R) -> (R, bool) {
+    let before = ASKED.get()[precision as usize];
+    let result = precision.scope(f);
+    (result, precision == Precision::F32 || ASKED.get()[precision as usize] != before)
 }
 
 impl Precision {
@@ -76,7 +112,32 @@ impl Precision {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{Device, Module};
+
     use super::*;
+
+    /// candle's layers are always computed in f32, a scope around them has no effect; ours know it.
+    #[test]
+    fn a_scope_without_effect_is_noticed() -> Result<()> {
+        let (x, weight) = (
+            Tensor::ones((2, 3), DType::F32, &Device::Cpu)?,
+            Tensor::ones((4, 3), DType::F32, &Device::Cpu)?,
+        );
+        let candles = candle_nn::Linear::new(weight.clone(), None);
+        let ours = crate::Linear::new(weight, None);
+        for precision in [Precision::Bf16, Precision::F32High] {
+            assert!(!observed(precision, || candles.forward(&x)).1, "{precision:?}");
+            assert!(observed(precision, || ours.forward(&x)).1, "{precision:?}");
+            // An inner scope of another precision is no effect of the outer one, one of the same is.
+            assert!(
+                !observed(precision, || observed(Precision::F32, || ours.forward(&x))).1,
+                "{precision:?}"
+            );
+            assert!(observed(precision, || observed(precision, || ours.forward(&x))).1, "{precision:?}");
+        }
+        assert!(observed(Precision::F32, || candles.forward(&x)).1);
+        Ok(())
+    }
 
     #[test]
     fn the_innermost_counts_and_ends() {

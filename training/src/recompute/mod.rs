@@ -13,7 +13,7 @@ use candle_core::{
 };
 
 use crate::kept::SavedBytes;
-use crate::{Error, Precision, RowKeys, autocast, scalar_with_gradient};
+use crate::{Error, Precision, RowKeys, scalar_with_gradient};
 
 pub use current_node::recomputed_node;
 pub use gradients::backward;
@@ -31,7 +31,7 @@ use running::Record;
 ///
 /// `part` must be deterministic: it may depend only on its input and on parameters, and must not have side effects.
 /// The second run uses the random numbers of the first in [`Dropout`](crate::Dropout), also in
-/// [`attention`](crate::attention), and the same precision of [`autocast`]; other layers must draw random numbers
+/// [`attention`](crate::attention), and the same precision of [`autocast`](crate::autocast); other layers must draw random numbers
 /// with [`drawn`] (candle's dropout does not, and would use another mask the second time).
 ///
 /// Tensors computed outside that `part` captures get their gradients, too, but backward then continues from them to
@@ -236,7 +236,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
         let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
         let again = || RowKeys::scope_of(self.keys.clone(), || (self.part)(&x));
-        let output = running::replayed(&self.met, || autocast(self.precision, again))?;
+        let output = running::replayed(&self.met, || self.precision.scope(again))?;
         if (output.shape(), output.dtype()) != (result.shape(), result.dtype()) {
             let of = |tensor: &Tensor| format!("{:?} of shape {:?}", tensor.dtype(), tensor.dims());
             let (first, again) = (of(result), of(&output));

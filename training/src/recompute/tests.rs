@@ -10,7 +10,7 @@ use sampler::{Generator, SharedGenerator};
 use super::*;
 use crate::{
     AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, TorchInit, activation_bytes, attention,
-    defer_weights, layer_norm, linear, named_vars,
+    autocast, defer_weights, layer_norm, linear, named_vars,
 };
 
 /// A Transformer's block, with dropout.
