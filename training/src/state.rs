@@ -1,6 +1,6 @@
 //! Optimizer state: buffers of each parameter, saving and loading.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
@@ -9,11 +9,12 @@ use candle_core::{
 };
 use candle_nn::VarMap;
 
-use crate::{Error, Result};
+use crate::Result;
 
 /// An optimizer whose state can be saved and loaded.
 ///
-/// The keys are `{parameter}.{what}` with PyTorch's names (`fc.weight.momentum_buffer`, `fc.weight.exp_avg`); the
+/// The keys are `{parameter}.{what}` with PyTorch's names (`fc.weight.momentum_buffer`, `fc.weight.exp_avg`), and
+/// `{parameter}.low_bits` for what a parameter of 16 bits has no room for: the bits, in a tensor of the parameter's dtype. The
 /// parameter is the name that the optimizer was made with, or its index in the list. The order of
 /// [`VarMap::all_vars`] differs in each process: make an optimizer whose state will be saved from [`named_vars`].
 ///
@@ -77,6 +78,11 @@ impl DeferredCopy {
     /// The copy of a tensor, which must not change before it is made.
     pub fn new(tensor: Tensor) -> Self {
         Self { shape: tensor.shape().clone(), dtype: tensor.dtype(), source: Source::Tensor(tensor) }
+    }
+
+    /// The copy of an optimizer's numbers on a CPU; a step before it is made copies them itself.
+    pub(crate) fn of_storage(storage: Arc<CpuStorage>, shape: &Shape, dtype: DType) -> Self {
+        Self { shape: shape.clone(), dtype, source: Source::Host(storage) }
     }
 
     /// Wraps a tensor that is already a copy, and that nobody else uses.
@@ -206,75 +212,7 @@ pub fn is_buffer(buffers: &[String], name: &str) -> bool {
     buffers.iter().any(|buffer| buffer == last)
 }
 
-/// A parameter and its optimizer state, `None` before its first gradient.
-#[derive(Debug)]
-pub(crate) struct Slot<S> {
-    pub(crate) name: String,
-    pub(crate) var: Var,
-    pub(crate) state: Option<S>,
-}
-
-/// Makes slots for the float variables; the others cannot be trained and are ignored.
-pub(crate) fn slots<S>(
-    optimizer: &'static str,
-    vars: impl IntoIterator<Item = (String, Var)>,
-) -> Result<Vec<Slot<S>>> {
-    let (mut names, mut known) = (HashSet::new(), HashMap::new());
-    let mut slots = vec![];
-    for (name, var) in vars {
-        if !names.insert(name.clone()) {
-            return Err(Error::DuplicateName { optimizer, name });
-        }
-        if var.dtype().is_float() {
-            if let Some(first) = known.insert(var.id(), name.clone()) {
-                return Err(Error::DuplicateVariable { optimizer, first, second: name });
-            }
-            slots.push(Slot { name, var, state: None });
-        }
-    }
-    Ok(slots)
-}
-
-/// Checks that a gradient factor is finite.
-pub(crate) fn check_scale(of: &'static str, scale: f64) -> Result<()> {
-    // Checked as f32, in which f32 parameters use it.
-    match (scale as f32).is_finite() {
-        true => Ok(()),
-        false => {
-            Err(Error::InvalidConfig { of, field: "scale", got: scale, help: "it must be a finite number" })
-        }
-    }
-}
-
-/// Names variables by their indices.
-pub(crate) fn named_by_index(vars: Vec<Var>) -> impl Iterator<Item = (String, Var)> {
-    vars.into_iter().enumerate().map(|(index, var)| (index.to_string(), var))
-}
-
-impl<S> Slot<S> {
-    /// Whether the parameter is stepped in place.
-    pub(crate) fn steps_in_place(&self) -> bool {
-        on_host(&self.var)
-    }
-
-    pub(crate) fn check(&self, optimizer: &'static str, grad: &Tensor) -> Result<()> {
-        // Gradients of a 16-bit parameter may have been summed or scaled in f32.
-        let fits = [self.var.dtype(), state_dtype(&self.var)].contains(&grad.dtype());
-        if self.var.shape() == grad.shape() && fits {
-            return Ok(());
-        }
-        Err(Error::GradientMismatch {
-            optimizer,
-            parameter: self.name.clone(),
-            expected: self.var.dims().to_vec(),
-            got: grad.dims().to_vec(),
-            dtype: self.var.dtype(),
-            got_dtype: grad.dtype(),
-        })
-    }
-}
-
-fn on_host(var: &Var) -> bool {
+pub(crate) fn on_host(var: &Var) -> bool {
     let known = matches!(var.dtype(), DType::F32 | DType::F64 | DType::F16 | DType::BF16);
     matches!(var.device(), Device::Cpu) && known
 }
@@ -310,20 +248,10 @@ impl Buffer {
         })))
     }
 
-    pub(crate) fn to_tensor(&self, var: &Var) -> candle_core::Result<Tensor> {
-        match self {
-            Self::Host(storage) => copied(storage, var.shape()),
-            Self::Tensor(tensor) => tensor.force_contiguous(),
-        }
-    }
-
     /// Copies it later, on any thread.
     pub(crate) fn to_tensor_later(&self, var: &Var) -> candle_core::Result<DeferredCopy> {
         Ok(match self {
-            Self::Host(storage) => {
-                let (shape, dtype) = (var.shape().clone(), state_dtype(var));
-                DeferredCopy { shape, dtype, source: Source::Host(storage.clone()) }
-            }
+            Self::Host(storage) => DeferredCopy::of_storage(storage.clone(), var.shape(), state_dtype(var)),
             Self::Tensor(tensor) => DeferredCopy::done(tensor.force_contiguous()?),
         })
     }
@@ -333,65 +261,8 @@ fn copied(storage: &CpuStorage, shape: &Shape) -> candle_core::Result<Tensor> {
     let count = shape.elem_count();
     match storage {
         CpuStorage::F64(data) => Tensor::from_slice(&data[..count], shape, &Device::Cpu),
+        CpuStorage::F16(data) => Tensor::from_slice(&data[..count], shape, &Device::Cpu),
+        CpuStorage::BF16(data) => Tensor::from_slice(&data[..count], shape, &Device::Cpu),
         other => Tensor::from_slice(&f32::cpu_storage_as_slice(other)?[..count], shape, &Device::Cpu),
-    }
-}
-
-/// Reads a saved state and detects entries that were not read.
-pub(crate) struct Reader<'a> {
-    optimizer: &'static str,
-    state: &'a HashMap<String, Tensor>,
-    read: BTreeSet<String>,
-}
-
-impl<'a> Reader<'a> {
-    pub(crate) fn new(optimizer: &'static str, state: &'a HashMap<String, Tensor>) -> Self {
-        Self { optimizer, state, read: BTreeSet::new() }
-    }
-
-    /// Returns the entry `{parameter}.{field}` if it exists; it must have this shape and dtype.
-    pub(crate) fn optional(
-        &mut self,
-        parameter: &str,
-        field: &str,
-        dims: &[usize],
-        dtype: DType,
-    ) -> Result<Option<&'a Tensor>> {
-        let key = format!("{parameter}.{field}");
-        let Some(tensor) = self.state.get(&key) else { return Ok(None) };
-        if tensor.dims() != dims || tensor.dtype() != dtype {
-            return Err(Error::StateMismatch {
-                optimizer: self.optimizer,
-                key,
-                expected: dims.to_vec(),
-                got: tensor.dims().to_vec(),
-                dtype,
-                got_dtype: tensor.dtype(),
-            });
-        }
-        self.read.insert(key);
-        Ok(Some(tensor))
-    }
-
-    /// As [`Self::optional`], but a missing entry is an error.
-    pub(crate) fn required(
-        &mut self,
-        parameter: &str,
-        field: &str,
-        dims: &[usize],
-        dtype: DType,
-    ) -> Result<&'a Tensor> {
-        self.optional(parameter, field, dims, dtype)?.ok_or_else(|| Error::MissingState {
-            optimizer: self.optimizer,
-            key: format!("{parameter}.{field}"),
-        })
-    }
-
-    /// Returns an error that names an entry which was not read, if there is one.
-    pub(crate) fn finish(self) -> Result<()> {
-        match self.state.keys().filter(|key| !self.read.contains(*key)).min() {
-            None => Ok(()),
-            Some(key) => Err(Error::UnknownState { optimizer: self.optimizer, key: key.clone() }),
-        }
     }
 }

@@ -75,6 +75,27 @@ fn a_run_goes_on_in_any_layout() {
     }
 }
 
+/// In bf16 the checkpoint also has what parameters have no room for: a run that goes on has the same bits.
+#[test]
+fn a_run_in_bf16_goes_on_to_the_bit() {
+    for layout in ["", "dp=2", "shard=2", "tp=2", "pp=2", "pp=2,shard=2"] {
+        let setup = Setup { dtype: DType::BF16, ..Setup::default() };
+        let (all, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let expected = go_on(setup, layout, all.path(), 6);
+        let got = [go_on(setup, layout, parts.path(), 3), go_on(setup, layout, parts.path(), 3)].concat();
+        assert_eq!(got, expected, "{layout}");
+        let values = |dir: &Path| {
+            let mut saved = CheckpointReader::open(&open(dir).latest().unwrap().unwrap()).unwrap();
+            let names: Vec<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
+            let wide = |name: &String| saved.whole(name).unwrap().to_dtype(DType::F32).unwrap();
+            let all =
+                names.iter().map(wide).map(|value| value.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+            all.collect::<Vec<_>>()
+        };
+        assert!(values(parts.path()) == values(all.path()), "{layout}");
+    }
+}
+
 #[test]
 fn a_checkpoint_is_a_source_of_weights() {
     let (setup, dir) = (Setup::default(), tempfile::tempdir().unwrap());

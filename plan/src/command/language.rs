@@ -17,7 +17,7 @@ use crate::language::Training;
 pub enum ParametersDtype {
     /// 4 bytes per parameter.
     F32,
-    /// 2 bytes per parameter; the optimizer's state is f32.
+    /// 2 bytes per parameter, and 2 more in the optimizer's state, which is f32.
     Bf16,
     /// More digits and a smaller range than bf16: the loss is scaled.
     F16,

@@ -66,9 +66,11 @@ impl PartitionedModel<'_> {
         }
     }
 
-    /// Returns the bytes of optimizer state for so many parameters.
+    /// Returns the bytes of optimizer state for so many parameters; the optimizer also keeps what a parameter of 16 bits has no
+    /// room for.
     pub(super) fn optimizer(&self, elements: f64) -> f64 {
-        self.training.optimizer.numbers() as f64 * self.working() * elements
+        let low_bits = self.working() - self.element();
+        (self.training.optimizer.numbers() as f64 * self.working() + low_bits) * elements
     }
 
     fn sum(&self, of: impl Fn(&Unit) -> usize) -> f64 {

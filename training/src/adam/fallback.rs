@@ -3,14 +3,21 @@
 use candle_core::{Result, Tensor, Var, bail};
 
 use super::{AdamState, Factors};
+use crate::low_bits::LowBits;
 use crate::state::{Buffer, state_dtype};
 
-pub(super) fn step(var: &Var, grad: &Tensor, means: &mut AdamState, factors: Factors) -> Result<()> {
+pub(super) fn step(
+    var: &Var,
+    low: &mut LowBits,
+    grad: &Tensor,
+    means: &mut AdamState,
+    factors: Factors,
+) -> Result<()> {
     let (Buffer::Tensor(m), Buffer::Tensor(v)) = (&means.of_gradients, &means.of_squares) else {
         bail!("adam: a mean was lost");
     };
     // Detached: means that are part of a graph would keep every step's tensors alive.
-    let param = var.as_detached_tensor().to_dtype(state_dtype(var))?;
+    let param = low.wide(var)?;
     let mut grad = grad.detach().to_dtype(state_dtype(var))?;
     if factors.scale != 1. {
         grad = grad.affine(factors.scale, 0.)?;
@@ -22,7 +29,7 @@ pub(super) fn step(var: &Var, grad: &Tensor, means: &mut AdamState, factors: Fac
     let v = ((v * factors.beta2)? + (grad.sqr()? * factors.fresh2)?)?;
     let root = ((v.sqrt()? / factors.root)? + factors.eps)?;
     let param = ((param * factors.shrink)? + ((&m * factors.rate)? / root)?)?;
-    var.set(&param.to_dtype(var.dtype())?)?;
+    low.set(var, &param)?;
     (means.of_gradients, means.of_squares) = (Buffer::Tensor(m), Buffer::Tensor(v));
     Ok(())
 }
@@ -61,10 +68,11 @@ mod tests {
             let start = random()?.to_dtype(dtype)?;
             let (a, b) = (Var::from_tensor(&start)?, Var::from_tensor(&start.copy()?)?);
             let (mut ma, mut mb) = (means(&a, true)?, means(&b, false)?);
+            let [mut la, mut lb] = [LowBits::None, LowBits::None];
             for step_number in 1..5 {
                 let grad = random()?.to_dtype(of_grad)?;
-                host::step(&a, &grad, &mut ma, config.factors(step_number, 0.5))?;
-                step(&b, &grad, &mut mb, config.factors(step_number, 0.5))?;
+                host::step(&a, &mut la, &grad, &mut ma, config.factors(step_number, 0.5))?;
+                step(&b, &mut lb, &grad, &mut mb, config.factors(step_number, 0.5))?;
             }
             let wide = |var: &Var| var.to_dtype(DType::F32);
             let gap = (wide(&a)? - wide(&b)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
@@ -80,7 +88,7 @@ mod tests {
         let var = Var::from_tensor(&Tensor::new(&[0f32], &Device::Cpu)?.to_dtype(DType::F16)?)?;
         let grad = Tensor::new(&[1e-6f32], &Device::Cpu)?.to_dtype(DType::F16)?;
         let config = AdamConfig { learning_rate: 0.5, ..AdamConfig::default() };
-        step(&var, &grad, &mut means(&var, false)?, config.factors(1, 0.01))?;
+        step(&var, &mut LowBits::None, &grad, &mut means(&var, false)?, config.factors(1, 0.01))?;
         let moved = var.to_dtype(DType::F32)?.to_vec1::<f32>()?[0];
         assert!((-0.26..-0.24).contains(&moved), "{moved}");
         Ok(())
@@ -91,7 +99,7 @@ mod tests {
         let var = Var::from_tensor(&Tensor::new(&[1f32, -2.], &Device::Cpu)?.to_dtype(DType::BF16)?)?;
         let grad = Tensor::new(&[0.5f32, -0.25], &Device::Cpu)?.to_dtype(DType::BF16)?;
         let config = AdamConfig { learning_rate: 0.5, ..AdamConfig::default() };
-        step(&var, &grad, &mut means(&var, false)?, config.factors(1, 1.))?;
+        step(&var, &mut LowBits::None, &grad, &mut means(&var, false)?, config.factors(1, 1.))?;
         assert_eq!(var.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.5, -1.5]);
         Ok(())
     }

@@ -8,25 +8,34 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 use super::{AdamState, Factors};
 use crate::blocks::{BLOCK, blocks};
 use crate::dense::dense;
+use crate::low_bits::LowBits;
 use crate::narrow::step_in_f32;
 use crate::real::Real;
 use crate::simd::vectorized;
 use crate::state::Buffer;
 
-pub(super) fn step(var: &Var, grad: &Tensor, means: &mut AdamState, factors: Factors) -> Result<()> {
+pub(super) fn step(
+    var: &Var,
+    low: &mut LowBits,
+    grad: &Tensor,
+    means: &mut AdamState,
+    factors: Factors,
+) -> Result<()> {
     let (Buffer::Host(of_gradients), Buffer::Host(of_squares)) =
         (&mut means.of_gradients, &mut means.of_squares)
     else {
         bail!("adam: a mean was lost");
     };
     let (of_gradients, of_squares) = (Arc::make_mut(of_gradients), Arc::make_mut(of_squares));
+    let state = RefCell::new((of_gradients, of_squares, low.on_host(var)?));
     // A linear layer's weight gradient often comes transposed.
-    var.inplace_op2(&grad.contiguous()?, &Step { factors, means: RefCell::new((of_gradients, of_squares)) })
+    var.inplace_op2(&grad.contiguous()?, &Step { factors, state })
 }
 
 struct Step<'a> {
     factors: Factors,
-    means: RefCell<(&'a mut CpuStorage, &'a mut CpuStorage)>,
+    /// Both means, and the parameter's low bits.
+    state: RefCell<(&'a mut CpuStorage, &'a mut CpuStorage, Option<&'a mut CpuStorage>)>,
 }
 
 impl InplaceOp2 for Step<'_> {
@@ -44,22 +53,20 @@ impl InplaceOp2 for Step<'_> {
         let Some((start, end)) = param_layout.contiguous_offsets() else {
             bail!("adam: the parameter is not contiguous");
         };
-        let mut means = self.means.borrow_mut();
+        let mut state = self.state.borrow_mut();
+        let (of_gradients, of_squares, low) = &mut *state;
         let factors = self.factors;
         let in_f32 = |p: &mut [f32], g: &[f32], [m, v]: [&mut [f32]; 2]| factors.apply(p, g, m, v);
-        let grad_of = (grad, grad_layout);
-        match (param, &mut *means) {
-            (CpuStorage::F32(p), (CpuStorage::F32(m), CpuStorage::F32(v))) => {
+        match (param, &mut **of_gradients, &mut **of_squares) {
+            (CpuStorage::F32(p), CpuStorage::F32(m), CpuStorage::F32(v)) => {
                 self.factors.apply(&mut p[start..end], dense(grad, grad_layout)?, m, v);
             }
-            (CpuStorage::F64(p), (CpuStorage::F64(m), CpuStorage::F64(v))) => {
+            (CpuStorage::F64(p), CpuStorage::F64(m), CpuStorage::F64(v)) => {
                 self.factors.apply(&mut p[start..end], dense(grad, grad_layout)?, m, v);
             }
-            (CpuStorage::F16(p), (CpuStorage::F32(m), CpuStorage::F32(v))) => {
-                step_in_f32(&mut p[start..end], grad_of, [&mut m[..], &mut v[..]], in_f32)?;
-            }
-            (CpuStorage::BF16(p), (CpuStorage::F32(m), CpuStorage::F32(v))) => {
-                step_in_f32(&mut p[start..end], grad_of, [&mut m[..], &mut v[..]], in_f32)?;
+            (p @ (CpuStorage::F16(_) | CpuStorage::BF16(_)), CpuStorage::F32(m), CpuStorage::F32(v)) => {
+                let (means, low) = ([&mut m[..], &mut v[..]], low.as_deref_mut());
+                step_in_f32((p, param_layout), low, (grad, grad_layout), means, in_f32)?;
             }
             _ => bail!("adam: parameter and means differ in dtype"),
         }

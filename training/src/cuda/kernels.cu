@@ -276,9 +276,9 @@ __device__ void dropped(const uint64_t *keys, const T *x, T *y, size_t count, si
     }
 }
 
-template <typename P, typename G>
-__device__ void adam(const G *gradient, P *parameter, float *means, float *mean_squares, size_t count, float scale, float penalty,
-                     float shrink, float fresh1, float beta2, float fresh2, float rate, float root, float eps) {
+template <typename G>
+__device__ void adam(const G *gradient, float *parameter, float *means, float *mean_squares, size_t count, float scale,
+                     float penalty, float shrink, float fresh1, float beta2, float fresh2, float rate, float root, float eps) {
     for ALL(i, count) {
         float p = parameter[i], g = (float)gradient[i] * scale;
         g += p * penalty;
@@ -286,7 +286,7 @@ __device__ void adam(const G *gradient, P *parameter, float *means, float *mean_
         float v = mean_squares[i] * beta2 + g * g * fresh2;
         means[i] = m;
         mean_squares[i] = v;
-        parameter[i] = P(p * shrink + m * rate / (sqrtf(v) / root + eps));
+        parameter[i] = p * shrink + m * rate / (sqrtf(v) / root + eps);
     }
 }
 
@@ -354,21 +354,13 @@ __device__ void adam(const G *gradient, P *parameter, float *means, float *mean_
                                              unsigned positions, unsigned heads, unsigned half, unsigned interleaved,             \
                                              float direction) {                                                                   \
         rotary(x, cosines, sines, y, pairs, positions, heads, half, interleaved, direction);                                      \
+    }                                                                                                                             \
+    extern "C" __global__ void adam_##name(const T *gradient, float *parameter, float *means, float *mean_squares, size_t count,  \
+                                           float scale, float penalty, float shrink, float fresh1, float beta2, float fresh2,     \
+                                           float rate, float root, float eps) {                                                   \
+        adam(gradient, parameter, means, mean_squares, count, scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps);    \
     }
 
 KERNELS_OF(float, f32)
 KERNELS_OF(__half, f16)
 KERNELS_OF(__nv_bfloat16, bf16)
-
-#define ADAM_OF(P, of_p, G, of_g)                                                                                                 \
-    extern "C" __global__ void adam_##of_p##_##of_g(const G *gradient, P *parameter, float *means, float *mean_squares,           \
-                                                    size_t count, float scale, float penalty, float shrink, float fresh1,         \
-                                                    float beta2, float fresh2, float rate, float root, float eps) {               \
-        adam(gradient, parameter, means, mean_squares, count, scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps);    \
-    }
-
-ADAM_OF(float, f32, float, f32)
-ADAM_OF(__half, f16, __half, f16)
-ADAM_OF(__half, f16, float, f32)
-ADAM_OF(__nv_bfloat16, bf16, __nv_bfloat16, bf16)
-ADAM_OF(__nv_bfloat16, bf16, float, f32)

@@ -154,28 +154,26 @@ pub(crate) fn dropped(x: &Tensor, mask: &DeviceMask) -> Result<Tensor> {
     by_dtype!(x.dtype(), run(x, mask))
 }
 
-/// One step of a parameter and its f32 means, in place. The gradient is of the parameter's dtype or f32.
-/// `numbers` are the kernel's, in its order.
+/// One step of an f32 parameter and its means, in place. `numbers` are the kernel's, in its order.
 pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]) -> Result<()> {
-    fn run<P: Number, G: Number>(
-        var: &Var,
+    fn run<G: Number>(
         gradient: &Tensor,
+        var: &Var,
         [of_gradients, of_squares]: [&Tensor; 2],
         numbers: [f32; 9],
     ) -> Result<()> {
         let (device, count) = (device(var)?, var.elem_count());
-        let name = format!("adam_{}_{}", P::DTYPE.as_str(), G::DTYPE.as_str());
         let (g_storage, l) = gradient.storage_and_layout();
         in_place(var, |var, at| {
             let Some((start, end)) = at.contiguous_offsets() else {
                 candle_core::bail!("adam: the parameter is not contiguous")
             };
-            let mut var = var.as_cuda_slice_mut::<P>()?.slice_mut(start..end);
+            let mut var = var.as_cuda_slice_mut::<f32>()?.slice_mut(start..end);
             in_place(of_gradients, |of_gradients, _| {
                 in_place(of_squares, |of_squares, _| {
                     launch!(
                         device,
-                        name,
+                        named::<G>("adam"),
                         by_number(count),
                         [numbers_of::<G>(storage(&g_storage)?, l)?],
                         [
@@ -201,14 +199,5 @@ pub(crate) fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [
             })
         })
     }
-    fn same<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]) -> Result<()> {
-        run::<T, T>(var, gradient, means, numbers)
-    }
-    fn wide<T: Number>(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]) -> Result<()> {
-        run::<T, f32>(var, gradient, means, numbers)
-    }
-    match gradient.dtype() == var.dtype() {
-        true => by_dtype!(var.dtype(), same(var, gradient, means, numbers)),
-        false => by_dtype!(var.dtype(), wide(var, gradient, means, numbers)),
-    }
+    by_dtype!(gradient.dtype(), run(gradient, var, means, numbers))
 }

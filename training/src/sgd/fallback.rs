@@ -3,17 +3,19 @@
 use candle_core::{Result, Tensor, Var};
 
 use super::SgdConfig;
+use crate::low_bits::LowBits;
 use crate::state::{Buffer, state_dtype};
 
 pub(super) fn step(
     var: &Var,
+    low: &mut LowBits,
     grad: &Tensor,
     direction: &mut Option<Buffer>,
     (config, scale): (&SgdConfig, f64),
 ) -> Result<()> {
     let wide = state_dtype(var);
     // Detached: a direction that is part of a graph would keep every step's tensors alive.
-    let param = var.as_detached_tensor().to_dtype(wide)?;
+    let param = low.wide(var)?;
     let mut update = grad.detach().to_dtype(wide)?;
     if scale != 1. {
         update = update.affine(scale, 0.)?;
@@ -32,7 +34,7 @@ pub(super) fn step(
         update = if config.nesterov { (update + (&fresh * config.momentum)?)? } else { fresh.clone() };
         *direction = Some(Buffer::Tensor(fresh));
     }
-    var.set(&(param - (update * config.learning_rate)?)?.to_dtype(var.dtype())?)
+    low.set(var, &(param - (update * config.learning_rate)?)?)
 }
 
 #[cfg(test)]
@@ -58,10 +60,11 @@ mod tests {
                 let start = random()?;
                 let (a, b) = (Var::from_tensor(&start)?, Var::from_tensor(&start.copy()?)?);
                 let (mut da, mut db) = (None, None);
+                let [mut la, mut lb] = [LowBits::None, LowBits::None];
                 for _ in 0..4 {
                     let grad = random()?;
-                    host::step(&a, &grad, &mut da, (&config, 0.5))?;
-                    step(&b, &grad, &mut db, (&config, 0.5))?;
+                    host::step(&a, &mut la, &grad, &mut da, (&config, 0.5))?;
+                    step(&b, &mut lb, &grad, &mut db, (&config, 0.5))?;
                 }
                 let wide = |var: &Var| var.to_dtype(DType::F32);
                 let gap = (wide(&a)? - wide(&b)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
@@ -77,9 +80,9 @@ mod tests {
             let var = Var::from_tensor(&Tensor::new(&[1f32, -2.], &Device::Cpu)?.to_dtype(dtype)?)?;
             let grad = Tensor::new(&[0.5f32, 0.25], &Device::Cpu)?.to_dtype(dtype)?;
             let config = SgdConfig { learning_rate: 0.5, momentum: 0.5, ..SgdConfig::default() };
-            let mut direction = None;
-            step(&var, &grad, &mut direction, (&config, 1.))?;
-            step(&var, &grad, &mut direction, (&config, 1.))?;
+            let (mut direction, mut low) = (None, LowBits::None);
+            step(&var, &mut low, &grad, &mut direction, (&config, 1.))?;
+            step(&var, &mut low, &grad, &mut direction, (&config, 1.))?;
             assert_eq!(var.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.375, -2.3125]);
         }
         Ok(())

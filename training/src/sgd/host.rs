@@ -8,6 +8,7 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 use super::SgdConfig;
 use crate::blocks::{BLOCK, blocks};
 use crate::dense::dense;
+use crate::low_bits::LowBits;
 use crate::narrow::step_in_f32;
 use crate::real::Real;
 use crate::simd::vectorized;
@@ -15,27 +16,23 @@ use crate::state::Buffer;
 
 pub(super) fn step(
     var: &Var,
+    low: &mut LowBits,
     grad: &Tensor,
     direction: &mut Option<Buffer>,
     (config, scale): (&SgdConfig, f64),
 ) -> Result<()> {
+    let low = low.on_host(var)?;
     if config.momentum == 0. {
-        return run(
-            var,
-            grad,
-            &Step { rule: Rule { config, scale, first: false }, direction: RefCell::new(None) },
-        );
+        let rule = Rule { config, scale, first: false };
+        return run(var, grad, &Step { rule, state: RefCell::new((None, low)) });
     }
     let first = direction.is_none();
     if !matches!(direction, Some(Buffer::Host(_))) {
         *direction = Some(Buffer::zeros(var)?);
     }
     let Some(Buffer::Host(storage)) = direction else { bail!("sgd: a direction was lost") };
-    run(
-        var,
-        grad,
-        &Step { rule: Rule { config, scale, first }, direction: RefCell::new(Some(Arc::make_mut(storage))) },
-    )
+    let state = RefCell::new((Some(Arc::make_mut(storage)), low));
+    run(var, grad, &Step { rule: Rule { config, scale, first }, state })
 }
 
 fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
@@ -49,7 +46,8 @@ fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
 
 struct Step<'a> {
     rule: Rule<'a>,
-    direction: RefCell<Option<&'a mut CpuStorage>>,
+    /// The direction, and the parameter's low bits.
+    state: RefCell<(Option<&'a mut CpuStorage>, Option<&'a mut CpuStorage>)>,
 }
 
 /// How a parameter changes.
@@ -74,10 +72,12 @@ impl InplaceOp2 for Step<'_> {
         grad: &CpuStorage,
         grad_layout: &Layout,
     ) -> Result<()> {
-        let (rule, mut direction) = (self.rule, self.direction.borrow_mut());
+        let (rule, mut state) = (self.rule, self.state.borrow_mut());
+        let (direction, low) = &mut *state;
         let plain = |p: &mut [f32], g: &[f32], []: [&mut [f32]; 0]| rule.plain(p, g);
         let momentum = |p: &mut [f32], g: &[f32], [b]: [&mut [f32]; 1]| rule.momentum(p, g, b);
         let grad_of = (grad, grad_layout);
+        let low = low.as_deref_mut();
         match (param, direction.as_deref_mut()) {
             (CpuStorage::F32(p), None) => rule.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
             (CpuStorage::F64(p), None) => rule.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
@@ -87,13 +87,11 @@ impl InplaceOp2 for Step<'_> {
             (CpuStorage::F64(p), Some(CpuStorage::F64(b))) => {
                 rule.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
             }
-            (CpuStorage::F16(p), None) => step_in_f32(dense_mut(p, param_layout)?, grad_of, [], plain)?,
-            (CpuStorage::BF16(p), None) => step_in_f32(dense_mut(p, param_layout)?, grad_of, [], plain)?,
-            (CpuStorage::F16(p), Some(CpuStorage::F32(b))) => {
-                step_in_f32(dense_mut(p, param_layout)?, grad_of, [&mut b[..]], momentum)?;
+            (p @ (CpuStorage::F16(_) | CpuStorage::BF16(_)), None) => {
+                step_in_f32((p, param_layout), low, grad_of, [], plain)?;
             }
-            (CpuStorage::BF16(p), Some(CpuStorage::F32(b))) => {
-                step_in_f32(dense_mut(p, param_layout)?, grad_of, [&mut b[..]], momentum)?;
+            (p @ (CpuStorage::F16(_) | CpuStorage::BF16(_)), Some(CpuStorage::F32(b))) => {
+                step_in_f32((p, param_layout), low, grad_of, [&mut b[..]], momentum)?;
             }
             _ => bail!("sgd: parameter and direction differ in dtype"),
         }

@@ -9,7 +9,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, DeferredCopy, Reader, Slot, check_scale, named_by_index, slots, state_dtype};
+use crate::low_bits::LOW_BITS;
+use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
+use crate::state::{Buffer, DeferredCopy, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
@@ -76,10 +78,12 @@ impl SgdConfig {
 /// A parameter without a gradient is not changed, nor is its direction.
 ///
 /// On a CPU parameters are updated in place in one parallel pass, f16 and bf16 block by block in f32; the bits do not
-/// depend on the number of threads. Elsewhere the step uses candle's tensor operations. f16 and bf16 have an f32 direction.
+/// depend on the number of threads. Elsewhere the step uses candle's tensor operations. f16 and bf16 have an f32 direction, and
+/// what they have no room for is kept, as in [`Adam`](crate::Adam).
 ///
 /// # Cost
-/// No memory without momentum; one copy of the parameters with it.
+/// No memory without momentum; one copy of the parameters with it. For f16 and bf16 2 bytes more each (4 on devices other than
+/// a CPU).
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -144,9 +148,9 @@ impl Sgd {
             if let Some(grad) = grads.get(&slot.var) {
                 slot.check(NAME, grad)?;
                 if slot.steps_in_place() {
-                    host::step(&slot.var, grad, &mut slot.state, (&self.config, scale))?;
+                    host::step(&slot.var, &mut slot.low, grad, &mut slot.state, (&self.config, scale))?;
                 } else {
-                    fallback::step(&slot.var, grad, &mut slot.state, (&self.config, scale))?;
+                    fallback::step(&slot.var, &mut slot.low, grad, &mut slot.state, (&self.config, scale))?;
                 }
             }
         }
@@ -177,21 +181,17 @@ impl Optimizer for Sgd {
 
 impl OptimizerState for Sgd {
     fn state(&self) -> Result<Vec<(String, Tensor)>> {
-        let mut entries = vec![];
-        for Slot { name, var, state } in &self.slots {
-            if let Some(direction) = state {
-                entries.push((format!("{name}.{DIRECTION}"), direction.to_tensor(var)?));
-            }
-        }
-        Ok(entries)
+        self.state_later()?.into_iter().map(|(key, later)| Ok((key, later.copy()?))).collect()
     }
 
     fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
         let mut entries = vec![];
-        for Slot { name, var, state } in &self.slots {
+        for Slot { name, var, low, state } in &self.slots {
             if let Some(direction) = state {
                 entries.push((format!("{name}.{DIRECTION}"), direction.to_tensor_later(var)?));
             }
+            let low = low.to_tensor_later(var)?;
+            entries.extend(low.map(|low| (format!("{name}.{LOW_BITS}"), low)));
         }
         Ok(entries)
     }
@@ -201,11 +201,12 @@ impl OptimizerState for Sgd {
         let mut directions = vec![];
         for Slot { name, var, .. } in &self.slots {
             let direction = reader.optional(name, DIRECTION, var.dims(), state_dtype(var))?;
-            directions.push(direction.map(|tensor| Buffer::from_tensor(tensor, var)).transpose()?);
+            let direction = direction.map(|tensor| Buffer::from_tensor(tensor, var)).transpose()?;
+            directions.push((reader.low_bits(name, var)?, direction));
         }
         reader.finish()?;
-        for (slot, direction) in self.slots.iter_mut().zip(directions) {
-            slot.state = direction;
+        for (slot, (low, direction)) in self.slots.iter_mut().zip(directions) {
+            (slot.low, slot.state) = (low, direction);
         }
         Ok(())
     }
