@@ -111,6 +111,7 @@
 
 mod buckets;
 mod builder;
+mod check_gradient;
 mod checkpoint;
 mod clip;
 mod comm_hook;

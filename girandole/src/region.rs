@@ -50,6 +50,11 @@ impl Region {
         })
     }
 
+    /// Returns the ranges of the flattened tensor, ascending.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = Range<usize>> {
+        self.runs.within(self.window.clone())
+    }
+
     /// Returns the elements that two regions of one tensor have in common, in order.
     pub(crate) fn common(&self, other: &Self) -> Vec<Overlap> {
         let (mut own, mut others) = (self.ranges().peekable(), other.ranges().peekable());

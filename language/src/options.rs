@@ -19,7 +19,7 @@ use pipeline::ScheduleKind;
 use plan::command::{ParametersDtype, recompute, schedule};
 use plan::language::Training;
 use training::build::Recompute;
-use training::{AdamConfig, LossScalerConfig};
+use training::{AdamConfig, LossScalerConfig, OnMissingGradient};
 
 use super::sample::SampleOptions;
 
@@ -36,6 +36,19 @@ pub(super) enum ScheduleOption {
     Linear,
     /// Constant, then linear over the last fifth of all steps.
     Wsd,
+}
+
+/// When gradients are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum CheckGradientOption {
+    /// If it costs little.
+    Auto,
+    /// Always.
+    Always,
+    /// Always, with a warning in place of an error.
+    Warn,
+    /// Never.
+    Off,
 }
 
 /// Options of both commands.
@@ -138,6 +151,12 @@ pub struct TrainOptions {
     /// Matrix products of f32 on the CPU
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     pub(super) precision: PrecisionOption,
+    /// Whether the first step's gradients are checked
+    ///
+    /// By forward passes with changed parameters, in a new run: it finds operations whose backward is missing or wrong, and fails with the names of the
+    /// parameters. `auto` does so where it takes no more than a few seconds; `warn` only warns.
+    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto", help_heading = "Training")]
+    check_gradient: CheckGradientOption,
     /// Start even if the plan says that this machine has too little memory
     #[arg(long, help_heading = "Training")]
     pub(super) no_memory_check: bool,
@@ -379,8 +398,23 @@ impl TrainOptions {
             evaluate_every: self.evaluate.as_ref().map(|_| self.evaluate_every()),
             evaluation_rows: self.evaluate_rows,
             checkpoints,
-            ..TrainConfig::default()
+            ..self.checking_gradients()
         }
+    }
+
+    /// Returns a configuration that says when gradients are checked, and nothing else.
+    fn checking_gradients(&self) -> TrainConfig {
+        let mut config = TrainConfig::default();
+        match self.check_gradient {
+            CheckGradientOption::Auto => {}
+            CheckGradientOption::Always => config.gradient_check_work = u64::MAX,
+            CheckGradientOption::Warn => {
+                config.gradient_check_work = u64::MAX;
+                config.gradient_check.on_lost = OnMissingGradient::Warn;
+            }
+            CheckGradientOption::Off => config.gradient_check.on_lost = OnMissingGradient::Ignore,
+        }
+        config
     }
 
     /// Returns the number of steps between evaluations and samples.

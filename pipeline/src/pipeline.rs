@@ -87,7 +87,7 @@ impl Pipeline {
         self.before_forward = Some(Box::new(hook));
     }
 
-    /// Sets the keys of the next step's micro-batches, from which layers derive the random numbers of their rows
+    /// Sets the keys of the micro-batches of the next step or evaluation, from which layers derive the random numbers of their rows
     /// ([`Dropout::by_row`]): one per micro-batch, on every rank.
     ///
     /// [`Dropout::by_row`]: training::Dropout::by_row
@@ -241,7 +241,7 @@ impl Pipeline {
             targets,
             loss: &*self.loss,
             before_forward: None,
-            row_keys: Vec::new(),
+            row_keys: std::mem::take(&mut self.row_keys),
             evaluates: true,
             gradients: GradSums::default(),
             average: Average::new(None, &self.failures, &[], 0),

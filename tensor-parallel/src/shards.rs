@@ -145,6 +145,11 @@ impl Shards {
         lock(&self.held).get(name).map(|held| (held.dims.clone(), held.runs))
     }
 
+    /// Returns the number of elements of all whole variables that have been requested so far, also of those that are divided.
+    pub fn elements(&self) -> usize {
+        lock(&self.held).values().map(|held| held.dims.iter().product::<usize>()).sum()
+    }
+
     /// Sums over the ranks the gradients of those variables of which each rank computes only a part: with sequence
     /// parallelism those of norms and biases, and always those of norms per attention head (Qwen3's). Must be called on every
     /// rank of the group, after each step's backward.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use candle_core::{Tensor, TensorId, Var};
 
+use crate::warning::warn;
 use crate::{Error, GradientAudit, NoGradient, Result};
 
 /// What a strategy does when parameters have no gradient on any rank after the first backward.
@@ -53,7 +54,7 @@ impl AuditConfig {
         if self.on_missing == OnMissingGradient::Ignore {
             return Ok(());
         }
-        let looked_at = parameters.into_iter().filter(|(name, ..)| !self.is_frozen(name));
+        let looked_at = parameters.into_iter().filter(|(name, ..)| !is_frozen(&self.frozen, name));
         let audit = GradientAudit::new(looked_at);
         if audit.missing().is_empty() {
             return Ok(());
@@ -68,19 +69,12 @@ impl AuditConfig {
             }
         }
     }
-
-    fn is_frozen(&self, name: &str) -> bool {
-        let is_below = |rest: &str| rest.is_empty() || rest.starts_with('.');
-        self.frozen.iter().any(|frozen| name.strip_prefix(frozen.as_str()).is_some_and(is_below))
-    }
 }
 
-/// Warns through `tracing`, or on standard error where no subscriber takes warnings, since it is reported only once.
-fn warn(text: &str) {
-    match tracing::enabled!(tracing::Level::WARN) {
-        true => tracing::warn!("{text}"),
-        false => eprintln!("warning: {text}"),
-    }
+/// Whether a parameter is one of these, or below one.
+pub(crate) fn is_frozen(frozen: &[String], name: &str) -> bool {
+    let is_below = |rest: &str| rest.is_empty() || rest.starts_with('.');
+    frozen.iter().any(|frozen| name.strip_prefix(frozen.as_str()).is_some_and(is_below))
 }
 
 /// Returns which of these variables get no gradient from `loss`, with the likely reason.
@@ -144,8 +138,12 @@ mod tests {
     #[test]
     fn frozen_parameters_are_named_by_whole_parts() {
         let config = AuditConfig { frozen: vec!["a.b".into()], ..AuditConfig::default() };
-        assert!(config.is_frozen("a.b") && config.is_frozen("a.b.weight"));
-        assert!(!config.is_frozen("a.bc") && !config.is_frozen("a") && !config.is_frozen("x.a.b"));
+        assert!(is_frozen(&config.frozen, "a.b") && is_frozen(&config.frozen, "a.b.weight"));
+        assert!(
+            !is_frozen(&config.frozen, "a.bc")
+                && !is_frozen(&config.frozen, "a")
+                && !is_frozen(&config.frozen, "x.a.b")
+        );
     }
 
     /// An operation whose backward returns no gradient.

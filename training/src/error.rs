@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use candle_core::DType;
 
-use crate::{FileError, GradientAudit};
+use crate::{FileError, GradientAudit, GradientCheck};
 
 /// Errors of building or training a model.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +122,23 @@ pub enum Error {
         strategy: &'static str,
         /// The parameters without a gradient.
         audit: GradientAudit,
+    },
+    /// Backward does not give the gradient of the loss.
+    #[error("{check}; parameters whose gradient is stopped on purpose go into `GradientCheckConfig::frozen`")]
+    LostGradients {
+        /// What was found.
+        check: GradientCheck,
+    },
+    /// A loss that is checked is another one each time.
+    #[error(
+        "gradients cannot be checked: two forward passes with the same parameters gave a loss of {first} and of {second}; random \
+         numbers, such as dropout's, must be the same in each (`RowKeys`), or left out"
+    )]
+    NotRepeatable {
+        /// The first loss.
+        first: f64,
+        /// The second loss.
+        second: f64,
     },
     /// Candle's own backward reached a part that is recomputed.
     #[error(

@@ -40,7 +40,8 @@
 //! - [`autocast`] computes matrix products in bf16, with the processor's bf16 instructions where it has them.
 //! - [`LossScaler`] keeps small f16 gradients from underflowing to 0.
 //! - [`clip_grad_norm`] clips the gradients of a model that is replicated on every rank.
-//! - [`audit`] finds parameters that get no gradient, with the likely reason.
+//! - [`audit`] finds parameters that get no gradient, with the likely reason, and [`check_gradient`] gradients that backward
+//!   has lost a part of.
 //! - [`GradSums`] adds gradients of several backward passes in place.
 //! - [`defer_weights`] runs backward without the weight gradients, and computes those later.
 //! - [`recompute`] is activation checkpointing: [`backward`] runs a part of a model again instead of keeping its
@@ -72,11 +73,14 @@ mod file_error;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
 mod grad_sums;
+mod gradient_check;
+mod gradient_report;
 mod graph;
 mod init;
 mod kept;
 mod lock;
 mod loss_scaler;
+mod low_bits;
 mod missing_gradients;
 mod narrow;
 mod op;
@@ -90,9 +94,11 @@ mod runs;
 mod scoped;
 mod sgd;
 mod simd;
+mod slot;
 mod state;
 mod state_of_part;
 mod tensor_file;
+mod warning;
 
 pub use adam::{Adam, AdamConfig};
 pub use audit::{AuditConfig, OnMissingGradient, audit};
@@ -113,6 +119,8 @@ pub use file_error::{FileError, first_line};
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_tensor_file;
 pub use grad_sums::GradSums;
+pub use gradient_check::{CheckedLoss, CheckedPart, GradientCheckConfig, check_gradient, check_gradient_of};
+pub use gradient_report::{GradientCheck, LostGradient};
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::SavedBytes;

@@ -7,6 +7,7 @@ mod common;
 
 mod buffers;
 mod check;
+mod check_gradient;
 mod checkpoints;
 mod clip;
 mod dead_ranks;

@@ -1,6 +1,7 @@
 //! One model in any layout.
 
 mod build;
+mod check_gradient;
 mod config;
 mod elastic;
 mod flat_shards;

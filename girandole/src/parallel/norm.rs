@@ -57,7 +57,7 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Returns the groups along the axes on which ranks have different parameters.
-    fn partition_groups(&self) -> Result<Vec<&dyn Communicator>> {
+    pub(super) fn partition_groups(&self) -> Result<Vec<&dyn Communicator>> {
         let axes = ["shard", "tp", "pp"].into_iter();
         Ok(axes.map(|axis| Ok(&**self.mesh.axis(axis)?)).collect::<comm::Result<_>>()?)
     }

@@ -148,9 +148,15 @@ impl Stages {
         Ok((self.sums().sum, grads))
     }
 
-    /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows.
-    pub(super) fn evaluate(&mut self, (input, targets): (&Tensor, &Tensor), counted: usize) -> Result<f64> {
+    /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows; in training with keys.
+    pub(super) fn evaluate(
+        &mut self,
+        (input, targets): (&Tensor, &Tensor),
+        keys: Vec<RowKeys>,
+        counted: usize,
+    ) -> Result<f64> {
         self.begin(1.0, counted)?;
+        self.pipeline.set_row_keys(keys);
         self.pipeline.evaluate(Some(input), Some(targets))?;
         Ok(self.sums().sum)
     }

@@ -10,6 +10,20 @@ use super::{Evaluation, Kind, Parallel, Step};
 use crate::agreement::all_agree;
 use crate::{Error, Result};
 
+/// A rank's share of a batch.
+pub(super) struct Prepared {
+    input: Tensor,
+    targets: Tensor,
+    parts: Vec<MicroBatch>,
+    /// Number of its first rows that count.
+    counted: usize,
+    /// Number of targets that count, of all ranks.
+    total: usize,
+    /// Factor of the sum of a micro-batch's losses with which the mean over ranks of the sums over micro-batches is the mean
+    /// over all targets.
+    share: f64,
+}
+
 /// A micro-batch, and how many of its targets count.
 struct MicroBatch {
     input: Tensor,
@@ -53,7 +67,7 @@ impl<M: Model> Parallel<M> {
     }
 
     fn try_step(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
-        let ([input, targets], parts, total, share) = self.prepare(batch, usize::MAX)?;
+        let Prepared { input, targets, parts, total, share, .. } = self.prepare(batch, usize::MAX)?;
         self.steps += 1;
         let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
@@ -138,23 +152,36 @@ impl<M: Model> Parallel<M> {
     }
 
     fn try_evaluate(&mut self, batch: Result<(Tensor, Tensor)>, counted: usize) -> Result<Evaluation> {
-        let ([input, targets], parts, total, _) = self.prepare(batch, counted)?;
+        let batch = self.prepare(batch, counted)?;
+        Ok(Evaluation { loss: self.mean_loss(&batch, false)?, targets: batch.total })
+    }
+
+    /// Returns the mean over all targets of all ranks, without backward; `in_training` with the random numbers of rows.
+    pub(super) fn mean_loss(&mut self, batch: &Prepared, in_training: bool) -> Result<f64> {
+        let Prepared { input, targets, parts, total, .. } = batch;
+        let loss = |part: &MicroBatch, model: &M| match in_training {
+            true => part.training_loss(model),
+            false => part.loss(model),
+        };
         let of = |model: &M| {
             parts
                 .iter()
-                .try_fold(0.0, |sum, part| Ok::<_, Error>(sum + part.add(&part.loss(model)?.detach())?))
+                .try_fold(0.0, |sum, part| Ok::<_, Error>(sum + part.add(&loss(part, model)?.detach())?))
         };
         let sum = match &mut self.model {
-            Kind::Stages(stages) => stages.evaluate((&input, &targets), counted)?,
+            Kind::Stages(stages) => {
+                let keys = parts.iter().filter(|_| in_training).map(|part| part.keys.clone());
+                stages.evaluate((input, targets), keys.collect(), batch.counted)?
+            }
             Kind::Whole { model, .. } => of(model)?,
             Kind::Copies(ddp) => of(ddp.model()?)?,
             Kind::Sharded(fsdp) => of(fsdp.model()?)?,
         };
-        Ok(Evaluation { loss: self.sum_of_all(sum)? / total as f64, targets: total })
+        Ok(self.sum_of_all(sum)? / *total as f64)
     }
 
     /// Remembers the first failure, except for an error that leaves everything unchanged on all ranks.
-    fn note<T>(&mut self, result: Result<T>) -> Result<T> {
+    pub(super) fn note<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result
             && !matches!(error, Error::NoTargets)
         {
@@ -163,34 +190,27 @@ impl<M: Model> Parallel<M> {
         result
     }
 
-    /// Returns a batch, its micro-batches, the number of targets that count on all ranks, and the factor of the sum of
-    /// a micro-batch's losses with which the mean over ranks of the sums over micro-batches is the mean over all
-    /// targets. Rows after the first `counted` do not count.
-    fn prepare(
-        &mut self,
-        batch: Result<(Tensor, Tensor)>,
-        counted: usize,
-    ) -> Result<([Tensor; 2], Vec<MicroBatch>, usize, f64)> {
-        let parts = batch.and_then(|(input, targets)| {
+    /// Divides a rank's share of a batch, and counts the targets of all ranks. Rows after the first `counted` do not count.
+    pub(super) fn prepare(&mut self, batch: Result<(Tensor, Tensor)>, counted: usize) -> Result<Prepared> {
+        let prepared = batch.and_then(|(input, targets)| {
             let parts = self.micro_batches(&input, &targets, counted)?;
-            Ok(([input, targets], parts))
+            Ok(Prepared { input, targets, parts, counted, total: 0, share: 0.0 })
         });
-        let own = match &parts {
-            Ok((_, parts)) => parts.iter().map(|part| part.count).sum::<usize>() as f64,
+        let own = match &prepared {
+            Ok(prepared) => prepared.parts.iter().map(|part| part.count).sum::<usize>() as f64,
             // Signals the failure to the other ranks.
             Err(_) => f64::NAN,
         };
         let total = sum(&*self.data, own)?;
         if total.is_nan() {
-            let (batch, parts) = all_agree(&*self.data, parts)?;
-            return Ok((batch, parts, 0, 0.0));
+            return all_agree(&*self.data, prepared);
         }
         if total == 0.0 {
             return Err(Error::NoTargets);
         }
-        let (batch, parts) = parts?;
-        self.take_example(&batch[0])?;
-        Ok((batch, parts, total as usize, self.data.world_size() as f64 / total))
+        let (share, prepared) = (self.data.world_size() as f64 / total, prepared?);
+        self.take_example(&prepared.input)?;
+        Ok(Prepared { total: total as usize, share, ..prepared })
     }
 
     /// Makes the first batch the example of a pipeline that was given none.
@@ -247,6 +267,11 @@ impl<M: Model> Parallel<M> {
             Ok(MicroBatch { input: of(input)?, count, targets, keys })
         };
         (0..count).map(part).collect()
+    }
+
+    /// Returns the number of parameters of the whole model, trained or not. Call on every rank.
+    pub(crate) fn parameter_count(&self) -> Result<usize> {
+        Ok(sum(&**self.mesh.axis("pp")?, self.shards.elements() as f64)? as usize)
     }
 
     /// Sums the losses of all ranks; with a pipeline, those of its last stages.

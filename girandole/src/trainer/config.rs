@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use training::AdamConfig;
+use training::{AdamConfig, GradientCheckConfig};
 
 use super::LearningRate;
 use crate::{Error, Layout, Result};
@@ -43,6 +43,12 @@ pub struct TrainConfig {
     pub fewest_ranks: Option<usize>,
     /// How lost ranks of an elastic run are replaced by new ones. Default: `None`, they are not.
     pub replacement: Option<Replacement>,
+    /// How gradients are checked in the first step of a new run ([`Parallel::check_gradient`](crate::Parallel)), if that costs
+    /// little. Default: an error names the parameters of whose gradient backward has lost a part.
+    pub gradient_check: GradientCheckConfig,
+    /// They are checked if the product of the model's parameters and a rank's targets in a step is at most this, the
+    /// multiplications of a forward pass: `u64::MAX` always, 0 never. Default: 100 million, which is less than a few seconds.
+    pub gradient_check_work: u64,
     /// The program's settings by name: stored in checkpoints, so that [`check_resume`](super::check_resume) can list
     /// the settings that differ in a resumed run. Default: none.
     pub settings: BTreeMap<String, String>,
@@ -88,6 +94,8 @@ impl Default for TrainConfig {
             checkpoints: None,
             fewest_ranks: None,
             replacement: None,
+            gradient_check: GradientCheckConfig::default(),
+            gradient_check_work: 100_000_000,
             settings: BTreeMap::new(),
         }
     }

@@ -269,7 +269,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         } else if self.step < last_step {
             if !self.admit_new_ranks(observer)? {
                 let mut report = self.train_step()?;
-                report.seconds = last.elapsed().as_secs_f64();
+                report.seconds += last.elapsed().as_secs_f64();
                 self.count(report);
                 observer.stepped(&report)?;
             }

@@ -9,6 +9,7 @@ mod checkpoints;
 mod elastic;
 mod empty;
 mod evaluation;
+mod gradient_check;
 mod layouts;
 mod loss_scale;
 mod own_model;

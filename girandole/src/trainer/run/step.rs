@@ -1,15 +1,25 @@
 //! One training step.
 
+use std::time::Instant;
+
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_nn::Optimizer;
 use sampler::SamplerState;
 use training::build::Model;
-use training::{LossScaler, clip_factor};
+use training::{LossScaler, OnMissingGradient, clip_factor};
 
 use super::{Summary, Trainer};
 use crate::trainer::StepReport;
-use crate::{Error, Result};
+use crate::{Error, Result, Step};
+
+/// The time of a check of gradients, which is not the step's.
+#[derive(Debug, Default)]
+struct CheckTime {
+    seconds: f64,
+    busy_ns: u64,
+    waited_ns: u64,
+}
 
 impl<M: Model> Trainer<'_, M> {
     /// Computes the next step. Batches without targets are skipped, unless there are no others.
@@ -59,7 +69,14 @@ impl<M: Model> Trainer<'_, M> {
         let batch = self.data.batch(&rows, &self.model.config().device.clone()).map_err(Error::from);
         let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
         self.model.set_next_step(self.step as u64);
+        let checked = batch.as_ref().ok().cloned().filter(|_| self.step == 0);
         let step = tracing::info_span!("forward and backward").in_scope(|| self.model.step_of(batch))?;
+        let check = match checked {
+            Some(batch) => {
+                tracing::info_span!("gradient check").in_scope(|| self.check_gradient(&batch, &step))?
+            }
+            None => CheckTime::default(),
+        };
         let factor = self.config.schedule.factor(self.step, self.config.steps);
         let learning_rate = self.config.learning_rate * factor;
         let grad_norm = match step.skipped {
@@ -68,7 +85,8 @@ impl<M: Model> Trainer<'_, M> {
         };
         self.step += 1;
         let stats = self.model.stats();
-        let seconds = |after: u64, before: u64| after.saturating_sub(before) as f64 * 1e-9;
+        let seconds =
+            |after: u64, before: u64, check: u64| after.saturating_sub(before + check) as f64 * 1e-9;
         Ok(StepReport {
             step: self.step,
             epoch,
@@ -78,9 +96,39 @@ impl<M: Model> Trainer<'_, M> {
             skipped: step.skipped,
             learning_rate,
             targets: step.targets,
-            seconds: 0.0,
-            communication_seconds: seconds(stats.busy_ns, before.busy_ns),
-            waiting_seconds: seconds(stats.waited_ns, before.waited_ns),
+            // The run adds the time since the last step.
+            seconds: -check.seconds,
+            communication_seconds: seconds(stats.busy_ns, before.busy_ns, check.busy_ns),
+            waiting_seconds: seconds(stats.waited_ns, before.waited_ns, check.waited_ns),
+        })
+    }
+
+    /// Checks the gradients of the first step of a new run, where it costs little.
+    fn check_gradient(&mut self, (input, targets): &(Tensor, Tensor), step: &Step) -> Result<CheckTime> {
+        let (began, before) = (Instant::now(), self.model.stats());
+        let (config, ranks) = (&self.config.gradient_check, self.model.data_ranks().world_size());
+        // In 16 bits nothing could be told apart from rounding.
+        let is_wide = matches!(self.model.config().dtype, DType::F32 | DType::F64);
+        if config.on_lost == OnMissingGradient::Ignore || step.skipped || !is_wide {
+            return Ok(CheckTime::default());
+        }
+        let work = self.model.parameter_count()? as u64 * (step.targets / ranks) as u64;
+        if work > self.config.gradient_check_work {
+            tracing::debug!("gradients are not checked: {work} multiplications a pass are too many");
+            return Ok(CheckTime::default());
+        }
+        let check = self.model.check_gradient(input, targets, step, config)?;
+        tracing::debug!(
+            "gradients of {} parameters checked in {} forward passes; undecided: {:?}",
+            check.parameters,
+            check.forward_passes,
+            check.undecided
+        );
+        let after = self.model.stats();
+        Ok(CheckTime {
+            seconds: began.elapsed().as_secs_f64(),
+            busy_ns: after.busy_ns.saturating_sub(before.busy_ns),
+            waited_ns: after.waited_ns.saturating_sub(before.waited_ns),
         })
     }
 
