@@ -119,7 +119,7 @@ pub use backend::nccl::Nccl;
 pub use backend::tcp::Tcp;
 pub use base::digest::Digest;
 pub use base::error::{Error, Result, carried, carried_as, carry};
-pub use base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+pub use base::failure::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 pub use base::operation::{Message, Operation, ReduceOp};
 pub use base::stats::Stats;
 pub use config::elastic::Elastic;

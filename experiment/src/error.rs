@@ -3,8 +3,10 @@
 mod from;
 
 use std::io::ErrorKind;
+use std::path::PathBuf;
 
-use launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
+use comm::launcher::signal_name;
+use launch::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, WorkerFailure};
 use signal_hook::consts::SIGPIPE;
 use training::{Fallback, FileError};
 
@@ -111,6 +113,16 @@ pub enum Error {
     /// shown to the user.
     #[error("the ranks start again")]
     RestartFromBeginning,
+    /// The run was stopped early, as it was asked to, with a checkpoint. Rank 0 has said so.
+    #[error("stopped{} after step {step}; --resume goes on from there (checkpoints in {})", by(*signal), dir.display())]
+    Stopped {
+        /// Completed steps.
+        step: usize,
+        /// The signal that asked for it, if it was one.
+        signal: Option<i32>,
+        /// The folder of checkpoints.
+        dir: PathBuf,
+    },
     /// The result that rank 0 handed to the launcher is missing or cannot be decoded.
     #[error("rank 0 ended without a result that can be read: {reason}")]
     NoResult {
@@ -182,7 +194,8 @@ impl Error {
     }
 
     /// Returns the process's exit code: 2 for a wrong option or a checkpoint that cannot be resumed from,
-    /// [`launch::EXIT_PEER_FAILED`] if another rank is at fault, 128 + signal number if a signal ended it, 141
+    /// [`launch::EXIT_PEER_FAILED`] if another rank is at fault, [`launch::EXIT_CHECKPOINTED`] if the run was stopped with a
+    /// checkpoint, 128 + signal number if a signal ended it, 141
     /// (SIGPIPE) if the reader of its output has closed the pipe, a launched rank's own exit code, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -204,6 +217,7 @@ impl Error {
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::TooFewRanks { .. } => EXIT_PEER_FAILED as u8,
+            Error::Stopped { .. } => EXIT_CHECKPOINTED as u8,
             // A rank of this command found an option or file that cannot be used.
             Error::Comm(comm::Error::Worker(failure)) if failure.status == ExitKind::Code(2) => 2,
             Error::Comm(error) => error.exit_code(),
@@ -261,6 +275,15 @@ impl Error {
         }
     }
 
+    /// True if the run was stopped with a checkpoint.
+    fn is_stop(&self) -> bool {
+        match self {
+            Error::InRank { source, .. } => source.is_stop(),
+            Error::Stopped { .. } | Error::Comm(comm::Error::Checkpointed) => true,
+            _ => false,
+        }
+    }
+
     fn is_rendezvous_failure(&self) -> bool {
         matches!(self, Error::Comm(comm::Error::Rendezvous { .. } | comm::Error::Refused { .. }))
     }
@@ -269,7 +292,7 @@ impl Error {
     /// reader of the output has closed the pipe.
     pub fn message(&self) -> Option<String> {
         match self {
-            _ if self.is_unread_output() => None,
+            _ if self.is_unread_output() || self.is_stop() => None,
             // These messages name the rank themselves.
             Error::InRank { source, .. } if source.is_rendezvous_failure() => source.message(),
             Error::InRank { .. } => Some(self.to_string()),
@@ -286,6 +309,11 @@ impl Error {
             _ => Some(format!("error: {self}")),
         }
     }
+}
+
+/// Names the signal that has stopped a run, if it was one.
+fn by(signal: Option<i32>) -> String {
+    signal.map(|signal| format!(" by {}", signal_name(signal))).unwrap_or_default()
 }
 
 /// Formats a rank's failure, with the first cause in the last line. If the rank's own last line on standard error is
@@ -319,56 +347,4 @@ fn format_failure(failure: &WorkerFailure) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn failure(status: ExitKind, tail: &[&str]) -> String {
-        let stderr_tail = tail.iter().map(|line| line.to_string()).collect();
-        let failure =
-            WorkerFailure { rank: 1, pid: 7, status, stderr_tail, also_failed: 2, node: None, log: None };
-        Error::Comm(Box::new(failure).into()).message().unwrap()
-    }
-
-    #[test]
-    fn the_first_cause_is_told_once() {
-        let others = "2 other ranks failed after it";
-        let tail = ["a warning", "rank 1: error: cannot read x: it is gone"];
-        assert_eq!(
-            failure(ExitKind::Code(1), &tail),
-            format!("error: rank 1 (pid 7) exited with code 1 ({others}): cannot read x: it is gone")
-        );
-        assert_eq!(
-            failure(ExitKind::Code(EXIT_PEER_FAILED), &["rank 1: error: rank 2 (host a) died"]),
-            format!("error: rank 2 (host a) died (so says rank 1; {others})")
-        );
-        let missing = "rank 1: the group of 2 did not meet at a:1 within 3.0 s: rank 0 was not found there";
-        assert_eq!(
-            failure(ExitKind::Code(1), &[&format!("error: {missing}")]),
-            format!("error: {missing} (so says rank 1; {others})")
-        );
-        let panicked = failure(ExitKind::Code(101), &["thread 'main' panicked", "index out of bounds"]);
-        let lines = "rank 1's last lines on stderr:\n    thread 'main' panicked\n    index out of bounds";
-        let cause = format!("error: rank 1 (pid 7) exited with code 101 ({others})");
-        assert_eq!(panicked, format!("{lines}\n{cause}"));
-        let killed = failure(ExitKind::Signal(9), &[]);
-        assert_eq!(killed, format!("error: rank 1 (pid 7) was killed by signal SIGKILL ({others})"));
-    }
-
-    #[test]
-    fn a_reader_that_has_read_enough_is_told_nothing() {
-        let gone = [
-            Error::Output(ErrorKind::BrokenPipe.into()),
-            Error::in_rank(0, Error::Output(ErrorKind::BrokenPipe.into())),
-            Error::Comm(comm::Error::Interrupted { signal: SIGPIPE }),
-        ];
-        for error in gone {
-            assert_eq!((error.message(), error.exit_code()), (None, 141));
-        }
-    }
-
-    #[test]
-    fn a_signal_has_a_name() {
-        let stopped = Error::Comm(comm::Error::Interrupted { signal: 15 });
-        assert_eq!(stopped.message().unwrap(), "error: stopped by SIGTERM; all ranks have ended");
-    }
-}
+mod tests;

@@ -32,7 +32,7 @@ pub const SHARED: [(&str, &[&str]); 5] = [
     ("Training", &["sequence-parallel", "no-shuffle", "field", "precision", "no-memory-check"]),
     ("Optimizer", &["schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "clip"]),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
-    ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume"]),
+    ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),
 ];
 
 /// Prepares both help pages of a command. In `-h`, the options are followed by the shared options' names and the

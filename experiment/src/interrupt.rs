@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use comm::{Error, LaunchedRank};
+use girandole::trainer::StopFlag;
 use launch::{is_worker, on_signal};
 use signal_hook::low_level;
 
@@ -45,8 +46,44 @@ fn remove_files() {
     }
 }
 
-/// Removes unfinished files, then ends the rank by the signal's default action.
+/// The signals that ask a run to stop with a checkpoint, and its request; `None` while no run would.
+static STOP: Mutex<Option<(Vec<i32>, StopFlag)>> = Mutex::new(None);
+
+/// Makes some signals stop this rank's run with a checkpoint, instead of ending it at once, until it is dropped; once one has
+/// arrived, for good: the rank ends by itself then, and the signal may come twice.
+#[derive(Debug)]
+pub struct StopOnSignal(StopFlag);
+
+impl StopOnSignal {
+    /// Begins with these signals.
+    pub(crate) fn new(signals: Vec<i32>) -> Self {
+        let flag = StopFlag::default();
+        *STOP.lock().unwrap_or_else(PoisonError::into_inner) = Some((signals, flag.clone()));
+        Self(flag)
+    }
+
+    /// Returns the request that the signals make.
+    pub fn flag(&self) -> StopFlag {
+        self.0.clone()
+    }
+}
+
+impl Drop for StopOnSignal {
+    fn drop(&mut self) {
+        if !self.0.is_requested() {
+            *STOP.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
+/// Asks the run to stop with a checkpoint. Otherwise removes unfinished files, then ends the rank by the signal's default
+/// action.
 fn end_rank(signal: i32) {
+    if let Some((signals, flag)) = &*STOP.lock().unwrap_or_else(PoisonError::into_inner)
+        && signals.contains(&signal)
+    {
+        return flag.request_by(signal);
+    }
     remove_files();
     let _ = low_level::emulate_default_handler(signal);
 }

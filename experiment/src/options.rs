@@ -22,7 +22,7 @@ use crate::devices;
 use crate::error::Error;
 use crate::settings;
 
-pub use checkpoints::{CheckpointOptions, keeps_losses, with_fallback_hint};
+pub use checkpoints::{CheckpointOptions, UserSignal, keeps_losses, with_fallback_hint};
 pub use elastic::ElasticOptions;
 pub use files::read_text;
 pub use launch::command::{ElasticRanks, TransportOption, count, learning_rate, probability, seconds, seed};

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use training::Contents;
 
+use crate::console::note;
 use crate::error::{Error, Result};
 use crate::live_page::LivePage;
 use crate::option_values;
@@ -343,6 +344,9 @@ fn train<E: Experiment>(
             Ok(trained) => return Ok(trained),
             Err(error) => error,
         };
+        if let (Error::Stopped { .. }, true) = (&error, rank.is_first()) {
+            note(format_args!("{error}"));
+        }
         restart_before_first_step(rank, experiment.elastic(), error)?;
         setup = experiment.setup()?;
     }

@@ -64,6 +64,15 @@ pub enum Error {
         /// The layout of the others.
         layout: Layout,
     },
+    /// The run was stopped early, as it was asked to ([`TrainConfig::stop`](crate::trainer::TrainConfig::stop)); if it keeps
+    /// checkpoints, there is one of this step.
+    #[error("the run was stopped after step {step}, as it was asked to")]
+    Stopped {
+        /// Completed steps.
+        step: usize,
+        /// The signal that asked for it, if it was one.
+        signal: Option<i32>,
+    },
     /// A rank was lost with a part of the model that no other rank has.
     #[error("{lost}; no other rank has its part of the model, and there is no checkpoint to go on from")]
     StateLost {

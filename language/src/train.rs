@@ -10,6 +10,7 @@ use std::ops::Deref;
 
 use experiment::console::{note, say};
 use experiment::error::{Error, Result};
+use experiment::interrupt::StopOnSignal;
 use experiment::options::{
     CheckpointOptions, CommonOptions, ElasticOptions, begin_note, value_name, with_fallback_hint,
 };
@@ -19,7 +20,7 @@ use experiment::rank::{Outcome, Rank, RankPhase};
 use experiment::run_log::RunLog;
 use experiment::trainer::agree_on_command;
 use experiment::{self, Experiment};
-use girandole::trainer;
+use girandole::trainer::{self, TrainConfig};
 use girandole::{Layout, Parallel};
 use models::CausalLm;
 use models::tokens::{Data, DataConfig, DataFile, Rows};
@@ -234,7 +235,10 @@ impl<J: Job> Experiment for Training<J> {
         let device = self.common().device()?;
         let (mut model, joining) = self.model_in_layout(rank, (&subject, &rows, &device))?;
         let (layout, is_new) = (*model.layout(), joining.is_some());
-        let config = self.train_config(rank, &subject, (&layout, is_new))?;
+        // Until training is over; then a signal ends the rank at once.
+        let signals = options.checkpoints.stop_on_signal();
+        let stop = signals.as_ref().map(StopOnSignal::flag);
+        let config = TrainConfig { stop, ..self.train_config(rank, &subject, (&layout, is_new))? };
         let mut metrics = rank.metrics.take();
         let is_elastic = config.fewest_ranks.is_some();
         let mut log = self.log(rank.is_first(), is_elastic, (metrics.as_mut(), &layout));
@@ -265,6 +269,7 @@ impl<J: Job> Experiment for Training<J> {
         if let Some(group) = observer.group() {
             rank.comm = group.clone();
         }
+        drop(signals);
         let summary = summary.map_err(|error| observer.cause(error))?;
         let (log, speed) = observer.finish();
         let series = log.map(RunLog::finish).unwrap_or_default();

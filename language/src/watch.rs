@@ -100,6 +100,9 @@ impl<'a> TrainObserver<'a> {
                 }
                 Error::RestartFromBeginning
             }
+            girandole::Error::Stopped { step, signal } => {
+                Error::Stopped { step, signal, dir: self.options.checkpoints.dir().to_path_buf() }
+            }
             error => error.into(),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use comm::{EXIT_PEER_FAILED, ExitKind};
+use comm::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 /// When a process dies, its connections close a little before its end can be observed, and a peer may fail and end
@@ -21,9 +21,15 @@ pub(super) struct Ended {
 }
 
 impl Ended {
+    /// Whether it has stopped with a checkpoint, as it was asked to.
+    pub(super) fn is_checkpointed(&self) -> bool {
+        self.status == ExitKind::Code(EXIT_CHECKPOINTED)
+    }
+
     /// Whether the rank failed by itself. A rank that was told to end may do so with any exit code, but not crash.
     fn failed(&self) -> bool {
         match self.status {
+            _ if self.is_checkpointed() => false,
             ExitKind::Code(_) => !self.told && !self.status.success(),
             ExitKind::Signal(SIGTERM | SIGKILL) => !self.told,
             ExitKind::Signal(_) => true,
@@ -78,6 +84,8 @@ mod tests {
         assert_eq!(blamed(&[end(2, Code(75)), end(0, Code(75)), end(1, Signal(9))], None), Some((1, 2)));
         assert_eq!(blamed(&[end(2, Code(0)), end(0, Code(75)), end(1, Code(75))], None), Some((0, 1)));
         assert_eq!(blamed(&[end(1, Code(3)), end(0, Signal(11))], None), Some((1, 1)));
+        assert_eq!(blamed(&[end(1, Code(EXIT_CHECKPOINTED)), end(0, Code(EXIT_CHECKPOINTED))], None), None);
+        assert_eq!(blamed(&[end(1, Code(EXIT_CHECKPOINTED)), end(0, Code(3))], None), Some((0, 0)));
     }
 
     #[test]

@@ -76,7 +76,7 @@ use std::sync::mpsc;
 
 use comm::Result;
 
-pub use comm::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+pub use comm::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 pub use config::SpawnConfig;
 pub use elastic::{ElasticJob, elastic_min};
 pub use layout::Layout;
@@ -122,6 +122,8 @@ pub use worker::{is_worker, report_result, restarts, worker_guard};
 ///   waited for it. [`Error::NodeStopped`](comm::Error::NodeStopped): one of them ended the job for another reason.
 /// - [`Error::Interrupted`](comm::Error::Interrupted): a signal that ends the job arrived, or (as SIGPIPE) this process's
 ///   standard output has no reader any more. The ranks were ended.
+/// - [`Error::Checkpointed`](comm::Error::Checkpointed): ranks have ended with [`EXIT_CHECKPOINTED`], as they were asked to.
+///   They are not restarted.
 /// - [`Error::InvalidArgument`](comm::Error::InvalidArgument): a world size of 0; more ranks than this process may have
 ///   pipes; a program that cannot be run; a rendezvous address that is not this machine's; a call in a rank that would
 ///   start the rank's own program (`program` of `None`) or the command that it is a rank of, as its ranks would make

@@ -201,6 +201,8 @@ impl Rounds<'_> {
             Verdict::Silent { node, ms } => {
                 Err(Error::NodeSilent { node, silence: Duration::from_millis(ms) })
             }
+            // Whichever node has ended it: its ranks have stopped with a checkpoint.
+            Verdict::Stopped { .. } if matches!(result, Err(Error::Checkpointed)) => result,
             Verdict::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
                 (true, Some(StopSignal { number: signal, .. })) => Err(Error::Interrupted { signal }),
                 (true, None) if result.is_err() => result,

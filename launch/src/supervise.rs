@@ -1,21 +1,22 @@
 //! Supervises the ranks of one round, from their start until the last one has ended.
 
 mod lost;
+mod outcome;
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
+use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result};
 use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
 use super::environment::Job;
 use super::event::{Event, Inbox};
-use super::failure::{Ended, first_cause};
+use super::failure::Ended;
 use super::failure_announcer::{EndedRank, FailureAnnouncer};
 use super::forward::{Captured, Output};
 use super::nodes::Nodes;
-use super::signals::{STOP_SIGNALS, StopSignal};
+use super::signals::StopSignal;
 use super::start::{Worker, Workers};
 use crate::SpawnConfig;
 use crate::message::{NodeMessage, Order};
@@ -122,7 +123,7 @@ impl<'a> Supervisor<'a> {
     pub(super) fn run(mut self) -> Finished {
         let mut captured = self.watch();
         let lost_log = captured.as_mut().ok().and_then(|captured| captured.lost_log.take());
-        let failed_at = first_cause(&self.ended, self.stopped_by()).map(|(cause, _)| cause.at);
+        let failed_at = self.cause().map(|(cause, _)| cause.at);
         let announcer = self.announcer.take();
         Finished {
             result: captured.and_then(|captured| self.outcome(captured)),
@@ -354,60 +355,5 @@ impl<'a> Supervisor<'a> {
             }
         }
         Ok(self.output.join())
-    }
-
-    fn outcome(mut self, captured: Captured) -> Result<Vec<Option<String>>> {
-        // A signal that arrives at the very end was meant for the job as well. A signal sent to all processes may reach
-        // the ranks first.
-        let is_theirs = |end: &Ended| STOP_SIGNALS.iter().any(|signal| end.is_of(*signal));
-        let until = self.ended.iter().any(is_theirs).then(|| Instant::now() + SIGNAL_TIME);
-        while let Some(event) = match until.filter(|_| self.signal.is_none()) {
-            Some(until) => self.inbox.next(Some(until)),
-            None => self.inbox.now(),
-        } {
-            match event {
-                Event::Signal(number) => drop(self.signal.get_or_insert_with(|| StopSignal::new(number))),
-                Event::Order(order) => self.ordered(order),
-                _ => {}
-            }
-        }
-        if self.is_for_the_council() {
-            self.tell_last_lines(captured.tails);
-            return Ok(captured.results);
-        }
-        if let Some((cause, also_failed)) = first_cause(&self.ended, self.stopped_by()) {
-            let Captured { mut tails, .. } = captured;
-            let tail = tails.get_mut(self.local_rank(cause.rank)).map(std::mem::take);
-            let stderr_tail = tail.unwrap_or_default().into();
-            let failure = WorkerFailure { stderr_tail, also_failed, ..self.failure(cause) };
-            return Err(Box::new(failure).into());
-        }
-        if let Some(signal) = self.stopped_by() {
-            return Err(Error::Interrupted { signal });
-        }
-        match self.output_error {
-            Some(error) => Err(Error::system("cannot write the workers' output", error)),
-            None => Ok(captured.results),
-        }
-    }
-}
-
-impl Supervisor<'_> {
-    fn local_rank(&self, rank: usize) -> usize {
-        self.workers.list.iter().position(|worker| worker.rank == rank).unwrap_or_default()
-    }
-
-    /// Describes the failure of a rank, without its last lines, which may still be in the pipe.
-    fn failure(&self, Ended { rank, status, .. }: Ended) -> WorkerFailure {
-        let local_rank = self.local_rank(rank);
-        WorkerFailure {
-            rank,
-            pid: self.workers.list[local_rank].pid,
-            status,
-            stderr_tail: Vec::new(),
-            also_failed: 0,
-            node: None,
-            log: self.output.log(local_rank),
-        }
     }
 }

@@ -24,6 +24,10 @@ impl Session {
         Self { child: command.spawn().unwrap() }
     }
 
+    pub(crate) fn launcher(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// Returns its ranks that have been started so far.
     pub(crate) fn ranks(&self) -> Vec<Pid> {
         let pid = self.child.id();

@@ -30,6 +30,8 @@ mod launch;
 mod pipeline_transformer;
 mod plan;
 #[cfg(target_os = "linux")]
+mod preempted;
+#[cfg(target_os = "linux")]
 mod process_groups;
 mod processors;
 mod recipe;

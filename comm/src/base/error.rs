@@ -301,6 +301,9 @@ pub enum Error {
         /// The signal's number.
         signal: i32,
     },
+    /// The workers were asked to stop and have written a checkpoint ([`EXIT_CHECKPOINTED`](crate::EXIT_CHECKPOINTED)).
+    #[error("stopped with a checkpoint, from which the job goes on when it is started again to resume")]
+    Checkpointed,
 }
 
 /// `Result` with this crate's [`Error`].
@@ -354,6 +357,7 @@ impl Error {
         match self {
             Error::InvalidArgument { .. } => 2,
             Error::Interrupted { signal } => (128 + signal).clamp(1, 255) as u8,
+            Error::Checkpointed => crate::EXIT_CHECKPOINTED as u8,
             error if error.is_peer_failure() => crate::EXIT_PEER_FAILED as u8,
             _ => 1,
         }

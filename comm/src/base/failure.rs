@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize, Serializer};
 /// for the first cause among the other ranks.
 pub const EXIT_PEER_FAILED: i32 = 75;
 
+/// Exit code of a worker that was asked to stop, has written a checkpoint, and goes on from it when it is started again (the
+/// `checkpoint_exit_code` in HTCondor's manual). A launcher does not take it for a failure: it does not restart the job, and
+/// ends with this code itself.
+pub const EXIT_CHECKPOINTED: i32 = 85;
+
 /// Lines of standard error repeated in the message. All of them have been forwarded before.
 const LINES_SHOWN: usize = 5;
 

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use launch::restarts;
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use training::{CheckpointConfig, Checkpoints, Fallback, FileError};
 
 use crate::error::{Error, Result};
+use crate::interrupt::StopOnSignal;
 use crate::options::{CommonOptions, count};
 use crate::outputs::check_folder;
 
@@ -35,6 +37,39 @@ pub struct CheckpointOptions {
         help_heading = "Checkpoints"
     )]
     pub resume: Option<PathBuf>,
+    /// Also stop with a checkpoint on this signal, as on SIGTERM
+    ///
+    /// With --checkpoint-dir, SIGTERM stops the run after the step in work, with a checkpoint and exit code 85. Slurm, for example, sends
+    /// another one some time before the end (--signal=USR1@60).
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SIGNAL",
+        ignore_case = true,
+        requires = "checkpoint_dir",
+        help_heading = "Checkpoints"
+    )]
+    pub stop_on: Option<UserSignal>,
+}
+
+/// A signal whose meaning is a program's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum UserSignal {
+    /// SIGUSR1.
+    #[value(name = "USR1", alias = "SIGUSR1")]
+    Usr1,
+    /// SIGUSR2.
+    #[value(name = "USR2", alias = "SIGUSR2")]
+    Usr2,
+}
+
+impl UserSignal {
+    fn number(self) -> i32 {
+        match self {
+            Self::Usr1 => SIGUSR1,
+            Self::Usr2 => SIGUSR2,
+        }
+    }
 }
 
 /// Identifies a checkpoint for all ranks. Not by path, which need not be UTF-8 and so cannot be serialized.
@@ -85,6 +120,12 @@ impl CheckpointOptions {
     /// Whether checkpoints are written at all.
     pub fn keeps(&self) -> bool {
         self.checkpoint_dir.is_some()
+    }
+
+    /// Makes signals stop this rank's run with a checkpoint from now on, if it keeps any.
+    pub fn stop_on_signal(&self) -> Option<StopOnSignal> {
+        let signals = || [SIGTERM].into_iter().chain(self.stop_on.map(UserSignal::number)).collect();
+        self.keeps().then(|| StopOnSignal::new(signals()))
     }
 
     /// Opens the checkpoint folder, if one is given.

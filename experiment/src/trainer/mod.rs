@@ -14,11 +14,14 @@ mod source;
 mod staged;
 mod strategy;
 
+use std::path::PathBuf;
+
 use candle_core::Tensor;
+use girandole::trainer::{Stop, StopCheck};
 
 use self::run::NewcomerCheck;
 use crate::console;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::run_log::RunLog;
 
 pub use checkpoint::{Saved, agree_on_command, first_choice};
@@ -98,13 +101,15 @@ pub struct Trainer<S, D> {
     told: usize,
     /// Checks for newcomers; `None` if none can join.
     door: Option<NewcomerCheck>,
+    /// Asks whether the run is to stop early, and the folder of its checkpoints; `None` if it never does.
+    stop: Option<(StopCheck, PathBuf)>,
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Creates a trainer at the beginning of its run.
     pub fn new(strategy: S, source: D) -> Self {
         let (at, end) = (Position::default(), RunEnd::Steps(0));
-        Self { strategy, source, at, end, keeper: None, taken: 0, steps: 0, told: 0, door: None }
+        Self { strategy, source, at, end, keeper: None, taken: 0, steps: 0, told: 0, door: None, stop: None }
     }
 
     /// Returns the strategy, which holds the model.
@@ -134,7 +139,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.taken = 0;
         self.steps = self.at.batch + self.source.remaining(self.at);
         observer.epoch_begins(&self.epoch(&line_printer(log.as_deref())))?;
-        while let (false, Some(next)) = (self.is_newcomer_waiting()?, batches.next()) {
+        while let (false, Some(next)) = (self.pauses(log.as_deref_mut(), observer)?, batches.next()) {
             let (batch, taken) = next?;
             let loss = self.strategy.step(self.at, &batch)?;
             self.log_step(loss.as_ref(), log.as_deref_mut(), observer)?;
@@ -147,6 +152,27 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             }
         }
         if self.is_paused() { Ok(()) } else { self.end_epoch(log, observer) }
+    }
+
+    /// Returns whether a newcomer waits to be admitted before the next step. Ends the run there if that is asked for.
+    fn pauses(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<bool> {
+        if self.at.batch < self.steps {
+            self.stop_if_asked(log, observer)?;
+        }
+        self.is_newcomer_waiting()
+    }
+
+    /// Writes a checkpoint and ends the run with [`Error::Stopped`], if that is asked for.
+    fn stop_if_asked(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
+        let Some((check, dir)) = &mut self.stop else { return Ok(()) };
+        let (Some(Stop { signal, leaves }), dir) = (check.decide()?, dir.clone()) else { return Ok(()) };
+        let step = self.at.step;
+        if step > 0 && self.keeper.as_ref().is_some_and(|keeper| !keeper.is_saved(step)) {
+            self.save(self.taken, log, observer)?;
+        }
+        // A launcher may end all ranks when the first one ends: by then all files must be complete.
+        self.stop.as_ref().map_or(Ok(()), |(check, _)| check.wait_for_all())?;
+        if leaves { Err(Error::Stopped { step, signal, dir }) } else { Ok(()) }
     }
 
     /// Ends the epoch after its last batch, and moves to the next one.

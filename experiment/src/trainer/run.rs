@@ -4,12 +4,14 @@ mod elastic;
 
 use candle_core::Device;
 use comm::{Operation, Stats};
+use girandole::trainer::StopCheck;
 use report::RunSeries;
 use report::metrics::MemoryUse;
 use training::Contents;
 
 use crate::console::note;
 use crate::error::Result;
+use crate::interrupt::StopOnSignal;
 use crate::live_page::LivePage;
 use crate::options::{CheckpointOptions, ElasticRanks, with_fallback_hint};
 use crate::rank::{Rank, RankPhase, Stopwatch};
@@ -123,10 +125,13 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             model.check()?;
         }
         self.enable_newcomers(rank, config.elastic);
+        let signals = self.stop_on_signal(rank, config);
         let begun = (self.at.step, self.strategy.stats());
         run.watch = rank.stopwatch_over(&self.strategy.groups());
         rank.stage = RankPhase::AtWork;
         self.train_elastic(rank, &mut run)?;
+        // From here on a signal ends the rank at once.
+        drop(signals);
         let (ran, done) = self.end(rank, begun, &mut run, work)?;
         let series = run.log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
@@ -134,6 +139,18 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let (name, seconds) = (self.strategy.name(world_size), ran.series.seconds);
         let series = RunSeries { name, seconds, world_size, steps_per_epoch, ..series };
         Ok((RunResult { series, ..ran }, done))
+    }
+
+    /// Lets signals stop the run with a checkpoint, if it keeps any, until the returned value is dropped.
+    fn stop_on_signal(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Option<StopOnSignal> {
+        if matches!(self.strategy.kept(), CheckpointForm::Not) {
+            return None;
+        }
+        let signals = config.checkpoints.stop_on_signal()?;
+        let fewest = config.elastic.map(|elastic| elastic.min);
+        let check = StopCheck::new(signals.flag(), rank.comm.clone(), fewest);
+        self.stop = Some((check, config.checkpoints.dir().to_path_buf()));
+        Some(signals)
     }
 
     /// Returns the checkpoint to resume from, if resuming is requested and one exists. Rank 0 chooses, so that all

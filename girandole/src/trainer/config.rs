@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use training::{AdamConfig, GradientCheckConfig};
 
-use super::LearningRate;
+use super::{LearningRate, StopFlag};
 use crate::{Error, Layout, Result};
 
 /// How a model is trained. Must be the same on every rank.
@@ -49,6 +49,12 @@ pub struct TrainConfig {
     /// They are checked if the product of the model's parameters and a rank's targets in a step is at most this, the
     /// multiplications of a forward pass: `u64::MAX` always, 0 never. Default: 100 million, which is less than a few seconds.
     pub gradient_check_work: u64,
+    /// Request to stop early: all ranks stop after the step in work, and an evaluation or a checkpoint that is due then, and
+    /// write a checkpoint if there is none of that step. [`Trainer::run`](super::Trainer::run) then returns
+    /// [`Error::Stopped`], without the work after the last step. All ranks need a flag, or none; one rank's request stops all.
+    /// In an elastic run, if it has not reached all within a second, the ranks that it has reached leave, and the others go on
+    /// if they are enough. Default: `None`.
+    pub stop: Option<StopFlag>,
     /// The program's settings by name: stored in checkpoints, so that [`check_resume`](super::check_resume) can list
     /// the settings that differ in a resumed run. Default: none.
     pub settings: BTreeMap<String, String>,
@@ -96,6 +102,7 @@ impl Default for TrainConfig {
             replacement: None,
             gradient_check: GradientCheckConfig::default(),
             gradient_check_work: 100_000_000,
+            stop: None,
             settings: BTreeMap::new(),
         }
     }

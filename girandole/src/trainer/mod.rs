@@ -47,6 +47,7 @@ mod evaluate;
 mod learning_rate;
 mod run;
 mod saver;
+mod stop;
 mod tokens;
 
 use std::collections::HashMap;
@@ -65,6 +66,7 @@ pub use evaluate::evaluate;
 pub use learning_rate::{Decay, LearningRate};
 pub use run::{FinalTask, Joining, Summary, Trainer};
 pub use saver::BackgroundSaver;
+pub use stop::{Stop, StopCheck, StopFlag};
 
 /// Training data: rows, accessed by index.
 pub trait Data: Send + Sync {

@@ -17,7 +17,7 @@ use comm::{Communicator, Operation};
 
 use super::consistency::check_equal_on_all_ranks;
 use super::saver::Writing;
-use super::{BackgroundSaver, Data, Observer, StepReport, TrainConfig};
+use super::{BackgroundSaver, Data, Observer, StepReport, StopCheck, TrainConfig};
 use crate::{Error, Layout, Parallel, Result};
 
 pub use elastic::Joining;
@@ -42,6 +42,8 @@ pub struct Trainer<'a, M> {
     latest: Option<StepReport>,
     checkpoints: Option<Checkpoints>,
     saver: Option<BackgroundSaver>,
+    /// Asks whether the run is to stop early.
+    stop: Option<StopCheck>,
     /// A checkpoint of a saver that was abandoned, until another saver waits for it.
     abandoned: Option<Writing>,
     /// Step and folder of a checkpoint that was complete when a rank was lost, before the observer heard of it.
@@ -99,6 +101,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
         trainer.open_checkpoints()?;
         trainer.start_saver()?;
+        trainer.start_stop_check();
         Ok(trainer)
     }
 
@@ -144,6 +147,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             latest: None,
             checkpoints: None,
             saver: None,
+            stop: None,
             abandoned: None,
             unobserved: None,
             rebuilds: 0,
@@ -188,7 +192,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     ///
     /// # Errors
     /// A gradient that is not finite; a loss that is not finite in two steps in a row; evaluation rows without targets;
-    /// errors of the model, the data and the observer; a checkpoint that cannot be written; failures of communication.
+    /// errors of the model, the data and the observer; a checkpoint that cannot be written; failures of communication;
+    /// [`Error::Stopped`] if [`TrainConfig::stop`] asked for it.
     pub fn run(&mut self, observer: &mut dyn Observer<M>) -> Result<Summary> {
         self.run_and(observer, &mut [])
     }
@@ -261,12 +266,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         } else if self.may_save()
             && self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed)
         {
-            let stood_still = Instant::now();
-            tracing::info_span!("checkpoint").in_scope(|| self.save(observer))?;
-            self.checkpointed = self.step;
-            self.summary.checkpoints += 1;
-            self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            self.write_checkpoint(observer)?;
         } else if self.step < last_step {
+            self.stop_if_asked(observer)?;
             if !self.admit_new_ranks(observer)? {
                 let mut report = self.train_step()?;
                 report.seconds += last.elapsed().as_secs_f64();

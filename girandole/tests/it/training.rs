@@ -8,7 +8,8 @@ use candle_core::{DType, Device, Result, Tensor};
 use girandole::comm::Local;
 use girandole::models::{CausalLm, FolderConfig, Weights};
 use girandole::trainer::{
-    CheckpointPlan, Data, Decay, LearningRate, NoObserver, Observer, StepReport, TrainConfig, Trainer,
+    CheckpointPlan, Data, Decay, LearningRate, NoObserver, Observer, StepReport, StopFlag, TrainConfig,
+    Trainer,
 };
 use girandole::training::build::Builder;
 use girandole::{Layout, Parallel};
@@ -108,6 +109,65 @@ fn a_run_goes_on_with_the_next_row_in_another_layout() {
         let mut counts = [0; 36];
         parts.asked.lock().unwrap().iter().for_each(|row| counts[*row] += 1);
         assert_eq!(counts, [4; 36]);
+    }
+}
+
+/// Asks for a stop after a step.
+struct Asks {
+    losses: Vec<f64>,
+    after: usize,
+    flag: StopFlag,
+}
+
+impl<M> Observer<M> for Asks {
+    fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
+        self.losses.push(report.loss);
+        if report.step == self.after {
+            self.flag.request();
+        }
+        Ok(())
+    }
+}
+
+/// Trains until one rank asks for a stop, and returns the losses of all steps, after the step at which all have stopped.
+fn stopped(layout: &Layout, data: &Noted, config: &TrainConfig, after: usize) -> Vec<f64> {
+    let ranks = Local::run_shared(layout.ranks(), |comm| {
+        let (flag, asks) = (StopFlag::default(), comm.rank() + 1 == layout.ranks());
+        let mut model = Setup::default().parallel(comm, layout, None)?;
+        let mut asks = Asks { losses: Vec::new(), after: if asks { after } else { 0 }, flag: flag.clone() };
+        let config = TrainConfig { stop: Some(flag), ..config.clone() };
+        let mut trainer = Trainer::new(&mut model, data, config)?;
+        trainer.resume_latest()?;
+        let mut saves = |_: &mut Parallel<CausalLm>| -> girandole::Result<()> { panic!("it is not done") };
+        let error = trainer.run_and(&mut asks, &mut [&mut saves]).unwrap_err();
+        let girandole::Error::Stopped { step, signal: None } = error else { panic!("{error}") };
+        assert!(step >= after && step == trainer.step());
+        Ok((step, asks.losses))
+    });
+    let ranks = ranks.unwrap();
+    let (step, losses) = &ranks[0];
+    assert!(ranks.iter().all(|(other, _)| other == step), "the ranks have stopped at different steps");
+    losses.clone()
+}
+
+#[test]
+fn a_run_that_any_rank_asks_to_stop_goes_on_with_the_same_bits() {
+    for (layout, in_background) in [("dp=2", true), ("shard=2", false), ("tp=2", true), ("pp=2,dp=2", true)] {
+        let (dir, layout): (_, Layout) = (tempfile::tempdir().unwrap(), layout.parse().unwrap());
+        let text = layout.to_string();
+        let expected = train(&text, &Noted::new(36), &config(100, None, false), 100);
+        let data = Noted::new(36);
+        let config = config(100, Some(dir.path()), in_background);
+        // Its own checkpoints are far apart.
+        let plan = config.checkpoints.clone().map(|plan| CheckpointPlan { every: 1000, ..plan });
+        let config = TrainConfig { checkpoints: plan, ..config };
+        let mut got = stopped(&layout, &data, &config, 5);
+        let done = got.len();
+        got.extend(stopped(&layout, &data, &config, done + 1));
+        let done = got.len();
+        assert!(done < 100, "it has stopped after {done} steps only");
+        got.extend(train(&text, &data, &config, 100));
+        assert_eq!(got, expected, "{layout}");
     }
 }
 

@@ -83,7 +83,7 @@ impl Supervisor<'_> {
         // On several nodes the coordinator knows whether the ranks have formed a group: a rank of another node may have
         // reported it.
         let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
-        if end.status.success() || end.told || !may {
+        if end.status.success() || end.is_checkpointed() || end.told || !may {
             return false;
         }
         if self.config.nodes > 1 {

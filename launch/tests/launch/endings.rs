@@ -145,3 +145,10 @@ fn not_even_one_that_has_just_been_started() {
         job.kill_and_expect_no_orphan();
     }
 }
+
+#[test]
+fn ranks_that_have_stopped_with_a_checkpoint_have_not_failed_and_are_not_restarted() {
+    let finished = Job::start("checkpointed", 2).finish();
+    let said = "stopped with a checkpoint, from which the job goes on when it is started again to resume";
+    assert_eq!(finished.outcome(), said);
+}

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use launch::{
-    EXIT_PEER_FAILED, Notes, SpawnConfig, is_worker, report_result, send_note, spawn, wants_notes,
-    worker_guard,
+    EXIT_CHECKPOINTED, EXIT_PEER_FAILED, Notes, SpawnConfig, is_worker, report_result, send_note, spawn,
+    wants_notes, worker_guard,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -53,6 +53,7 @@ fn launch(role: &str, ranks: usize) {
             SpawnConfig { grace: Duration::from_millis(50), ..plain }
         }
         "talk" => SpawnConfig { grace: Duration::from_millis(50), ..plain },
+        "checkpointed" => SpawnConfig { max_restarts: 3, ..plain },
         "stubborn" => SpawnConfig { grace: Duration::from_secs(600), ..plain },
         "only rank 1" => SpawnConfig { shown_ranks: Some(vec![1]), role: "trainer".into(), ..plain },
         "grandchild" => shell("sleep 1000 & echo sleep $!"),
@@ -211,6 +212,7 @@ fn play(role: &str, rank: usize) {
         _ if role.starts_with("two nodes: late") => nodes::late(role, rank),
         "handler" | "hurry" | "stubborn" => handler(rank, role == "handler"),
         "saver" => saver(rank),
+        "checkpointed" => exit(EXIT_CHECKPOINTED),
         "only rank 1" => {
             println!("rank {rank}, role {}", std::env::var("ROLE_NAME").unwrap());
             eprintln!("rank {rank} says it");

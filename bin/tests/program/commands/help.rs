@@ -87,7 +87,10 @@ fn shared_options_are_described_by_the_long_help_only() {
     let mut program = commands();
     let pretrain = program.find_subcommand_mut("pretrain").unwrap();
     let (short, long) = (pretrain.render_help().to_string(), pretrain.render_long_help().to_string());
-    assert!(short.contains("\n  Checkpoints: --checkpoint-dir, --checkpoint-every, --resume\n"), "{short}");
+    assert!(
+        short.contains("\n  Checkpoints: --checkpoint-dir, --checkpoint-every, --resume, --stop-on\n"),
+        "{short}"
+    );
     assert!(!short.contains("--resume [<CHECKPOINT>]") && long.contains("--resume [<CHECKPOINT>]"));
     assert!(short.contains("--mesh <AXES>"), "{short}");
     assert!(short.contains("\n  girandole pretrain --data"), "{short}");

@@ -217,6 +217,27 @@ fn a_launcher_that_is_stopped_leaves_with_its_ranks() {
 }
 
 #[test]
+fn with_a_folder_for_checkpoints_it_leaves_after_one() {
+    let kept = Folder::new();
+    let dir = kept.argument("ck");
+    let keep = ["--epochs", "1000000", "--checkpoint-dir", &dir, "--checkpoint-every", "1000000"];
+    let mut run = Run::on_two_nodes(&["--elastic", "2:4"], &keep);
+    run.signal(1, Signal::TERM);
+    run.nodes.0[1].wait().unwrap();
+    let latest = || std::fs::read(kept.path("ck/latest")).unwrap();
+    let of_all = latest();
+    run.more(60);
+    run.signal(0, Signal::TERM);
+    let (outputs, _) = run.end();
+    for output in &outputs {
+        assert_eq!(output.status.code(), Some(85), "{}", text(&output.stderr));
+    }
+    let remarks = text(&outputs[0].stderr);
+    assert!(remarks.contains("has left: stopped with a checkpoint"), "{remarks}");
+    assert!(remarks.contains("note: stopped by SIGTERM after step ") && latest() != of_all, "{remarks}");
+}
+
+#[test]
 fn with_too_few_the_job_ends_with_the_first_cause() {
     let run = Run::on_two_nodes(&["--elastic", "4:4"], &[]);
     run.kill(2);

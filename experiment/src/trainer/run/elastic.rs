@@ -165,6 +165,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         }
         run.watch.regroup(comm);
         self.enable_newcomers(rank, run.config.elastic);
+        self.stop.iter_mut().for_each(|(check, _)| *check = check.regrouped(comm.clone()));
         let is_new = |number: &&usize| !before.world_ranks().contains(number);
         let mut new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
         // Newcomers have no state yet. They are admitted between two steps, when all other ranks have the same state.

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use comm::broadcast_object;
+use comm::{Operation, broadcast_object};
 use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
 use super::Trainer;
 use crate::agreement::all_agree;
 use crate::trainer::consistency::{CheckpointExtra, OBSERVER, check_resume};
-use crate::trainer::{BackgroundSaver, Observer, ObserverState};
+use crate::trainer::{BackgroundSaver, Observer, ObserverState, Stop, StopCheck};
 use crate::{Error, Result};
 
 impl<M: Model> Trainer<'_, M> {
@@ -112,7 +112,36 @@ impl<M: Model> Trainer<'_, M> {
         self.latest.is_none_or(|latest| latest.loss.is_finite())
     }
 
-    pub(super) fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+    /// Writes a checkpoint of the current step, or begins to.
+    pub(super) fn write_checkpoint(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let stood_still = Instant::now();
+        tracing::info_span!("checkpoint").in_scope(|| self.save(observer))?;
+        self.checkpointed = self.step;
+        self.summary.checkpoints += 1;
+        self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Begins to ask whether the run is to stop early. Every rank must call it.
+    pub(super) fn start_stop_check(&mut self) {
+        let check = |flag| StopCheck::new(flag, self.world.clone(), self.config.fewest_ranks);
+        self.stop = self.config.stop.clone().map(check);
+    }
+
+    /// Writes a checkpoint and ends the run with [`Error::Stopped`], if that is asked for.
+    pub(super) fn stop_if_asked(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let Some(check) = &mut self.stop else { return Ok(()) };
+        let Some(Stop { signal, leaves }) = check.decide()? else { return Ok(()) };
+        if self.may_save() && self.checkpoints.is_some() && self.checkpointed < self.step {
+            self.write_checkpoint(observer)?;
+        }
+        self.finish(observer)?;
+        // A launcher may end all ranks when the first one ends: by then all files must be complete.
+        self.world.run(Operation::Barrier)?;
+        if leaves { Err(Error::Stopped { step: self.step, signal }) } else { Ok(()) }
+    }
+
+    fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
         let json = |value: serde_json::Result<serde_json::Value>| {
             value.map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))

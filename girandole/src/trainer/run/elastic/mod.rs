@@ -238,6 +238,7 @@ impl<M: Model> Trainer<'_, M> {
         // The lost rank may not have completed its part of the work after the last step.
         self.ended = 0;
         self.start_saver()?;
+        self.start_stop_check();
         if let Some((step, folder)) = self.unobserved.take().filter(|(step, _)| self.written == *step) {
             observer.saved(step, &folder)?;
         }
