@@ -49,7 +49,7 @@ on() { ip netns exec "$1" unshare --uts sh -c 'hostname "$1"; shift; exec "$@"' 
 # The same program on both hosts, each started by a launcher: over ADDRESS OUT PROGRAM...
 over() {
     local launch=(launch --nnodes 2 --nproc-per-node 2 --master-addr "$1" --master-port 29500 --timeout 60) out=$2
-    on "$a" host-a "$program" "${launch[@]}" --node-rank 0 -- "${@:3}" > "$out" 2> "$out.a" &
+    on "$a" host-a env ${bind_a:+"GIRANDOLE_BIND=$bind_a"} "$program" "${launch[@]}" --node-rank 0 -- "${@:3}" > "$out" 2> "$out.a" &
     local first=$!
     children+=("$first")
     on "$b" host-b "$program" "${launch[@]}" --node-rank 1 -- "${@:3}" > "$out.out-b" 2> "$out.b" || fail "$out, host-b: $(cat "$out.b")"
@@ -81,6 +81,32 @@ expected="error: --master-addr: got host-a; it is 127.0.1.1 here (/etc/hosts), w
 echo "10.77.0.1 host-a" >> "/etc/netns/$a/hosts"
 over host-a names "$program" "${train[@]}"
 same names
+
+echo "-- a name with two addresses, of which one leads nowhere"
+ip -n "$a" address add 10.88.0.1/32 dev "$dev"
+ip -n "$b" route add 10.88.0.1/32 via 10.77.0.9
+printf '%s two\n' 10.88.0.1 10.77.0.1 | tee -a "/etc/netns/$a/hosts" >> "/etc/netns/$b/hosts"
+over two two "$program" "${train[@]}"
+same two
+line=$(RANK=1 WORLD_SIZE=2 MASTER_ADDR=two MASTER_PORT=29504 GIRANDOLE_BIND=10.77.0.2 on "$b" host-b \
+    "$program" ddp-linear --timeout 8 2>&1 | tail -n 1) || true
+for part in "10.77.0.1:29504: Connection refused" "10.88.0.1:29504: "; do
+    [[ $line == *"$part"* ]] || fail "each address has its own cause: $line"
+done
+
+if command -v iptables > /dev/null; then
+    echo "-- a service address, which forwards connections to a host"
+    ip -n "$b" route add 10.99.0.1/32 dev "$dev"
+    ip netns exec "$b" iptables -t nat -A OUTPUT -d 10.99.0.1 -j DNAT --to-destination 10.77.0.1
+    bind_a=10.77.0.1 over 10.99.0.1 service "$program" "${train[@]}"
+    same service
+fi
+
+echo "-- a host whose loopback interface is down"
+ip -n "$a" link set lo down
+if line=$(on "$a" host-a "$program" ddp-linear --epochs 1 2>&1); then fail "ranks have met over loopback that is down"; fi
+[[ $line == *"the loopback interface is down; bring it up"* ]] || fail "loopback that is down: $line"
+ip -n "$a" link set lo up
 
 # ---- a host that is lost with its launcher: the ranks of the other one go on ----
 echo "-- a host that is lost"

@@ -18,6 +18,7 @@ pub use crate::base::failure::signal_name;
 pub use crate::base::fingerprint::digest;
 pub use crate::base::lock::lock;
 pub use crate::blame::peer_failures::is_peer_failure_text;
+pub use crate::config::address::without_brackets;
 pub use crate::config::launcher_interface::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
     inherited_listener, is_worker,

@@ -132,7 +132,13 @@ impl SpawnConfig {
 
     /// Whether this variable is already set for the ranks, by the configuration or by inheritance.
     pub(super) fn sets(&self, variable: &str) -> bool {
-        self.env.iter().any(|(name, _)| name == variable) || std::env::var_os(variable).is_some()
+        self.value_of(variable).is_some()
+    }
+
+    /// Returns the value of a variable in the environment of the ranks, where this launcher does not set it.
+    pub(super) fn value_of(&self, variable: &str) -> Option<OsString> {
+        let given = self.env.iter().rev().find(|(name, _)| name == variable).map(|(_, value)| value.clone());
+        given.or_else(|| std::env::var_os(variable))
     }
 }
 

@@ -24,7 +24,7 @@ const JOB_ID: &str = "GIRANDOLE_JOB_ID";
 /// Identifies what one launcher has started in one round.
 pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
 const TLS: &str = "GIRANDOLE_TLS";
-const BIND: &str = "GIRANDOLE_BIND";
+pub(super) const BIND: &str = "GIRANDOLE_BIND";
 /// Tells a rank to join the existing group of the other ranks.
 pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
 const ELASTIC: &str = "GIRANDOLE_ELASTIC";
@@ -86,7 +86,7 @@ impl Job {
         Ok(Self {
             layout: Layout::new(config.nodes, local)?,
             node_rank: config.node_rank,
-            host: config.master_addr.clone(),
+            host: round.host.clone().unwrap_or_else(|| config.master_addr.clone()),
             round: round.clone(),
             secret,
             spawn_id: random_hex::<16>()?,
@@ -138,8 +138,7 @@ impl Job {
 
     /// Returns the configuration with which a rank of this job joins the group, as far as the rendezvous needs it.
     pub(super) fn config_of(&self, config: &SpawnConfig, rank: usize) -> Result<TcpConfig> {
-        let given = config.env.iter().rev().find(|(name, _)| name == TLS).map(|(_, value)| value.clone());
-        let tls = given.or_else(|| std::env::var_os(TLS)).filter(|tls| !tls.is_empty());
+        let tls = config.value_of(TLS).filter(|tls| !tls.is_empty());
         Ok(TcpConfig {
             rank,
             world_size: self.layout.world_size(),
@@ -226,7 +225,8 @@ mod tests {
     fn told(rank: usize, config: &SpawnConfig) -> Vec<(String, Option<String>)> {
         let mut command = Command::new("true");
         let secret = Some(random_hex::<32>().unwrap());
-        let round = Round { run_id: "ab".repeat(16), secret, port: 29500, restart: 1, max_restarts: 3 };
+        let round =
+            Round { run_id: "ab".repeat(16), secret, host: None, port: 29500, restart: 1, max_restarts: 3 };
         let address = (config.nodes > 1).then_some([10, 0, 0, 7].into());
         Job::new(config, &round, address).unwrap().set_environment(rank, &mut command);
         let text = |s: &std::ffi::OsStr| s.to_string_lossy().into_owned();

@@ -91,7 +91,8 @@ mod tests {
     fn it_may_tell_for_ever() {
         let config = SpawnConfig { world_size: 2, failure_grace: Duration::MAX, ..SpawnConfig::default() };
         let secret = Some(random_hex::<32>().unwrap());
-        let round = Round { run_id: "ab".repeat(16), secret, port: 1, restart: 0, max_restarts: 0 };
+        let round =
+            Round { run_id: "ab".repeat(16), secret, host: None, port: 1, restart: 0, max_restarts: 0 };
         let job = Job::new(&config, &round, None).unwrap();
         let death = EndedRank { rank: 1, host: comm::host_name(), leader_has_ended: false };
         let announcer = FailureAnnouncer::start(&config, &job, death, config.failure_grace).unwrap();

@@ -27,11 +27,12 @@ enum Held {
 }
 
 impl Master {
-    /// Opens the port on the first address of `master_addr` that belongs to this machine. On several nodes the
-    /// launchers use the configured port, so the ranks get a free one, and a host name that resolves to loopback only
-    /// is refused.
-    pub(super) fn open(config: &SpawnConfig) -> Result<Self> {
-        let SpawnConfig { master_addr, port_kind, join_timeout, .. } = config;
+    /// Opens the port on `host`, if given, else on the first address of `master_addr` that belongs to this machine. On
+    /// several nodes the launchers use the configured port, so the ranks get a free one, and a host name that resolves to
+    /// loopback only is refused.
+    pub(super) fn open(config: &SpawnConfig, host: Option<&str>) -> Result<Self> {
+        let SpawnConfig { port_kind, join_timeout, .. } = config;
+        let master_addr = host.unwrap_or(&config.master_addr);
         let master_port = if config.nodes > 1 { 0 } else { config.master_port };
         let wrong = |reason: &dyn Display| {
             Error::invalid("master_addr", master_addr, format!("{reason}; give an address of this machine"))
@@ -84,12 +85,8 @@ mod tests {
     use super::*;
 
     fn open(port_kind: MasterPort, addr: &str, master_port: u16) -> Result<Master> {
-        Master::open(&SpawnConfig {
-            port_kind,
-            master_addr: addr.into(),
-            master_port,
-            ..SpawnConfig::default()
-        })
+        let master_addr = addr.into();
+        Master::open(&SpawnConfig { port_kind, master_addr, master_port, ..SpawnConfig::default() }, None)
     }
 
     #[test]

@@ -97,6 +97,9 @@ pub(crate) struct Round {
     /// `Some` only if no secret was configured. All launchers are on loopback then; a secret is never sent over a
     /// network.
     pub(crate) secret: Option<String>,
+    /// Address of the first node at which the ranks meet, where `master_addr` is not that address alone.
+    #[serde(default)]
+    pub(crate) host: Option<String>,
     pub(crate) port: u16,
     /// Number of earlier starts of the ranks.
     pub(crate) restart: usize,

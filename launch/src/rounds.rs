@@ -93,7 +93,9 @@ impl Rounds<'_> {
 
     /// Opens the rendezvous port of the ranks, on the first node only.
     fn open(&self) -> Result<Option<Master>> {
-        (self.config.node_rank == 0).then(|| Master::open(self.config)).transpose()
+        (self.config.node_rank == 0)
+            .then(|| Master::open(self.config, self.nodes.host.as_deref()))
+            .transpose()
     }
 
     fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {

@@ -38,6 +38,9 @@ pub struct TcpConfig {
     /// The address on which this rank listens for the others. Default 127.0.0.1, which only ranks of the same host can
     /// reach. With ranks on several hosts: this host's address in the network that connects them.
     pub bind: IpAddr,
+    /// Whether `bind` is only what is likely: the ranks then listen on the addresses over which they have reached rank 0,
+    /// where its name has several and not all lead there. Default false.
+    pub bind_by_route: bool,
     /// Time limit for the rendezvous as a whole, and later for each operation as a whole, including the time spent
     /// waiting for other ranks. Default 300 s; more than a year counts as a year.
     ///
@@ -71,6 +74,7 @@ impl Default for TcpConfig {
             world_size: 1,
             init_method: InitMethod::Env,
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            bind_by_route: false,
             timeout: Duration::from_secs(300),
             slow_warning: Duration::from_secs(30),
             secret: None,
@@ -149,8 +153,9 @@ impl TcpConfig {
         let job = found.as_ref().and_then(|found| found.job.clone());
         let job_id = env.text("GIRANDOLE_JOB_ID")?.or(job).unwrap_or_default();
         let mut config = Self { rank, world_size, secret: env.secret()?, job_id, ..Self::default() };
-        if let Some(bind) = env.optional("GIRANDOLE_BIND", "an IP address of this host, without port")? {
-            config.bind = bind;
+        if let Some(bind) = env.host("GIRANDOLE_BIND")? {
+            let wrong = |_| Error::invalid("GIRANDOLE_BIND", &bind, give(BIND_HELP));
+            config.bind = bind.parse().map_err(wrong)?;
         }
         if let Some(seconds) = env.optional::<f64>("GIRANDOLE_TIMEOUT", TIMEOUT_HELP)? {
             config.timeout = Duration::try_from_secs_f64(seconds)
@@ -207,6 +212,7 @@ impl TcpConfig {
                     Error::invalid("the host of rank 0", host, help)
                 },
             )?;
+            self.bind_by_route = true;
         }
         Ok(())
     }
@@ -288,6 +294,7 @@ fn elastic(env: &Variables<'_>) -> Result<Option<Elastic>> {
 const RANK: &str = "the rank";
 const WORLD_SIZE: &str = "the world size";
 const BIND: &str = "bind (GIRANDOLE_BIND)";
+const BIND_HELP: &str = "an IP address of this host, without port";
 const TIMEOUT: &str = "the time-out";
 const TIMEOUT_HELP: &str = "a number of seconds greater than 0, such as 300";
 

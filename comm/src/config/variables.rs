@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::str::FromStr;
 
-use crate::config::address::{is_host, parse_port};
+use crate::config::address::{is_host, parse_port, without_brackets};
 use crate::{Error, Result, Secret};
 
 /// The environment, or what stands in for it in tests. An empty variable counts as missing.
@@ -31,7 +31,7 @@ impl Variables<'_> {
 
     pub(crate) fn master(&self) -> Result<(String, u16)> {
         let what = "the host of rank 0, such as 127.0.0.1";
-        let host = self.text("MASTER_ADDR")?.ok_or_else(|| missing("MASTER_ADDR", what))?;
+        let host = self.host("MASTER_ADDR")?.ok_or_else(|| missing("MASTER_ADDR", what))?;
         if !is_host(&host) {
             return Err(Error::invalid("MASTER_ADDR", host, format!("give {what}")));
         }
@@ -41,6 +41,11 @@ impl Variables<'_> {
             Some(port) => Ok((host, port)),
             None => Err(Error::invalid("MASTER_PORT", port, format!("give {what}"))),
         }
+    }
+
+    /// Reads a host name or address; an IPv6 address may be in brackets.
+    pub(crate) fn host(&self, name: &str) -> Result<Option<String>> {
+        Ok(self.text(name)?.map(|host| without_brackets(host.trim()).to_string()))
     }
 
     pub(crate) fn secret(&self) -> Result<Option<Secret>> {

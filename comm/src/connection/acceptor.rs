@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle, Scope};
@@ -69,7 +69,7 @@ pub(crate) trait ConnectionHandler: Send + Sync {
     fn rejected(&self) {}
 }
 
-/// A listener and the thread that serves it. Dropping it closes the listener and ends all connections in progress.
+/// Listeners and the thread that serves them. Dropping it closes the listeners and ends all connections in progress.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     stop: Option<UnixStream>,
@@ -78,15 +78,17 @@ pub(crate) struct Acceptor {
 
 impl Acceptor {
     pub(crate) fn start(
-        listener: TcpListener,
+        listeners: Vec<TcpListener>,
         limits: Limits,
         greet: Arc<dyn ConnectionHandler>,
     ) -> Result<Self> {
         let failed = |reason| Error::system("accepting connections", ConnectError::from(reason));
-        listener.set_nonblocking(true).map_err(failed)?;
-        enlarge_backlog(&listener);
+        for listener in &listeners {
+            listener.set_nonblocking(true).map_err(failed)?;
+            enlarge_backlog(listener);
+        }
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
-        let serve = Serve { listener, limits, greet, stopped: Arc::new(stopped) };
+        let serve = Serve { listeners, limits, greet, stopped: Arc::new(stopped) };
         let thread = thread::Builder::new()
             .name("girandole-accept".into())
             .spawn(move || serve.run())
@@ -112,7 +114,7 @@ impl Drop for Acceptor {
 }
 
 struct Serve {
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     limits: Limits,
     greet: Arc<dyn ConnectionHandler>,
     stopped: Arc<UnixStream>,
@@ -165,57 +167,72 @@ impl Serve {
     fn run(&self) {
         let (mut strangers, mut complained) = (Unauthenticated::default(), None::<Instant>);
         thread::scope(|scope| {
-            while let Some(comes) = self.wait(scope, &mut strangers) {
-                match comes.then(|| self.listener.accept()) {
-                    None => {}
-                    Some(Ok((stream, from))) => {
-                        let Ok(wire) = HandshakeStream::new(stream, Some(self.stopped.clone())) else {
-                            continue;
-                        };
-                        let newcomer = PendingConnection { wire, from, since: Instant::now() };
-                        match newcomer.wire.is_readable() {
-                            true => self.on_first_data(scope, &mut strangers, newcomer),
-                            false => self.add_idle(&mut strangers.silent, newcomer),
+            while let Some(ready) = self.wait(scope, &mut strangers) {
+                for listener in ready {
+                    match listener.accept() {
+                        Ok((stream, from)) => self.admit(scope, &mut strangers, (stream, from)),
+                        Err(error) if is_momentary(&error) => {}
+                        Err(error) => {
+                            if complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
+                                tracing::warn!("cannot accept connections for the moment: {error}");
+                                complained = Some(Instant::now());
+                            }
+                            self.pause(&mut strangers);
                         }
-                    }
-                    Some(Err(error)) if is_momentary(&error) => {}
-                    Some(Err(error)) => {
-                        if complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
-                            tracing::warn!("cannot accept connections for the moment: {error}");
-                            complained = Some(Instant::now());
-                        }
-                        self.pause(&mut strangers);
                     }
                 }
             }
         });
     }
 
-    /// Polls the listener and all connections without proof, and advances those that are ready. Returns whether there is
-    /// a connection to accept; `None` when the acceptor is to stop.
+    /// Takes a new connection.
+    fn admit<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        strangers: &mut Unauthenticated,
+        (stream, from): (TcpStream, SocketAddr),
+    ) {
+        let Ok(wire) = HandshakeStream::new(stream, Some(self.stopped.clone())) else { return };
+        let newcomer = PendingConnection { wire, from, since: Instant::now() };
+        match newcomer.wire.is_readable() {
+            true => self.on_first_data(scope, strangers, newcomer),
+            false => self.add_idle(&mut strangers.silent, newcomer),
+        }
+    }
+
+    /// Polls the listeners and all connections without proof, and advances those that are ready. Returns the listeners
+    /// that have a connection to accept; `None` when the acceptor is to stop.
     fn wait<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         strangers: &mut Unauthenticated,
-    ) -> Option<bool> {
+    ) -> Option<Vec<&'scope TcpListener>> {
         let left =
             |newcomer: &PendingConnection| self.limits.handshake.saturating_sub(newcomer.since.elapsed());
         let left = strangers.all().map(left).min();
-        let mut fds =
-            vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.stopped, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
+        fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         let of = PollFd::from_borrowed_fd;
         fds.extend(strangers.silent.iter().map(|newcomer| of(newcomer.wire.fd(), PollFlags::IN)));
         fds.extend(strangers.speaking.iter().map(|speaker| of(speaker.newcomer.wire.fd(), speaker.waits)));
         match poll(&mut fds, left.map(timespec).as_ref()) {
             Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Some(false),
-            Err(_) => return self.pause(strangers).then_some(false),
+            Err(rustix::io::Errno::INTR) => return Some(Vec::new()),
+            Err(_) => return self.pause(strangers).then(Vec::new),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        if ready[1] {
+        if ready[0] {
             return None;
         }
-        let (comes, mut ready) = (ready[0], ready.into_iter().skip(2));
+        let (comes, ready) = ready[1..].split_at(self.listeners.len());
+        let mut ready = ready.iter().copied();
+        let comes = self
+            .listeners
+            .iter()
+            .zip(comes)
+            .filter(|(_, comes)| **comes)
+            .map(|(listener, _)| listener)
+            .collect();
         let mut spoken = Vec::new();
         for newcomer in std::mem::take(&mut strangers.silent) {
             if newcomer.since.elapsed() >= self.limits.handshake {

@@ -3,6 +3,7 @@
 //! It connects to rank 0 in place of the rank that has ended, and reports that; rank 0 tells all others. Where rank 0
 //! itself has ended, the launcher answers in its place.
 
+use std::cell::Cell;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -50,6 +51,7 @@ impl Announcement {
         let Self { config, until, .. } = self;
         let plan = MeetingParams {
             config,
+            bind: Cell::new(config.bind),
             place: MeetingPoint::of(&config.init_method)?,
             limits: Limits::default(),
             started: Instant::now(),
@@ -68,7 +70,7 @@ impl Announcement {
             if self.leader_has_ended.load(Ordering::Acquire)
                 && let Ok(place) = plan.open_meeting_point(None)
             {
-                self.answer_all(&plan, &death, &place.listener);
+                self.answer_all(&plan, &death, &place.listeners);
             }
         }
         Ok(())
@@ -84,8 +86,9 @@ impl Announcement {
     fn tell_leader(&self, plan: &MeetingParams<'_>, death: &Error) -> ConnectResult<()> {
         let (addresses, credentials) = plan.find_meeting_point()?;
         let until = self.until.min(Instant::now() + TIME_LIMIT);
-        let address = addresses.first().ok_or(ConnectError::Closed)?;
-        let mut wire = HandshakeStream::dial(*address, Some(self.stop.clone()), until)?;
+        let dial = |address| HandshakeStream::dial(address, Some(self.stop.clone()), until);
+        let mut wire =
+            addresses.into_iter().find_map(|address| dial(address).ok()).ok_or(ConnectError::Closed)?;
         let verdict = wire.authenticate(&credentials, plan.caller(Purpose::Control), until)?;
         if verdict.rank != 0 || verdict.status != HandshakeStatus::Admitted {
             return Err(ConnectError::NotAwaited);
@@ -97,14 +100,18 @@ impl Announcement {
     }
 
     /// Answers in place of rank 0, one rank after the other, until the time is over or the announcement is to stop.
-    fn answer_all(&self, plan: &MeetingParams<'_>, death: &Error, listener: &TcpListener) {
+    fn answer_all(&self, plan: &MeetingParams<'_>, death: &Error, listeners: &[TcpListener]) {
+        let mut fds = vec![(self.stop.as_fd(), PollFlags::IN)];
+        fds.extend(listeners.iter().map(|listener| (listener.as_fd(), PollFlags::IN)));
         loop {
-            let fds = [(listener.as_fd(), PollFlags::IN), (self.stop.as_fd(), PollFlags::IN)];
-            if !wait_any(&fds, self.until).is_ok_and(|ready| ready[0] && !ready[1]) {
+            let Ok(ready) = wait_any(&fds, self.until) else { return };
+            if ready[0] || !ready.contains(&true) {
                 return;
             }
-            // A rank that cannot be told is no worse off than before.
-            let _ = self.answer(plan, death, listener);
+            for (listener, _) in listeners.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+                // A rank that cannot be told is no worse off than before.
+                let _ = self.answer(plan, death, listener);
+            }
         }
     }
 

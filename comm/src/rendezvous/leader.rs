@@ -22,16 +22,18 @@ pub(super) type Members = Vec<(usize, HandshakeStream, Entry)>;
 
 /// Waits for the other ranks, and makes sure that all are connected.
 pub(super) fn lead(plan: &MeetingParams<'_>, given: Option<TcpListener>) -> Result<Meeting> {
-    let OpenMeetingPoint { listener, credentials, _file } = plan.open_meeting_point(given)?;
-    let data = plan.listen_for_data()?;
+    let OpenMeetingPoint { listeners, credentials, _file } = plan.open_meeting_point(given)?;
+    let data = (!plan.config.bind_by_route).then(|| plan.listen_for_data()).transpose()?;
     let (members, host) = (plan.members.clone(), plan.own.host.clone());
     let roster = Arc::new(Roster::new(members, host, credentials.clone(), plan.deadline));
-    let control = Acceptor::start(listener, plan.limits, roster.clone())?;
+    let control = Acceptor::start(listeners, plan.limits, roster.clone())?;
 
     let gathered = roster.gather(plan);
     let mut members = roster.take_wires();
-    let met =
-        gathered.and_then(|()| connect_group(plan, &mut members, data, &credentials, roster.until(plan)));
+    let met = gathered.and_then(|()| {
+        let data = data.map_or_else(|| listen_where_reached(plan, &members), Ok)?;
+        connect_group(plan, &mut members, data, &credentials, roster.until(plan))
+    });
     let lines = met.inspect_err(|error| {
         report_failure(plan, std::mem::take(&mut members), error);
         // Ranks that are about to introduce themselves must be told too, and those that have done so meanwhile.
@@ -40,6 +42,13 @@ pub(super) fn lead(plan: &MeetingParams<'_>, given: Option<TcpListener>) -> Resu
         report_failure(plan, roster.take_wires(), error);
     })?;
     Ok(into_meeting(plan, lines, members))
+}
+
+/// Listens for data on the address at which the members have come.
+fn listen_where_reached(plan: &MeetingParams<'_>, members: &Members) -> Result<(TcpListener, u16)> {
+    let own_ip = |(_, wire, _): &(usize, HandshakeStream, Entry)| wire.socket().local_addr().ok();
+    plan.bind_to(members.iter().filter_map(own_ip).map(|address| address.ip()));
+    plan.listen_for_data()
 }
 
 /// Sends the table, now that all ranks are registered, and waits until all are connected, no longer than `until`.
@@ -51,7 +60,7 @@ pub(super) fn connect_group(
     until: Instant,
 ) -> Result<GroupConnections> {
     let session = random_nonce()?;
-    let address = SocketAddr::new(plan.config.bind, port);
+    let address = SocketAddr::new(plan.bind.get(), port);
     let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
     let own = Entry { address, host, pid, site, door };
     let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
@@ -67,8 +76,8 @@ pub(super) fn connect_group(
 pub(super) fn into_meeting(plan: &MeetingParams<'_>, lines: GroupConnections, members: Members) -> Meeting {
     let mut control = vec![None];
     control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
-    let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.config.bind)).collect();
-    Meeting { lines, control, own_ips, job: Arc::default() }
+    let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.bind.get())).collect();
+    Meeting { lines, control, own_ips, bind: plan.bind.get(), job: Arc::default() }
 }
 
 /// Sends the table to all ranks, and waits until all are connected.

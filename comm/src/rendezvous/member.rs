@@ -1,7 +1,8 @@
 //! Rendezvous on all ranks but rank 0.
 
+use std::fmt;
 use std::io::ErrorKind;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use super::message::{
     Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember, milliseconds, with_margin,
 };
 use super::{BackOff, GroupConnections, Meeting, MeetingParams};
-use crate::connection::connect_error::{ConnectError, ConnectResult};
+use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::{Credentials, HandshakeStatus, Purpose, Verdict};
 use crate::connection::wire::{HandshakeStream, wait_any};
 use crate::transport::peer::PeerInfo;
@@ -27,6 +28,7 @@ const RECONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Registers with rank 0, and meets the other ranks.
 pub(super) fn join(plan: &MeetingParams<'_>) -> Result<Meeting> {
     let (wire, mut credentials) = find_leader(plan)?;
+    plan.bind_to(wire.socket().local_addr().ok().map(|address| address.ip()).into_iter());
     let mut leader = Leader { plan, wire };
     let listening = plan.listen_for_data();
     let hello = hello(plan, listening.as_ref().map_or(0, |(_, port)| *port));
@@ -55,32 +57,32 @@ pub(super) fn hello(plan: &MeetingParams<'_>, port: u16) -> Hello {
 fn find_leader(plan: &MeetingParams<'_>) -> Result<(HandshakeStream, Credentials)> {
     let mut back_off = BackOff::new();
     let mut settled = 0;
-    let mut last: Option<ConnectError> = None;
+    let mut last = LeaderFaults::default();
     let slow_warning =
         plan.config.slow_warning.clamp(Duration::from_millis(100), Duration::from_secs(1 << 25));
     let mut warn_at = plan.started + slow_warning;
     loop {
-        let fault = match try_leader(plan, plan.limits.handshake)? {
+        let mut faults = match try_leader(plan, plan.limits.handshake)? {
             Ok(found) => return Ok(found),
-            Err(fault) => fault,
+            Err(faults) => faults,
         };
         plan.check_parent()?;
         let leader = plan.number(0);
-        if fault.is_out_of_files() {
-            return Err(Error::system(format!("looking for rank {leader} at {}", plan.place), fault));
+        if faults.any(ConnectError::is_out_of_files) {
+            return Err(Error::system(format!("looking for rank {leader} at {}", plan.place), faults));
         }
-        settled = if fault.is_permanent() { settled + 1 } else { 0 };
+        settled = if faults.any(ConnectError::is_permanent) { settled + 1 } else { 0 };
         let now = Instant::now();
-        let fault = prefer_earlier_fault(fault, last, plan.deadline);
+        faults.prefer_earlier(last, plan.deadline);
         let sure = settled >= MAX_REJECTIONS && matches!(plan.place, MeetingPoint::Address { .. });
         if sure || now >= plan.deadline {
-            return Err(plan.failed(format!("rank {leader} was not found there: {fault}")));
+            return Err(plan.failed(format!("rank {leader} was not found there: {faults}")));
         }
         if now >= warn_at {
-            tracing::warn!(place = %plan.place, "still looking for rank {leader}: {fault}");
+            tracing::warn!(place = %plan.place, "still looking for rank {leader}: {faults}");
             warn_at = now + slow_warning;
         }
-        last = Some(fault);
+        last = faults;
         back_off.pause(plan.deadline);
     }
 }
@@ -93,34 +95,71 @@ fn prefer_earlier_fault(fault: ConnectError, last: Option<ConnectError>, deadlin
     }
 }
 
-/// Tries each address of rank 0 once, for at most `longest`. The outer error is final.
+/// What one attempt at each address of rank 0 has met with. An address is `None` where none was found.
+#[derive(Debug, Default)]
+struct LeaderFaults(Vec<(Option<SocketAddr>, ConnectError)>);
+
+impl LeaderFaults {
+    fn any(&self, is: fn(&ConnectError) -> bool) -> bool {
+        self.0.iter().any(|(_, fault)| is(fault))
+    }
+
+    /// Takes the faults of the attempt before, where the deadline has cut this one short; see [`prefer_earlier_fault`].
+    fn prefer_earlier(&mut self, last: Self, deadline: Instant) {
+        let mut last = last.0;
+        for (address, fault) in &mut self.0 {
+            let earlier = last.iter().position(|(other, _)| other == address);
+            let earlier = earlier.map(|at| last.swap_remove(at).1);
+            let this = std::mem::replace(fault, ConnectError::Closed);
+            *fault = prefer_earlier_fault(this, earlier, deadline);
+        }
+    }
+}
+
+impl fmt::Display for LeaderFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (address, fault)) in self.0.iter().enumerate() {
+            f.write_str(if at == 0 { "" } else { "; " })?;
+            match address {
+                Some(address) if self.0.len() > 1 => write!(f, "{address}: {fault}")?,
+                _ => write!(f, "{fault}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tries each address of rank 0 once, for at most `longest` each. The outer error is final.
 fn try_leader(
     plan: &MeetingParams<'_>,
     longest: Duration,
-) -> Result<ConnectResult<(HandshakeStream, Credentials)>> {
+) -> Result<std::result::Result<(HandshakeStream, Credentials), LeaderFaults>> {
     let (addresses, credentials) = match plan.find_meeting_point() {
         Ok(found) => found,
-        Err(fault) => return Ok(Err(fault)),
+        Err(fault) => return Ok(Err(LeaderFaults(vec![(None, fault)]))),
     };
-    let mut worst = ConnectError::Closed;
-    for address in addresses {
+    let mut faults = LeaderFaults::default();
+    for (at, &address) in addresses.iter().enumerate() {
         plan.check_secret(address.ip())?;
-        let until = plan.deadline.min(Instant::now() + longest);
+        // An address at which nothing answers leaves time for the others.
+        let now = Instant::now();
+        let share = plan.deadline.saturating_duration_since(now) / (addresses.len() - at) as u32;
+        let until = now + longest.min(share);
         let connected = HandshakeStream::dial(address, plan.parent_ended(), until).and_then(|mut wire| {
             let verdict = wire.authenticate(&credentials, plan.caller(Purpose::Control), until)?;
             Ok((wire, verdict))
         });
-        match connected {
+        let fault = match connected {
             Ok((wire, verdict)) if verdict.rank == 0 => {
                 check_verdict(plan, verdict)?;
                 return Ok(Ok((wire, credentials)));
             }
-            Ok((_, verdict)) => worst = ConnectError::OtherRank(verdict.rank),
-            Err(_) if worst.is_permanent() => {}
-            Err(fault) => worst = fault,
-        }
+            Ok((_, verdict)) => ConnectError::OtherRank(verdict.rank),
+            Err(fault) => fault,
+        };
+        faults.0.push((Some(address), fault));
     }
-    Ok(Err(worst))
+    Ok(Err(faults))
 }
 
 fn check_verdict(plan: &MeetingParams<'_>, verdict: Verdict) -> Result<()> {
@@ -195,7 +234,7 @@ impl Leader<'_> {
         let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
         control[0] = Some(self.wire.into_stream());
         let own_ips = vec![own_ip; plan.config.world_size];
-        Ok(Meeting { lines, control, own_ips, job: Arc::default() })
+        Ok(Meeting { lines, control, own_ips, bind: plan.bind.get(), job: Arc::default() })
     }
 
     fn hear_table(&mut self) -> Result<Table> {
@@ -325,5 +364,29 @@ impl Leader<'_> {
             self.wire.close_gracefully();
         }
         error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_address_has_its_own_cause() {
+        let now = Instant::now();
+        let [first, second] = ["[fd00::1]:9", "10.0.0.1:9"].map(|text| Some(text.parse().unwrap()));
+        let refused = || ConnectError::Io(ErrorKind::ConnectionRefused.into());
+        let mut faults = LeaderFaults(vec![(first, ConnectError::TimedOut), (second, refused())]);
+        assert_eq!(faults.to_string(), "[fd00::1]:9: no answer came; 10.0.0.1:9: connection refused");
+        assert!(!faults.any(ConnectError::is_permanent));
+        // What the deadline has cut short says less than the attempt before, at the same address.
+        let last = vec![(second, ConnectError::NotOurs), (first, ConnectError::BadProof)];
+        faults.prefer_earlier(LeaderFaults(last), now);
+        let told = "[fd00::1]:9: what listens there could not prove that it belongs to this job; 10.0.0.1:9: connection refused";
+        assert_eq!(faults.to_string(), told);
+        assert_eq!(
+            LeaderFaults(vec![(first, ConnectError::Closed)]).to_string(),
+            "the connection was closed"
+        );
     }
 }

@@ -36,6 +36,7 @@ mod roster;
 mod store;
 mod text;
 
+use std::cell::Cell;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -47,6 +48,7 @@ use self::parent::Parent;
 use crate::base::members::Members;
 use crate::blame::control::failure_state::job::Job;
 use crate::config::launcher_interface::inherited_listener;
+use crate::config::scheduler::check_loopback;
 use crate::connection::acceptor::{Acceptor, Limits};
 use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::Credentials;
@@ -64,6 +66,8 @@ pub(crate) struct Meeting {
     pub(crate) control: Vec<Option<Arc<Stream>>>,
     /// By rank: the address at which that rank reaches this one.
     pub(crate) own_ips: Vec<IpAddr>,
+    /// The address on which this rank listens.
+    pub(crate) bind: IpAddr,
     /// State shared by the groups of the job in this process.
     pub(crate) job: Arc<Job>,
 }
@@ -118,6 +122,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
     let started = Instant::now();
     let plan = MeetingParams {
         config,
+        bind: Cell::new(config.bind),
         place,
         limits: options.limits,
         started,
@@ -130,6 +135,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         agreed: None,
     };
     plan.check_secret(config.bind)?;
+    check_loopback(config.bind)?;
     match config.rank {
         0 => leader::lead(&plan, listener),
         _ => member::join(&plan),
@@ -141,6 +147,7 @@ fn meet_alone(config: &TcpConfig, members: Members) -> Result<Meeting> {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let plan = MeetingParams {
         config,
+        bind: Cell::new(config.bind),
         place: MeetingPoint::Address { host: address.to_string(), port: 0 },
         limits: Limits::default(),
         started,
@@ -156,7 +163,7 @@ fn meet_alone(config: &TcpConfig, members: Members) -> Result<Meeting> {
     let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
     let data_connections = Arc::new(DataConnections::new(plan.setup(plan.credentials(), peers))?);
     let lines = GroupConnections { data_connections, session: random_nonce()?, acceptor: None };
-    Ok(Meeting { lines, control: vec![None], own_ips: vec![address], job: Arc::default() })
+    Ok(Meeting { lines, control: vec![None], own_ips: vec![address], bind: config.bind, job: Arc::default() })
 }
 
 /// Fails for an address other than loopback where the job has no secret.
@@ -173,6 +180,11 @@ fn shm_unavailable_error(own: usize, rank: usize, host: &str, obstacle: Obstacle
         "rank {own} and rank {rank} (host {host}) cannot share memory, because {obstacle}; choose auto or tcp"
     );
     Error::invalid("the transport", Transport::Shm, help)
+}
+
+/// Listens on an address of this host.
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))
 }
 
 fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {

@@ -1,5 +1,6 @@
 //! Parameters of one rank in a rendezvous, and the steps that all ranks have in common.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -12,7 +13,7 @@ use super::meeting_point::MeetingPoint;
 use super::message::{Failure, MAX_HOST};
 use super::parent::Parent;
 use super::text::{name_ranks, sanitize};
-use super::{GroupConnections, cannot_listen, check_secret, shm_unavailable_error};
+use super::{GroupConnections, check_secret, listen, shm_unavailable_error};
 use crate::base::members::Members;
 use crate::connection::acceptor::{Acceptor, Limits, enlarge_backlog};
 use crate::connection::handshake::{ClientClaim, Credentials, Purpose};
@@ -51,6 +52,8 @@ impl OwnInfo {
 /// Parameters of one rank in a rendezvous.
 pub(super) struct MeetingParams<'a> {
     pub(super) config: &'a TcpConfig,
+    /// The address on which this rank listens for data; see [`TcpConfig::bind_by_route`].
+    pub(super) bind: Cell<IpAddr>,
     pub(super) place: MeetingPoint,
     pub(super) limits: Limits,
     pub(super) started: Instant,
@@ -169,7 +172,7 @@ impl MeetingParams<'_> {
         }
         let credentials = credentials.bound_to(&session);
         let data_connections = Arc::new(DataConnections::new(self.setup(credentials, peers))?);
-        let acceptor = Acceptor::start(listener, self.limits, data_connections.clone())?;
+        let acceptor = Acceptor::start(vec![listener], self.limits, data_connections.clone())?;
         Ok(GroupConnections { data_connections, session, acceptor: Some(acceptor) })
     }
 
@@ -182,10 +185,23 @@ impl MeetingParams<'_> {
         }
     }
 
+    /// Takes the address over which this rank and rank 0 have reached each other as the one to listen on, where the
+    /// configuration leaves that open. `reached`: that of each connection, on this side.
+    pub(super) fn bind_to(&self, reached: impl Iterator<Item = IpAddr>) {
+        if !self.config.bind_by_route {
+            return;
+        }
+        let reached: Vec<IpAddr> = reached.collect();
+        let times = |ip: &&IpAddr| reached.iter().filter(|other| other == ip).count();
+        if let Some(&most) = reached.iter().rev().max_by_key(times) {
+            self.bind.set(most);
+        }
+    }
+
     /// Opens the listener for data connections.
     pub(super) fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
-        let address = SocketAddr::new(self.config.bind, 0);
-        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+        let address = SocketAddr::new(self.bind.get(), 0);
+        let listener = listen(address)?;
         enlarge_backlog(&listener);
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
@@ -194,7 +210,7 @@ impl MeetingParams<'_> {
 
     /// Returns the address that others should use; `None` where this rank listens on all addresses of its host.
     pub(super) fn published_ip(&self) -> Option<IpAddr> {
-        Some(self.config.bind).filter(|ip| !ip.is_unspecified())
+        Some(self.bind.get()).filter(|ip| !ip.is_unspecified())
     }
 
     /// Returns the error of a meeting that has failed for a reason that is neither this rank's nor another one's alone.

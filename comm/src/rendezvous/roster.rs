@@ -253,7 +253,7 @@ impl RosterState {
 
     /// Checks that no rank listens on loopback which a rank on another host has to reach.
     fn check_reach(&self, plan: &MeetingParams<'_>) -> Result<()> {
-        let own = (plan.config.bind, None, plan.own.host.as_str());
+        let own = (plan.bind.get(), None, plan.own.host.as_str());
         let others = self
             .seats
             .iter()

@@ -13,6 +13,7 @@ mod values;
 use std::ffi::OsString;
 
 use crate::{LogConfig, MasterPort, SpawnConfig};
+use comm::launcher::without_brackets;
 use comm::{Error, Result, Secret};
 
 use pet::Pet;
@@ -76,7 +77,9 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
         program: Some(program.path),
         args: Some(args.to_vec()),
         env: environment(options, local_world_size),
-        master_addr: options.master_addr(pet, nodes)?.unwrap_or(defaults.master_addr),
+        master_addr: options
+            .master_addr(pet, nodes)?
+            .map_or(defaults.master_addr, |host| without_brackets(&host).to_string()),
         master_port: options.master_port(pet)?.unwrap_or(default_port),
         sweep: true,
         ..SpawnConfig::default()

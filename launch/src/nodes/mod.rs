@@ -16,9 +16,10 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use comm::launcher::{self, Connection, local_address_towards, lock};
+use comm::launcher::{self, Connection, addresses, local_address_towards, lock, without_brackets};
 use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport, host_name};
 
+use super::environment::BIND;
 use super::event::Event;
 use super::message::{NodeMessage, Round};
 use super::random::random_hex;
@@ -39,6 +40,8 @@ pub(super) struct Nodes {
     link: Link,
     /// Address at which other nodes reach this node's ranks; `None` for one node.
     pub(super) address: Option<IpAddr>,
+    /// On the first node: the address at which the ranks meet, where `master_addr` is not that address alone.
+    pub(super) host: Option<String>,
     /// How long the others may be silent.
     limit: Limit,
     /// Keeps the heartbeat thread running; `None` without other nodes.
@@ -57,9 +60,10 @@ impl Nodes {
             Some(_) => None,
             None => Some(random_hex::<32>()?),
         };
-        let round = Round {
+        let mut round = Round {
             run_id: random_hex::<16>()?,
             secret,
+            host: None,
             port: 0,
             restart: 0,
             max_restarts: config.max_restarts,
@@ -68,10 +72,11 @@ impl Nodes {
         if config.nodes == 1 {
             let coordinator = Coordinator::new(vec![host_name()], round);
             let link = Link::First(CoordinatorLinks::start(coordinator, Vec::new(), events)?);
-            return Ok(Self { link, address: None, limit, signs: None });
+            return Ok(Self { link, address: None, host: None, limit, signs: None });
         }
-        let address = own_address(config)?;
-        let wires = meet_others(config, address)?;
+        let wires = meet_others(config, bind(config)?)?;
+        let (address, host) = reached(config, &wires)?;
+        round.host.clone_from(&host);
         let (link, signs) = match wires {
             Connections::OfAll(wires) => {
                 let peer =
@@ -87,7 +92,7 @@ impl Nodes {
                 (Link::Other(follower), signs)
             }
         };
-        Ok(Self { link, address: Some(address), limit, signs: Some(signs) })
+        Ok(Self { link, address: Some(address), host, limit, signs: Some(signs) })
     }
 
     /// How often to check for silent launchers; `None` without other nodes.
@@ -121,13 +126,40 @@ impl Drop for Nodes {
     }
 }
 
-/// Returns this node's address in the network of the first node: the source address of the route to it.
-fn own_address(config: &SpawnConfig) -> Result<IpAddr> {
+/// Returns the address on which this launcher listens, and whether it is only likely: `GIRANDOLE_BIND`, or the source address
+/// of the route to the first node.
+fn bind(config: &SpawnConfig) -> Result<(IpAddr, bool)> {
+    let given = config.value_of(BIND).filter(|text| !text.is_empty());
+    if let Some(text) = given.map(|text| text.to_string_lossy().into_owned()) {
+        let ip = without_brackets(text.trim()).parse();
+        let wrong = |_| Error::invalid(BIND, text, "give an IP address of this host, without port");
+        return Ok((ip.map_err(wrong)?, false));
+    }
     let SpawnConfig { master_addr, master_port, join_timeout, .. } = config;
     let deadline = Instant::now() + (*join_timeout).min(MAX_TIMEOUT);
-    local_address_towards(master_addr, *master_port, true, deadline).map_err(|reason| {
+    let address = local_address_towards(master_addr, *master_port, true, deadline).map_err(|reason| {
         Error::invalid("master_addr", master_addr, format!("{reason}; give the address of node 0"))
-    })
+    });
+    Ok((address?, true))
+}
+
+/// Returns this node's address in the network of the first node, which is that of its connections; and on the first node
+/// where the ranks meet, if that does not follow from `master_addr`: it may have several addresses, or be that of a service
+/// or router that forwards connections to `master_port` only.
+fn reached(config: &SpawnConfig, wires: &Connections) -> Result<(IpAddr, Option<String>)> {
+    let (is_first, wires) = match wires {
+        Connections::OfAll(wires) => (true, &wires[..]),
+        Connections::ToFirst(wire) => (false, std::slice::from_ref(wire)),
+    };
+    let own = |wire: &Connection| Some(wire.socket().local_addr().ok()?.ip().to_canonical());
+    let all: Vec<IpAddr> = wires.iter().filter_map(own).collect();
+    let times = |ip: &&IpAddr| all.iter().filter(|other| other == ip).count();
+    let most = all.iter().rev().max_by_key(times);
+    let address = *most.ok_or_else(|| Error::system("the address of this node", "the others are gone"))?;
+    let deadline = Instant::now() + config.join_timeout.min(MAX_TIMEOUT);
+    let found = addresses(&config.master_addr, 0, deadline).unwrap_or_default();
+    let follows = address.is_loopback() || found.iter().all(|found| found.ip().to_canonical() == address);
+    Ok((address, (is_first && !follows).then(|| address.to_string())))
 }
 
 enum Connections {
@@ -135,12 +167,13 @@ enum Connections {
     ToFirst(Connection),
 }
 
-fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Connections> {
+fn meet_others(config: &SpawnConfig, (bind, bind_by_route): (IpAddr, bool)) -> Result<Connections> {
     let meeting = TcpConfig {
         rank: config.node_rank,
         world_size: config.nodes,
         init_method: InitMethod::Tcp { host: config.master_addr.clone(), port: config.master_port },
         bind,
+        bind_by_route,
         timeout: config.join_timeout,
         secret: config.secret.clone(),
         transport: Transport::Tcp,
@@ -184,7 +217,8 @@ fn of_nodes(error: Error) -> Error {
         Error::InvalidArgument { what, got, .. } if what == launcher::MEETING_HOST => Error::invalid(
             "master_addr",
             got,
-            "this machine does not have that address; give one that node 0 has",
+            "this machine does not have that address; give one that node 0 has, or, where a service or router forwards \
+             connections to it, set GIRANDOLE_BIND there to the address to listen on",
         ),
         error => error,
     }

@@ -24,6 +24,8 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
         return Ok(group);
     }
     config.validate()?;
+    // The others reach this rank's door at the same address.
+    let config = &TcpConfig { bind_by_route: false, ..config.clone() };
     let (listener, door) = RegroupEndpoint::listen(config)?;
     let meeting = meet_with(config, Options { door, ..Options::default() })?;
     // From here on nothing is needed from the other ranks: if one is lost now, the others continue without it.

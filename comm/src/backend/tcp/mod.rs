@@ -96,7 +96,7 @@ impl Tcp {
         members: Members,
         carrier: Option<Box<dyn Carrier>>,
     ) -> Result<Self> {
-        let Meeting { lines, control, own_ips, job } = meeting;
+        let Meeting { lines, control, own_ips, bind, job } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
         let (data_connections, peers) = (&lines.data_connections, lines.data_connections.peers());
         let own = &peers[rank];
@@ -132,7 +132,8 @@ impl Tcp {
             ),
         };
         let engine = Some(OperationQueue::new(rank, world_size, runner, failure_state.clone()));
-        let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
+        let config = TcpConfig { bind, bind_by_route: false, ..config.clone() };
+        let (groups, control) = (AtomicU64::new(0), Mutex::new(thread));
         Ok(Self {
             rank,
             world_size,

@@ -28,7 +28,7 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
         },
         rank_from,
         world_size_from: "PET_NNODES",
-        host: env.text("PET_MASTER_ADDR")?.ok_or("PET_MASTER_ADDR is not set either: give the host of pod 0"),
+        host: env.host("PET_MASTER_ADDR")?.ok_or("PET_MASTER_ADDR is not set either: give the host of pod 0"),
         port_from: Some("PET_MASTER_PORT"),
         job: Some("kubeflow".into()),
     }))

@@ -15,6 +15,7 @@ use std::ffi::OsString;
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_environment;
+pub(crate) use route::check_loopback;
 pub use route::{addresses, local_address_towards, without_loopback};
 
 use crate::config::address::{is_host, parse_port};
@@ -117,7 +118,7 @@ impl SchedulerInfo {
     /// Returns where the ranks meet: `MASTER_ADDR` and `MASTER_PORT` where they are set, else the host and port that
     /// follow from the scheduler's variables.
     pub(crate) fn master(&self, env: &Variables<'_>) -> Result<(String, u16)> {
-        let host = match (env.text("MASTER_ADDR")?, &self.host) {
+        let host = match (env.host("MASTER_ADDR")?, &self.host) {
             (Some(host), _) if is_host(&host) => host,
             (Some(host), _) => {
                 return Err(Error::invalid(

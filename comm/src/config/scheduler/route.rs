@@ -1,12 +1,15 @@
 //! Host name lookup, and the local address from which another host is reached.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// How long to wait before a name is looked up again.
 const PAUSE: Duration = Duration::from_millis(200);
+const LOOPBACK_IS_DOWN: &str = "the loopback interface is down; bring it up (ip link set lo up)";
+/// Limit for a connection of this process to itself, which the system makes at once.
+const OWN_CONNECTION: Duration = Duration::from_secs(2);
 /// Minimum time for a lookup, whatever the deadline: enough for a name that this host knows itself.
 const MIN_LOOKUP: Duration = Duration::from_millis(500);
 
@@ -44,7 +47,10 @@ pub fn local_address_towards(
         let reason = match addresses(host, port, deadline) {
             Ok(found) if !found.is_empty() => {
                 let found = if several { without_loopback(host, found)? } else { found };
-                return own_address(found[0]).map_err(|reason| format!("there is no way to it ({reason})"));
+                // A name may have addresses of a kind that this host does not use, such as IPv6.
+                let ways = found.iter().map(|address| own_address(*address));
+                let way = ways.reduce(Result::or).unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+                return way.map_err(|reason| format!("there is no way to it ({reason})"));
             }
             Ok(_) => "the name has no address".to_string(),
             Err(reason) => format!("the name has no address ({reason})"),
@@ -72,6 +78,28 @@ pub fn without_loopback(host: &str, found: Vec<SocketAddr>) -> Result<Vec<Socket
             Err(format!("it is {} here (/etc/hosts), which no other host reaches", address.ip()))
         }
         _ => Ok(others),
+    }
+}
+
+/// Fails for a loopback address that nothing reaches, because the interface is down: listening on it succeeds all the same, and
+/// there may be a route to it. So this process connects to itself.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn check_loopback(ip: IpAddr) -> crate::Result<()> {
+    if !ip.to_canonical().is_loopback() {
+        return Ok(());
+    }
+    let listener = TcpListener::bind((ip, 0)).and_then(|listener| Ok((listener.local_addr()?, listener)));
+    // Whoever listens there says what is wrong.
+    let Ok((address, _listener)) = listener else { return Ok(()) };
+    match TcpStream::connect_timeout(&address, OWN_CONNECTION) {
+        Err(error)
+            if [io::ErrorKind::TimedOut, io::ErrorKind::NetworkUnreachable].contains(&error.kind()) =>
+        {
+            Err(crate::Error::system(format!("reaching {ip} on this host"), LOOPBACK_IS_DOWN))
+        }
+        _ => Ok(()),
     }
 }
 

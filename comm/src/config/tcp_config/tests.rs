@@ -49,6 +49,15 @@ fn every_variable_counts() {
 }
 
 #[test]
+fn ipv6_addresses_may_be_in_brackets() {
+    let more = [("MASTER_ADDR", "[::1]"), ("GIRANDOLE_BIND", "[::1]")];
+    let all = [&GOOD[..2], &GOOD[3..], &more].concat();
+    assert_eq!(read(&all).unwrap().bind.to_string(), "::1");
+    let lookup = |name: &str| all.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).into());
+    assert_eq!(Variables(&lookup).master().unwrap(), ("::1".to_string(), 29500));
+}
+
+#[test]
 fn a_missing_variable_is_named() {
     for (name, _) in GOOD {
         let rest: Vec<_> = GOOD.into_iter().filter(|(other, _)| *other != name).collect();

@@ -52,7 +52,21 @@ fn serve_as(credentials: Credentials, limits: Limits) -> (Acceptor, SocketAddr, 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, (here, came)) = (listener.local_addr().unwrap(), mpsc::channel());
     let host = Arc::new(Host(credentials, here));
-    (Acceptor::start(listener, limits, host).unwrap(), address, came)
+    (Acceptor::start(vec![listener], limits, host).unwrap(), address, came)
+}
+
+#[test]
+fn ranks_come_over_each_of_several_addresses() {
+    let listeners = ["127.0.0.1:0", "127.0.0.2:0"].map(|address| TcpListener::bind(address).unwrap());
+    let addresses = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+    let (here, came) = mpsc::channel();
+    let host = Arc::new(Host(Credentials::new(None, ""), here));
+    let _acceptor = Acceptor::start(listeners.into(), Limits::default(), host).unwrap();
+    let mut streams = Vec::new();
+    for (rank, address) in (1..).zip([addresses[1], addresses[0], addresses[1]]) {
+        streams.push(prove(connect(address), rank).unwrap());
+        assert!(matches!(came.recv().unwrap(), Came::Rank(number) if number == rank));
+    }
 }
 
 fn connect(address: SocketAddr) -> TcpStream {

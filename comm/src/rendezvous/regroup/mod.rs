@@ -45,6 +45,7 @@ mod message;
 mod newcomer;
 mod search;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
@@ -57,7 +58,7 @@ use self::history::History;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::meeting_point::MeetingPoint;
-use super::{Meeting, MeetingParams, OwnInfo, cannot_listen, check_secret};
+use super::{Meeting, MeetingParams, OwnInfo, check_secret, listen};
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::connection::acceptor::{Acceptor, Limits};
@@ -189,7 +190,7 @@ impl RegroupEndpoint {
         }
         check_secret(config, config.bind)?;
         let address = SocketAddr::new(config.bind, 0);
-        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+        let listener = listen(address)?;
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
         Ok((listener, port))
@@ -216,7 +217,7 @@ impl RegroupEndpoint {
             came: Condvar::new(),
             turn: Mutex::default(),
         });
-        let _door = Acceptor::start(listener, Limits::default(), regroup_state.clone())?;
+        let _door = Acceptor::start(vec![listener], Limits::default(), regroup_state.clone())?;
         Ok(Arc::new(Self { regroup_state, _door }))
     }
 }
@@ -314,6 +315,7 @@ impl RegroupState {
         let started = Instant::now();
         MeetingParams {
             config,
+            bind: Cell::new(config.bind),
             place: MeetingPoint::Address { host: self.door.ip().to_string(), port: self.door.port() },
             limits: Limits::default(),
             started,

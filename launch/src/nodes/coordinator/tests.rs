@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn coordinator(nodes: usize, max_restarts: usize) -> Coordinator {
-    let round = Round { run_id: "run".into(), secret: None, port: 0, restart: 0, max_restarts };
+    let round = Round { run_id: "run".into(), secret: None, host: None, port: 0, restart: 0, max_restarts };
     Coordinator::new((0..nodes).map(|node| format!("h{node}")).collect(), round)
 }
 

@@ -44,7 +44,7 @@ fn data_connections(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnecti
 }
 
 fn acceptor(data_connections: &Arc<DataConnections>, listener: TcpListener) -> Acceptor {
-    Acceptor::start(listener, Limits::default(), data_connections.clone()).unwrap()
+    Acceptor::start(vec![listener], Limits::default(), data_connections.clone()).unwrap()
 }
 
 /// Returns both ranks, each with the acceptor of its connections.
