@@ -40,6 +40,12 @@ pub(crate) enum Cause {
         by: usize,
         detail: String,
     },
+    /// What one rank has sent does not arrive at another one.
+    Link {
+        from: usize,
+        to: usize,
+        detail: String,
+    },
     /// The communication library (NCCL, MPI) has failed on a rank.
     Failed {
         rank: usize,
@@ -84,6 +90,14 @@ impl Cause {
             Cause::Unreachable { rank, by, detail } => {
                 Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
             }
+            Cause::Link { from, to, detail } => Error::LinkStalled {
+                from: world(from),
+                from_host: host(from),
+                to: world(to),
+                to_host: host(to),
+                operation,
+                detail,
+            },
             Cause::Failed { rank, detail } => {
                 let (host, here) = (host(rank), rank == own);
                 Error::Library { rank: world(rank), host, operation, detail, here }
@@ -106,6 +120,7 @@ impl Cause {
             | Cause::Mismatch { odd_rank: rank, .. }
             | Cause::Protocol { rank, .. }
             | Cause::Unreachable { rank, .. }
+            | Cause::Link { to: rank, .. }
             | Cause::Failed { rank, .. } => Some(*rank),
             Cause::Hung => None,
             Cause::InJob { cause, .. } => cause.rank(),
@@ -124,6 +139,7 @@ impl Cause {
             Cause::Unreachable { rank, by, detail } => {
                 Cause::Unreachable { rank: number(rank)?, by: number(by)?, detail }
             }
+            Cause::Link { from, to, detail } => Cause::Link { from: number(from)?, to: number(to)?, detail },
             Cause::Mismatch { .. } | Cause::Hung | Cause::InJob { .. } => return None,
         })
     }

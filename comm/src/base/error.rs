@@ -177,6 +177,24 @@ pub enum Error {
         /// The error, with the address.
         detail: String,
     },
+    /// What one rank has sent to another does not arrive, though the connection was made.
+    #[error(
+        "the connection from rank {from} (host {from_host}) to rank {to} (host {to_host}) stands still in {operation}: {detail}"
+    )]
+    LinkStalled {
+        /// The rank that has sent something.
+        from: usize,
+        /// Its host name.
+        from_host: String,
+        /// The rank at which nothing arrives.
+        to: usize,
+        /// Its host name.
+        to_host: String,
+        /// What this rank was doing.
+        operation: String,
+        /// Both addresses, what waits and for how long, and the likely cause.
+        detail: String,
+    },
     /// Ranks called different operations at the same position in their sequence of calls.
     #[error(
         "the ranks do not agree on the call: rank {odd_rank} called {odd_call}, rank {rank} called {call}; every rank \
@@ -342,6 +360,7 @@ impl Error {
                 | Error::PeerLeft { .. }
                 | Error::Timeout { .. }
                 | Error::Unreachable { .. }
+                | Error::LinkStalled { .. }
                 | Error::Protocol { .. }
         )
     }

@@ -240,7 +240,12 @@ pub(crate) fn library_error(
 
 fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Duration) {
     let members = supervisor.members();
+    let (seconds, place) = (waited.as_secs(), members.suffix());
     let (rank, host, detail) = match supervisor.ask(Question::Suspect { peer }) {
+        Some(cause @ Cause::Link { .. }) => {
+            let stalled = supervisor.error(&cause, call.to_string());
+            return tracing::warn!("{call}{place}: waiting for {seconds} s: {stalled}");
+        }
         Some(Cause::Stalled { rank, detail }) => (members.world_rank(rank), supervisor.host(rank), detail),
         // About a rank outside this group.
         Some(Cause::InJob { cause, host }) => match *cause {
@@ -249,7 +254,6 @@ fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Du
         },
         _ => (members.world_rank(peer), supervisor.host(peer), "nobody could say what it does".into()),
     };
-    let (seconds, place) = (waited.as_secs(), members.suffix());
     tracing::warn!("{call}{place}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::fingerprint::Fingerprint;
 use crate::base::last_message::LastMessage;
+use crate::transport::tcp::connections::StalledLink;
 
 /// Number of calls that a rank remembers, for comparison with those of ranks that lag behind or run ahead.
 const REMEMBERED: usize = 8;
@@ -29,6 +30,9 @@ pub(crate) struct Activity {
     /// Its calls in progress in other groups of the job.
     #[serde(default)]
     pub(crate) elsewhere: Vec<OtherGroupCall>,
+    /// Its connections in this group over which nothing arrives.
+    #[serde(default)]
+    pub(crate) stalled: Vec<StalledLink>,
     /// The cause of the first failure of a group of the job, as known to this rank. A rank that is in no call is then about
     /// to end.
     #[serde(default)]
@@ -306,11 +310,14 @@ pub(crate) fn may_change(cause: &Cause, statuses: &[Status]) -> bool {
     absent > 0 && votes(call, statuses) <= votes(odd, statuses) + absent
 }
 
-/// Returns the rank that the others wait for: one that does not answer, else the one at the end of the chain of ranks
+/// Returns what the others wait for: a rank that does not answer, else a connection that stands still, else the rank at the end of the chain of ranks
 /// that wait for each other, else the one that is furthest behind.
 fn slowest_rank(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
     if let Some(rank) = statuses.iter().position(|status| *status == Status::Silent) {
         return Cause::Stalled { rank, detail: NO_ANSWER.into() };
+    }
+    if let Some(cause) = stalled_link(statuses) {
+        return cause;
     }
     if let Some(cause) = chain::cause_at_end(asker, &waits_of(asker, peer, statuses), statuses) {
         return cause;
@@ -341,6 +348,15 @@ fn slowest_rank(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
         _ => "it gave no sign of what it does".into(),
     };
     Cause::Stalled { rank, detail }
+}
+
+/// Returns the connection that has been standing still for longest: its ranks, and those that wait for them, are not to
+/// blame.
+fn stalled_link(statuses: &[Status]) -> Option<Cause> {
+    let active = statuses.iter().enumerate().filter_map(|(from, status)| Some((from, status.activity()?)));
+    let links = active.flat_map(|(from, activity)| activity.stalled.iter().map(move |link| (from, link)));
+    let (from, link) = links.max_by_key(|(from, link)| (link.silence_ms, std::cmp::Reverse(*from)))?;
+    Some(Cause::Link { from, to: link.peer, detail: link.detail.clone() })
 }
 
 /// Whether a rank is in a message that it sends.

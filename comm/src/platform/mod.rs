@@ -9,6 +9,7 @@ mod linux;
 mod memory;
 #[cfg(not(all(target_os = "linux", not(portable))))]
 mod portable;
+pub(crate) mod send_queue;
 mod usable_memory;
 
 #[cfg(all(target_os = "linux", not(portable)))]
@@ -18,6 +19,7 @@ use portable as system;
 
 pub use memory::{available_memory, peak_rss_bytes, reset_peak_rss, total_memory};
 pub(crate) use system::machine::{boot_id, network};
+pub(crate) use system::tcp_info::send_queue;
 pub(crate) use system::{bell, local, shared, socket};
 pub use usable_memory::UsableMemory;
 

@@ -81,7 +81,10 @@ impl Tcp {
                 return Err(failure_state.error(&cause, what.into()));
             }
             Some(
-                Cause::Stalled { rank, .. } | Cause::Protocol { rank, .. } | Cause::Unreachable { rank, .. },
+                Cause::Stalled { rank, .. }
+                | Cause::Protocol { rank, .. }
+                | Cause::Unreachable { rank, .. }
+                | Cause::Link { to: rank, .. },
             ) => Some(self.members.world_rank(rank)),
             Some(Cause::Died { .. } | Cause::Left { .. } | Cause::InJob { .. }) | None => None,
         };

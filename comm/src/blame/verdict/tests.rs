@@ -258,3 +258,38 @@ fn a_cause_of_another_group_has_the_jobs_numbers() {
     let error = in_job.to_error(0, "barrier #3".into(), Duration::ZERO, &members, |_| "a".into());
     assert_eq!(error.to_string(), "rank 0 (host b) died during barrier #3");
 }
+
+#[test]
+fn a_connection_that_stands_still_is_named_and_no_rank() {
+    let link = |peer, silence_ms, detail: &str| StalledLink { peer, silence_ms, detail: detail.into() };
+    let with = |status, stalled| match status {
+        Status::Active(activity) => Status::Active(Activity { stalled, ..activity }),
+        other => other,
+    };
+    // Rank 2 is behind, because what rank 0 has sent does not arrive; rank 3 waits for rank 2.
+    let statuses = [
+        with(within(call(5, 1)), vec![link(2, 7000, "9123 bytes"), link(3, 4000, "later")]),
+        with(within(call(5, 1)), vec![link(3, 6000, "another")]),
+        within(call(4, 1)),
+        within(call(5, 1)),
+    ];
+    let cause = Some(Cause::Link { from: 0, to: 2, detail: "9123 bytes".into() });
+    for (asker, peer) in [(0, 2), (1, 2), (2, 0), (3, 2)] {
+        let stuck = |last| choose_cause(asker, &Question::Stuck { peer, last, apart: false }, &statuses);
+        assert_eq!((stuck(false), stuck(true)), (None, cause.clone()));
+        assert_eq!(choose_cause(asker, &Question::Suspect { peer }, &statuses), cause);
+    }
+    let members = Members::subgroup([4, 5, 6, 7]);
+    let host = |rank| format!("host-{rank}");
+    for own in 0..4 {
+        let second = Duration::from_secs(1);
+        let error = cause.clone().unwrap().to_error(own, "broadcast #4".into(), second, &members, host);
+        let told = "the connection from rank 4 (host host-0) to rank 6 (host host-2) stands still in broadcast #4: 9123 bytes";
+        assert_eq!(error.to_string(), told);
+        assert!(error.is_loss());
+    }
+    // A host that is gone answers nothing either.
+    let gone = [statuses[0].clone(), statuses[1].clone(), Status::Silent, statuses[3].clone()];
+    let told = choose_cause(0, &Question::Stuck { peer: 2, last: true, apart: false }, &gone);
+    assert_eq!(told, Some(Cause::Stalled { rank: 2, detail: NO_ANSWER.into() }));
+}

@@ -7,4 +7,5 @@ pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod shared;
 pub(crate) mod socket;
+pub(crate) mod tcp_info;
 mod user;

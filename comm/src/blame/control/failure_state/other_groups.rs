@@ -22,6 +22,7 @@ impl FailureState {
             waits: meeting.waits.iter().filter_map(|number| self.members.rank_of(*number)).collect(),
         };
         activity.elsewhere.extend(self.job.formations().into_iter().map(own));
+        activity.stalled = self.data_connections.stalled_links();
         activity.failed = self.failure_of_other_group();
         activity
     }

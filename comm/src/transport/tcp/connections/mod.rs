@@ -17,6 +17,7 @@
 
 mod answer;
 mod dial;
+mod stalled;
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -37,6 +38,7 @@ use crate::transport::shm::{self, RingPair, SharedMemory};
 use crate::{Error, Result, Transport};
 
 use self::dial::ConnectionRequest;
+pub(crate) use self::stalled::StalledLink;
 
 /// Configuration of the data connections of a rank.
 pub(crate) struct Setup {
