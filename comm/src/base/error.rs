@@ -346,8 +346,7 @@ impl Error {
             )
     }
 
-    /// Returns whether the group has lost a rank, and the remaining ranks can continue in a smaller group
-    /// ([`ElasticGroup::shrink`](crate::ElasticGroup::shrink)).
+    /// Returns whether a rank is lost, and the others can go on without it ([`shrink`](crate::ElasticGroup::shrink)).
     ///
     /// ```
     /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
@@ -382,8 +381,7 @@ impl Error {
         }
     }
 
-    /// Returns whether the job was ended because nothing reads the standard output of this process any more
-    /// (`SIGPIPE`). Then the error need not be printed either.
+    /// Returns whether nothing reads this process's standard output any more (`SIGPIPE`): the error need not be printed then.
     pub fn is_unread_output(&self) -> bool {
         matches!(self, Error::Interrupted { signal: SIGPIPE })
     }
