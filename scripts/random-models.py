@@ -148,7 +148,7 @@ def compare(girandole, seed, lora, folder):
     clip, decay, lr = draw.choice([0, 0.5, 1.0]), draw.choice([0.0, 0.1]), draw.choice([1e-3, 3e-3])
     options = {
         "model": begin, "data": data, "out": out, "metrics": metrics, "steps": STEPS, "batch-size": rows, "length": length, "lr": lr,
-        "schedule": "constant", "weight-decay": decay, "clip": clip, "accumulate": parts, "sample": 1,
+        "schedule": "constant", "weight-decay": decay, "clip": clip, "accumulate": parts,
     }
     options |= {"mesh": ",".join(f"{axis}=2" for axis in axes)} if axes else {}
     options |= {"adapters": begun} if lora else {}
