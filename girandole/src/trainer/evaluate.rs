@@ -27,7 +27,7 @@ pub fn evaluate<M: Model>(
     let device = model.config().device.clone();
     let (mut sum, mut targets, mut first) = (0.0, 0, 0);
     while first < rows {
-        let each = rows_of_rank(model, batch_size.min(rows - first), ranks);
+        let each = rows_of_rank(model, batch_size, rows - first).max(1);
         // Rows are assigned to the ranks in turn; those beyond the end stand for the last one.
         let own = (0..each).map(|place| first + place * ranks + rank);
         let counted = own.clone().filter(|row| *row < rows).count();
@@ -50,12 +50,14 @@ pub fn evaluate<M: Model>(
     Ok(Evaluation { loss: sum / targets as f64, targets })
 }
 
-/// Returns the rows that each rank computes of a batch: those for which stages have room, or no more than are needed.
-fn rows_of_rank<M: Model>(model: &Parallel<M>, batch_size: usize, ranks: usize) -> usize {
-    let parts = model.config().micro_batches;
+/// Returns the rows that each rank computes of a batch, of which there may be fewer: those for which stages have room,
+/// always the same number, or no more than are needed.
+fn rows_of_rank<M: Model>(model: &Parallel<M>, batch_size: usize, left: usize) -> usize {
+    let (parts, ranks) = (model.config().micro_batches, model.data_ranks().world_size());
     let room = model.config().example.as_ref().and_then(|example| example.dims().first());
-    match room.filter(|_| model.layout().pp > 1) {
+    match room {
+        _ if model.layout().pp == 1 => batch_size.min(left).div_ceil(ranks).max(parts),
         Some(rows) => rows * parts,
-        None => batch_size.div_ceil(ranks).max(parts).max(1),
+        None => batch_size.div_ceil(ranks).next_multiple_of(parts),
     }
 }
