@@ -308,9 +308,9 @@ impl TextSource {
     }
 }
 
-/// Whether a file of text is one document, and not several in JSON lines or Parquet.
+/// Whether a file of text is one document, and not several in JSON lines or a table.
 pub(super) fn is_one_document(path: &Path) -> bool {
-    !is_lines(path) && !is_table(path)
+    !is_lines(path) && !is_table(path) && delimited::separator(path).is_none()
 }
 
 /// Whether a file is read as Parquet.
