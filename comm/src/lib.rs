@@ -107,6 +107,7 @@ pub use api::mesh::Mesh;
 pub use api::norm::global_norm;
 pub use api::objects::{all_gather_object, broadcast_object, gather_object};
 pub use api::replicas::{ParameterDifference, parameter_difference};
+pub use api::settings::{Setting, SettingDifference, setting_difference};
 pub use api::tensors::broadcast_tensors;
 pub use api::together::complete_together;
 pub use api::upload::upload_pinned;

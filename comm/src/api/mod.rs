@@ -12,6 +12,7 @@ pub(crate) mod mesh;
 pub(crate) mod norm;
 pub(crate) mod objects;
 pub(crate) mod replicas;
+pub(crate) mod settings;
 pub(crate) mod tensors;
 pub(crate) mod together;
 pub(crate) mod upload;
