@@ -49,6 +49,9 @@ pub enum Error {
         /// What is wrong there.
         problem: String,
     },
+    /// Ranks that were started with different options.
+    #[error(transparent)]
+    Differ(Box<comm::SettingDifference>),
     /// An undamaged checkpoint of a different run or model.
     #[error("the checkpoint does not fit: {problem}")]
     Checkpoint {
@@ -205,6 +208,7 @@ impl Error {
             | Error::Recipe { .. }
             | Error::Environment { .. }
             | Error::SameFile { .. }
+            | Error::Differ(_)
             | Error::Unavailable { .. }
             | Error::Checkpoint { .. }
             | Error::Damaged { .. } => 2,

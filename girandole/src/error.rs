@@ -18,6 +18,9 @@ pub enum Error {
         /// What would be accepted.
         help: String,
     },
+    /// Ranks with different configurations.
+    #[error(transparent)]
+    Differ(Box<comm::SettingDifference>),
     /// No target of a batch counts, on any rank. Nothing has changed, and training can continue with the next batch.
     #[error("no target of the batch counts on any rank: at least one must")]
     NoTargets,

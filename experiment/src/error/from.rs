@@ -41,6 +41,7 @@ impl From<girandole::Error> for Error {
             girandole::Error::TooFewRanks { left, fewest, lost } => {
                 Error::TooFewRanks { left, min: fewest, lost }
             }
+            girandole::Error::Differ(difference) => Error::Differ(difference),
             girandole::Error::Comm(error) => error.into(),
             girandole::Error::Ddp(error) => error.into(),
             girandole::Error::Fsdp(error) => error.into(),

@@ -1,17 +1,18 @@
 //! Consistency checks: a resumed run must have the same data, and all ranks the same configuration.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
 use candle_core::Device;
-use comm::{LineDifference, line_difference};
+use comm::{Setting, setting_difference};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
-use training::{Contents, load_tensors};
+use training::{AdamConfig, Contents, load_tensors};
 
-use super::{Data, ObserverState, TrainConfig};
-use crate::{Error, Parallel, Result};
+use super::{CheckpointPlan, Data, LearningRate, ObserverState, TrainConfig};
+use crate::{Error, Parallel, ParallelConfig, Result};
 
 /// What a checkpoint holds in addition to model and optimizer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -107,12 +108,84 @@ pub(super) fn check_equal_on_all_ranks<M: Model>(
     data: &dyn Data,
     config: &TrainConfig,
 ) -> Result<()> {
-    // Not compared: the path of the checkpoint folder may be written in several ways, and a rank that joins a running job
-    // learns the job's layout from the others.
-    let compared = TrainConfig { checkpoints: None, replacement: None, ..config.clone() };
-    let own = [format!("{compared:?}"), data.fingerprint()];
-    let Some(difference) = line_difference(&**model.mesh().world(), 0, &own)? else { return Ok(()) };
-    let LineDifference { odd_rank, odd, rank, expected, .. } = difference;
-    let help = format!("rank {rank} has {expected}: give all ranks the same");
-    Err(Error::invalid(format!("rank {odd_rank}'s training"), odd, help))
+    let of_data = Setting::new("data:", data.fingerprint());
+    let settings = [of_config(config), of_model(model.config()), vec![of_data]].concat();
+    let difference = setting_difference(&**model.mesh().world(), &settings)?;
+    difference.map_or(Ok(()), |difference| Err(Error::Differ(Box::new(difference))))
+}
+
+/// Returns the fields of a configuration that must be the same on all ranks, and the program's settings.
+fn of_config(config: &TrainConfig) -> Vec<Setting> {
+    // Without `..`, so that a new field is compared, or is said not to be.
+    let TrainConfig {
+        steps,
+        batch_size,
+        learning_rate,
+        schedule: LearningRate { warmup, decay, lowest },
+        adam: AdamConfig { learning_rate: _, beta1, beta2, eps, weight_decay, decoupled_weight_decay },
+        clip,
+        shuffle,
+        seed,
+        evaluate_every,
+        evaluation_rows,
+        checkpoints,
+        fewest_ranks,
+        // A rank that joins a running job learns the job's layout from the others.
+        replacement: _,
+        gradient_check,
+        gradient_check_work,
+        // Each rank hears for itself that it is asked to stop; whether any listens must be the same.
+        stop,
+        settings,
+    } = config;
+    // The path of the folder may be written in several ways.
+    let plan = checkpoints.as_ref().map(|CheckpointPlan { dir: _, every, keep, in_background }| {
+        format!(
+            "every {every} steps, of which {keep} are kept{}",
+            if *in_background { ", in the background" } else { "" }
+        )
+    });
+    let field = |name: &str, value: &dyn Debug| Setting::new(name, format_args!("{value:?}"));
+    let fields = [
+        field("steps", steps),
+        field("batch_size", batch_size),
+        field("learning_rate", learning_rate),
+        field("schedule.warmup", warmup),
+        field("schedule.decay", decay),
+        field("schedule.lowest", lowest),
+        field("adam.beta1", beta1),
+        field("adam.beta2", beta2),
+        field("adam.eps", eps),
+        field("adam.weight_decay", weight_decay),
+        field("adam.decoupled_weight_decay", decoupled_weight_decay),
+        field("clip", clip),
+        field("shuffle", shuffle),
+        field("seed", seed),
+        field("evaluate_every", evaluate_every),
+        field("evaluation_rows", evaluation_rows),
+        field("fewest_ranks", fewest_ranks),
+        field("gradient_check", gradient_check),
+        field("gradient_check_work", gradient_check_work),
+        field("stop", &stop.is_some()),
+        Setting { value: plan, ..Setting::absent("checkpoints") },
+    ];
+    settings.iter().map(|(name, value)| Setting::new(name, value)).chain(fields).collect()
+}
+
+/// Returns the fields of a model's configuration that must be the same on all ranks and are not compared when it is
+/// built.
+fn of_model(config: &ParallelConfig) -> Vec<Setting> {
+    let ParallelConfig {
+        dtype, micro_batches, schedule, recompute, sequence_parallel, loss_scale, seed, ..
+    } = config;
+    let field = |name: &str, value: &dyn Debug| Setting::new(name, format_args!("{value:?}"));
+    vec![
+        field("dtype", dtype),
+        field("micro_batches", micro_batches),
+        field("pipeline schedule", schedule),
+        field("recompute", recompute),
+        field("sequence_parallel", sequence_parallel),
+        field("loss_scale", loss_scale),
+        field("seed of rows", seed),
+    ]
 }

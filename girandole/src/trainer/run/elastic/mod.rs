@@ -230,7 +230,7 @@ impl<M: Model> Trainer<'_, M> {
         if meeting.has_new_ranks() {
             match check_equal_on_all_ranks(self.model, self.data, &self.config) {
                 // A new rank that differs leaves, and the others go on without it.
-                Err(Error::Invalid { .. }) if self.has_joined => {}
+                Err(Error::Differ(_)) if self.has_joined => {}
                 outcome => outcome?,
             }
         }
