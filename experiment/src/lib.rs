@@ -7,6 +7,7 @@
 //!   most experiments import.
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
+//! - [`agreement`]: which options must be the same on all ranks, which is checked before any of them trains.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], [`live_page`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`program`]: a program of several such commands, with two pages of help ([`help`]) and `--recipe` ([`recipe`]).
@@ -91,6 +92,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
+pub mod agreement;
 pub mod backends;
 pub mod comm_bench;
 pub mod console;

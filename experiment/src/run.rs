@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use comm::Setting;
 use launch::SpawnConfig;
 use report::metrics::MetricsWriter;
 use report::trace::{self, TraceRecorder};
@@ -10,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use training::Contents;
 
+use crate::agreement;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::live_page::LivePage;
@@ -31,6 +33,8 @@ pub trait Experiment: Sized {
     /// Whether [`alone`](Self::alone) computes on the device. If not, the launcher runs it on the CPU and leaves GPUs
     /// to its ranks.
     const ALONE_ON_DEVICE: bool = false;
+    /// Options for files that all ranks take part in writing, without dashes: all ranks must have them, or none.
+    const JOINT: &'static [&'static str] = &[];
     /// What each process creates at the start, identical in all of them: data and initial weights.
     type Setup;
     /// Result of [`alone`](Self::alone), the part that one process runs before the ranks; `()` if the tutorial has
@@ -155,6 +159,16 @@ pub trait Experiment: Sized {
     /// A file that cannot be used.
     fn setup(&self) -> Result<Self::Setup>;
 
+    /// Returns the files that were read, whose contents must be the same on all ranks. Called in ranks that another launcher
+    /// has started, each with options of its own.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    fn contents(&self, setup: &Self::Setup) -> Result<Vec<Setting>> {
+        let _ = setup;
+        self.common().contents()
+    }
+
     /// Runs the part that one process does before the ranks train.
     ///
     /// # Errors
@@ -275,9 +289,11 @@ fn launcher<E: Experiment>(experiment: &E) -> E {
 fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
     let common = experiment.common();
     let recorder = trace::install(common.trace.is_some())?;
-    let setup = experiment.setup()?;
+    let first = Some(experiment.setup()?);
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
-    let trained = train(experiment, setup, &mut rank, |rank, _| {
+    // All ranks have the arguments of the process that started them.
+    let set_up = |_: &Rank| experiment.setup();
+    let trained = train(experiment, &mut rank, first, set_up, |rank, _| {
         // If the rank that writes the metrics may be lost, any other one may replace it.
         if rank.comm.rank() == experiment.reporter(config.world_size) || experiment.elastic().is_some() {
             rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
@@ -292,11 +308,13 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
 fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
     let common = experiment.common();
     let recorder = trace::install(common.trace.is_some())?;
-    let setup = experiment.setup()?;
-    // Before anything is printed, so that incompatible ranks are reported early.
+    // The ranks of a running job do not wait while a rank that joins them reads its data.
+    let is_newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+    let first = if is_newcomer { Some(experiment.setup()?) } else { None };
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     let mut alone = None;
-    let trained = train(experiment, setup, &mut rank, |rank, setup| {
+    let set_up = |rank: &Rank| agreed_setup(experiment, rank);
+    let trained = train(experiment, &mut rank, first, set_up, |rank, setup| {
         // On a restart, the first attempt's writer is dropped first: if unused, it puts the lines of an earlier run
         // back.
         rank.metrics = None;
@@ -332,23 +350,51 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     Ok(())
 }
 
-/// Prepares and trains; does so again if ranks are lost before the first step and the others start from the beginning.
+/// Creates data and weights, once all ranks, which another launcher has started, agree on their options. That comes before
+/// anything is printed, so that incompatible ranks are reported early.
+fn agreed_setup<E: Experiment>(experiment: &E, rank: &Rank) -> Result<E::Setup> {
+    if rank.newcomer {
+        // The ranks of the running job tell it their options with their state.
+        return experiment.setup();
+    }
+    let world = &*rank.comm;
+    agreement::agree_on_options(world, E::JOINT, || {
+        experiment.identity(world.world_size()).settings.into_iter().collect()
+    })?;
+    let read = || {
+        let setup = experiment.setup()?;
+        Ok((experiment.contents(&setup)?, setup))
+    };
+    let peer_failed = |rank, reason| Error::from(girandole::Error::PeerFailed { rank, reason });
+    let (contents, setup) = comm::all_agree([world], read(), peer_failed)?;
+    agreement::agree(world, &contents)?;
+    Ok(setup)
+}
+
+/// Prepares and trains; does so again if ranks are lost before the first step and the others start from the beginning. The
+/// setup of the first start may be given; `set_up` creates those of the others.
 fn train<E: Experiment>(
     experiment: &E,
-    mut setup: E::Setup,
     rank: &mut Rank,
+    mut first: Option<E::Setup>,
+    set_up: impl Fn(&Rank) -> Result<E::Setup>,
     mut prepare: impl FnMut(&mut Rank, &E::Setup) -> Result<()>,
 ) -> Result<E::Trained> {
     loop {
-        let error = match prepare(rank, &setup).and_then(|()| experiment.train(setup, rank)) {
+        let setup = first.take().map_or_else(|| set_up(rank), Ok);
+        let trained = setup.and_then(|setup| {
+            prepare(rank, &setup)?;
+            experiment.train(setup, rank)
+        });
+        match trained {
             Ok(trained) => return Ok(trained),
-            Err(error) => error,
-        };
-        if let (Error::Stopped { .. }, true) = (&error, rank.is_first()) {
-            note(format_args!("{error}"));
+            Err(error) => {
+                if let (Error::Stopped { .. }, true) = (&error, rank.is_first()) {
+                    note(format_args!("{error}"));
+                }
+                restart_before_first_step(rank, experiment.elastic(), error)?;
+            }
         }
-        restart_before_first_step(rank, experiment.elastic(), error)?;
-        setup = experiment.setup()?;
     }
 }
 

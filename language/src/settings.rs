@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use comm::Setting;
 use experiment::console::note;
 use experiment::error::{Error, Result};
 use experiment::options::value_name;
 use girandole::trainer::{ChangedSetting, TrainConfig};
+use models::tokens::{Rows, TokenFile};
 
 use super::job::Subject;
 use super::options::TrainOptions;
@@ -61,6 +63,32 @@ fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 
         ("parameters", value_name(&options.parameters)),
         ("precision", value_name(&options.precision)),
     ]
+}
+
+/// Returns what was read, which must be the same on all ranks wherever each has its files: the tokens of each file, and the
+/// model.
+pub(super) fn contents(subject: &Subject, rows: &Rows, evaluation: Option<&Rows>) -> Vec<Setting> {
+    let of_files = |option: &str, rows: &Rows| {
+        let one = |(file, taken): (&TokenFile, u64)| {
+            let (tokens, length) = (file.tokens(), rows.row_len());
+            let content = format!(
+                "{tokens} tokens with SHA-256 {}, {taken} rows of {length} taken",
+                file.fingerprint()
+            );
+            Setting::new(option, &content).shown_as(format_args!("{} of {content}", file.path().display()))
+        };
+        rows.files().map(one).collect::<Vec<_>>()
+    };
+    let evaluation = match evaluation {
+        Some(rows) => of_files("--evaluate", rows),
+        None => vec![Setting::absent("--evaluate")],
+    };
+    let model = subject.weights.config();
+    let spread = model.json().get("initializer_range").map(|spread| format!(", random weights of {spread}"));
+    let config = format!("{} {}{}", model.family, model.fingerprint(), spread.unwrap_or_default());
+    // Its weights are compared with the trainer's settings.
+    [of_files("--data", rows), evaluation, vec![Setting::new("--model with the configuration", config)]]
+        .concat()
 }
 
 /// Prints the settings that differ from the checkpoint's, in one line.

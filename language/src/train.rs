@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::ops::Deref;
 
+use comm::Setting;
 use experiment::console::{note, say};
 use experiment::error::{Error, Result};
 use experiment::interrupt::StopOnSignal;
@@ -30,7 +31,7 @@ use report::{Report, RunSeries, fact};
 use super::job::{Job, Subject};
 use super::memory;
 use super::sample::Sample;
-use super::settings::{note_changed_settings, refuse_another_model, train_config};
+use super::settings::{self, note_changed_settings, refuse_another_model, train_config};
 use super::shared;
 use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
@@ -189,6 +190,10 @@ impl<J: Job> Experiment for Training<J> {
         let model = subject.weights.config();
         let sample = Sample::new(&options.sample, subject.tokenizer.as_ref(), &rows, model, options.seed)?;
         Ok(Setup { subject, rows, evaluation, sample })
+    }
+
+    fn contents(&self, setup: &Setup) -> Result<Vec<Setting>> {
+        Ok(settings::contents(&setup.subject, &setup.rows, setup.evaluation.as_ref()))
     }
 
     fn alone(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<()> {

@@ -6,6 +6,7 @@ pub use options::CommBenchOptions;
 
 use std::path::Path;
 
+use crate::agreement::agree_on_options;
 use crate::backends;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
@@ -48,6 +49,7 @@ fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result
     let device = options.ranks.device(options.device)?;
     let comm = backends::connect(options.ranks.backend, &device, config)?;
     let comm = &*comm;
+    agree_on_options(comm, &[], Vec::new)?;
     let first = comm.rank() == 0;
     if first {
         if options.ops.contains(&Measured::SendRecv) && comm.world_size() == 1 {

@@ -2,12 +2,18 @@
 
 use comm::{Communicator, all_gather_object};
 
+use training::Checkpoint;
+
+use crate::agreement::RunningJob;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
 use crate::rank::{Rank, RankPhase};
 
-use super::share;
+use super::{Saved, checkpoint_mismatch, share};
+
+/// Where the state that newcomers are sent has the options of the job.
+const JOB: &str = "job";
 
 /// Returns the first rank with the most completed steps, if the ranks differ. `None` in `steps` marks a rank without
 /// state, which is ignored.
@@ -15,6 +21,23 @@ pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
     let most = steps.iter().flatten().max()?;
     let differ = steps.iter().flatten().any(|step| step != most);
     steps.iter().position(|step| step.as_ref() == Some(most)).filter(|_| differ)
+}
+
+/// Adds to the state that newcomers are sent how the ranks of the job were started.
+pub(super) fn tell_options(state: &mut Checkpoint, comm: &dyn Communicator) -> Result<()> {
+    let told = serde_json::to_value(RunningJob::of(comm));
+    state.extra[JOB] = told.map_err(|error| checkpoint_mismatch(error.to_string()))?;
+    Ok(())
+}
+
+/// Checks that a newcomer was started with the options of the ranks that have sent it this state. If not, it leaves, and
+/// they go on without it.
+pub(super) fn check_options(saved: &Saved, comm: &dyn Communicator) -> Result<()> {
+    let Saved::Whole(Checkpoint { extra, .. }) = saved else { return Ok(()) };
+    let job: RunningJob = serde_json::from_value(extra[JOB].clone()).map_err(|error| {
+        checkpoint_mismatch(format!("the ranks did not say how they were started: {error}"))
+    })?;
+    job.check(comm)
 }
 
 /// Handles the loss of a rank before the first step: the remaining ranks, if enough, form a group again and start
@@ -97,7 +120,6 @@ fn take_part(comm: &dyn Communicator) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use comm::{Local, Operation};
-    use training::Checkpoint;
 
     use super::*;
 

@@ -18,6 +18,7 @@ use crate::rank::{Rank, RankPhase, Stopwatch};
 use crate::run_log::{LogConfig, RunLog};
 
 use super::keeper::EVERY;
+use super::newcomer::check_options;
 use super::{
     CheckpointForm, CheckpointSchedule, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy,
     Trainer, first_choice, share,
@@ -178,6 +179,9 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Resumes from a checkpoint, if there is one, and enables new checkpoints.
     fn begin(&mut self, saved: Option<&Saved>, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let Run { config, log, observer, .. } = run;
+        if let (true, Some(saved)) = (rank.newcomer, saved) {
+            check_options(saved, &*rank.comm)?;
+        }
         let then = saved.map(|saved| self.restore(saved, log.as_mut(), *observer)).transpose()?;
         if let (Some(log), true) = (log.as_mut().filter(|log| !log.is_muted()), config.checkpoints.resumes())
         {

@@ -15,7 +15,7 @@ use girandole::{Layout, Parallel, ParallelConfig};
 use models::CausalLm;
 use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX};
 
-use super::layout::{LayoutOptions, alone, config};
+use super::layout::{LayoutOptions, alone, config, describe};
 use super::{ModelOptions, OpenedModel};
 use crate::check_divisible;
 
@@ -83,6 +83,10 @@ impl Data for Document {
         let inputs = Tensor::from_vec(places().map(input).collect(), shape, device)?;
         Ok((inputs, Tensor::from_vec(places().map(target).collect(), shape, device)?))
     }
+
+    fn fingerprint(&self) -> String {
+        describe(&self.tokens)
+    }
 }
 
 impl EvaluateOptions {
@@ -118,7 +122,7 @@ impl EvaluateOptions {
     /// Evaluates as one of several ranks; returns the result on rank 0.
     fn in_rank(&self, config: &TcpConfig) -> Result<Option<(f64, usize)>> {
         let text = self.text(config.world_size)?;
-        let rank = self.spread.join(config)?;
+        let rank = self.spread.join(config, &text.rows.fingerprint())?;
         let found = self.measure(text, &rank.comm)?;
         Ok(rank.is_first().then_some(found))
     }

@@ -17,7 +17,7 @@ use models::tokens::{Chat, ChatTemplate};
 use models::{CausalLm, GenerateConfig, Tokenizer};
 use serde_json::json;
 
-use super::layout::{LayoutOptions, alone, config};
+use super::layout::{LayoutOptions, alone, config, describe};
 use super::sampling::SamplingOptions;
 use super::{ModelOptions, OpenedModel};
 use crate::check_divisible;
@@ -98,7 +98,7 @@ impl GenerateOptions {
             Start::Rank { config, spawned } => {
                 let work = || {
                     let prompt = self.prompt(config.world_size)?;
-                    let rank = self.spread.join(&config)?;
+                    let rank = self.spread.join(&config, &describe(&prompt.tokens))?;
                     self.write(prompt, &rank.comm)?;
                     if spawned && rank.is_first() { start::hand_over(&()) } else { Ok(()) }
                 };

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use candle_core::{DType, Device};
 use clap::Args;
-use comm::{Communicator, Local, LocalConfig, TcpConfig};
+use comm::{Communicator, Digest, Local, LocalConfig, Setting, TcpConfig};
+use experiment::agreement::{agree, agree_on_options};
 use experiment::error::Result;
 use experiment::options::{DeviceKind, PrecisionOption, RankOptions};
 use experiment::rank::Rank;
@@ -66,10 +67,19 @@ impl LayoutOptions {
         self.ranks().device(self.device)
     }
 
-    /// Joins the group as a rank.
-    pub(super) fn join(&self, config: &TcpConfig) -> Result<Rank> {
-        Rank::join(self.ranks.backend, &self.device()?, config)
+    /// Joins the group as a rank, and checks that all ranks have the same options and the same text.
+    pub(super) fn join(&self, config: &TcpConfig, text: &str) -> Result<Rank> {
+        let rank = Rank::join(self.ranks.backend, &self.device()?, config)?;
+        agree_on_options(&*rank.comm, &[], Vec::new)?;
+        agree(&*rank.comm, &[Setting::new("a text of", text)])?;
+        Ok(rank)
     }
+}
+
+/// Describes tokens so that ranks can compare them.
+pub(super) fn describe(tokens: &[u32]) -> String {
+    let digest = tokens.iter().fold(Digest::new(), |digest, token| digest.word(u64::from(*token)));
+    format!("{} tokens ({:016x})", tokens.len(), digest.value())
 }
 
 /// Returns a group that consists of this process only.

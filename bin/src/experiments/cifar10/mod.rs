@@ -13,7 +13,9 @@ use std::cell::Cell;
 
 use candle_core::Tensor;
 use candle_nn::Module;
+use comm::Setting;
 use ddp::{Ddp, DdpConfig};
+use experiment::agreement::content_of;
 use experiment::options::contents_of;
 use experiment::prelude::*;
 use girandole::validation::Validation;
@@ -37,6 +39,7 @@ pub struct Trained {
 impl Experiment for Cifar10Options {
     const NAME: &'static str = "cifar10";
     const WORLD_SIZE: usize = 2;
+    const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
     type Alone = ();
     type Trained = Trained;
@@ -60,6 +63,11 @@ impl Experiment for Cifar10Options {
 
     fn setup(&self) -> Result<Setup> {
         Setup::new(self)
+    }
+
+    fn contents(&self, _: &Setup) -> Result<Vec<Setting>> {
+        let files = self.data_dir.as_deref().map(records::files).unwrap_or_default();
+        Ok([self.common.contents()?, content_of("--data-dir", &files)?].concat())
     }
 
     fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {

@@ -46,6 +46,7 @@ pub struct Setup {
 impl Experiment for FsdpMlpOptions {
     const NAME: &'static str = "fsdp-mlp";
     const WORLD_SIZE: usize = 4;
+    const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
     type Alone = ();
     type Trained = Trained;

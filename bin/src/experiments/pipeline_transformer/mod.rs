@@ -61,6 +61,7 @@ struct BuiltPipeline {
 impl Experiment for PipelineTransformerOptions {
     const NAME: &'static str = "pipeline-transformer";
     const WORLD_SIZE: usize = 2;
+    const JOINT: &'static [&'static str] = &["save", "report"];
     type Setup = Setup;
     type Alone = ();
     type Trained = Trained;

@@ -8,6 +8,7 @@ mod stage;
 
 use clap::Args;
 use comm::TcpConfig;
+use experiment::agreement::agree_on_options;
 use experiment::backends;
 use experiment::error::Error;
 use experiment::options::{DeviceKind, RankOptions};
@@ -93,6 +94,7 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
 fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
     let device = options.ranks.device(DeviceKind::Auto)?;
     let world = backends::connect(options.ranks.backend, &device, config)?;
+    agree_on_options(&*world, &[], Vec::new)?;
     let stage = OrderedOutput::new(&*world, &device);
     stage.say(format_args!("===== back ends ====="))?;
     for backend in backends::detect_backends() {

@@ -65,6 +65,7 @@ impl OnMesh for TensorParallelMlpOptions {
 impl Experiment for TensorParallelMlpOptions {
     const NAME: &'static str = "tensor-parallel-mlp";
     const WORLD_SIZE: usize = 2;
+    const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
     type Alone = usize;
     type Trained = Trained;

@@ -31,6 +31,7 @@ impl OnMesh for TensorParallelTransformerOptions {
 impl Experiment for TensorParallelTransformerOptions {
     const NAME: &'static str = "tensor-parallel-transformer";
     const WORLD_SIZE: usize = 2;
+    const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
     type Alone = usize;
     type Trained = Trained;

@@ -327,29 +327,45 @@ fn ranks_that_were_started_one_by_one_can_as_well() {
     ended_well(&outputs[2], &folder);
 }
 
+/// Starts a rank of an elastic job that others may join, which ends when it has taken so many epochs.
+fn by_hand(folder: &Folder, (rank, port): (usize, &str), newcomer: &str, more: &[&str]) -> Child {
+    let mut command = girandole();
+    command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port);
+    command.env("GIRANDOLE_ELASTIC_FILE", folder.path("group")).env("GIRANDOLE_NEWCOMER", newcomer);
+    // A newcomer finds existing checkpoints.
+    let checkpoints = folder.argument("checkpoints");
+    let keep = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
+    // So many epochs that it has come long before the others are done.
+    let options = [&["--elastic", "2:3", "--epochs", "300"], &keep[..], more].concat();
+    command.args(run(folder, &options)).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
 #[test]
 fn one_that_is_started_by_hand_joins_those_that_were() {
     let (folder, port) = (Folder::new(), free_port().to_string());
-    let group = folder.argument("group");
-    let start = |folder: &Folder, rank: usize, newcomer: &str| {
-        let mut command = girandole();
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-        command.env("GIRANDOLE_ELASTIC_FILE", &group).env("GIRANDOLE_NEWCOMER", newcomer);
-        // The newcomer finds existing checkpoints.
-        let checkpoints = folder.argument("checkpoints");
-        let keep = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
-        // So many that it has come long before the others are done.
-        let options = [&["--elastic", "2:3", "--epochs", "300"], &keep[..]].concat();
-        command.args(run(folder, &options)).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().unwrap()
-    };
-    let ranks = Nodes((0..2).map(|rank| start(&folder, rank, "0")).collect());
+    let ranks = Nodes((0..2).map(|rank| by_hand(&folder, (rank, &port), "0", &[])).collect());
     let mut run = Run { nodes: ranks, folder }.at_work();
-    let newcomer = start(&run.folder, 2, "1");
-    run.nodes.0.push(newcomer);
+    run.nodes.0.push(by_hand(&run.folder, (2, &port), "1", &[]));
     let (outputs, folder) = run.end();
     let remarks = text(&outputs[0].stderr);
     assert!(remarks.contains("rank 2 has come"), "{remarks}");
+    outputs.iter().for_each(|output| ended_well(output, &folder));
+}
+
+#[test]
+fn one_that_joins_with_other_options_leaves_and_the_others_go_on() {
+    let (folder, port) = (Folder::new(), free_port().to_string());
+    let ranks = Nodes((0..2).map(|rank| by_hand(&folder, (rank, &port), "0", &[])).collect());
+    let run = Run { nodes: ranks, folder }.at_work();
+    let newcomer = by_hand(&run.folder, (2, &port), "1", &["--mask", "none"]);
+    let newcomer = newcomer.wait_with_output().unwrap();
+    let host = format!(" (host {})", comm::host_name());
+    let said = text(&newcomer.stderr).replace(&host, "");
+    let expected =
+        "rank 2: error: rank 2 was given --mask none, and rank 0 --mask document: give all ranks the same";
+    assert_eq!(said.lines().last(), Some(expected), "{said}");
+    assert_eq!(newcomer.status.code(), Some(2));
+    let (outputs, folder) = run.end();
     outputs.iter().for_each(|output| ended_well(output, &folder));
 }

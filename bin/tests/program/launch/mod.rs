@@ -1,5 +1,6 @@
 //! Tests of `girandole launch`, with this program and with others.
 
+mod agreement;
 mod conclusion;
 mod elastic;
 mod elastic_errors;

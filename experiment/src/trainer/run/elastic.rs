@@ -13,7 +13,7 @@ use crate::rank::{Rank, RankPhase};
 use crate::run_log::RunLog;
 
 use super::Run;
-use crate::trainer::newcomer::ahead;
+use crate::trainer::newcomer::{ahead, tell_options};
 use crate::trainer::{
     CheckpointForm, Position, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole, line_printer, share,
 };
@@ -197,7 +197,11 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     fn send_state_to_newcomers(&mut self, rank: &Rank, new: &[usize], run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
         let own = match rank.is_first() {
-            true => Some(self.snapshot(&identity, 0, run.log.as_mut(), run.observer)?),
+            true => {
+                let mut own = self.snapshot(&identity, 0, run.log.as_mut(), run.observer)?;
+                tell_options(&mut own, &*rank.comm)?;
+                Some(own)
+            }
             false => None,
         };
         share::share(&*rank.comm, own, 0)?;
