@@ -212,6 +212,7 @@ impl Error {
             | Error::Unavailable { .. }
             | Error::Checkpoint { .. }
             | Error::Damaged { .. } => 2,
+            Error::Training(training::Error::InUse { .. }) => 2,
             _ if self.is_damage() => 2,
             Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
             Error::Launched(failure) => match failure.status {

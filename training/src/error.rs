@@ -25,6 +25,14 @@ pub enum Error {
     /// A file cannot be read or written.
     #[error(transparent)]
     File(Box<FileError>),
+    /// A folder of checkpoints that another run uses.
+    #[error("{}: another run keeps its checkpoints there{owner}: wait for it, end it, or give another folder", dir.display())]
+    InUse {
+        /// The folder.
+        dir: PathBuf,
+        /// Who began that run, and when; empty if that cannot be read.
+        owner: String,
+    },
     /// A tensor does not have the shape that an operation needs.
     #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
     ShapeMismatch {

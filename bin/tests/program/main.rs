@@ -6,6 +6,8 @@
 mod common;
 
 mod cifar10;
+#[cfg(target_os = "linux")]
+mod claims;
 mod comm_bench;
 mod commands;
 #[cfg(target_os = "linux")]

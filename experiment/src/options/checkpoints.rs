@@ -82,14 +82,16 @@ pub(crate) enum CheckpointRef {
 }
 
 impl CheckpointOptions {
-    /// Checks the folder before any work: that checkpoints can be written to it, and that it holds none of an earlier
-    /// run.
+    /// Checks the folder before any work: that checkpoints can be written to it, that no other run does so, and that it
+    /// holds none of an earlier run.
     ///
     /// # Errors
-    /// A folder that cannot be created or written; checkpoints in it, without `--resume`.
+    /// A folder that cannot be created or written, or that another run uses; checkpoints in it, without `--resume`.
     pub fn check(&self) -> Result<()> {
         self.check_folder()?;
         let Some(checkpoints) = self.open()? else { return Ok(()) };
+        // Given up at once: the ranks claim it.
+        checkpoints.claim()?;
         if self.resume.is_some() {
             return Ok(());
         }

@@ -4,10 +4,10 @@ mod elastic;
 
 use candle_core::Device;
 use comm::{Operation, Stats};
-use girandole::trainer::StopCheck;
+use girandole::trainer::{StopCheck, claim_checkpoints};
 use report::RunSeries;
 use report::metrics::MemoryUse;
-use training::Contents;
+use training::{Checkpoints, Contents};
 
 use crate::console::note;
 use crate::error::Result;
@@ -76,6 +76,16 @@ pub struct RunResult {
     pub held: MemoryUse,
 }
 
+/// Claims the folder of checkpoints for this run, if they are kept: as long as what is returned exists on any rank.
+fn claim(rank: &Rank, config: &RunConfig<'_>) -> Result<Option<Checkpoints>> {
+    let Some(checkpoints) = config.checkpoints.open()? else { return Ok(None) };
+    match rank.newcomer {
+        true => checkpoints.share_claim()?,
+        false => claim_checkpoints(&*rank.comm, &checkpoints)?,
+    }
+    Ok(Some(checkpoints))
+}
+
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Trains as one rank to the end: resumes from a checkpoint if requested, writes checkpoints and metrics, and
     /// measures.
@@ -103,6 +113,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         observer: &mut dyn Observer,
         work: impl Fn(&S, &Rank) -> Result<T>,
     ) -> Result<(RunResult, T)> {
+        // Until all is done: other runs must not write there meanwhile.
+        let _claimed = claim(rank, config)?;
         let saved = self.found(rank, config)?;
         let (prints, per_epoch) = (rank.comm.rank() == config.reporter, self.source.remaining(self.at));
         let (steps, steps_per_epoch) = match config.end {

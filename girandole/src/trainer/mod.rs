@@ -64,7 +64,7 @@ pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
 pub use evaluate::evaluate;
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{FinalTask, Joining, Summary, Trainer};
+pub use run::{FinalTask, Joining, Summary, Trainer, claim_checkpoints};
 pub use saver::BackgroundSaver;
 pub use stop::{Stop, StopCheck, StopFlag};
 

@@ -20,6 +20,7 @@ use super::saver::Writing;
 use super::{BackgroundSaver, Data, Observer, StepReport, StopCheck, TrainConfig};
 use crate::{Error, Layout, Parallel, Result};
 
+pub use checkpoints::claim_checkpoints;
 pub use elastic::Joining;
 
 /// A model, its data, and the state of its training.
@@ -93,13 +94,16 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Creates a trainer at step 0. Call on every rank.
     ///
     /// # Errors
-    /// A configuration that is not valid; a checkpoint folder that cannot be created; failures of communication.
+    /// A configuration that is not valid, or not the same on all ranks; a checkpoint folder that cannot be created, or that
+    /// another run uses; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
         config.check_replacement(model.layout())?;
         config.check_elastic(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
-        trainer.open_checkpoints()?;
+        let world = trainer.world.clone();
+        let checkpoints = trainer.open_checkpoints()?;
+        checkpoints.map_or(Ok(()), |checkpoints| claim_checkpoints(&*world, checkpoints))?;
         trainer.start_saver()?;
         trainer.start_stop_check();
         Ok(trainer)
@@ -118,7 +122,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         joining: Joining,
     ) -> Result<Self> {
         let mut trainer = Self::at_beginning(model, data, config)?;
-        trainer.open_checkpoints()?;
+        trainer.open_checkpoints()?.map_or(Ok(()), Checkpoints::share_claim)?;
         trainer.whole = joining.whole()?;
         (trainer.joining, trainer.has_joined, trainer.has_state) = (Some(joining), false, false);
         Ok(trainer)

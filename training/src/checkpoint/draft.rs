@@ -41,8 +41,9 @@ impl Checkpoints {
     /// Begins a checkpoint that several processes will write. One of them calls this.
     ///
     /// # Errors
-    /// [`crate::Error::Io`].
+    /// [`crate::Error::InUse`], [`crate::Error::Io`].
     pub fn begin(&self) -> Result<Draft<'_>> {
+        self.claim()?;
         Ok(self.draft(write::begin(&self.config, &|_| Ok(()))?))
     }
 

@@ -1,5 +1,6 @@
 //! Checkpoints: one folder each, complete or absent.
 
+mod claim;
 mod draft;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
@@ -9,11 +10,14 @@ mod write;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{Device, Tensor};
 use serde_json::Value;
 
 use crate::{Error, Result};
+
+use claim::Claim;
 
 pub use draft::Draft;
 #[cfg(any(test, fuzzing))]
@@ -68,6 +72,8 @@ impl Default for CheckpointConfig {
 /// After a crash at any moment, either the last checkpoint is intact or the new one is complete: a new one is written
 /// and synced to disk (fsync) under a temporary name before it is renamed, and `latest` is then replaced atomically.
 ///
+/// While a run writes there, another one gets [`Error::InUse`], see [`claim`](Self::claim).
+///
 /// One process writes: rank 0, while the others wait at a barrier. Or each process writes a file of its own, see
 /// [`Draft`]. All may read.
 ///
@@ -97,6 +103,8 @@ impl Default for CheckpointConfig {
 #[derive(Debug, Clone)]
 pub struct Checkpoints {
     config: CheckpointConfig,
+    /// Keeps other runs from writing there; shared by clones.
+    claim: Arc<Mutex<Option<Arc<Claim>>>>,
 }
 
 impl Checkpoints {
@@ -113,15 +121,16 @@ impl Checkpoints {
             return Err(Error::InvalidConfig { of: "CheckpointConfig", field: "keep", got: 0.0, help });
         }
         std::fs::create_dir_all(&config.dir).map_err(io("make the folder", &config.dir))?;
-        Ok(Self { config })
+        Ok(Self { config, claim: Arc::default() })
     }
 
     /// Writes a checkpoint, makes it the latest, and returns its folder.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::InvalidName`], candle's. The latest checkpoint is then unchanged, unless only the
+    /// [`Error::InUse`], [`Error::Io`], [`Error::InvalidName`], candle's. The latest checkpoint is then unchanged, unless only the
     /// removal of old ones failed.
     pub fn save(&self, checkpoint: &Checkpoint) -> Result<PathBuf> {
+        self.claim()?;
         write::save(&self.config, checkpoint, &|_| Ok(()))
     }
 

@@ -3,22 +3,34 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use comm::{Operation, broadcast_object};
+use comm::{Communicator, Operation, broadcast_object};
 use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
 use super::Trainer;
 use crate::agreement::all_agree;
 use crate::trainer::consistency::{CheckpointExtra, OBSERVER, check_resume};
-use crate::trainer::{BackgroundSaver, Observer, ObserverState, Stop, StopCheck};
+use crate::trainer::{BackgroundSaver, CheckpointPlan, Observer, ObserverState, Stop, StopCheck};
 use crate::{Error, Result};
 
+/// Claims a folder of checkpoints for a run that all ranks of a group begin. Every rank must call it; a rank that joins a
+/// running job calls [`Checkpoints::share_claim`].
+///
+/// # Errors
+/// On every rank: another run that uses the folder; failures of communication.
+pub fn claim_checkpoints(world: &dyn Communicator, checkpoints: &Checkpoints) -> Result<()> {
+    let began = if world.rank() == 0 { checkpoints.claim().map_err(Error::from) } else { Ok(()) };
+    all_agree(world, began)?;
+    all_agree(world, checkpoints.share_claim().map_err(Error::from))
+}
+
 impl<M: Model> Trainer<'_, M> {
-    pub(super) fn open_checkpoints(&mut self) -> Result<()> {
-        let Some(plan) = &self.config.checkpoints else { return Ok(()) };
-        let checkpoints = Checkpoints::open(CheckpointConfig { dir: plan.dir.clone(), keep: plan.keep })?;
-        self.checkpoints = Some(checkpoints);
-        Ok(())
+    /// Opens the folder of checkpoints, if they are kept, and returns it.
+    pub(super) fn open_checkpoints(&mut self) -> Result<Option<&Checkpoints>> {
+        if let Some(CheckpointPlan { dir, keep, .. }) = &self.config.checkpoints {
+            self.checkpoints = Some(Checkpoints::open(CheckpointConfig { dir: dir.clone(), keep: *keep })?);
+        }
+        Ok(self.checkpoints.as_ref())
     }
 
     /// Creates the saver that writes checkpoints during training, if they are written so. Every rank must call it.
