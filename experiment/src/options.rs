@@ -24,7 +24,7 @@ use crate::settings;
 
 pub use checkpoints::{CheckpointOptions, UserSignal, keeps_losses, with_fallback_hint};
 pub use elastic::ElasticOptions;
-pub use files::read_text;
+pub use files::{check_input, read_text};
 pub use launch::command::{ElasticRanks, TransportOption, count, learning_rate, probability, seconds, seed};
 pub use loader::{LoaderOptions, workers};
 

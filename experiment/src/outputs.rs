@@ -2,8 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
-use training::FileError;
+use training::{FileError, lock};
+
+/// The folders that this process has made, outer ones first.
+static MADE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Checks whether [`write()`] can write a file. An existing file is not changed, and a missing one not created, since
 /// several ranks check at the same time.
@@ -28,7 +32,7 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> std::result::Result<(), Fi
 
 /// Checks whether files can be created in a folder, with an unnamed temporary file: invisible to other processes, and
 /// never left behind.
-pub(crate) fn check_folder(folder: &Path) -> std::io::Result<()> {
+fn check_folder(folder: &Path) -> std::io::Result<()> {
     fs::metadata(folder)?;
     tempfile::tempfile_in(folder).map(drop)
 }
@@ -41,8 +45,20 @@ pub fn make_folder(dir: &Path) -> std::result::Result<(), FileError> {
     if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
         return Err(FileError::write(dir, "it is a file: give a folder"));
     }
+    let missing: Vec<PathBuf> = dir
+        .ancestors()
+        .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
+        .map(Into::into)
+        .collect();
     let made = fs::create_dir_all(dir).and_then(|()| check_folder(dir));
+    lock(&MADE).extend(missing.into_iter().rev());
     made.map_err(|error| FileError::write(dir, error))
+}
+
+/// Removes the folders that this process has made and that are still empty.
+pub(crate) fn remove_made_folders() {
+    // The inner ones first.
+    lock(&MADE).drain(..).rev().for_each(|folder| drop(fs::remove_dir(folder)));
 }
 
 /// Returns a path that is equal for two names of the same regular file; `None` for devices and pipes, which several

@@ -20,6 +20,7 @@ use crate::options::{
     CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, keeps_losses,
     with_fallback_hint,
 };
+use crate::outputs;
 use crate::rank::{self, Outcome, Rank, RankPhase};
 use crate::start::{self, Start};
 use crate::trainer::{RunConfig, RunEnd, RunIdentity, find, restart_before_first_step};
@@ -210,7 +211,9 @@ pub trait Experiment: Sized {
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
-    training::Precision::from(experiment.common().precision).scope(|| run_in_precision(experiment))
+    let ran = training::Precision::from(experiment.common().precision).scope(|| run_in_precision(experiment));
+    // A run that is refused leaves no empty folders.
+    ran.inspect_err(|_| outputs::remove_made_folders())
 }
 
 fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {

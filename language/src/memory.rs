@@ -44,9 +44,10 @@ pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, 
     let training = options.planned(length);
     // A plan that fails is ignored here: the training code reports the problem itself.
     let Ok(cost) = subject.estimate(&training, layout) else { return Ok(()) };
-    match host.refusal(subject, &training, &cost) {
-        None => Ok(()),
-        Some(help) => Err(Error::Option { option: "--mesh", got: layout.to_string(), help }),
+    match (host.refusal(subject, &training, &cost), options.mesh) {
+        (None, _) => Ok(()),
+        (Some(help), Some(_)) => Err(Error::Option { option: "--mesh", got: layout.to_string(), help }),
+        (Some(help), None) => Err(Error::Unavailable { wanted: "the memory for this run".into(), help }),
     }
 }
 

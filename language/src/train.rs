@@ -13,7 +13,7 @@ use experiment::console::{note, say};
 use experiment::error::{Error, Result};
 use experiment::interrupt::StopOnSignal;
 use experiment::options::{
-    CheckpointOptions, CommonOptions, ElasticOptions, begin_note, value_name, with_fallback_hint,
+    CheckpointOptions, CommonOptions, ElasticOptions, begin_note, check_input, value_name, with_fallback_hint,
 };
 use experiment::outputs;
 use experiment::plan::recompute_fits;
@@ -132,6 +132,7 @@ impl<J: Job> Experiment for Training<J> {
             return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
         }
         for (option, path) in options.text_files() {
+            check_input(path)?;
             options.common().refuse_as_output(option, path)?;
             refuse_in_folder("--out", &options.out, option, path)?;
         }

@@ -1,6 +1,7 @@
 //! The crate's error type.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Error with a model or its folder.
@@ -108,7 +109,13 @@ impl Error {
             );
             return Err(Self::Format { path: folder.into(), problem });
         }
-        training::read_input(path).map_err(Self::io("read", missing.unwrap_or(path)))
+        training::read_input(path).map_err(|error| match (error.kind(), path.parent(), path.file_name()) {
+            (ErrorKind::NotADirectory, Some(folder), Some(name)) => {
+                let problem = format!("it is a file: give the folder that has {}", name.display());
+                Self::Format { path: folder.into(), problem }
+            }
+            _ => Self::io("read", missing.unwrap_or(path))(error),
+        })
     }
 }
 

@@ -116,6 +116,46 @@ fn a_model_without_room_is_refused_before_ranks_start() {
     let said = PRETRAIN.refuse(&[&common[..], &sizes].concat());
     assert!(said.starts_with("error: --mesh: got shard=2; the 2 ranks here need about 3"), "{said}");
     assert!(said.contains(" TB, and this machine has ") && said.contains("--no-memory-check"), "{said}");
+    let one = ["--data", &data, "--out", &out, "--batch-size", "8"];
+    let said = PRETRAIN.refuse(&[&one[..], &sizes].concat());
+    assert!(said.starts_with("error: the memory for this run is not available: it needs about "), "{said}");
     // With enough memory, nothing is printed.
     pretrain(&folder, &data, &["--no-memory-check"]);
+}
+
+#[test]
+fn a_run_that_is_refused_leaves_no_folder() {
+    let (folder, data) = folder();
+    let [out, checkpoints, events] = ["new/out", "new/c", "new/t/u"].map(|name| folder.argument(name));
+    let missing = folder.argument("missing.txt");
+    let own = ["--out", &out, "--checkpoint-dir", &checkpoints, "--tensorboard", &events];
+    for (data, more, said) in [
+        (&missing, &[][..], format!("error: cannot read {missing}: No such file")),
+        (&data, &["--length", "999999"], "error: ".into()),
+        (&data, &["--hidden", "31"], "error: --hidden: got 31".into()),
+    ] {
+        let line = PRETRAIN.refuse(&[&own[..], &["--data", data], more].concat());
+        assert!(line.starts_with(&said), "{line}");
+        assert!(!folder.path("new").exists(), "{line}");
+    }
+    // What was there before stays.
+    fs::create_dir_all(folder.path("new/out")).unwrap();
+    PRETRAIN.refuse(&[&own[..], &["--data", &missing]].concat());
+    assert!(folder.path("new/out").exists() && !folder.path("new/c").exists());
+}
+
+#[test]
+fn a_file_in_place_of_a_models_folder_is_named() {
+    let (folder, data) = folder();
+    let (file, out) = (folder.argument("x.safetensors"), folder.argument("out"));
+    fs::write(&file, "").unwrap();
+    for (command, options, has) in [
+        ("generate", &["--prompt", "a"][..], "tokenizer.json"),
+        ("evaluate", &["--data", &data], "tokenizer.json"),
+        ("finetune", &["--data", &data, "--out", &out], "config.json"),
+        ("pretrain", &["--data", &data, "--out", &out], "config.json"),
+    ] {
+        let line = Girandole(command).refuse(&[&["--model", &file], options].concat());
+        assert_eq!(line, format!("error: {file}: it is a file: give the folder that has {has}\n"));
+    }
 }

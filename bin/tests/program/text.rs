@@ -46,6 +46,11 @@ fn a_text_is_continued_and_the_same_each_time() {
     }
     let line = GENERATE.refuse(&["--model", &model, "--prompt", "Hello", "--mesh", "pp=2"]);
     assert!(line.contains("--mesh: got pp=2") && line.contains("give tp, shard or both"), "{line}");
+    let line = GENERATE.refuse(&["--model", &model, "--prompt", "Hello", "--world-size", "2"]);
+    assert!(
+        line.contains("--world-size: got 2") && line.contains("give tp, shard or both (--mesh)"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -170,7 +175,7 @@ fn a_message_is_answered() {
         std::fs::write(folder.path("m.json"), messages).unwrap();
         refuse(&["--messages", &folder.argument("m.json")], says);
     }
-    refuse(&["--messages", &folder.argument("none")], "cannot be read");
+    refuse(&["--messages", &folder.argument("none")], "cannot read ");
     refuse(&["--messages", &folder.argument("m.json"), "--prompt", "x"], "cannot be used with");
     refuse(&["--system", "x", "--prompt", "x"], "--chat");
     let long = "x".repeat(64);
@@ -219,7 +224,7 @@ fn what_cannot_be_used_is_told_in_one_line() {
     let output = EVALUATE.succeed(&["--model", &model, "--data", &lines]);
     assert!(text(&output.stdout).starts_with("tokens: 2, loss: "), "{}", text(&output.stdout));
     refuse(&EVALUATE, &["--data", &folder.argument("bytes")], "no text in UTF-8 from byte 1 on");
-    refuse(&EVALUATE, &["--data", &folder.argument("none")], "cannot be read");
+    refuse(&EVALUATE, &["--data", &folder.argument("none")], "cannot read ");
     std::fs::write(folder.path("text"), "ab").unwrap();
     refuse(&EVALUATE, &["--data", &folder.argument("text"), "--length", "65"], "the model has 64 positions");
     let missing = GENERATE.refuse(&["--model", &folder.argument("none"), "--prompt", "a"]);

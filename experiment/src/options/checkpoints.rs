@@ -6,12 +6,12 @@ use clap::{Args, ValueEnum};
 use launch::restarts;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
-use training::{CheckpointConfig, Checkpoints, Fallback, FileError};
+use training::{CheckpointConfig, Checkpoints, Fallback};
 
 use crate::error::{Error, Result};
 use crate::interrupt::StopOnSignal;
 use crate::options::{CommonOptions, count};
-use crate::outputs::check_folder;
+use crate::outputs::make_folder;
 
 use super::{begin_note, resume_note};
 
@@ -112,11 +112,7 @@ impl CheckpointOptions {
     /// # Errors
     /// A folder that cannot be created or written.
     pub(crate) fn check_folder(&self) -> Result<()> {
-        if self.open()?.is_none() {
-            return Ok(());
-        }
-        let dir = self.dir();
-        Ok(check_folder(dir).map_err(|error| FileError::write(dir, error))?)
+        Ok(self.checkpoint_dir.as_deref().map_or(Ok(()), make_folder)?)
     }
 
     /// Whether checkpoints are written at all.
@@ -132,10 +128,11 @@ impl CheckpointOptions {
 
     /// Opens the checkpoint folder, if one is given.
     pub(crate) fn open(&self) -> Result<Option<Checkpoints>> {
-        let open = |dir: &PathBuf| {
-            Checkpoints::open(CheckpointConfig { dir: dir.clone(), ..CheckpointConfig::default() })
-        };
-        Ok(self.checkpoint_dir.as_ref().map(open).transpose()?)
+        let Some(dir) = &self.checkpoint_dir else { return Ok(None) };
+        if !dir.exists() {
+            make_folder(dir)?;
+        }
+        Ok(Some(Checkpoints::open(CheckpointConfig { dir: dir.clone(), ..CheckpointConfig::default() })?))
     }
 
     /// Whether the run resumes from a checkpoint, if there is one: by `--resume`, or because its launcher has

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use report::metrics::MetricsWriter;
+use training::FileError;
 
 use crate::error::{Error, Result};
 use crate::options::CommonOptions;
 use crate::outputs::{check_in_place, file_identity};
 
 impl CommonOptions {
-    /// Checks that all output files can be written, and that none overwrites another one or an input.
+    /// Checks that all input files can be opened and all output files be written, and that none overwrites another one or
+    /// an input.
     ///
     /// # Errors
     /// The first option whose file cannot be used.
@@ -28,6 +30,7 @@ impl CommonOptions {
             }
             seen.push((option, place));
         }
+        inputs.into_iter().filter_map(|(_, path)| path.as_deref()).try_for_each(check_input)?;
         for path in [&self.metrics, &self.trace, &self.report].into_iter().flatten() {
             check_in_place(path)?;
         }
@@ -94,14 +97,23 @@ impl CommonOptions {
     }
 }
 
-/// Reads a UTF-8 text file; an error names the option.
+/// Checks that an input file can be opened, before this process waits for others.
+///
+/// # Errors
+/// It cannot, or is no regular file.
+pub fn check_input(path: &Path) -> Result<()> {
+    Ok(training::open_input(path).map(drop).map_err(|error| FileError::read(path, error))?)
+}
+
+/// Reads a UTF-8 text file.
 ///
 /// # Errors
 /// A file that cannot be read, or is not text in UTF-8.
-pub fn read_text(option: &'static str, path: &Path) -> Result<String> {
-    let refuse = |help: String| Error::Option { option, got: path.display().to_string(), help };
-    let bytes = training::read_input(path).map_err(|error| refuse(format!("it cannot be read: {error}")))?;
-    String::from_utf8(bytes).map_err(|error| {
-        refuse(format!("it is no text in UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
-    })
+pub fn read_text(path: &Path) -> Result<String> {
+    let bytes = training::read_input(path).map_err(|error| FileError::read(path, error))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let problem = format!("it is no text in UTF-8 from byte {} on", error.utf8_error().valid_up_to());
+        FileError::read(path, problem)
+    });
+    Ok(text?)
 }

@@ -37,7 +37,7 @@ pub fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsString>>
     else {
         return Ok(typed);
     };
-    let text = read_text("--recipe", &named.path)?;
+    let text = read_text(&named.path)?;
     let entries = Entry::read(command, &text).map_err(|(line, problem)| at(&named.path, line, problem))?;
     let (mut options, mut arguments) = (Vec::new(), typed[1..2].to_vec());
     for entry in entries {

@@ -162,7 +162,7 @@ impl EvaluateOptions {
             let length = rows.row_len();
             return Ok((Box::new(rows), length));
         }
-        let text = read_text("--data", &self.data)?;
+        let text = read_text(&self.data)?;
         // Some editors begin files with a byte order mark.
         let tokens = opened.tokenizer.encode_whole(text.strip_prefix('\u{feff}').unwrap_or(&text))?;
         let predicted = tokens.len().saturating_sub(1);

@@ -110,13 +110,14 @@ impl GenerateOptions {
     fn prompt(&self, world_size: usize) -> Result<Prompt> {
         let layout = self.spread.layout(world_size)?;
         if layout.pp > 1 || layout.dp > 1 {
-            let help = "one copy of the model writes the text: give tp, shard or both".into();
-            return Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
+            return Err(self
+                .spread
+                .refuse(&layout, "one copy of the model writes the text: give tp, shard or both"));
         }
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),
             (None, Some(path)) if path.as_os_str() == "-" => read_input(world_size)?,
-            (None, Some(path)) => read_text("--prompt-file", path)?,
+            (None, Some(path)) => read_text(path)?,
             (None, None) => String::new(),
         };
         let chat = self.conversation(&prompt)?;
@@ -153,7 +154,7 @@ impl GenerateOptions {
     /// Returns the conversation to answer and its template, if `--chat` or `--messages` is given.
     fn conversation(&self, prompt: &str) -> Result<Option<(ChatTemplate, Chat)>> {
         let chat = match &self.messages {
-            Some(path) => Chat::to_answer(&read_text("--messages", path)?).map_err(|error| {
+            Some(path) => Chat::to_answer(&read_text(path)?).map_err(|error| {
                 let got = path.display().to_string();
                 Error::Option { option: "--messages", got, help: error.to_string() }
             })?,

@@ -7,7 +7,7 @@ use candle_core::{DType, Device};
 use clap::Args;
 use comm::{Communicator, Digest, Local, LocalConfig, Setting, TcpConfig};
 use experiment::agreement::{agree, agree_on_options};
-use experiment::error::Result;
+use experiment::error::{Error, Result};
 use experiment::options::{DeviceKind, PrecisionOption, RankOptions};
 use experiment::rank::Rank;
 use experiment::start::Start;
@@ -60,6 +60,17 @@ impl LayoutOptions {
     /// Returns the layout for `world_size` ranks.
     pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
         layout_of(self.mesh, world_size)
+    }
+
+    /// Returns the error about a layout, by the option that it comes from.
+    pub(super) fn refuse(&self, layout: &Layout, help: &str) -> Error {
+        match self.mesh {
+            Some(_) => Error::Option { option: "--mesh", got: layout.to_string(), help: help.into() },
+            None => {
+                let help = format!("{help} (--mesh)");
+                Error::Option { option: "--world-size", got: layout.ranks().to_string(), help }
+            }
+        }
     }
 
     /// Returns the device of this process's tensors.

@@ -136,6 +136,22 @@ fn files_may_lie_elsewhere_and_must_have_the_same_content() {
 }
 
 #[test]
+fn a_file_that_is_missing_is_told_before_the_other_ranks_come() {
+    let folder = Folder::new();
+    let [missing, out] = ["missing", "out"].map(|name| folder.argument(name));
+    for arguments in [&["ddp-mlp", "--init", &missing][..], &["pretrain", "--data", &missing, "--out", &out]]
+    {
+        let mut command = girandole();
+        command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
+        command.env("MASTER_PORT", free_port().to_string()).args(arguments).args(["--timeout", "5"]);
+        let output = command.output().unwrap();
+        let said = text(&output.stderr);
+        assert!(said.contains(&format!("cannot read {missing}: No such file")), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn options_that_are_not_compared_exist() {
     let commands = bin::cli::commands();
     let options = commands.get_subcommands().flat_map(|command| command.get_arguments());
