@@ -6,7 +6,7 @@ mod outcome;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result};
+use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
 use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
@@ -355,5 +355,23 @@ impl<'a> Supervisor<'a> {
             }
         }
         Ok(self.output.join())
+    }
+
+    fn local_rank(&self, rank: usize) -> usize {
+        self.workers.list.iter().position(|worker| worker.rank == rank).unwrap_or_default()
+    }
+
+    /// Describes the failure of a rank, without its last lines, which may still be in the pipe.
+    fn failure(&self, Ended { rank, status, .. }: Ended) -> WorkerFailure {
+        let local_rank = self.local_rank(rank);
+        WorkerFailure {
+            rank,
+            pid: self.workers.list[local_rank].pid,
+            status,
+            stderr_tail: Vec::new(),
+            also_failed: 0,
+            node: None,
+            log: self.output.log(local_rank),
+        }
     }
 }

@@ -56,22 +56,4 @@ impl Supervisor<'_> {
             None => Ok(captured.results),
         }
     }
-
-    pub(super) fn local_rank(&self, rank: usize) -> usize {
-        self.workers.list.iter().position(|worker| worker.rank == rank).unwrap_or_default()
-    }
-
-    /// Describes the failure of a rank, without its last lines, which may still be in the pipe.
-    pub(super) fn failure(&self, Ended { rank, status, .. }: Ended) -> WorkerFailure {
-        let local_rank = self.local_rank(rank);
-        WorkerFailure {
-            rank,
-            pid: self.workers.list[local_rank].pid,
-            status,
-            stderr_tail: Vec::new(),
-            also_failed: 0,
-            node: None,
-            log: self.output.log(local_rank),
-        }
-    }
 }

@@ -32,6 +32,7 @@ mod mixture;
 mod open;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod piece;
 mod record;
 mod rows;
 mod text;
@@ -42,6 +43,7 @@ pub use chat::{Chat, ChatTemplate, Rendered};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;
 pub use file::TokenFile;
+pub use piece::Piece;
 pub use rows::{IGNORE_INDEX, Row, Rows};
-pub use text::{Piece, TextSource};
+pub use text::TextSource;
 pub use writer::TokenWriter;

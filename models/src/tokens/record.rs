@@ -2,8 +2,8 @@
 
 use minijinja::Value;
 
-use super::Piece;
 use super::chat::{Chat, json_kind, tools};
+use super::piece::Piece;
 
 const TEXT: &str = "text";
 const MESSAGES: &str = "messages";

@@ -8,7 +8,7 @@ use minijinja::Value;
 
 use crate::{Error, Result};
 
-use super::chat::Chat;
+use super::piece::Piece;
 use super::{delimited, record};
 
 /// Approximate bytes of text in a piece.
@@ -21,26 +21,6 @@ const CONTEXT: usize = 1 << 10;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Maximum bytes of a line of JSON.
 const LONGEST_LINE: u64 = 256 << 20;
-
-/// Piece of a [`TextSource`].
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Piece {
-    /// Part of a document's text, or all of it.
-    Text {
-        /// Never empty.
-        text: String,
-        /// What comes directly before and after it in the document, some of it: a tokenizer needs it to split the text as it
-        /// would within the whole document. Empty where the text is the whole document, or cut within a line.
-        context: (String, String),
-        /// Whether it begins the document.
-        begins: bool,
-        /// Whether it ends the document.
-        ends: bool,
-    },
-    /// A whole conversation.
-    Chat(Chat),
-}
 
 /// Text file, read in constant memory:
 ///
@@ -102,16 +82,6 @@ impl FileLocation {
             None => problem.to_string(),
         };
         Error::Format { path: self.path.clone(), problem }
-    }
-}
-
-impl Piece {
-    /// Returns the approximate bytes of its text.
-    pub(super) fn bytes(&self) -> usize {
-        match self {
-            Self::Text { text, .. } => text.len(),
-            Self::Chat(chat) => chat.bytes(),
-        }
     }
 }
 

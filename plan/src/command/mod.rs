@@ -121,7 +121,9 @@ pub struct PlanOptions {
     /// Number of ranks
     #[arg(long, value_name = "N", default_value = "2", value_parser = count)]
     pub ranks: usize,
-    /// Memory of a rank, such as 16GB [default: this machine's or container's / ranks]
+    /// Memory of a rank, such as 16GB [default: what is here / ranks]
+    ///
+    /// Here is this machine, or its container or the scheduler's job, if that has less.
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, allow_hyphen_values = true)]
     pub memory: Option<f64>,
     /// Bandwidth of a rank [default: measured]

@@ -1,0 +1,33 @@
+//! Pieces of a text source.
+
+use super::chat::Chat;
+
+/// Piece of a [`TextSource`](super::TextSource).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Piece {
+    /// Part of a document's text, or all of it.
+    Text {
+        /// Never empty.
+        text: String,
+        /// What comes directly before and after it in the document, some of it: a tokenizer needs it to split the text as it
+        /// would within the whole document. Empty where the text is the whole document, or cut within a line.
+        context: (String, String),
+        /// Whether it begins the document.
+        begins: bool,
+        /// Whether it ends the document.
+        ends: bool,
+    },
+    /// A whole conversation.
+    Chat(Chat),
+}
+
+impl Piece {
+    /// Returns the approximate bytes of its text.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } => text.len(),
+            Self::Chat(chat) => chat.bytes(),
+        }
+    }
+}
