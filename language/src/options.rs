@@ -14,7 +14,7 @@ use experiment::options::{
 };
 use girandole::Layout;
 use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
-use models::tokens::DataFile;
+use models::tokens::{DataFile, NamedTemplate};
 use pipeline::ScheduleKind;
 use plan::command::{ParametersDtype, recompute, schedule};
 use plan::language::Training;
@@ -112,6 +112,11 @@ pub struct TrainOptions {
     /// Field of JSON lines with the text [default: text, or messages]
     #[arg(long, value_name = "NAME", help_heading = "Training")]
     pub(super) field: Option<String>,
+    /// Chat template: chatml, or a file [default: the folder's]
+    ///
+    /// A file in Jinja, for conversations with a model whose folder has no template, or another one. It is saved with the model.
+    #[arg(long, value_name = "chatml|FILE", help_heading = "Training")]
+    pub(super) chat_template: Option<NamedTemplate>,
     /// Highest learning rate
     #[arg(long, default_value = "0.0003", value_parser = learning_rate, help_heading = "Training")]
     lr: f64,

@@ -165,6 +165,7 @@ impl<J: Job> Experiment for Training<J> {
             let config = DataConfig {
                 tokenizer: subject.tokenizer.as_ref(),
                 folder: self.folder(),
+                template: options.chat_template.as_ref(),
                 field: options.field.as_deref(),
                 length,
                 is_padded,

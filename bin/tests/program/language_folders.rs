@@ -230,6 +230,31 @@ fn chats(count: usize) -> String {
     (0..count).map(line).collect()
 }
 
+/// A base without a chat template learns conversations by a named one, and the model or its adapters have it afterwards.
+#[test]
+fn a_named_chat_template_is_saved_with_the_model() {
+    let (folder, _) = base(&[]);
+    fs::write(folder.path("chats.jsonl"), chats(30)).unwrap();
+    let (base, data, out) =
+        (folder.argument("base"), folder.argument("chats.jsonl"), folder.argument("tuned"));
+    let tune = ["--model", &base, "--data", &data, "--length", "16", "--steps", "1", "--out", &out];
+    let refused = FINETUNE.refuse(&tune);
+    assert!(refused.contains("or give --chat-template"), "{refused}");
+    for more in [&[][..], &["--overwrite", "--lora-rank", "2"]] {
+        let chatml = ["--chat-template", "chatml"];
+        FINETUNE.succeed(&[&tune[..], &chatml, more].concat());
+        let saved = fs::read_to_string(folder.path("tuned/chat_template.jinja")).unwrap();
+        assert!(saved.contains("<|im_start|>"), "{saved}");
+        fs::remove_dir_all(&out).unwrap();
+    }
+    // Another run removes it, as the tokenizer of the model before.
+    FINETUNE.succeed(&[&tune[..], &["--chat-template", "chatml"]].concat());
+    let text = folder.argument("text.txt");
+    let plain = ["--model", &base, "--data", &text, "--length", "16", "--steps", "1", "--out", &out];
+    FINETUNE.succeed(&[&plain[..], &["--overwrite"]].concat());
+    assert!(!folder.path("tuned/chat_template.jinja").exists());
+}
+
 /// A model, and held-out conversations: rows of 16 tokens, more than a batch and fewer, with a last one that is not full.
 struct HeldOut {
     folder: Folder,

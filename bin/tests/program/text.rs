@@ -278,4 +278,7 @@ fn lines_are_answered_as_a_conversation() {
     std::fs::remove_file(folder.path("model").join("chat_template.jinja")).unwrap();
     let line = CHAT.refuse(&options);
     assert!(line.contains("--model: got the model") && line.contains("no chat template"), "{line}");
+    std::fs::write(folder.path("own.jinja"), TEMPLATE).unwrap();
+    let said = chat("hi\n ho \n", &["--system", "s", "--chat-template", &folder.argument("own.jinja")]);
+    assert_eq!(text(&said.stdout), [&*first, &second].concat());
 }

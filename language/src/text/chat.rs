@@ -62,7 +62,7 @@ impl ChatOptions {
 
     fn run_in_precision(&self) -> Result<()> {
         let device = self.device.device()?;
-        let template = template_of(&self.model.model, "--model")?;
+        let template = template_of(&self.model, "--model")?;
         let opened = Arc::new(self.model.open()?);
         self.model.products().note_products(self.device);
         let build = opened.clone();

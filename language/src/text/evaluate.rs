@@ -152,6 +152,7 @@ impl EvaluateOptions {
             let config = DataConfig {
                 tokenizer: Some(&opened.tokenizer),
                 folder: Some(&self.model.model),
+                template: self.model.chat_template.as_ref(),
                 field: self.field.as_deref(),
                 length: self.length,
                 is_padded: true,

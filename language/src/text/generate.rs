@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -167,7 +167,7 @@ impl GenerateOptions {
             None => return Ok(None),
         };
         let option = if self.messages.is_some() { "--messages" } else { "--chat" };
-        Ok(Some((template_of(&self.model.model, option)?, chat)))
+        Ok(Some((template_of(&self.model, option)?, chat)))
     }
 
     /// Generates the text, on every rank; rank 0 prints it.
@@ -229,11 +229,12 @@ pub(super) fn answer(
     Ok((text + &rest, new.len()))
 }
 
-/// Returns the chat template of a folder, which this option needs.
-pub(super) fn template_of(folder: &Path, option: &'static str) -> Result<ChatTemplate> {
-    ChatTemplate::from_folder(folder)?.ok_or_else(|| {
-        let got = format!("the model {}", folder.display());
-        let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json";
+/// Returns the chat template of a model, which this option needs.
+pub(super) fn template_of(model: &ModelOptions, option: &'static str) -> Result<ChatTemplate> {
+    ChatTemplate::of(model.chat_template.as_ref(), Some(&model.model))?.ok_or_else(|| {
+        let got = format!("the model {}", model.model.display());
+        let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json; or give \
+                    --chat-template";
         Error::Option { option, got, help: help.into() }
     })
 }

@@ -15,7 +15,7 @@ use candle_core::DType;
 use clap::{Args, ValueEnum};
 use experiment::error::Result;
 use experiment::options::PrecisionOption;
-use models::tokens::{Piece, TextSource};
+use models::tokens::{NamedTemplate, Piece, TextSource};
 use models::{CausalLm, Lora, Tokenizer, Weights};
 use training::build::Builder;
 
@@ -44,6 +44,11 @@ struct ModelOptions {
     /// Adapters (LoRA): a folder that finetune --lora-rank or peft wrote
     #[arg(long, value_name = "DIR")]
     adapters: Option<PathBuf>,
+    /// Chat template: chatml, or a file [default: the folder's]
+    ///
+    /// A file in Jinja, for conversations with a model whose folder has no template, or another one.
+    #[arg(long, value_name = "chatml|FILE")]
+    chat_template: Option<NamedTemplate>,
     /// Type of weights
     #[arg(long, value_enum, default_value = "f32")]
     dtype: WeightsDtype,

@@ -9,7 +9,7 @@ use experiment::error::{Error, Result};
 use experiment::outputs;
 use experiment::progress::Progress;
 use models::Tokenizer;
-use models::tokens::{ChatTemplate, TextEncoder, TextSource, TokenFile, TokenWriter};
+use models::tokens::{ChatTemplate, NamedTemplate, TextEncoder, TextSource, TokenFile, TokenWriter};
 
 use super::characters;
 
@@ -57,6 +57,11 @@ pub struct TokenizeOptions {
     /// Field of JSON lines, or column of Parquet [default: text, or messages]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
+    /// Chat template: chatml, or a file [default: the folder's]
+    ///
+    /// A file in Jinja, for conversations with a model whose folder has no template, or another one.
+    #[arg(long, value_name = "chatml|FILE")]
+    chat_template: Option<NamedTemplate>,
 }
 
 impl TokenizeOptions {
@@ -134,7 +139,7 @@ impl TokenizeOptions {
 
     /// Writes the token file; returns it and the number of bytes of text read.
     fn write(&self, tokenizer: &Tokenizer) -> Result<(TokenFile, u64)> {
-        let template = self.model.as_deref().map(ChatTemplate::from_folder).transpose()?.flatten();
+        let template = ChatTemplate::of(self.chat_template.as_ref(), self.model.as_deref())?;
         let encoder = TextEncoder::new(tokenizer, template)?;
         let sources: std::result::Result<Vec<_>, models::Error> =
             self.files.iter().map(|path| open(path, self.field.as_deref())).collect();

@@ -132,12 +132,14 @@ impl<J: Job> Training<J> {
     /// Writes the trained model. Every rank must call it.
     pub(super) fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> girandole::Result<()> {
         let out = &self.options().out;
-        let is_first = model.mesh().world().rank() == 0;
+        let (is_first, template) = (model.mesh().world().rank() == 0, self.options().chat_template.as_ref());
         let is_source =
             self.folder().is_some_and(|folder| folder.canonicalize().ok() == out.canonicalize().ok());
         // A folder that is trained in place keeps its own tokenizer.
         let replaces = !self.saves_adapters() && !is_source && models::weights_in(out).is_some();
-        let written = is_first.then(|| WrittenFiles::begin(out, self.folder(), replaces)).transpose()?;
+        let written = is_first
+            .then(|| WrittenFiles::begin(out, self.folder(), template.is_some(), replaces))
+            .transpose()?;
         // A newly made tokenizer is saved first, since the model's configuration must be the last file written.
         if let (Some(tokenizer), None, true) = (&subject.tokenizer, self.folder(), is_first) {
             tokenizer.save(out)?;
@@ -152,6 +154,7 @@ impl<J: Job> Training<J> {
             lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
         }
         let Some(written) = written else { return Ok(()) };
+        template.map_or(Ok(()), |template| template.save(out))?;
         let stayed = written.finish()?;
         if !stayed.is_empty() && !is_source && !self.saves_adapters() {
             let (stayed, out) = (stayed.join(", "), out.display());

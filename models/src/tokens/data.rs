@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::{Error, Result, Tokenizer};
 
 use super::text::is_one_document;
-use super::{ChatTemplate, Rows, TextEncoder, TextSource, TokenFile, TokenWriter};
+use super::{ChatTemplate, NamedTemplate, Rows, TextEncoder, TextSource, TokenFile, TokenWriter};
 
 /// Token files up to this size are read whole when they are opened, to verify their hash.
 const VERIFIED: u64 = 1 << 30;
@@ -71,6 +71,8 @@ pub struct DataConfig<'a> {
     pub tokenizer: Option<&'a Tokenizer>,
     /// Folder to read the chat template from. Default none.
     pub folder: Option<&'a Path>,
+    /// Chat template in place of the folder's. Default none.
+    pub template: Option<&'a NamedTemplate>,
     /// Field of JSON lines that holds the text or conversation. Default `text` or `messages`.
     pub field: Option<&'a str>,
     /// Number of inputs of a row. Default: that of a file of rows if there is one, else 1024 or the model's maximum if
@@ -90,6 +92,7 @@ impl Default for DataConfig<'_> {
         Self {
             tokenizer: None,
             folder: None,
+            template: None,
             field: None,
             length: None,
             is_padded: false,
@@ -213,7 +216,7 @@ fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
         return Err(Error::Format { path: path.into(), problem });
     };
     tokenizer.check_size(config.vocab_size)?;
-    let template = config.folder.map(ChatTemplate::from_folder).transpose()?.flatten();
+    let template = ChatTemplate::of(config.template, config.folder)?;
     let encoder = TextEncoder::new(tokenizer, template)?;
     let mut source = TextSource::open(path, config.field)?;
     let mut writer = TokenWriter::unnamed(path, tokenizer.len(), tokenizer.end_of_text())?;

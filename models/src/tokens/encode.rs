@@ -63,7 +63,7 @@ impl<'a> TextEncoder<'a> {
                 what: "a conversation",
                 field: "the chat template",
                 got: "missing".into(),
-                help: "the model's folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json",
+                help: "the model's folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json; or give --chat-template",
             });
         };
         let marked = template.marks_answers_of(chat);

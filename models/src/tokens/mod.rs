@@ -38,8 +38,8 @@ mod rows;
 mod text;
 mod writer;
 
-pub(crate) use chat::MORE_TEMPLATES;
-pub use chat::{Chat, ChatTemplate, Rendered};
+pub use chat::{Chat, ChatTemplate, NamedTemplate, Rendered};
+pub(crate) use chat::{FILE as CHAT_TEMPLATE, MORE_TEMPLATES};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;
 pub use file::TokenFile;

@@ -248,10 +248,10 @@ fn further_chat_templates_go_with_the_tokenizer() {
     save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
     assert!(is_there("tool_use.jinja") && is_there("rag.jinja"));
     // Only those that were written there for another model go with it.
-    let written = WrittenFiles::begin(out.path(), Some(from.path()), true).unwrap();
+    let written = WrittenFiles::begin(out.path(), Some(from.path()), false, true).unwrap();
     save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
     assert_eq!(written.finish().unwrap(), ["additional_chat_templates/rag.jinja"]);
-    WrittenFiles::begin(out.path(), None, true).unwrap();
+    WrittenFiles::begin(out.path(), None, false, true).unwrap();
     assert!(!is_there("tool_use.jinja") && is_there("rag.jinja"));
 }
 

@@ -3,6 +3,7 @@
 mod answers;
 mod generation;
 mod jinja;
+mod named;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +17,9 @@ use crate::{Error, Result, Tokenizer};
 
 use generation::{BEGIN, END};
 
-const FILE: &str = "chat_template.jinja";
+pub use named::NamedTemplate;
+
+pub(crate) const FILE: &str = "chat_template.jinja";
 /// Folder of the other templates of a tokenizer, where it has several.
 pub(crate) const MORE_TEMPLATES: &str = "additional_chat_templates";
 const NAME: &str = "chat_template";
@@ -236,11 +239,7 @@ impl ChatTemplate {
         } else {
             return Ok(None);
         };
-        let special = json.iter().filter(|(name, _)| name.ends_with("_token"));
-        let special =
-            special.filter_map(|(name, value)| Some((name.clone(), text_of_token(value)?.to_string())));
-        let special = special.collect();
-        Self::new(&text, with_tools.as_deref(), special, path).map(Some)
+        Self::new(&text, with_tools.as_deref(), special_tokens(folder)?, path).map(Some)
     }
 
     fn new(
@@ -346,6 +345,13 @@ fn refuse(path: &Path, error: &minijinja::Error) -> Error {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
     let what = what.lines().collect::<Vec<_>>().join(" ");
     Error::Format { path: path.into(), problem: format!("{line}the chat template: {what}") }
+}
+
+/// Returns the special tokens of a folder by name.
+fn special_tokens(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let json = read_config(folder)?;
+    let special = json.iter().filter(|(name, _)| name.ends_with("_token"));
+    Ok(special.filter_map(|(name, value)| Some((name.clone(), text_of_token(value)?.to_string()))).collect())
 }
 
 /// Reads the file of a template.
