@@ -37,7 +37,8 @@ fn every_layout_has_a_line_or_a_reason() {
     assert!(printed.contains("4 copies are more than the 2 rows of a step\n"), "{printed}");
     assert!(printed.contains("not possible: pp=4: the 2 rows of a step cannot be divided"), "{printed}");
     assert!(
-        printed.contains("not possible: tp=4: ") && printed.contains("num_attention_heads: 6"),
+        printed.contains("not possible: tp=4: ")
+            && printed.contains("num_attention_heads of model.layers.0.self_attn: 6"),
         "{printed}"
     );
     let plan: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
