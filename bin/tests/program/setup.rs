@@ -47,7 +47,7 @@ fn bash_completes_commands_options_and_values() {
     assert_eq!(complete(&script, &["girandole", "pre"]), ["pretrain"]);
     assert_eq!(
         complete(&script, &["girandole", "pretrain", "--check"]),
-        ["--checkpoint-dir", "--checkpoint-every"]
+        ["--check-gradient", "--checkpoint-dir", "--checkpoint-every"]
     );
     assert_eq!(
         complete(&script, &["girandole", "ddp-linear", "--backend", ""]),
