@@ -90,7 +90,7 @@ impl SettingDifference {
 /// Those of [`Communicator::run`].
 ///
 /// ```
-/// use comm::{Local, Setting, setting_difference};
+/// use comm::{Communicator, Local, Setting, setting_difference};
 ///
 /// let found = Local::run(3, |comm| {
 ///     let lr = if comm.rank() == 2 { 1.0 } else { 0.01 };

@@ -78,7 +78,7 @@ impl Rows {
     /// writer.push(&[1, 2, 3, 4, 5])?;
     /// let row = Rows::padded(vec![(writer.finish()?, 1.0)], 3)?.get(1)?;
     /// assert_eq!((row.tokens, row.targets), (vec![4, 0, 0], vec![5, IGNORE_INDEX, IGNORE_INDEX]));
-    /// # Ok::<(), models::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn padded(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
         Self::of(files, len, true)

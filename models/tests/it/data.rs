@@ -129,9 +129,13 @@ fn what_cannot_be_used_is_told_in_one_line() {
     );
     assert!(files.refuse("high", &DataConfig { vocab_size: 256, ..usual() }).contains("it has token 256"));
     assert!(files.refuse("other", &usual()).contains("a tokenizer of 3 tokens, and the model's has 257"));
-    assert!(files.refuse("text", &DataConfig { tokenizer: None, ..usual() }).contains("no tokenizer to"));
+    assert!(
+        files
+            .refuse("text", &DataConfig { tokenizer: None, ..usual() })
+            .contains("needs a tokenizer, and there is no tokenizer")
+    );
     let folder = DataConfig { tokenizer: None, folder: Some(files.0.path()), ..usual() };
-    assert!(files.refuse("text", &folder).contains("no tokenizer.json in "));
+    assert!(files.refuse("text", &folder).contains("there is no tokenizer.json ("));
     assert!(Data::open(&[], &usual()).unwrap_err().to_string().contains("the files is none"));
     let whole = fs::read(files.name("own")).unwrap();
     for place in [9, 1025, 1030, whole.len() - 1] {

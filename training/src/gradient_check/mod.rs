@@ -139,8 +139,8 @@ pub struct CheckedPart {
 /// let qkv = candle_nn::linear_no_bias(8, 24, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("qkv"))?;
 /// let x = Tensor::randn(0f32, 1.0, (6, 8), &Device::Cpu)?;
 /// let attention = |softmax: fn(&Tensor) -> candle_core::Result<Tensor>| {
-///     let (qkv, take) = (qkv.forward(&x)?, |i| 8 * i);
-///     let [q, k, v] = [0, 1, 2].map(|i| qkv.narrow(1, take(i), 8)?.contiguous());
+///     let qkv = qkv.forward(&x)?;
+///     let [q, k, v] = [0, 8, 16].map(|begin| qkv.narrow(1, begin, 8)?.contiguous());
 ///     softmax(&q?.matmul(&k?.t()?)?)?.matmul(&v?)?.sqr()?.mean_all()
 /// };
 /// let (named, config) = (named_vars(&vars), GradientCheckConfig::default());
