@@ -98,6 +98,7 @@ pub mod comm_bench;
 pub mod console;
 mod devices;
 pub mod error;
+mod experiment;
 pub mod held;
 pub mod help;
 pub mod interrupt;
@@ -124,4 +125,5 @@ pub mod threads;
 pub mod trainer;
 pub mod variables;
 
-pub use run::{Experiment, run};
+pub use experiment::Experiment;
+pub use run::run;

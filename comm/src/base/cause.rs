@@ -92,11 +92,11 @@ impl Cause {
             }
             Cause::Link { from, to, detail } => Error::LinkStalled {
                 from: world(from),
-                from_host: host(from),
+                from_host: host(from).into(),
                 to: world(to),
-                to_host: host(to),
+                to_host: host(to).into(),
                 operation,
-                detail,
+                detail: detail.into(),
             },
             Cause::Failed { rank, detail } => {
                 let (host, here) = (host(rank), rank == own);

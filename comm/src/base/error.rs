@@ -185,15 +185,15 @@ pub enum Error {
         /// The rank that has sent something.
         from: usize,
         /// Its host name.
-        from_host: String,
+        from_host: Box<str>,
         /// The rank at which nothing arrives.
         to: usize,
         /// Its host name.
-        to_host: String,
+        to_host: Box<str>,
         /// What this rank was doing.
         operation: String,
         /// Both addresses, what waits and for how long, and the likely cause.
-        detail: String,
+        detail: Box<str>,
     },
     /// Ranks called different operations at the same position in their sequence of calls.
     #[error(

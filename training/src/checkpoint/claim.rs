@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// Name of the locked file.
 const FILE: &str = "in-use";
 /// How long to wait for processes that were killed, and are ending.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ENDING_TIME: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The claims of this process, by folder: its checkpoints of one folder share one.
@@ -91,7 +91,7 @@ fn claim(dir: &Path, begins: bool) -> Result<Option<Arc<Claim>>> {
 
 impl Claim {
     fn make(dir: &Path, begins: bool) -> Result<Option<Self>> {
-        let (path, until) = (dir.join(FILE), Instant::now() + PATIENCE);
+        let (path, until) = (dir.join(FILE), Instant::now() + ENDING_TIME);
         loop {
             let open = File::options().read(true).write(true).create(true).truncate(false).open(&path);
             let file = open.map_err(io("open", &path))?;
