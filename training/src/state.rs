@@ -57,7 +57,8 @@ pub trait OptimizerState {
     /// Replaces all state by this; parameters that are not in it start without state.
     ///
     /// # Errors
-    /// [`Error::UnknownState`], [`Error::MissingState`] and [`Error::StateMismatch`]; nothing is changed then.
+    /// [`UnknownState`](crate::Error::UnknownState), [`MissingState`](crate::Error::MissingState) and
+    /// [`StateMismatch`](crate::Error::StateMismatch); nothing is changed then.
     fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<()>;
 }
 
