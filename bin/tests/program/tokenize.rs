@@ -28,6 +28,15 @@ fn tokens(folder: &Folder, name: &str) -> Vec<u32> {
 }
 
 #[test]
+fn a_column_of_a_table_is_named() {
+    let folder = Folder::new();
+    fs::write(folder.path("a.csv"), "id,body\n1,an\n2,é\n").unwrap();
+    let (a, out) = (folder.argument("a.csv"), folder.argument("out"));
+    run(&["--tokenizer", "bytes", &a, "--field", "body", "--out", &out]);
+    assert_eq!(tokens(&folder, "out"), [97, 110, 256, 0xc3, 0xa9, 256]);
+}
+
+#[test]
 fn texts_become_tokens_of_bytes_and_of_characters() {
     let folder = Folder::new();
     fs::write(folder.path("a.txt"), "né").unwrap();

@@ -62,8 +62,8 @@ impl ChatOptions {
 
     fn run_in_precision(&self) -> Result<()> {
         let device = self.device.device()?;
-        let template = template_of(&self.model, "--model")?;
         let opened = Arc::new(self.model.open()?);
+        let template = template_of(&self.model, "--model")?;
         self.model.products().note_products(self.device);
         let build = opened.clone();
         let config = config(self.model.dtype(), device);

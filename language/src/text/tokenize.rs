@@ -103,7 +103,7 @@ impl TokenizeOptions {
                 let (option, other) = ("--out", "the text".to_string());
                 return Err(Error::SameFile { option, other, path: self.out.clone() });
             }
-            TextSource::open(path, None)?;
+            TextSource::open(path, self.field.as_deref())?;
         }
         training::check_writable(&self.out)?;
         match (&self.save_tokenizer, self.tokenizer) {

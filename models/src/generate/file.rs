@@ -16,6 +16,8 @@ const TOP_K: usize = 50;
 const UNSUPPORTED: &[(&str, f64)] = &[
     ("constraints", f64::NAN),
     ("dola_layers", f64::NAN),
+    ("encoder_no_repeat_ngram_size", 0.0),
+    ("encoder_repetition_penalty", 1.0),
     ("exponential_decay_length_penalty", f64::NAN),
     ("force_words_ids", f64::NAN),
     ("forced_bos_token_id", f64::NAN),
@@ -67,7 +69,7 @@ impl GenerateConfig {
                 .filter(|_| samples)
                 .unwrap_or(f64::from(u8::from(samples))),
             top_k: top_k.filter(|k| *k > 0),
-            top_p: fields.number("top_p")?.filter(|top_p| *top_p < 1.0),
+            top_p: fields.number("top_p")?.filter(|top_p| *top_p != 1.0),
             min_p: fields.number("min_p")?,
             repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
             no_repeat_ngram_size: fields.count("no_repeat_ngram_size")?.unwrap_or_default(),
@@ -91,11 +93,14 @@ impl GenerateConfig {
         Ok((config, Some(note).filter(|_| !unsupported.is_empty())))
     }
 
-    /// Returns the same, also ending at the tokens that end a text by the tokenizer and by the model's configuration.
+    /// Returns the same; without tokens that end a text, with those of the tokenizer and of the model's configuration.
     ///
     /// # Errors
     /// An `eos_token_id` of the model that is no token's number, nor a list of them.
     pub fn with_ends_of(mut self, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Self> {
+        if !self.stop.is_empty() {
+            return Ok(self);
+        }
         self.stop.extend(tokenizer.end_of_text());
         self.stop.extend(end_tokens(model.json().get(END)).map_err(|got| end_refused("config.json", got))?);
         Ok(self)
@@ -201,6 +206,17 @@ mod tests {
     }
 
     #[test]
+    fn the_file_says_what_ends_a_text_and_without_it_the_model() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama").as_ref();
+        let (model, tokenizer) = (ModelConfig::from_folder(folder).unwrap(), Tokenizer::bytes().unwrap());
+        let stop = |json| read(json, 1).unwrap().0.with_ends_of(&model, &tokenizer).unwrap().stop;
+        assert_eq!(stop(json!({"eos_token_id": [4, 5]})), [4, 5]);
+        for none in [json!({}), json!({"eos_token_id": null})] {
+            assert!(stop(none).contains(&256));
+        }
+    }
+
+    #[test]
     fn what_is_not_supported_is_named() {
         let note = |json| read(json, 1).unwrap().1;
         assert_eq!(note(json!({"num_beams": 1, "typical_p": 0.5, "max_time": null, "top_h": null})), None);
@@ -208,8 +224,12 @@ mod tests {
         let json = json!({"num_beams": 4, "typical_p": 0.5, "do_sample": true, "stop_strings": ["x"]});
         let said = "generation_config.json: num_beams 4, stop_strings [\"x\"], typical_p 0.5 not supported, and ignored";
         assert_eq!(note(json).unwrap(), said);
+        let json = json!({"encoder_repetition_penalty": 1.5});
+        let said = "generation_config.json: encoder_repetition_penalty 1.5 not supported, and ignored";
+        assert_eq!(note(json).unwrap(), said);
         for (json, field) in [
             (json!({"do_sample": "yes"}), "do_sample"),
+            (json!({"do_sample": true, "top_p": 1.5}), "top_p"),
             (json!({"top_k": 1.5}), "top_k"),
             (json!({"bad_words_ids": [1]}), "bad_words_ids"),
             (json!({"repetition_penalty": 0.0}), "repetition_penalty"),

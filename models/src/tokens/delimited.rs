@@ -22,6 +22,8 @@ pub(super) struct Table {
     /// Line that the last row began in, from 1.
     line: u64,
     done: u64,
+    /// Whether the parser has been given the line end behind the file.
+    is_ended: bool,
 }
 
 /// Returns the separator of a file with such a name, if it is a table.
@@ -36,9 +38,13 @@ impl Table {
     pub(super) fn open(file: File, separator: u8, field: Option<&str>) -> Result<Self, String> {
         let file = BufReader::with_capacity(1 << 18, file);
         let parser = Box::new(ReaderBuilder::new().delimiter(separator).build());
-        let mut table = Self { file, parser, names: Vec::new(), line: 1, done: 0 };
+        let mut table = Self { file, parser, names: Vec::new(), line: 1, done: 0, is_ended: false };
         table.names = table.row()?.unwrap_or_default();
         let wanted = field.map_or(NAMES.to_vec(), |field| vec![field]);
+        let count = |wanted: &&str| table.names.iter().filter(|name| name == wanted).count();
+        if let Some(twice) = wanted.iter().find(|wanted| count(wanted) > 1) {
+            return Err(format!("its first line has several columns `{twice}`; rename all but one"));
+        }
         if !table.names.is_empty() && !table.names.iter().any(|name| wanted.contains(&&**name)) {
             let (wanted, held) = (wanted.join("` or `"), table.names.join(", "));
             return Err(format!(
@@ -66,12 +72,23 @@ impl Table {
         let (mut filled, mut fields) = (0, 0);
         loop {
             let input = self.file.fill_buf().map_err(|error| error.to_string())?;
+            let at_end = input.is_empty();
+            // One line end more ends the last row, unless it is within quotes.
+            let input = if at_end && !self.is_ended { b"\n" } else { input };
             let (result, read, written, ended) =
                 self.parser.read_record(input, &mut text[filled..], &mut ends[fields..]);
-            self.file.consume(read);
-            self.done += read as u64;
+            match at_end {
+                true => self.is_ended |= read > 0,
+                false => {
+                    self.file.consume(read);
+                    self.done += read as u64;
+                }
+            }
             (filled, fields) = (filled + written, fields + ended);
             match result {
+                ReadRecordResult::InputEmpty if at_end && self.is_ended && filled + fields > 0 => {
+                    return Err("a quote is opened that is not closed before the end of the file".into());
+                }
                 ReadRecordResult::InputEmpty => {}
                 ReadRecordResult::OutputFull if text.len() < LONGEST_ROW => text.resize(2 * text.len(), 0),
                 ReadRecordResult::OutputFull => return Err(format!("it is longer than {LONGEST_ROW} bytes")),

@@ -23,6 +23,7 @@ fn tables_of_text_are_read_by_their_columns() {
     };
     let quoted = "\u{feff}id,text\r\n1,\"a, \"\"b\"\"\nc\"\r\n2,\r\n3,d e\r\n";
     assert_eq!(read("a.csv", quoted, None).unwrap(), ["a, \"b\"\nc", "d e"]);
+    assert_eq!(read("a.csv", "text\na\n\"b\"", None).unwrap(), ["a", "b"]);
     assert_eq!(read("a.CSV", quoted, Some("id")).unwrap(), ["1", "2", "3"]);
     assert_eq!(read("a.tsv", "text\tid\na,b\t1\n", None).unwrap(), ["a,b"]);
     let chats = "messages,text\n\"[{\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"a\"\"}]\",\n,b\n";
@@ -42,6 +43,9 @@ fn tables_of_text_are_read_by_their_columns() {
             "line 2: field `messages`: no message is of the role `assistant`",
         ),
         ("messages,text\n[],b\n", None, "line 2: both `text` and `messages` are filled"),
+        ("text\nok\n\"open, next\nmore\n", None, "line 3: a quote is opened that is not closed"),
+        ("text\nok\n\"open, next", None, "line 3: a quote is opened that is not closed"),
+        ("id,text,text\n1,a,b\n", None, "its first line has several columns `text`"),
     ] {
         let line = read("b.csv", content, field).unwrap_err().to_string();
         assert!(line.contains(says) && line.contains("b.csv") && !line.contains('\n'), "{content}: {line}");

@@ -178,12 +178,12 @@ fn is_trained(message: &Value) -> std::result::Result<bool, String> {
         None => None,
         Some(weight) if weight == Value::from(0) && weight.is_number() => Some(false),
         Some(weight) if weight == Value::from(1) && weight.is_number() => Some(true),
-        Some(weight) => return Err(format!("`weight` is {weight}; supported are 0 and 1")),
+        Some(weight) => return Err(format!("`weight` is {weight:?}; supported are 0 and 1")),
     };
     let train = match get("train") {
         None => None,
         Some(train) if train.kind() == ValueKind::Bool => Some(train.is_true()),
-        Some(train) => return Err(format!("`train` is {train}; supported are true and false")),
+        Some(train) => return Err(format!("`train` is {train:?}; supported are true and false")),
     };
     match (weight.or(train), weight.is_some() && train.is_some() && weight != train) {
         (_, true) => Err("`weight` and `train` contradict each other".into()),
