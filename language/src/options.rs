@@ -115,7 +115,7 @@ pub struct TrainOptions {
     /// Chat template: chatml, or a file [default: the folder's]
     ///
     /// A file in Jinja, for conversations with a model whose folder has no template, or another one. It is saved with the model.
-    #[arg(long, value_name = "chatml|FILE", help_heading = "Training")]
+    #[arg(long, value_name = "FILE", help_heading = "Training")]
     pub(super) chat_template: Option<NamedTemplate>,
     /// Highest learning rate
     #[arg(long, default_value = "0.0003", value_parser = learning_rate, help_heading = "Training")]

@@ -47,7 +47,7 @@ struct ModelOptions {
     /// Chat template: chatml, or a file [default: the folder's]
     ///
     /// A file in Jinja, for conversations with a model whose folder has no template, or another one.
-    #[arg(long, value_name = "chatml|FILE")]
+    #[arg(long, value_name = "FILE")]
     chat_template: Option<NamedTemplate>,
     /// Type of weights
     #[arg(long, value_enum, default_value = "f32")]

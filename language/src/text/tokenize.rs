@@ -60,7 +60,7 @@ pub struct TokenizeOptions {
     /// Chat template: chatml, or a file [default: the folder's]
     ///
     /// A file in Jinja, for conversations with a model whose folder has no template, or another one.
-    #[arg(long, value_name = "chatml|FILE")]
+    #[arg(long, value_name = "FILE")]
     chat_template: Option<NamedTemplate>,
 }
 
