@@ -112,7 +112,7 @@ pub struct TrainOptions {
     /// Field of JSON lines with the text [default: text, or messages]
     #[arg(long, value_name = "NAME", help_heading = "Training")]
     pub(super) field: Option<String>,
-    /// Chat template: chatml, or a file [default: the folder's]
+    /// Template: chatml, or FILE [default: folder's]
     ///
     /// A file in Jinja, for conversations with a model whose folder has no template, or another one. It is saved with the model.
     #[arg(long, value_name = "FILE", help_heading = "Training")]
@@ -156,7 +156,7 @@ pub struct TrainOptions {
     /// Matrix products of f32 on the CPU
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     pub(super) precision: PrecisionOption,
-    /// Whether the first step's gradients are checked
+    /// Check of gradients at step 1
     ///
     /// By forward passes with changed parameters, in a new run: it finds operations whose backward is missing or wrong, and fails with the names of the
     /// parameters. `auto` does so where it takes no more than a few seconds; `warn` only warns.

@@ -44,7 +44,7 @@ struct ModelOptions {
     /// Adapters (LoRA): a folder that finetune --lora-rank or peft wrote
     #[arg(long, value_name = "DIR")]
     adapters: Option<PathBuf>,
-    /// Chat template: chatml, or a file [default: the folder's]
+    /// Template: chatml, or FILE [default: folder's]
     ///
     /// A file in Jinja, for conversations with a model whose folder has no template, or another one.
     #[arg(long, value_name = "FILE")]

@@ -57,7 +57,7 @@ pub struct TokenizeOptions {
     /// Field of JSON lines, or column of Parquet [default: text, or messages]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
-    /// Chat template: chatml, or a file [default: the folder's]
+    /// Template: chatml, or FILE [default: folder's]
     ///
     /// A file in Jinja, for conversations with a model whose folder has no template, or another one.
     #[arg(long, value_name = "FILE")]
