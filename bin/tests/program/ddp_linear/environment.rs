@@ -4,9 +4,8 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, free_port, losses_of, metrics, refuse_with, text, without_times};
+use crate::common::{Folder, free_port, girandole, losses_of, metrics, refuse_with, text, without_times};
 use crate::ddp_linear::LINEAR;
-use crate::launch::shell::shell;
 
 fn rank(rank: &str, world_size: &str, port: u16) -> Command {
     let mut command = LINEAR.command();
@@ -42,7 +41,9 @@ fn an_environment_that_makes_no_sense() {
     }
     for threads in ["0", "-1", "abc", "100000"] {
         let said = format!("error: RAYON_NUM_THREADS: got {threads}; give a number of threads from 1 to ");
-        for command in [LINEAR.command(), shell(1, "true")] {
+        let mut launch = girandole();
+        launch.args(["launch", "--nproc-per-node", "1", "--", "true"]);
+        for command in [LINEAR.command(), launch] {
             let (line, code) = refuse_with({ command }.env("RAYON_NUM_THREADS", threads), &[]);
             assert!(line.starts_with(&said) && code == 2, "{line}");
         }
