@@ -28,7 +28,7 @@ pub(super) struct SampleOptions {
 
 /// Returns the begin of the first row: of a conversation, what comes before its first answer.
 fn first_prompt(rows: &Rows) -> Result<Vec<u32>> {
-    let Row { tokens, targets } = rows.get(0)?;
+    let Row { tokens, targets, .. } = rows.get(0)?;
     let answer = targets.iter().position(|target| *target != IGNORE_INDEX);
     let is_chat = targets.contains(&IGNORE_INDEX);
     let len = answer.filter(|_| is_chat).map_or(PROMPT, |before| before + 1);

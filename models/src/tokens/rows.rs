@@ -24,6 +24,10 @@ pub struct Row {
     pub tokens: Vec<u32>,
     /// Target of each input: the token that follows, or [`IGNORE_INDEX`].
     pub targets: Vec<i64>,
+    /// Numbers of inputs of its documents, in order: attention stays within each, and its positions begin at 0. Inputs
+    /// behind the last one are unused, and their targets do not count. Empty if the row is one stream of text, in which
+    /// each token sees all before it.
+    pub documents: Vec<u32>,
 }
 
 /// The rows of an epoch, of one or several token files. All have the same number of inputs and of targets.
@@ -186,7 +190,7 @@ impl TokenFile {
         tokens.truncate(len as usize);
         tokens.resize(row_len, 0);
         targets.resize(row_len, IGNORE_INDEX);
-        Ok(Row { tokens, targets })
+        Ok(Row { tokens, targets, documents: Vec::new() })
     }
 }
 

@@ -175,7 +175,10 @@ fn files_of_rows_are_rows() {
     assert_eq!((file.row_length(), file.vocab_size(), file.documents()), (Some(3), 51, 2));
     file.verify().unwrap();
     let rows = Rows::new(vec![(file.clone(), 1.0)], 3).unwrap();
-    assert_eq!(rows.get(1).unwrap(), Row { tokens: vec![50, 6, 7], targets: vec![6, 7, 8] });
+    assert_eq!(
+        rows.get(1).unwrap(),
+        Row { tokens: vec![50, 6, 7], targets: vec![6, 7, 8], documents: vec![] }
+    );
     assert_eq!(rows.len(), 2);
     let line = Rows::new(vec![(file, 1.0)], 4).unwrap_err().to_string();
     assert!(line.contains("its rows have 4 tokens, for 3 inputs; rows of 4 are asked for"), "{line}");
