@@ -5,7 +5,7 @@ use comm::{Operation, ReduceOp, all_gather_object};
 use training::build::Model;
 use training::{CheckedLoss, CheckedPart, GradientCheck, GradientCheckConfig, Precision, check_gradient_of};
 
-use super::step::Prepared;
+use super::micro_batches::Prepared;
 use super::{Kind, Parallel, Step};
 use crate::{Error, Result};
 

@@ -7,10 +7,11 @@ mod elastic;
 mod flat_shards;
 mod forward;
 mod last_unit;
+mod micro_batches;
 mod norm;
 mod pieces;
 mod stages;
-mod step;
+
 mod trained;
 
 use std::collections::HashSet;

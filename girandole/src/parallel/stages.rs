@@ -14,7 +14,7 @@ use training::build::{Model, whole_rows};
 use super::ParallelConfig;
 use super::flat_shards::FlatShards;
 use super::last_unit::PassedOn;
-use super::step::{number, weighted, zero_loss};
+use super::micro_batches::{number, weighted, zero_loss};
 use super::trained::trained;
 use crate::Result;
 

@@ -2,7 +2,7 @@
 
 use training::build::Model;
 
-use super::Data;
+use super::{Data, Observer, Trainer};
 use crate::{Error, Evaluation, Parallel, Result};
 
 /// Computes the mean loss of a model over the targets of the first `rows` rows, or of all if there are fewer. Call on
@@ -59,5 +59,25 @@ fn rows_of_rank<M: Model>(model: &Parallel<M>, batch_size: usize, left: usize) -
         _ if model.layout().pp == 1 => batch_size.min(left).div_ceil(ranks).max(parts),
         Some(rows) => rows * parts,
         None => batch_size.div_ceil(ranks).next_multiple_of(parts),
+    }
+}
+
+impl<M: Model> Trainer<'_, M> {
+    pub(super) fn evaluate(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let Some(data) = self.evaluation else { return Ok(()) };
+        let loss = self.evaluate_on(data)?;
+        // The observer may change variables.
+        self.wait_for_copies();
+        observer.evaluated(self.step, loss, self.model)
+    }
+
+    /// Computes the mean loss of the first [`TrainConfig::evaluation_rows`](super::TrainConfig::evaluation_rows)
+    /// rows, as [`evaluate`] does, in batches at most as large as in training.
+    ///
+    /// # Errors
+    /// Those of [`evaluate`].
+    pub fn evaluate_on(&mut self, data: &dyn Data) -> Result<f64> {
+        let (rows, batch) = (self.config.evaluation_rows, self.config.batch_size);
+        Ok(evaluate(self.model, data, rows, batch)?.loss)
     }
 }

@@ -41,180 +41,330 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod checkpoints;
 mod config;
 mod consistency;
+mod data;
+mod elastic;
 mod evaluate;
 mod learning_rate;
-mod run;
+mod observer;
 mod saver;
+mod step;
 mod stop;
-mod tokens;
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
-use candle_core::{Device, Result, Tensor};
-use comm::Communicator;
-use serde::{Deserialize, Serialize};
+use sampler::{OrderConfig, RunOrder};
+use training::build::Model;
+use training::{Adam, AdamConfig, Checkpoints};
 
-use crate::{Layout, Parallel};
+use comm::{Communicator, Operation};
 
+use self::consistency::check_equal_on_all_ranks;
+use self::saver::Writing;
+use crate::{Error, Layout, Parallel, Result};
+
+pub use checkpoints::claim_checkpoints;
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
+pub use data::Data;
+pub use elastic::Joining;
 pub use evaluate::evaluate;
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{FinalTask, Joining, Summary, Trainer, claim_checkpoints};
+pub use observer::{NoObserver, Observer, ObserverState, Regrouping, StepReport};
 pub use saver::BackgroundSaver;
 pub use stop::{Stop, StopCheck, StopFlag};
 
-/// Training data: rows, accessed by index.
-pub trait Data: Send + Sync {
-    /// Returns the number of rows.
-    fn rows(&self) -> usize;
-
-    /// Returns some rows as the model's input and targets.
-    ///
-    /// # Errors
-    /// Rows that cannot be read.
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)>;
-
-    /// Returns an identification of the data: a run resumes only with the data that its checkpoint was made with. By
-    /// default the number of rows.
-    fn fingerprint(&self) -> String {
-        format!("{} rows", self.rows())
-    }
+/// A model, its data, and the state of its training.
+pub struct Trainer<'a, M> {
+    model: &'a mut Parallel<M>,
+    data: &'a dyn Data,
+    evaluation: Option<&'a dyn Data>,
+    config: TrainConfig,
+    optimizer: Adam,
+    order: RunOrder,
+    step: usize,
+    /// Step of the last evaluation, of the last checkpoint that was begun, and of the last one that is completely
+    /// written.
+    evaluated: usize,
+    checkpointed: usize,
+    written: usize,
+    /// Number of `endings`, the work after the last step, that are done.
+    ended: usize,
+    /// Report of the last step.
+    latest: Option<StepReport>,
+    checkpoints: Option<Checkpoints>,
+    saver: Option<BackgroundSaver>,
+    /// Asks whether the run is to stop early.
+    stop: Option<StopCheck>,
+    /// A checkpoint of a saver that was abandoned, until another saver waits for it.
+    abandoned: Option<Writing>,
+    /// Step and folder of a checkpoint that was complete when a rank was lost, before the observer heard of it.
+    unobserved: Option<(usize, PathBuf)>,
+    /// Number of times that the model was built again in another layout, after the loss of ranks.
+    rebuilds: usize,
+    /// Whether the model has its state: not while it is built again and not loaded yet.
+    has_state: bool,
+    /// The group of all ranks; while it changes, the model is in the one before.
+    world: Arc<dyn Communicator>,
+    /// The layout of the job with all its ranks.
+    whole: Layout,
+    /// What the other ranks have told this one, which joins them.
+    joining: Option<Joining>,
+    /// Whether this rank has been in the job from the beginning, or has received everything.
+    has_joined: bool,
+    /// Summary of the current run so far.
+    summary: Summary,
 }
 
-/// Report of one training step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct StepReport {
-    /// Number of the step, from 1, including those before a resume.
-    pub step: usize,
-    /// The epoch of the step's first row, from 0.
-    pub epoch: u64,
-    /// Mean loss over all targets.
-    pub loss: f64,
-    /// Norm of the gradients before clipping; infinite if the step was skipped.
-    pub grad_norm: f64,
-    /// Factor of the loss in backward: 1 without [`ParallelConfig::loss_scale`](crate::ParallelConfig::loss_scale).
-    pub loss_scale: f64,
-    /// Whether a gradient was not finite on some rank, so that nothing was changed.
-    pub skipped: bool,
-    /// The learning rate of the step.
-    pub learning_rate: f64,
+/// Summary of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Summary {
+    /// Number of steps of this run.
+    pub steps: usize,
+    /// Loss of the last step; NaN if there was none.
+    pub last_loss: f64,
     /// Number of targets that counted.
     pub targets: usize,
-    /// Time since the previous step.
+    /// Time of the training loop in seconds, without the work after the last step.
     pub seconds: f64,
-    /// Time that this rank's groups spent in collectives in this step, including waiting for other ranks; it may
-    /// overlap with computation.
-    pub communication_seconds: f64,
-    /// The part of that time in which another rank had not started the same collective yet
-    /// ([`Stats::waited_ns`](comm::Stats::waited_ns)).
-    pub waiting_seconds: f64,
+    /// Time of the steps alone, without evaluations and checkpoints.
+    pub step_seconds: f64,
+    /// Number of checkpoints that were begun.
+    pub checkpoints: usize,
+    /// Time that training was blocked by checkpoints, except for the wait at the end.
+    pub checkpoint_seconds: f64,
+    /// Time of the wait at the end for a checkpoint that was still being written.
+    pub last_checkpoint_seconds: f64,
 }
 
-/// State of an [`Observer`] that is stored in checkpoints.
-#[derive(Debug, Clone, Default)]
-pub struct ObserverState {
-    /// Everything except tensors. Default: null.
-    pub values: serde_json::Value,
-    /// Tensors on the CPU. Default: none.
-    pub tensors: HashMap<String, Tensor>,
-}
+/// Work of all ranks after the last step. After the loss of a rank it may be repeated, also on ranks that had completed
+/// it.
+pub type FinalTask<'a, M> = &'a mut dyn FnMut(&mut Parallel<M>) -> Result<()>;
 
-/// A change of the group of all ranks.
-#[derive(Debug)]
-pub struct Regrouping<'a> {
-    /// The group before; of a rank that has joined a running job, the current one.
-    pub before: &'a Arc<dyn Communicator>,
-    /// The current group.
-    pub world: &'a Arc<dyn Communicator>,
-    /// The current layout.
-    pub layout: &'a Layout,
-    /// The epoch of the next row.
-    pub epoch: u64,
-    /// The last loss of a rank, if any was lost.
-    pub lost: Option<&'a comm::Error>,
-}
-
-/// Callbacks during training. All ranks call them in the same order; a rank that reports nothing may ignore them.
-pub trait Observer<M> {
-    /// Called after each step.
+impl<'a, M: Model> Trainer<'a, M> {
+    /// Creates a trainer at step 0. Call on every rank.
     ///
     /// # Errors
-    /// Any error; it ends the training.
-    fn stepped(&mut self, _report: &StepReport) -> crate::Result<()> {
-        Ok(())
+    /// A configuration that is not valid, or not the same on all ranks; a checkpoint folder that cannot be created, or that
+    /// another run uses; failures of communication.
+    pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
+        config.check_replacement(model.layout())?;
+        config.check_elastic(model.layout())?;
+        let mut trainer = Self::at_beginning(model, data, config)?;
+        check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
+        let world = trainer.world.clone();
+        let checkpoints = trainer.open_checkpoints()?;
+        checkpoints.map_or(Ok(()), |checkpoints| claim_checkpoints(&*world, checkpoints))?;
+        trainer.start_saver()?;
+        trainer.start_stop_check();
+        Ok(trainer)
     }
 
-    /// Called after an evaluation, with the loss on the evaluation data. May use the model, in the same way on all
-    /// ranks.
+    /// Creates the trainer of a rank that joins a running job ([`TrainConfig::replacement`]), with a model of
+    /// [`Parallel::joining`]: [`run`](Self::run) first receives the state of model, optimizer, data and observer from the
+    /// other ranks. Not collective.
     ///
     /// # Errors
-    /// Any error; it ends the training.
-    fn evaluated(&mut self, _step: usize, _loss: f64, _model: &mut Parallel<M>) -> crate::Result<()> {
-        Ok(())
+    /// A configuration that is not valid; a checkpoint folder that cannot be created.
+    pub fn joining(
+        model: &'a mut Parallel<M>,
+        data: &'a dyn Data,
+        config: TrainConfig,
+        joining: Joining,
+    ) -> Result<Self> {
+        let mut trainer = Self::at_beginning(model, data, config)?;
+        trainer.open_checkpoints()?.map_or(Ok(()), Checkpoints::share_claim)?;
+        trainer.whole = joining.whole()?;
+        (trainer.joining, trainer.has_joined, trainer.has_state) = (Some(joining), false, false);
+        Ok(trainer)
     }
 
-    /// Returns the state to store in a checkpoint, for a run that resumes from it ([`observer_state`]), or for new ranks
-    /// ([`joined`](Self::joined)). Called on one rank only, for checkpoints on rank 0.
-    ///
-    /// # Errors
-    /// Any error; it ends the training.
-    fn state(&self) -> crate::Result<ObserverState> {
-        Ok(ObserverState::default())
+    fn at_beginning(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
+        config.check(model.layout().data_ranks(), model.config().micro_batches)?;
+        let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
+        let order =
+            RunOrder::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
+        let optimizer = Self::optimizer(model, &config)?;
+        let world = model.mesh().world().clone();
+        let whole = config.whole(model.layout());
+        Ok(Self {
+            model,
+            data,
+            evaluation: None,
+            config,
+            optimizer,
+            order,
+            step: 0,
+            evaluated: 0,
+            checkpointed: 0,
+            written: 0,
+            ended: 0,
+            latest: None,
+            checkpoints: None,
+            saver: None,
+            stop: None,
+            abandoned: None,
+            unobserved: None,
+            rebuilds: 0,
+            has_state: true,
+            world,
+            whole,
+            joining: None,
+            has_joined: true,
+            summary: Summary::default(),
+        })
     }
 
-    /// Called before a checkpoint of this step is written: the observer should flush its own files, which a run that
-    /// resumes from it may need.
-    ///
-    /// # Errors
-    /// Any error; it ends the training.
-    fn saving(&mut self, _step: usize) -> crate::Result<()> {
-        Ok(())
+    /// Creates the optimizer of a model.
+    fn optimizer(model: &Parallel<M>, config: &TrainConfig) -> Result<Adam> {
+        let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
+        Ok(Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name)))
     }
 
-    /// Called after ranks were lost ([`TrainConfig::fewest_ranks`]) or new ones have joined, before anything else, with the
-    /// group of all ranks. Returns whether the run goes on: false if one of them has returned from it already
-    /// and so tells the others in this method's collectives, as all had then completed everything.
+    /// Sets the evaluation data, used every [`TrainConfig::evaluate_every`] steps and at the end.
+    #[must_use]
+    pub fn evaluating(mut self, data: &'a dyn Data) -> Self {
+        self.evaluation = Some(data);
+        self
+    }
+
+    /// Returns the number of completed steps.
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
+    /// Returns the epoch of the next row.
+    pub fn epoch(&self) -> u64 {
+        self.order.epoch()
+    }
+
+    /// Returns the model.
+    pub fn model(&mut self) -> &mut Parallel<M> {
+        self.model
+    }
+
+    /// Trains until the last step.
     ///
     /// # Errors
-    /// Any error; it ends the training.
-    fn regrouping(&mut self, _world: &Arc<dyn Communicator>) -> crate::Result<bool> {
+    /// A gradient that is not finite; a loss that is not finite in two steps in a row; evaluation rows without targets;
+    /// errors of the model, the data and the observer; a checkpoint that cannot be written; failures of communication;
+    /// [`Error::Stopped`] if [`TrainConfig::stop`] asked for it.
+    pub fn run(&mut self, observer: &mut dyn Observer<M>) -> Result<Summary> {
+        self.run_and(observer, &mut [])
+    }
+
+    /// Like [`run`](Self::run), with further work of all ranks after the last step, such as saving the model. If a rank
+    /// is lost during it, and the run can continue without it ([`TrainConfig::fewest_ranks`]), the others repeat all of
+    /// that work. In such a run no rank returns before all have completed everything; if
+    /// a rank is lost in that last exchange, some may have returned and others not ([`Observer::regrouping`]).
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run); errors of the work.
+    pub fn run_and(
+        &mut self,
+        observer: &mut dyn Observer<M>,
+        endings: &mut [FinalTask<'_, M>],
+    ) -> Result<Summary> {
+        self.run_on(self.config.steps, observer, endings)
+    }
+
+    /// Trains until `last_step`, which may be before the configured last step; the learning rate schedule is still that
+    /// of all steps.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    pub fn run_until(&mut self, last_step: usize, observer: &mut dyn Observer<M>) -> Result<Summary> {
+        self.run_on(last_step, observer, &mut [])
+    }
+
+    fn run_on(
+        &mut self,
+        last_step: usize,
+        observer: &mut dyn Observer<M>,
+        endings: &mut [FinalTask<'_, M>],
+    ) -> Result<Summary> {
+        (self.summary, self.ended) = (Summary { last_loss: f64::NAN, ..Summary::default() }, 0);
+        if !self.join(observer)? {
+            return Ok(self.summary);
+        }
+        let (began, first) = (Instant::now(), self.step);
+        let mut last = began;
+        let last_step = last_step.min(self.config.steps);
+        loop {
+            match self.advance((last_step, endings), observer, &mut last) {
+                Ok(true) if self.ended == 0 => self.summary.seconds = began.elapsed().as_secs_f64(),
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    if !self.recover(error, observer)? {
+                        break;
+                    }
+                }
+            }
+        }
+        self.summary.steps = self.step - first;
+        Ok(self.summary)
+    }
+
+    /// Does the next thing that is due: an evaluation, a checkpoint (copied while the following step is computed), a
+    /// step, and finally the work after the last step. Returns false if nothing is left.
+    fn advance(
+        &mut self,
+        (last_step, endings): (usize, &mut [FinalTask<'_, M>]),
+        observer: &mut dyn Observer<M>,
+        last: &mut Instant,
+    ) -> Result<bool> {
+        if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
+            // In any case at the end. Before the checkpoint, so that it includes the observer's result.
+            tracing::info_span!("evaluation").in_scope(|| self.evaluate(observer))?;
+            self.evaluated = self.step;
+        } else if self.may_save()
+            && self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed)
+        {
+            self.write_checkpoint(observer)?;
+        } else if self.step < last_step {
+            self.stop_if_asked(observer)?;
+            if !self.admit_new_ranks(observer)? {
+                let mut report = self.train_step()?;
+                report.seconds += last.elapsed().as_secs_f64();
+                self.count(report);
+                observer.stepped(&report)?;
+            }
+        } else if let Some(ending) = endings.get_mut(self.ended) {
+            // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.
+            self.wait_for_copies();
+            ending(self.model)?;
+            self.ended += 1;
+        } else {
+            let stood_still = Instant::now();
+            self.finish(observer)?;
+            self.summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            if self.config.fewest_ranks.is_some() {
+                // A rank that is done stays until all are, to repeat the work if another one is lost in it.
+                self.model.mesh().world().run(Operation::Barrier)?;
+            }
+            return Ok(false);
+        }
+        *last = Instant::now();
         Ok(true)
     }
 
-    /// Called when the ranks continue after a step, in another group; this rank's number may have changed. If the step is
-    /// before one that was reported already, the steps after it are repeated.
-    ///
-    /// # Errors
-    /// Any error; it ends the training.
-    fn regrouped(&mut self, _step: usize, _change: &Regrouping<'_>) -> crate::Result<()> {
-        Ok(())
-    }
-
-    /// Called in place of [`regrouped`](Self::regrouped) on a rank that has joined a running job, with the
-    /// [`state`](Self::state) of another rank's observer.
-    ///
-    /// # Errors
-    /// Any error; it ends the training.
-    fn joined(&mut self, _step: usize, _state: ObserverState, _change: &Regrouping<'_>) -> crate::Result<()> {
-        Ok(())
-    }
-
-    /// Called after a checkpoint is written.
-    ///
-    /// # Errors
-    /// Any error; it ends the training.
-    fn saved(&mut self, _step: usize, _folder: &Path) -> crate::Result<()> {
-        Ok(())
+    /// Whether the current step is a multiple of `every` or the last one, and the work is not done yet.
+    fn is_due(&self, every: Option<usize>, done: usize) -> bool {
+        let due = |every| self.step.is_multiple_of(every) || self.step == self.config.steps;
+        done < self.step && every.is_some_and(due)
     }
 }
 
-/// An observer that does nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoObserver;
-
-impl<M> Observer<M> for NoObserver {}
+impl<M> std::fmt::Debug for Trainer<'_, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trainer")
+            .field("step", &self.step)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -11,11 +11,10 @@ use comm::{Communicator, Operation, ReduceOp, all_gather_object, broadcast_objec
 use training::build::Model;
 
 use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
-use super::Trainer;
+use super::consistency::check_equal_on_all_ranks;
+use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
 use crate::agreement::all_agree;
 use crate::checkpoint::{Receiver, transfer};
-use crate::trainer::consistency::check_equal_on_all_ranks;
-use crate::trainer::{Observer, ObserverState, Regrouping, Replacement};
 use crate::{Error, Layout, Result};
 
 pub use meeting::Joining;

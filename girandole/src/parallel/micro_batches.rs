@@ -1,4 +1,4 @@
-//! Training and evaluation steps: forward and backward of a batch, in every layout.
+//! Micro-batches: how a batch is divided, and forward and backward of the parts, in every layout.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};

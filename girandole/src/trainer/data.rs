@@ -1,9 +1,25 @@
-//! Training data from token files.
+//! Training data: rows that are accessed by index.
 
 use candle_core::{Device, Result, Tensor};
 use models::tokens::Rows;
 
-use super::Data;
+/// Training data: rows, accessed by index.
+pub trait Data: Send + Sync {
+    /// Returns the number of rows.
+    fn rows(&self) -> usize;
+
+    /// Returns some rows as the model's input and targets.
+    ///
+    /// # Errors
+    /// Rows that cannot be read.
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)>;
+
+    /// Returns an identification of the data: a run resumes only with the data that its checkpoint was made with. By
+    /// default the number of rows.
+    fn fingerprint(&self) -> String {
+        format!("{} rows", self.rows())
+    }
+}
 
 impl Data for Rows {
     fn rows(&self) -> usize {

@@ -162,7 +162,7 @@ impl Joining {
     }
 
     /// Returns the layout of the job with all its ranks.
-    pub(in crate::trainer::run) fn whole(&self) -> Result<Layout> {
+    pub(in crate::trainer) fn whole(&self) -> Result<Layout> {
         self.meeting.first().map(|known| known.whole)
     }
 }

@@ -7,10 +7,9 @@ use comm::{Communicator, Operation, broadcast_object};
 use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
-use super::Trainer;
+use super::consistency::{CheckpointExtra, OBSERVER, check_resume};
+use super::{BackgroundSaver, CheckpointPlan, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
-use crate::trainer::consistency::{CheckpointExtra, OBSERVER, check_resume};
-use crate::trainer::{BackgroundSaver, CheckpointPlan, Observer, ObserverState, Stop, StopCheck};
 use crate::{Error, Result};
 
 /// Claims a folder of checkpoints for a run that all ranks of a group begin. Every rank must call it; a rank that joins a

@@ -9,8 +9,7 @@ use sampler::SamplerState;
 use training::build::Model;
 use training::{LossScaler, OnMissingGradient, clip_factor};
 
-use super::{Summary, Trainer};
-use crate::trainer::StepReport;
+use super::{StepReport, Summary, Trainer};
 use crate::{Error, Result, Step};
 
 /// The time of a check of gradients, which is not the step's.
