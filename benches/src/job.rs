@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device};
+use cli::error::{Error, Result};
+use cli::start::{hand_over, handed_over};
 use comm::{Communicator, Operation, Tcp, TcpConfig, Transport};
-use experiment::error::{Error, Result};
-use experiment::start::{hand_over, handed_over};
 use launch::SpawnConfig;
 use plan::measure::{Measured, Row, measure};
 use serde::de::DeserializeOwned;
@@ -69,7 +69,7 @@ impl Ranks {
         let env: Vec<(OsString, OsString)> = vec![
             (JOB.into(), job.into()),
             ("GIRANDOLE_TRANSPORT".into(), self.transport.to_string().into()),
-            (experiment::threads::VARIABLE.into(), self.threads.to_string().into()),
+            (cli::threads::VARIABLE.into(), self.threads.to_string().into()),
         ];
         let (world_size, args) = (self.world_size, Some(Vec::new()));
         handed_over(launch::spawn(&SpawnConfig { world_size, args, env, ..SpawnConfig::default() })?)

@@ -12,7 +12,7 @@
 //! }
 //! let all_reduces = Job::Operation { name: "all_reduce".into(), bytes: 1 << 20, rounds: 100 };
 //! let seconds: f64 = Ranks::new(2).run(&all_reduces)?;
-//! # Ok::<(), experiment::error::Error>(())
+//! # Ok::<(), cli::error::Error>(())
 //! ```
 //!
 //! Read it in this order: [`Job`], [`Ranks`], [`workload`], [`scaling`].

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use ::launch::command::LaunchOptions;
 use ::plan::command::PlanOptions;
 use clap::{Parser, Subcommand};
-use experiment::comm_bench::{self, CommBenchOptions};
-use experiment::error::Result;
-use experiment::shell::{CompletionsOptions, ManOptions};
-use experiment::{launch, plan, program};
-use language::text::{ChatOptions, EvaluateOptions, GenerateOptions, TokenizeOptions};
-use language::{FinetuneOptions, PretrainOptions};
+use cli::comm_bench::{self, CommBenchOptions};
+use cli::error::Result;
+use cli::language::text::{ChatOptions, EvaluateOptions, GenerateOptions, TokenizeOptions};
+use cli::language::{FinetuneOptions, PretrainOptions};
+use cli::shell::{CompletionsOptions, ManOptions};
+use cli::{language, launch, plan, program};
 
 use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
@@ -86,12 +86,12 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<()> {
         match self {
-            Command::DdpLinear(options) => experiment::run(options),
-            Command::DdpTrainer(options) => experiment::run(options),
-            Command::DdpTransformer(options) => experiment::run(options),
-            Command::DdpMlp(options) => experiment::run(options),
-            Command::FsdpMlp(options) => experiment::run(options),
-            Command::Cifar10(options) => experiment::run(options),
+            Command::DdpLinear(options) => cli::run(options),
+            Command::DdpTrainer(options) => cli::run(options),
+            Command::DdpTransformer(options) => cli::run(options),
+            Command::DdpMlp(options) => cli::run(options),
+            Command::FsdpMlp(options) => cli::run(options),
+            Command::Cifar10(options) => cli::run(options),
             Command::TensorParallelMlp(options) => mesh::run(options),
             Command::TensorParallelTransformer(options) => mesh::run(options),
             Command::PipelineTransformer(options) => options.run(),

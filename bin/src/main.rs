@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use experiment::threads;
+use cli::threads;
 
 /// A training step allocates hundreds of small tensors; with the C library's allocator a step takes a quarter longer.
 #[global_allocator]

@@ -1,4 +1,4 @@
-//! Interface for the crates `launch` and `experiment`, which start ranks. Not part of the stable interface for programs.
+//! Interface for the crates `launch` and `cli`, which start ranks. Not part of the stable interface for programs.
 #![allow(clippy::missing_errors_doc, reason = "for one caller")]
 
 use std::fmt;

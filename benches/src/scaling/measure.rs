@@ -1,7 +1,7 @@
 //! Measuring all cases, in rounds.
 
-use experiment::console::note;
-use experiment::error::Result;
+use cli::console::note;
+use cli::error::Result;
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Options};

@@ -12,9 +12,9 @@ mod scale;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use experiment::console::note;
-use experiment::error::Result;
-use experiment::outputs::check_in_place;
+use cli::console::note;
+use cli::error::Result;
+use cli::outputs::check_in_place;
 use plan::forecast::fit::{Fit, fit};
 use report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
 use clap::{Parser, ValueEnum};
-use experiment::error::{Error, Result};
+use cli::error::{Error, Result};
 use plan::forecast::Network;
 use serde::{Deserialize, Serialize, Serializer};
 

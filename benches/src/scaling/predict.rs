@@ -1,8 +1,8 @@
 //! Predictions: for the measured runs, from runs on one rank; and for large numbers of ranks on known networks.
 
+use cli::console::note;
+use cli::error::{Error, Result};
 use comm::Transport;
-use experiment::console::note;
-use experiment::error::{Error, Result};
 use plan::forecast::fit::{Fit, fit};
 use plan::forecast::{Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with};
 use plan::measure::Row;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bin::experiments::transformer::Transformer;
 use candle_core::{DType, Device};
 use candle_nn::VarMap;
+use cli::error::Result;
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
-use experiment::error::Result;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss, share};

@@ -7,8 +7,8 @@ use ::pipeline::{ActionKind, Cost, Pipeline, PipelineConfig, Split};
 use bin::experiments::pipeline_transformer::transformer_modules;
 use candle_core::{DType, Device};
 use candle_nn::{Optimizer, VarMap};
+use cli::error::{Error, Result};
 use comm::Communicator;
-use experiment::error::{Error, Result};
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use cli::error::Result;
 use comm::peak_rss_bytes;
 use comm::{Communicator, Operation, Tcp, all_gather_object, broadcast_object};
-use experiment::error::Result;
 use serde::{Deserialize, Serialize};
 
 use super::train::{Step, Workload};

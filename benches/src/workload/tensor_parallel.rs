@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ::tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
+use cli::error::Result;
 use comm::{Communicator, Mesh};
-use experiment::error::Result;
 use training::{Adam, AdamConfig};
 
 use super::Training;

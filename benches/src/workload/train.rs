@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
-use experiment::error::Result;
+use cli::error::Result;
 use training::Adam;
 
 /// A training workload on one rank.

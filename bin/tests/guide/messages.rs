@@ -8,7 +8,7 @@ use crate::sources::code;
 use crate::texts::{first_text, rust_files};
 
 /// Source folders of all crates.
-pub(crate) const SOURCES: [&str; 15] = [
+pub(crate) const SOURCES: [&str; 14] = [
     "sampler/src",
     "comm/src",
     "launch/src",
@@ -21,8 +21,7 @@ pub(crate) const SOURCES: [&str; 15] = [
     "plan/src",
     "report/src",
     "girandole/src",
-    "experiment/src",
-    "language/src",
+    "cli/src",
     "bin/src",
 ];
 

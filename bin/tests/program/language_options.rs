@@ -64,5 +64,5 @@ fn a_trace_shows_the_parts_of_a_step() {
     {
         assert!(trace.contains(&format!("\"name\":\"{span}\"")), "{span}");
     }
-    assert!(!trace.contains("language/src"), "{trace}");
+    assert!(!trace.contains("cli/src/language"), "{trace}");
 }

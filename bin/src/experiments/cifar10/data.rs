@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::Device;
-use experiment::prelude::*;
+use cli::prelude::*;
 use sampler::DistributedSampler;
 use training::TensorFile;
 
@@ -33,10 +33,7 @@ impl Setup {
             (None, None) => variables.generator.with(|generator| {
                 let patterns = Patterns::draw(generator)?;
                 let train = patterns.pictures(generator, options.samples)?;
-                Ok::<_, experiment::error::Error>((
-                    train,
-                    patterns.pictures(generator, options.test_samples)?,
-                ))
+                Ok::<_, cli::error::Error>((train, patterns.pictures(generator, options.test_samples)?))
             })?,
         };
         variables.make(&options.common, ConvNet::new)?;

@@ -13,11 +13,11 @@ use std::cell::Cell;
 
 use candle_core::Tensor;
 use candle_nn::Module;
+use cli::agreement::content_of;
+use cli::options::contents_of;
+use cli::prelude::*;
 use comm::Setting;
 use ddp::{Ddp, DdpConfig};
-use experiment::agreement::content_of;
-use experiment::options::contents_of;
-use experiment::prelude::*;
 use girandole::validation::Validation;
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use experiment::prelude::*;
+use cli::prelude::*;
 
 use super::pictures::PICTURE_BYTES;
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use candle_nn::{Module, VarMap};
+use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
-use experiment::prelude::*;
 use girandole::validation::{Validation, ValidationConfig, argmax, validate};
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, load_weights};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use experiment::memory_check::INDEX_BYTES;
-use experiment::prelude::*;
+use cli::memory_check::INDEX_BYTES;
+use cli::prelude::*;
 use sampler::{DataLoader, Sampler};
 use training::TensorFile;
 

@@ -1,9 +1,9 @@
 //! Data-parallel training, the second half of the from-scratch tutorial.
 
 use candle_nn::Module;
+use cli::prelude::*;
+use cli::trainer::RunConfig;
 use ddp::{Ddp, DdpConfig};
-use experiment::prelude::*;
-use experiment::trainer::RunConfig;
 use training::{Sgd, SgdConfig, mse};
 
 use super::data::{Batch, Setup};

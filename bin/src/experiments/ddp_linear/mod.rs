@@ -9,7 +9,7 @@ mod single_process;
 pub use data::Setup;
 pub use options::DdpLinearOptions;
 
-use experiment::prelude::*;
+use cli::prelude::*;
 use report::Speedup;
 
 use crate::experiments::python::Fixed;

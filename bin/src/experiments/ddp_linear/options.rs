@@ -1,7 +1,7 @@
 //! The options of `ddp-linear`.
 
 use clap::Args;
-use experiment::prelude::*;
+use cli::prelude::*;
 
 /// Options of `ddp-linear`.
 #[derive(Debug, Clone, Args)]

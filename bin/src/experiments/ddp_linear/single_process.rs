@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use candle_nn::{Module, Optimizer};
+use cli::prelude::*;
+use cli::run_log::{LogConfig, RunLog};
+use cli::trainer::{RunEnd, SingleProcess};
 use comm::peak_rss_bytes;
-use experiment::prelude::*;
-use experiment::run_log::{LogConfig, RunLog};
-use experiment::trainer::{RunEnd, SingleProcess};
 use launch::machine::gpu_count;
 use report::metrics::Summary;
 use sampler::RandomSampler;

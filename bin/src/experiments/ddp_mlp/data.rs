@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Device;
-use experiment::prelude::*;
+use cli::prelude::*;
 use sampler::{BoxError, Dataset, Generator};
 use training::TensorFile;
 

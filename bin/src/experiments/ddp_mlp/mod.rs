@@ -5,8 +5,8 @@ pub mod model;
 
 use candle_nn::Module;
 use clap::Args;
+use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
-use experiment::prelude::*;
 use girandole::validation::{Validation, ValidationConfig, validate};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, TensorFile, cross_entropy};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::Module;
 use clap::{Args, ValueEnum};
+use cli::memory_check::INDEX_BYTES;
+use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
-use experiment::memory_check::INDEX_BYTES;
-use experiment::prelude::*;
 use training::{Linear, Sgd, SgdConfig, TensorFile, linear, log_softmax, mse};
 
 use self::model::{Batch, FEATURES, Sample};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use candle_nn::ModuleT;
+use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
-use experiment::prelude::*;
 use sampler::{Generator, SharedGenerator};
 use training::{Sgd, SgdConfig, cross_entropy};
 

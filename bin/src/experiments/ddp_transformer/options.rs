@@ -1,7 +1,7 @@
 //! The options of `ddp-transformer`.
 
 use clap::{Args, ValueEnum};
-use experiment::prelude::*;
+use cli::prelude::*;
 use training::AttentionMask;
 
 use crate::experiments::transformer::TransformerConfig;

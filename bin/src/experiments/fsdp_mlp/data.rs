@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use candle_core::{Device, Tensor};
-use experiment::prelude::*;
-use experiment::trainer::{self, Position, Source};
+use cli::prelude::*;
+use cli::trainer::{self, Position, Source};
 use sampler::{DistributedSampler, Generator, Sampler};
 use serde_json::Value;
 use training::TensorFile;

@@ -5,8 +5,8 @@ pub mod model;
 mod options;
 pub mod peak_memory;
 
-use experiment::prelude::*;
-use experiment::trainer::Sharded;
+use cli::prelude::*;
+use cli::trainer::Sharded;
 use training::build::Builder;
 use training::{Adam, AdamConfig, TensorFile, TorchInit, cross_entropy};
 

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
-use experiment::prelude::*;
+use cli::prelude::*;
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
 use super::model::{CLASSES, LargeConfig};

@@ -5,8 +5,8 @@ use comm::peak_rss_bytes;
 use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use serde::{Deserialize, Serialize};
 
-use experiment::error::Result;
-use experiment::trainer::Sharded;
+use cli::error::Result;
+use cli::trainer::Sharded;
 
 /// Peak bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

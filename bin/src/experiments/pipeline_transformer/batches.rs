@@ -1,7 +1,7 @@
 //! The batches of a copy of the pipeline.
 
-use experiment::prelude::*;
-use experiment::trainer::{self, Position, Source};
+use cli::prelude::*;
+use cli::trainer::{self, Position, Source};
 
 use crate::experiments::transformer::rows::Batch;
 

@@ -1,7 +1,7 @@
 //! The use of ranks with one micro-batch at a time, and with many.
 
+use cli::prelude::*;
 use comm::Communicator;
-use experiment::prelude::*;
 use pipeline::{PipelineConfig, ScheduleKind};
 
 use super::utilization::Utilization;

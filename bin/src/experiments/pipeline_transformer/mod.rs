@@ -11,10 +11,10 @@ use std::sync::{Arc, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
+use cli::prelude::*;
+use cli::start::check_world_size;
+use cli::trainer::Staged;
 use comm::{Communicator, Mesh, Operation, all_gather_object};
-use experiment::prelude::*;
-use experiment::start::check_world_size;
-use experiment::trainer::Staged;
 use pipeline::{Pipeline, PipelineConfig, Plan};
 use report::Timeline;
 use sampler::{Generator, SharedGenerator};
@@ -205,10 +205,10 @@ impl PipelineTransformerOptions {
     /// Runs the command.
     ///
     /// # Errors
-    /// Those of [`experiment::run`].
+    /// Those of [`cli::run`].
     pub fn run(&self) -> Result<()> {
         if !self.show_schedule {
-            return experiment::run(self);
+            return cli::run(self);
         }
         let world_size = self.common.ranks.world_size.unwrap_or(Self::WORLD_SIZE);
         check_world_size(world_size)?;

@@ -1,7 +1,7 @@
 //! The options of `pipeline-transformer`.
 
 use clap::Args;
-use experiment::prelude::*;
+use cli::prelude::*;
 use pipeline::{Cost, Error, PipelineConfig, Schedule, ScheduleKind, Split};
 
 use crate::experiments::transformer::options::TransformerOptions;

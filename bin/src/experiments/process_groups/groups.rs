@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
+use cli::prelude::*;
 use comm::{Communicator, ReduceOp};
-use experiment::prelude::*;
 
 use super::stage::{OrderedOutput, numbers, python_bool};
 

@@ -7,13 +7,13 @@ mod rendezvous;
 mod stage;
 
 use clap::Args;
+use cli::agreement::agree_on_options;
+use cli::backends;
+use cli::error::Error;
+use cli::options::{DeviceKind, RankOptions};
+use cli::prelude::*;
+use cli::start::{self, Start};
 use comm::TcpConfig;
-use experiment::agreement::agree_on_options;
-use experiment::backends;
-use experiment::error::Error;
-use experiment::options::{DeviceKind, RankOptions};
-use experiment::prelude::*;
-use experiment::start::{self, Start};
 use launch::Layout;
 use report::trace;
 

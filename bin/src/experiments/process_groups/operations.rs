@@ -1,8 +1,8 @@
 //! The handbook's operations, with the values of each rank before and after.
 
 use candle_core::{DType, Tensor};
+use cli::prelude::*;
 use comm::ReduceOp;
-use experiment::prelude::*;
 
 use super::stage::{OrderedOutput, numbers};
 

@@ -1,7 +1,7 @@
 //! Positions of ranks: in the world group, on their nodes, and in a table of several nodes.
 
+use cli::prelude::*;
 use comm::{Communicator, LaunchedRank, host_name};
-use experiment::prelude::*;
 use launch::Layout;
 
 use super::stage::{OrderedOutput, python_bool};

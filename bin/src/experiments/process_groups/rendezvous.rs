@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
+use cli::interrupt;
+use cli::prelude::*;
 use comm::{Communicator, InitMethod, ReduceOp, Tcp, TcpConfig, broadcast_object};
-use experiment::interrupt;
-use experiment::prelude::*;
 use launch::ReservedPort;
 
 use super::stage::{OrderedOutput, numbers};

@@ -3,8 +3,8 @@
 use std::fmt::{Arguments, Display};
 
 use candle_core::{Device, Tensor};
+use cli::prelude::*;
 use comm::{Communicator, gather_object};
-use experiment::prelude::*;
 
 /// Output of the demonstration: rank 0 prints for all ranks, so that the order is always the same.
 #[derive(Debug)]

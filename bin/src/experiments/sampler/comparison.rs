@@ -1,6 +1,6 @@
 //! The handbook's `compare_samplers`: the sample order of one process, and the share of each rank.
 
-use experiment::prelude::*;
+use cli::prelude::*;
 use sampler::{Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
 
 use super::coverage::Coverage;

@@ -1,6 +1,6 @@
 //! `sampler`, from the PyTorch handbook: which rank gets which samples, with a plain and a distributed sampler.
 
-use experiment::prelude::*;
+use cli::prelude::*;
 
 mod comparison;
 mod coverage;

@@ -1,10 +1,10 @@
 //! The options of `sampler`.
 
 use clap::{Args, ValueEnum};
-use experiment::memory_check::INDEX_BYTES;
-use experiment::options::{seed, workers};
-use experiment::prelude::*;
-use experiment::start::check_world_size;
+use cli::memory_check::INDEX_BYTES;
+use cli::options::{seed, workers};
+use cli::prelude::*;
+use cli::start::check_world_size;
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 
 /// What becomes of the last samples where the ranks do not divide the data set.

@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
-use experiment::prelude::*;
-use experiment::start::MOST_RANKS;
-use experiment::trainer::sampler_state;
+use cli::prelude::*;
+use cli::start::MOST_RANKS;
+use cli::trainer::sampler_state;
 use sampler::Generator;
 use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use experiment::prelude::*;
+use cli::prelude::*;
 use plan::command::check_heads;
 
 use crate::experiments::transformer::TransformerConfig;

@@ -2,7 +2,7 @@
 
 use bin::cli::commands;
 use clap::{Arg, Command};
-use experiment::help::{NARROW, SHARED, WIDTH, short};
+use cli::help::{NARROW, SHARED, WIDTH, short};
 
 /// Every command except clap's own `help`, and the program itself.
 fn all() -> Vec<Command> {

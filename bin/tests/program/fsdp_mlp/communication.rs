@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bin::experiments::fsdp_mlp::FsdpMlpOptions;
 use candle_core::Device;
 use clap::Parser;
+use cli::Experiment;
+use cli::rank::Rank;
 use comm::{Communicator, Local, Operation, Result, Stats, Work};
-use experiment::Experiment;
-use experiment::rank::Rank;
 
 /// A communicator whose stats report one second for each operation.
 #[derive(Debug)]

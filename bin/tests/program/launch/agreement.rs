@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Output, Stdio};
 
+use cli::agreement::{JOINT, OWN};
 use comm::host_name;
-use experiment::agreement::{JOINT, OWN};
 
 use super::nodes::Nodes;
 use crate::common::{Folder, free_port, girandole, text};

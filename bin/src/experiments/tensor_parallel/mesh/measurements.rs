@@ -1,7 +1,7 @@
 //! Measurements of a rank: memory by kind, bytes sent, time.
 
+use cli::error::Result;
 use comm::{Communicator, all_gather_object};
-use experiment::error::Result;
 use report::metrics::MemoryUse;
 use serde::{Deserialize, Serialize};
 

@@ -13,11 +13,11 @@ pub use training::{Task, TensorParallelRunConfig, Trained, train};
 
 use std::ffi::OsString;
 
+use cli::Experiment;
+use cli::error::Result;
+use cli::memory_check;
+use cli::options::{Backend, CommonOptions};
 use comm::LaunchedRank;
-use experiment::Experiment;
-use experiment::error::Result;
-use experiment::memory_check;
-use experiment::options::{Backend, CommonOptions};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::Weights;
 
@@ -30,7 +30,7 @@ pub trait OnMesh: Experiment {
 /// Runs an experiment on as many ranks as its mesh has.
 ///
 /// # Errors
-/// Those of [`run`](experiment::run).
+/// Those of [`run`](cli::run).
 pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
     let is_set = |name| std::env::var_os(name).is_some_and(|value: OsString| !value.is_empty());
     // A process started as a rank has its world size from the launcher.
@@ -41,9 +41,9 @@ pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
         Some(ranks) if !launched && experiment.common().ranks.world_size.is_none() => {
             let mut common = experiment.common().clone();
             common.ranks.world_size = Some(ranks);
-            experiment::run(&experiment.with_common(common))
+            cli::run(&experiment.with_common(common))
         }
-        _ => experiment::run(experiment),
+        _ => cli::run(experiment),
     }
 }
 

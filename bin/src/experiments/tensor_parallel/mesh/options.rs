@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use clap::Args;
+use cli::error::{Result, refuse};
+use cli::options::count;
 use comm::{Communicator, Mesh};
-use experiment::error::{Result, refuse};
-use experiment::options::count;
 use report::fact;
 
 /// How ranks are laid out.

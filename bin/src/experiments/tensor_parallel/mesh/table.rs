@@ -1,7 +1,7 @@
 //! Comparison table: memory and communication of tensor parallelism and of data parallelism.
 
-use experiment::console::say;
-use experiment::error::Result;
+use cli::console::say;
+use cli::error::Result;
 
 use super::measurements::Measurements;
 use super::training::Trained;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use cli::error::Result;
+use cli::rank::Rank;
+use cli::trainer::{Divided, Epochs, Losses, Position, Source, Step, Strategy, Trainer};
 use comm::{Mesh, peak_rss_bytes, reset_peak_rss};
-use experiment::error::Result;
-use experiment::rank::Rank;
-use experiment::trainer::{Divided, Epochs, Losses, Position, Source, Step, Strategy, Trainer};
 use report::RunSeries;
 use report::metrics::MemoryUse;
 use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};

@@ -3,7 +3,7 @@
 mod options;
 
 use candle_core::{Device, Tensor};
-use experiment::prelude::*;
+use cli::prelude::*;
 use sampler::Generator;
 use tensor_parallel::{
     LanguageModel, LanguageModelConfig, Result as LayerResult, ShardBuilder, TensorParallel,

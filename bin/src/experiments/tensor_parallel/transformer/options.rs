@@ -1,7 +1,7 @@
 //! The options of `tensor-parallel-transformer`.
 
 use clap::Args;
-use experiment::prelude::*;
+use cli::prelude::*;
 use plan::command::check_heads;
 use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;

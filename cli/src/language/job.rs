@@ -1,0 +1,49 @@
+//! The interface of `pretrain` and `finetune` to their shared training code.
+
+use std::path::Path;
+
+use crate::error::Result;
+use models::{Lora, Tokenizer, Weights};
+
+use super::options::TrainOptions;
+
+/// A command that trains a language model.
+pub trait Job: Clone {
+    /// The command's name.
+    const NAME: &'static str;
+
+    /// Returns the options common to both commands.
+    fn options(&self) -> &TrainOptions;
+
+    /// Returns a copy of the command with other common options.
+    fn with_options(&self, options: TrainOptions) -> Self;
+
+    /// Returns the model with its initial weights, adapters and tokenizer.
+    ///
+    /// # Errors
+    /// Files that cannot be used; options that do not fit.
+    fn subject(&self) -> Result<Subject>;
+
+    /// Whether adapters are merged into the weights when they are saved.
+    fn merges(&self) -> bool {
+        false
+    }
+
+    /// Whether adapters alone are saved.
+    fn saves_adapters(&self) -> bool {
+        false
+    }
+
+    /// Returns the folder of the model that is read, if any.
+    fn model(&self) -> Option<&Path>;
+
+    /// Returns the folder whose tokenizer files are copied to the saved model, if any.
+    fn folder(&self) -> Option<&Path>;
+}
+
+/// The model to train.
+pub struct Subject {
+    pub(super) weights: Weights,
+    pub(super) lora: Option<Lora>,
+    pub(super) tokenizer: Option<Tokenizer>,
+}

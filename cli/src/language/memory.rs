@@ -1,0 +1,165 @@
+//! Memory check of a language-model run, before ranks start and anything is allocated.
+
+use crate::error::{Error, Result};
+use crate::memory_check;
+use comm::{UsableMemory, available_memory};
+use girandole::Layout;
+use plan::language::{LayoutCost, Memory, Subject, Training, layouts};
+use plan::units::show_bytes;
+use training::build::Recompute;
+
+use super::options::TrainOptions;
+
+/// Maximum number of fitting settings that the error message suggests.
+const MOST_NAMED: usize = 3;
+
+/// Bytes of a process beyond what the plan counts: program, threads and connections.
+const PROCESS: f64 = 100e6;
+
+/// Safety factor: the plan may underestimate by this much.
+const MARGIN: f64 = 1.05;
+
+/// What the check needs to know of this machine.
+#[derive(Debug, Clone)]
+struct Host {
+    /// Number of ranks on it.
+    ranks: usize,
+    /// Available memory.
+    available: UsableMemory,
+    /// Whether checkpoints are kept: ranks then copy what they save, to write it in the background.
+    saves: bool,
+}
+
+/// Checks by the plan that the ranks on this machine do not need more memory than is available.
+///
+/// # Errors
+/// The layout, with what it needs and what would fit.
+pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, length: usize) -> Result<()> {
+    let common = options.common();
+    let ranks = memory_check::ranks_on_host(&common.ranks, common.device, layout.ranks());
+    let (false, Some(ranks), Some(available)) = (options.no_memory_check, ranks, available_memory()) else {
+        return Ok(());
+    };
+    let host = Host { ranks, available, saves: options.checkpoints.checkpoint_dir.is_some() };
+    let training = options.planned(length);
+    // A plan that fails is ignored here: the training code reports the problem itself.
+    let Ok(cost) = subject.estimate(&training, layout) else { return Ok(()) };
+    match (host.refusal(subject, &training, &cost), options.mesh) {
+        (None, _) => Ok(()),
+        (Some(help), Some(_)) => Err(Error::Option { option: "--mesh", got: layout.to_string(), help }),
+        (Some(help), None) => Err(Error::Unavailable { wanted: "the memory for this run".into(), help }),
+    }
+}
+
+impl Host {
+    /// Returns the error message if a layout does not fit.
+    fn refusal(&self, subject: &Subject, training: &Training, cost: &LayoutCost) -> Option<String> {
+        let needed = self.needed(cost);
+        if needed <= self.available.bytes as f64 {
+            return None;
+        }
+        let who = match self.ranks {
+            1 => "it needs".to_string(),
+            ranks => format!("the {ranks} ranks here need"),
+        };
+        let fitting = self.fitting(subject, training, &cost.layout);
+        let instead = match fitting.is_empty() {
+            true => {
+                "no layout of as many ranks would fit: take a smaller model or --length, or more machines"
+                    .into()
+            }
+            false => format!("these would fit: {}", fitting.join("; ")),
+        };
+        Some(format!(
+            "{who} about {}, and this machine has {} to give{}; {instead} (an estimate: --no-memory-check goes on all the same)",
+            show_bytes(needed),
+            show_bytes(self.available.bytes as f64),
+            self.available.restriction()
+        ))
+    }
+
+    /// Returns the bytes that the ranks here need; if not all ranks are here, those that need most are assumed to be.
+    fn needed(&self, cost: &LayoutCost) -> f64 {
+        let Layout { pp, dp, .. } = cost.layout;
+        let each = (cost.layout.ranks() / pp) as f64;
+        // Only the first copy of the model is saved.
+        let saved = |memory: &Memory| if self.saves { memory.parameters + memory.optimizer } else { 0.0 };
+        let all = cost.stages.iter().map(|stage| &stage.memory);
+        let most = all.clone().map(|memory| memory.total() + saved(memory)).fold(0.0, f64::max);
+        let sum: f64 = all.map(|memory| each * (memory.total() + saved(memory) / dp as f64)).sum();
+        MARGIN * sum.min(most * self.ranks as f64) + PROCESS * self.ranks as f64
+    }
+
+    /// Returns the options of layouts that would fit, the requested layout first.
+    fn fitting(&self, subject: &Subject, training: &Training, layout: &Layout) -> Vec<String> {
+        let others = layouts(layout.ranks()).into_iter().filter(|other| other != layout);
+        let all = std::iter::once(*layout).chain(others);
+        let fits = |layout: Layout| {
+            let rows = training.batch_size / layout.data_ranks().max(1);
+            let now = training.micro_batches(&layout);
+            let settings = [(training.recompute, now), (Recompute::Units, now), (Recompute::Units, rows)];
+            let (recompute, micro_batches) = settings.into_iter().find(|&(recompute, micro_batches)| {
+                let training = Training { recompute, micro_batches: Some(micro_batches), ..training.clone() };
+                subject
+                    .estimate(&training, &layout)
+                    .is_ok_and(|cost| self.needed(&cost) <= self.available.bytes as f64)
+            })?;
+            let again = if recompute == training.recompute { "" } else { " --recompute 1" };
+            let parts = match micro_batches == now {
+                true => String::new(),
+                false => format!(" --accumulate {micro_batches}"),
+            };
+            Some(format!("--mesh {layout}{again}{parts}"))
+        };
+        all.filter_map(fits).take(MOST_NAMED).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::ModelConfig;
+
+    use super::*;
+
+    fn subject() -> Subject {
+        let config = r#"{"model_type": "llama", "vocab_size": 1000, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6,
+            "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_act": "silu", "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+        Subject::new(ModelConfig::from_json(config).unwrap(), None)
+    }
+
+    /// Returns the message on a machine with this many bytes for what is planned.
+    fn line(mesh: &str, planned: f64) -> Option<String> {
+        let training = Training { length: 128, ..Training::default() };
+        let layout: Layout = mesh.parse().unwrap();
+        let cost = subject().estimate(&training, &layout).unwrap();
+        let ranks = layout.ranks();
+        let bytes = (MARGIN * planned + PROCESS * ranks as f64) as u64;
+        let available = UsableMemory { bytes, limit: Some("/sys/fs/cgroup/memory.max".into()) };
+        Host { ranks, available, saves: false }.refusal(&subject(), &training, &cost)
+    }
+
+    #[test]
+    fn what_would_fit_is_told() {
+        assert_eq!(line("dp=2", 1e9), None);
+        let said = line("dp=2", 200e6).unwrap();
+        assert!(
+            said.contains("the 2 ranks here need about 4")
+                && said.contains(
+                    "has 410 MB to give for this container or job (/sys/fs/cgroup/memory.max); these"
+                ),
+            "{said}"
+        );
+        assert!(said.contains("these would fit: --mesh dp=2 --recompute 1; --mesh shard=2; "), "{said}");
+        let said = line("dp=2", 80e6).unwrap();
+        assert!(
+            said.contains("these would fit: --mesh tp=2 --recompute 1 --accumulate 8; --mesh pp=2 "),
+            "{said}"
+        );
+        let said = line("dp=1", 1e6).unwrap();
+        assert!(
+            said.contains("it needs about 26") && said.contains("no layout of as many ranks would fit"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,57 @@
+//! The commands for language models: [`PretrainOptions`] and [`FinetuneOptions`] train one in any layout, on text or
+//! conversations; [`text`] has those that use one or convert text to tokens.
+//!
+//! Each command is a clap struct of options. Your own program takes them as its commands:
+//!
+//! ```no_run
+//! use clap::Parser;
+//! use cli::language::text::GenerateOptions;
+//! use cli::language::{FinetuneOptions, PretrainOptions};
+//!
+//! /// Trains and uses language models.
+//! #[derive(Parser)]
+//! enum Program {
+//!     Pretrain(PretrainOptions),
+//!     Finetune(FinetuneOptions),
+//!     Generate(GenerateOptions),
+//! }
+//!
+//! launch::worker_guard()?;
+//! let ended = match Program::parse() {
+//!     Program::Pretrain(options) => cli::language::run(&options),
+//!     Program::Finetune(options) => cli::language::run(&options),
+//!     Program::Generate(options) => options.run(),
+//! };
+//! if let Err(error) = ended {
+//!     error.message().iter().for_each(|message| eprintln!("{message}"));
+//!     std::process::exit(error.exit_code().into());
+//! }
+//! # Ok::<(), comm::Error>(())
+//! ```
+//!
+//! Read it in this order: [`PretrainOptions`], [`FinetuneOptions`], [`run`], then [`text`].
+//!
+//! What trains is [`girandole::trainer`]; a program that needs no command line uses that.
+mod base;
+mod events;
+mod finetune;
+mod job;
+mod log_state;
+mod memory;
+mod options;
+mod pretrain;
+mod sample;
+mod settings;
+mod shared;
+mod speed;
+pub mod text;
+mod train;
+mod trained;
+mod watch;
+
+pub(crate) use options::{layout_of, ranks_of};
+pub(crate) use train::check_divisible;
+
+pub use finetune::FinetuneOptions;
+pub use pretrain::PretrainOptions;
+pub use train::run;

@@ -1,0 +1,162 @@
+//! Settings that affect what a run learns: stored in its checkpoints, and compared when it is resumed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::console::note;
+use crate::error::{Error, Result};
+use crate::options::value_name;
+use comm::Setting;
+use girandole::trainer::{ChangedSetting, TrainConfig};
+use models::tokens::{Rows, TokenFile};
+
+use super::job::Subject;
+use super::options::TrainOptions;
+
+/// What the settings call the model's configuration, and its weights below adapters.
+const MODEL: &str = "the model";
+const FROZEN: &str = "the frozen weights";
+/// Weights that are trained, which checkpoints hold themselves: only ranks compare them.
+const BASE: &str = "the weights of --model";
+
+/// Returns the training configuration, with the settings by option name, and fingerprints of the model and, where it is
+/// given, of the weights in its folder.
+pub(super) fn train_config(
+    command: &str,
+    options: &TrainOptions,
+    subject: &Subject,
+    weights: Option<String>,
+) -> TrainConfig {
+    let config = options.train_config();
+    let mut settings: BTreeMap<String, String> =
+        of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
+    settings.insert("command".into(), command.into());
+    let short = |hash: String| hash.chars().take(12).collect::<String>();
+    let model = subject.weights.config();
+    settings.insert(MODEL.into(), format!("{} {}", model.family, short(model.fingerprint())));
+    let name = if subject.lora.is_some() { FROZEN } else { BASE };
+    settings.extend(weights.map(|hash| (name.into(), short(hash))));
+    if let Some(lora) = &subject.lora {
+        settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
+        settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());
+        settings.insert("use_rslora".into(), lora.config().by_root.to_string());
+    }
+    TrainConfig { settings, ..config }
+}
+
+/// Excludes options that do not affect results (the layout), and the rows, which are compared separately and must be
+/// the same.
+fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 13] {
+    let adam = &config.adam;
+    [
+        ("steps", config.steps.to_string()),
+        ("batch-size", config.batch_size.to_string()),
+        ("lr", config.learning_rate.to_string()),
+        ("schedule", value_name(&options.schedule)),
+        ("warmup", config.schedule.warmup.to_string()),
+        ("lowest-lr", config.schedule.lowest.to_string()),
+        ("betas", format!("{},{}", adam.beta1, adam.beta2)),
+        ("eps", adam.eps.to_string()),
+        ("weight-decay", adam.weight_decay.to_string()),
+        ("dropout", options.dropout.map_or_else(|| "of config.json".into(), |p| p.to_string())),
+        ("clip", config.clip.unwrap_or(0.0).to_string()),
+        ("parameters", value_name(&options.parameters)),
+        ("precision", value_name(&options.precision)),
+    ]
+}
+
+/// Returns what was read, which must be the same on all ranks wherever each has its files: the tokens of each file, and the
+/// model.
+pub(super) fn contents(subject: &Subject, rows: &Rows, evaluation: Option<&Rows>) -> Vec<Setting> {
+    let of_files = |option: &str, rows: &Rows| {
+        let one = |(file, taken): (&TokenFile, u64)| {
+            let (tokens, length) = (file.tokens(), rows.row_len());
+            let content = format!(
+                "{tokens} tokens with SHA-256 {}, {taken} rows of {length} taken",
+                file.fingerprint()
+            );
+            Setting::new(option, &content).shown_as(format_args!("{} of {content}", file.path().display()))
+        };
+        rows.files().map(one).collect::<Vec<_>>()
+    };
+    let evaluation = match evaluation {
+        Some(rows) => of_files("--evaluate", rows),
+        None => vec![Setting::absent("--evaluate")],
+    };
+    let model = subject.weights.config();
+    let spread = model.json().get("initializer_range").map(|spread| format!(", random weights of {spread}"));
+    let config = format!("{} {}{}", model.family, model.fingerprint(), spread.unwrap_or_default());
+    // Its weights are compared with the trainer's settings.
+    [of_files("--data", rows), evaluation, vec![Setting::new("--model with the configuration", config)]]
+        .concat()
+}
+
+/// Prints the settings that differ from the checkpoint's, in one line.
+pub(super) fn note_changed_settings(changes: &[ChangedSetting]) {
+    if changes.is_empty() {
+        return;
+    }
+    let each =
+        changes.iter().map(|ChangedSetting { name, before, now }| format!("{name} {before}, now {now}"));
+    let each = each.collect::<Vec<_>>().join("; ");
+    note(format_args!("other options than those of the checkpoint: {each}"));
+}
+
+/// Refuses a checkpoint whose run had another model: the checkpoint's numbers mean something else in this one.
+///
+/// # Errors
+/// The option that names the checkpoint, and what differs.
+pub(super) fn refuse_another_model(changed: &[ChangedSetting], (option, got): (&str, &Path)) -> Result<()> {
+    let Some(other) = changed.iter().find(|setting| [MODEL, FROZEN].contains(&&*setting.name)) else {
+        return Ok(());
+    };
+    let ChangedSetting { name, before, now } = other;
+    let help = format!(
+        "{name} of that run was another ({before}, and this is {now}): give the same, or another folder"
+    );
+    Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use models::{Lora, LoraConfig, ModelConfig, Weights};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        options: TrainOptions,
+    }
+
+    #[test]
+    fn another_model_is_another_setting() {
+        let options = Program::parse_from(["pretrain", "--data", "text.txt", "--out", "out"]).options;
+        let settings = |theta: usize, by_root: bool| {
+            let json = format!(
+                r#"{{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+                "num_attention_heads": 1, "max_position_embeddings": 8, "rms_norm_eps": 1e-6, "rope_theta": {theta}}}"#
+            );
+            let model = ModelConfig::from_json(&json).unwrap();
+            let lora = Lora::new(&LoraConfig { by_root, ..LoraConfig::default() }, &model).unwrap();
+            let weights = Weights::random(&model, 0).unwrap();
+            let subject = Subject { weights, lora: Some(lora), tokenizer: None };
+            train_config("finetune", &options, &subject, Some("0123".repeat(9))).settings
+        };
+        assert_eq!(settings(100, false), settings(100, false));
+        assert_ne!(settings(100, false)[MODEL], settings(200, false)[MODEL]);
+        assert_eq!(settings(100, false)[FROZEN], "012301230123");
+        let setting = |name: &str| ChangedSetting { name: name.into(), before: "a".into(), now: "b".into() };
+        let refused = |names: &[&str]| {
+            let changed: Vec<_> = names.iter().map(|name| setting(name)).collect();
+            refuse_another_model(&changed, ("--checkpoint-dir", Path::new("c")))
+                .map_err(|error| error.to_string())
+        };
+        assert!(refused(&["--lr", BASE]).is_ok() && refused(&[FROZEN]).is_err());
+        assert!(
+            refused(&["--lr", MODEL]).unwrap_err().contains("--checkpoint-dir: got c; the model of that run")
+        );
+        assert_ne!(settings(100, false)["use_rslora"], settings(100, true)["use_rslora"]);
+    }
+}

@@ -1,0 +1,208 @@
+//! `evaluate`: loss and perplexity of a model on a text.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::console::say;
+use crate::error::{Error, Result};
+use crate::options::{count, read_text};
+use crate::start::{self, Start};
+use candle_core::{DType, Device, Tensor};
+use clap::Args;
+use comm::{Communicator, TcpConfig};
+use girandole::trainer::{self, Data};
+use girandole::{Layout, Parallel, ParallelConfig};
+use models::CausalLm;
+use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX};
+
+use super::layout::{LayoutOptions, alone, config, describe};
+use super::{ModelOptions, OpenedModel};
+use crate::language::check_divisible;
+
+const NAME: &str = "evaluate";
+
+/// Options of `evaluate`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Prints the mean cross-entropy of a text's tokens, in nats, and its exponential, the perplexity. The
+text is cut into rows of --length tokens; each token but the first of the text is predicted once, from
+the tokens before it in its row, or for the first of a row from the last token of the row before. The
+result is the same in any layout (--mesh).
+
+JSON lines, Parquet (in a build with the feature `parquet`) and files of tokens are read as `finetune`
+reads them: documents follow each other, each with its end-of-text token, and of a conversation only
+the answers count.
+
+  girandole evaluate --model model --data book.txt")]
+pub struct EvaluateOptions {
+    #[command(flatten)]
+    model: ModelOptions,
+    /// File with the text: plain, JSON lines or tokens
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Field of JSON lines with the text [default: text, or messages]
+    #[arg(long, value_name = "NAME")]
+    field: Option<String>,
+    /// Tokens per row [default: 1024, or the model's positions if fewer]
+    #[arg(long, value_name = "N", value_parser = count)]
+    length: Option<usize>,
+    /// Rows computed at once, over all ranks
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
+    batch_size: usize,
+    #[command(flatten)]
+    spread: LayoutOptions,
+}
+
+/// The model and the rows to evaluate, and how they are divided.
+struct Text {
+    opened: OpenedModel,
+    layout: Layout,
+    rows: Box<dyn Data>,
+    length: usize,
+    /// Rows per batch of each rank (or group of ranks) that has different rows.
+    rows_each: usize,
+}
+
+/// One text, cut into rows; positions beyond its end do not count.
+struct Document {
+    tokens: Vec<u32>,
+    length: usize,
+}
+
+impl Data for Document {
+    fn rows(&self) -> usize {
+        (self.tokens.len() - 1).div_ceil(self.length)
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+        let places = || rows.iter().flat_map(|row| row * self.length..(row + 1) * self.length);
+        let input = |place: usize| self.tokens.get(place).copied().unwrap_or_default();
+        let target =
+            |place: usize| self.tokens.get(place + 1).map_or(IGNORE_INDEX, |token| i64::from(*token));
+        let shape = (rows.len(), self.length);
+        let inputs = Tensor::from_vec(places().map(input).collect(), shape, device)?;
+        Ok((inputs, Tensor::from_vec(places().map(target).collect(), shape, device)?))
+    }
+
+    fn fingerprint(&self) -> String {
+        describe(&self.tokens)
+    }
+}
+
+impl EvaluateOptions {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A folder or text that cannot be used; a rank that failed.
+    pub fn run(&self) -> Result<()> {
+        training::Precision::from(self.model.precision).scope(|| self.run_in_precision())
+    }
+
+    fn run_in_precision(&self) -> Result<()> {
+        match self.spread.find(NAME, self.model.products())? {
+            Start::Launcher { world_size } => {
+                let text = self.text(world_size)?;
+                let found = match world_size {
+                    1 => self.measure(text, &alone()?)?,
+                    _ => start::spawn(NAME, world_size, self.spread.grace())?,
+                };
+                print_result(found)
+            }
+            Start::Rank { config, spawned } => {
+                let found = self.in_rank(&config).map_err(|error| Error::in_rank(config.rank, error))?;
+                match found {
+                    Some(found) if spawned => start::hand_over(&found),
+                    Some(found) => print_result(found),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Evaluates as one of several ranks; returns the result on rank 0.
+    fn in_rank(&self, config: &TcpConfig) -> Result<Option<(f64, usize)>> {
+        let text = self.text(config.world_size)?;
+        let rank = self.spread.join(config, &text.rows.fingerprint())?;
+        let found = self.measure(text, &rank.comm)?;
+        Ok(rank.is_first().then_some(found))
+    }
+
+    fn text(&self, world_size: usize) -> Result<Text> {
+        let layout = self.spread.layout(world_size)?;
+        let opened = self.model.open()?;
+        check_divisible(&layout, opened.weights.config())?;
+        let longest = opened.weights.config().max_len;
+        if let Some(length) = self.length.filter(|length| *length > longest) {
+            let help = format!("the model has {longest} positions");
+            return Err(Error::Option { option: "--length", got: length.to_string(), help });
+        }
+        let (rows, length) = self.rows(&opened)?;
+        // No more than there are: a batch of fewer is padded.
+        let batch = self.batch_size.min(rows.rows());
+        let rows_each = batch.div_ceil(layout.data_ranks()).next_multiple_of(layout.pp);
+        Ok(Text { opened, layout, rows, length, rows_each })
+    }
+
+    /// Returns the rows, and their length.
+    fn rows(&self, opened: &OpenedModel) -> Result<(Box<dyn Data>, usize)> {
+        let (path, model) = (self.data.clone(), opened.weights.config());
+        let file = DataFile { path, weight: 1.0, tokens: None };
+        // A file that cannot be read is refused where it is read as text.
+        if !file.is_plain_text().unwrap_or(true) {
+            let config = DataConfig {
+                tokenizer: Some(&opened.tokenizer),
+                folder: Some(&self.model.model),
+                template: self.model.chat_template.as_ref(),
+                field: self.field.as_deref(),
+                length: self.length,
+                is_padded: true,
+                vocab_size: model.vocab_size,
+                max_len: model.max_len,
+            };
+            let rows = tokens::Data::open(&[file], &config)?;
+            let length = rows.row_len();
+            return Ok((Box::new(rows), length));
+        }
+        let text = read_text(&self.data)?;
+        // Some editors begin files with a byte order mark.
+        let tokens = opened.tokenizer.encode_whole(text.strip_prefix('\u{feff}').unwrap_or(&text))?;
+        let predicted = tokens.len().saturating_sub(1);
+        if predicted == 0 {
+            let help = "it must have two tokens at least, one to predict from and one to predict".into();
+            return Err(Error::Option { option: "--data", got: format!("{} tokens", tokens.len()), help });
+        }
+        let length = self.length.unwrap_or(model.max_len.min(1024)).min(predicted);
+        Ok((Box::new(Document { tokens, length }), length))
+    }
+
+    /// Returns the mean loss and the number of predicted tokens, the same on every rank.
+    fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<(f64, usize)> {
+        let device = &self.spread.device()?;
+        let Text { opened, layout, rows, length, rows_each } = text;
+        let config = ParallelConfig {
+            micro_batches: layout.pp,
+            example: Some(Tensor::zeros((rows_each / layout.pp, length), DType::U32, device)?),
+            ..config(self.model.dtype(), device.clone())
+        };
+        let parts = opened.weights.parts();
+        let mut model: Parallel<CausalLm> =
+            Parallel::new(comm.clone(), &layout, parts, &config, move |builder| opened.build(builder))?;
+        let batch_size = rows_each * model.data_ranks().world_size();
+        let found = trainer::evaluate(&mut model, &*rows, rows.rows(), batch_size)?;
+        Ok((found.loss, found.targets))
+    }
+}
+
+fn print_result((loss, targets): (f64, usize)) -> Result<()> {
+    if !loss.is_finite() {
+        let help = "its weights or its training are broken, or --dtype and --precision too narrow for it";
+        return Err(models::Error::Invalid {
+            what: "the model",
+            field: "the loss",
+            got: loss.to_string(),
+            help,
+        }
+        .into());
+    }
+    say(format_args!("tokens: {targets}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()))
+}

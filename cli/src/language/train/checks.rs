@@ -1,0 +1,158 @@
+//! What is checked before ranks start.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::options::begin_note;
+use girandole::Layout;
+use models::ModelConfig;
+use models::tokens::{IGNORE_INDEX, Rows};
+use pipeline::ScheduleKind;
+
+use crate::language::options::TrainOptions;
+
+/// Refuses a file that would be among those of a model in a folder, which are replaced or read.
+pub(super) fn refuse_in_folder(of: &str, out: &Path, option: &'static str, path: &Path) -> Result<()> {
+    let out = out.canonicalize().ok();
+    let name = |path: &Path| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let is_there = out.is_some() && folder.canonicalize().ok() == out;
+        let name = path.file_name()?.to_str()?;
+        (is_there && models::is_model_file(name)).then(|| name.to_string())
+    };
+    // By the name that is given, and by that of the file that it leads to.
+    let Some(name) = name(path).or_else(|| name(&path.canonicalize().ok()?)) else { return Ok(()) };
+    let help = format!("in {of}, {name} is a file of the model: give another name or folder");
+    Err(Error::Option { option, got: path.display().to_string(), help })
+}
+
+/// Checks that the output folder holds no model, unless `--overwrite` is given or the run is resumed. Adapters never go
+/// beside a whole model: who loads the folder would find two models in it.
+pub(super) fn check_output_folder(options: &TrainOptions, saves_adapters: bool) -> Result<()> {
+    let out = &options.out;
+    let Some(file) = models::weights_in(out) else { return Ok(()) };
+    let foreign = if saves_adapters || options.overwrite { None } else { models::foreign_adapters_in(out)? };
+    let help = if let Some(adapters) = foreign {
+        format!(
+            "it holds adapters ({adapters}) of another run, which would be applied to the model: give another folder, or --overwrite"
+        )
+    } else if saves_adapters && !file.starts_with("adapter") {
+        format!("it holds a whole model ({file}), and adapters alone are saved: give another folder")
+    } else if options.overwrite
+        || options.checkpoints.has_checkpoint_to_resume()?
+        || begin_note::is_of_a_restarted_job(out, begin_note::MODEL)?
+    {
+        return Ok(());
+    } else {
+        begin_note::refuse(out, begin_note::MODEL)?;
+        if options.checkpoints.keeps() {
+            begin_note::refuse(options.checkpoints.dir(), begin_note::CHECKPOINTS)?;
+        }
+        format!("it holds a model already ({file}): give another folder, or --overwrite to replace the model")
+    };
+    Err(Error::Option { option: "--out", got: out.display().to_string(), help })
+}
+
+/// Checks that the model's sizes can be divided by the layout.
+pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
+    let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
+    let sizes = [
+        ("heads", model.num_heads),
+        ("heads of keys and values", model.num_kv_heads),
+        ("features of feed-forward layers", model.intermediate_size),
+    ];
+    if let Some((what, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(layout.tp)) {
+        return refuse(format!("the model's {size} {what} cannot be divided over tp={} ranks", layout.tp));
+    }
+    let units = model.num_layers + 2;
+    if layout.pp > units {
+        return refuse(format!(
+            "the model has {units} parts to cut between, {} blocks among them",
+            model.num_layers
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that the model has a part for each stage of the pipeline schedule.
+pub(super) fn check_stages(layout: &Layout, schedule: ScheduleKind, model: &ModelConfig) -> Result<()> {
+    let (parts, each) = (model.num_layers + 2, schedule.stages_per_rank());
+    if layout.pp == 1 || layout.pp.saturating_mul(each) <= parts {
+        return Ok(());
+    }
+    let help = format!(
+        "it has {each} stages on each of pp={} ranks, and the model has {parts} parts to cut between: give fewer ranks, or 1f1b",
+        layout.pp
+    );
+    Err(Error::Option { option: "--pipeline-schedule", got: schedule.to_string(), help })
+}
+
+/// Checks that the targets of a batch of rows of this length can be counted in bytes.
+pub(super) fn check_batch_size(batch_size: usize, length: usize) -> Result<()> {
+    match batch_size.checked_mul(length).filter(|tokens| *tokens <= isize::MAX as usize / size_of::<i64>()) {
+        Some(_) => Ok(()),
+        None => {
+            let help = format!("that many rows of {length} tokens fit in no memory: give fewer");
+            Err(Error::Option { option: "--batch-size", got: batch_size.to_string(), help })
+        }
+    }
+}
+
+/// Checks that a target counts in the first `most` rows, those of an evaluation.
+pub(super) fn check_evaluation(rows: &Rows, most: usize) -> Result<()> {
+    let used = rows.len().min(most);
+    for row in 0..used {
+        if rows.get(row)?.targets.iter().any(|target| *target != IGNORE_INDEX) {
+            return Ok(());
+        }
+    }
+    let got = format!("{used} rows of {} tokens", rows.row_len());
+    let help = "no target counts in those that are used, such as an answer of a conversation: give another text, a greater --length or more --evaluate-rows".into();
+    Err(Error::Option { option: "--evaluate", got, help })
+}
+
+#[cfg(test)]
+mod tests {
+    use models::tokens::TokenWriter;
+
+    use super::*;
+
+    #[test]
+    fn an_evaluation_needs_a_target_among_the_rows_that_it_uses() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::create(&folder.path().join("t.tokens"), 9, None).unwrap();
+        // Rows of 4 tokens: only those of the last one count.
+        writer.push_counted(&[1; 41], |place| place > 36).unwrap();
+        writer.end_document().unwrap();
+        let rows = Rows::new(vec![(writer.finish().unwrap(), 1.0)], 4).unwrap();
+        let check = |most| check_evaluation(&rows, most).map_err(|error| error.to_string());
+        assert_eq!((rows.len(), check(64), check(10)), (10, Ok(()), Ok(())));
+        for used in [1, 8, 9] {
+            let said = check(used).unwrap_err();
+            assert!(
+                said.starts_with(&format!("--evaluate: got {used} rows of 4 tokens; no target")),
+                "{said}"
+            );
+        }
+    }
+
+    #[test]
+    fn stages_and_rows_that_cannot_be_are_refused() {
+        let json = r#"{"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 6,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 8,
+            "rms_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+        let model = ModelConfig::from_json(json).unwrap();
+        let check = |layout: &str, schedule| {
+            check_stages(&layout.parse().unwrap(), schedule, &model).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("pp=4", ScheduleKind::ZbV), Ok(()));
+        assert_eq!(check("pp=5", ScheduleKind::OneFOneB), Ok(()));
+        let said = check("pp=5", ScheduleKind::ZbV).unwrap_err();
+        assert!(said.starts_with("--pipeline-schedule: got zb-v; it has 2 stages on each of pp=5"), "{said}");
+        assert!(check_batch_size(1 << 39, 1 << 20).is_ok());
+        for size in [usize::MAX, 1 << 41] {
+            let said = check_batch_size(size, 1 << 20).unwrap_err().to_string();
+            assert!(said.starts_with("--batch-size: got "), "{said}");
+        }
+    }
+}

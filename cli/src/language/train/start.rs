@@ -1,0 +1,120 @@
+//! Start of training on a rank: the model in its layout, and the trainer; from the beginning, from a checkpoint, or in a
+//! running job.
+
+use crate::Experiment;
+use crate::error::Result;
+use crate::rank::{Rank, RankPhase};
+use crate::run_log::RunLog;
+use candle_core::{DType, Device, Tensor};
+use girandole::trainer::{Joining, TrainConfig, Trainer};
+use girandole::{Layout, Parallel, ParallelConfig};
+use models::tokens::Rows;
+use models::{CausalLm, Lora};
+
+use super::Training;
+use crate::language::base;
+use crate::language::job::{Job, Subject};
+use crate::language::options::TrainOptions;
+use crate::language::settings::train_config;
+use crate::language::speed::Speed;
+
+impl<J: Job> Training<J> {
+    /// Builds the model in the layout of the current ranks. A rank that joins a running job learns it from the others.
+    pub(super) fn model_in_layout(
+        &self,
+        rank: &mut Rank,
+        built_on: (&Subject, &Rows, &Device),
+    ) -> Result<(Parallel<CausalLm>, Option<Joining>)> {
+        let (options, elastic) = (self.options(), self.elastic());
+        if rank.stage == RankPhase::New {
+            return rank.join_running(elastic, None, |rank, lost| {
+                let joining = Joining::meet(&*rank.comm, lost)?;
+                Ok((build_model(options, joining.layout(), rank, built_on)?, Some(joining)))
+            });
+        }
+        let layout = self.layout_now(elastic.is_some(), rank)?;
+        Ok((build_model(options, &layout, rank, built_on)?, None))
+    }
+
+    /// Returns the configuration of the training, on a rank that begins in a layout or is new in a running job.
+    pub(super) fn train_config(
+        &self,
+        rank: &Rank,
+        subject: &Subject,
+        (layout, is_new): (&Layout, bool),
+    ) -> Result<TrainConfig> {
+        let replacement = self.replacement(rank);
+        let goes_on = is_new || replacement.is_some() || self.options().survives_loss(layout);
+        // Checkpoints hold all weights but frozen ones.
+        let is_kept = subject.lora.is_some() && self.options().checkpoints.checkpoint_dir.is_some();
+        let weights = match is_new {
+            true if is_kept => subject.weights.fingerprint()?,
+            true => None,
+            false => base::fingerprint(&subject.weights, &*rank.comm, is_kept)?,
+        };
+        Ok(TrainConfig {
+            fewest_ranks: self.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
+            replacement,
+            ..train_config(J::NAME, self.options(), subject, weights)
+        })
+    }
+
+    /// Creates the trainer, and measures the machine's speed.
+    pub(super) fn trainer<'a>(
+        &self,
+        (model, joining): (&'a mut Parallel<CausalLm>, Option<Joining>),
+        (subject, rows, config): (&Subject, &'a Rows, TrainConfig),
+        rank: &Rank,
+        log: Option<&mut RunLog<'_>>,
+    ) -> Result<(Trainer<'a, CausalLm>, Speed)> {
+        let (flops, device) = (self.step_flops(subject, rows)?, model.config().device.clone());
+        let products = (self.options().dtype(), &device);
+        if let Some(joining) = joining {
+            let speed = Speed::of_one(rank, products, flops)?;
+            return Ok((Trainer::joining(model, rows, config, joining)?, speed));
+        }
+        let speed = Speed::measured(rank, products, flops)?;
+        let mut trainer = Trainer::new(model, rows, config)?;
+        self.resume(&mut trainer, log, rank)?;
+        Ok((trainer, speed))
+    }
+}
+
+/// Builds the model in its layout.
+fn build_model(
+    options: &TrainOptions,
+    layout: &Layout,
+    rank: &Rank,
+    (subject, rows, device): (&Subject, &Rows, &Device),
+) -> Result<Parallel<CausalLm>> {
+    let micro_batches = options.micro_batches(layout);
+    let rows_each = options.batch_size / layout.data_ranks() / micro_batches;
+    let is_adapter = |name: &str| Lora::is_adapter(name);
+    let config = ParallelConfig {
+        dtype: options.dtype(),
+        device: device.clone(),
+        micro_batches,
+        example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
+        schedule: options.pipeline_schedule(),
+        recompute: options.recompute(),
+        sequence_parallel: options.sequence_parallel,
+        loss_scale: options.loss_scale(),
+        seed: options.seed,
+        is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
+        ..ParallelConfig::default()
+    };
+    let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());
+    let model = match options.dropout {
+        Some(p) => model.with_dropout(p)?,
+        None => model,
+    };
+    let build = move |builder: &training::build::Builder| match &lora {
+        Some(lora) => CausalLm::new(&model, &lora.adapt(builder.clone())),
+        None => CausalLm::new(&model, builder),
+    };
+    let (comm, weights) = (rank.comm.clone(), subject.weights.parts());
+    Ok(match rank.stage {
+        RankPhase::New => Parallel::joining(comm, layout, weights, &config, build)?,
+        _ => Parallel::new(comm, layout, weights, &config, build)?,
+    })
+}

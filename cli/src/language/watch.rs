@@ -1,0 +1,290 @@
+//! Training observer: prints and logs steps, evaluations and samples.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::console::note;
+use crate::error::Error;
+use crate::rank::RankPhase;
+use crate::run_log::RunLog;
+use comm::{Communicator, all_gather_object};
+use girandole::Parallel;
+use girandole::trainer::{Observer, ObserverState, Regrouping, StepReport};
+use indicatif::HumanDuration;
+use models::{CausalLm, Tokenizer};
+use report::Evaluation;
+
+use super::events::Events;
+use super::log_state;
+use super::options::TrainOptions;
+use super::sample::Sample;
+use super::speed::{Speed, show_mfu};
+
+/// The steps of this rank so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Times {
+    pub(super) steps: usize,
+    /// Seconds of all steps, and those of them in collectives, in all groups of the mesh.
+    pub(super) seconds: f64,
+    pub(super) communication_seconds: f64,
+}
+
+/// Prints on rank 0, computes samples on all ranks, and lets a remaining rank replace a lost rank 0.
+pub(super) struct TrainObserver<'a> {
+    options: &'a TrainOptions,
+    log: Option<RunLog<'a>>,
+    events: Events<'a>,
+    sample: Option<(&'a Tokenizer, &'a Sample)>,
+    speed: Speed,
+    /// Counters since the last printed line.
+    targets: usize,
+    steps: usize,
+    seconds: f64,
+    /// When the run began, and the number of steps done before it.
+    began: (Instant, usize),
+    /// The group of all ranks, if it has changed.
+    group: Option<Arc<dyn Communicator>>,
+    /// How far this rank has got, for the others.
+    phase: RankPhase,
+    last: Option<StepReport>,
+    times: &'a Cell<Times>,
+    /// Whether the ranks must start from the beginning, since a rank had not begun training when another was lost.
+    begins_anew: bool,
+}
+
+impl<'a> TrainObserver<'a> {
+    pub(super) fn new(
+        options: &'a TrainOptions,
+        log: Option<RunLog<'a>>,
+        sample: Option<(&'a Tokenizer, &'a Sample)>,
+        (speed, begun, times): (Speed, usize, &'a Cell<Times>),
+        phase: RankPhase,
+    ) -> Self {
+        Self {
+            options,
+            log,
+            events: Events::new(options.tensorboard.as_deref()),
+            sample,
+            speed,
+            targets: 0,
+            steps: 0,
+            seconds: 0.0,
+            began: (Instant::now(), begun),
+            group: None,
+            phase,
+            last: None,
+            times,
+            begins_anew: false,
+        }
+    }
+
+    /// Returns the log, and the speed scaled to the current ranks.
+    pub(super) fn finish(self) -> (Option<RunLog<'a>>, Speed) {
+        (self.log, self.speed)
+    }
+
+    /// Returns the group of all ranks, if it has changed.
+    pub(super) fn group(&self) -> Option<&Arc<dyn Communicator>> {
+        self.group.as_ref()
+    }
+
+    /// Converts the error that ended the training.
+    pub(super) fn cause(&self, error: girandole::Error) -> Error {
+        match error {
+            _ if self.begins_anew => Error::RestartFromBeginning,
+            // Before the first checkpoint.
+            girandole::Error::StateLost { lost } if self.options.checkpoints.checkpoint_dir.is_some() => {
+                if self.group.as_ref().is_some_and(|group| group.rank() == 0) {
+                    note(format_args!("{lost}; the others start again, as there is no checkpoint yet"));
+                }
+                Error::RestartFromBeginning
+            }
+            girandole::Error::Stopped { step, signal } => {
+                Error::Stopped { step, signal, dir: self.options.checkpoints.dir().to_path_buf() }
+            }
+            error => error.into(),
+        }
+    }
+
+    fn say(&self, line: std::fmt::Arguments<'_>) -> girandole::Result<()> {
+        self.log.as_ref().map_or(Ok(()), |log| log.say(line)).map_err(wrap_error)
+    }
+
+    /// Formats the remaining time, at the mean speed of this run so far, including everything done between steps.
+    fn left(&self, step: usize) -> String {
+        let (began, begun) = self.began;
+        let left = self.options.steps().saturating_sub(step);
+        let each = began.elapsed().as_secs_f64() / step.saturating_sub(begun).max(1) as f64;
+        match Duration::try_from_secs_f64(each * left as f64) {
+            Ok(time) if left > 0 => format!(", {:#} left", HumanDuration(time)),
+            _ => String::new(),
+        }
+    }
+}
+
+impl TrainObserver<'_> {
+    /// Writes metrics and TensorBoard events of a step, on the rank that writes them.
+    fn write(&mut self, report: &StepReport) -> girandole::Result<()> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        let details = self.speed.details(report);
+        log.step_with(report.epoch as usize, report.step - 1, report.loss as f32, &details)
+            .map_err(wrap_error)?;
+        match log.is_muted() {
+            true => Ok(()),
+            false => self.events.stepped(report, &details).map_err(wrap_error),
+        }
+    }
+}
+
+impl Observer<CausalLm> for TrainObserver<'_> {
+    fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
+        let StepReport { step, loss, grad_norm, learning_rate, targets, seconds, .. } = *report;
+        self.targets += targets;
+        self.steps += 1;
+        self.seconds += seconds;
+        let Times { steps: done, seconds: so_far, communication_seconds } = self.times.get();
+        self.times.set(Times {
+            steps: done + 1,
+            seconds: so_far + seconds,
+            communication_seconds: communication_seconds + report.communication_seconds,
+        });
+        self.last = Some(*report);
+        self.write(report)?;
+        let steps = self.options.steps();
+        if report.skipped {
+            let scale = report.loss_scale;
+            self.say(format_args!(
+                "step {step}/{steps}: skipped, a gradient was not finite with a loss scale of {scale}"
+            ))?;
+        }
+        let is_first = step == self.began.1 + 1;
+        if is_first || step.is_multiple_of(self.options.log_every) || step == steps {
+            let seconds = std::mem::take(&mut self.seconds);
+            let speed = std::mem::take(&mut self.targets) as f64 / seconds;
+            let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);
+            self.say(format_args!(
+                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s, {}{}",
+                show_mfu(mfu),
+                self.left(step)
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn evaluated(&mut self, step: usize, loss: f64, model: &mut Parallel<CausalLm>) -> girandole::Result<()> {
+        self.say(format_args!("step {step}: evaluation loss {loss:.4}, perplexity {:.2}", loss.exp()))?;
+        if self.log.as_ref().is_some_and(|log| !log.is_muted()) {
+            self.events.evaluated(step, loss).map_err(wrap_error)?;
+        }
+        let text = match self.sample {
+            Some((tokenizer, sample)) => {
+                Some(tracing::info_span!("sample").in_scope(|| sample.write(model, tokenizer))?)
+            }
+            None => None,
+        };
+        if let Some(text) = &text {
+            self.say(format_args!("step {step}: sample {text:?}"))?;
+        }
+        let evaluation = Evaluation { step, loss, sample: text };
+        self.log.as_mut().map_or(Ok(()), |log| log.evaluated(evaluation)).map_err(wrap_error)
+    }
+
+    fn state(&self) -> girandole::Result<ObserverState> {
+        self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), log_state::of)
+    }
+
+    fn saving(&mut self, _: usize) -> girandole::Result<()> {
+        // A run that is resumed from this checkpoint needs the metrics of all earlier steps.
+        self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(wrap_error)
+    }
+
+    fn regrouping(&mut self, world: &Arc<dyn Communicator>) -> girandole::Result<bool> {
+        self.group = Some(world.clone());
+        let stages: Vec<RankPhase> = all_gather_object(&**world, &self.phase)?;
+        self.begins_anew = stages.iter().any(|stage| stage.is_before_training());
+        if self.begins_anew {
+            return Err(wrap_error(Error::RestartFromBeginning));
+        }
+        Ok(stages.iter().all(|stage| *stage < RankPhase::Trained))
+    }
+
+    fn regrouped(&mut self, step: usize, change: &Regrouping<'_>) -> girandole::Result<()> {
+        let Regrouping { before, world, epoch, .. } = *change;
+        let next = (epoch as usize, step);
+        self.group = Some(world.clone());
+        self.speed.scale(world.world_size(), before.world_size());
+        if self.last.is_some_and(|last| last.step > step) {
+            // Steps that only lost ranks had completed, or that no rank's memory has any more, are repeated.
+            self.last = None;
+            self.events.go_back(step);
+            if let Some(log) = &mut self.log {
+                log.go_back(step, next).map_err(wrap_error)?;
+            }
+        }
+        if world.rank() > 0 {
+            return Ok(());
+        }
+        if let Some(log) = self.log.as_mut().filter(|log| log.is_muted()) {
+            log.take_over(step, next).map_err(wrap_error)?;
+            // The lost rank may not have logged the last step.
+            if let Some(last) = &self.last
+                && let at = (last.epoch as usize, last.step - 1)
+                && log.has(at.0, at.1).map_err(wrap_error)? == Some(false)
+            {
+                let details = self.speed.details(last);
+                log.write_again(at, last.loss as f32, Some(&details)).map_err(wrap_error)?;
+                self.events.stepped(last, &details).map_err(wrap_error)?;
+            }
+        }
+        note(format_args!("{}", describe(change, step)));
+        Ok(())
+    }
+
+    fn joined(
+        &mut self,
+        step: usize,
+        state: ObserverState,
+        change: &Regrouping<'_>,
+    ) -> girandole::Result<()> {
+        self.group = Some(change.world.clone());
+        self.phase = RankPhase::AtWork;
+        self.began = (Instant::now(), step);
+        if let Some(log) = &mut self.log {
+            log_state::resume(log, step, state).map_err(wrap_error)?;
+            // What the other ranks repeat was logged already.
+            log.go_back(step, (change.epoch as usize, step)).map_err(wrap_error)?;
+        }
+        Ok(())
+    }
+}
+
+/// Describes a change of the group, such as `rank 3 has come; 3 ranks go on after step 12`.
+fn describe(Regrouping { before, world, layout, lost, .. }: &Regrouping<'_>, step: usize) -> String {
+    let is_new = |number: &&usize| !before.world_ranks().contains(number);
+    let new: Vec<String> =
+        world.world_ranks().iter().filter(is_new).map(|number| format!("rank {number}")).collect();
+    let lost = lost.map(|lost| format!("{lost}; ")).unwrap_or_default();
+    let (come, ranks) = (new.join(" and "), world.world_size());
+    let come = match new.len() {
+        0 => String::new(),
+        1 => format!("{come} has come; "),
+        _ => format!("{come} have come; "),
+    };
+    let of = if ranks < before.world_size() { format!(" of {}", before.world_size()) } else { String::new() };
+    let go = match (ranks, of.is_empty()) {
+        (1, true) => "rank goes on",
+        (1, false) => "ranks goes on",
+        _ => "ranks go on",
+    };
+    let layout = if layout.dp == ranks { String::new() } else { format!(" in the layout {layout}") };
+    format!("{lost}{come}{ranks}{of} {go} after step {step}{layout}")
+}
+
+/// Wraps an error of this program so that it passes through the training loop.
+pub(super) fn wrap_error(error: Error) -> girandole::Error {
+    match error {
+        Error::Comm(error) => error.into(),
+        error => comm::carry(error).into(),
+    }
+}
