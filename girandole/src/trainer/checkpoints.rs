@@ -1,6 +1,7 @@
 //! Checkpoints of a run: resuming from them, and writing them.
 
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use comm::{Communicator, Operation, broadcast_object};
@@ -8,9 +9,71 @@ use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
 use super::consistency::{CheckpointExtra, OBSERVER, check_resume};
-use super::{BackgroundSaver, CheckpointPlan, Observer, ObserverState, Stop, StopCheck, Trainer};
+use super::saver::Writing;
+use super::{BackgroundSaver, CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
 use crate::{Error, Result};
+
+/// The checkpoints of a run.
+#[derive(Default)]
+pub(super) struct RunCheckpoints {
+    /// Where they are, if they are kept.
+    pub(super) folder: Option<Checkpoints>,
+    writer: Writer,
+    /// Step of the last one that was begun, and of the last one that is completely written.
+    pub(super) begun: usize,
+    pub(super) written: usize,
+}
+
+/// Who writes checkpoints.
+#[derive(Default)]
+enum Writer {
+    /// The trainer, between two steps.
+    #[default]
+    BetweenSteps,
+    /// A thread, while training continues.
+    InBackground(BackgroundSaver),
+    /// No one: the group of the thread before has lost a rank, and there is no other yet.
+    Abandoned {
+        /// The thread, if it still writes; another one waits for it.
+        at_work: Option<Writing>,
+        /// A checkpoint that was complete by then, and of which the observer has not heard.
+        complete: Option<Complete>,
+    },
+}
+
+/// A checkpoint that is completely written.
+pub(super) struct Complete {
+    pub(super) step: usize,
+    pub(super) folder: PathBuf,
+}
+
+impl RunCheckpoints {
+    /// Abandons a checkpoint that is being written: a part of it was lost with a rank, so the one before is the latest.
+    pub(super) fn abandon(&mut self) {
+        let mut saver = match std::mem::take(&mut self.writer) {
+            Writer::InBackground(saver) => saver,
+            other => {
+                self.writer = other;
+                return;
+            }
+        };
+        saver.wait_for_copy();
+        let (folder, at_work) = saver.abandon();
+        if folder.is_some() {
+            self.written = self.begun;
+        }
+        let complete = folder.map(|folder| Complete { step: self.written, folder });
+        self.writer = Writer::Abandoned { at_work, complete };
+    }
+
+    /// Waits for an abandoned checkpoint, which may become complete, and is the latest one then.
+    pub(super) fn wait_for_abandoned(&mut self) {
+        if let Writer::Abandoned { at_work, .. } = &mut self.writer {
+            drop(at_work.take().map(JoinHandle::join));
+        }
+    }
+}
 
 /// Claims a folder of checkpoints for a run that all ranks of a group begin. Every rank must call it; a rank that joins a
 /// running job calls [`Checkpoints::share_claim`].
@@ -27,20 +90,24 @@ impl<M: Model> Trainer<'_, M> {
     /// Opens the folder of checkpoints, if they are kept, and returns it.
     pub(super) fn open_checkpoints(&mut self) -> Result<Option<&Checkpoints>> {
         if let Some(CheckpointPlan { dir, keep, .. }) = &self.config.checkpoints {
-            self.checkpoints = Some(Checkpoints::open(CheckpointConfig { dir: dir.clone(), keep: *keep })?);
+            let config = CheckpointConfig { dir: dir.clone(), keep: *keep };
+            self.checkpoints.folder = Some(Checkpoints::open(config)?);
         }
-        Ok(self.checkpoints.as_ref())
+        Ok(self.checkpoints.folder.as_ref())
     }
 
-    /// Creates the saver that writes checkpoints during training, if they are written so. Every rank must call it.
-    pub(super) fn start_saver(&mut self) -> Result<()> {
+    /// Begins to write checkpoints in the current group. Returns one that was complete when the group before was lost, if the
+    /// observer has not heard of it. Every rank must call it.
+    pub(super) fn start_writer(&mut self) -> Result<Option<Complete>> {
         let in_background = self.config.checkpoints.as_ref().is_some_and(|plan| plan.in_background);
-        if let Some(checkpoints) = self.checkpoints.clone().filter(|_| in_background) {
-            let mut saver = BackgroundSaver::new(&*self.world, checkpoints)?;
-            saver.before = self.abandoned.take();
-            self.saver = Some(saver);
+        let Some(folder) = self.checkpoints.folder.clone().filter(|_| in_background) else { return Ok(None) };
+        let mut saver = BackgroundSaver::new(&*self.job.world, folder)?;
+        let mut unobserved = None;
+        if let Writer::Abandoned { at_work, complete } = &mut self.checkpoints.writer {
+            (saver.before, unobserved) = (at_work.take(), complete.take());
         }
-        Ok(())
+        self.checkpoints.writer = Writer::InBackground(saver);
+        Ok(unobserved)
     }
 
     /// Resumes from the latest checkpoint in the folder, if there is one, and returns its step. Call on every rank.
@@ -48,7 +115,7 @@ impl<M: Model> Trainer<'_, M> {
     /// # Errors
     /// Those of [`resume`](Self::resume).
     pub fn resume_latest(&mut self) -> Result<Option<usize>> {
-        let Some(checkpoints) = self.checkpoints.clone() else { return Ok(None) };
+        let Some(checkpoints) = self.checkpoints.folder.clone() else { return Ok(None) };
         let world = self.model.mesh().world().clone();
         // The first rank determines which checkpoint is the latest.
         let found = match world.rank() {
@@ -65,7 +132,7 @@ impl<M: Model> Trainer<'_, M> {
         });
         let contents = all_agree(&*world, own)?;
         self.resume(&contents)?;
-        Ok(Some(self.step))
+        Ok(Some(self.done.step))
     }
 
     /// Resumes from a checkpoint. Call on every rank, with the same one. The configuration may differ; [`check_resume`]
@@ -76,16 +143,17 @@ impl<M: Model> Trainer<'_, M> {
     /// communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
-        all_agree(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
+        all_agree(&**self.model.mesh().world(), check_resume(contents, self.batches.data, &self.config))?;
         self.wait_for_copies();
         self.model.load(contents, Some(&mut self.optimizer))?;
         let state =
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
-        self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
-        (self.step, self.latest) = (contents.step as usize, None);
-        (self.evaluated, self.checkpointed, self.written) = (self.step, self.step, self.step);
-        if self.step > self.config.steps {
-            let help = format!("the checkpoint is at step {} already: give more", self.step);
+        self.batches.resume(&state).map_err(|error| refuse(error.to_string()))?;
+        let step = contents.step as usize;
+        self.done = Done { step, evaluated: step, latest: None, ..self.done };
+        (self.checkpoints.begun, self.checkpoints.written) = (step, step);
+        if step > self.config.steps {
+            let help = format!("the checkpoint is at step {step} already: give more");
             return Err(Error::invalid("the steps", self.config.steps, help));
         }
         Ok(())
@@ -93,18 +161,17 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Waits for the checkpoint that is being written.
     pub(super) fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
-        let Some(saver) = &mut self.saver else { return Ok(()) };
+        let Writer::InBackground(saver) = &mut self.checkpoints.writer else { return Ok(()) };
         let Some(folder) = saver.wait()? else { return Ok(()) };
-        self.written = self.checkpointed;
-        observer.saved(self.written, &folder)
+        self.checkpoints.written = self.checkpoints.begun;
+        observer.saved(self.checkpoints.written, &folder)
     }
 
     /// After the first step, takes the memory for the copies that checkpoints are written from.
     pub(super) fn reserve_copies(&mut self) -> Result<()> {
-        let Some(saver) = self.saver.as_mut().filter(|saver| !saver.is_reserved) else { return Ok(()) };
-        saver.is_reserved = true;
+        let Writer::InBackground(saver) = &mut self.checkpoints.writer else { return Ok(()) };
         // Variables of other devices would be copied now.
-        if self.model.named_vars().iter().all(|(_, var)| var.device().is_cpu()) {
+        if saver.begins_to_reserve() && self.model.named_vars().iter().all(|(_, var)| var.device().is_cpu()) {
             saver.reserve(&self.model.snapshot_later(Some(&self.optimizer))?);
         }
         Ok(())
@@ -112,30 +179,30 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Waits until the checkpoint's copies are made, because the variables must not change before.
     pub(super) fn wait_for_copies(&mut self) {
-        let Some(saver) = &mut self.saver else { return };
-        let stood_still = Instant::now();
+        let Writer::InBackground(saver) = &mut self.checkpoints.writer else { return };
+        let began = Instant::now();
         saver.wait_for_copy();
-        self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+        self.summary.checkpoint_seconds += began.elapsed().as_secs_f64();
     }
 
     /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite.
     pub(super) fn may_save(&self) -> bool {
-        self.latest.is_none_or(|latest| latest.loss.is_finite())
+        self.done.latest.is_none_or(|latest| latest.loss.is_finite())
     }
 
     /// Writes a checkpoint of the current step, or begins to.
     pub(super) fn write_checkpoint(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
-        let stood_still = Instant::now();
+        let began = Instant::now();
         tracing::info_span!("checkpoint").in_scope(|| self.save(observer))?;
-        self.checkpointed = self.step;
+        self.checkpoints.begun = self.done.step;
         self.summary.checkpoints += 1;
-        self.summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+        self.summary.checkpoint_seconds += began.elapsed().as_secs_f64();
         Ok(())
     }
 
     /// Begins to ask whether the run is to stop early. Every rank must call it.
     pub(super) fn start_stop_check(&mut self) {
-        let check = |flag| StopCheck::new(flag, self.world.clone(), self.config.fewest_ranks);
+        let check = |flag| StopCheck::new(flag, self.job.world.clone(), self.config.fewest_ranks);
         self.stop = self.config.stop.clone().map(check);
     }
 
@@ -143,21 +210,21 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn stop_if_asked(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(check) = &mut self.stop else { return Ok(()) };
         let Some(Stop { signal, leaves }) = check.decide()? else { return Ok(()) };
-        if self.may_save() && self.checkpoints.is_some() && self.checkpointed < self.step {
+        if self.may_save() && self.checkpoints.folder.is_some() && self.checkpoints.begun < self.done.step {
             self.write_checkpoint(observer)?;
         }
         self.finish(observer)?;
         // A launcher may end all ranks when the first one ends: by then all files must be complete.
-        self.world.run(Operation::Barrier)?;
-        if leaves { Err(Error::Stopped { step: self.step, signal }) } else { Ok(()) }
+        self.job.world.run(Operation::Barrier)?;
+        if leaves { Err(Error::Stopped { step: self.done.step, signal }) } else { Ok(()) }
     }
 
     fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
-        let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
+        let Some(checkpoints) = &self.checkpoints.folder else { return Ok(()) };
         let json = |value: serde_json::Result<serde_json::Value>| {
             value.map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))
         };
-        observer.saving(self.step)?;
+        observer.saving(self.done.step)?;
         let state = match self.model.mesh().world().rank() {
             0 => observer.state(),
             _ => Ok(ObserverState::default()),
@@ -165,30 +232,33 @@ impl<M: Model> Trainer<'_, M> {
         let ObserverState { values, tensors } = all_agree(&**self.model.mesh().world(), state)?;
         let tensors = if tensors.is_empty() { None } else { Some((OBSERVER.to_string(), tensors)) };
         let checkpoint = Checkpoint {
-            epoch: self.order.epoch(),
-            step: self.step as u64,
-            sampler: json(serde_json::to_value(self.order.state()))?,
+            epoch: self.batches.epoch(),
+            step: self.done.step as u64,
+            sampler: json(serde_json::to_value(self.batches.state()))?,
             extra: json(serde_json::to_value(CheckpointExtra {
-                data: self.data.fingerprint(),
+                data: self.batches.data.fingerprint(),
                 settings: self.config.settings.clone(),
                 observer: values,
             }))?,
             tensors: tensors.into_iter().collect(),
         };
-        let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
-            None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
-            Some(saver) => {
+        let (step, folder) = match &mut self.checkpoints.writer {
+            Writer::InBackground(saver) => {
                 // Before another copy is made, so that there is only one in memory.
                 let folder = saver.wait()?;
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = all_agree(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
                 saver.begin_later(snapshot, checkpoint)?;
-                (self.checkpointed, folder)
+                (self.checkpoints.begun, folder)
+            }
+            Writer::BetweenSteps | Writer::Abandoned { .. } => {
+                let folder = self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?;
+                (self.done.step, Some(folder))
             }
         };
         let Some(folder) = folder else { return Ok(()) };
-        self.written = step;
+        self.checkpoints.written = step;
         observer.saved(step, &folder)
     }
 }

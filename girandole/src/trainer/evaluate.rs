@@ -68,7 +68,7 @@ impl<M: Model> Trainer<'_, M> {
         let loss = self.evaluate_on(data)?;
         // The observer may change variables.
         self.wait_for_copies();
-        observer.evaluated(self.step, loss, self.model)
+        observer.evaluated(self.done.step, loss, self.model)
     }
 
     /// Computes the mean loss of the first [`TrainConfig::evaluation_rows`](super::TrainConfig::evaluation_rows)

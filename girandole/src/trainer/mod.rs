@@ -53,19 +53,17 @@ mod saver;
 mod step;
 mod stop;
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
-use sampler::{OrderConfig, RunOrder};
+use comm::Operation;
 use training::build::Model;
-use training::{Adam, AdamConfig, Checkpoints};
+use training::{Adam, AdamConfig};
 
-use comm::{Communicator, Operation};
-
+use self::checkpoints::RunCheckpoints;
 use self::consistency::check_equal_on_all_ranks;
-use self::saver::Writing;
-use crate::{Error, Layout, Parallel, Result};
+use self::data::Batches;
+use self::elastic::{Job, RankState};
+use crate::{Parallel, Result};
 
 pub use checkpoints::claim_checkpoints;
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
@@ -80,44 +78,31 @@ pub use stop::{Stop, StopCheck, StopFlag};
 
 /// A model, its data, and the state of its training.
 pub struct Trainer<'a, M> {
-    model: &'a mut Parallel<M>,
-    data: &'a dyn Data,
-    evaluation: Option<&'a dyn Data>,
     config: TrainConfig,
+    model: &'a mut Parallel<M>,
     optimizer: Adam,
-    order: RunOrder,
-    step: usize,
-    /// Step of the last evaluation, of the last checkpoint that was begun, and of the last one that is completely
-    /// written.
-    evaluated: usize,
-    checkpointed: usize,
-    written: usize,
-    /// Number of `endings`, the work after the last step, that are done.
-    ended: usize,
-    /// Report of the last step.
-    latest: Option<StepReport>,
-    checkpoints: Option<Checkpoints>,
-    saver: Option<BackgroundSaver>,
+    batches: Batches<'a>,
+    evaluation: Option<&'a dyn Data>,
+    done: Done,
+    checkpoints: RunCheckpoints,
+    job: Job,
     /// Asks whether the run is to stop early.
     stop: Option<StopCheck>,
-    /// A checkpoint of a saver that was abandoned, until another saver waits for it.
-    abandoned: Option<Writing>,
-    /// Step and folder of a checkpoint that was complete when a rank was lost, before the observer heard of it.
-    unobserved: Option<(usize, PathBuf)>,
-    /// Number of times that the model was built again in another layout, after the loss of ranks.
-    rebuilds: usize,
-    /// Whether the model has its state: not while it is built again and not loaded yet.
-    has_state: bool,
-    /// The group of all ranks; while it changes, the model is in the one before.
-    world: Arc<dyn Communicator>,
-    /// The layout of the job with all its ranks.
-    whole: Layout,
-    /// What the other ranks have told this one, which joins them.
-    joining: Option<Joining>,
-    /// Whether this rank has been in the job from the beginning, or has received everything.
-    has_joined: bool,
     /// Summary of the current run so far.
     summary: Summary,
+}
+
+/// How far a run is.
+#[derive(Debug, Default)]
+struct Done {
+    /// Number of completed steps.
+    step: usize,
+    /// Step of the last evaluation.
+    evaluated: usize,
+    /// Number of final tasks, the work after the last step, that are done.
+    final_tasks: usize,
+    /// Report of the last step.
+    latest: Option<StepReport>,
 }
 
 /// Summary of a run.
@@ -156,10 +141,10 @@ impl<'a, M: Model> Trainer<'a, M> {
         config.check_elastic(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
-        let world = trainer.world.clone();
-        let checkpoints = trainer.open_checkpoints()?;
-        checkpoints.map_or(Ok(()), |checkpoints| claim_checkpoints(&*world, checkpoints))?;
-        trainer.start_saver()?;
+        let world = trainer.job.world.clone();
+        let folder = trainer.open_checkpoints()?;
+        folder.map_or(Ok(()), |folder| claim_checkpoints(&*world, folder))?;
+        trainer.start_writer()?;
         trainer.start_stop_check();
         Ok(trainer)
     }
@@ -177,44 +162,27 @@ impl<'a, M: Model> Trainer<'a, M> {
         joining: Joining,
     ) -> Result<Self> {
         let mut trainer = Self::at_beginning(model, data, config)?;
-        trainer.open_checkpoints()?.map_or(Ok(()), Checkpoints::share_claim)?;
-        trainer.whole = joining.whole()?;
-        (trainer.joining, trainer.has_joined, trainer.has_state) = (Some(joining), false, false);
+        trainer.open_checkpoints()?.map_or(Ok(()), training::Checkpoints::share_claim)?;
+        trainer.job.whole = joining.whole()?;
+        trainer.job.state = RankState::Joining(joining);
         Ok(trainer)
     }
 
     fn at_beginning(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
-        let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
-        let order =
-            RunOrder::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
+        let batches = Batches::new(data, &config)?;
         let optimizer = Self::optimizer(model, &config)?;
-        let world = model.mesh().world().clone();
-        let whole = config.whole(model.layout());
+        let job = Job::new(model.mesh().world().clone(), config.whole(model.layout()));
         Ok(Self {
-            model,
-            data,
-            evaluation: None,
             config,
+            model,
             optimizer,
-            order,
-            step: 0,
-            evaluated: 0,
-            checkpointed: 0,
-            written: 0,
-            ended: 0,
-            latest: None,
-            checkpoints: None,
-            saver: None,
+            batches,
+            evaluation: None,
+            done: Done::default(),
+            checkpoints: RunCheckpoints::default(),
+            job,
             stop: None,
-            abandoned: None,
-            unobserved: None,
-            rebuilds: 0,
-            has_state: true,
-            world,
-            whole,
-            joining: None,
-            has_joined: true,
             summary: Summary::default(),
         })
     }
@@ -234,12 +202,12 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Returns the number of completed steps.
     pub fn step(&self) -> usize {
-        self.step
+        self.done.step
     }
 
     /// Returns the epoch of the next row.
     pub fn epoch(&self) -> u64 {
-        self.order.epoch()
+        self.batches.epoch()
     }
 
     /// Returns the model.
@@ -267,9 +235,9 @@ impl<'a, M: Model> Trainer<'a, M> {
     pub fn run_and(
         &mut self,
         observer: &mut dyn Observer<M>,
-        endings: &mut [FinalTask<'_, M>],
+        final_tasks: &mut [FinalTask<'_, M>],
     ) -> Result<Summary> {
-        self.run_on(self.config.steps, observer, endings)
+        self.run_on(self.config.steps, observer, final_tasks)
     }
 
     /// Trains until `last_step`, which may be before the configured last step; the learning rate schedule is still that
@@ -285,18 +253,21 @@ impl<'a, M: Model> Trainer<'a, M> {
         &mut self,
         last_step: usize,
         observer: &mut dyn Observer<M>,
-        endings: &mut [FinalTask<'_, M>],
+        final_tasks: &mut [FinalTask<'_, M>],
     ) -> Result<Summary> {
-        (self.summary, self.ended) = (Summary { last_loss: f64::NAN, ..Summary::default() }, 0);
+        self.summary = Summary { last_loss: f64::NAN, ..Summary::default() };
+        self.done.final_tasks = 0;
         if !self.join(observer)? {
             return Ok(self.summary);
         }
-        let (began, first) = (Instant::now(), self.step);
+        let (began, first) = (Instant::now(), self.done.step);
         let mut last = began;
         let last_step = last_step.min(self.config.steps);
         loop {
-            match self.advance((last_step, endings), observer, &mut last) {
-                Ok(true) if self.ended == 0 => self.summary.seconds = began.elapsed().as_secs_f64(),
+            match self.advance(last_step, final_tasks, observer, &mut last) {
+                Ok(true) if self.done.final_tasks == 0 => {
+                    self.summary.seconds = began.elapsed().as_secs_f64()
+                }
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
@@ -306,7 +277,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 }
             }
         }
-        self.summary.steps = self.step - first;
+        self.summary.steps = self.done.step - first;
         Ok(self.summary)
     }
 
@@ -314,19 +285,20 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// step, and finally the work after the last step. Returns false if nothing is left.
     fn advance(
         &mut self,
-        (last_step, endings): (usize, &mut [FinalTask<'_, M>]),
+        last_step: usize,
+        final_tasks: &mut [FinalTask<'_, M>],
         observer: &mut dyn Observer<M>,
         last: &mut Instant,
     ) -> Result<bool> {
-        if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
+        if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.done.evaluated) {
             // In any case at the end. Before the checkpoint, so that it includes the observer's result.
             tracing::info_span!("evaluation").in_scope(|| self.evaluate(observer))?;
-            self.evaluated = self.step;
+            self.done.evaluated = self.done.step;
         } else if self.may_save()
-            && self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed)
+            && self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpoints.begun)
         {
             self.write_checkpoint(observer)?;
-        } else if self.step < last_step {
+        } else if self.done.step < last_step {
             self.stop_if_asked(observer)?;
             if !self.admit_new_ranks(observer)? {
                 let mut report = self.train_step()?;
@@ -334,11 +306,11 @@ impl<'a, M: Model> Trainer<'a, M> {
                 self.count(report);
                 observer.stepped(&report)?;
             }
-        } else if let Some(ending) = endings.get_mut(self.ended) {
+        } else if let Some(task) = final_tasks.get_mut(self.done.final_tasks) {
             // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.
             self.wait_for_copies();
-            ending(self.model)?;
-            self.ended += 1;
+            task(self.model)?;
+            self.done.final_tasks += 1;
         } else {
             let stood_still = Instant::now();
             self.finish(observer)?;
@@ -353,17 +325,25 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(true)
     }
 
+    /// Counts a completed step.
+    fn count(&mut self, report: StepReport) {
+        self.done.latest = Some(report);
+        self.summary.last_loss = report.loss;
+        self.summary.targets += report.targets;
+        self.summary.step_seconds += report.seconds;
+    }
+
     /// Whether the current step is a multiple of `every` or the last one, and the work is not done yet.
     fn is_due(&self, every: Option<usize>, done: usize) -> bool {
-        let due = |every| self.step.is_multiple_of(every) || self.step == self.config.steps;
-        done < self.step && every.is_some_and(due)
+        let due = |every| self.done.step.is_multiple_of(every) || self.done.step == self.config.steps;
+        done < self.done.step && every.is_some_and(due)
     }
 }
 
 impl<M> std::fmt::Debug for Trainer<'_, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trainer")
-            .field("step", &self.step)
+            .field("step", &self.done.step)
             .field("config", &self.config)
             .finish_non_exhaustive()
     }

@@ -21,7 +21,7 @@ pub struct BackgroundSaver {
     copying: Option<Receiver<()>>,
     /// Memory for the next copy, which is kept from one to the next; locked while it is being taken.
     spares: Arc<Mutex<SpareTensors>>,
-    pub(super) is_reserved: bool,
+    is_reserved: bool,
     /// A checkpoint of an earlier saver that may still be written: nothing else may be written before it ends.
     pub(super) before: Option<Writing>,
 }
@@ -62,6 +62,11 @@ impl BackgroundSaver {
             // A checkpoint that begins after this call finds the memory.
             let _ = told.recv();
         }
+    }
+
+    /// Whether the memory for copies is to be taken now, by the first call only.
+    pub(super) fn begins_to_reserve(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_reserved, true)
     }
 
     /// Waits for the previous checkpoint, and starts to write another. Returns the folder of the previous one, if there

@@ -5,11 +5,10 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::Optimizer;
-use sampler::SamplerState;
 use training::build::Model;
 use training::{LossScaler, OnMissingGradient, clip_factor};
 
-use super::{StepReport, Summary, Trainer};
+use super::{StepReport, Trainer};
 use crate::{Error, Result, Step};
 
 /// The time of a check of gradients, which is not the step's.
@@ -25,16 +24,16 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn train_step(&mut self) -> Result<StepReport> {
         let mut left_out = 0;
         loop {
-            let (before, buffers) = (self.order.state(), self.kept_buffers()?);
+            let (before, buffers) = (self.batches.state(), self.kept_buffers()?);
             let loss_scale = self.model.loss_scaler().map(LossScaler::state);
             match self.step_once() {
-                Err(Error::NoTargets) if left_out < self.order.config().rows => {
+                Err(Error::NoTargets) if left_out < self.batches.data.rows() => {
                     left_out += self.config.batch_size;
                 }
                 Err(error) => {
                     // When a rank is lost, the same rows are used again.
                     if error.loss().is_some() {
-                        self.put_back(&before)?;
+                        self.batches.resume(&before)?;
                         buffers.iter().try_for_each(|(var, value)| var.set(value))?;
                         self.model.resume_loss_scale(loss_scale);
                     }
@@ -55,20 +54,13 @@ impl<M: Model> Trainer<'_, M> {
         self.model.buffers().into_iter().map(kept).collect()
     }
 
-    /// Restores an earlier position in the data.
-    pub(super) fn put_back(&mut self, order: &SamplerState) -> Result<()> {
-        self.order.resume(order).map_err(|error| Error::invalid("the data", "rows", error.to_string()))
-    }
-
     fn step_once(&mut self) -> Result<StepReport> {
-        let (epoch, before) = (self.order.epoch(), self.model.stats());
-        let data = self.model.data_ranks();
-        let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
-        let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
-        let batch = self.data.batch(&rows, &self.model.config().device.clone()).map_err(Error::from);
+        let (epoch, before) = (self.batches.epoch(), self.model.stats());
+        let batch = self.batches.next(&**self.model.data_ranks(), &self.model.config().device)?;
+        let batch = batch.map_err(Error::from);
         let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
-        self.model.set_next_step(self.step as u64);
-        let checked = batch.as_ref().ok().cloned().filter(|_| self.step == 0);
+        self.model.set_next_step(self.done.step as u64);
+        let checked = batch.as_ref().ok().cloned().filter(|_| self.done.step == 0);
         let step = tracing::info_span!("forward and backward").in_scope(|| self.model.step_of(batch))?;
         let check = match checked {
             Some(batch) => {
@@ -76,18 +68,18 @@ impl<M: Model> Trainer<'_, M> {
             }
             None => CheckTime::default(),
         };
-        let factor = self.config.schedule.factor(self.step, self.config.steps);
+        let factor = self.config.schedule.factor(self.done.step, self.config.steps);
         let learning_rate = self.config.learning_rate * factor;
         let grad_norm = match step.skipped {
             true => self.skip(step.loss, loss_scale)?,
             false => self.change(&step.grads, learning_rate)?,
         };
-        self.step += 1;
+        self.done.step += 1;
         let stats = self.model.stats();
         let seconds =
             |after: u64, before: u64, check: u64| after.saturating_sub(before + check) as f64 * 1e-9;
         Ok(StepReport {
-            step: self.step,
+            step: self.done.step,
             epoch,
             loss: step.loss,
             grad_norm,
@@ -131,20 +123,11 @@ impl<M: Model> Trainer<'_, M> {
         })
     }
 
-    /// Counts a completed step.
-    pub(super) fn count(&mut self, report: StepReport) {
-        self.latest = Some(report);
-        let Summary { targets, last_loss, step_seconds, .. } = &mut self.summary;
-        *last_loss = report.loss;
-        *targets += report.targets;
-        *step_seconds += report.seconds;
-    }
-
     /// Makes one optimizer step, and returns the norm of all gradients.
     fn change(&mut self, grads: &GradStore, learning_rate: f64) -> Result<f64> {
         self.optimizer.set_learning_rate(learning_rate);
         let norm = self.model.grad_norm(grads)?;
-        self.model.check_finite(grads, norm, self.step as u64 + 1)?;
+        self.model.check_finite(grads, norm, self.done.step as u64 + 1)?;
         let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
         self.wait_for_copies();
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step_scaled(grads, scale))?;
@@ -160,11 +143,11 @@ impl<M: Model> Trainer<'_, M> {
         const LEAST: f64 = 1.0 / 256.0;
         let parameter = if loss_scale < LEAST {
             format!("the gradients of a loss that is scaled by {loss_scale}")
-        } else if !loss.is_finite() && self.latest.is_some_and(|latest| !latest.loss.is_finite()) {
+        } else if !loss.is_finite() && self.done.latest.is_some_and(|latest| !latest.loss.is_finite()) {
             format!("the loss, which is {loss} and was not finite in the step before")
         } else {
             return Ok(f64::INFINITY);
         };
-        Err(Error::NotFinite { step: self.step as u64 + 1, parameter, norm: f64::INFINITY })
+        Err(Error::NotFinite { step: self.done.step as u64 + 1, parameter, norm: f64::INFINITY })
     }
 }

@@ -3,7 +3,6 @@
 mod meeting;
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -11,6 +10,7 @@ use comm::{Communicator, Operation, ReduceOp, all_gather_object, broadcast_objec
 use training::build::Model;
 
 use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
+use super::checkpoints::Complete;
 use super::consistency::check_equal_on_all_ranks;
 use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
 use crate::agreement::all_agree;
@@ -21,6 +21,54 @@ pub use meeting::Joining;
 
 /// Polling interval of ranks that are too few and wait for new ones.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The ranks of a job, and where this one stands among them.
+pub(super) struct Job {
+    /// The group of all ranks; while it changes, the model is in the one before.
+    pub(super) world: Arc<dyn Communicator>,
+    /// The layout of the job with all its ranks.
+    pub(super) whole: Layout,
+    /// Number of times that the model was built again in another layout, after the loss of ranks.
+    rebuilds: usize,
+    pub(super) state: RankState,
+}
+
+/// Which state of the job a rank has.
+pub(super) enum RankState {
+    /// None: it is about to join a running job, of which the other ranks have told it this.
+    Joining(Joining),
+    /// Not all of it: it has met the other ranks, and does not count as one of them yet.
+    New,
+    /// None of the model: that was built again, and is to be loaded from a checkpoint.
+    Unloaded,
+    /// All of it.
+    Ready,
+}
+
+impl Job {
+    /// Returns the job of a rank that has been in it from the beginning.
+    pub(super) fn new(world: Arc<dyn Communicator>, whole: Layout) -> Self {
+        Self { world, whole, rebuilds: 0, state: RankState::Ready }
+    }
+
+    fn is_new(&self) -> bool {
+        matches!(self.state, RankState::Joining(_) | RankState::New)
+    }
+
+    /// The model was built again. A new rank stays one until it has everything.
+    fn set_unloaded(&mut self) {
+        if let RankState::Ready = self.state {
+            self.state = RankState::Unloaded;
+        }
+    }
+
+    /// The model has its state.
+    fn set_loaded(&mut self) {
+        if let RankState::Unloaded = self.state {
+            self.state = RankState::Ready;
+        }
+    }
+}
 
 /// Why the group changes.
 enum Change {
@@ -54,9 +102,12 @@ impl<M: Model> Trainer<'_, M> {
 
     /// On a rank that joins a running job: receives the state from the other ranks. Returns false if the run is complete.
     pub(super) fn join(&mut self, observer: &mut dyn Observer<M>) -> Result<bool> {
-        match self.joining.take() {
-            Some(joining) => self.regroup(Change::Joined(joining), observer),
-            None => Ok(true),
+        match std::mem::replace(&mut self.job.state, RankState::New) {
+            RankState::Joining(joining) => self.regroup(Change::Joined(joining), observer),
+            state => {
+                self.job.state = state;
+                Ok(true)
+            }
         }
     }
 
@@ -78,15 +129,15 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Changes the group of all ranks, and continues in it.
     fn regroup(&mut self, mut change: Change, observer: &mut dyn Observer<M>) -> Result<bool> {
-        let (before, mut lost) = (self.world.clone(), None);
+        let (before, mut lost) = (self.job.world.clone(), None);
         loop {
             let outcome = match change {
                 Change::Lost(error) => {
                     let (Some(fewest), Some(loss)) = (self.config.fewest_ranks, error.loss().cloned()) else {
                         return Err(error);
                     };
-                    self.world = self.world.elastic()?.shrink()?;
-                    let left = self.world.world_size();
+                    self.job.world = self.job.world.elastic()?.shrink()?;
+                    let left = self.job.world.world_size();
                     if left < fewest && self.config.replacement.is_none() {
                         return Err(Error::TooFewRanks { left, fewest, lost: loss });
                     }
@@ -94,11 +145,11 @@ impl<M: Model> Trainer<'_, M> {
                     self.go_on(None, lost.as_ref(), observer)
                 }
                 Change::SparesLeave => {
-                    self.world = self.world.elastic()?.shrink()?;
+                    self.job.world = self.job.world.elastic()?.shrink()?;
                     self.go_on(None, lost.as_ref(), observer)
                 }
                 Change::Grows(ranks) => {
-                    self.world = self.world.elastic()?.grow(ranks)?;
+                    self.job.world = self.job.world.elastic()?.grow(ranks)?;
                     self.go_on(None, lost.as_ref(), observer)
                 }
                 Change::Joined(joining) => {
@@ -134,19 +185,20 @@ impl<M: Model> Trainer<'_, M> {
         }
         let state = if with_new_ranks { self.observer_of_others(observer)? } else { None };
         let layout = *self.model.layout();
-        let change = Regrouping { before, world: &self.world, layout: &layout, epoch: self.epoch(), lost };
+        let change =
+            Regrouping { before, world: &self.job.world, layout: &layout, epoch: self.epoch(), lost };
         match state {
-            Some(state) => observer.joined(self.step, state, &change)?,
-            None => observer.regrouped(self.step, &change)?,
+            Some(state) => observer.joined(self.done.step, state, &change)?,
+            None => observer.regrouped(self.done.step, &change)?,
         }
-        self.has_joined = true;
+        self.job.state = RankState::Ready;
         Ok(None)
     }
 
     /// Sends new ranks the state of the first other rank's observer. Returns it on the new ranks.
     fn observer_of_others(&self, observer: &dyn Observer<M>) -> Result<Option<ObserverState>> {
-        let world = &*self.world;
-        let joined: Vec<bool> = all_gather_object(world, &self.has_joined)?;
+        let world = &*self.job.world;
+        let joined: Vec<bool> = all_gather_object(world, &!self.job.is_new())?;
         let first = joined.iter().position(|joined| *joined).unwrap_or(0);
         let own = if world.rank() == first { observer.state() } else { Ok(ObserverState::default()) };
         let ObserverState { values, tensors } = all_agree(world, own)?;
@@ -154,28 +206,28 @@ impl<M: Model> Trainer<'_, M> {
         let mut tensors: Vec<(String, Tensor)> = tensors.into_iter().collect();
         tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
         let tensors = broadcast_tensors(world, tensors, first)?.into_iter().collect();
-        Ok((!self.has_joined).then_some(ObserverState { values, tensors }))
+        Ok(self.job.is_new().then_some(ObserverState { values, tensors }))
     }
 
     /// Returns the number of ranks with those that wait to join, if more of them can continue than now, and whether the
     /// first rank says that it `is_late`.
     fn size_with_new_ranks(&self, is_late: bool) -> Result<(Option<usize>, bool)> {
-        let own = match self.world.rank() {
-            0 => [u32::try_from(self.world.elastic()?.waiting()).unwrap_or(u32::MAX), u32::from(is_late)],
+        let own = match self.job.world.rank() {
+            0 => [u32::try_from(self.job.world.elastic()?.waiting()).unwrap_or(u32::MAX), u32::from(is_late)],
             _ => [0; 2],
         };
         let told = Tensor::new(&own, &Device::Cpu)?;
-        self.world.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
+        self.job.world.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
         let told = told.to_vec1::<u32>()?;
-        let (now, micro_batches) = (self.world.world_size(), self.model.config().micro_batches);
-        let with_new = now.saturating_add(told[0] as usize).min(self.whole.ranks());
-        let larger = self.whole.for_all(with_new, self.config.batch_size, micro_batches);
+        let (now, micro_batches) = (self.job.world.world_size(), self.model.config().micro_batches);
+        let with_new = now.saturating_add(told[0] as usize).min(self.job.whole.ranks());
+        let larger = self.job.whole.for_all(with_new, self.config.batch_size, micro_batches);
         Ok((larger.map(|layout| layout.ranks()).filter(|ranks| *ranks > now), told[1] > 0))
     }
 
     /// Waits for new ranks, if these are too few. Returns the number of ranks with them, or `None` if these are enough.
     fn wait_for_new_ranks(&self, lost: Option<&comm::Error>) -> Result<Option<usize>> {
-        let (left, fewest) = (self.world.world_size(), self.config.fewest_ranks.unwrap_or(1));
+        let (left, fewest) = (self.job.world.world_size(), self.config.fewest_ranks.unwrap_or(1));
         let Some(Replacement { within, .. }) = self.config.replacement.filter(|_| left < fewest) else {
             return Ok(None);
         };
@@ -202,12 +254,12 @@ impl<M: Model> Trainer<'_, M> {
         lost: Option<&comm::Error>,
         observer: &mut dyn Observer<M>,
     ) -> Result<Outcome> {
-        self.abandon_checkpoint();
-        let (world, is_built) = (&self.world.clone(), met.is_some());
+        self.checkpoints.abandon();
+        let (world, is_built) = (&self.job.world.clone(), met.is_some());
         let meeting = match met {
             Some(meeting) => meeting,
             None if !observer.regrouping(world)? => return Ok(Outcome::IsOver),
-            None => Meeting::of(&**world, self.has_joined.then(|| self.progress()))?,
+            None => Meeting::of(&**world, (!self.job.is_new()).then(|| self.progress()))?,
         };
         let layout = meeting.layout(lost)?;
         if layout.ranks() < world.world_size() {
@@ -220,57 +272,45 @@ impl<M: Model> Trainer<'_, M> {
             Some(holders) => {
                 self.take_state((&layout, is_built), &meeting, &holders, observer)?;
                 // What some ranks have not completed, all ranks repeat.
-                self.evaluated = meeting.least(|progress| progress.evaluated).min(self.step);
-                self.written = meeting.least(|progress| progress.written).min(self.step);
-                self.checkpointed = self.written;
+                self.done.evaluated = meeting.least(|progress| progress.evaluated).min(self.done.step);
+                self.checkpoints.written = meeting.least(|progress| progress.written).min(self.done.step);
+                self.checkpoints.begun = self.checkpoints.written;
             }
             None => self.start_from_checkpoint((&layout, is_built), &meeting, lost)?,
         }
         if meeting.has_new_ranks() {
-            match check_equal_on_all_ranks(self.model, self.data, &self.config) {
+            match check_equal_on_all_ranks(self.model, self.batches.data, &self.config) {
                 // A new rank that differs leaves, and the others go on without it.
-                Err(Error::Differ(_)) if self.has_joined => {}
+                Err(Error::Differ(_)) if !self.job.is_new() => {}
                 outcome => outcome?,
             }
         }
         self.check_batch()?;
         // The lost rank may not have completed its part of the work after the last step.
-        self.ended = 0;
-        self.start_saver()?;
+        self.done.final_tasks = 0;
+        let complete = self.start_writer()?;
         self.start_stop_check();
-        if let Some((step, folder)) = self.unobserved.take().filter(|(step, _)| self.written == *step) {
+        if let Some(Complete { step, folder }) = complete.filter(|at| at.step == self.checkpoints.written) {
             observer.saved(step, &folder)?;
         }
         Ok(Outcome::GoesOn { with_new_ranks: meeting.has_new_ranks() })
     }
 
-    /// Abandons a checkpoint that is being written: a part of it was lost with a rank, so the one before is the latest.
-    fn abandon_checkpoint(&mut self) {
-        let Some(mut saver) = self.saver.take() else { return };
-        saver.wait_for_copy();
-        let (completed, abandoned) = saver.abandon();
-        self.abandoned = abandoned;
-        if let Some(folder) = completed {
-            self.written = self.checkpointed;
-            self.unobserved = Some((self.written, folder));
-        }
-    }
-
     fn progress(&self) -> Progress {
         let layout = *self.model.layout();
         Progress {
-            step: self.step,
-            order: self.order.state(),
-            evaluated: self.evaluated,
-            written: self.written,
-            report: self.latest,
+            step: self.done.step,
+            order: self.batches.state(),
+            evaluated: self.done.evaluated,
+            written: self.checkpoints.written,
+            report: self.done.latest,
             layout,
-            whole: self.whole,
+            whole: self.job.whole,
             batch: (self.config.batch_size, self.model.config().micro_batches),
-            rebuilds: self.rebuilds,
-            keeps_checkpoints: self.checkpoints.is_some(),
+            rebuilds: self.job.rebuilds,
+            keeps_checkpoints: self.checkpoints.folder.is_some(),
             grows: self.config.replacement.is_some(),
-            place: self.has_state.then(|| self.model.place()),
+            place: matches!(self.job.state, RankState::Ready).then(|| self.model.place()),
         }
     }
 
@@ -283,7 +323,7 @@ impl<M: Model> Trainer<'_, M> {
         holders: &Holders<'_>,
         observer: &mut dyn Observer<M>,
     ) -> Result<()> {
-        let world = self.world.clone();
+        let world = self.job.world.clone();
         let (is_holder, offers) = (holders.is_holder[world.rank()], holders.first.contains(&world.rank()));
         let rebuilds = !self.model.is_copied() || meeting.has_new_ranks();
         let build = || self.model.rebuilt(world.clone(), layout);
@@ -306,15 +346,15 @@ impl<M: Model> Trainer<'_, M> {
                 (*self.model, self.optimizer) = (model, optimizer);
             }
         }
-        self.put_back(&holders.progress.order)?;
+        self.batches.resume(&holders.progress.order)?;
         if !rebuilds {
             self.model.regroup(world)?;
         }
-        self.rebuilds = holders.progress.rebuilds + usize::from(rebuilds);
-        self.has_state = true;
-        let behind = self.step < holders.progress.step;
-        (self.step, self.latest) = (holders.progress.step, holders.progress.report);
-        match self.latest.filter(|_| behind && self.has_joined) {
+        self.job.rebuilds = holders.progress.rebuilds + usize::from(rebuilds);
+        self.job.set_loaded();
+        let behind = self.done.step < holders.progress.step;
+        (self.done.step, self.done.latest) = (holders.progress.step, holders.progress.report);
+        match self.done.latest.filter(|_| behind && !self.job.is_new()) {
             Some(report) => {
                 self.count(report);
                 observer.stepped(&report)
@@ -332,16 +372,17 @@ impl<M: Model> Trainer<'_, M> {
     ) -> Result<()> {
         meeting.check_state(lost)?;
         if !is_built {
-            let model = self.model.rebuilt(self.world.clone(), layout)?;
+            let model = self.model.rebuilt(self.job.world.clone(), layout)?;
             self.optimizer = Self::optimizer(&model, &self.config)?;
             *self.model = model;
         }
-        self.has_state = false;
-        // A checkpoint that is still being written may become whole, and is the latest one then, on all ranks.
-        drop(self.abandoned.take().map(JoinHandle::join));
-        self.world.run(Operation::Barrier)?;
+        self.job.set_unloaded();
+        // What is still being written must be the same on all ranks.
+        self.checkpoints.wait_for_abandoned();
+        self.job.world.run(Operation::Barrier)?;
         self.resume_latest()?.ok_or_else(|| state_lost(lost))?;
-        (self.rebuilds, self.has_state) = (meeting.rebuilds() + 1, true);
+        self.job.rebuilds = meeting.rebuilds() + 1;
+        self.job.set_loaded();
         Ok(())
     }
 
