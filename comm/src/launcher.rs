@@ -17,13 +17,13 @@ pub use crate::backend::cuda_library::CudaLibrary;
 pub use crate::base::failure::signal_name;
 pub use crate::base::fingerprint::digest;
 pub use crate::base::lock::lock;
-pub use crate::blame::peer_failures::is_peer_failure_text;
 pub use crate::config::address::without_brackets;
 pub use crate::config::launcher_interface::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
     inherited_listener, is_worker,
 };
 pub use crate::config::scheduler::{addresses, local_address_towards, without_loopback};
+pub use crate::failure::peer_failures::is_peer_failure_text;
 pub use crate::rendezvous::death_announcement::Announcement;
 pub use crate::rendezvous::meeting_point::HOST as MEETING_HOST;
 pub use crate::rendezvous::preflight::check_for_ranks;

@@ -33,7 +33,7 @@
 //!   |
 //! rendezvous  ranks find each other and form a group, or form it again when it changes
 //!   |
-//! blame       timeouts; when a call fails or hangs, which rank caused it
+//! failure     timeouts; when a call fails or hangs, which rank caused it
 //!   |
 //! transport   streams to each peer (tcp, shm), or a library for whole operations
 //!   |
@@ -80,7 +80,7 @@ mod engine;
 
 mod rendezvous;
 
-mod blame;
+mod failure;
 
 mod transport;
 

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use crate::base::fingerprint::{Fingerprint, LEN};
 use crate::base::last_message::{self, LastMessage};
-use crate::blame::control::fuzz::hear;
 use crate::connection::handshake::{Credentials, fuzz::shake};
+use crate::failure::control::fuzz::hear;
 use crate::{Secret, rendezvous};
 
 /// The announcement that precedes data on a connection.

@@ -60,13 +60,13 @@ impl Announcement {
             credentials: Credentials::of(config)?,
             members: Members::world(config.world_size),
             parent: None,
-            door: 0,
+            regroup_port: 0,
             agreed: None,
         };
         let death = plan.died(config.rank, self.host.as_str());
-        let mut told = config.rank == 0;
+        let mut reported = config.rank == 0;
         while Instant::now() < *until && !self.is_stopped_after(PAUSE) {
-            told = told || self.tell_leader(&plan, &death).is_ok();
+            reported = reported || self.tell_leader(&plan, &death).is_ok();
             if self.leader_has_ended.load(Ordering::Acquire)
                 && let Ok(place) = plan.open_meeting_point(None)
             {
@@ -109,7 +109,7 @@ impl Announcement {
                 return;
             }
             for (listener, _) in listeners.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-                // A rank that cannot be told is no worse off than before.
+                // A rank that cannot be reported is no worse off than before.
                 let _ = self.answer(plan, death, listener);
             }
         }

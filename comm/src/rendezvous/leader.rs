@@ -61,8 +61,9 @@ pub(super) fn connect_group(
 ) -> Result<GroupConnections> {
     let session = random_nonce()?;
     let address = SocketAddr::new(plan.bind.get(), port);
-    let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
-    let own = Entry { address, host, pid, site, door };
+    let (host, pid, site, regroup_port) =
+        (plan.own.host.clone(), plan.own.pid, plan.site(), plan.regroup_port);
+    let own = Entry { address, host, pid, site, regroup_port };
     let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
     let timeout_ms = milliseconds(until.saturating_duration_since(Instant::now()));
     let table = Table { session, timeout_ms, ranks };

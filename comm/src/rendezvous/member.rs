@@ -48,7 +48,7 @@ pub(super) fn hello(plan: &MeetingParams<'_>, port: u16) -> Hello {
         pid: plan.own.pid,
         site: plan.site(),
         timeout_ms: milliseconds(time_limit),
-        door: plan.door,
+        regroup_port: plan.regroup_port,
         machine: BuildInfo::own(),
     }
 }

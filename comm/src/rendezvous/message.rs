@@ -42,9 +42,9 @@ pub(super) struct Hello {
     pub(super) site: Site,
     /// How long it will wait for the others.
     pub(super) timeout_ms: u64,
-    /// Port of its door, at the same address, where the group may change; else 0.
+    /// Port of its listener, at the same address, where the group may change; else 0.
     #[serde(default)]
-    pub(super) door: u16,
+    pub(super) regroup_port: u16,
     pub(super) machine: BuildInfo,
 }
 
@@ -89,13 +89,13 @@ pub(super) struct Entry {
     pub(super) site: Site,
     /// As in [`Hello`].
     #[serde(default)]
-    pub(super) door: u16,
+    pub(super) regroup_port: u16,
 }
 
 impl Entry {
     pub(super) fn info(&self) -> PeerInfo {
-        let Self { address, pid, ref site, door, .. } = *self;
-        PeerInfo { host: sanitize(&self.host, MAX_HOST), pid, address, site: site.clone(), door }
+        let Self { address, pid, ref site, regroup_port, .. } = *self;
+        PeerInfo { host: sanitize(&self.host, MAX_HOST), pid, address, site: site.clone(), regroup_port }
     }
 }
 
@@ -147,7 +147,7 @@ mod tests {
             pid,
             site,
             timeout_ms,
-            door: u16::MAX,
+            regroup_port: u16::MAX,
             machine: BuildInfo::of_version("1234.1234.1234-alpha.1"),
         };
         assert!(serde_json::to_vec(&hello).unwrap().len() <= HELLO_LIMIT);

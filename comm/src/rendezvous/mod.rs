@@ -46,7 +46,6 @@ use self::meeting_point::MeetingPoint;
 use self::params::{MeetingParams, OwnInfo, own_host};
 use self::parent::Parent;
 use crate::base::members::Members;
-use crate::blame::control::failure_state::job::Job;
 use crate::config::launcher_interface::inherited_listener;
 use crate::config::scheduler::check_loopback;
 use crate::connection::acceptor::{Acceptor, Limits};
@@ -54,6 +53,7 @@ use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::Credentials;
 use crate::connection::obstacle::Obstacle;
 use crate::connection::stream::Stream;
+use crate::failure::control::failure_state::job::Job;
 use crate::transport::peer::PeerInfo;
 use crate::transport::tcp::connections::DataConnections;
 use crate::{Error, InitMethod, Result, TcpConfig, Transport};
@@ -104,8 +104,8 @@ pub(crate) struct Options {
     pub(crate) members: Option<Members>,
     /// The group that these ranks belong to: when it has failed, the meeting fails.
     pub(crate) parent: Option<Parent>,
-    /// Port of this rank's door, where the group may change.
-    pub(crate) door: u16,
+    /// Port of this rank's listener, where the group may change.
+    pub(crate) regroup_port: u16,
 }
 
 pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting> {
@@ -131,7 +131,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         credentials: Credentials::of(config)?,
         members,
         parent: options.parent,
-        door: options.door,
+        regroup_port: options.regroup_port,
         agreed: None,
     };
     plan.check_secret(config.bind)?;
@@ -156,11 +156,11 @@ fn meet_alone(config: &TcpConfig, members: Members) -> Result<Meeting> {
         credentials: Credentials::of(config)?,
         members,
         parent: None,
-        door: 0,
+        regroup_port: 0,
         agreed: None,
     };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
-    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
+    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, regroup_port: 0 }];
     let data_connections = Arc::new(DataConnections::new(plan.setup(plan.credentials(), peers))?);
     let lines = GroupConnections { data_connections, session: random_nonce()?, acceptor: None };
     Ok(Meeting { lines, control: vec![None], own_ips: vec![address], bind: config.bind, job: Arc::default() })

@@ -62,7 +62,7 @@ pub(super) struct MeetingParams<'a> {
     pub(super) credentials: Credentials,
     pub(super) members: Members,
     pub(super) parent: Option<Parent>,
-    pub(super) door: u16,
+    pub(super) regroup_port: u16,
     /// Called on a member before it reports to the leader that it is connected, and on the leader before it reports to
     /// anyone that all are.
     pub(super) agreed: Option<&'a dyn Fn()>,

@@ -8,8 +8,8 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 
 use crate::Error;
-use crate::blame::supervisor::Supervisor;
 use crate::connection::wire::wait_any;
+use crate::failure::supervisor::Supervisor;
 
 /// A group, some of whose ranks meet to form another one.
 #[derive(Debug)]

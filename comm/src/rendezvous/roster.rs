@@ -35,7 +35,7 @@ pub(super) struct Roster {
 
 struct RosterState {
     /// By rank; that of rank 0 stays empty.
-    seats: Vec<Option<RegisteredRank>>,
+    ranks: Vec<Option<RegisteredRank>>,
     /// Number of connections that came without proof.
     strangers: usize,
     /// Why the last rank with a valid proof was refused.
@@ -70,8 +70,8 @@ impl ConnectionHandler for Roster {
 impl Roster {
     /// `host`: name of the host of rank 0. `deadline`: when the time for the meeting is over.
     pub(super) fn new(members: Members, host: String, credentials: Credentials, deadline: Instant) -> Self {
-        let seats = members.world_ranks().iter().map(|_| None).collect();
-        let state = Mutex::new(RosterState { seats, strangers: 0, refused: None, failure: None });
+        let ranks = members.world_ranks().iter().map(|_| None).collect();
+        let state = Mutex::new(RosterState { ranks, strangers: 0, refused: None, failure: None });
         Self { credentials, members, host, deadline, state, changed: Condvar::new() }
     }
 
@@ -167,10 +167,10 @@ impl Roster {
         let time_limit = Duration::from_millis(hello.timeout_ms).min(Duration::from_secs(1 << 25));
         let entry = entry(hello, from);
         let mut state = self.state();
-        let Some(place) = state.seats.get_mut(rank) else { return Err(ConnectError::NotAwaited) };
-        if let Some(RegisteredRank { entry, wire: seated, .. }) = place {
+        let Some(place) = state.ranks.get_mut(rank) else { return Err(ConnectError::NotAwaited) };
+        if let Some(RegisteredRank { entry, wire: registered_wire, .. }) = place {
             // The registered rank has died or has given up, and this connection may be from a launcher that reports it.
-            if seated.as_ref().is_some_and(HandshakeStream::is_readable) {
+            if registered_wire.as_ref().is_some_and(HandshakeStream::is_readable) {
                 self.changed.notify_all();
                 return Err(ConnectError::NotAwaited);
             }
@@ -220,11 +220,11 @@ impl Roster {
     /// Takes the connections of all registered ranks: rank, connection, and table entry. They stay registered.
     pub(super) fn take_wires(&self) -> Vec<(usize, HandshakeStream, Entry)> {
         let mut state = self.state();
-        let seats = state.seats.iter_mut().enumerate();
-        seats
-            .filter_map(|(rank, seat)| {
-                let seat = seat.as_mut()?;
-                Some((rank, seat.wire.take()?, seat.entry.clone()))
+        let ranks = state.ranks.iter_mut().enumerate();
+        ranks
+            .filter_map(|(rank, registered)| {
+                let registered = registered.as_mut()?;
+                Some((rank, registered.wire.take()?, registered.entry.clone()))
             })
             .collect()
     }
@@ -232,18 +232,18 @@ impl Roster {
 
 impl RosterState {
     fn missing(&self) -> Vec<usize> {
-        (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
+        (1..self.ranks.len()).filter(|&rank| self.ranks[rank].is_none()).collect()
     }
 
     fn until(&self, plan: &MeetingParams<'_>) -> Instant {
-        self.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min)
+        self.ranks.iter().flatten().map(|registered| registered.until).fold(plan.deadline, Instant::min)
     }
 
     /// Checks the registered ranks. While they wait for the table, all they may send is that they give up, as does a rank
     /// that cannot listen.
     fn check_alive(&mut self, plan: &MeetingParams<'_>) -> Result<()> {
-        for (rank, seat) in self.seats.iter_mut().enumerate() {
-            let Some(RegisteredRank { wire: Some(wire), entry, .. }) = seat else { continue };
+        for (rank, registered) in self.ranks.iter_mut().enumerate() {
+            let Some(RegisteredRank { wire: Some(wire), entry, .. }) = registered else { continue };
             if entry.address.port() == 0 || wire.is_readable() {
                 return Err(unexpected_message_error(plan, rank, wire, entry));
             }
@@ -254,11 +254,9 @@ impl RosterState {
     /// Checks that no rank listens on loopback which a rank on another host has to reach.
     fn check_reach(&self, plan: &MeetingParams<'_>) -> Result<()> {
         let own = (plan.bind.get(), None, plan.own.host.as_str());
-        let others = self
-            .seats
-            .iter()
-            .flatten()
-            .map(|seat| (seat.entry.address.ip(), seat.host_ip, seat.entry.host.as_str()));
+        let others = self.ranks.iter().flatten().map(|registered| {
+            (registered.entry.address.ip(), registered.host_ip, registered.entry.host.as_str())
+        });
         let ranks: Vec<_> = std::iter::once(own).chain(others).collect();
         unreachable_pair(&ranks, &plan.members).map_or(Ok(()), |complaint| Err(plan.failed(complaint)))
     }
@@ -280,13 +278,13 @@ impl RosterState {
 
 /// Builds the table entry of a rank that connects from this address.
 pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
-    let Hello { ip, port, host, pid, site, door, .. } = hello;
+    let Hello { ip, port, host, pid, site, regroup_port, .. } = hello;
     Entry {
         address: SocketAddr::new(ip.unwrap_or(from), port),
         host: sanitize(&host, MAX_HOST),
         pid,
         site,
-        door,
+        regroup_port,
     }
 }
 
@@ -375,14 +373,15 @@ mod tests {
         };
         let (host, site) = ("a".into(), Site::own(Some(Obstacle::Unwanted)));
         let machine = BuildInfo::own();
-        let hello = Hello { ip: None, port: 1, host, pid: 7, site, timeout_ms: 60_000, door: 0, machine };
+        let hello =
+            Hello { ip: None, port: 1, host, pid: 7, site, timeout_ms: 60_000, regroup_port: 0, machine };
         let (first, wire) = comes();
         assert!(roster.register(1, wire, hello.clone()).unwrap().is_none());
         let (_second, wire) = comes();
         let (_, reason) = roster.register(1, wire, hello.clone()).unwrap().unwrap();
         assert_eq!(reason, "rank 1 is already here, from host a, pid 7");
         drop(first);
-        let is_gone = || roster.state().seats[1].as_ref().unwrap().wire.as_ref().unwrap().is_readable();
+        let is_gone = || roster.state().ranks[1].as_ref().unwrap().wire.as_ref().unwrap().is_readable();
         while !is_gone() {
             assert!(Instant::now() < until);
         }

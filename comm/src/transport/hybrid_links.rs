@@ -1,6 +1,6 @@
 //! Links through shared memory to ranks that share it, and through sockets to all other ranks.
 //!
-//! A rank waits in one `poll`, on its bell and its sockets. A socket beside shared memory carries only the peer's last
+//! A rank waits in one `poll`, on its wake-up and its sockets. A socket beside shared memory carries only the peer's last
 //! message (farewell or failure report). When that arrives, or the socket ends, nothing more will come through the
 //! memory: the peer has left or died, or this rank's group has failed.
 
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::timespec::timespec;
 use crate::transport::links::{Closed, Links, OpenError, Wait};
-use crate::transport::shm::{Bell, RingPair, fence_before_recheck};
+use crate::transport::shm::{RingPair, WakeUp, fence_before_recheck};
 use crate::transport::tcp::links::TcpLinks;
 
 /// How often to retry before sleeping, where every rank has a core: some tens of microseconds.
@@ -24,21 +24,21 @@ pub(crate) struct HybridLinks {
     pairs: Vec<Option<RingPair>>,
     /// Number of open streams that do not.
     others: usize,
-    bell: Arc<Bell>,
+    wake_up: Arc<WakeUp>,
     crowded: bool,
 }
 
 impl HybridLinks {
-    /// `bell` is the one that wakes this rank; `crowded`: there are more ranks than cores.
-    pub(crate) fn new(sockets: TcpLinks, bell: Arc<Bell>, crowded: bool) -> Self {
-        Self { sockets, pairs: Vec::new(), others: 0, bell, crowded }
+    /// `wake_up` is the one that wakes this rank; `crowded`: there are more ranks than cores.
+    pub(crate) fn new(sockets: TcpLinks, wake_up: Arc<WakeUp>, crowded: bool) -> Self {
+        Self { sockets, pairs: Vec::new(), others: 0, wake_up, crowded }
     }
 
     fn pair(&mut self, peer: usize) -> Option<&mut RingPair> {
         self.pairs.get_mut(peer).and_then(Option::as_mut)
     }
 
-    /// Sets or clears the flags that ask the peers to ring this rank's bell. Returns true if one of `waits` is already
+    /// Sets or clears the flags that ask the peers to signal this rank's wake-up. Returns true if one of `waits` is already
     /// ready.
     fn request_wakeups(&mut self, waits: &[Wait], expect: bool) -> bool {
         for wait in waits {
@@ -66,7 +66,7 @@ impl HybridLinks {
 
     fn sleep(&mut self, waits: &[Wait], timeout: Duration) {
         let mut polled = Vec::with_capacity(waits.len() + 1);
-        polled.push(PollFd::from_borrowed_fd(self.bell.fd(), PollFlags::IN));
+        polled.push(PollFd::from_borrowed_fd(self.wake_up.fd(), PollFlags::IN));
         for wait in waits {
             let shared = self.pairs.get(wait.peer).is_some_and(Option::is_some);
             let mut events = PollFlags::empty();
@@ -83,7 +83,7 @@ impl HybridLinks {
             return;
         }
         if !polled[0].revents().is_empty() {
-            self.bell.silence();
+            self.wake_up.reset();
         }
         for (polled, wait) in polled[1..].iter().zip(waits) {
             if let Some(pair) = self.pairs.get_mut(wait.peer).and_then(Option::as_mut) {

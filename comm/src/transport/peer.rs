@@ -12,6 +12,6 @@ pub(crate) struct PeerInfo {
     /// Where it accepts data connections.
     pub(crate) address: SocketAddr,
     pub(crate) site: Site,
-    /// Port of its door, where the group may change; else 0.
-    pub(crate) door: u16,
+    /// Port of its listener, where the group may change; else 0.
+    pub(crate) regroup_port: u16,
 }

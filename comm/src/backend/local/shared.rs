@@ -8,8 +8,8 @@ use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::{Activity, Question, Status, choose_cause};
+use crate::failure::diagnosis::{Activity, Question, Status, choose_cause};
+use crate::failure::supervisor::Supervisor;
 use crate::transport::links::{Closed, Wait};
 
 use super::LocalConfig;
@@ -50,14 +50,14 @@ struct PendingGroups {
 struct Inbox {
     state: Mutex<InboxState>,
     /// Notified when anything changes that this rank may wait for.
-    bell: Condvar,
+    woken: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct InboxState {
     /// By sending rank; created when first used.
     streams: HashMap<usize, VecDeque<u8>>,
-    rings: u64,
+    wake_ups: u64,
 }
 
 impl LocalGroup {
@@ -125,8 +125,8 @@ impl LocalGroup {
         }
         let written = stream.len() - before;
         if written > 0 {
-            state.rings += 1;
-            inbox.bell.notify_all();
+            state.wake_ups += 1;
+            inbox.woken.notify_all();
         }
         Ok(written)
     }
@@ -154,16 +154,16 @@ impl LocalGroup {
         Ok(len)
     }
 
-    /// Returns a number that changes whenever the rank's bell is rung.
-    pub(super) fn rings(&self, rank: usize) -> u64 {
-        lock(&self.inboxes[rank].state).rings
+    /// Returns a number that changes with each wake-up of the rank.
+    pub(super) fn wake_ups(&self, rank: usize) -> u64 {
+        lock(&self.inboxes[rank].state).wake_ups
     }
 
-    /// Blocks until the bell has been rung since its counter was `heard`, or `timeout` has passed.
-    pub(super) fn sleep(&self, rank: usize, heard: u64, timeout: Duration) {
+    /// Blocks until the rank was woken since the counter was `seen`, or `timeout` has passed.
+    pub(super) fn sleep(&self, rank: usize, seen: u64, timeout: Duration) {
         let inbox = &self.inboxes[rank];
         let state = lock(&inbox.state);
-        let woken = inbox.bell.wait_timeout_while(state, timeout, |state| state.rings == heard);
+        let woken = inbox.woken.wait_timeout_while(state, timeout, |state| state.wake_ups == seen);
         drop(woken.unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -190,8 +190,8 @@ impl LocalGroup {
 
     fn ring(&self, rank: usize) {
         let inbox = &self.inboxes[rank];
-        lock(&inbox.state).rings += 1;
-        inbox.bell.notify_all();
+        lock(&inbox.state).wake_ups += 1;
+        inbox.woken.notify_all();
     }
 
     fn ring_all(&self) {

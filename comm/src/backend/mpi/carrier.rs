@@ -25,7 +25,7 @@ pub(super) struct MpiCarrier {
     comm: Arc<MpiHandle>,
     rank: usize,
     world_size: usize,
-    flights: Vec<(PendingCall, CallOutput)>,
+    pending: Vec<(PendingCall, CallOutput)>,
     spare: Vec<Buffer>,
     bytes: (u64, u64),
 }
@@ -71,19 +71,19 @@ impl Carrier for MpiCarrier {
 
     fn poll(&mut self) -> Result<bool> {
         let mut index = 0;
-        while index < self.flights.len() {
-            if self.flights[index].0.test()? {
-                let (flight, landing) = self.flights.swap_remove(index);
-                self.store_output(flight, landing)?;
+        while index < self.pending.len() {
+            if self.pending[index].0.test()? {
+                let (call, destination) = self.pending.swap_remove(index);
+                self.store_output(call, destination)?;
             } else {
                 index += 1;
             }
         }
-        Ok(self.flights.is_empty())
+        Ok(self.pending.is_empty())
     }
 
     fn abandon(&mut self) {
-        self.flights.clear();
+        self.pending.clear();
     }
 
     fn pump(&self) -> Option<Pump> {
@@ -98,7 +98,7 @@ impl Carrier for MpiCarrier {
 
 impl MpiCarrier {
     pub(super) fn new(comm: Arc<MpiHandle>, rank: usize, world_size: usize) -> Self {
-        Self { comm, rank, world_size, flights: Vec::new(), spare: Vec::new(), bytes: (0, 0) }
+        Self { comm, rank, world_size, pending: Vec::new(), spare: Vec::new(), bytes: (0, 0) }
     }
 
     /// Reduces the elements of all tensors as one sequence.
@@ -150,8 +150,8 @@ impl MpiCarrier {
         for tensors in shares(std::slice::from_ref(tensor)) {
             let call = MpiCall::Send { count: elements(&tensors) as c_int, to: to as c_int };
             let input = self.load(&tensors, dtype)?;
-            let landing = CallOutput { tensors: Vec::new(), dtype, divide: None };
-            self.start(dtype, call, input, Buffer::new(), landing)?;
+            let destination = CallOutput { tensors: Vec::new(), dtype, divide: None };
+            self.start(dtype, call, input, Buffer::new(), destination)?;
         }
         Ok(())
     }
@@ -210,8 +210,8 @@ impl MpiCarrier {
         let loaded = input.map_or(Ok(Buffer::new()), |tensor| self.load(&whole(tensor), dtype))?;
         let room = self.buffer(output.map_or(0, Tensor::elem_count) * dtype.size_in_bytes());
         let divide = (op == Some(ReduceOp::Avg)).then_some(self.world_size);
-        let landing = CallOutput { tensors: output.map_or(Vec::new(), whole), dtype, divide };
-        self.start(dtype, call, loaded, room, landing)
+        let destination = CallOutput { tensors: output.map_or(Vec::new(), whole), dtype, divide };
+        self.start(dtype, call, loaded, room, destination)
     }
 
     fn start(
@@ -220,15 +220,15 @@ impl MpiCarrier {
         call: MpiCall,
         input: Buffer,
         output: Buffer,
-        landing: CallOutput,
+        destination: CallOutput,
     ) -> Result<()> {
-        self.flights.push((PendingCall::start(&self.comm, dtype, call, input, output)?, landing));
+        self.pending.push((PendingCall::start(&self.comm, dtype, call, input, output)?, destination));
         Ok(())
     }
 
-    fn store_output(&mut self, flight: PendingCall, landing: CallOutput) -> Result<()> {
-        let Some((input, mut output)) = flight.land() else { return Ok(()) };
-        let CallOutput { tensors, dtype, divide } = landing;
+    fn store_output(&mut self, call: PendingCall, destination: CallOutput) -> Result<()> {
+        let Some((input, mut output)) = call.take_buffers() else { return Ok(()) };
+        let CallOutput { tensors, dtype, divide } = destination;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut output);
         let mut at = 0;
         for (tensor, range) in &tensors {

@@ -89,14 +89,14 @@ pub(super) fn is_launched() -> bool {
 /// Checks that the launcher belongs to this MPI library: with another library's launcher, each process finds itself
 /// alone.
 fn fits_the_launcher(world_size: usize, variable: &dyn Fn(&str) -> Option<String>) -> Result<()> {
-    let told = SIZES.iter().find_map(|name| Some((name, variable(name)?.parse::<usize>().ok()?)));
-    match told {
-        Some((name, told)) if world_size == 1 && told > 1 => {
+    let total = SIZES.iter().find_map(|name| Some((name, variable(name)?.parse::<usize>().ok()?)));
+    match total {
+        Some((name, total)) if world_size == 1 && total > 1 => {
             let help = format!(
                 "but to {} this process is alone: start it with the mpirun of the library that it was built with",
                 version()
             );
-            Err(Error::invalid("MPI", format!("{name}={told}"), help))
+            Err(Error::invalid("MPI", format!("{name}={total}"), help))
         }
         _ => Ok(()),
     }
@@ -199,9 +199,9 @@ mod tests {
 
     #[test]
     fn a_process_that_another_library_has_started_is_told_so() {
-        let told = |text: &'static str| move |name: &str| (name == "PMI_SIZE").then(|| text.to_string());
-        assert!(fits_the_launcher(2, &told("2")).is_ok() && fits_the_launcher(1, &told("1")).is_ok());
-        let message = fits_the_launcher(1, &told("2")).unwrap_err().to_string();
+        let total = |text: &'static str| move |name: &str| (name == "PMI_SIZE").then(|| text.to_string());
+        assert!(fits_the_launcher(2, &total("2")).is_ok() && fits_the_launcher(1, &total("1")).is_ok());
+        let message = fits_the_launcher(1, &total("2")).unwrap_err().to_string();
         assert!(message.starts_with("MPI: got PMI_SIZE=2; but to "), "{message}");
     }
 }

@@ -80,7 +80,7 @@ pub(super) type Buffer = Vec<u64>;
 pub(super) struct PendingCall {
     request: ffi::MPI_Request,
     /// Not accessed by anyone but MPI while the request is under way.
-    cargo: ManuallyDrop<CallBuffers>,
+    buffers: ManuallyDrop<CallBuffers>,
     done: bool,
 }
 
@@ -102,16 +102,16 @@ impl PendingCall {
         input: Buffer,
         output: Buffer,
     ) -> Result<Self> {
-        let cargo = ManuallyDrop::new(CallBuffers { input, output, call });
+        let buffers = ManuallyDrop::new(CallBuffers { input, output, call });
         // SAFETY: the handle is a constant.
         let request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        let mut flight = Self { request, cargo, done: false };
-        flight.begin(comm, dtype)?;
-        Ok(flight)
+        let mut call = Self { request, buffers, done: false };
+        call.begin(comm, dtype)?;
+        Ok(call)
     }
 
     fn begin(&mut self, comm: &MpiHandle, dtype: DType) -> Result<()> {
-        let CallBuffers { input, output, call } = &mut *self.cargo;
+        let CallBuffers { input, output, call } = &mut *self.buffers;
         let (input, output): (*const c_void, *mut c_void) =
             (input.as_ptr().cast(), output.as_mut_ptr().cast());
         let (kind, comm, request) = (kind(dtype), comm.raw(), &mut self.request);
@@ -187,11 +187,11 @@ impl PendingCall {
     }
 
     /// Returns the buffers of a call that is done; None where it is not.
-    pub(super) fn land(mut self) -> Option<(Buffer, Buffer)> {
+    pub(super) fn take_buffers(mut self) -> Option<(Buffer, Buffer)> {
         if !self.done {
             return None;
         }
-        let CallBuffers { input, output, .. } = &mut *self.cargo;
+        let CallBuffers { input, output, .. } = &mut *self.buffers;
         Some((std::mem::take(input), std::mem::take(output)))
     }
 }
@@ -200,7 +200,7 @@ impl Drop for PendingCall {
     fn drop(&mut self) {
         if self.done {
             // SAFETY: MPI is done with it, and it is not used any more.
-            unsafe { ManuallyDrop::drop(&mut self.cargo) };
+            unsafe { ManuallyDrop::drop(&mut self.buffers) };
         } else {
             mark_given_up();
         }

@@ -27,7 +27,7 @@ pub(super) struct NcclCarrier {
     rank: usize,
     world_size: usize,
     timeout: Duration,
-    flight: Option<PendingOperation>,
+    pending: Option<PendingOperation>,
     /// The ranks to which messages went, or from which they came.
     met: BTreeSet<usize>,
     bytes: (u64, u64),
@@ -90,42 +90,42 @@ impl Carrier for NcclCarrier {
             addressed.push((call, dtype, addresses));
         }
         // Stored before NCCL is called, so that nothing is freed if the calls fail halfway.
-        self.flight = Some(PendingOperation { call: name, tensors, rounded, end: None });
+        self.pending = Some(PendingOperation { call: name, tensors, rounded, end: None });
         self.shared.begin(name, self.timeout);
         launch::start(handle, &addressed)
     }
 
     fn poll(&mut self) -> Result<bool> {
-        let Some(flight) = &mut self.flight else { return Ok(true) };
-        if !self.shared.is_queued(flight)? {
+        let Some(pending) = &mut self.pending else { return Ok(true) };
+        if !self.shared.is_queued(pending)? {
             return Ok(false);
         }
         // This may block on a device that is stuck: no lock is held meanwhile.
         let is_past = |end: &CudaEvent| end.try_is_complete().map_err(failed);
-        if !flight.end.as_ref().map_or(Ok(false), is_past)? {
+        if !pending.end.as_ref().map_or(Ok(false), is_past)? {
             return Ok(false);
         }
-        if !flight.rounded.is_empty() {
-            flight.round()?;
+        if !pending.rounded.is_empty() {
+            pending.round()?;
             return Ok(false);
         }
         // The watchdog may have aborted it.
         self.shared.check()?;
-        self.flight = None;
+        self.pending = None;
         self.shared.end();
         Ok(true)
     }
 
     fn abandon(&mut self) {
-        let farewell = lock(&self.shared.handle).as_mut().and_then(NcclHandle::abort);
+        let shutdown = lock(&self.shared.handle).as_mut().and_then(NcclHandle::abort);
         self.shared.end();
-        let (Some(flight), Some(farewell)) = (self.flight.take(), farewell) else { return };
+        let (Some(pending), Some(shutdown)) = (self.pending.take(), shutdown) else { return };
         // The caller gets its tensors back when the device has finished with them, which does not depend on other ranks.
         let mut nap = PollBackoff::default();
-        while !farewell.is_over() && !flight.is_finished() {
+        while !shutdown.is_over() && !pending.is_finished() {
             nap.wait();
         }
-        farewell.keep(flight);
+        shutdown.keep(pending);
     }
 
     fn bytes(&self) -> (u64, u64) {
@@ -136,7 +136,16 @@ impl Carrier for NcclCarrier {
 impl NcclCarrier {
     pub(super) fn new(shared: Arc<WatchedHandle>, ordinal: usize, config: &TcpConfig) -> Self {
         let (rank, world_size, timeout) = (config.rank, config.world_size, config.bounded_timeout());
-        Self { shared, ordinal, rank, world_size, timeout, flight: None, met: BTreeSet::new(), bytes: (0, 0) }
+        Self {
+            shared,
+            ordinal,
+            rank,
+            world_size,
+            timeout,
+            pending: None,
+            met: BTreeSet::new(),
+            bytes: (0, 0),
+        }
     }
 
     fn check_device(&self, operation: &Operation, tensor: &Tensor) -> Result<()> {
@@ -203,16 +212,16 @@ impl NcclCarrier {
 
 impl WatchedHandle {
     /// Returns whether NCCL has put the operation into its stream, and then records an event after it.
-    fn is_queued(&self, flight: &mut PendingOperation) -> Result<bool> {
+    fn is_queued(&self, pending: &mut PendingOperation) -> Result<bool> {
         self.check()?;
         let mut handle = lock(&self.handle);
-        let handle = handle.as_mut().ok_or_else(|| Error::system(flight.call, "NCCL was not started"))?;
+        let handle = handle.as_mut().ok_or_else(|| Error::system(pending.call, "NCCL was not started"))?;
         // Network errors are reported at any time.
-        if !handle.is_ready(flight.call)? {
+        if !handle.is_ready(pending.call)? {
             return Ok(false);
         }
-        if flight.end.is_none() {
-            flight.end = Some(handle.stream().record_event(None).map_err(failed)?);
+        if pending.end.is_none() {
+            pending.end = Some(handle.stream().record_event(None).map_err(failed)?);
         }
         Ok(true)
     }

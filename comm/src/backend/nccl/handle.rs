@@ -55,7 +55,7 @@ pub(super) struct NcclHandle {
     stream: Arc<CudaStream>,
     time_limit: Duration,
     /// Some once the communicator was given up.
-    farewell: Option<CommShutdown>,
+    shutdown: Option<CommShutdown>,
 }
 
 /// A communicator that is to be ended, by abort or by finalize and destroy.
@@ -90,7 +90,7 @@ impl NcclHandle {
         // Less than the time-out: another group that waits for this rank meanwhile may have the same one.
         let time_limit = MAX_SHUTDOWN_WAIT.min(timeout / 4);
         lock(&OPEN).count += 1;
-        let mut handle = Self { comm: null_mut(), stream, time_limit, farewell: None };
+        let mut handle = Self { comm: null_mut(), stream, time_limit, shutdown: None };
         // SAFETY: the configuration is valid for NCCL, and is copied; the handle is written before the call returns.
         let code = unsafe {
             sys::ncclCommInitRankConfig(&mut handle.comm, world_size as c_int, id, rank as c_int, &mut config)
@@ -187,9 +187,9 @@ impl NcclHandle {
         let comm = std::mem::replace(&mut self.comm, null_mut());
         if !comm.is_null() {
             let leaving = ClosingComm { comm, stream: self.stream.clone() };
-            self.farewell = Some(CommShutdown::begin(self.time_limit, move || how(leaving)));
+            self.shutdown = Some(CommShutdown::begin(self.time_limit, move || how(leaving)));
         }
-        self.farewell.clone()
+        self.shutdown.clone()
     }
 }
 
@@ -198,10 +198,10 @@ impl Drop for NcclHandle {
     /// may close theirs in another order.
     fn drop(&mut self) {
         // Finalize first: what this rank has sent may still be in flight.
-        let farewell = self.leave(ClosingComm::finish);
+        let shutdown = self.leave(ClosingComm::finish);
         let mut open = lock(&OPEN);
         open.count -= 1;
-        open.ending.extend(farewell);
+        open.ending.extend(shutdown);
         open.ending.retain(|ending| !ending.is_over());
         if open.count == 0 {
             let ending = std::mem::take(&mut open.ending);

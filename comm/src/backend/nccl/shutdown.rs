@@ -18,7 +18,7 @@ pub(super) struct CommShutdown {
 #[derive(Default)]
 struct Pending {
     state: Mutex<ShutdownState>,
-    bell: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -34,25 +34,25 @@ impl CommShutdown {
     /// longer than `time_limit`, and after that left to its thread, which does not keep the process from exiting.
     pub(super) fn begin(time_limit: Duration, end: impl FnOnce() -> bool + Send + 'static) -> Self {
         let now = Instant::now();
-        let farewell = Self { shared: Arc::default(), until: now.checked_add(time_limit).unwrap_or(now) };
-        let shared = farewell.shared.clone();
+        let shutdown = Self { shared: Arc::default(), until: now.checked_add(time_limit).unwrap_or(now) };
+        let shared = shutdown.shared.clone();
         let thread = std::thread::Builder::new().name("nccl-end".into());
         if let Err(reason) = thread.spawn(move || shared.finish(end())) {
             // Not on this thread, where it could block indefinitely.
             tracing::warn!("cannot start a thread, an NCCL communicator stays as it is: {reason}");
-            farewell.shared.finish(false);
+            shutdown.shared.finish(false);
         }
-        farewell
+        shutdown
     }
 
-    /// Frees `cargo` when the device has finished with it; leaks it where that does not become known.
-    pub(super) fn keep(&self, cargo: impl Send + 'static) {
+    /// Frees `resources` when the device has finished with it; leaks it where that does not become known.
+    pub(super) fn keep(&self, resources: impl Send + 'static) {
         let mut state = lock(&self.shared.state);
         match state.outcome {
-            None => state.kept.push(Box::new(cargo)),
+            None => state.kept.push(Box::new(resources)),
             outcome => {
                 drop(state);
-                release(outcome, cargo);
+                release(outcome, resources);
             }
         }
     }
@@ -65,7 +65,7 @@ impl CommShutdown {
     pub(super) fn wait(&self) {
         let rest = self.until.saturating_duration_since(Instant::now());
         let under_way = |state: &mut ShutdownState| state.outcome.is_none();
-        let waited = self.shared.bell.wait_timeout_while(lock(&self.shared.state), rest, under_way);
+        let waited = self.shared.changed.wait_timeout_while(lock(&self.shared.state), rest, under_way);
         if waited.unwrap_or_else(PoisonError::into_inner).0.outcome.is_none() {
             tracing::info!(
                 "NCCL still waits for other ranks of this host to end a communicator: it is left behind"
@@ -81,15 +81,15 @@ impl Pending {
         let kept = std::mem::take(&mut state.kept);
         drop(state);
         release(Some(done), kept);
-        self.bell.notify_all();
+        self.changed.notify_all();
     }
 }
 
-fn release(outcome: Option<bool>, cargo: impl Send) {
+fn release(outcome: Option<bool>, resources: impl Send) {
     if outcome == Some(true) {
-        drop(cargo);
+        drop(resources);
     } else {
-        std::mem::forget(cargo);
+        std::mem::forget(resources);
     }
 }
 
@@ -107,27 +107,27 @@ mod tests {
     #[test]
     fn it_is_waited_for_no_longer_than_said() {
         let (end, ended) = channel::<bool>();
-        let farewell = CommShutdown::begin(Duration::from_millis(1), move || ended.recv().unwrap());
-        farewell.wait();
-        assert!(farewell.is_over() && format!("{farewell:?}") == "under way");
+        let shutdown = CommShutdown::begin(Duration::from_millis(1), move || ended.recv().unwrap());
+        shutdown.wait();
+        assert!(shutdown.is_over() && format!("{shutdown:?}") == "under way");
         let kept = Arc::new(());
-        farewell.keep(kept.clone());
+        shutdown.keep(kept.clone());
         assert_eq!(Arc::strong_count(&kept), 2);
         end.send(true).unwrap();
         while Arc::strong_count(&kept) > 1 {
             std::thread::yield_now();
         }
-        farewell.keep(kept.clone());
-        assert_eq!((Arc::strong_count(&kept), format!("{farewell:?}").as_str()), (1, "done"));
+        shutdown.keep(kept.clone());
+        assert_eq!((Arc::strong_count(&kept), format!("{shutdown:?}").as_str()), (1, "done"));
     }
 
     #[test]
     fn what_the_device_may_still_be_at_is_never_freed() {
-        let farewell = CommShutdown::begin(Duration::from_secs(60), || false);
+        let shutdown = CommShutdown::begin(Duration::from_secs(60), || false);
         let kept = Arc::new(());
-        farewell.keep(kept.clone());
-        farewell.wait();
-        farewell.keep(kept.clone());
+        shutdown.keep(kept.clone());
+        shutdown.wait();
+        shutdown.keep(kept.clone());
         assert_eq!(Arc::strong_count(&kept), 3);
     }
 }

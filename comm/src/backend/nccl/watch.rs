@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::base::lock::lock;
-use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::Question;
+use crate::failure::diagnosis::Question;
+use crate::failure::supervisor::Supervisor;
 use crate::{Error, Result};
 
 use super::handle::NcclHandle;
@@ -24,7 +24,7 @@ pub(super) struct WatchedHandle {
     /// Some once all ranks have created the communicator. Locked only for calls that do not wait for the device.
     pub(super) handle: Mutex<Option<NcclHandle>>,
     watched: Mutex<Watched>,
-    bell: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ impl WatchedHandle {
     fn pause(&self) -> bool {
         let watched = lock(&self.watched);
         let closing = |watched: &mut Watched| !watched.closing;
-        let waited = self.bell.wait_timeout_while(watched, PAUSE, closing);
+        let waited = self.changed.wait_timeout_while(watched, PAUSE, closing);
         !waited.unwrap_or_else(PoisonError::into_inner).0.closing
     }
 }
@@ -121,7 +121,7 @@ impl Watchdog {
 impl Drop for Watchdog {
     fn drop(&mut self) {
         lock(&self.shared.watched).closing = true;
-        self.shared.bell.notify_all();
+        self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // The thread never panics.
             let _ = thread.join();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::base::cause::Cause;
 use crate::base::members::Members;
-use crate::blame::peer_failures;
-use crate::blame::supervisor::Supervisor;
 use crate::config::launcher_interface::report_met;
+use crate::failure::peer_failures;
+use crate::failure::supervisor::Supervisor;
 use crate::rendezvous::regroup::{RankAddress, RegroupEndpoint, Regrouped, join};
 use crate::rendezvous::{Options, meet_with};
 use crate::transport::peer::PeerInfo;
@@ -24,10 +24,10 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
         return Ok(group);
     }
     config.validate()?;
-    // The others reach this rank's door at the same address.
+    // The others reach this rank's listener at the same address.
     let config = &TcpConfig { bind_by_route: false, ..config.clone() };
-    let (listener, door) = RegroupEndpoint::listen(config)?;
-    let meeting = meet_with(config, Options { door, ..Options::default() })?;
+    let (listener, regroup_port) = RegroupEndpoint::listen(config)?;
+    let meeting = meet_with(config, Options { regroup_port, ..Options::default() })?;
     // From here on nothing is needed from the other ranks: if one is lost now, the others continue without it.
     let session = meeting.lines.session;
     // If a later step fails, dropping the group tells the others that this rank leaves.
@@ -39,19 +39,19 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     Ok(group)
 }
 
-/// Returns every rank's number in the job and the address of its door, the listener at which ranks regroup.
+/// Returns every rank's number in the job and the address of its listener, the listener at which ranks regroup.
 fn member_cards(endpoint: &RegroupEndpoint, peers: &[PeerInfo]) -> Result<Vec<RankAddress>> {
-    let own = endpoint.card();
-    let card = |(number, peer): (usize, &PeerInfo)| match peer.door {
+    let own = endpoint.contact();
+    let contact = |(number, peer): (usize, &PeerInfo)| match peer.regroup_port {
         _ if number == own.number => Ok(own.clone()),
         0 => {
             let help = "whether the group may change is the same for all ranks: set it alike on every rank";
             let got = format!("nothing on rank {number} (host {})", peer.host);
             Err(Error::invalid("TcpConfig::elastic (GIRANDOLE_ELASTIC)", got, help))
         }
-        port => Ok(RankAddress { number, door: SocketAddr::new(peer.address.ip(), port) }),
+        port => Ok(RankAddress { number, address: SocketAddr::new(peer.address.ip(), port) }),
     };
-    peers.iter().enumerate().map(card).collect()
+    peers.iter().enumerate().map(contact).collect()
 }
 
 fn of_regrouped(endpoint: Arc<RegroupEndpoint>, regrouped: Regrouped) -> Result<Tcp> {
@@ -195,8 +195,8 @@ mod tests {
             })
         });
         // Rank 2 takes the first steps of `connect`, up to the rendezvous, and then ends.
-        let (listener, door) = RegroupEndpoint::listen(&config(2)).unwrap();
-        drop(meet_with(&config(2), Options { door, ..Options::default() }).unwrap());
+        let (listener, regroup_port) = RegroupEndpoint::listen(&config(2)).unwrap();
+        drop(meet_with(&config(2), Options { regroup_port, ..Options::default() }).unwrap());
         drop(listener);
         for other in others {
             assert_eq!(other.join().unwrap().unwrap(), [0, 1]);

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use candle_core::{DType, Device, Tensor};
 
 use crate::base::members::{Members, rank_in};
-use crate::blame::control::failure_state::job::FormationGuard;
-use crate::blame::peer_failures;
-use crate::blame::supervisor::Supervisor;
+use crate::failure::control::failure_state::job::FormationGuard;
+use crate::failure::peer_failures;
+use crate::failure::supervisor::Supervisor;
 use crate::rendezvous::parent::Parent;
 use crate::rendezvous::{Meeting, Options, meet_with};
 use crate::{Communicator, Error, InitMethod, Message, Operation, Result, TcpConfig};
@@ -159,7 +159,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::blame::control::failure_state::job::Job;
+    use crate::failure::control::failure_state::job::Job;
 
     const LONG: Duration = Duration::from_secs(60);
 

@@ -13,13 +13,13 @@ use crate::backend::subgroups::Subgroups;
 use crate::base::last_message::GOODBYE;
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::blame::control;
-use crate::blame::control::failure_state::FailureState;
-use crate::blame::peer_failures;
-#[cfg(feature = "nccl")]
-use crate::blame::supervisor::Supervisor;
 use crate::engine::queue::OperationQueue;
 use crate::engine::runner::{OperationRunner, Run};
+use crate::failure::control;
+use crate::failure::control::failure_state::FailureState;
+use crate::failure::peer_failures;
+#[cfg(feature = "nccl")]
+use crate::failure::supervisor::Supervisor;
 use crate::rendezvous::regroup::RegroupEndpoint;
 use crate::rendezvous::{GroupConnections, Meeting, meet};
 use crate::transport::carrier::Carrier;
@@ -122,7 +122,7 @@ impl Tcp {
         let sockets = TcpLinks::new(data_connections.clone(), if crowded { 1 } else { SPINS });
         let runner: Box<dyn Run> = match data_connections.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {
-                let links = HybridLinks::new(sockets, host.bell.clone(), crowded);
+                let links = HybridLinks::new(sockets, host.wake_up.clone(), crowded);
                 Box::new(
                     OperationRunner::new(rank, topology, links, failure_state.clone()).carried_by(carrier),
                 )
@@ -153,7 +153,7 @@ impl Tcp {
 
     /// Returns the group's supervisor, which detects failures and tells all ranks.
     #[cfg(feature = "nccl")]
-    pub(crate) fn supervisor(&self) -> Arc<dyn crate::blame::supervisor::Supervisor> {
+    pub(crate) fn supervisor(&self) -> Arc<dyn crate::failure::supervisor::Supervisor> {
         self.failure_state.clone()
     }
 

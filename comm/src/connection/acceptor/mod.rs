@@ -33,10 +33,10 @@ const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 pub(crate) struct Limits {
     /// How long the proof may take.
     pub(crate) handshake: Duration,
-    /// How many connections may be silent at once, and how many may be in the handshake. One more is closed; a rank
+    /// How many connections may be idle at once, and how many may be in the handshake. One more is closed; a rank
     /// connects again.
     pub(crate) at_once: usize,
-    /// Age from which a silent connection is closed in favour of a new one: a rank sends as soon as it is connected.
+    /// Age from which an idle connection is closed in favour of a new one: a rank sends as soon as it is connected.
     pub(crate) idle_grace: Duration,
     /// Time in the handshake from which a connection is closed in favour of a new one. A rank needs two or three round
     /// trips.
@@ -129,7 +129,7 @@ struct PendingConnection {
 
 /// A connection in the handshake, since when, and the poll events that it waits for.
 struct HandshakingConnection {
-    newcomer: PendingConnection,
+    pending: PendingConnection,
     spoke: Instant,
     waits: PollFlags,
 }
@@ -138,28 +138,28 @@ struct HandshakingConnection {
 #[derive(Default)]
 struct Unauthenticated {
     /// They have sent nothing, or not yet their whole first message, which shows whether they hold the job's secret.
-    silent: VecDeque<PendingConnection>,
-    speaking: VecDeque<HandshakingConnection>,
+    idle: VecDeque<PendingConnection>,
+    handshaking: VecDeque<HandshakingConnection>,
 }
 
-/// Returns the index of the oldest connection of the address that has most of them, if these are more than the newcomer's
-/// address has with the newcomer.
+/// Returns the index of the oldest connection of the address that has most of them, if these are more than the address of the
+/// pending connection has with it.
 fn eviction_candidate<'a>(
     all: impl Iterator<Item = &'a PendingConnection>,
-    newcomer: &PendingConnection,
+    pending: &PendingConnection,
 ) -> Option<usize> {
     let mut by_address: BTreeMap<IpAddr, (usize, usize)> = BTreeMap::new();
     for (at, stranger) in all.enumerate() {
         by_address.entry(stranger.from.ip()).or_insert((0, at)).0 += 1;
     }
-    let own = by_address.get(&newcomer.from.ip()).map_or(0, |&(count, _)| count);
+    let own = by_address.get(&pending.from.ip()).map_or(0, |&(count, _)| count);
     let (most, oldest) = by_address.into_values().max_by_key(|&(count, _)| count)?;
     (most > own + 1).then_some(oldest)
 }
 
 impl Unauthenticated {
     fn all(&self) -> impl Iterator<Item = &PendingConnection> {
-        self.silent.iter().chain(self.speaking.iter().map(|speaker| &speaker.newcomer))
+        self.idle.iter().chain(self.handshaking.iter().map(|connection| &connection.pending))
     }
 }
 
@@ -193,10 +193,10 @@ impl Serve {
         (stream, from): (TcpStream, SocketAddr),
     ) {
         let Ok(wire) = HandshakeStream::new(stream, Some(self.stopped.clone())) else { return };
-        let newcomer = PendingConnection { wire, from, since: Instant::now() };
-        match newcomer.wire.is_readable() {
-            true => self.on_first_data(scope, strangers, newcomer),
-            false => self.add_idle(&mut strangers.silent, newcomer),
+        let pending = PendingConnection { wire, from, since: Instant::now() };
+        match pending.wire.is_readable() {
+            true => self.on_first_data(scope, strangers, pending),
+            false => self.add_idle(&mut strangers.idle, pending),
         }
     }
 
@@ -208,13 +208,15 @@ impl Serve {
         strangers: &mut Unauthenticated,
     ) -> Option<Vec<&'scope TcpListener>> {
         let left =
-            |newcomer: &PendingConnection| self.limits.handshake.saturating_sub(newcomer.since.elapsed());
+            |pending: &PendingConnection| self.limits.handshake.saturating_sub(pending.since.elapsed());
         let left = strangers.all().map(left).min();
         let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
         fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         let of = PollFd::from_borrowed_fd;
-        fds.extend(strangers.silent.iter().map(|newcomer| of(newcomer.wire.fd(), PollFlags::IN)));
-        fds.extend(strangers.speaking.iter().map(|speaker| of(speaker.newcomer.wire.fd(), speaker.waits)));
+        fds.extend(strangers.idle.iter().map(|pending| of(pending.wire.fd(), PollFlags::IN)));
+        fds.extend(
+            strangers.handshaking.iter().map(|connection| of(connection.pending.wire.fd(), connection.waits)),
+        );
         match poll(&mut fds, left.map(timespec).as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Some(Vec::new()),
@@ -234,33 +236,33 @@ impl Serve {
             .map(|(listener, _)| listener)
             .collect();
         let mut spoken = Vec::new();
-        for newcomer in std::mem::take(&mut strangers.silent) {
-            if newcomer.since.elapsed() >= self.limits.handshake {
-                self.close(&newcomer);
+        for pending in std::mem::take(&mut strangers.idle) {
+            if pending.since.elapsed() >= self.limits.handshake {
+                self.close(&pending);
             } else if ready.next().unwrap_or(false) {
-                spoken.push(newcomer);
+                spoken.push(pending);
             } else {
-                strangers.silent.push_back(newcomer);
+                strangers.idle.push_back(pending);
             }
         }
-        for speaker in std::mem::take(&mut strangers.speaking) {
+        for connection in std::mem::take(&mut strangers.handshaking) {
             if ready.next().unwrap_or(false) {
-                strangers.speaking.extend(self.advance(scope, speaker));
-            } else if speaker.newcomer.since.elapsed() < self.limits.handshake {
-                strangers.speaking.push_back(speaker);
+                strangers.handshaking.extend(self.advance(scope, connection));
+            } else if connection.pending.since.elapsed() < self.limits.handshake {
+                strangers.handshaking.push_back(connection);
             } else {
-                self.close(&speaker.newcomer);
+                self.close(&connection.pending);
             }
         }
-        spoken.into_iter().for_each(|newcomer| self.on_first_data(scope, strangers, newcomer));
+        spoken.into_iter().for_each(|pending| self.on_first_data(scope, strangers, pending));
         Some(comes)
     }
 
     /// Leaves the listener alone for a while, where the system lacks the resources for another connection; returns false
     /// when the acceptor is to stop.
     fn pause(&self, strangers: &mut Unauthenticated) -> bool {
-        // The silent connections may hold what is missing.
-        strangers.silent.clear();
+        // The idle connections may hold what is missing.
+        strangers.idle.clear();
         if poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&timespec(PAUSE))).is_err() {
             thread::sleep(PAUSE);
         }
@@ -268,19 +270,19 @@ impl Serve {
         recv(&*self.stopped, &mut [0], RecvFlags::DONTWAIT).is_err()
     }
 
-    /// Adds a connection to the silent ones, whose first message is not complete.
-    fn add_idle(&self, silent: &mut VecDeque<PendingConnection>, newcomer: PendingConnection) {
-        if silent.len() >= self.limits.at_once {
+    /// Adds a connection to the idle ones, whose first message is not complete.
+    fn add_idle(&self, idle: &mut VecDeque<PendingConnection>, pending: PendingConnection) {
+        if idle.len() >= self.limits.at_once {
             let may_go = |oldest: &PendingConnection| oldest.since.elapsed() >= self.limits.idle_grace;
-            let place = eviction_candidate(silent.iter(), &newcomer);
-            let place = place.or_else(|| silent.front().is_some_and(may_go).then_some(0));
-            match place.and_then(|at| silent.remove(at)) {
+            let place = eviction_candidate(idle.iter(), &pending);
+            let place = place.or_else(|| idle.front().is_some_and(may_go).then_some(0));
+            match place.and_then(|at| idle.remove(at)) {
                 Some(other) => self.close(&other),
-                None => return self.drop_excess(&newcomer),
+                None => return self.drop_excess(&pending),
             }
         }
-        let at = silent.partition_point(|other| other.since <= newcomer.since);
-        silent.insert(at, newcomer);
+        let at = idle.partition_point(|other| other.since <= pending.since);
+        idle.insert(at, pending);
     }
 
     /// Handles the first bytes of a connection, or more of its first message.
@@ -288,18 +290,18 @@ impl Serve {
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         strangers: &mut Unauthenticated,
-        newcomer: PendingConnection,
+        pending: PendingConnection,
     ) {
-        if !newcomer.wire.is_open() {
+        if !pending.wire.is_open() {
             return;
         }
-        let speaker = HandshakingConnection { newcomer, spoke: Instant::now(), waits: PollFlags::IN };
-        match self.advance(scope, speaker) {
+        let connection = HandshakingConnection { pending, spoke: Instant::now(), waits: PollFlags::IN };
+        match self.advance(scope, connection) {
             None => {}
-            Some(speaker) if speaker.newcomer.wire.has_opening() => {
-                self.add_handshaking(&mut strangers.speaking, speaker)
+            Some(connection) if connection.pending.wire.has_opening() => {
+                self.add_handshaking(&mut strangers.handshaking, connection)
             }
-            Some(speaker) => self.add_idle(&mut strangers.silent, speaker.newcomer),
+            Some(connection) => self.add_idle(&mut strangers.idle, connection.pending),
         }
     }
 
@@ -307,36 +309,39 @@ impl Serve {
     /// another connection is a replay, and is refused.
     fn add_handshaking(
         &self,
-        speaking: &mut VecDeque<HandshakingConnection>,
-        speaker: HandshakingConnection,
+        handshaking: &mut VecDeque<HandshakingConnection>,
+        connection: HandshakingConnection,
     ) {
-        let opening = speaker.newcomer.wire.client_opening();
-        if opening.is_some() && speaking.iter().any(|other| other.newcomer.wire.client_opening() == opening) {
-            return self.reject(speaker.newcomer.from, &ConnectError::BadProof);
+        let opening = connection.pending.wire.client_opening();
+        if opening.is_some() && handshaking.iter().any(|other| other.pending.wire.client_opening() == opening)
+        {
+            return self.reject(connection.pending.from, &ConnectError::BadProof);
         }
-        if speaking.len() >= self.limits.at_once {
+        if handshaking.len() >= self.limits.at_once {
             let may_go =
                 |oldest: &HandshakingConnection| oldest.spoke.elapsed() >= self.limits.handshake_grace;
-            let place =
-                eviction_candidate(speaking.iter().map(|speaker| &speaker.newcomer), &speaker.newcomer);
-            let place = place.or_else(|| speaking.front().is_some_and(may_go).then_some(0));
-            match place.and_then(|at| speaking.remove(at)) {
-                Some(other) => self.close(&other.newcomer),
-                None => return self.drop_excess(&speaker.newcomer),
+            let place = eviction_candidate(
+                handshaking.iter().map(|connection| &connection.pending),
+                &connection.pending,
+            );
+            let place = place.or_else(|| handshaking.front().is_some_and(may_go).then_some(0));
+            match place.and_then(|at| handshaking.remove(at)) {
+                Some(other) => self.close(&other.pending),
+                None => return self.drop_excess(&connection.pending),
             }
         }
-        speaking.push_back(speaker);
+        handshaking.push_back(connection);
     }
 
     /// Drops a connection that exceeds the limit.
-    fn drop_excess(&self, newcomer: &PendingConnection) {
-        tracing::debug!(from = %newcomer.from, "too many connections at once: one was closed");
+    fn drop_excess(&self, pending: &PendingConnection) {
+        tracing::debug!(from = %pending.from, "too many connections at once: one was closed");
     }
 
     /// Drops a connection whose time is over; one that has sent something counts as turned away.
-    fn close(&self, newcomer: &PendingConnection) {
-        if newcomer.wire.has_received() {
-            self.reject(newcomer.from, &ConnectError::TimedOut);
+    fn close(&self, pending: &PendingConnection) {
+        if pending.wire.has_received() {
+            self.reject(pending.from, &ConnectError::TimedOut);
         }
     }
 
@@ -344,15 +349,15 @@ impl Serve {
     fn advance<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        mut speaker: HandshakingConnection,
+        mut connection: HandshakingConnection,
     ) -> Option<HandshakingConnection> {
-        let from = speaker.newcomer.from;
-        match speaker.newcomer.wire.step(self.greet.credentials()) {
+        let from = connection.pending.from;
+        match connection.pending.wire.step(self.greet.credentials()) {
             Ok(HandshakeStep::Waits(flags)) => {
-                return Some(HandshakingConnection { waits: flags, ..speaker });
+                return Some(HandshakingConnection { waits: flags, ..connection });
             }
             Ok(HandshakeStep::Proved(admission)) => {
-                self.serve_authenticated(scope, speaker.newcomer, admission)
+                self.serve_authenticated(scope, connection.pending, admission)
             }
             Err(fault) => self.reject(from, &fault),
         }
@@ -368,10 +373,10 @@ impl Serve {
     fn serve_authenticated<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        newcomer: PendingConnection,
+        pending: PendingConnection,
         admission: Admission<'scope>,
     ) {
-        let PendingConnection { wire, from, since } = newcomer;
+        let PendingConnection { wire, from, since } = pending;
         let work = move || {
             if let Err(fault) = self.greet.serve(wire, admission, since + self.limits.handshake) {
                 tracing::debug!(%from, reason = %fault, "a connection was turned away");

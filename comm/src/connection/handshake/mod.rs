@@ -120,8 +120,8 @@ pub(crate) enum Purpose {
     Control = 1,
     /// Between any two ranks: tensors.
     Data = 2,
-    /// To another rank's door: forming a new group (see [`crate::rendezvous`]'s `regroup`).
-    Door = 3,
+    /// To another rank's listener: forming a new group (see [`crate::rendezvous`]'s `regroup`).
+    Regroup = 3,
 }
 
 /// What a client claims to be.
@@ -332,7 +332,7 @@ impl<'a> Server<'a> {
         let purpose = match said[8] {
             1 => Purpose::Control,
             2 => Purpose::Data,
-            3 => Purpose::Door,
+            3 => Purpose::Regroup,
             _ => return Err(ConnectError::Malformed("an unknown purpose".into())),
         };
         let caller = ClientClaim { rank: number(&said[..4]), world_size: number(&said[4..8]), purpose };

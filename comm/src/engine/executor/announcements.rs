@@ -4,7 +4,7 @@ use crate::Result;
 use crate::algorithm::schedule::Schedule;
 use crate::base::fingerprint::{self, Fingerprint};
 use crate::base::last_message::LastMessage;
-use crate::blame::verdict::Question;
+use crate::failure::diagnosis::Question;
 use crate::transport::links::Links;
 
 use super::{Peer, ScheduleExecutor, Task};
@@ -24,7 +24,7 @@ impl<L: Links> ScheduleExecutor<L> {
                 None => task.fingerprint,
             };
             let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
-            Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 }
+            Peer { rank, fingerprint, mine, sent: 0, announcement, received: 0 }
         }));
     }
 
@@ -34,14 +34,14 @@ impl<L: Links> ScheduleExecutor<L> {
         let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == from) else {
             return Ok(Some(false));
         };
-        if peer.heard == fingerprint::LEN {
+        if peer.received == fingerprint::LEN {
             return Ok(Some(false));
         }
-        let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
+        let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.received..]) else {
             return Err(self.stream_ended(from));
         };
-        peer.heard += got;
-        if peer.heard < fingerprint::LEN {
+        peer.received += got;
+        if peer.received < fingerprint::LEN {
             return Ok(None);
         }
         let mine = peer.fingerprint;

@@ -1,9 +1,9 @@
 //! Waiting for data that a carrier (NCCL, MPI) moves.
 
 use crate::Result;
-use crate::blame::timeouts::library_error;
 use crate::engine::executor::MessageTransfer;
 use crate::engine::memory::Memory;
+use crate::failure::timeouts::library_error;
 use crate::transport::carrier::{Carrier, PollBackoff};
 use crate::transport::links::Links;
 
@@ -31,24 +31,24 @@ impl<L: Links> ScheduleExecutor<L> {
     /// Exchanges the announcements of messages while the carrier moves their data. Their ranges are empty.
     pub(crate) fn exchange_announcements(
         &mut self,
-        parcels: Vec<MessageTransfer>,
+        messages: Vec<MessageTransfer>,
         carrier: &mut dyn Carrier,
         rank: usize,
     ) -> Result<()> {
-        let Some(first) = parcels.first() else { return Ok(()) };
+        let Some(first) = messages.first() else { return Ok(()) };
         let (fingerprint, mut peer, mut memory) = (first.fingerprint, first.peer, Memory::default());
-        let mut lanes = self.lanes(parcels, fingerprint);
+        let mut queues = self.queues(messages, fingerprint);
         self.open()?;
         self.timeouts.reset();
         let mut nap = PollBackoff::default();
         let mut outcome = Ok(false);
         loop {
-            let began = self.begin_next(&mut lanes);
+            let began = self.begin_next(&mut queues);
             if let Ok(false) = outcome {
                 outcome = carrier.poll();
             }
             // If the carrier fails, the peers' announcements may explain why.
-            match (&outcome, lanes.is_empty()) {
+            match (&outcome, queues.is_empty()) {
                 (Ok(false), _) | (_, false) => {}
                 (_, true) => {
                     let failed = |error| library_error(&*self.supervisor, rank, error, &fingerprint);

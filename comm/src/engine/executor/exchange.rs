@@ -38,14 +38,14 @@ pub(super) struct MessageQueue {
 impl<L: Links> ScheduleExecutor<L> {
     /// Sends and receives all messages. Those in one direction between two ranks keep their order; otherwise no message
     /// waits for another, so that no order of the messages can cause a deadlock between ranks.
-    pub(crate) fn exchange(&mut self, parcels: Vec<MessageTransfer>, memory: &mut Memory<'_>) -> Result<()> {
-        let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
-        let mut lanes = self.lanes(parcels, first);
+    pub(crate) fn exchange(&mut self, messages: Vec<MessageTransfer>, memory: &mut Memory<'_>) -> Result<()> {
+        let Some(first) = messages.first().map(|message| message.fingerprint) else { return Ok(()) };
+        let mut queues = self.queues(messages, first);
         self.open()?;
         self.timeouts.reset();
         loop {
-            let began = self.begin_next(&mut lanes);
-            if lanes.is_empty() {
+            let began = self.begin_next(&mut queues);
+            if queues.is_empty() {
                 return Ok(());
             }
             self.waits.clear();
@@ -59,7 +59,7 @@ impl<L: Links> ScheduleExecutor<L> {
     }
 
     /// Sorts the messages into queues by peer and direction, and sets up the call.
-    pub(super) fn lanes(&mut self, parcels: Vec<MessageTransfer>, first: Fingerprint) -> Vec<MessageQueue> {
+    pub(super) fn queues(&mut self, messages: Vec<MessageTransfer>, first: Fingerprint) -> Vec<MessageQueue> {
         self.timeouts.begin(self.links.spins());
         self.waiting_since = None;
         self.sends.clear();
@@ -67,18 +67,18 @@ impl<L: Links> ScheduleExecutor<L> {
         self.call.peers.clear();
         self.call.op = ReduceOp::Sum;
         self.call.fingerprint = first;
-        let mut lanes: Vec<MessageQueue> = Vec::new();
-        for parcel in parcels {
-            let (peer, outgoing) = (parcel.peer, parcel.outgoing);
+        let mut queues: Vec<MessageQueue> = Vec::new();
+        for message in messages {
+            let (peer, outgoing) = (message.peer, message.outgoing);
             if !self.call.peers.iter().any(|known| known.rank == peer) {
-                self.call.peers.push(Peer::silent(peer, parcel.fingerprint));
+                self.call.peers.push(Peer::silent(peer, message.fingerprint));
             }
-            match lanes.iter_mut().find(|lane| lane.peer == peer && lane.outgoing == outgoing) {
-                Some(lane) => lane.waiting.push_back(parcel),
-                None => lanes.push(MessageQueue { peer, outgoing, waiting: [parcel].into(), busy: false }),
+            match queues.iter_mut().find(|queue| queue.peer == peer && queue.outgoing == outgoing) {
+                Some(queue) => queue.waiting.push_back(message),
+                None => queues.push(MessageQueue { peer, outgoing, waiting: [message].into(), busy: false }),
             }
         }
-        lanes
+        queues
     }
 
     /// After a failure, returns the ranks to which a failure report can be sent. A message that was begun is first sent
@@ -110,49 +110,49 @@ impl<L: Links> ScheduleExecutor<L> {
     fn is_cut_off(&self, to: usize) -> bool {
         let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == to) else { return false };
         let left = self.sends.iter().any(|send| send.to == to && send.at < send.end);
-        peer.told > 0
-            && (peer.told < fingerprint::LEN || left)
+        peer.sent > 0
+            && (peer.sent < fingerprint::LEN || left)
             && !self.links.has_separate_control_channel(to)
     }
 
     /// Removes finished messages and begins the next one of each queue. Returns whether one was begun.
-    pub(super) fn begin_next(&mut self, lanes: &mut Vec<MessageQueue>) -> bool {
+    pub(super) fn begin_next(&mut self, queues: &mut Vec<MessageQueue>) -> bool {
         let mut began = false;
-        for lane in lanes.iter_mut() {
-            if lane.busy && self.is_done(lane) {
-                lane.busy = false;
-                lane.waiting.pop_front();
-                self.sends.retain(|send| !lane.outgoing || send.to != lane.peer);
-                self.receives.retain(|receive| lane.outgoing || receive.from != lane.peer);
+        for queue in queues.iter_mut() {
+            if queue.busy && self.is_done(queue) {
+                queue.busy = false;
+                queue.waiting.pop_front();
+                self.sends.retain(|send| !queue.outgoing || send.to != queue.peer);
+                self.receives.retain(|receive| queue.outgoing || receive.from != queue.peer);
             }
-            let peer = self.call.peers.iter_mut().find(|peer| peer.rank == lane.peer);
-            if let (false, Some(parcel), Some(peer)) = (lane.busy, lane.waiting.front(), peer) {
-                (lane.busy, began) = (true, true);
-                let range = parcel.range.clone();
-                if lane.outgoing {
-                    (peer.mine, peer.told) = (parcel.fingerprint.encode(), 0);
-                    self.sends.push(Sending { to: lane.peer, at: range.start, end: range.end });
+            let peer = self.call.peers.iter_mut().find(|peer| peer.rank == queue.peer);
+            if let (false, Some(message), Some(peer)) = (queue.busy, queue.waiting.front(), peer) {
+                (queue.busy, began) = (true, true);
+                let range = message.range.clone();
+                if queue.outgoing {
+                    (peer.mine, peer.sent) = (message.fingerprint.encode(), 0);
+                    self.sends.push(Sending { to: queue.peer, at: range.start, end: range.end });
                 } else {
-                    (peer.fingerprint, peer.heard) = (parcel.fingerprint, 0);
-                    self.receives.push(Receiving::new(lane.peer, range, 0, Combine::Replace));
+                    (peer.fingerprint, peer.received) = (message.fingerprint, 0);
+                    self.receives.push(Receiving::new(queue.peer, range, 0, Combine::Replace));
                 }
             }
         }
-        lanes.retain(|lane| lane.busy);
-        if let Some(parcel) = lanes.first().and_then(|lane| lane.waiting.front()) {
-            self.call.fingerprint = parcel.fingerprint;
+        queues.retain(|queue| queue.busy);
+        if let Some(message) = queues.first().and_then(|queue| queue.waiting.front()) {
+            self.call.fingerprint = message.fingerprint;
         }
         began
     }
 
-    fn is_done(&self, lane: &MessageQueue) -> bool {
-        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == lane.peer) else { return true };
-        if lane.outgoing {
-            let send = self.sends.iter().find(|send| send.to == lane.peer);
-            peer.told == fingerprint::LEN && send.is_none_or(|send| send.at == send.end)
+    fn is_done(&self, queue: &MessageQueue) -> bool {
+        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == queue.peer) else { return true };
+        if queue.outgoing {
+            let send = self.sends.iter().find(|send| send.to == queue.peer);
+            peer.sent == fingerprint::LEN && send.is_none_or(|send| send.at == send.end)
         } else {
-            let receive = self.receives.iter().find(|receive| receive.from == lane.peer);
-            peer.heard == fingerprint::LEN && receive.is_none_or(|receive| receive.got == receive.len)
+            let receive = self.receives.iter().find(|receive| receive.from == queue.peer);
+            peer.received == fingerprint::LEN && receive.is_none_or(|receive| receive.got == receive.len)
         }
     }
 }
@@ -160,8 +160,8 @@ impl<L: Links> ScheduleExecutor<L> {
 impl Peer {
     /// Creates a peer with no announcement pending in either direction.
     fn silent(rank: usize, fingerprint: Fingerprint) -> Self {
-        let (told, heard) = (fingerprint::LEN, fingerprint::LEN);
+        let (sent, received) = (fingerprint::LEN, fingerprint::LEN);
         let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
-        Self { rank, fingerprint, mine, told, announcement, heard }
+        Self { rank, fingerprint, mine, sent, announcement, received }
     }
 }

@@ -19,11 +19,11 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 use crate::base::buffer::element::{divide_bytes, unify_nans};
 use crate::base::fingerprint::{self, Fingerprint};
 use crate::base::last_message::LastMessage;
-use crate::blame::shutdown::ShutdownFlag;
-use crate::blame::supervisor::Supervisor;
-use crate::blame::timeouts::Timeouts;
-use crate::blame::verdict::Question;
 use crate::engine::memory::Memory;
+use crate::failure::diagnosis::Question;
+use crate::failure::shutdown::ShutdownFlag;
+use crate::failure::supervisor::Supervisor;
+use crate::failure::timeouts::Timeouts;
 use crate::transport::carrier::Pump;
 use crate::transport::links::{Closed, Links, Wait};
 use crate::{Error, ReduceOp, Result};
@@ -73,9 +73,9 @@ struct Peer {
     /// The call, as each of the two ranks must announce it to the other.
     fingerprint: Fingerprint,
     mine: [u8; fingerprint::LEN],
-    told: usize,
+    sent: usize,
     announcement: [u8; fingerprint::LEN],
-    heard: usize,
+    received: usize,
 }
 
 struct Sending {
@@ -176,7 +176,7 @@ impl<L: Links> ScheduleExecutor<L> {
         // Ranks to which this one only sent data have announced their calls, too: these announcements must be read.
         self.sends.clear();
         self.receives.clear();
-        let unheard = self.call.peers.iter().filter(|peer| peer.heard < fingerprint::LEN);
+        let unheard = self.call.peers.iter().filter(|peer| peer.received < fingerprint::LEN);
         self.receives.extend(unheard.map(|peer| Receiving::new(peer.rank, 0..0, 0, Combine::Replace)));
         self.transfer(memory)
     }
@@ -209,7 +209,7 @@ impl<L: Links> ScheduleExecutor<L> {
         }
         if first {
             // Announce the call at once to peers that are sent no data in this step.
-            for peer in self.call.peers.iter().filter(|peer| peer.told == 0) {
+            for peer in self.call.peers.iter().filter(|peer| peer.sent == 0) {
                 if !self.sends.iter().any(|send| send.to == peer.rank) {
                     self.sends.push(Sending { to: peer.rank, at: 0, end: 0 });
                 }
@@ -239,7 +239,7 @@ impl<L: Links> ScheduleExecutor<L> {
         let mut moved = false;
         for send in &mut self.sends {
             let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == send.to) else { continue };
-            let head = &peer.mine[peer.told..];
+            let head = &peer.mine[peer.sent..];
             if head.is_empty() && send.at == send.end {
                 continue;
             }
@@ -250,11 +250,11 @@ impl<L: Links> ScheduleExecutor<L> {
                 return Err(self.stream_ended(to));
             };
             let of_head = sent.min(head.len());
-            peer.told += of_head;
+            peer.sent += of_head;
             send.at += sent - of_head;
             self.bytes_sent += (sent - of_head) as u64;
             moved |= sent > 0;
-            if peer.told < fingerprint::LEN || send.at < send.end {
+            if peer.sent < fingerprint::LEN || send.at < send.end {
                 self.waits.push(Wait { peer: send.to, read: false, write: true });
             }
         }
@@ -265,14 +265,14 @@ impl<L: Links> ScheduleExecutor<L> {
         let (mut moved, mut unheard) = (false, false);
         for index in 0..self.receives.len() {
             let from = self.receives[index].from;
-            let heard = self.read_announcement(from)?;
-            unheard |= heard.is_none();
+            let received = self.read_announcement(from)?;
+            unheard |= received.is_none();
             // Also before an empty message, of which nothing else comes.
-            moved |= heard == Some(true);
-            if heard.is_none() || self.receives[index].got < self.receives[index].len {
-                let got = if heard.is_some() { self.receive(index, memory)? } else { 0 };
+            moved |= received == Some(true);
+            if received.is_none() || self.receives[index].got < self.receives[index].len {
+                let got = if received.is_some() { self.receive(index, memory)? } else { 0 };
                 moved |= got > 0;
-                if heard.is_none() || self.receives[index].got < self.receives[index].len {
+                if received.is_none() || self.receives[index].got < self.receives[index].len {
                     self.waits.push(Wait { peer: from, read: true, write: false });
                 }
             }
@@ -340,24 +340,24 @@ impl<L: Links> ScheduleExecutor<L> {
 
     /// Returns the error after the stream to `peer` has ended. The peer may have sent a failure report before.
     fn stream_ended(&mut self, peer: usize) -> Error {
-        let (mut said, mut heard) = ([0; fingerprint::LEN], 0);
+        let (mut said, mut received) = ([0; fingerprint::LEN], 0);
         if !self.links.has_separate_control_channel(peer)
             && let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
-            && known.heard < fingerprint::LEN
+            && known.received < fingerprint::LEN
         {
-            (said, heard) = (known.announcement, known.heard);
+            (said, received) = (known.announcement, known.received);
         }
-        while heard < fingerprint::LEN {
-            match self.links.try_recv_last_message(peer, &mut said[heard..]) {
+        while received < fingerprint::LEN {
+            match self.links.try_recv_last_message(peer, &mut said[received..]) {
                 Ok(0) | Err(Closed) => break,
-                Ok(got) => heard += got,
+                Ok(got) => received += got,
             }
         }
         self.failed(Question::lost(peer, LastMessage::decode(&said)))
     }
 
     fn failed(&self, question: Question) -> Error {
-        crate::blame::timeouts::failure_error(&*self.supervisor, question, &self.call.fingerprint)
+        crate::failure::timeouts::failure_error(&*self.supervisor, question, &self.call.fingerprint)
     }
 }
 

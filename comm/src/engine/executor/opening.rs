@@ -1,7 +1,7 @@
 //! Opening the streams to the peers that a call needs, before anything is sent.
 
-use crate::blame::timeouts::failure_error;
-use crate::blame::verdict::Question;
+use crate::failure::diagnosis::Question;
+use crate::failure::timeouts::failure_error;
 use crate::transport::links::{Links, OpenError, Wait};
 use crate::{Error, Result};
 

@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 
 use crate::base::buffer::staging::Before;
 use crate::base::lock::lock;
-use crate::blame::peer_failures;
-use crate::blame::shutdown::ShutdownFlag;
-use crate::blame::supervisor::Supervisor;
 use crate::engine::runner::Run;
+use crate::failure::peer_failures;
+use crate::failure::shutdown::ShutdownFlag;
+use crate::failure::supervisor::Supervisor;
 use crate::{Error, Operation, Result, Stats};
 
 /// Runs submitted operations. Dropping it finishes the queued ones, as far as the other ranks take part in them; the

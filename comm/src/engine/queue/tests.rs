@@ -11,7 +11,7 @@ use crate::api::autograd;
 use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
 use crate::base::members::Members;
-use crate::blame::verdict::Question;
+use crate::failure::diagnosis::Question;
 
 /// How long the runner waits for the test's signal before the operation fails.
 const TIME_LIMIT: Duration = Duration::from_secs(20);

@@ -5,9 +5,9 @@ use crate::algorithm::schedule::{Parts, Schedule};
 use crate::algorithm::{dissemination_barrier, pairwise_all_to_all};
 use crate::base::buffer::staging::Before;
 use crate::base::fingerprint::Fingerprint;
-use crate::blame::timeouts::library_error;
 use crate::engine::executor::Task;
 use crate::engine::memory::Memory;
+use crate::failure::timeouts::library_error;
 use crate::transport::carrier::Carrier;
 use crate::transport::links::Links;
 use crate::{Operation, ReduceOp, Result};
@@ -43,11 +43,11 @@ impl<L: Links> OperationRunner<L> {
         operation: &Operation,
         before: &Before,
     ) -> Result<()> {
-        let Some((mut parcels, _)) = self.messages(operation) else { return Ok(()) };
-        for parcel in &mut parcels {
-            (parcel.fingerprint, parcel.range) = (parcel.fingerprint.carried(), 0..0);
+        let Some((mut messages, _)) = self.messages(operation) else { return Ok(()) };
+        for message in &mut messages {
+            (message.fingerprint, message.range) = (message.fingerprint.carried(), 0..0);
         }
-        let Some(first) = parcels.first() else { return Ok(()) };
+        let Some(first) = messages.first() else { return Ok(()) };
         self.supervisor.begin(first.fingerprint);
         let call = first.fingerprint;
         let result = match operation {
@@ -55,13 +55,13 @@ impl<L: Links> OperationRunner<L> {
             // a single receive begins only after its sender has announced the message. In a batch, the receives may
             // wait for the sends, so nothing is waited for.
             Operation::Recv { .. } => {
-                let announced = self.executor.exchange(parcels, &mut Memory::default());
+                let announced = self.executor.exchange(messages, &mut Memory::default());
                 let begun = announced.and_then(|()| self.begin(carrier, operation, before, call));
                 begun.and_then(|()| self.executor.wait_for_carrier(carrier, self.rank))
             }
             _ => {
                 let begun = self.begin(carrier, operation, before, call);
-                begun.and_then(|()| self.executor.exchange_announcements(parcels, carrier, self.rank))
+                begun.and_then(|()| self.executor.exchange_announcements(messages, carrier, self.rank))
             }
         };
         result.inspect_err(|_| {

@@ -10,11 +10,11 @@ use candle_core::Tensor;
 use crate::base::buffer::staging::Before;
 use crate::base::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::base::members::Members;
-use crate::blame::shutdown::ShutdownFlag;
-use crate::blame::supervisor::Supervisor;
 use crate::engine::executor::{MessageTransfer, ScheduleExecutor, Task};
 use crate::engine::memory::Memory;
 use crate::engine::plan::{Plan, Planner};
+use crate::failure::shutdown::ShutdownFlag;
+use crate::failure::supervisor::Supervisor;
 use crate::transport::carrier::Carrier;
 use crate::transport::links::Links;
 use crate::{Error, Message, Operation, Result, Stats, Topology};
@@ -135,16 +135,21 @@ impl<L: Links> OperationRunner<L> {
                 Some((vec![self.next_message(*from, false, tensor, 0)], Memory::default().output(tensor)))
             }
             Operation::Batch { messages } => {
-                let (mut parcels, mut memory) = (Vec::new(), Memory::default());
+                let (mut transfers, mut memory) = (Vec::new(), Memory::default());
                 for message in messages {
                     let outgoing = matches!(message, Message::Send { .. });
-                    parcels.push(self.next_message(message.peer(), outgoing, message.tensor(), memory.len()));
+                    transfers.push(self.next_message(
+                        message.peer(),
+                        outgoing,
+                        message.tensor(),
+                        memory.len(),
+                    ));
                     memory = match outgoing {
                         true => memory.tensor(message.tensor()),
                         false => memory.output(message.tensor()),
                     };
                 }
-                Some((parcels, memory))
+                Some((transfers, memory))
             }
             _ => None,
         }
@@ -155,10 +160,10 @@ impl<L: Links> OperationRunner<L> {
             return self.carry(operation, before);
         }
         before.wait()?;
-        if let Some((parcels, mut memory)) = self.messages(operation) {
-            let Some(first) = parcels.first() else { return Ok(()) };
+        if let Some((messages, mut memory)) = self.messages(operation) {
+            let Some(first) = messages.first() else { return Ok(()) };
             self.supervisor.begin(first.fingerprint);
-            let result = self.executor.exchange(parcels, &mut memory);
+            let result = self.executor.exchange(messages, &mut memory);
             result.inspect_err(|_| {
                 self.supervisor.close_streams(&mut || self.executor.finish_sends(&memory))
             })?;

@@ -1,6 +1,5 @@
 //! The implementation for Linux, with features beyond POSIX.
 
-pub(crate) mod bell;
 mod cgroup;
 pub(crate) mod local;
 pub(crate) mod machine;
@@ -9,3 +8,4 @@ pub(crate) mod shared;
 pub(crate) mod socket;
 pub(crate) mod tcp_info;
 mod user;
+pub(crate) mod wake_up;

@@ -3,10 +3,10 @@
 
 #[cfg_attr(not(target_vendor = "apple"), path = "stand_in.rs")]
 mod apple;
-pub(crate) mod bell;
 pub(crate) mod local;
 pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod shared;
 pub(crate) mod socket;
 pub(crate) mod tcp_info;
+pub(crate) mod wake_up;

@@ -15,42 +15,42 @@ use crate::connection::connect_error::ConnectError;
 use crate::connection::wire::{HandshakeStream, wait_any};
 
 impl RegroupState {
-    /// Goes to a leader's door, waits there for a seat, and joins the new group.
+    /// Goes to a leader's listener, waits there for a offer, and joins the new group.
     pub(super) fn follow(
         &self,
         search: &mut Search<'_>,
         leader: usize,
-        door: SocketAddr,
+        address: SocketAddr,
     ) -> Attempt<Regrouped> {
         self.stop_leading();
         let deadline = search.deadline;
         let config = self.config_as(0, 1);
-        let plan = self.plan(&config, &[self.card()], OwnInfo::new(config.transport), deadline);
+        let plan = self.plan(&config, &[self.contact()], OwnInfo::new(config.transport), deadline);
         let (listener, port) = plan.listen_for_data()?;
         let come = {
             let state = self.state();
             let (history, promised) = (state.history.clone(), state.promised);
-            let people = state.relevant_ranks(&history, |number| number == self.own);
+            let contacts = state.relevant_ranks(&history, |number| number == self.own);
             RegroupRequest::Come(JoinAttempt {
-                card: self.card(),
+                contact: self.contact(),
                 history,
                 promised,
-                people,
+                contacts,
                 hello: hello(&plan, port),
             })
         };
         let until = plan.deadline;
         let own = plan.own;
-        let mut wire = connect(door, Some(leader), (&self.credentials, self.own as u32), &come, until)
+        let mut wire = connect(address, Some(leader), (&self.credentials, self.own as u32), &come, until)
             .map_err(|fault| {
-                AttemptError::Again(format!("rank {leader} cannot be reached at {door}: {fault}"))
+                AttemptError::Again(format!("rank {leader} cannot be reached at {address}: {fault}"))
             })?;
         let mut still_there = || {
-            search.look(leader, door, search.answer_deadline())?;
+            search.look(leader, address, search.answer_deadline())?;
             Ok(!search.is_given_up(leader))
         };
         match self.await_offer(&mut wire, &format!("rank {leader}"), deadline, &mut still_there)? {
-            Some(seat) => self.accept_offer(seat, wire, own, listener, deadline),
+            Some(offer) => self.accept_offer(offer, wire, own, listener, deadline),
             None => {
                 // It has found a rank that was unresponsive before.
                 search.silent.clear();
@@ -59,7 +59,7 @@ impl RegroupState {
         }
     }
 
-    /// Waits for a seat in the new group; returns `None` where `leader` does not lead. The leader is probed now and then,
+    /// Waits for a offer in the new group; returns `None` where `leader` does not lead. The leader is probed now and then,
     /// since the connection to a stopped process stays open.
     pub(super) fn await_offer(
         &self,
@@ -71,9 +71,9 @@ impl RegroupState {
         let mut pause = self.silence() / 4;
         loop {
             let until = deadline.min(Instant::now() + pause);
-            let said = wait_any(&[(wire.fd(), PollFlags::IN)], until)
+            let readable = wait_any(&[(wire.fd(), PollFlags::IN)], until)
                 .map_err(|reason| Error::system("waiting for a new group", reason))?;
-            if said[0] || Instant::now() >= deadline {
+            if readable[0] || Instant::now() >= deadline {
                 break;
             }
             if !still_there()? && !wire.is_readable() {
@@ -83,7 +83,7 @@ impl RegroupState {
         }
         // At the deadline the leader, which may have begun a little later, is about to report why there is no group.
         match wire.receive(LIMIT, Instant::now() + self.silence()) {
-            Ok(Reply::Seat(seat)) if seat.rank > 0 && seat.rank < seat.people.len() => Ok(Some(seat)),
+            Ok(Reply::Offer(offer)) if offer.rank > 0 && offer.rank < offer.contacts.len() => Ok(Some(offer)),
             Ok(Reply::Excluded) => Err(AttemptError::Final(excluded(self.own))),
             Ok(Reply::Refused(reason)) => {
                 let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
@@ -104,7 +104,7 @@ impl RegroupState {
     /// Promises to take part, and meets the others.
     pub(super) fn accept_offer(
         &self,
-        GroupOffer { rank, history, people, others }: GroupOffer,
+        GroupOffer { rank, history, contacts, others }: GroupOffer,
         mut wire: HandshakeStream,
         own: OwnInfo,
         listener: TcpListener,
@@ -118,16 +118,16 @@ impl RegroupState {
             }
             state.promised = number;
             state.add_addresses(&others);
-            state.add_addresses(&people);
+            state.add_addresses(&contacts);
         }
-        let config = self.config_as(rank, people.len());
+        let config = self.config_as(rank, contacts.len());
         let agree = || self.agree(history.clone());
-        let plan = MeetingParams { agreed: Some(&agree), ..self.plan(&config, &people, own, deadline) };
+        let plan = MeetingParams { agreed: Some(&agree), ..self.plan(&config, &contacts, own, deadline) };
         wire.send(&Promise { number }, plan.deadline)
             .map_err(|fault| AttemptError::Again(format!("the leader of a new group: {fault}")))?;
         let meeting = Leader { plan: &plan, wire }.conclude(listener, &self.credentials)?;
-        self.set_group(history.clone().met(), &people)?;
-        let numbers = people.iter().map(|card| card.number).collect();
+        self.set_group(history.clone().met(), &contacts)?;
+        let numbers = contacts.iter().map(|contact| contact.number).collect();
         Ok(Regrouped { config, meeting, numbers })
     }
 }

@@ -9,8 +9,8 @@ use super::super::leader::{Members, connect_group, into_meeting, report_failure}
 use super::super::roster::{entry, protocol};
 use super::super::text::name_ranks;
 use super::super::{MeetingParams, OwnInfo, meet_alone};
-use super::door::WaitingRank;
 use super::history::History;
+use super::listener::WaitingRank;
 use super::message::{GroupOffer, LIMIT, Promise, RankAddress, Reply};
 use super::search::{Search, excluded};
 use super::{Attempt, AttemptError, RegroupState, Regrouped};
@@ -22,7 +22,7 @@ const ROUND: Duration = Duration::from_millis(2);
 /// The members of a new group, without this rank.
 struct NewGroup {
     /// In the order of their numbers in the job.
-    guests: Vec<WaitingRank>,
+    waiting: Vec<WaitingRank>,
     /// History of all ranks that agree to the new group.
     history: History,
 }
@@ -31,25 +31,25 @@ impl RegroupState {
     /// Waits for the remaining ranks, and forms a group with them.
     pub(super) fn lead(&self, search: &mut Search<'_>, room: usize) -> Attempt<Regrouped> {
         self.gather(search)?;
-        let NewGroup { guests, history } = self.choose(search, room)?;
-        let (rank, world_size) = (0, guests.len() + 1);
+        let NewGroup { waiting, history } = self.choose(search, room)?;
+        let (rank, world_size) = (0, waiting.len() + 1);
         let config = self.config_as(rank, world_size);
-        let people: Vec<RankAddress> =
-            std::iter::once(self.card()).chain(guests.iter().map(|guest| guest.card.clone())).collect();
+        let contacts: Vec<RankAddress> =
+            std::iter::once(self.contact()).chain(waiting.iter().map(|peer| peer.contact.clone())).collect();
         let met = history.clone().met();
         let decide = || self.agree(met.clone());
-        let plan = self.plan(&config, &people, OwnInfo::new(config.transport), search.deadline);
+        let plan = self.plan(&config, &contacts, OwnInfo::new(config.transport), search.deadline);
         let plan = MeetingParams { agreed: Some(&decide), ..plan };
         let listener = plan.listen_for_data()?;
-        let is_member = |number| people.iter().any(|card| card.number == number);
+        let is_member = |number| contacts.iter().any(|contact| contact.number == number);
         let others = self.state().relevant_ranks(&history, is_member);
         let mut members: Members = Vec::new();
         let mut outcome = Ok(());
-        for (rank, WaitingRank { hello, from, mut wire, .. }) in (1..).zip(guests) {
-            let (history, people, others) = (history.clone(), people.clone(), others.clone());
-            let seat = Reply::Seat(GroupOffer { rank, history, people, others });
+        for (rank, WaitingRank { hello, from, mut wire, .. }) in (1..).zip(waiting) {
+            let (history, contacts, others) = (history.clone(), contacts.clone(), others.clone());
+            let offer = Reply::Offer(GroupOffer { rank, history, contacts, others });
             let host = hello.host.clone();
-            match wire.send(&seat, plan.deadline) {
+            match wire.send(&offer, plan.deadline) {
                 Ok(()) => {}
                 Err(ConnectError::Closed) => outcome = outcome.and(Err(plan.died(rank, host))),
                 Err(fault) => outcome = outcome.and(Err(plan.failed(fault.to_string()))),
@@ -64,9 +64,9 @@ impl RegroupState {
                 .map(|lines| into_meeting(&plan, lines, std::mem::take(&mut members))),
         };
         let meeting = met.inspect_err(|error| report_failure(&plan, std::mem::take(&mut members), error))?;
-        self.set_group(history.met(), &people)?;
+        self.set_group(history.met(), &contacts)?;
         self.send_away_the_excluded();
-        let numbers = people.iter().map(|card| card.number).collect();
+        let numbers = contacts.iter().map(|contact| contact.number).collect();
         Ok(Regrouped { config, meeting, numbers })
     }
 
@@ -84,8 +84,8 @@ impl RegroupState {
             }
             search.probe_missing(&missing, &members)?;
             let state = self.state();
-            let here = state.guests.len();
-            let came = |state: &mut super::RegroupRecords| state.guests.len() == here;
+            let here = state.waiting.len();
+            let came = |state: &mut super::RegroupRecords| state.waiting.len() == here;
             drop(self.came.wait_timeout_while(state, ROUND, came).unwrap_or_else(PoisonError::into_inner));
         }
     }
@@ -94,13 +94,13 @@ impl RegroupState {
     /// of the newest group.
     fn missing(&self) -> (Vec<(usize, SocketAddr)>, BTreeSet<usize>) {
         let mut state = self.state();
-        state.guests.retain(|guest| guest.wire.is_open());
+        state.waiting.retain(|peer| peer.wire.is_open());
         let history = state.newest();
-        let here: BTreeSet<usize> = state.guests.iter().map(|guest| guest.card.number).collect();
+        let here: BTreeSet<usize> = state.waiting.iter().map(|peer| peer.contact.number).collect();
         let is_here = |number| number == self.own || here.contains(&number);
-        let people =
+        let contacts =
             state.relevant_ranks(&history, |number| is_here(number) || history.ended().contains(&number));
-        (people.into_iter().map(|card| (card.number, card.door)).collect(), history.members())
+        (contacts.into_iter().map(|contact| (contact.number, contact.address)).collect(), history.members())
     }
 
     /// Chooses the members of the new group, if they may go on without the others.
@@ -111,59 +111,59 @@ impl RegroupState {
         if !before.contains(&self.own) {
             return Err(AttemptError::Final(excluded(self.own)));
         }
-        let is_member = |guest: &WaitingRank| {
-            let number = guest.card.number;
+        let is_member = |peer: &WaitingRank| {
+            let number = peer.contact.number;
             before.contains(&number) && !search.blamed.contains(&number)
         };
         let here: BTreeSet<usize> = state
-            .guests
+            .waiting
             .iter()
-            .filter(|guest| is_member(guest))
-            .map(|guest| guest.card.number)
+            .filter(|peer| is_member(peer))
+            .map(|peer| peer.contact.number)
             .chain([self.own])
             .collect();
         if !history.may_form(&here) {
             return Err(AttemptError::Again(not_enough_description(&history, &here)));
         }
         let (members, others) =
-            std::mem::take(&mut state.guests).into_iter().partition(|guest| is_member(guest));
-        (state.guests, _) = (others, ());
-        let mut guests: Vec<WaitingRank> = members;
+            std::mem::take(&mut state.waiting).into_iter().partition(|peer| is_member(peer));
+        (state.waiting, _) = (others, ());
+        let mut waiting: Vec<WaitingRank> = members;
         let mut newcomers = std::mem::take(&mut state.newcomers);
-        newcomers.retain(|guest| guest.wire.is_open());
+        newcomers.retain(|peer| peer.wire.is_open());
         let known = |number: &usize| before.contains(number);
-        for guest in newcomers {
-            let number = guest.card.number;
-            let is_new = !known(&number) && guests.iter().all(|other| other.card.number != number);
-            match guests.len() + 1 < room && is_new {
-                true => guests.push(guest),
-                false => state.newcomers.push(guest),
+        for peer in newcomers {
+            let number = peer.contact.number;
+            let is_new = !known(&number) && waiting.iter().all(|other| other.contact.number != number);
+            match waiting.len() + 1 < room && is_new {
+                true => waiting.push(peer),
+                false => state.newcomers.push(peer),
             }
         }
-        guests.sort_by_key(|guest| guest.card.number);
-        let promised = guests.iter().map(|guest| guest.promised).fold(state.promised, u64::max);
+        waiting.sort_by_key(|peer| peer.contact.number);
+        let promised = waiting.iter().map(|peer| peer.promised).fold(state.promised, u64::max);
         let number = promised.max(history.newest) + 1;
         state.promised = number;
-        let members = guests.iter().map(|guest| guest.card.number).chain([self.own]).collect();
-        Ok(NewGroup { guests, history: history.with_group(number, members) })
+        let members = waiting.iter().map(|peer| peer.contact.number).chain([self.own]).collect();
+        Ok(NewGroup { waiting, history: history.with_group(number, members) })
     }
 
-    /// Tells the ranks that wait at this door why there will be no new group.
+    /// Tells the ranks that wait at this listener why there will be no new group.
     pub(super) fn report_failure(&self, why: &str) {
-        let guests = std::mem::take(&mut self.state().guests);
-        guests.into_iter().for_each(|guest| guest.send_away(&Reply::Over(why.into())));
+        let waiting = std::mem::take(&mut self.state().waiting);
+        waiting.into_iter().for_each(|peer| peer.send_away(&Reply::Over(why.into())));
     }
 
     fn send_away_the_excluded(&self) {
         let mut state = self.state();
         let known = state.history.members();
-        let (stay, go) = std::mem::take(&mut state.guests)
+        let (stay, go) = std::mem::take(&mut state.waiting)
             .into_iter()
-            .partition(|guest| known.contains(&guest.card.number));
-        state.guests = stay;
+            .partition(|peer| known.contains(&peer.contact.number));
+        state.waiting = stay;
         drop(state);
         let go: Vec<WaitingRank> = go;
-        go.into_iter().for_each(|guest| guest.send_away(&Reply::Excluded));
+        go.into_iter().for_each(|peer| peer.send_away(&Reply::Excluded));
     }
 }
 

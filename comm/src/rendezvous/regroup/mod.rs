@@ -1,12 +1,12 @@
 //! Regrouping of elastic groups ([`Elastic`]): the remaining ranks, and newcomers, form a new group.
 //!
-//! Each rank keeps a *door*: a listener at an address that stays the same for as long as the rank is in the job, whatever
-//! happens to its groups. All ranks know each other's doors, so that no single one is needed to meet again. The lowest
-//! remaining rank leads; the others connect to its door:
+//! Each rank keeps a listener for regrouping, at an address that stays the same for as long as the rank is in the job, whatever
+//! happens to its groups. All ranks know each other's addresses, so that no single one is needed to meet again. The lowest
+//! remaining rank leads; the others connect to its listener:
 //!
 //! ```text
 //! rank r                                lowest rank that is left
-//!   handshake (door)                ->
+//!   handshake (regroup)             ->
 //!   JoinAttempt: what it knows      ->  waits until all are here, or known to have ended
 //!                                   <-  GroupOffer: new rank, number of the group, addresses, or a refusal
 //!   Promise: nothing older any more ->  waits until all have promised
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! When a rank dies in the middle, all notice and start over; so they do when a leader stops responding while others wait
-//! at its door. A rank that was unresponsive and recovers leads if it is lower: the other leader then redirects those at
-//! its door, and goes there itself. Where some have met and others have not, those who have agreed to the group report
+//! at its listener. A rank that was unresponsive and recovers leads if it is lower: the other leader then redirects those at
+//! its listener, and goes there itself. Where some have met and others have not, those who have agreed to the group report
 //! that in the next attempt. Each group has its own session nonce, which all its connections prove: nothing of an earlier
 //! group can get into it.
 //!
@@ -24,7 +24,7 @@
 //!
 //! There are never two groups, however ranks are partitioned: [`history`] contains the rule by which the remaining ranks
 //! may go on without the others, and why it suffices. A rank that cannot be reached counts as alive. Two things prove
-//! that a rank has ended ([`search`]): on its own host, that nothing listens at its door any more, or another program
+//! that a rank has ended ([`search`]): on its own host, that nothing listens at its address any more, or another program
 //! does; and the report of the launcher that has seen its process end ([`Elastic::ended`]), which each launcher makes for
 //! its own ranks, and which the launchers pass on to each other. Between hosts a refused connection proves nothing: a
 //! firewall refuses on behalf of a rank that is alive. A rank that was left behind learns that it is excluded as soon as
@@ -37,10 +37,10 @@
 //! gone on with those that have ended. Less than half may be missing for any reason, one after the other down to a single
 //! rank.
 
-mod door;
 mod follow;
 mod history;
 mod lead;
+mod listener;
 mod message;
 mod newcomer;
 mod search;
@@ -53,8 +53,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use self::door::WaitingRank;
 use self::history::History;
+use self::listener::WaitingRank;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::meeting_point::MeetingPoint;
@@ -73,10 +73,10 @@ const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A rank's participation in a job whose group changes: its door is open as long as this lives.
+/// A rank's participation in a job whose group changes: its listener is open as long as this lives.
 pub(crate) struct RegroupEndpoint {
     regroup_state: Arc<RegroupState>,
-    _door: Acceptor,
+    _listener: Acceptor,
 }
 
 impl Deref for RegroupEndpoint {
@@ -87,7 +87,7 @@ impl Deref for RegroupEndpoint {
     }
 }
 
-/// State behind a door: which ranks have come, and what this rank knows of the others.
+/// State of a rank's listener: which ranks wait at it, and what this rank knows of the others.
 pub(crate) struct RegroupState {
     /// This rank's number in the job.
     own: usize,
@@ -99,7 +99,7 @@ pub(crate) struct RegroupState {
     ended: Option<PathBuf>,
     nonce: [u8; 32],
     credentials: Credentials,
-    door: SocketAddr,
+    address: SocketAddr,
     state: Mutex<RegroupRecords>,
     /// Notified when a rank has come.
     came: Condvar,
@@ -113,42 +113,44 @@ struct RegroupRecords {
     history: History,
     /// The highest number of a group that it has promised to take part in.
     promised: u64,
-    /// Doors of all ranks that it knows, by number in the job.
-    doors: BTreeMap<usize, SocketAddr>,
-    /// Members that wait at this door.
-    guests: Vec<WaitingRank>,
-    /// Ranks that wait at this door to become members.
+    /// Addresses of all ranks that it knows, by number in the job.
+    addresses: BTreeMap<usize, SocketAddr>,
+    /// Members that wait at this listener.
+    waiting: Vec<WaitingRank>,
+    /// Ranks that wait at this listener to become members.
     newcomers: Vec<WaitingRank>,
-    /// Whether this rank waits at another one's door.
+    /// Whether this rank waits at another one's listener.
     away: bool,
     file: Option<MeetingFile>,
 }
 
 impl RegroupRecords {
     /// Returns whether another process has this number. A member that has missed the start of its group asks again from
-    /// the same door.
-    fn has_another(&self, card: &RankAddress) -> bool {
-        self.doors.get(&card.number).is_some_and(|door| *door != card.door)
+    /// the same listener.
+    fn has_another(&self, contact: &RankAddress) -> bool {
+        self.addresses.get(&contact.number).is_some_and(|address| *address != contact.address)
     }
 
-    /// Returns the newest history of this rank and its guests: a rank of a newer group knows better who is in it. One
+    /// Returns the newest history of this rank and of those that wait: a rank of a newer group knows better who is in it. One
     /// proof that a rank has ended is enough for all.
     fn newest(&self) -> History {
-        let all = || self.guests.iter().map(|guest| &guest.history).chain([&self.history]);
+        let all = || self.waiting.iter().map(|peer| &peer.history).chain([&self.history]);
         let newest = all().max_by_key(|history| (history.is_known(), history.newest));
         let mut newest = newest.cloned().unwrap_or_default();
         all().for_each(|history| newest.add_ended(history.ended().iter().copied()));
         newest
     }
 
-    fn add_addresses(&mut self, people: &[RankAddress]) {
-        self.doors.extend(people.iter().map(|card| (card.number, card.door)));
+    fn add_addresses(&mut self, contacts: &[RankAddress]) {
+        self.addresses.extend(contacts.iter().map(|contact| (contact.number, contact.address)));
     }
 
-    /// Returns number and door of all ranks that count for the next group, except those for which `are_not` is true.
+    /// Returns number and address of all ranks that count for the next group, except those for which `are_not` is true.
     fn relevant_ranks(&self, history: &History, are_not: impl Fn(usize) -> bool) -> Vec<RankAddress> {
         let numbers = history.all().into_iter().filter(|number| !are_not(*number));
-        numbers.filter_map(|number| Some(RankAddress { number, door: *self.doors.get(&number)? })).collect()
+        numbers
+            .filter_map(|number| Some(RankAddress { number, address: *self.addresses.get(&number)? }))
+            .collect()
     }
 }
 
@@ -182,7 +184,7 @@ impl From<Error> for AttemptError {
 }
 
 impl RegroupEndpoint {
-    /// Opens the listener for this rank's door; returns it and its port.
+    /// Opens this rank's listener; returns it and its port.
     pub(crate) fn listen(config: &TcpConfig) -> Result<(TcpListener, u16)> {
         if config.bind.is_unspecified() {
             let help = "a group that changes needs the one address by which the other ranks reach this host";
@@ -196,7 +198,7 @@ impl RegroupEndpoint {
         Ok((listener, port))
     }
 
-    /// Opens this rank's door: connections are accepted from now on.
+    /// Starts this rank's listener: connections are accepted from now on.
     pub(crate) fn open(
         listener: TcpListener,
         config: &TcpConfig,
@@ -204,7 +206,8 @@ impl RegroupEndpoint {
         own: usize,
         nonce: [u8; 32],
     ) -> Result<Arc<Self>> {
-        let door = listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
+        let address =
+            listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
         let regroup_state = Arc::new(RegroupState {
             own,
             config: config.clone(),
@@ -212,13 +215,13 @@ impl RegroupEndpoint {
             ended: elastic.ended.clone(),
             nonce,
             credentials: Credentials::of(config)?.bound_to(&nonce),
-            door,
+            address,
             state: Mutex::default(),
             came: Condvar::new(),
             turn: Mutex::default(),
         });
-        let _door = Acceptor::start(vec![listener], Limits::default(), regroup_state.clone())?;
-        Ok(Arc::new(Self { regroup_state, _door }))
+        let _listener = Acceptor::start(vec![listener], Limits::default(), regroup_state.clone())?;
+        Ok(Arc::new(Self { regroup_state, _listener }))
     }
 }
 
@@ -228,13 +231,13 @@ impl RegroupState {
     }
 
     /// Returns what the others must know of this rank.
-    pub(crate) fn card(&self) -> RankAddress {
-        RankAddress { number: self.own, door: self.door }
+    pub(crate) fn contact(&self) -> RankAddress {
+        RankAddress { number: self.own, address: self.address }
     }
 
     /// Records the job's first group, which has met.
-    pub(crate) fn set_first_group(&self, people: &[RankAddress]) -> Result<()> {
-        self.set_group(History::first(people.iter().map(|card| card.number).collect()), people)
+    pub(crate) fn set_first_group(&self, contacts: &[RankAddress]) -> Result<()> {
+        self.set_group(History::first(contacts.iter().map(|contact| contact.number).collect()), contacts)
     }
 
     /// Records a group that this rank has agreed to, or that all others have agreed to, where this rank leads.
@@ -243,25 +246,25 @@ impl RegroupState {
     }
 
     /// Records the new group, which has met.
-    fn set_group(&self, history: History, people: &[RankAddress]) -> Result<()> {
+    fn set_group(&self, history: History, contacts: &[RankAddress]) -> Result<()> {
         let mut state = self.state();
-        let is_first = people.first().is_some_and(|first| first.number == self.own);
+        let is_first = contacts.first().is_some_and(|first| first.number == self.own);
         // A rank that was first in its group stays first, and keeps its file.
         if let (Some(path), true, None) = (&self.file, is_first, &state.file) {
-            state.file = Some(MeetingFile::write(path, self.door, self.nonce)?);
+            state.file = Some(MeetingFile::write(path, self.address, self.nonce)?);
         }
         state.history = history;
-        state.add_addresses(people);
+        state.add_addresses(contacts);
         state.away = false;
         // These came before this rank knew who is in the group.
         let newcomers = std::mem::take(&mut state.newcomers);
         let (refused, waiting): (Vec<_>, Vec<_>) =
-            newcomers.into_iter().partition(|guest| state.has_another(&guest.card));
+            newcomers.into_iter().partition(|peer| state.has_another(&peer.contact));
         state.newcomers = waiting;
         drop(state);
-        refused.into_iter().for_each(|guest| {
-            let reason = door::duplicate_number(guest.card.number);
-            guest.refuse(reason);
+        refused.into_iter().for_each(|peer| {
+            let reason = listener::duplicate_number(peer.contact.number);
+            peer.refuse(reason);
         });
         Ok(())
     }
@@ -308,7 +311,7 @@ impl RegroupState {
     fn plan<'a>(
         &self,
         config: &'a TcpConfig,
-        people: &[RankAddress],
+        contacts: &[RankAddress],
         own: OwnInfo,
         deadline: Instant,
     ) -> MeetingParams<'a> {
@@ -316,16 +319,16 @@ impl RegroupState {
         MeetingParams {
             config,
             bind: Cell::new(config.bind),
-            place: MeetingPoint::Address { host: self.door.ip().to_string(), port: self.door.port() },
+            place: MeetingPoint::Address { host: self.address.ip().to_string(), port: self.address.port() },
             limits: Limits::default(),
             started,
             deadline: deadline.min(started + FORM_TIMEOUT),
             own,
             credentials: self.credentials.clone(),
-            members: Members::subgroup(people.iter().map(|card| card.number)),
+            members: Members::subgroup(contacts.iter().map(|contact| contact.number)),
             // Not watched: it is the group that has failed.
             parent: None,
-            door: 0,
+            regroup_port: 0,
             agreed: None,
         }
     }
@@ -337,7 +340,7 @@ impl RegroupState {
 
 impl std::fmt::Debug for RegroupEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RegroupEndpoint(rank {} at {})", self.own, self.door)
+        write!(f, "RegroupEndpoint(rank {} at {})", self.own, self.address)
     }
 }
 

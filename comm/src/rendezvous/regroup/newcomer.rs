@@ -33,7 +33,7 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Regroup
             return endpoint.regroup(&[], 0).map(|regrouped| (endpoint.clone(), regrouped));
         }
         let miss = match meeting_file::read(file, config.secret.is_none()) {
-            Ok((door, nonce)) => {
+            Ok((address, nonce)) => {
                 // The file may have been that of another group at first.
                 let endpoint = match endpoint.take().filter(|endpoint| endpoint.nonce == nonce) {
                     Some(known) => endpoint.insert(known),
@@ -42,7 +42,7 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Regroup
                         endpoint.insert(RegroupEndpoint::open(listener, config, elastic, config.rank, nonce)?)
                     }
                 };
-                match endpoint.request_admission(door, deadline) {
+                match endpoint.request_admission(address, deadline) {
                     Ok(regrouped) => return Ok((endpoint.clone(), regrouped)),
                     Err(AttemptError::Final(error)) => return Err(error),
                     Err(AttemptError::Again(why)) => why,
@@ -61,25 +61,25 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Regroup
 }
 
 impl RegroupState {
-    fn request_admission(&self, door: std::net::SocketAddr, deadline: Instant) -> Attempt<Regrouped> {
-        self.state().doors.clear();
+    fn request_admission(&self, address: std::net::SocketAddr, deadline: Instant) -> Attempt<Regrouped> {
+        self.state().addresses.clear();
         let config = self.config_as(0, 1);
-        let plan = self.plan(&config, &[self.card()], OwnInfo::new(config.transport), deadline);
-        plan.check_secret(door.ip())?;
+        let plan = self.plan(&config, &[self.contact()], OwnInfo::new(config.transport), deadline);
+        plan.check_secret(address.ip())?;
         let (listener, port) = plan.listen_for_data()?;
-        let join = RegroupRequest::Join { card: self.card(), hello: hello(&plan, port) };
+        let join = RegroupRequest::Join { contact: self.contact(), hello: hello(&plan, port) };
         let (until, own) = (plan.deadline, plan.own);
         let caller = (&self.credentials, NO_NUMBER);
-        let mut wire = connect(door, None, caller, &join, until)
-            .map_err(|fault| AttemptError::Again(format!("nobody of the group is at {door}: {fault}")))?;
+        let mut wire = connect(address, None, caller, &join, until)
+            .map_err(|fault| AttemptError::Again(format!("nobody of the group is at {address}: {fault}")))?;
         let probe = RegroupRequest::Probe { number: self.own, generation: 0 };
         let mut still_there = || {
             let until = deadline.min(Instant::now() + self.silence());
-            Ok(!connect(door, None, caller, &probe, until).is_err_and(|fault| is_lost(&fault)))
+            Ok(!connect(address, None, caller, &probe, until).is_err_and(|fault| is_lost(&fault)))
         };
-        let first = format!("the first rank of the group, at {door},");
+        let first = format!("the first rank of the group, at {address},");
         match self.await_offer(&mut wire, &first, deadline, &mut still_there)? {
-            Some(seat) => self.accept_offer(seat, wire, own, listener, deadline),
+            Some(offer) => self.accept_offer(offer, wire, own, listener, deadline),
             None => Err(AttemptError::Again(format!("{first} does not lead"))),
         }
     }

@@ -21,7 +21,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(2
 
 /// How many ranks are probed at the same time, at most: each takes a thread and a socket.
 const AT_ONCE: usize = 64;
-/// Number of attempts in a row after which it is believed that another program is at a door.
+/// Number of attempts in a row after which it is believed that another program is at a listener.
 const SETTLED: u32 = 5;
 
 /// What one rank finds out about the others while it looks for them.
@@ -38,11 +38,11 @@ pub(super) struct Search<'a> {
     pub(super) silent: BTreeSet<usize>,
     /// When each rank that was probed is to be probed again, and the pause after that.
     next_probes: BTreeMap<usize, (Instant, Duration)>,
-    /// Number of probes in a row at which another program was at a rank's door.
+    /// Number of probes in a row at which another program was at a rank's listener.
     strange: BTreeMap<usize, u32>,
 }
 
-/// Result of a probe of a rank's door.
+/// Result of a probe of a rank's listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProbeResult {
     Here,
@@ -61,7 +61,7 @@ enum ProbeResult {
 }
 
 impl ProbeResult {
-    /// Interprets the failure to reach a rank. Only on this host does it prove anything that nothing listens at its door,
+    /// Interprets the failure to reach a rank. Only on this host does it prove anything that nothing listens at its address,
     /// or another program does: between hosts, a firewall refuses, and answers, on behalf of a rank that is alive.
     fn of(fault: &ConnectError, on_this_host: bool) -> Self {
         match fault {
@@ -94,7 +94,7 @@ fn read_ended(file: &Path) -> BTreeSet<usize> {
     whole.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Connects to a door and sends `message`. `expected`: number of the rank whose door it is, where known.
+/// Connects to a listener and sends `message`. `expected`: number of the rank whose listener it is, where known.
 pub(super) fn connect(
     address: SocketAddr,
     expected: Option<usize>,
@@ -102,7 +102,7 @@ pub(super) fn connect(
     message: &RegroupRequest,
     deadline: Instant,
 ) -> ConnectResult<HandshakeStream> {
-    let caller = ClientClaim { rank: own, world_size: 0, purpose: Purpose::Door };
+    let caller = ClientClaim { rank: own, world_size: 0, purpose: Purpose::Regroup };
     let (mut wire, verdict) = HandshakeStream::connect(address, credentials, caller, deadline)?;
     if expected.is_some_and(|number| number as u32 != verdict.rank) {
         return Err(ConnectError::OtherRank(verdict.rank));
@@ -119,27 +119,27 @@ impl RegroupState {
     }
 
     /// Returns whether this address is one of this host.
-    fn is_on_this_host(&self, door: SocketAddr) -> bool {
-        let ip = door.ip().to_canonical();
-        ip.is_loopback() || ip == self.door.ip().to_canonical()
+    fn is_on_this_host(&self, address: SocketAddr) -> bool {
+        let ip = address.ip().to_canonical();
+        ip.is_loopback() || ip == self.address.ip().to_canonical()
     }
 
-    /// Probes a rank's door.
-    fn probe(&self, (number, door): (usize, SocketAddr), until: Instant) -> ProbeResult {
+    /// Probes a rank's listener.
+    fn probe(&self, (number, address): (usize, SocketAddr), until: Instant) -> ProbeResult {
         let probe = RegroupRequest::Probe { number: self.own, generation: self.state().history.newest };
         let own = (&self.credentials, self.own as u32);
-        match connect(door, Some(number), own, &probe, until) {
+        match connect(address, Some(number), own, &probe, until) {
             Ok(mut wire) => match wire.receive(LIMIT, until) {
                 Ok(Reply::Here) => ProbeResult::Here,
                 Ok(Reply::Excluded) => ProbeResult::Excluded,
                 Err(ConnectError::TimedOut) => ProbeResult::Silent,
                 _ => ProbeResult::Unsure,
             },
-            Err(fault) => ProbeResult::of(&fault, self.is_on_this_host(door)),
+            Err(fault) => ProbeResult::of(&fault, self.is_on_this_host(address)),
         }
     }
 
-    /// Probes several doors at the same time: unresponsive ranks take no longer than one of them.
+    /// Probes several addresses at the same time: unresponsive ranks take no longer than one of them.
     fn probe_concurrently(&self, ranks: &[(usize, SocketAddr)], until: Instant) -> Vec<ProbeResult> {
         if let [rank] = ranks {
             return vec![self.probe(*rank, until)];
@@ -182,20 +182,20 @@ impl<'a> Search<'a> {
         if Instant::now() < self.last_call { until.min(self.last_call) } else { until }
     }
 
-    /// Returns the lowest rank that is there, with its door; `None` where that is this one.
+    /// Returns the lowest rank that is there, with its listener; `None` where that is this one.
     pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
         let lower = {
             let state = self.endpoint.state();
             let members = state.newest().members();
-            let door = |number: &usize| Some((*number, *state.doors.get(number)?));
-            members.range(..self.endpoint.own).filter_map(door).collect::<Vec<_>>()
+            let address = |number: &usize| Some((*number, *state.addresses.get(number)?));
+            members.range(..self.endpoint.own).filter_map(address).collect::<Vec<_>>()
         };
         let mut pause = PAUSES[0];
         loop {
             self.read_launcher_reports();
             let perhaps: Vec<_> =
                 lower.iter().copied().filter(|(number, _)| !self.is_given_up(*number)).collect();
-            let Some((first, door)) = perhaps.first().copied() else { break };
+            let Some((first, address)) = perhaps.first().copied() else { break };
             // A rank that is there answers at once, and no other one need be asked. Where one was unresponsive, more may
             // be.
             let some = if self.silent.is_empty() { 1 } else { AT_ONCE.min(perhaps.len()) };
@@ -205,7 +205,7 @@ impl<'a> Search<'a> {
                 return Ok(Some(*leader));
             }
             if Instant::now() >= self.deadline {
-                return Err(AttemptError::Again(format!("rank {first} cannot be reached at {door}")));
+                return Err(AttemptError::Again(format!("rank {first} cannot be reached at {address}")));
             }
             if self.is_given_up(first) {
                 pause = PAUSES[0];
@@ -220,8 +220,8 @@ impl<'a> Search<'a> {
     }
 
     /// Probes a rank; returns whether it is there, and records what else the probe shows.
-    pub(super) fn look(&mut self, number: usize, door: SocketAddr, until: Instant) -> Attempt<bool> {
-        Ok(!self.probe_all(&[(number, door)], until)?.is_empty())
+    pub(super) fn look(&mut self, number: usize, address: SocketAddr, until: Instant) -> Attempt<bool> {
+        Ok(!self.probe_all(&[(number, address)], until)?.is_empty())
     }
 
     /// Probes several ranks; returns those that are there.

@@ -20,20 +20,22 @@ fn config() -> TcpConfig {
     TcpConfig { timeout: TIMEOUT, world_size: 4, ..TcpConfig::default() }
 }
 
-fn doors(ranks: usize) -> Vec<TcpListener> {
+fn listeners(ranks: usize) -> Vec<TcpListener> {
     (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect()
 }
 
-fn cards(doors: &[TcpListener]) -> Vec<RankAddress> {
-    let card =
-        |(number, door): (usize, &TcpListener)| RankAddress { number, door: door.local_addr().unwrap() };
-    doors.iter().enumerate().map(card).collect()
+fn contacts(listeners: &[TcpListener]) -> Vec<RankAddress> {
+    let contact = |(number, listener): (usize, &TcpListener)| RankAddress {
+        number,
+        address: listener.local_addr().unwrap(),
+    };
+    listeners.iter().enumerate().map(contact).collect()
 }
 
-/// Opens the door of a rank of the group with these members.
-fn rank(number: usize, door: TcpListener, people: &[RankAddress]) -> Arc<RegroupEndpoint> {
-    let endpoint = RegroupEndpoint::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
-    endpoint.set_first_group(people).unwrap();
+/// Opens the listener of a rank of the group with these members.
+fn rank(number: usize, listener: TcpListener, contacts: &[RankAddress]) -> Arc<RegroupEndpoint> {
+    let endpoint = RegroupEndpoint::open(listener, &config(), &Elastic::default(), number, [7; 32]).unwrap();
+    endpoint.set_first_group(contacts).unwrap();
     endpoint
 }
 
@@ -63,33 +65,33 @@ fn numbers(outcomes: Vec<JoinHandle<Outcome>>) -> Vec<Vec<usize>> {
 
 #[test]
 fn a_leader_gives_way_to_a_lower_rank_that_wakes() {
-    let doors = doors(4);
-    let people = cards(&doors);
+    let listeners = listeners(4);
+    let contacts = contacts(&listeners);
     // The first has ended, and the second is stopped.
-    let [gone, still, third, fourth] = <[TcpListener; 4]>::try_from(doors).unwrap();
+    let [gone, still, third, fourth] = <[TcpListener; 4]>::try_from(listeners).unwrap();
     drop(gone);
-    let (third, fourth) = (rank(2, third, &people), rank(3, fourth, &people));
+    let (third, fourth) = (rank(2, third, &contacts), rank(3, fourth, &contacts));
     let mut outcomes = vec![regroup(&third), regroup(&fourth)];
-    wait_until(|| third.state().guests.len() == 1);
-    let awake = rank(1, still, &people);
+    wait_until(|| third.state().waiting.len() == 1);
+    let awake = rank(1, still, &contacts);
     outcomes.push(regroup(&awake));
     assert_eq!(numbers(outcomes), [[1, 2, 3], [1, 2, 3], [1, 2, 3]]);
 }
 
 #[test]
 fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
-    let doors = doors(3);
-    let people = cards(&doors);
-    let [first, second, gone] = <[TcpListener; 3]>::try_from(doors).unwrap();
+    let listeners = listeners(3);
+    let contacts = contacts(&listeners);
+    let [first, second, gone] = <[TcpListener; 3]>::try_from(listeners).unwrap();
     drop(gone);
     let second = RegroupEndpoint::open(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
-    let first = rank(0, first, &people);
+    let first = rank(0, first, &contacts);
     // What the first rank does before it waits for the second.
     let (own, until) = ((&first.credentials, 0), Instant::now() + TIMEOUT);
-    let mut wire = search::connect(second.door, Some(1), own, &probe(0), until).unwrap();
+    let mut wire = search::connect(second.address, Some(1), own, &probe(0), until).unwrap();
     assert!(matches!(wire.receive(message::LIMIT, until), Ok(message::Reply::Here)));
     let waits = regroup(&first);
-    second.set_first_group(&people).unwrap();
+    second.set_first_group(&contacts).unwrap();
     assert_eq!(numbers(vec![waits, regroup(&second)]), [[0, 1], [0, 1]]);
 }
 
@@ -124,13 +126,14 @@ fn newcomer_of(endpoint: &RegroupEndpoint, number: usize, ip: &str, machine: Bui
         pid: 1,
         site: Site::own(Some(Obstacle::Unwanted)),
         timeout_ms: 1000,
-        door: 0,
+        regroup_port: 0,
         machine,
     };
-    let card = RankAddress { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
+    let contact = RankAddress { number, address: ([127, 0, 0, 1], number as u16 + 1).into() };
     let own = (&endpoint.credentials, message::NO_NUMBER);
     let until = Instant::now() + TIMEOUT;
-    search::connect(endpoint.door, None, own, &message::RegroupRequest::Join { card, hello }, until).unwrap()
+    search::connect(endpoint.address, None, own, &message::RegroupRequest::Join { contact, hello }, until)
+        .unwrap()
 }
 
 /// Returns why a newcomer is refused.
@@ -143,9 +146,9 @@ fn refusal(mut wire: HandshakeStream) -> String {
 
 #[test]
 fn newcomers_that_do_not_fit_hear_it_at_the_door() {
-    let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
-    let people = cards(&[first.try_clone().unwrap(), second]);
-    let endpoint = rank(0, first, &people);
+    let [first, second] = <[TcpListener; 2]>::try_from(listeners(2)).unwrap();
+    let contacts = contacts(&[first.try_clone().unwrap(), second]);
+    let endpoint = rank(0, first, &contacts);
     let taken = "there is a rank 1 already";
     assert!(refusal(newcomer(&endpoint, 1, "127.0.0.1")).starts_with(taken));
     let no_secret = refusal(newcomer(&endpoint, 2, "192.0.2.2"));
@@ -159,7 +162,7 @@ fn newcomers_that_do_not_fit_hear_it_at_the_door() {
     assert_eq!(endpoint.waiting(), 0);
     let waits = newcomer(&endpoint, 7, "127.0.0.1");
     wait_until(|| endpoint.waiting() == 1);
-    // A newcomer that has lost its connection, and connects again, has the same door as before.
+    // A newcomer that has lost its connection, and connects again, has the same address as before.
     let again = newcomer(&endpoint, 7, "127.0.0.1");
     wait_until(|| !waits.is_open());
     assert_eq!(endpoint.waiting(), 1);
@@ -169,40 +172,40 @@ fn newcomers_that_do_not_fit_hear_it_at_the_door() {
 
 #[test]
 fn a_number_is_taken_by_one_that_waits_as_well() {
-    let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
-    let people = cards(&[first.try_clone().unwrap(), second]);
-    let endpoint = rank(0, first, &people[..1]);
+    let [first, second] = <[TcpListener; 2]>::try_from(listeners(2)).unwrap();
+    let contacts = contacts(&[first.try_clone().unwrap(), second]);
+    let endpoint = rank(0, first, &contacts[..1]);
     let _waits = newcomer(&endpoint, 7, "127.0.0.1");
     wait_until(|| endpoint.waiting() == 1);
-    endpoint.state().newcomers[0].card.door.set_port(9);
+    endpoint.state().newcomers[0].contact.address.set_port(9);
     assert!(refusal(newcomer(&endpoint, 7, "127.0.0.1")).starts_with("there is a rank 7 already"));
     let first_to_know = newcomer(&endpoint, 1, "127.0.0.1");
     wait_until(|| endpoint.waiting() == 2);
     let history = History::first([0].into()).with_group(1, [0, 1].into()).met();
-    endpoint.set_group(history, &people).unwrap();
+    endpoint.set_group(history, &contacts).unwrap();
     assert!(refusal(first_to_know).starts_with("there is a rank 1 already"));
     assert_eq!(endpoint.waiting(), 1);
 }
 
 #[test]
 fn where_all_share_memory_a_newcomer_must_too() {
-    let [first] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
-    let people = cards(&[first.try_clone().unwrap()]);
+    let [first] = <[TcpListener; 1]>::try_from(listeners(1)).unwrap();
+    let contacts = contacts(&[first.try_clone().unwrap()]);
     let config = TcpConfig { transport: Transport::Shm, ..config() };
     let endpoint = RegroupEndpoint::open(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
-    endpoint.set_first_group(&people).unwrap();
+    endpoint.set_first_group(&contacts).unwrap();
     let reason = refusal(newcomer(&endpoint, 1, "127.0.0.1"));
     assert!(reason.contains("one of the two was told to use TCP"), "{reason}");
 }
 
 #[test]
 fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
-    let doors = doors(5);
-    let people = cards(&doors);
-    let [gone, second, third, fourth, busy] = <[TcpListener; 5]>::try_from(doors).unwrap();
+    let listeners = listeners(5);
+    let contacts = contacts(&listeners);
+    let [gone, second, third, fourth, busy] = <[TcpListener; 5]>::try_from(listeners).unwrap();
     drop(gone);
-    let ranks = [rank(1, second, &people), rank(2, third, &people), rank(3, fourth, &people)];
-    let busy = rank(4, busy, &people);
+    let ranks = [rank(1, second, &contacts), rank(2, third, &contacts), rank(3, fourth, &contacts)];
+    let busy = rank(4, busy, &contacts);
     assert_eq!(numbers(ranks.iter().map(regroup).collect()), [[1, 2, 3]; 3]);
     assert!(matches!(regroup(&busy).join().unwrap(), Err(Error::Excluded { rank: 4 })));
 }
@@ -213,12 +216,12 @@ fn without_a_host(ended: &[u8]) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let elastic = Elastic { ended: Some(folder.path().join("ended")), ..Elastic::default() };
     std::fs::write(folder.path().join("ended"), ended).unwrap();
-    let [door] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
-    let own = RankAddress { number: 2, door: door.local_addr().unwrap() };
+    let [listener] = <[TcpListener; 1]>::try_from(listeners(1)).unwrap();
+    let own = RankAddress { number: 2, address: listener.local_addr().unwrap() };
     // An address that no host has.
-    let elsewhere = |number| RankAddress { number, door: "192.0.2.2:1".parse().unwrap() };
+    let elsewhere = |number| RankAddress { number, address: "192.0.2.2:1".parse().unwrap() };
     let config = TcpConfig { timeout: Duration::from_secs(2), ..config() };
-    let endpoint = RegroupEndpoint::open(door, &config, &elastic, 2, [7; 32]).unwrap();
+    let endpoint = RegroupEndpoint::open(listener, &config, &elastic, 2, [7; 32]).unwrap();
     endpoint.set_first_group(&[elsewhere(0), elsewhere(1), own]).unwrap();
     regroup(&endpoint).join().unwrap()
 }
@@ -237,17 +240,18 @@ fn ranks_that_cannot_be_reached_count_as_alive_unless_a_launcher_has_seen_them_e
 /// first.
 #[test]
 fn those_who_are_not_enough_miss_the_same_ranks() {
-    let doors = doors(5);
-    let people = cards(&doors);
-    let mut doors = doors.into_iter();
-    let _still: Vec<TcpListener> = doors.by_ref().take(3).collect();
-    let open = |number: usize, door| {
+    let listeners = listeners(5);
+    let contacts = contacts(&listeners);
+    let mut listeners = listeners.into_iter();
+    let _still: Vec<TcpListener> = listeners.by_ref().take(3).collect();
+    let open = |number: usize, listener| {
         let config = TcpConfig { timeout: Duration::from_secs(4), world_size: 5, ..config() };
-        let endpoint = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
-        endpoint.set_first_group(&people).unwrap();
+        let endpoint =
+            RegroupEndpoint::open(listener, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        endpoint.set_first_group(&contacts).unwrap();
         endpoint
     };
-    let [third, fourth] = [3, 4].map(|number| open(number, doors.next().unwrap()));
+    let [third, fourth] = [3, 4].map(|number| open(number, listeners.next().unwrap()));
     let follower = regroup(&fourth);
     sleep(Duration::from_millis(500));
     for outcome in [regroup(&third), follower] {
@@ -263,12 +267,13 @@ fn ranks_that_stand_still_are_waited_for_together() {
     const STILL: usize = 8;
     const RANKS: usize = 2 * STILL + 1;
     let config = TcpConfig { timeout: 2 * TIMEOUT, world_size: RANKS, ..TcpConfig::default() };
-    let mut still = doors(RANKS);
-    let people = cards(&still);
+    let mut still = listeners(RANKS);
+    let contacts = contacts(&still);
     let at_work: Vec<_> = still.split_off(STILL).into_iter().zip(STILL..).collect();
-    let at_work = at_work.into_iter().map(|(door, number)| {
-        let endpoint = RegroupEndpoint::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
-        endpoint.set_first_group(&people).unwrap();
+    let at_work = at_work.into_iter().map(|(listener, number)| {
+        let endpoint =
+            RegroupEndpoint::open(listener, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        endpoint.set_first_group(&contacts).unwrap();
         endpoint
     });
     let at_work: Vec<_> = at_work.collect();
@@ -280,15 +285,15 @@ fn ranks_that_stand_still_are_waited_for_together() {
 
 #[test]
 fn a_leader_that_falls_silent_is_left_behind() {
-    let doors = doors(5);
-    let people = cards(&doors);
-    let [gone, leader, third, fourth, fifth] = <[TcpListener; 5]>::try_from(doors).unwrap();
+    let listeners = listeners(5);
+    let contacts = contacts(&listeners);
+    let [gone, leader, third, fourth, fifth] = <[TcpListener; 5]>::try_from(listeners).unwrap();
     drop(gone);
     let still = leader.try_clone().unwrap();
-    let leader = rank(1, leader, &people);
-    let ranks = [rank(2, third, &people), rank(3, fourth, &people), rank(4, fifth, &people)];
+    let leader = rank(1, leader, &contacts);
+    let ranks = [rank(2, third, &contacts), rank(3, fourth, &contacts), rank(4, fifth, &contacts)];
     let outcomes = ranks.iter().map(regroup).collect();
-    wait_until(|| leader.state().guests.len() == 3);
+    wait_until(|| leader.state().waiting.len() == 3);
     // It keeps its connections, and sends nothing more.
     let stopped = leader.regroup_state.clone();
     drop(leader);

@@ -52,7 +52,7 @@ pub(super) fn hello() -> Hello {
         pid: 77,
         site: Site::own(Some(Obstacle::Unwanted)),
         timeout_ms: LONG.as_millis() as u64,
-        door: 0,
+        regroup_port: 0,
         machine: BuildInfo::own(),
     }
 }

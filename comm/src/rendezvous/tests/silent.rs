@@ -58,7 +58,7 @@ fn rank_0_when_all_are_here() {
             host: "here".into(),
             pid: 1,
             site: site(),
-            door: 0,
+            regroup_port: 0,
         };
         let timeout_ms = u64::MAX;
         let table =

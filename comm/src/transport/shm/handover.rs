@@ -23,7 +23,7 @@ use crate::platform::socket::NO_SIGNAL;
 const MAX_PENDING: usize = 256;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What one process passes to another: the memory of a ring, and its own bell.
+/// What one process passes to another: the memory of a ring, and its own wake-up.
 type SharedDescriptors = [OwnedFd; 2];
 
 /// Receiving end: where other ranks deliver their descriptors to this one.

@@ -4,24 +4,24 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::bell::Bell;
 use super::handover::DescriptorExchange;
 use super::region::Region;
 use super::ring::{Reader, Writer};
+use super::wake_up::WakeUp;
 use super::{Name, Token};
 use crate::connection::obstacle::Obstacle;
 
-/// One rank's means to share memory: its bell, which wakes it whichever rank it waits for.
+/// One rank's means to share memory: its wake-up, which wakes it whichever rank it waits for.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedMemory {
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) wake_up: Arc<WakeUp>,
 }
 
 /// The socket on which this rank exchanges descriptors with another one; open during that exchange.
 pub(super) struct ExchangeSocket {
     name: Name,
     handover: DescriptorExchange,
-    bell: Arc<Bell>,
+    wake_up: Arc<WakeUp>,
 }
 
 /// The memory of one stream.
@@ -39,8 +39,8 @@ pub(crate) struct RingPair {
 impl SharedMemory {
     /// Fails where the system lacks something that shared memory needs.
     pub(crate) fn open() -> Result<Self, Obstacle> {
-        let bell = Bell::new().map_err(|_| Obstacle::Unsupported)?;
-        let host = Self { bell: Arc::new(bell) };
+        let wake_up = WakeUp::new().map_err(|_| Obstacle::Unsupported)?;
+        let host = Self { wake_up: Arc::new(wake_up) };
         host.open_counter().map_err(|_| Obstacle::Unsupported)?;
         Ok(host)
     }
@@ -50,7 +50,7 @@ impl SharedMemory {
             let mut name = Name::default();
             getrandom::fill(&mut name).ok()?;
             let handover = DescriptorExchange::open(&name).ok()?;
-            Some(ExchangeSocket { name, handover, bell: self.bell.clone() })
+            Some(ExchangeSocket { name, handover, wake_up: self.wake_up.clone() })
         };
         open().ok_or(Obstacle::NotHandedOver)
     }
@@ -70,7 +70,7 @@ impl ExchangeSocket {
         deadline: Instant,
     ) -> Result<StreamMemory, Obstacle> {
         let (region, file) = Region::create(token).map_err(|_| Obstacle::NotHandedOver)?;
-        self.handover.send(to, token, [file.as_fd(), self.bell.handle()], deadline)?;
+        self.handover.send(to, token, [file.as_fd(), self.wake_up.handle()], deadline)?;
         Ok(StreamMemory(region))
     }
 
@@ -81,11 +81,11 @@ impl ExchangeSocket {
         token: &Token,
         deadline: Instant,
     ) -> Result<RingPair, Obstacle> {
-        let [file, bell] = self.handover.receive(token, deadline)?;
+        let [file, wake_up] = self.handover.receive(token, deadline)?;
         let outbox = Region::open(&file).ok().filter(|region| region.token() == *token);
         let outbox = outbox.ok_or(Obstacle::NotHandedOver)?;
-        let bell = Arc::new(Bell::of(bell));
-        let (reader, writer) = (Reader::new(inbox.0, bell.clone()), Writer::new(outbox, bell));
+        let wake_up = Arc::new(WakeUp::of(wake_up));
+        let (reader, writer) = (Reader::new(inbox.0, wake_up.clone()), Writer::new(outbox, wake_up));
         Ok(RingPair { reader, writer, gone: false })
     }
 }

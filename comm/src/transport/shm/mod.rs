@@ -1,4 +1,4 @@
-//! Shared memory between ranks of one host: each ordered pair of ranks has a ring buffer, and each rank a bell (a file
+//! Shared memory between ranks of one host: each ordered pair of ranks has a ring buffer, and each rank a wake-up (a file
 //! descriptor) that wakes it.
 //!
 //! Two ranks use it when they run on the same kernel (compared by boot id, not by name), one can pass the other a piece
@@ -8,7 +8,7 @@
 //! that is first needed ([`share`]). The connection stays open beside the memory: when it ends, the peer is gone.
 //!
 //! What differs between systems is in `platform`: creating memory that has no name in the file system, so that nothing is
-//! left behind however the ranks end; the socket; and the bell.
+//! left behind however the ranks end; the socket; and the wake-up.
 
 mod agreement;
 mod handover;
@@ -19,9 +19,9 @@ mod ring;
 pub(crate) use agreement::share;
 pub(crate) use host::{RingPair, SharedMemory};
 
-use crate::platform::bell;
-pub(super) use bell::Bell;
+use crate::platform::wake_up;
 pub(super) use ring::fence_before_recheck;
+pub(super) use wake_up::WakeUp;
 
 /// The name of a rank's socket.
 type Name = [u8; 16];

@@ -4,7 +4,7 @@
 //! position that the other end publishes: whatever value is there, no access is outside the ring.
 //!
 //! An end that wants to sleep sets its flag (`expect_*`), checks once more, then sleeps; an end that has moved bytes
-//! checks the other's flag, and rings its bell. Both have a fence between their two steps, so that at least one of them
+//! checks the other's flag, and signals its wake-up. Both have a fence between their two steps, so that at least one of them
 //! sees the other.
 //!
 //! `tests/ring_model` compiles this file with the atomics of a model checker, which tries all orders that the memory
@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use crate::transport::links::Closed;
 
-use super::bell::Bell;
 use super::region::{AtomicU32, CAPACITY, Ordering, Region, fence};
+use super::wake_up::WakeUp;
 
 /// Most bytes written before they are published: the reader can work on these while the writer continues.
 const MAX_WRITE: usize = 64 * 1024;
@@ -34,7 +34,7 @@ pub(crate) struct Writer {
     head: u64,
     /// The reader's position when last loaded.
     tail: u64,
-    reader: Arc<Bell>,
+    reader: Arc<WakeUp>,
 }
 
 /// The reading end.
@@ -48,12 +48,12 @@ pub(crate) struct Reader {
     head: u64,
     /// Bytes that `peek` returned and the caller did not consume, because they were too few to use.
     left: usize,
-    writer: Arc<Bell>,
+    writer: Arc<WakeUp>,
 }
 
 impl Writer {
-    /// `reader`: the bell that wakes the process at the other end.
-    pub(super) fn new(region: Region, reader: Arc<Bell>) -> Self {
+    /// `reader`: the wake-up that wakes the process at the other end.
+    pub(super) fn new(region: Region, reader: Arc<WakeUp>) -> Self {
         Self { region, head: 0, tail: 0, reader }
     }
 
@@ -89,15 +89,15 @@ impl Writer {
         filled(self.head, self.tail).map(|filled| CAPACITY - filled)
     }
 
-    /// Sets whether the reader rings this end's bell when there is room.
+    /// Sets whether the reader signals this end's wake-up when there is room.
     pub(crate) fn expect_room(&self, expect: bool) {
         set_wait_flag(&self.region.header().writer_waits.0, expect);
     }
 }
 
 impl Reader {
-    /// `writer`: the bell that wakes the process at the other end.
-    pub(super) fn new(region: Region, writer: Arc<Bell>) -> Self {
+    /// `writer`: the wake-up that wakes the process at the other end.
+    pub(super) fn new(region: Region, writer: Arc<WakeUp>) -> Self {
         Self { region, tail: 0, published: 0, head: 0, left: 0, writer }
     }
 
@@ -147,7 +147,7 @@ impl Reader {
         filled(self.head, self.tail).map(drop)
     }
 
-    /// Sets whether the writer rings this end's bell when bytes arrive.
+    /// Sets whether the writer signals this end's wake-up when bytes arrive.
     pub(crate) fn expect_bytes(&self, expect: bool) {
         set_wait_flag(&self.region.header().reader_waits.0, expect);
     }
@@ -172,10 +172,10 @@ pub(crate) fn fence_before_recheck() {
     fence(Ordering::SeqCst);
 }
 
-/// Rings the bell of an end that sleeps until what was just published; at most once each time that end sets its flag.
-fn wake(waits: &AtomicU32, bell: &Bell) {
+/// Signals the wake-up of an end that sleeps until what was just published; at most once each time that end sets its flag.
+fn wake(waits: &AtomicU32, wake_up: &WakeUp) {
     fence(Ordering::SeqCst);
     if waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0 {
-        bell.ring();
+        wake_up.signal();
     }
 }

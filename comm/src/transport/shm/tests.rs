@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::io::dup;
 
-use super::bell::Bell;
 use super::handover::DescriptorExchange;
 use super::host::RingPair;
 use super::region::{CAPACITY, Region};
 use super::ring::{Reader, Writer};
+use super::wake_up::WakeUp;
 use crate::connection::obstacle::Obstacle;
 use crate::platform::shared;
 use crate::transport::hybrid_links::HybridLinks;
@@ -36,8 +36,8 @@ impl Random {
 fn ring() -> (Writer, Reader) {
     let (here, file) = Region::create(&[7; 32]).unwrap();
     let there = Region::open(&file).unwrap();
-    let bell = || Arc::new(Bell::new().unwrap());
-    (Writer::new(there, bell()), Reader::new(here, bell()))
+    let wake_up = || Arc::new(WakeUp::new().unwrap());
+    (Writer::new(there, wake_up()), Reader::new(here, wake_up()))
 }
 
 fn sockets() -> [TcpStream; 2] {
@@ -48,23 +48,23 @@ fn sockets() -> [TcpStream; 2] {
 
 /// Returns the links of ranks 0 and 1, and the switchboards that hold the connections beside their memory.
 fn links(crowded: bool) -> [(HybridLinks, Arc<DataConnections>); 2] {
-    let bells = [0, 1].map(|_| Arc::new(Bell::new().unwrap()));
+    let wake_ups = [0, 1].map(|_| Arc::new(WakeUp::new().unwrap()));
     let [first, second] = [0, 1].map(|_| Region::create(&[7; 32]).unwrap());
     let files = [&second.1, &first.1].map(|file| Region::open(file).unwrap());
     let ends = [(first.0, 0), (second.0, 1)].into_iter().zip(files).zip(sockets());
     let links = ends.map(|(((inbox, rank), outbox), socket)| {
-        let bell = Arc::new(Bell::of(dup(bells[1 - rank].handle()).unwrap()));
+        let wake_up = Arc::new(WakeUp::of(dup(wake_ups[1 - rank].handle()).unwrap()));
         let pair = RingPair {
-            reader: Reader::new(inbox, bell.clone()),
-            writer: Writer::new(outbox, bell),
+            reader: Reader::new(inbox, wake_up.clone()),
+            writer: Writer::new(outbox, wake_up),
             gone: false,
         };
         let mut connections = vec![None, None];
         connections[1 - rank] = Some((socket, Some(pair)));
         let data_connections = DataConnections::with(rank, connections);
-        let bell = bells[rank].clone();
+        let wake_up = wake_ups[rank].clone();
         let sockets = TcpLinks::new(data_connections.clone(), 1);
-        let mut links = HybridLinks::new(sockets, bell, crowded);
+        let mut links = HybridLinks::new(sockets, wake_up, crowded);
         assert!(links.open(1 - rank).unwrap());
         (links, data_connections)
     });
@@ -222,9 +222,9 @@ fn positions_that_cannot_be_end_the_stream() {
         let (here, file) = Region::create(&[7; 32]).unwrap();
         here.header().head.0.store(wrong, Ordering::SeqCst);
         here.header().tail.0.store(wrong, Ordering::SeqCst);
-        let bell = || Arc::new(Bell::new().unwrap());
-        let mut writer = Writer::new(Region::open(&file).unwrap(), bell());
-        let mut reader = Reader::new(here, bell());
+        let wake_up = || Arc::new(WakeUp::new().unwrap());
+        let mut writer = Writer::new(Region::open(&file).unwrap(), wake_up());
+        let mut reader = Reader::new(here, wake_up());
         assert_eq!(reader.peek(), Err(Closed));
         assert_eq!(reader.read(&mut [0; 10]), Err(Closed));
         assert_eq!(reader.has_new_bytes(), Err(Closed));
@@ -247,14 +247,14 @@ fn gifts_find_their_way_by_their_tokens_among_strangers() {
         ([3; 16].map(|_: u8| std::process::id() as u8), Instant::now() + Duration::from_secs(10));
     let mut taker = DescriptorExchange::open(&name).unwrap();
     let mut giver = DescriptorExchange::open(&name.map(|byte| !byte)).unwrap();
-    let bell = Bell::new().unwrap();
+    let wake_up = WakeUp::new().unwrap();
     for token in [[1; 32], [2; 32]] {
-        giver.send(&name, &token, [bell.handle(), bell.handle()], soon).unwrap();
+        giver.send(&name, &token, [wake_up.handle(), wake_up.handle()], soon).unwrap();
     }
     assert!(taker.receive(&[2; 32], soon).is_ok());
     assert!(taker.receive(&[1; 32], soon).is_ok());
     assert_eq!(taker.receive(&[3; 32], Instant::now()).err(), Some(Obstacle::NotHandedOver));
     drop(taker);
-    let gone = giver.send(&name, &[1; 32], [bell.handle(), bell.handle()], soon);
+    let gone = giver.send(&name, &[1; 32], [wake_up.handle(), wake_up.handle()], soon);
     assert_eq!(gone, Err(Obstacle::Unreachable));
 }

@@ -1,23 +1,23 @@
 //! A writer and a reader that sleep, like those of `src/transport/hybrid_links.rs`, until the other end wakes them.
 
-mod bell;
 mod region;
 #[path = "../../../src/transport/shm/ring.rs"]
 mod ring;
+mod wake_up;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use bell::Bell;
 use region::{CAPACITY, Region, Without, take_out};
 use ring::{Reader, Writer, fence_before_recheck};
+use wake_up::WakeUp;
 
 /// Each message fills the ring, so that both ends have to wait.
 const MESSAGES: u8 = 2;
 /// How often one end may be preempted by the other.
 const PREEMPTIONS: usize = 3;
 
-fn send(mut writer: Writer, room: &Bell) {
+fn send(mut writer: Writer, room: &WakeUp) {
     for message in 1..=MESSAGES {
         while writer.write(&[], &[message; CAPACITY]).unwrap() == 0 {
             writer.expect_room(true);
@@ -30,7 +30,7 @@ fn send(mut writer: Writer, room: &Bell) {
     }
 }
 
-fn receive(mut reader: Reader, bytes: &Bell) {
+fn receive(mut reader: Reader, bytes: &WakeUp) {
     for message in 1..=MESSAGES {
         let mut got = [0; CAPACITY];
         while reader.read(&mut got).unwrap() == 0 {
@@ -56,7 +56,7 @@ fn check(without: Without, preemptions: usize) -> usize {
         take_out(without);
         count.fetch_add(1, Relaxed);
         let region = Region::new();
-        let [bytes, room] = [(); 2].map(|()| Arc::new(Bell::new()));
+        let [bytes, room] = [(); 2].map(|()| Arc::new(WakeUp::new()));
         let writer = Writer::new(region.clone(), bytes.clone());
         let reader = Reader::new(region, room.clone());
         let sender = loom::thread::spawn(move || send(writer, &room));

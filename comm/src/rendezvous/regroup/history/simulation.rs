@@ -11,12 +11,12 @@ use super::{History, Ranks};
 /// One event; numbers stand for ranks, and are taken modulo how many there are.
 #[derive(Debug, Clone)]
 enum Event {
-    /// A rank goes to another one's door, and leaves the one at which it waited.
+    /// A rank goes to another one's listener, and leaves the one at which it waited.
     Come {
         rank: usize,
         leader: usize,
     },
-    /// A leader, which knows of some ranks that they have ended, offers a group to those that wait at its door and to
+    /// A leader, which knows of some ranks that they have ended, offers a group to those that wait at its listener and to
     /// newcomers.
     Offer {
         leader: usize,
@@ -57,7 +57,7 @@ enum Event {
 #[derive(Debug, Clone, Default)]
 struct Known {
     history: History,
-    heard: u64,
+    newest_seen: u64,
     from: usize,
 }
 
@@ -73,7 +73,7 @@ struct Rank {
 struct Attempt {
     leader: usize,
     /// The ranks that came, and what they knew.
-    guests: BTreeMap<usize, Known>,
+    waiting: BTreeMap<usize, Known>,
     offer: Option<History>,
     /// The attempts from which this one follows.
     before: BTreeSet<usize>,
@@ -92,8 +92,8 @@ struct SimulatedJob {
 
 impl Attempt {
     fn of(leader: usize) -> Self {
-        let (guests, before, promised, agreed) = Default::default();
-        Self { leader, guests, offer: None, before, promised, agreed, decided: false }
+        let (waiting, before, promised, agreed) = Default::default();
+        Self { leader, waiting, offer: None, before, promised, agreed, decided: false }
     }
 }
 
@@ -154,7 +154,7 @@ impl SimulatedJob {
             return;
         }
         let known = self.ranks[rank].known.clone();
-        self.attempts[at].guests.insert(rank, known);
+        self.attempts[at].waiting.insert(rank, known);
         self.ranks[rank].at = Some(at);
     }
 
@@ -164,9 +164,9 @@ impl SimulatedJob {
         }
         let at = self.led_by(leader);
         let waiting: Vec<usize> =
-            self.attempts[at].guests.keys().copied().filter(|rank| self.is_waiting(*rank, at)).collect();
-        let guests = waiting.iter().map(|rank| self.attempts[at].guests[rank].clone());
-        let all: Vec<Known> = guests.chain([self.ranks[leader].known.clone()]).collect();
+            self.attempts[at].waiting.keys().copied().filter(|rank| self.is_waiting(*rank, at)).collect();
+        let attending = waiting.iter().map(|rank| self.attempts[at].waiting[rank].clone());
+        let all: Vec<Known> = attending.chain([self.ranks[leader].known.clone()]).collect();
         let Known { history: mut newest, from, .. } =
             all.iter().max_by_key(|known| known.history.newest).unwrap().clone();
         let is_known = |n: &usize| self.ranks[*n].ended && knows >> n & 1 == 1;
@@ -177,38 +177,38 @@ impl SimulatedJob {
         if self.attempts[at].offer.is_some() || !here.contains(&leader) || !newest.may_form(&here) {
             return;
         }
-        let number = all.iter().map(|known| known.heard).max().unwrap() + 1;
-        self.attempts[at].guests.retain(|rank, _| here.contains(rank));
+        let number = all.iter().map(|known| known.newest_seen).max().unwrap() + 1;
+        self.attempts[at].waiting.retain(|rank, _| here.contains(rank));
         for _ in 0..newcomers {
             let new = self.ranks.len();
             self.ranks.push(Rank { known: Known::default(), at: Some(at), ended: false });
-            self.attempts[at].guests.insert(new, Known::default());
+            self.attempts[at].waiting.insert(new, Known::default());
             here.insert(new);
         }
         let before = self.attempts[from].before.iter().copied().chain([from]).collect();
         self.attempts[at].before = before;
         self.attempts[at].offer = Some(newest.with_group(number, here));
-        self.ranks[leader].known.heard = number;
+        self.ranks[leader].known.newest_seen = number;
     }
 
     /// Returns the attempt at which this rank waits, with what is offered there; `None` where nothing is offered to it.
     fn offered(&self, rank: usize) -> Option<(usize, History)> {
         let at = self.ranks[rank].at.filter(|_| !self.ranks[rank].ended)?;
         let offer = self.attempts[at].offer.clone()?;
-        self.attempts[at].guests.contains_key(&rank).then_some((at, offer))
+        self.attempts[at].waiting.contains_key(&rank).then_some((at, offer))
     }
 
     fn promise(&mut self, rank: usize) {
         let Some((at, offer)) = self.offered(rank) else { return };
         let known = &mut self.ranks[rank].known;
-        known.heard = known.heard.max(offer.newest);
+        known.newest_seen = known.newest_seen.max(offer.newest);
         self.attempts[at].promised.insert(rank);
     }
 
     fn agree(&mut self, rank: usize) {
         let Some((at, offer)) = self.offered(rank) else { return };
         let attempt = &mut self.attempts[at];
-        if attempt.promised.len() == attempt.guests.len() && !attempt.decided {
+        if attempt.promised.len() == attempt.waiting.len() && !attempt.decided {
             attempt.agreed.insert(rank);
             let known = &mut self.ranks[rank].known;
             (known.history, known.from) = (offer, at);
@@ -222,7 +222,7 @@ impl SimulatedJob {
         else {
             return;
         };
-        if attempt.agreed.len() == attempt.guests.len() {
+        if attempt.agreed.len() == attempt.waiting.len() {
             attempt.decided = true;
             self.groups.push((at, offer.members()));
             let known = &mut self.ranks[leader].known;

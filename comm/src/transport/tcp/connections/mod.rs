@@ -322,7 +322,7 @@ impl DataConnections {
         use crate::transport::site::Site;
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let site = Site::own(Some(Obstacle::Unwanted));
-        let peer = PeerInfo { host: "here".into(), pid: 1, address, site, door: 0 };
+        let peer = PeerInfo { host: "here".into(), pid: 1, address, site, regroup_port: 0 };
         let (rank, world_size) = (own as u32, connections.len() as u32);
         let data_connections = Self::new(Setup {
             own: ClientClaim { rank, world_size, purpose: crate::connection::handshake::Purpose::Data },

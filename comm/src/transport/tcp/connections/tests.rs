@@ -30,7 +30,8 @@ fn credentials() -> Credentials {
 /// Returns the data connections of one rank of a group of two, which listen at these addresses.
 fn data_connections(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnections> {
     let site = Site::own(Some(Obstacle::Unwanted));
-    let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
+    let peer =
+        |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), regroup_port: 0 };
     let setup = Setup {
         own: caller(rank),
         credentials: credentials(),

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
-use crate::blame::shutdown::ShutdownFlag;
-use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::Question;
+use crate::failure::diagnosis::Question;
+use crate::failure::shutdown::ShutdownFlag;
+use crate::failure::supervisor::Supervisor;
 use crate::transport::links::{Links, Wait};
 use crate::{Error, Result};
 
@@ -50,7 +50,7 @@ pub(crate) struct Timeouts {
     rehearsed: bool,
     warned: bool,
     /// The ranks waited for have been reported to the supervisor.
-    told: bool,
+    reported: bool,
 }
 
 impl Timeouts {
@@ -66,7 +66,7 @@ impl Timeouts {
             looked: None,
             rehearsed: false,
             warned: false,
-            told: false,
+            reported: false,
         }
     }
 
@@ -78,7 +78,7 @@ impl Timeouts {
     /// sleeps.
     pub(crate) fn begin(&mut self, spins: u32) {
         (self.spins, self.looked, self.behind) = (spins, None, Duration::ZERO);
-        (self.rehearsed, self.warned, self.told) = (false, false, false);
+        (self.rehearsed, self.warned, self.reported) = (false, false, false);
         self.reset();
     }
 
@@ -115,10 +115,10 @@ impl Timeouts {
         }
         let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
         let mut rest = self.check_timeouts(links, peer, moved, supervisor, call)?;
-        if !self.told {
+        if !self.reported {
             let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
-            self.told = waited >= REPORT_WAIT_AFTER;
-            match self.told {
+            self.reported = waited >= REPORT_WAIT_AFTER;
+            match self.reported {
                 true => supervisor.wait_for(waits),
                 false => rest = rest.min(REPORT_WAIT_AFTER - waited),
             }

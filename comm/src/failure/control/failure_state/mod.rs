@@ -15,10 +15,10 @@ use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::last_message::{self, GOODBYE};
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::blame::control::failure_state::job::Job;
-use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::{Activity, OtherGroupCall, Question, Status, choose_cause};
 use crate::connection::connect_error::ConnectError;
+use crate::failure::control::failure_state::job::Job;
+use crate::failure::diagnosis::{Activity, OtherGroupCall, Question, Status, choose_cause};
+use crate::failure::supervisor::Supervisor;
 use crate::transport::tcp::connections::DataConnections;
 use crate::{Error, Result, TcpConfig};
 
@@ -43,8 +43,8 @@ pub(crate) struct FailureState {
     data_connections: Arc<DataConnections>,
     job: Arc<Job>,
     activity: Mutex<Activity>,
-    desk: Mutex<FailureReports>,
-    /// Signals a change of `desk`.
+    reports: Mutex<FailureReports>,
+    /// Signals a change of `reports`.
     changed: Condvar,
     failed: AtomicBool,
     /// An operation has read the failure.
@@ -54,7 +54,7 @@ pub(crate) struct FailureState {
     /// The failure was decided by this rank alone, since rank 0 has left: no rank 0 sends it to the others.
     alone: AtomicBool,
     /// A byte written here wakes the control thread.
-    bell: UnixStream,
+    wake_sender: UnixStream,
 }
 
 #[derive(Debug, Default)]
@@ -78,19 +78,19 @@ pub(super) struct Closing {
 }
 
 impl FailureState {
-    /// Creates the state, and returns it with the end of the bell socket that the control thread polls.
+    /// Creates the state, and returns it with the end of the socket pair that the control thread polls.
     pub(crate) fn new(
         config: &TcpConfig,
         members: Members,
         data_connections: Arc<DataConnections>,
         job: Arc<Job>,
     ) -> Result<(Self, UnixStream)> {
-        let pair = UnixStream::pair().and_then(|(bell, wake_receiver)| {
-            bell.set_nonblocking(true)?;
+        let pair = UnixStream::pair().and_then(|(wake_sender, wake_receiver)| {
+            wake_sender.set_nonblocking(true)?;
             wake_receiver.set_nonblocking(true)?;
-            Ok((bell, wake_receiver))
+            Ok((wake_sender, wake_receiver))
         });
-        let (bell, wake_receiver) =
+        let (wake_sender, wake_receiver) =
             pair.map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
         let failure_state = Self {
             rank: config.rank,
@@ -100,13 +100,13 @@ impl FailureState {
             data_connections,
             job,
             activity: Mutex::default(),
-            desk: Mutex::default(),
+            reports: Mutex::default(),
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
             is_known: AtomicBool::new(false),
             is_logged: AtomicBool::new(false),
             alone: AtomicBool::new(false),
-            bell,
+            wake_sender,
         };
         Ok((failure_state, wake_receiver))
     }
@@ -132,12 +132,12 @@ impl FailureState {
 
     /// Asks the control thread to end, and to send a goodbye before if `goodbye` is set.
     pub(crate) fn close(&self, goodbye: bool) {
-        lock(&self.desk).closing = Some(Closing { goodbye });
+        lock(&self.reports).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
             self.data_connections.shutdown(Shutdown::Both, None);
         }
-        self.ring();
+        self.wake();
     }
 
     /// Notifies the peers, on the data connections, that this rank leaves, with the cause if another group of the job
@@ -150,25 +150,25 @@ impl FailureState {
     }
 
     pub(super) fn closing(&self) -> Option<Closing> {
-        lock(&self.desk).closing
+        lock(&self.reports).closing
     }
 
     pub(super) fn take_questions(&self) -> Vec<(u64, Question)> {
-        std::mem::take(&mut lock(&self.desk).questions)
+        std::mem::take(&mut lock(&self.reports).questions)
     }
 
     /// Records that rank 0 has sent a message.
     pub(super) fn note_message_from_rank_0(&self) {
-        lock(&self.desk).silent_since = None;
+        lock(&self.reports).silent_since = None;
     }
 
     pub(super) fn answer(&self, id: u64, cause: Option<Cause>) {
-        let mut desk = lock(&self.desk);
-        desk.silent_since = None;
-        if desk.open.contains(&id) {
-            desk.answers.push((id, cause));
+        let mut reports = lock(&self.reports);
+        reports.silent_since = None;
+        if reports.open.contains(&id) {
+            reports.answers.push((id, cause));
         }
-        drop(desk);
+        drop(reports);
         self.changed.notify_all();
     }
 
@@ -196,7 +196,7 @@ impl FailureState {
     /// operation.
     pub(super) fn death_log_at(&self) -> Option<Instant> {
         let is_due = self.is_unreported() && !self.is_logged.load(Ordering::Acquire);
-        let failed_at = is_due.then(|| lock(&self.desk).failed_at).flatten()?;
+        let failed_at = is_due.then(|| lock(&self.reports).failed_at).flatten()?;
         Some(failed_at + DEATH_LOG_DELAY)
     }
 
@@ -208,7 +208,7 @@ impl FailureState {
             return;
         }
         let is_world = self.job.world().is_some_and(|world| std::ptr::eq(&*world, self));
-        let failure = lock(&self.desk).failure.clone();
+        let failure = lock(&self.reports).failure.clone();
         if let (true, Some(Cause::Died { rank })) = (is_world, failure) {
             tracing::warn!("{}", self.death_text(rank));
         }
@@ -239,16 +239,16 @@ impl FailureState {
     }
 
     fn note(&self, cause: Cause) -> bool {
-        let mut desk = lock(&self.desk);
-        if desk.failure.is_some() {
+        let mut reports = lock(&self.reports);
+        if reports.failure.is_some() {
             return false;
         }
-        (desk.failure, desk.failed_at) = (Some(cause.clone()), Some(Instant::now()));
+        (reports.failure, reports.failed_at) = (Some(cause.clone()), Some(Instant::now()));
         self.failed.store(true, Ordering::Release);
         // Before an operation can report the failure to the program, which may then continue with other groups.
         self.note_in_job(&cause);
         self.job.end_meetings(self, false);
-        drop(desk);
+        drop(reports);
         self.changed.notify_all();
         true
     }
@@ -294,45 +294,45 @@ impl FailureState {
             Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_TIMEOUT,
             _ => LAST_TIMEOUT,
         };
-        let mut desk = lock(&self.desk);
-        if desk.closing.is_some() {
+        let mut reports = lock(&self.reports);
+        if reports.closing.is_some() {
             // Errors that a rank sees while it closes the group are nobody's fault.
-            return desk.failure.clone();
+            return reports.failure.clone();
         }
         // The time that rank 0 has already been silent counts against the deadline.
-        let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + time_limit;
-        let id = desk.next_id;
-        desk.next_id += 1;
-        desk.open.push(id);
-        desk.questions.push((id, question.clone()));
-        drop(desk);
-        self.ring();
-        let mut desk = lock(&self.desk);
+        let deadline = *reports.silent_since.get_or_insert_with(Instant::now) + time_limit;
+        let id = reports.next_id;
+        reports.next_id += 1;
+        reports.open.push(id);
+        reports.questions.push((id, question.clone()));
+        drop(reports);
+        self.wake();
+        let mut reports = lock(&self.reports);
         let known = loop {
-            if let Some(cause) = &desk.failure {
+            if let Some(cause) = &reports.failure {
                 self.is_known.store(true, Ordering::Release);
                 break Some(Some(cause.clone()));
             }
-            if let Some(index) = desk.answers.iter().position(|(answered, _)| *answered == id) {
-                break Some(desk.answers.swap_remove(index).1);
+            if let Some(index) = reports.answers.iter().position(|(answered, _)| *answered == id) {
+                break Some(reports.answers.swap_remove(index).1);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || desk.closing.is_some() {
+            if left.is_zero() || reports.closing.is_some() {
                 break None;
             }
-            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+            reports = self.changed.wait_timeout(reports, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        desk.open.retain(|open| *open != id);
-        desk.answers.retain(|(answered, _)| *answered != id);
-        drop(desk);
+        reports.open.retain(|open| *open != id);
+        reports.answers.retain(|(answered, _)| *answered != id);
+        drop(reports);
         if let Some(cause) = known {
             return cause;
         }
         if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         // If the socket buffer is full, the control thread is going to wake anyway.
-        let _ = (&self.bell).write(&[0]);
+        let _ = (&self.wake_sender).write(&[0]);
     }
 }

@@ -9,8 +9,8 @@ use crate::base::fingerprint::Fingerprint;
 use crate::base::last_message;
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::Question;
+use crate::failure::diagnosis::Question;
+use crate::failure::supervisor::Supervisor;
 use crate::transport::links::Wait;
 
 use super::FailureState;
@@ -37,7 +37,7 @@ impl Supervisor for FailureState {
             return None;
         }
         self.is_known.store(true, Ordering::Release);
-        lock(&self.desk).failure.clone()
+        lock(&self.reports).failure.clone()
     }
 
     fn ask(&self, question: Question) -> Option<Cause> {

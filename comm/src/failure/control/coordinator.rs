@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
-use crate::blame::verdict::{Question, Status, choose_cause, may_change};
+use crate::failure::diagnosis::{Question, Status, choose_cause, may_change};
 
 use super::failure_state::{FailureState, PROBE_TIMEOUT};
 use super::member::drain;
@@ -307,8 +307,8 @@ mod tests {
     use super::*;
     use crate::TcpConfig;
     use crate::base::members::Members;
-    use crate::blame::supervisor::Supervisor;
     use crate::connection::stream::Stream;
+    use crate::failure::supervisor::Supervisor;
     use crate::transport::tcp::connections::DataConnections;
 
     const LONG: Duration = Duration::from_secs(60);

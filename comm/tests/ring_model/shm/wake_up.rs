@@ -3,14 +3,14 @@
 use loom::sync::Notify;
 
 #[derive(Debug)]
-pub(super) struct Bell(Notify);
+pub(super) struct WakeUp(Notify);
 
-impl Bell {
+impl WakeUp {
     pub(super) fn new() -> Self {
         Self(Notify::new())
     }
 
-    pub(super) fn ring(&self) {
+    pub(super) fn signal(&self) {
         self.0.notify();
     }
 

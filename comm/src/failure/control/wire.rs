@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
-use crate::blame::verdict::{Activity, Question};
 use crate::connection::stream::Stream;
+use crate::failure::diagnosis::{Activity, Question};
 
 /// The longest line that is accepted; real ones have less than 2 KiB.
 const MAX_LINE: usize = 64 * 1024;
@@ -200,15 +200,15 @@ mod tests {
             assert!(writer.events().contains(PollFlags::OUT));
             // This one follows a message that was sent in part, and is shorter.
             writer.write(&ControlMessage::Probe { inquiry: 7 });
-            let mut heard = Vec::new();
-            while heard.len() <= written {
+            let mut received = Vec::new();
+            while received.len() <= written {
                 let (messages, outcome) = reader.read();
                 assert_eq!(outcome, Ok(()));
-                heard.extend(messages);
+                received.extend(messages);
                 assert_eq!(writer.read(), (Vec::new(), Ok(())));
             }
             let expected = (0..written).map(message).chain([ControlMessage::Probe { inquiry: 7 }]);
-            assert!(heard.into_iter().eq(expected));
+            assert!(received.into_iter().eq(expected));
         }
     }
 }

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::base::cause::Cause;
 use crate::base::timespec::timespec;
-use crate::blame::verdict::{Question, Status};
+use crate::failure::diagnosis::{Question, Status};
 
 use super::failure_state::FailureState;
 use super::wire::{ControlMessage, Wire};
@@ -122,7 +122,7 @@ fn decide_alone(failure_state: &FailureState, gone: &RankZeroLeft, id: u64, ques
     }
 }
 
-/// Empties the bell socket.
+/// Empties the wake-up socket.
 pub(super) fn drain(mut wake_receiver: &UnixStream) {
     let mut bytes = [0; 64];
     while matches!(wake_receiver.read(&mut bytes), Ok(got) if got > 0) {}

@@ -22,8 +22,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::blame::control::failure_state::FailureState;
 use crate::connection::stream::Stream;
+use crate::failure::control::failure_state::FailureState;
 use crate::{Error, Result};
 
 /// Starts the thread that serves this rank's control connections.

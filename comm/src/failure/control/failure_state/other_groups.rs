@@ -7,8 +7,8 @@ use crate::Error;
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::{Activity, OtherGroupCall, Question};
+use crate::failure::diagnosis::{Activity, OtherGroupCall, Question};
+use crate::failure::supervisor::Supervisor;
 
 impl FailureState {
     /// Returns what this rank is doing, with its calls in other groups of the job.

@@ -7,7 +7,7 @@ use crate::Error;
 use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
 use crate::base::members::Members;
-use crate::blame::verdict::Question;
+use crate::failure::diagnosis::Question;
 use crate::transport::links::Wait;
 
 /// A rank's view of the whole group: it reports what this rank does, and finds the cause of a failure.
@@ -45,7 +45,7 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// Returns the host name of a rank.
     fn host(&self, rank: usize) -> String;
 
-    /// The time-out of a call, as counted in [`crate::blame::timeouts`].
+    /// The time-out of a call, as counted in [`crate::failure::timeouts`].
     fn timeout(&self) -> Duration;
 
     /// After this long, counted in the same way, a warning names the rank waited for.

@@ -1,4 +1,4 @@
-//! A rank's door: accepts other ranks, and lets them wait for a new group.
+//! A rank's listener: accepts other ranks, and lets them wait for a new group.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// A rank that has come and waits.
 #[derive(Debug)]
 pub(super) struct WaitingRank {
-    pub(super) card: RankAddress,
+    pub(super) contact: RankAddress,
     pub(super) history: History,
     pub(super) promised: u64,
     pub(super) hello: Hello,
@@ -56,7 +56,7 @@ impl ConnectionHandler for RegroupState {
         &self.credentials
     }
 
-    /// Serves a connection to the door.
+    /// Serves a connection to the listener.
     fn serve(
         &self,
         mut wire: HandshakeStream,
@@ -64,7 +64,7 @@ impl ConnectionHandler for RegroupState {
         until: Instant,
     ) -> ConnectResult<()> {
         let status = match admission.caller.purpose {
-            Purpose::Door => HandshakeStatus::Admitted,
+            Purpose::Regroup => HandshakeStatus::Admitted,
             _ => HandshakeStatus::NotAwaited,
         };
         let verdict = Verdict { status, rank: self.own as u32, world_size: 0 };
@@ -79,16 +79,16 @@ impl ConnectionHandler for RegroupState {
                 wire.send(&reply, until)?;
                 wire.close_gracefully();
             }
-            RegroupRequest::Come(JoinAttempt { card, history, promised, people, hello }) => {
+            RegroupRequest::Come(JoinAttempt { contact, history, promised, contacts, hello }) => {
                 wire.detach();
-                self.add_member(WaitingRank { card, history, promised, hello, from, wire }, &people);
+                self.add_member(WaitingRank { contact, history, promised, hello, from, wire }, &contacts);
             }
-            RegroupRequest::Join { card, hello } => {
+            RegroupRequest::Join { contact, hello } => {
                 let is_local = wire.is_local()?;
                 wire.detach();
                 let (history, promised) = (History::default(), 0);
-                let guest = WaitingRank { card, history, promised, hello, from, wire };
-                self.add_newcomer(guest, is_local);
+                let peer = WaitingRank { contact, history, promised, hello, from, wire };
+                self.add_newcomer(peer, is_local);
             }
         }
         Ok(())
@@ -97,31 +97,31 @@ impl ConnectionHandler for RegroupState {
 
 impl RegroupState {
     /// Lets a rank wait to become a member, or tells it why it cannot.
-    fn add_newcomer(&self, guest: WaitingRank, is_local: bool) {
+    fn add_newcomer(&self, peer: WaitingRank, is_local: bool) {
         let mut state = self.state();
         // A rank that asks again has given up its first request.
-        state.newcomers.retain(|other| other.wire.is_open() && other.card != guest.card);
-        match self.incompatibility(&state, &guest, is_local) {
-            None => state.newcomers.push(guest),
+        state.newcomers.retain(|other| other.wire.is_open() && other.contact != peer.contact);
+        match self.incompatibility(&state, &peer, is_local) {
+            None => state.newcomers.push(peer),
             Some(reason) => {
                 drop(state);
-                guest.refuse(reason);
+                peer.refuse(reason);
             }
         }
     }
 
     /// Returns why a rank cannot become a member. A misfit that is found only during the meeting would keep the members
     /// from meeting.
-    fn incompatibility(&self, state: &RegroupRecords, guest: &WaitingRank, is_local: bool) -> Option<String> {
-        let (own, number) = (self.own, guest.card.number);
-        let waits = state.newcomers.iter().any(|other| other.card.number == number);
-        if number == own || waits || state.has_another(&guest.card) {
+    fn incompatibility(&self, state: &RegroupRecords, peer: &WaitingRank, is_local: bool) -> Option<String> {
+        let (own, number) = (self.own, peer.contact.number);
+        let waits = state.newcomers.iter().any(|other| other.contact.number == number);
+        if number == own || waits || state.has_another(&peer.contact) {
             return Some(duplicate_number(number));
         }
-        let Entry { address, host, site, .. } = entry(guest.hello.clone(), guest.from);
+        let Entry { address, host, site, .. } = entry(peer.hello.clone(), peer.from);
         let own_host = own_host();
         if let Some(reason) =
-            BuildInfo::own().incompatibility((own, &own_host), &guest.hello.machine, (number, &host))
+            BuildInfo::own().incompatibility((own, &own_host), &peer.hello.machine, (number, &host))
         {
             return Some(reason);
         }
@@ -139,18 +139,19 @@ impl RegroupState {
                 ));
             }
         }
-        let is_elsewhere = |door: &SocketAddr| !door.ip().is_loopback() && door.ip() != self.door.ip();
-        let far = !is_local || state.doors.values().any(is_elsewhere);
-        let unseen = state.doors.iter().find(|(_, door)| !is_local && door.ip().is_loopback());
+        let is_elsewhere =
+            |address: &SocketAddr| !address.ip().is_loopback() && address.ip() != self.address.ip();
+        let far = !is_local || state.addresses.values().any(is_elsewhere);
+        let unseen = state.addresses.iter().find(|(_, address)| !is_local && address.ip().is_loopback());
         match unseen {
             _ if far && ip.is_loopback() => Some(format!(
                 "rank {number} (host {host}) listens on {ip}, where ranks of other hosts cannot reach it: set \
                  GIRANDOLE_BIND (TcpConfig::bind) to its host's address in your network"
             )),
-            Some((member, door)) => Some(format!(
+            Some((member, address)) => Some(format!(
                 "rank {member} listens on {}, where rank {number} (host {host}) cannot reach it: set \
                  GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network",
-                door.ip()
+                address.ip()
             )),
             None => None,
         }
@@ -163,37 +164,37 @@ impl RegroupState {
         history.is_known() && newest <= history.met && !history.has_met_with(number)
     }
 
-    fn add_member(&self, guest: WaitingRank, people: &[RankAddress]) {
-        if self.excludes(guest.card.number, guest.history.newest) {
-            return guest.send_away(&Reply::Excluded);
+    fn add_member(&self, peer: WaitingRank, contacts: &[RankAddress]) {
+        if self.excludes(peer.contact.number, peer.history.newest) {
+            return peer.send_away(&Reply::Excluded);
         }
         let mut state = self.state();
-        state.add_addresses(people);
+        state.add_addresses(contacts);
         if state.away {
             drop(state);
-            return guest.send_away(&Reply::Elsewhere);
+            return peer.send_away(&Reply::Elsewhere);
         }
         // A rank that comes again has given up the first time.
-        state.guests.retain(|other| other.card.number != guest.card.number);
-        state.guests.push(guest);
+        state.waiting.retain(|other| other.contact.number != peer.contact.number);
+        state.waiting.push(peer);
         drop(state);
         self.came.notify_all();
     }
 
-    /// Marks this rank as away, at another door: ranks that wait at this one must look elsewhere.
+    /// Marks this rank as away, at another listener: ranks that wait at this one must look elsewhere.
     pub(super) fn stop_leading(&self) {
         let mut state = self.state();
         state.away = true;
-        let guests = std::mem::take(&mut state.guests);
+        let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        guests.into_iter().for_each(|guest| guest.send_away(&Reply::Elsewhere));
+        waiting.into_iter().for_each(|peer| peer.send_away(&Reply::Elsewhere));
     }
 
-    /// Returns how many ranks wait to become members, as far as this rank knows: they come to the door of the group's
+    /// Returns how many ranks wait to become members, as far as this rank knows: they come to the listener of the group's
     /// first rank.
     pub(crate) fn waiting(&self) -> usize {
         let mut state = lock(&self.state);
-        state.newcomers.retain(|guest| guest.wire.is_open());
+        state.newcomers.retain(|peer| peer.wire.is_open());
         state.newcomers.len()
     }
 }

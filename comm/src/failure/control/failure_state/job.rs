@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::base::cause::Cause;
 use crate::base::lock::lock;
-use crate::blame::control::failure_state::FailureState;
-use crate::blame::verdict::OtherGroupCall;
 use crate::connection::connect_error::ConnectError;
+use crate::failure::control::failure_state::FailureState;
+use crate::failure::diagnosis::OtherGroupCall;
 use crate::{Error, Result};
 
 /// The groups of one job in this process. Ranks are given by their numbers in the whole job here.

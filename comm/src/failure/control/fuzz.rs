@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::wire::{ControlMessage, LineBuffer};
 use crate::base::cause::Cause;
 use crate::base::members::Members;
-use crate::blame::verdict::{Status, choose_cause, may_change};
+use crate::failure::diagnosis::{Status, choose_cause, may_change};
 
 const RANKS: usize = 4;
 
