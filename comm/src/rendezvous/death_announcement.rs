@@ -109,7 +109,7 @@ impl Announcement {
                 return;
             }
             for (listener, _) in listeners.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-                // A rank that cannot be reported is no worse off than before.
+                // A rank that cannot be told is no worse off than before.
                 let _ = self.answer(plan, death, listener);
             }
         }
