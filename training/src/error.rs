@@ -120,6 +120,14 @@ pub enum Error {
         /// Number of positions in the table.
         max_len: usize,
     },
+    /// The documents of packed rows do not fit an operation.
+    #[error("{operation} within Documents: {problem}")]
+    UnfitDocuments {
+        /// The operation.
+        operation: &'static str,
+        /// What does not fit, and what would.
+        problem: String,
+    },
     /// Parameters have no gradient on any rank.
     #[error(
         "{strategy}: after the first backward, all ranks together, {audit}; parameters that are frozen on purpose go into \

@@ -89,7 +89,7 @@ mod precision;
 mod product;
 mod real;
 mod recompute;
-mod row_keys;
+mod rows;
 mod runs;
 mod scoped;
 mod sgd;
@@ -138,7 +138,7 @@ pub use precision::{Precision, autocast};
 pub use recompute::{
     PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
 };
-pub use row_keys::RowKeys;
+pub use rows::{Documents, RowContext, RowKeys};
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{DeferredCopy, OptimizerState, is_buffer, named_vars};

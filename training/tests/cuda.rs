@@ -8,8 +8,8 @@ use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{ModuleT, Optimizer};
 use sampler::Generator;
 use training::{
-    Adam, AdamConfig, AttentionConfig, AttentionMask, Dropout, Gate, LayerNorm, Linear,
-    LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout, RowKeys, attention,
+    Adam, AdamConfig, AttentionConfig, AttentionMask, Documents, Dropout, Gate, LayerNorm, Linear,
+    LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout, RowContext, RowKeys, attention,
     attention_with_key_mask, columns, cross_entropy, embedding, linear_cross_entropy,
 };
 
@@ -115,6 +115,14 @@ fn rotation() {
                 let config = RotaryConfig { layout, ..RotaryConfig::new(6, 9) };
                 Rotary::new(&config, t[0].device())?.apply(&t[0], 3)
             });
+            if dims.len() > 2 {
+                compare("rotary within documents", &[dims], |t| {
+                    let config = RotaryConfig { layout, ..RotaryConfig::new(6, 9) };
+                    let rotary = Rotary::new(&config, t[0].device())?;
+                    let documents = Documents::new(vec![vec![2, 4]; dims[0]])?;
+                    RowContext { documents: Some(documents), keys: None }.scope(|| rotary.apply(&t[0], 3))
+                });
+            }
         }
     }
 }
@@ -171,6 +179,21 @@ fn attention_with_every_mask() {
                 let seen = (0..2 * keys).map(|key| u8::from(key % 3 != 1)).collect::<Vec<_>>();
                 let seen = Tensor::from_vec(seen, (2, keys), t[0].device())?;
                 attention_with_key_mask(&t[0], &t[1], &t[2], &seen, &config)
+            });
+        }
+    }
+    for (queries, keys) in [(7, 7), (3, 40)] {
+        let shapes = [&[2, queries, 4 * 6][..], &[2, keys, 2 * 6], &[2, keys, 2 * 6]];
+        for mask in &masks[..4] {
+            let config = AttentionConfig { num_kv_heads: Some(2), ..AttentionConfig::new(4, *mask) };
+            let documents = Documents::new([vec![2, 1, 3], vec![keys as u32]]).unwrap();
+            compare(&format!("{mask:?}, documents"), &shapes, |t| {
+                documents.scope(|| attention(&t[0], &t[1], &t[2], &config))
+            });
+            compare(&format!("{mask:?}, documents, some hidden"), &shapes, |t| {
+                let seen = (0..2 * keys).map(|key| u8::from(key % 3 != 1)).collect::<Vec<_>>();
+                let seen = Tensor::from_vec(seen, (2, keys), t[0].device())?;
+                documents.scope(|| attention_with_key_mask(&t[0], &t[1], &t[2], &seen, &config))
             });
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
 use clap::Parser;
-use training::{AttentionConfig, AttentionMask, attention, backward, scalar_with_gradient};
+use training::{AttentionConfig, AttentionMask, Documents, attention, backward, scalar_with_gradient};
 
 /// The same allocator as in the program.
 #[global_allocator]
@@ -24,6 +24,9 @@ struct Options {
     /// Width of a head.
     #[arg(long, default_value = "64")]
     width: usize,
+    /// Documents of equal length in the row, which do not see each other.
+    #[arg(long, default_value = "1")]
+    documents: usize,
     /// How long to measure.
     #[arg(long, default_value = "1")]
     seconds: f64,
@@ -37,14 +40,15 @@ fn peak_mib() -> std::io::Result<f64> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let Options { length, heads, width, seconds } = Options::parse();
+    let Options { length, heads, width, documents, seconds } = Options::parse();
     let draw = || Tensor::randn(0f32, 1.0, (1, length, heads * width), &Device::Cpu);
     let qkv = [Var::from_tensor(&draw()?)?, Var::from_tensor(&draw()?)?, Var::from_tensor(&draw()?)?];
     let weights = draw()?;
     let config = AttentionConfig::new(heads, AttentionMask::Causal);
+    let documents = Documents::new([vec![(length / documents) as u32; documents]])?;
     let pass = || -> candle_core::Result<()> {
         let [q, k, v] = &qkv;
-        let mixed = attention(q, k, v, &config)?;
+        let mixed = documents.scope(|| attention(q, k, v, &config))?;
         backward(&scalar_with_gradient(&mixed, weights.clone())?).map(drop)
     };
     let before = peak_mib()?;

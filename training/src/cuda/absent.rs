@@ -28,7 +28,7 @@ absent! {
     rms_norm_backward(&Tensor, &Tensor, &Tensor, f64) -> [Tensor; 2];
     layer_norm(&Tensor, &Tensor, &Tensor, f64) -> Tensor;
     layer_norm_backward(&Tensor, &Tensor, &Tensor, f64) -> [Tensor; 3];
-    attention_weights(&Tensor, Option<&Tensor>, Seen) -> ();
+    attention_weights(&Tensor, Option<&Tensor>, Option<&Tensor>, Seen) -> ();
     attention_weights_backward(&Tensor, &Tensor, Seen) -> ();
     cross_entropy(&Tensor, &Tensor, f64, f64) -> Tensor;
     activation(u32, &Tensor) -> Tensor;

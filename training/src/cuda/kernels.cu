@@ -134,18 +134,24 @@ struct Seen {
         first = kind == 2 && own + 1 > window ? own + 1 - window : kind == 3 ? own + 1 : 0;
         end = kind == 1 || kind == 2 ? own + 1 : keys;
     }
+    // Sees none outside of the query's own document.
+    __device__ void within(const uint32_t *bounds) {
+        first = first > bounds[0] ? first : bounds[0];
+        end = end < bounds[1] ? end : bounds[1];
+    }
     __device__ bool operator()(unsigned key) const { return key >= first && key < end && !(hidden && hidden[key]); }
     __device__ bool none() const { return first >= end; }
 };
 
-// The weights of a query's keys, in place of its scores. One row for each head and query of a batch; `hidden` is null or (batch, keys).
+// The weights of a query's keys, in place of its scores. One row for each head and query of a batch; `hidden` is null or (batch, keys),
+// `documents` null, or where the document of each key begins and ends: (batch, keys, 2), no fewer keys than queries.
 template <typename T>
-__device__ void attention_weights(const uint8_t *hidden, T *scores, unsigned heads, unsigned queries, unsigned keys, unsigned kind,
-                                  unsigned window, float scale) {
-    size_t place = blockIdx.x;
+__device__ void attention_weights(const uint32_t *documents, const uint8_t *hidden, T *scores, unsigned heads, unsigned queries,
+                                  unsigned keys, unsigned kind, unsigned window, float scale) {
+    size_t place = blockIdx.x, batch = place / ((size_t)heads * queries);
     T *row = scores + place * keys;
-    const uint8_t *of_batch = hidden ? hidden + place / ((size_t)heads * queries) * keys : nullptr;
-    Seen seen(kind, window, place % queries, queries, keys, of_batch);
+    Seen seen(kind, window, place % queries, queries, keys, hidden ? hidden + batch * keys : nullptr);
+    if (documents) seen.within(documents + 2 * (batch * keys + place % queries + keys - queries));
     float top = -INFINITY, total = 0;
     for EACH(i, keys) if (seen(i)) top = Larger()(top, (float)row[i] * scale);
     top = largest(top);
@@ -313,12 +319,22 @@ __device__ void adam(const G *gradient, float *parameter, float *means, float *m
     }                                                                                                                             \
     extern "C" __global__ void rows_attention_weights_##name(T *scores, unsigned heads, unsigned queries, unsigned keys,          \
                                                              unsigned kind, unsigned window, float scale) {                       \
-        attention_weights(nullptr, scores, heads, queries, keys, kind, window, scale);                                            \
+        attention_weights(nullptr, nullptr, scores, heads, queries, keys, kind, window, scale);                                   \
     }                                                                                                                             \
     extern "C" __global__ void rows_attention_weights_hidden_##name(const uint8_t *hidden, T *scores, unsigned heads,             \
                                                                     unsigned queries, unsigned keys, unsigned kind,               \
                                                                     unsigned window, float scale) {                               \
-        attention_weights(hidden, scores, heads, queries, keys, kind, window, scale);                                             \
+        attention_weights(nullptr, hidden, scores, heads, queries, keys, kind, window, scale);                                    \
+    }                                                                                                                             \
+    extern "C" __global__ void rows_attention_weights_documents_##name(const uint32_t *documents, T *scores, unsigned heads,      \
+                                                                       unsigned queries, unsigned keys, unsigned kind,            \
+                                                                       unsigned window, float scale) {                            \
+        attention_weights(documents, nullptr, scores, heads, queries, keys, kind, window, scale);                                 \
+    }                                                                                                                             \
+    extern "C" __global__ void rows_attention_weights_documents_hidden_##name(                                                    \
+        const uint32_t *documents, const uint8_t *hidden, T *scores, unsigned heads, unsigned queries, unsigned keys,             \
+        unsigned kind, unsigned window, float scale) {                                                                            \
+        attention_weights(documents, hidden, scores, heads, queries, keys, kind, window, scale);                                  \
     }                                                                                                                             \
     extern "C" __global__ void rows_attention_weights_backward_##name(const T *weights, T *gradients, unsigned queries,           \
                                                                       unsigned keys, unsigned kind, unsigned window,              \

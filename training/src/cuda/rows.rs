@@ -132,40 +132,54 @@ fn norm_backward<const N: usize>(
 }
 
 /// Replaces the scores of queries, (batch x heads x queries, keys), by the weights of the keys. Of `hidden`, u8 of (batch, keys), those
-/// that are not 0 are hidden.
-pub(crate) fn attention_weights(scores: &Tensor, hidden: Option<&Tensor>, seen: Seen) -> Result<()> {
-    fn run<T: Number>(scores: &Tensor, hidden: Option<&Tensor>, seen: Seen) -> Result<()> {
+/// that are not 0 are hidden. `documents`, u32 of (batch, keys, 2), tells where the document of each key begins and ends.
+pub(crate) fn attention_weights(
+    scores: &Tensor,
+    hidden: Option<&Tensor>,
+    documents: Option<&Tensor>,
+    seen: Seen,
+) -> Result<()> {
+    fn run<T: Number>(scores: &Tensor, masks: [Option<&Tensor>; 2], seen: Seen) -> Result<()> {
         let (device, Seen { heads, queries, keys, kind, window, scale }) = (device(scores)?, seen);
         let config = by_row(scores.elem_count() / keys, keys);
         in_place(scores, |storage_of_scores, _| {
             let scores = storage_of_scores.as_cuda_slice_mut::<T>()?;
             let sizes = [heads, queries, keys].map(|size| size as u32);
             let (window, scale) = (window.min(keys) as u32, scale as f32);
-            match hidden {
-                None => launch!(
-                    device,
-                    named::<T>("rows_attention_weights"),
-                    config,
-                    [],
-                    [scores],
-                    [sizes[0], sizes[1], sizes[2], kind, window, scale]
-                ),
-                Some(hidden) => {
-                    let (hidden, layout) = hidden.storage_and_layout();
+            let [hidden, documents] = masks.map(|mask| mask.map(Tensor::storage_and_layout));
+            macro_rules! weights {
+                ($kernel:literal, $($mask:expr),*) => {
                     launch!(
                         device,
-                        named::<T>("rows_attention_weights_hidden"),
+                        named::<T>($kernel),
                         config,
-                        [numbers_of::<u8>(storage(&hidden)?, layout)?],
+                        [$($mask),*],
                         [scores],
                         [sizes[0], sizes[1], sizes[2], kind, window, scale]
+                    )
+                };
+            }
+            match (&documents, &hidden) {
+                (None, None) => weights!("rows_attention_weights",),
+                (None, Some((hidden, layout))) => {
+                    weights!("rows_attention_weights_hidden", numbers_of::<u8>(storage(hidden)?, layout)?);
+                }
+                (Some((documents, layout)), None) => {
+                    weights!(
+                        "rows_attention_weights_documents",
+                        numbers_of::<u32>(storage(documents)?, layout)?
                     );
                 }
+                (Some((documents, l)), Some((hidden, m))) => weights!(
+                    "rows_attention_weights_documents_hidden",
+                    numbers_of::<u32>(storage(documents)?, l)?,
+                    numbers_of::<u8>(storage(hidden)?, m)?
+                ),
             }
             Ok(())
         })
     }
-    by_dtype!(scores.dtype(), run(scores, hidden, seen))
+    by_dtype!(scores.dtype(), run(scores, [hidden, documents], seen))
 }
 
 /// Replaces the gradients of the weights by those of the scores.

@@ -13,7 +13,7 @@ use candle_core::{
 };
 
 use crate::kept::SavedBytes;
-use crate::{Error, Precision, RowKeys, scalar_with_gradient};
+use crate::{Error, Precision, RowContext, scalar_with_gradient};
 
 pub use current_node::recomputed_node;
 pub use gradients::backward;
@@ -131,8 +131,8 @@ fn segment(
     let anchor = Var::zeros((), DType::F32, x.device())?;
     let (bytes, members, kept) = (met.bytes(), met.members.clone(), SavedBytes::default());
     let output = Mutex::new(Some(output.detach()));
-    let (precision, keys) = (Precision::current(), RowKeys::current());
-    let segment = Segment { part, met, precision, keys, output, _kept: kept.clone() };
+    let (precision, rows) = (Precision::current(), RowContext::current());
+    let segment = Segment { part, met, precision, rows, output, _kept: kept.clone() };
     let result = tape::apply_op2(&x, &anchor, segment)?;
     members.iter().for_each(|member| member.is_in(result.id()));
     kept.by(&result, bytes);
@@ -162,7 +162,7 @@ struct Segment<F> {
     part: F,
     met: Record,
     precision: Precision,
-    keys: Option<RowKeys>,
+    rows: RowContext,
     /// Its result, until that is copied into the graph.
     output: Mutex<Option<Tensor>>,
     _kept: SavedBytes,
@@ -235,7 +235,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         let has_gradient = x.dtype().is_float() && x.track_op();
         let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
         let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
-        let again = || RowKeys::scope_of(self.keys.clone(), || (self.part)(&x));
+        let again = || self.rows.scope(|| (self.part)(&x));
         let output = running::replayed(&self.met, || self.precision.scope(again))?;
         if (output.shape(), output.dtype()) != (result.shape(), result.dtype()) {
             let of = |tensor: &Tensor| format!("{:?} of shape {:?}", tensor.dtype(), tensor.dims());

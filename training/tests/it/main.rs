@@ -5,6 +5,7 @@ mod adam;
 mod attention;
 mod checkpoint;
 mod clip;
+mod documents;
 mod finite_differences;
 mod gradient_check;
 mod init;

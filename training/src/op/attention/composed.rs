@@ -43,14 +43,17 @@ pub(super) fn composed(
 impl AttentionCall {
     /// 1 where a query sees a key, otherwise 0.
     fn seen(&self, device: &Device) -> candle_core::Result<Tensor> {
-        let Sizes { queries, keys, .. } = self.sizes;
-        let rows = (0..queries).flat_map(|at| {
-            let range = self.mask.range(at, queries, keys);
+        let Sizes { batch, queries, keys, .. } = self.sizes;
+        // Without documents all rows of the batch are alike.
+        let different = if self.documents.is_some() { batch } else { 1 };
+        let rows = (0..different * queries).flat_map(|row| {
+            let range = self.range(row / queries, row % queries);
             (0..keys).map(move |key| u8::from(range.contains(&key)))
         });
-        let by_position = Tensor::from_vec(rows.collect::<Vec<u8>>(), (1, 1, queries, keys), device)?;
+        let shape = (different, 1, queries, keys);
+        let by_position = Tensor::from_vec(rows.collect::<Vec<u8>>(), shape, device)?;
         let Some(hidden) = &self.hidden else { return Ok(by_position) };
         let seen: Vec<u8> = hidden.iter().map(|&hidden| u8::from(!hidden)).collect();
-        by_position.broadcast_mul(&Tensor::from_vec(seen, (self.sizes.batch, 1, 1, keys), device)?)
+        by_position.broadcast_mul(&Tensor::from_vec(seen, (batch, 1, 1, keys), device)?)
     }
 }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-/// Which keys a query sees, by position.
+use super::AttentionCall;
+
+/// Which keys a query sees, by position; of packed rows ([`Documents`](crate::Documents)), those of its own document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum AttentionMask {
     /// All keys.
@@ -14,29 +16,39 @@ pub enum AttentionMask {
     /// `sliding_window`).
     SlidingWindow(usize),
     /// The positions after the query's own. The last query, which sees none, weighs all keys equally, and its scores
-    /// get no gradient.
+    /// get no gradient. Not for packed rows.
     AntiCausal,
 }
 
-impl AttentionMask {
-    /// Range of keys that query `at` of `queries` sees; the last query is at the position of the last key.
-    pub(super) fn range(self, at: usize, queries: usize, keys: usize) -> Range<usize> {
+impl AttentionCall {
+    /// Range of keys that query `at` of a row of the batch sees; the last query is at the position of the last key.
+    pub(super) fn range(&self, batch: usize, at: usize) -> Range<usize> {
+        let (queries, keys) = (self.sizes.queries, self.sizes.keys);
         // Without a mask there may be more queries than keys.
         let own = (at + keys).saturating_sub(queries);
-        match self {
-            Self::Full => 0..keys,
-            Self::Causal => 0..own + 1,
-            Self::SlidingWindow(window) => (own + 1).saturating_sub(window)..own + 1,
-            Self::AntiCausal => own + 1..keys,
+        let document = match &self.documents {
+            None => 0..keys,
+            Some(documents) => {
+                let Range { start, end } = documents[batch * keys + own];
+                start as usize..end as usize
+            }
+        };
+        match self.mask {
+            AttentionMask::Full => document,
+            AttentionMask::Causal => document.start..own + 1,
+            AttentionMask::SlidingWindow(window) => {
+                document.start.max((own + 1).saturating_sub(window))..own + 1
+            }
+            AttentionMask::AntiCausal => own + 1..document.end,
         }
     }
 
     /// Range of keys that any of the queries `rows` sees; all keys if one of them sees none, since that one weighs
     /// all equally.
-    pub(super) fn union(self, rows: Range<usize>, queries: usize, keys: usize) -> Range<usize> {
-        let ends = [rows.start, rows.end.saturating_sub(1)].map(|at| self.range(at, queries, keys));
+    pub(super) fn union(&self, batch: usize, rows: Range<usize>) -> Range<usize> {
+        let ends = [rows.start, rows.end.saturating_sub(1)].map(|at| self.range(batch, at));
         if ends.iter().any(Range::is_empty) {
-            return 0..keys;
+            return 0..self.sizes.keys;
         }
         ends[0].start..ends[1].end
     }

@@ -5,6 +5,8 @@ mod fused;
 mod mask;
 mod on_cuda;
 
+use std::ops::Range;
+
 use candle_core::{DType, Tensor};
 
 pub use mask::AttentionMask;
@@ -16,7 +18,7 @@ use super::working_dtype;
 use crate::dropout::Mask;
 use crate::product::ProductConfig;
 use crate::recompute::{keep_results, keeps_results, known_results};
-use crate::{Dropout, Error, Result, SavedBytes, cuda};
+use crate::{Documents, Dropout, Error, Result, SavedBytes, cuda};
 
 const NAME: &str = "attention";
 
@@ -63,21 +65,23 @@ pub(super) fn invalid<T>(field: &'static str, got: usize, help: &'static str) ->
 /// Scaled dot-product attention: `softmax(scale q k') v` for each head, with gradients for q, k and v. On a CPU, q, k
 /// and v are not copied as a whole to separate their heads.
 ///
-/// With fewer queries than keys (a key-value cache), the last query is at the position of the last key.
+/// With fewer queries than keys (a key-value cache), the last query is at the position of the last key. In a scope of
+/// [`Documents`] a query sees the keys of its own document alone.
 ///
 /// # Shapes
 /// q and the result are `(batch, queries, num_heads * d)`, k and v `(batch, keys, num_kv_heads * d)`.
 ///
 /// # Cost
 /// `2 d` multiplications for each query, head and key that it sees, and 2.5 times that backward. On a CPU it works in
-/// blocks, all heads in parallel; blocks that are masked entirely are skipped. Memory is linear in the length:
+/// blocks, all heads in parallel; blocks that are masked entirely, also those of other documents, are skipped. Memory is linear in the length:
 /// besides the result one number per query and head is kept, and each thread has a block of scores. The bits do not
 /// depend on the number of threads. On CUDA devices the scores of all heads exist for a while, forward and backward, but are
 /// not kept; on other devices they are.
 ///
 /// # Errors
 /// Other shapes, a last dimension that is 0 or not divisible by the heads, dtypes that differ or are not f16, bf16,
-/// f32 or f64; fewer keys than queries with a mask; a window of 0.
+/// f32 or f64; fewer keys than queries with a mask; a window of 0; [`Documents`] of other rows, or with
+/// [`AttentionMask::AntiCausal`].
 ///
 /// # Source
 /// Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Dao, "FlashAttention-2" (2023), algorithms 1 and
@@ -150,6 +154,8 @@ struct AttentionCall {
     scale: f64,
     /// For each key of each batch row, whether it is hidden.
     hidden: Option<Vec<bool>>,
+    /// For each key of each batch row, the keys of its document.
+    documents: Option<Vec<Range<u32>>>,
     /// Dropout mask of the weights (batch, heads, queries, keys).
     dropout: Option<Mask>,
     how: ProductConfig,
@@ -169,8 +175,9 @@ pub(super) fn attention_with(
         Some(dropout) if q.elem_count() > 0 => dropout.mask(sizes.batch, sizes.queries)?,
         _ => None,
     };
+    let (documents, mask) = (documents(&sizes, config.mask)?, config.mask);
     let mut call =
-        AttentionCall { sizes, mask: config.mask, scale, hidden, dropout, how: ProductConfig::current() };
+        AttentionCall { sizes, mask, scale, hidden, documents, dropout, how: ProductConfig::current() };
     if cuda::knows(q) && cuda::knows(k) {
         return on_cuda::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, &call);
     }
@@ -203,6 +210,21 @@ fn hidden(mask: &Tensor, sizes: &Sizes) -> candle_core::Result<Vec<bool>> {
         return Err(Error::DTypeMismatch { operation: NAME, tensor: "key_mask", expected, got }.into());
     }
     Ok(mask.flatten_all()?.to_vec1::<u8>()?.iter().map(|&seen| seen == 0).collect())
+}
+
+/// The keys of each key's document, in a scope of documents.
+fn documents(sizes: &Sizes, mask: AttentionMask) -> Result<Option<Vec<Range<u32>>>> {
+    let Some(documents) = Documents::current() else { return Ok(None) };
+    let problem = match mask {
+        AttentionMask::AntiCausal => {
+            "AttentionMask::AntiCausal is not for packed rows; use another mask".into()
+        }
+        _ if sizes.queries > sizes.keys => {
+            format!("{} queries, {} keys: give a key for each place", sizes.queries, sizes.keys)
+        }
+        _ => return documents.of_rows(NAME, [sizes.batch, sizes.keys]).map(Some),
+    };
+    Err(Error::UnfitDocuments { operation: NAME, problem })
 }
 
 fn check(q: &Tensor, others: [(&'static str, &Tensor); 2], config: &AttentionConfig) -> Result<Sizes> {

@@ -1,5 +1,7 @@
 //! Attention on CUDA devices: products of candle's, and kernels for the weights.
 
+use std::ops::Range;
+
 use candle_core::{Result, Tensor};
 
 use super::{AttentionCall, AttentionMask, NAME, Sizes};
@@ -20,11 +22,16 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, call: &AttentionCall
         let numbers = hidden.iter().map(|&hidden| u8::from(hidden)).collect();
         Tensor::from_vec(numbers, (batch, keys), q.device())
     };
+    let documents = |documents: &Vec<Range<u32>>| {
+        let bounds = documents.iter().flat_map(|own| [own.start, own.end]).collect();
+        Tensor::from_vec(bounds, (batch, keys, 2), q.device())
+    };
     let mask = |mask: &Mask| mask.on_device(&[batch, heads, queries, keys], q.device());
     let op = OnCuda {
         split: Split { sizes: call.sizes },
         seen: Seen { heads, queries, keys, kind, window, scale: call.scale },
         hidden: call.hidden.as_ref().map(hidden).transpose()?,
+        documents: call.documents.as_ref().map(documents).transpose()?,
         dropout: call.dropout.as_ref().map(mask).transpose()?,
         precision: call.how.precision,
     };
@@ -68,6 +75,8 @@ struct OnCuda {
     seen: Seen,
     /// u8 of (batch, keys).
     hidden: Option<Tensor>,
+    /// u32 of (batch, keys, 2): where the document of each key begins and ends.
+    documents: Option<Tensor>,
     dropout: Option<DeviceMask>,
     precision: Precision,
 }
@@ -76,7 +85,7 @@ impl OnCuda {
     /// Returns the weights of the keys, for queries and keys by head.
     fn weights(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
         let weights = self.precision.product(q, &k.t()?)?;
-        cuda::attention_weights(&weights, self.hidden.as_ref(), self.seen)?;
+        cuda::attention_weights(&weights, self.hidden.as_ref(), self.documents.as_ref(), self.seen)?;
         Ok(weights)
     }
 

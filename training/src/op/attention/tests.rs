@@ -63,11 +63,29 @@ fn compare(
         let again = Dropout::new(0.3, Generator::new(case))?.mask(2, queries)?;
         let dropout = dropout.and(again);
         let (scale, how) = (1.0 / (dims as f64).sqrt(), ProductConfig::default());
-        let call = AttentionCall { sizes, mask, scale, hidden, dropout, how };
+        let documents = documents(&sizes, mask)?;
+        let call = AttentionCall { sizes, mask, scale, hidden, documents, dropout, how };
         let both = [composed(&q, &k, &v, &call)?, attention_with(&q, &k, &v, key_mask, &config)?];
         let loss = |y: &Tensor| (y * outer.as_detached_tensor())?.sum_all();
         let what = format!("{mask:?}, {config:?}, {queries} by {keys}, {}", key_mask.is_some());
         assert_agree(both, loss, &[&q, &k, &v], 1e-11, &what)?;
+    }
+    Ok(())
+}
+
+/// The same in packed rows of other documents each, whose last places are unused.
+#[test]
+fn composed_equals_fused_within_documents() -> candle_core::Result<()> {
+    use AttentionMask::{Causal, Full, SlidingWindow};
+    let documents = |rows: [&[u32]; 2]| Documents::new(rows.map(<[u32]>::to_vec));
+    for (mask, case) in [Full, Causal, SlidingWindow(1), SlidingWindow(70)].into_iter().zip(0..) {
+        let compare = |lengths, heads| compare(mask, lengths, heads, case);
+        documents([&[1, 3, 1, 2], &[6]])?.scope(|| compare((7, 7), (4, 2, 5)))?;
+        documents([&[64, 1, 1, 80, 60], &[100, 100]])?.scope(|| compare((220, 220), (2, 1, 8)))?;
+        documents([&[500, 13, 40], &[1, 20]])?.scope(|| compare((600, 600), (2, 2, 3)))?;
+        // The last queries of rows whose keys are cached.
+        documents([&[500, 72, 40], &[]])?.scope(|| compare((3, 614), (4, 2, 5)))?;
+        documents([&[500, 72, 40], &[612]])?.scope(|| compare((40, 614), (4, 2, 5)))?;
     }
     Ok(())
 }
@@ -77,10 +95,12 @@ fn compare(
 fn threads_do_not_change_bits() -> candle_core::Result<()> {
     let (q, k, v) = (random(&[2, 200, 128])?, random(&[2, 200, 64])?, random(&[2, 200, 64])?);
     let config = AttentionConfig { num_kv_heads: Some(2), ..AttentionConfig::new(4, AttentionMask::Causal) };
+    let documents = Documents::new([vec![90, 3, 70], vec![200]])?;
     let numbers = |threads| -> candle_core::Result<Vec<Vec<f64>>> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let y = attention(&q, &k, &v, &config)?;
+            let y = (y + documents.scope(|| attention(&q, &k, &v, &config))?)?;
             let grads = y.sqr()?.backward()?;
             [&q, &k, &v]
                 .map(|var| grads.get(var).unwrap().flatten_all()?.to_vec1::<f64>())
@@ -112,6 +132,7 @@ fn what_is_not_a_number_stays_so() -> candle_core::Result<()> {
                 mask,
                 scale: 1.,
                 hidden,
+                documents: None,
                 dropout: None,
                 how: ProductConfig::default(),
             };
@@ -164,6 +185,18 @@ fn what_does_not_fit_is_named() {
     assert_eq!(of(&none, &none, full(3)), "attention: q must be of shape [1, 2, 3], got [1, 2, 0]");
     let empty = zeros(&[0, 2, 6]);
     assert!(attention(&empty, &empty, &empty, &causal).is_ok());
+    for (rows, config, said) in [
+        (vec![vec![2]; 2], full(2), "1 rows, documents of 2: give as many"),
+        (vec![vec![1, 2]], full(2), "the documents of row 0 take 3 places, the row has 2"),
+        (
+            vec![vec![2]],
+            AttentionConfig::new(2, AttentionMask::AntiCausal),
+            "AntiCausal is not for packed rows",
+        ),
+    ] {
+        let refused = Documents::new(rows).unwrap().scope(|| of(&x, &x, config));
+        assert!(refused.starts_with("attention within Documents: ") && refused.contains(said), "{refused}");
+    }
     let mask = Tensor::zeros((1, 3), DType::U8, &Device::Cpu).unwrap();
     let refused = line(attention_with_key_mask(&x, &x, &x, &mask, &causal));
     assert_eq!(refused, "attention: key_mask must be of shape [1, 2], got [1, 3]");

@@ -2,9 +2,9 @@
 
 mod frequencies;
 
-use std::ops::Range;
+use std::iter::repeat_n;
 
-use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, bail};
 
 pub use frequencies::RotaryScaling;
 
@@ -15,7 +15,7 @@ use crate::blocks::{blocks, of_rows};
 use crate::dense::{dense, with_numbers};
 use crate::real::Real;
 use crate::simd::vectorized;
-use crate::{Error, Result, cuda};
+use crate::{Error, Result, RowContext, cuda};
 
 const NAME: &str = "rotary";
 
@@ -129,7 +129,8 @@ impl Rotary {
         &self.config
     }
 
-    /// Rotates queries or keys. The first is at position `offset`: with a cache, the number of positions in it.
+    /// Rotates queries or keys. The first is at position `offset`: with a cache, the number of positions in it. In a scope of
+    /// [`Documents`](crate::Documents), `offset` is the first's place in its row, and positions are those in the documents.
     ///
     /// # Shapes
     /// `(.., positions, heads * head_dim)`, with any number of adjacent heads, as [`attention`](crate::attention)
@@ -139,30 +140,57 @@ impl Rotary {
     /// On a CPU one pass forward and one backward, in parallel; nothing is kept. The bits do not depend on the number of threads.
     ///
     /// # Errors
-    /// [`Error::BeyondTable`] for positions of `max_len` or more; a last dimension that is not a multiple of
+    /// [`Error::BeyondTable`] for positions of `max_len` or more; [`Error::UnfitDocuments`] for those of other rows; a last dimension that is not a multiple of
     /// `head_dim`, fewer than two dimensions; a tensor that is not of f16, bf16, f32 or f64.
     pub fn apply(&self, x: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        let (positions, heads) = self.check(x, offset)?;
+        let (len, heads) = self.check(x)?;
+        let angles = self.angles(x, offset, len)?;
         if cuda::knows(x) {
-            return self.on_cuda(x, offset..offset + positions, heads);
+            return self.on_cuda(x, &angles, heads);
         }
         let dtype = working_dtype(NAME, x.dtype())?;
-        let part = |table: &Tensor| table.narrow(0, offset, positions)?.to_dtype(dtype);
-        let (cos, sin) = (part(&self.cos)?, part(&self.sin)?);
         let wide = cast(x, dtype)?;
         let turned = if x.device().is_cpu() {
-            let head_dim = self.config.head_dim;
-            let turn = RotaryOp { cos, sin, layout: self.config.layout, head_dim, positions, heads };
+            let (cos, sin) = (angles.cos.to_dtype(dtype)?, angles.sin.to_dtype(dtype)?);
+            let (layout, head_dim) = (self.config.layout, self.config.head_dim);
+            let turn = RotaryOp { angles: Angles { cos, sin, ..angles }, layout, head_dim, heads };
             tape::apply_op1(&wide.contiguous()?, turn)?
         } else {
-            self.composed(&wide, &cos, &sin, heads)?
+            let [cos, sin] = angles.of_lines()?;
+            self.composed(&wide, &cos.to_dtype(dtype)?, &sin.to_dtype(dtype)?, heads)?
         };
         cast(&turned, x.dtype())
     }
 
-    fn on_cuda(&self, x: &Tensor, positions: Range<usize>, heads: usize) -> candle_core::Result<Tensor> {
-        let part = |table: &Tensor| table.narrow(0, positions.start, positions.len());
-        let (tables, x) = ([part(&self.cos)?, part(&self.sin)?], x.contiguous()?);
+    /// The angles of `len` places from `offset` on: consecutive positions, or those in the scope's documents.
+    fn angles(&self, x: &Tensor, offset: usize, len: usize) -> candle_core::Result<Angles> {
+        let max_len = self.config.max_len;
+        let beyond = |offset, positions| Error::BeyondTable { operation: NAME, offset, positions, max_len };
+        let Some(documents) = RowContext::current().documents else {
+            if offset.checked_add(len).is_none_or(|end| end > max_len) {
+                return Err(beyond(offset, len).into());
+            }
+            let part = |table: &Tensor| table.narrow(0, offset, len);
+            return Ok(Angles { cos: part(&self.cos)?, sin: part(&self.sin)?, positions: None });
+        };
+        let rows = x.dim(0)?;
+        if documents.rows() != rows || x.rank() < 3 {
+            let problem = format!("an input of shape {:?}, documents of {} rows", x.dims(), documents.rows());
+            return Err(Error::UnfitDocuments { operation: NAME, problem }.into());
+        }
+        if documents.longest() > max_len {
+            return Err(beyond(0, documents.longest()).into());
+        }
+        let of_rows = documents.positions(offset..offset + len);
+        // Lines between: heads, if they are not in the last dimension.
+        let between = x.dims()[1..x.rank() - 2].iter().product();
+        let lines = of_rows.chunks(len.max(1)).flat_map(|row| repeat_n(row, between)).flatten().copied();
+        let part = |table: &Tensor| table.narrow(0, 0, documents.longest().max(1));
+        Ok(Angles { cos: part(&self.cos)?, sin: part(&self.sin)?, positions: Some(lines.collect()) })
+    }
+
+    fn on_cuda(&self, x: &Tensor, angles: &Angles, heads: usize) -> candle_core::Result<Tensor> {
+        let (tables, x) = (angles.of_lines()?, x.contiguous()?);
         let interleaved = self.config.layout == RotaryLayout::Interleaved;
         let turn = move |x: &Tensor, back| cuda::rotary(x, tables.each_ref(), heads, interleaved, back);
         let y = turn(&x.detach(), false)?;
@@ -172,16 +200,11 @@ impl Rotary {
     }
 
     /// Checks the tensor's shape and returns its number of positions and heads.
-    fn check(&self, x: &Tensor, offset: usize) -> Result<(usize, usize)> {
-        let &RotaryConfig { head_dim, max_len, .. } = &self.config;
+    fn check(&self, x: &Tensor) -> Result<(usize, usize)> {
+        let head_dim = self.config.head_dim;
         let fits = |width: usize| width > 0 && width.is_multiple_of(head_dim);
         match *x.dims() {
-            [.., positions, width] if fits(width) => {
-                if offset.checked_add(positions).is_none_or(|end| end > max_len) {
-                    return Err(Error::BeyondTable { operation: NAME, offset, positions, max_len });
-                }
-                Ok((positions, width / head_dim))
-            }
+            [.., positions, width] if fits(width) => Ok((positions, width / head_dim)),
             ref got => {
                 let mut expected = got.to_vec();
                 expected.resize(got.len().max(2), 1);
@@ -192,34 +215,46 @@ impl Rotary {
         }
     }
 
+    /// `cos` and `sin` have lines, which are repeated for those of `x`.
     fn composed(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, heads: usize) -> candle_core::Result<Tensor> {
-        let (positions, half) = cos.dims2()?;
-        let mut dims = x.dims().to_vec();
-        dims.pop();
+        let (lines, half) = cos.dims2()?;
         // The two elements of a pair get a dimension of their own.
-        let (pair, shape) = match self.config.layout {
-            RotaryLayout::HalfSplit => (D::Minus2, [heads, 2, half]),
-            RotaryLayout::Interleaved => (D::Minus1, [heads, half, 2]),
+        let (pair, [a, b]) = match self.config.layout {
+            RotaryLayout::HalfSplit => (3, [2, half]),
+            RotaryLayout::Interleaved => (4, [half, 2]),
         };
-        dims.extend(shape);
-        let pairs = x.reshape(dims)?;
+        let pairs = x.reshape(((), lines, heads, a, b))?;
         let apart = |index: usize| pairs.narrow(pair, index, 1)?.squeeze(pair);
         let (a, b) = (apart(0)?, apart(1)?);
-        let (cos, sin) = (cos.reshape((positions, 1, half))?, sin.reshape((positions, 1, half))?);
+        let (cos, sin) = (cos.reshape((lines, 1, half))?, sin.reshape((lines, 1, half))?);
         let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
         let second = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
-        let pair = if pair == D::Minus1 { a.rank() } else { a.rank() - 1 };
         Tensor::stack(&[first, second], pair)?.reshape(x.shape())
     }
 }
 
-struct RotaryOp {
+/// The angles of a tensor's lines, which are all its dimensions but the last.
+struct Angles {
     /// `(positions, head_dim / 2)`.
     cos: Tensor,
     sin: Tensor,
+    /// The position of each line. Without, lines have all positions in turn.
+    positions: Option<Vec<u32>>,
+}
+
+impl Angles {
+    /// Cosines and sines of lines, which may be repeated.
+    fn of_lines(&self) -> candle_core::Result<[Tensor; 2]> {
+        let Some(positions) = &self.positions else { return Ok([self.cos.clone(), self.sin.clone()]) };
+        let positions = Tensor::new(&positions[..], self.cos.device())?;
+        Ok([self.cos.index_select(&positions, 0)?, self.sin.index_select(&positions, 0)?])
+    }
+}
+
+struct RotaryOp {
+    angles: Angles,
     layout: RotaryLayout,
     head_dim: usize,
-    positions: usize,
     heads: usize,
 }
 
@@ -228,13 +263,16 @@ impl RotaryOp {
     fn run<T: Real>(&self, x: &[T], is_backward: bool) -> candle_core::Result<Vec<T>> {
         let mut out = vec![T::zero(); x.len()];
         let (width, half) = (self.heads * self.head_dim, self.head_dim / 2);
-        with_numbers(&self.cos, |cos| {
-            with_numbers(&self.sin, |sin| {
+        let Angles { cos, sin, positions } = &self.angles;
+        let table = cos.dim(0)?;
+        with_numbers(cos, |cos| {
+            with_numbers(sin, |sin| {
                 blocks([&mut out], of_rows(width), |at, [out]| {
                     vectorized!({
                         let rows = out.chunks_exact_mut(width).zip(x[at..].chunks_exact(width));
                         for (row, (out, x)) in (at / width..).zip(rows) {
-                            let angles = row % self.positions * half..(row % self.positions + 1) * half;
+                            let position = positions.as_ref().map_or(row % table, |own| own[row] as usize);
+                            let angles = position * half..(position + 1) * half;
                             self.row(out, x, &cos[angles.clone()], &sin[angles], is_backward);
                         }
                     });
@@ -302,8 +340,9 @@ mod tests {
 
     use super::super::assert_agree;
     use super::*;
+    use crate::Documents;
 
-    /// The fused operation equals the composed one, gradient included.
+    /// The fused operation equals the composed one, gradient included, also where positions begin anew.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
         for layout in [RotaryLayout::HalfSplit, RotaryLayout::Interleaved] {
@@ -311,11 +350,21 @@ mod tests {
                 let rotary = Rotary::new(&RotaryConfig { layout, ..RotaryConfig::new(6, 9) }, &Device::Cpu)?;
                 let x = Var::from_tensor(&Tensor::randn(0f64, 1., shape, &Device::Cpu)?)?;
                 let outer = Tensor::randn(0f64, 1., shape, &Device::Cpu)?;
-                let part = |table: &Tensor| table.narrow(0, 3, 5)?.to_dtype(DType::F64);
                 let heads = shape[shape.len() - 1] / 6;
-                let composed = rotary.composed(&x, &part(&rotary.cos)?, &part(&rotary.sin)?, heads)?;
-                let both = [composed, rotary.apply(&x, 3)?];
-                assert_agree(both, |y| (y * &outer)?.sum_all(), &[&x], 1e-14, &format!("{layout:?}"))?;
+                let compare = || {
+                    let [cos, sin] = rotary.angles(&x, 3, 5)?.of_lines()?;
+                    let [cos, sin] = [cos.to_dtype(DType::F64)?, sin.to_dtype(DType::F64)?];
+                    let both = [rotary.composed(&x, &cos, &sin, heads)?, rotary.apply(&x, 3)?];
+                    assert_agree(both, |y| (y * &outer)?.sum_all(), &[&x], 1e-14, &format!("{layout:?}"))
+                };
+                compare()?;
+                if shape.len() > 2 {
+                    RowContext {
+                        documents: Some(Documents::new([vec![2, 4], vec![5, 3, 3]])?),
+                        ..Default::default()
+                    }
+                    .scope(compare)?;
+                }
             }
         }
         Ok(())

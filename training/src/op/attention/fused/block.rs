@@ -139,7 +139,7 @@ impl AttentionCall {
     /// Which of the block's keys the query in row `at` sees; `None` if its mask has no key at all.
     #[inline(always)]
     fn seen_in_block(&self, block: &Block, at: usize) -> Option<Range<usize>> {
-        let own = self.mask.range(block.first + at, self.sizes.queries, self.sizes.keys);
+        let own = self.range(block.index / self.sizes.heads, block.first + at);
         let within = |key: usize| key.clamp(block.seen.start, block.seen.end) - block.seen.start;
         (!own.is_empty()).then(|| within(own.start)..within(own.end))
     }

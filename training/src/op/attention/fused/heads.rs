@@ -251,7 +251,7 @@ impl AttentionCall {
     /// The block of a head's queries `rows` and those of the keys `near` that any of them sees; `None` if there are
     /// none.
     fn block(&self, index: usize, rows: &Range<usize>, near: &Range<usize>) -> Option<Block> {
-        let seen = self.mask.union(rows.clone(), self.sizes.queries, self.sizes.keys);
+        let seen = self.union(index / self.sizes.heads, rows.clone());
         let seen = seen.start.max(near.start)..seen.end.min(near.end);
         (!seen.is_empty()).then_some(Block { index, first: rows.start, seen })
     }

@@ -1,17 +1,12 @@
 //! Random keys for the rows of a batch.
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Result, bail};
 use sampler::split_mix;
 
-use crate::scoped::scoped;
-
-thread_local! {
-    static CURRENT: RefCell<Option<RowKeys>> = const { RefCell::new(None) };
-}
+use super::RowContext;
 
 /// A random key for each row of a batch, derived from the run's seed, the step, and the row's index in the global
 /// batch over all ranks. Layers that derive their random numbers from them
@@ -37,16 +32,12 @@ impl RowKeys {
 
     /// Runs a forward pass of these rows, on this thread. Recomputation in backward uses the same keys.
     pub fn scope<T>(&self, forward: impl FnOnce() -> T) -> T {
-        Self::scope_of(Some(self.clone()), forward)
-    }
-
-    pub(crate) fn scope_of<T>(keys: Option<Self>, forward: impl FnOnce() -> T) -> T {
-        scoped(&CURRENT, keys, forward)
+        RowContext { keys: Some(self.clone()), ..RowContext::current() }.scope(forward)
     }
 
     /// The keys of this thread's innermost [`scope`](Self::scope), or `None` outside of one.
     pub fn current() -> Option<Self> {
-        CURRENT.with_borrow(Clone::clone)
+        RowContext::current().keys
     }
 
     /// Derives a layer's keys. `rows` must be the number of rows.
