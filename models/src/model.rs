@@ -5,10 +5,11 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
 use training::build::{Builder, Layers, Model, Part, Recompute, Unit, Units, Vocabulary, whole_rows};
-use training::{LinearCrossEntropyConfig, add, cross_entropy, embedding};
+use training::{LinearCrossEntropyConfig, RowContext, add, cross_entropy, embedding};
 
 use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
 use crate::names::{self, Names};
+use crate::rotary::checked_longest;
 use crate::{Family, ModelConfig};
 
 /// Target value of positions without a target.
@@ -45,17 +46,23 @@ impl Embedding {
         let (_, len) = tokens.dims2()?;
         let x = self.tokens.embed(tokens)?;
         let Some(table) = &self.positions else { return self.dropped.forward(&x) };
-        let longest = table.dim(0)?;
-        if offset.saturating_add(len) > longest {
-            bail!(
+        let (longest, own) = (table.dim(0)?, self.layers.positions(len)?);
+        let places = offset + own.start..offset + own.end;
+        let positions = match RowContext::current().documents {
+            Some(documents) => {
+                checked_longest(&documents, longest)?;
+                Tensor::from_vec(documents.positions(places), (documents.rows(), own.len()), table.device())?
+            }
+            None if offset.saturating_add(len) > longest => bail!(
                 "rows of {} tokens are longer than the model's {longest} positions",
                 offset.saturating_add(len)
-            )
-        }
-        let own = self.layers.positions(len)?;
-        let places: Vec<u32> = (offset + own.start..offset + own.end).map(|place| place as u32).collect();
-        let places = Tensor::from_vec(places, (1, own.len()), table.device())?;
-        self.dropped.forward(&add(&x, &embedding(table, &places.repeat((tokens.dim(0)?, 1))?)?)?)
+            ),
+            None => {
+                let places = places.map(|place| place as u32).collect();
+                Tensor::from_vec(places, (1, own.len()), table.device())?.repeat((tokens.dim(0)?, 1))?
+            }
+        };
+        self.dropped.forward(&add(&x, &embedding(table, &positions)?)?)
     }
 }
 
@@ -94,7 +101,8 @@ impl Module for Head {
 /// `Conv1D` weights are `(outputs, inputs)` here, and transposed in files.
 ///
 /// [Dropout](ModelConfig::dropout) is active only within [`RowKeys::scope`](training::RowKeys::scope), which
-/// `girandole::Parallel` opens around each forward pass of a step.
+/// `girandole::Parallel` opens around each forward pass of a step. In a scope of [`Documents`](training::Documents) rows are
+/// packed: the logits are those of each document alone, which may have as many tokens as the model has positions.
 pub struct CausalLm {
     config: ModelConfig,
     embedding: Unit<Embedding>,

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{Device, Result, Tensor};
-use training::{Rotary, RotaryConfig};
+use candle_core::{Device, Result, Tensor, bail};
+use training::{Documents, Rotary, RotaryConfig, RowContext};
 
 /// Table shared by all blocks. It grows on demand: a model for 131,072 positions is mostly used with fewer.
 #[derive(Debug, Clone)]
@@ -20,9 +20,12 @@ impl Positions {
         Self { config: config.clone(), table: Arc::default() }
     }
 
-    /// Rotates queries and keys whose first position is `offset`.
+    /// Rotates queries and keys whose first place in the row is `offset`; in each document positions begin at 0.
     pub(crate) fn apply(&self, [q, k]: [&Tensor; 2], offset: usize) -> Result<[Tensor; 2]> {
-        let end = offset.saturating_add(q.dim(1)?);
+        let end = match RowContext::current().documents {
+            Some(documents) => checked_longest(&documents, self.config.max_len)?,
+            None => offset.saturating_add(q.dim(1)?),
+        };
         let table = self.table(end, q.device())?;
         Ok([table.apply(q, offset)?, table.apply(k, offset)?])
     }
@@ -38,4 +41,13 @@ impl Positions {
         *table = Some(grown.clone());
         Ok(grown)
     }
+}
+
+/// The length of the longest document, for which a model must have positions.
+pub(crate) fn checked_longest(documents: &Documents, max_len: usize) -> Result<usize> {
+    let longest = documents.longest();
+    if longest > max_len {
+        bail!("a document of {longest} tokens is longer than the model's {max_len} positions")
+    }
+    Ok(longest)
 }

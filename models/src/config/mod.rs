@@ -81,7 +81,7 @@ pub struct ModelConfig {
     pub num_kv_heads: usize,
     /// Number of features of a head.
     pub head_dim: usize,
-    /// Maximum length of a row, in tokens.
+    /// Maximum length of a row, in tokens; of a packed one, that of a document.
     pub max_len: usize,
     /// Epsilon that norms add to the variance.
     pub norm_eps: f64,

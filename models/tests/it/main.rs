@@ -7,6 +7,7 @@ mod common;
 mod answers;
 mod chats;
 mod data;
+mod documents;
 mod folders;
 mod generation;
 mod layouts;
