@@ -98,6 +98,11 @@ impl TokenFile {
         &self.fingerprint
     }
 
+    /// Whether all of its tokens count for the loss.
+    pub(super) fn counts_all(&self) -> bool {
+        !matches!(self.layout, Layout::Stream { counted: Some(_), .. })
+    }
+
     /// Returns the byte range of the tensors.
     pub(super) fn content(&self) -> Range<u64> {
         match self.layout {
@@ -131,17 +136,56 @@ impl TokenFile {
             let problem = format!("it has {} documents, and {index} is asked for", self.documents());
             return Err(self.refuse(problem));
         }
-        let Layout::Stream { documents: (begin, _), tokens, .. } = self.layout else {
-            let length = self.tokens() / self.documents();
+        if let Layout::Table { length, .. } = self.layout {
             return Ok(index * length..(index + 1) * length);
-        };
-        let bytes = self.bytes(begin + 8 * index..begin + 8 * index + 16)?;
-        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
-        let range = number(&bytes[..8])..number(&bytes[8..]);
-        if range.start >= range.end || range.end > tokens {
-            return Err(self.refuse(format!("document {index} would be the tokens {range:?} of {tokens}")));
         }
-        Ok(range)
+        let bounds = self.bounds(index..index + 1)?;
+        Ok(bounds[0]..bounds[1])
+    }
+
+    /// Returns the index of each document's first token, and that behind the last one's last, of a range of documents that
+    /// exist.
+    pub(super) fn bounds(&self, documents: Range<u64>) -> Result<Vec<u64>> {
+        let Layout::Stream { documents: (begin, _), tokens, .. } = self.layout else {
+            return Ok(Vec::new());
+        };
+        let bytes = self.bytes(begin + 8 * documents.start..begin + 8 * documents.end + 8)?;
+        let (numbers, _) = bytes.as_chunks();
+        let bounds: Vec<u64> = numbers.iter().copied().map(u64::from_le_bytes).collect();
+        let is_wrong = |bounds: &[u64]| bounds[0] >= bounds[1] || bounds[1] > tokens;
+        match bounds.windows(2).position(is_wrong) {
+            Some(place) => {
+                let (index, range) = (documents.start + place as u64, bounds[place]..bounds[place + 1]);
+                Err(self.refuse(format!("document {index} would be the tokens {range:?} of {tokens}")))
+            }
+            None => Ok(bounds),
+        }
+    }
+
+    /// Returns where documents begin within a range of tokens, after its first token and up to its end, included.
+    pub(super) fn begins_within(&self, range: Range<u64>) -> Result<Vec<u64>> {
+        // The first document that begins after the range's first token.
+        let (mut low, mut high) = (0, self.documents());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.bounds(middle..middle + 1)?[0] <= range.start {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        let mut begins = Vec::new();
+        while low < self.documents() {
+            let next = (low + 64).min(self.documents());
+            let bounds = self.bounds(low..next)?;
+            let within = bounds[..bounds.len() - 1].iter().copied().filter(|begin| *begin <= range.end);
+            let before = begins.len();
+            begins.extend(within);
+            if begins.len() - before < (next - low) as usize {
+                break;
+            }
+            low = next;
+        }
+        Ok(begins)
     }
 
     /// Reads a range of tokens.

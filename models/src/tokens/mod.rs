@@ -30,6 +30,7 @@ mod encode;
 mod file;
 mod mixture;
 mod open;
+mod packing;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod piece;
@@ -43,7 +44,8 @@ pub(crate) use chat::{FILE as CHAT_TEMPLATE, MORE_TEMPLATES};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;
 pub use file::TokenFile;
+pub use packing::{Packing, PackingReport, TooLong};
 pub use piece::Piece;
-pub use rows::{IGNORE_INDEX, Row, Rows};
+pub use rows::{IGNORE_INDEX, Row, Rows, RowsConfig};
 pub use text::TextSource;
 pub use writer::TokenWriter;

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use super::bits;
 use super::file::{Layout, TokenFile};
 use super::mixture::Mixture;
+use super::packing::{Packing, PackingReport, Part, TooLong, Whole};
 
 /// Maximum number of rows in an epoch. Shuffling that many takes about 45 seconds before the first row.
 const MOST_ROWS: u128 = u32::MAX as u128;
@@ -39,23 +40,69 @@ pub struct Row {
 ///   the same in every epoch.
 /// - Several files are evenly interleaved.
 ///
-/// For an evaluation, [`padded`](Self::padded) has the last tokens, too.
+/// That is the packing `stream`; [`packed`](Self::packed) has the others. For an evaluation, [`padded`](Self::padded) has
+/// the last tokens, too.
 ///
 /// # Cost
-/// A row is read on demand; only its tokens are in memory.
+/// A row is read on demand; only its tokens are in memory, and with whole documents 8 bytes for 4,096 of them.
 pub struct Rows {
     files: Vec<Source>,
     mixture: Mixture,
     len: usize,
 }
 
+/// How files become rows.
+///
+/// ```
+/// use models::tokens::{Packing, Rows, RowsConfig, TokenWriter};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let mut writer = TokenWriter::create(&folder.path().join("t.tokens"), 9, None)?;
+/// for document in [&[1, 2, 3][..], &[4, 5, 6, 7], &[8]] {
+///     writer.push(document)?;
+///     writer.end_document()?;
+/// }
+/// let config = RowsConfig { packing: Some(Packing::Whole), ..RowsConfig::new(4) };
+/// let rows = Rows::packed(vec![(writer.finish()?, 1.0)], &config)?;
+/// assert_eq!((rows.len(), rows.get(0)?.tokens, rows.get(1)?.tokens), (2, vec![1, 2, 3, 8], vec![4, 5, 6, 7]));
+/// assert_eq!((rows.get(0)?.documents, rows.get(0)?.targets), (vec![3, 1], vec![2, 3, -100, -100]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct RowsConfig {
+    /// Number of inputs of a row.
+    pub len: usize,
+    /// How documents are put into rows. A file of rows is always used row by row. Default: whole in files in which some tokens
+    /// do not count, such as those of conversations, and [`Packing::Stream`] in others.
+    pub packing: Option<Packing>,
+    /// What is done with documents longer than a row, if the others are whole. Default: they are cut.
+    pub too_long: TooLong,
+    /// Whether a last row that is not full is kept: see [`Rows::padded`]. Default false.
+    pub is_padded: bool,
+}
+
+impl RowsConfig {
+    /// Returns the defaults for rows of `len` inputs.
+    pub fn new(len: usize) -> Self {
+        Self { len, packing: None, too_long: TooLong::default(), is_padded: false }
+    }
+}
+
 struct Source {
     file: TokenFile,
+    packed: Packed,
     weight: f64,
     /// Number of rows in the file.
     rows: u64,
     /// Number of its rows in an epoch.
     taken: u64,
+}
+
+/// The packing of a file.
+enum Packed {
+    Stream,
+    Documents,
+    Whole(Whole),
 }
 
 impl Rows {
@@ -65,7 +112,7 @@ impl Rows {
     /// No files; a length of 0; a file too short for a row, or of rows of another length; a weight that selects no row,
     /// or that is not finite and above 0; an epoch of 2^32 rows or more.
     pub fn new(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
-        Self::of(files, len, false)
+        Self::packed(files, &RowsConfig { packing: Some(Packing::Stream), ..RowsConfig::new(len) })
     }
 
     /// Creates rows in which each token of the files but the first is a target: the last row of a file may be shorter,
@@ -85,10 +132,24 @@ impl Rows {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn padded(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
-        Self::of(files, len, true)
+        let packing = Some(Packing::Stream);
+        Self::packed(files, &RowsConfig { packing, is_padded: true, ..RowsConfig::new(len) })
     }
 
-    fn of(files: Vec<(TokenFile, f64)>, len: usize, is_padded: bool) -> Result<Self> {
+    /// Creates rows of documents, as the configuration says.
+    ///
+    /// With documents, a target is never the token of another document; the last token of one has none. With whole documents
+    /// each token but a document's first is a target exactly once, also where a document is cut.
+    ///
+    /// # Cost
+    /// With whole documents, the bounds of all are read, and all are packed once: about 0.1 s for a million, on one thread.
+    /// They are packed again, 4,096 at a time, when a row of theirs is read and is not among the last 64 such windows.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new), or of [`padded`](Self::padded); a document longer than a row under [`TooLong::Error`];
+    /// only such documents under [`TooLong::Drop`].
+    pub fn packed(files: Vec<(TokenFile, f64)>, config: &RowsConfig) -> Result<Self> {
+        let len = config.len;
         let refuse =
             |field, got: String, help| Err(Error::Invalid { what: "rows of tokens", field, got, help });
         if len == 0 {
@@ -99,7 +160,7 @@ impl Rows {
         }
         let files = files
             .into_iter()
-            .map(|(file, weight)| Source::new(file, weight, (len, is_padded)))
+            .map(|(file, weight)| Source::new(file, weight, config))
             .collect::<Result<Vec<_>>>()?;
         let total: u128 = files.iter().map(|source| u128::from(source.taken)).sum();
         match Mixture::new(files.iter().map(|source| source.taken).collect()) {
@@ -144,7 +205,29 @@ impl Rows {
         }
         let (file, element) = self.mixture.at(index as u64);
         let source = &self.files[file];
-        source.file.row(source.row(element), self.len)
+        source.read(source.row(element), self.len)
+    }
+
+    /// Returns what became of the documents that are packed whole; `None` if none are.
+    pub fn packing(&self) -> Option<PackingReport> {
+        let whole = |source: &'_ Source| match &source.packed {
+            Packed::Whole(whole) => Some((source.file.documents(), whole.cut, whole.dropped)),
+            _ => None,
+        };
+        let all: Vec<_> = self.files.iter().filter_map(whole).collect();
+        let sum = |of: fn(&(u64, u64, u64)) -> u64| all.iter().map(of).sum();
+        // Of each file, as many of its rows as an epoch has.
+        let padding = self.files.iter().map(|source| match &source.packed {
+            Packed::Whole(whole) => whole.padding as f64 * source.taken as f64 / source.rows as f64,
+            _ => 0.0,
+        });
+        let padding = padding.sum::<f64>() / (self.mixture.len() as f64 * self.len as f64);
+        (!all.is_empty()).then(|| PackingReport {
+            documents: sum(|(documents, ..)| *documents),
+            cut: sum(|(_, cut, _)| *cut),
+            dropped: sum(|(.., dropped)| *dropped),
+            padding,
+        })
     }
 
     /// Returns a hash of this data, as 64 hexadecimal digits: it depends on the files' contents, order and weights, and
@@ -152,8 +235,15 @@ impl Rows {
     pub fn fingerprint(&self) -> String {
         let mut hash = Hash::default();
         hash.add(format!("rows of {}\n", self.len).as_bytes());
-        for Source { file, weight, rows, .. } in &self.files {
-            hash.add(format!("{} {rows} {:016x}\n", file.fingerprint(), weight.to_bits()).as_bytes());
+        for Source { file, packed, weight, rows, .. } in &self.files {
+            let packing = match packed {
+                Packed::Stream => String::new(),
+                Packed::Documents => " documents".into(),
+                Packed::Whole(whole) => format!(" whole {}", whole.too_long()),
+            };
+            hash.add(
+                format!("{} {rows} {:016x}{packing}\n", file.fingerprint(), weight.to_bits()).as_bytes(),
+            );
         }
         hash.hex()
     }
@@ -169,17 +259,13 @@ impl TokenFile {
         }
     }
 
-    /// Reads a row of `len` inputs; what the file does not have of it is padding.
-    fn row(&self, index: u64, len: usize) -> Result<Row> {
-        let first = match self.layout {
-            Layout::Stream { .. } => index * len as u64,
-            Layout::Table { length, .. } => index * length,
-        };
-        let (row_len, len) = (len, (len as u64).min(self.tokens() - 1 - first));
-        let mut tokens = self.read(first..first + len + 1)?;
+    /// Adds some of its tokens to a row as inputs, with the tokens that follow as targets. The target of the last one counts
+    /// only if it `goes_on`.
+    fn add_to(&self, row: &mut Row, Part { tokens: range, goes_on }: Part) -> Result<()> {
+        let (from, to) = (range.start + 1, range.end + u64::from(goes_on));
+        let mut tokens = self.read(range.start..to)?;
         let mut targets: Vec<i64> = tokens[1..].iter().map(|token| i64::from(*token)).collect();
         if let Layout::Stream { counted: Some(counted), .. } = self.layout {
-            let (from, to) = (first + 1, first + 1 + len);
             let bytes = self.bytes(counted + from / 8..counted + bits::bytes(to))?;
             for (target, token) in targets.iter_mut().zip(from..) {
                 if !bits::get(&bytes, from, token) {
@@ -187,15 +273,17 @@ impl TokenFile {
                 }
             }
         }
-        tokens.truncate(len as usize);
-        tokens.resize(row_len, 0);
-        targets.resize(row_len, IGNORE_INDEX);
-        Ok(Row { tokens, targets, documents: Vec::new() })
+        tokens.truncate((range.end - range.start) as usize);
+        targets.resize(tokens.len(), IGNORE_INDEX);
+        row.tokens.extend(tokens);
+        row.targets.extend(targets);
+        Ok(())
     }
 }
 
 impl Source {
-    fn new(file: TokenFile, weight: f64, (len, is_padded): (usize, bool)) -> Result<Self> {
+    fn new(file: TokenFile, weight: f64, config: &RowsConfig) -> Result<Self> {
+        let RowsConfig { len, is_padded, .. } = *config;
         if let Some(found) = file.row_length().filter(|found| *found != len) {
             let problem = format!(
                 "its rows have {} tokens, for {found} inputs; rows of {len} are asked for",
@@ -203,12 +291,24 @@ impl Source {
             );
             return Err(file.refuse(problem));
         }
-        let rows = file.rows(len, is_padded);
+        let default = if file.counts_all() { Packing::Stream } else { Packing::Whole };
+        let packed = match (config.packing.unwrap_or(default), file.row_length()) {
+            (Packing::Stream, _) | (_, Some(_)) => Packed::Stream,
+            (Packing::Documents, None) => Packed::Documents,
+            (Packing::Whole, None) => Packed::Whole(Whole::new(&file, len as u64, config.too_long)?),
+        };
+        let rows = match &packed {
+            Packed::Whole(whole) => whole.rows(),
+            _ => file.rows(len, is_padded),
+        };
         if rows == 0 {
             let tokens = file.tokens();
-            return Err(file.refuse(match is_padded {
-                true => format!("its {tokens} tokens are too few: it needs one to predict from, and one to predict"),
-                false => format!(
+            return Err(file.refuse(match (&packed, is_padded) {
+                (Packed::Whole(_), _) => {
+                    format!("each of its documents has more than {len} tokens, and is left out: give longer rows")
+                }
+                (_, true) => format!("its {tokens} tokens are too few: it needs one to predict from, and one to predict"),
+                (_, false) => format!(
                     "its {tokens} tokens are too few for a row of {len}, which needs {}: give more text, or shorter rows",
                     len as u64 + 1
                 ),
@@ -222,7 +322,48 @@ impl Source {
             );
             return Err(file.refuse(problem));
         }
-        Ok(Self { file, weight, rows, taken: taken as u64 })
+        Ok(Self { file, packed, weight, rows, taken: taken as u64 })
+    }
+
+    /// Reads a row of the file, of `len` inputs; what the file does not have of it is padding.
+    fn read(&self, index: u64, len: usize) -> Result<Row> {
+        let mut row =
+            Row { tokens: Vec::with_capacity(len), targets: Vec::with_capacity(len), documents: Vec::new() };
+        let file = &self.file;
+        for part in self.parts(index, len as u64)? {
+            if !matches!(self.packed, Packed::Stream) {
+                row.documents.push((part.tokens.end - part.tokens.start) as u32);
+            }
+            file.add_to(&mut row, part)?;
+        }
+        row.tokens.resize(len, 0);
+        row.targets.resize(len, IGNORE_INDEX);
+        Ok(row)
+    }
+
+    /// Returns what is in a row of the file.
+    fn parts(&self, index: u64, len: u64) -> Result<Vec<Part>> {
+        let file = &self.file;
+        if let Packed::Whole(whole) = &self.packed {
+            return whole.row(file, index);
+        }
+        let first = match file.layout {
+            Layout::Stream { .. } => index * len,
+            Layout::Table { length, .. } => index * length,
+        };
+        let end = first + len.min(file.tokens() - 1 - first);
+        if let Packed::Stream = self.packed {
+            return Ok(vec![Part { tokens: first..end, goes_on: true }]);
+        }
+        let mut bounds = file.begins_within(first..end)?;
+        let goes_on = bounds.last() != Some(&end);
+        bounds.extend(goes_on.then_some(end));
+        let mut begin = first;
+        let part = |bound: u64| {
+            let tokens = std::mem::replace(&mut begin, bound)..bound;
+            Part { tokens, goes_on: goes_on && bound == end }
+        };
+        Ok(bounds.into_iter().map(part).collect())
     }
 
     /// Returns the file's row at an index among those taken: first all rows, as many times as the weight has whole

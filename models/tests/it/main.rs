@@ -12,6 +12,7 @@ mod folders;
 mod generation;
 mod layouts;
 mod lora;
+mod packing;
 mod parts;
 mod tables;
 mod tensor_parallel;
