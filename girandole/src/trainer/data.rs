@@ -35,6 +35,11 @@ impl Data for Rows {
         let (mut tokens, mut targets) = (Vec::new(), Vec::new());
         for row in rows {
             let row = self.get(*row).map_err(comm::carry)?;
+            if !row.documents.is_empty() {
+                candle_core::bail!(
+                    "rows of several documents cannot be trained on yet: pack them as a stream"
+                );
+            }
             tokens.extend(row.tokens);
             targets.extend(row.targets);
         }
