@@ -12,7 +12,7 @@ selection="--locked -p girandole-comm -p bin --features $features"
 for package in candle-{core,nn}; do
     selection+=" --config profile.dev.package.$package.opt-level=1"
 done
-for package in bin girandole-{comm,launch,sampler,tape,training}; do
+for package in bin girandole-{comm,launch,ops,sampler,training}; do
     selection+=" --config profile.dev.package.$package.opt-level=0"
 done
 stand_ins=${CARGO_TARGET_DIR:-$PWD/target}/cuda-stand-in

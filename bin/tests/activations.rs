@@ -10,11 +10,11 @@ use bin::experiments::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use comm::{Local, Mesh};
+use ops::{AttentionMask, activation_bytes, cross_entropy, linear, mse};
 use plan::strategy::{Setting, Strategy};
 use plan::{MlpLoss, Model, TransformerSizes};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
-use training::{AttentionMask, activation_bytes, cross_entropy, linear, mse};
 
 /// The system's allocator, counting the bytes in use.
 struct Counting;

@@ -21,7 +21,7 @@ use crate::trainer::restart_before_first_step;
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
-    let ran = training::Precision::from(experiment.common().precision).scope(|| run_in_precision(experiment));
+    let ran = ops::Precision::from(experiment.common().precision).scope(|| run_in_precision(experiment));
     // A run that is refused leaves no empty folders.
     ran.inspect_err(|_| outputs::remove_made_folders())
 }

@@ -2,6 +2,7 @@
 //! undisturbed run.
 #![allow(clippy::unwrap_used)]
 
+use ops::Dropout;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use sampler::{
     SharedGenerator,
 };
 use serde_json::Value;
-use training::{Adam, AdamConfig, CheckpointConfig, Checkpoints, Dropout, TorchInit};
+use training::{Adam, AdamConfig, CheckpointConfig, Checkpoints, TorchInit};
 
 const EPOCHS: usize = 3;
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId};
-use tape::storage_address;
+use ops::tape::storage_address;
 
 use crate::comm_hook::{GradBucket, GradSlot};
 use crate::parameter::Parameter;

@@ -58,7 +58,7 @@ impl Registry {
                 let index = self.parameters.len();
                 // `from_tensor` returns the user's own variable if it is one, otherwise a new variable with its values.
                 let var = Var::from_tensor(&given)?;
-                let tensor = tape::apply_op1(&var, Hook { index, link: link.clone() })?;
+                let tensor = ops::tape::apply_op1(&var, Hook { index, link: link.clone() })?;
                 self.parameters.push(Parameter::new(name, var, tensor, given.is_variable())?);
                 self.variables.insert(given.id(), index);
                 index

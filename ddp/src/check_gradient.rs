@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Operation, ReduceOp};
-use training::{CheckedLoss, CheckedPart, GradientCheck, GradientCheckConfig, Precision, check_gradient_of};
+use ops::Precision;
+use training::{CheckedLoss, CheckedPart, GradientCheck, GradientCheckConfig, check_gradient_of};
 
 use crate::{Ddp, Error, Result};
 
@@ -34,7 +35,7 @@ impl<M> Ddp<M> {
     ///     candle_nn::ops::softmax_last_dim(&model.forward(&x)?)?.sqr()?.mean_all()
     /// };
     /// let lost = ddp.check_gradient(loss, &Default::default()).unwrap_err();
-    /// assert!(lost.to_string().contains("softmax_last_dim (use training::softmax)"));
+    /// assert!(lost.to_string().contains("softmax_last_dim (use ops::softmax)"));
     /// # Ok::<(), ddp::Error>(())
     /// ```
     pub fn check_gradient(

@@ -60,7 +60,7 @@ fn listening<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
 struct Net {
     first: Linear,
     candles: RmsNorm,
-    ours: training::RmsNorm,
+    ours: ops::RmsNorm,
     last: Linear,
 }
 
@@ -70,7 +70,7 @@ impl Net {
         Ok(Self {
             first: linear_no_bias(4, 4, vb.pp("first"))?,
             candles: norm,
-            ours: training::rms_norm(4, 1e-6, vb.pp("norm"))?,
+            ours: ops::rms_norm(4, 1e-6, vb.pp("norm"))?,
             last: linear_no_bias(4, 2, vb.pp("last"))?,
         })
     }

@@ -24,7 +24,7 @@ pub(crate) fn parameter(
     link: CoreRef,
 ) -> Result<Tensor> {
     let hook = Hook { place, shape: shape.clone(), dtype, link };
-    let tensor = tape::apply_op1(anchor, hook)?;
+    let tensor = ops::tape::apply_op1(anchor, hook)?;
     storage::take_storage(&tensor)?;
     Ok(tensor)
 }
@@ -74,7 +74,7 @@ pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: CoreRef) -> Result<
         // Copies it, so that it starts at offset 0 of its storage.
         output = output.affine(1.0, 0.0)?;
     }
-    tape::apply_op1(&output, Boundary { run, link })
+    ops::tape::apply_op1(&output, Boundary { run, link })
 }
 
 /// Forward: a copy. Backward: the same gradient.

@@ -205,7 +205,7 @@ impl<M> Fsdp<M> {
     /// those that gradients flow through (a model's input belongs to the caller).
     pub fn activation_bytes(&self, loss: &Tensor) -> usize {
         let params = self.core.units.iter().flat_map(|unit| &unit.params);
-        training::activation_bytes(loss, params.map(|param| &param.tensor))
+        ops::activation_bytes(loss, params.map(|param| &param.tensor))
     }
 
     /// Returns this rank's traffic so far, over all groups: shard group, replica group, and all ranks.

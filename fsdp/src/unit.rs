@@ -72,7 +72,7 @@ impl<M> Unit<M> {
     /// gradients.
     ///
     /// It may also be called during backward, when a part of the model is recomputed instead of its activations being kept
-    /// ([`training::recompute`]). The parameters then stay until the graph of the recomputation is dropped; meanwhile those
+    /// ([`ops::recompute`]). The parameters then stay until the graph of the recomputation is dropped; meanwhile those
     /// of the previous unit are gathered.
     ///
     /// # Cost

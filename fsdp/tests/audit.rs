@@ -57,7 +57,7 @@ fn listening<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
 }
 
 /// A linear layer, and two norms of the same parameters: candle's, and that of `training`.
-struct Block(Linear, LayerNorm, training::LayerNorm);
+struct Block(Linear, LayerNorm, ops::LayerNorm);
 
 /// Two blocks, each a unit; the first one may use candle's norm, which has no backward.
 struct Net([Unit<Block>; 2]);
@@ -65,7 +65,7 @@ struct Net([Unit<Block>; 2]);
 impl Net {
     fn new(units: UnitBuilder<'_>) -> Result<Self> {
         let block = |vb: VarBuilder<'_>| {
-            let ours = training::layer_norm(4, 1e-5, vb.pp("norm"))?;
+            let ours = ops::layer_norm(4, 1e-5, vb.pp("norm"))?;
             Ok(Block(linear_no_bias(4, 4, vb.pp("fc"))?, layer_norm(4, 1e-5, vb.pp("norm"))?, ours))
         };
         Ok(Self([units.pp("0").unit(block)?, units.pp("1").unit(block)?]))

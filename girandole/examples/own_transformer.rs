@@ -8,12 +8,11 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::Init;
 use girandole::launch::RankContext;
+use girandole::ops::{AttentionConfig, AttentionMask, RmsNorm, attention, columns, cross_entropy, rms_norm};
 use girandole::training::build::{
     Builder, Division, Linear, LinearConfig, Model, Part, Unit, Units, Vocabulary,
 };
-use girandole::training::{
-    Adam, AdamConfig, AttentionConfig, AttentionMask, RmsNorm, attention, columns, cross_entropy, rms_norm,
-};
+use girandole::training::{Adam, AdamConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, launch};
 
 const TOKENS: usize = 40;

@@ -17,12 +17,13 @@ use candle_nn::{Activation, Optimizer, Sequential, VarBuilder, VarMap, linear, s
 use girandole::comm::{Communicator, ReduceOp};
 use girandole::ddp::{Ddp, DdpConfig};
 use girandole::launch::{self, RankContext};
+use girandole::ops::cross_entropy;
 use girandole::report::metrics::{MetricsWriter, StepDetails, Summary};
 use girandole::report::{Evaluation, Quantity, Report, RunSeries, RunState, now_rfc3339};
 use girandole::sampler::{DistributedSampler, DistributedSamplerConfig, Generator, Sampler, SharedGenerator};
 use girandole::trainer::{Decay, LearningRate};
 use girandole::training::{
-    Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, TorchInit, cross_entropy, write_output,
+    Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, TorchInit, write_output,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -128,6 +128,12 @@ impl From<training::Error> for Error {
     }
 }
 
+impl From<ops::Error> for Error {
+    fn from(error: ops::Error) -> Self {
+        training::Error::from(error).into()
+    }
+}
+
 impl From<training::FileError> for Error {
     fn from(error: training::FileError) -> Self {
         training::Error::from(error).into()

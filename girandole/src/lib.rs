@@ -73,7 +73,7 @@ mod region;
 pub mod trainer;
 pub mod validation;
 
-pub use {comm, ddp, fsdp, launch, models, pipeline, report, sampler, tensor_parallel, training};
+pub use {comm, ddp, fsdp, launch, models, ops, pipeline, report, sampler, tensor_parallel, training};
 
 pub use error::{Error, Result};
 pub use layout::Layout;

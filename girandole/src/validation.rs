@@ -8,15 +8,9 @@ use sampler::{DistributedSampler, DistributedSamplerConfig, Tail};
 use serde::{Deserialize, Serialize};
 
 /// An error that can be one of each crate whose functions a validation calls.
-pub trait AnyError:
-    From<comm::Error> + From<candle_core::Error> + From<sampler::SamplerError> + From<training::Error>
-{
-}
+pub trait AnyError: From<comm::Error> + From<candle_core::Error> + From<sampler::SamplerError> {}
 
-impl<E> AnyError for E where
-    E: From<comm::Error> + From<candle_core::Error> + From<sampler::SamplerError> + From<training::Error>
-{
-}
+impl<E> AnyError for E where E: From<comm::Error> + From<candle_core::Error> + From<sampler::SamplerError> {}
 
 /// Configuration of a validation, the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,20 +140,16 @@ fn count<E: AnyError>(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> 
     let samples = targets.dims1()?;
     if logits.dims() != [samples, classes] {
         let (expected, got) = (vec![samples, classes], logits.dims().to_vec());
-        return Err(training::Error::ShapeMismatch {
-            operation: "validation",
-            tensor: "logits",
-            expected,
-            got,
-        }
-        .into());
+        let mismatch = ops::Error::ShapeMismatch { operation: "validation", tensor: "logits", expected, got };
+        return Err(candle_core::Error::from(mismatch).into());
     }
     let logits = logits.to_dtype(DType::F64)?.to_vec2::<f64>()?;
     let targets = targets.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     let mut loss = 0.0;
     for (row, (logits, &target)) in logits.iter().zip(&targets).enumerate() {
         let Some(class) = usize::try_from(target).ok().filter(|class| *class < classes) else {
-            return Err(training::Error::TargetOutOfRange { row, target, classes, ignore_index: None }.into());
+            let unknown = ops::Error::TargetOutOfRange { row, target, classes, ignore_index: None };
+            return Err(candle_core::Error::from(unknown).into());
         };
         let found = argmax(logits);
         let total: f64 = logits.iter().map(|logit| (logit - logits[found]).exp()).sum();

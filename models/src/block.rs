@@ -5,11 +5,12 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::ModuleT;
 use candle_nn::kv_cache::Cache as Kept;
-use training::build::{Division, Layers, Linear, LinearConfig, Part};
-use training::{
-    AttentionConfig, AttentionMask, Dropout, Gate, LayerNorm, RmsNorm, add, attention, columns, layer_norm,
+use ops::tape::add;
+use ops::{
+    AttentionConfig, AttentionMask, Dropout, Gate, LayerNorm, RmsNorm, attention, columns, layer_norm,
     rms_norm,
 };
+use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
 use crate::rotary::Positions;
 use crate::{Family, ModelConfig};

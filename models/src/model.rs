@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
+use ops::tape::add;
+use ops::{LinearCrossEntropyConfig, RowContext, cross_entropy, embedding};
 use training::build::{Builder, Layers, Model, Part, Recompute, Unit, Units, Vocabulary, whole_rows};
-use training::{LinearCrossEntropyConfig, RowContext, add, cross_entropy, embedding};
 
 use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
 use crate::names::{self, Names};
@@ -100,8 +101,8 @@ impl Module for Head {
 /// It is a chain of units: the embedding, each block, the head. Parameters have the names of transformers; GPT-2's
 /// `Conv1D` weights are `(outputs, inputs)` here, and transposed in files.
 ///
-/// [Dropout](ModelConfig::dropout) is active only within [`RowKeys::scope`](training::RowKeys::scope), which
-/// `girandole::Parallel` opens around each forward pass of a step. In a scope of [`Documents`](training::Documents) rows are
+/// [Dropout](ModelConfig::dropout) is active only within [`RowKeys::scope`](ops::RowKeys::scope), which
+/// `girandole::Parallel` opens around each forward pass of a step. In a scope of [`Documents`](ops::Documents) rows are
 /// packed: the logits are those of each document alone, which may have as many tokens as the model has positions.
 pub struct CausalLm {
     config: ModelConfig,

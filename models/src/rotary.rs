@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Result, Tensor, bail};
-use training::{Documents, Rotary, RotaryConfig, RowContext};
+use ops::{Documents, Rotary, RotaryConfig, RowContext};
 
 /// Table shared by all blocks. It grows on demand: a model for 131,072 positions is mostly used with fewer.
 #[derive(Debug, Clone)]

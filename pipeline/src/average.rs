@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId, Var};
 use comm::{BucketAverage, Communicator};
-use training::{DeferredGrads, GradSums};
+use ops::DeferredGrads;
+use training::GradSums;
 
 use crate::failure_reports::FailureReports;
 use crate::stage::Stage;

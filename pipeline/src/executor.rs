@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{
-    DeferredGrads, GradSums, RowKeys, activation_bytes, backward, defer_weights, scalar_with_gradient,
-};
+use ops::tape::scalar_with_gradient;
+use ops::{DeferredGrads, RowKeys, activation_bytes, backward, defer_weights};
+use training::GradSums;
 
 use crate::average::Average;
 use crate::links::{Links, Spec};

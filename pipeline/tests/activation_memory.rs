@@ -41,7 +41,7 @@ const ROWS: usize = 256;
 
 /// Returns the peak of bytes in use during a step, of both ranks together, beyond those in use before it.
 fn peak(schedule: ScheduleKind, micro_batches: usize) -> usize {
-    let layer = |vb| training::linear(WIDTH, WIDTH, vb);
+    let layer = |vb| ops::linear(WIDTH, WIDTH, vb);
     let modules = || {
         (0..8).fold(Modules::new(), |modules, number| {
             modules

@@ -117,7 +117,7 @@ const TOKEN_BYTES: u64 = size_of::<u32>() as u64;
 /// Loss of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpLoss {
-    /// The mean squared error as one operation, `training::mse`: nothing but its result is kept.
+    /// The mean squared error as one operation, `ops::mse`: nothing but its result is kept.
     Squares,
     /// Cross-entropy of classes: probabilities are kept.
     Classes,

@@ -8,9 +8,10 @@ use candle_nn::{Optimizer, VarMap};
 use comm::Local;
 use girandole::Layout;
 use models::{CausalLm, Lora, LoraConfig, ModelConfig, Weights};
+use ops::{RowKeys, activation_bytes};
 use plan::language::{Memory, Subject, Training};
 use training::build::{Builder, Recompute};
-use training::{Adam, AdamConfig, RowKeys, activation_bytes};
+use training::{Adam, AdamConfig};
 
 const ROWS: usize = 8;
 const LENGTH: usize = 16;

@@ -12,7 +12,7 @@ ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/{candle-kernels,cudarc}-[0-9]
 source_of() { ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$1"-[0-9]* | sort -V | tail -n 1; }
 kernels=$(source_of candle-kernels)/src
 cudarc=$(source_of cudarc)/src
-own=$(cd "$here/../../training/src/cuda" && pwd)
+own=$(cd "$here/../../ops/src/cuda" && pwd)
 
 stamp=$(cat "$here"/*.c "$here"/*.cpp "$here"/*.h "$here"/include/*.h "$here/build.sh" "$own/kernels.cu" | cksum)" $kernels $cudarc"
 [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ] && exit 0

@@ -295,7 +295,7 @@ impl ShardBuilder {
         let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
         let tensor = var.as_tensor().clone();
         let is_put_together = summed || self.inner.averaging.is_some();
-        let guard = is_put_together.then(|| Arc::new(tape::guard(&var, || Ok(check_own_backward()?))));
+        let guard = is_put_together.then(|| Arc::new(ops::tape::guard(&var, || Ok(check_own_backward()?))));
         parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: guard });
         Ok((tensor, Some(parameters.len() - 1)))
     }

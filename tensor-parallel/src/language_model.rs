@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, ModuleT};
-use training::{AttentionMask, Dropout, LayerNorm};
+use ops::{AttentionMask, Dropout, LayerNorm};
 
 use crate::layer::dropout_between;
 use crate::{

@@ -133,7 +133,7 @@ impl<M> TensorParallel<M> {
     ///
     /// With several data-parallel ranks, the divided layers' gradients are sent in buckets of a megabyte, while backward
     /// computes those of earlier layers; the others follow in a single operation. A weight that is used in several recomputed
-    /// parts ([`training::recompute`]) has several gradients, which are sent as one sum: the first backward counts them, and
+    /// parts ([`ops::recompute`]) has several gradients, which are sent as one sum: the first backward counts them, and
     /// sends those weights at its end.
     ///
     /// # Cost
@@ -223,7 +223,7 @@ impl<M> TensorParallel<M> {
 
     /// Computes the gradients of this replica of the model.
     fn own_gradients(&self, loss: &Tensor) -> Result<GradStore> {
-        let mut gradients = tracing::info_span!("backward").in_scope(|| training::backward(loss))?;
+        let mut gradients = tracing::info_span!("backward").in_scope(|| ops::backward(loss))?;
         let mut tensors = Vec::new();
         for parameter in self.parameters.iter().filter(|parameter| parameter.is_summed()) {
             let Some(gradient) = gradients.get(parameter.var()) else { continue };

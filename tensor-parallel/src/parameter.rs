@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
-use tape::Guard;
+use ops::tape::Guard;
 
 use crate::Split;
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use ops::{LinearCrossEntropyConfig, embedding};
 use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
 };
-use training::{LinearCrossEntropyConfig, embedding};
 
 use crate::averaging::Weight;
 use crate::division::Division;

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Mesh, Operation, Stats, Work};
 use common::{Comm, on_mesh};
+use ops::AttentionMask;
 use tensor_parallel::{
     ParallelTransformerLayer, Result, TensorParallel, TensorParallelConfig, TransformerLayerConfig, Weights,
 };
 use tracing::span;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::{Layer, Registry};
-use training::AttentionMask;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
@@ -109,7 +109,7 @@ fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
                 for layer in parallel.model()? {
                     let layer = layer.clone();
                     let part = move |x: &Tensor| Ok(layer.forward(x)?);
-                    y = if again { training::recompute(&y, part)? } else { part(&y)? };
+                    y = if again { ops::recompute(&y, part)? } else { part(&y)? };
                 }
                 Ok(y)
             };

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use candle_core::{Tensor, TensorId, Var};
 
-use crate::warning::warn;
 use crate::{Error, GradientAudit, NoGradient, Result};
+use ops::kernels::warn;
 
 /// What a strategy does when parameters have no gradient on any rank after the first backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -80,9 +80,9 @@ pub(crate) fn is_frozen(frozen: &[String], name: &str) -> bool {
 /// Returns which of these variables get no gradient from `loss`, with the likely reason.
 ///
 /// In candle 0.11 gradients stop silently at the following operations, since they leave nothing in the graph; the
-/// replacement is in brackets: `softmax_last_dim` ([`softmax`](crate::softmax)), `layer_norm`
-/// ([`LayerNorm`](crate::LayerNorm)), `rms_norm` ([`RmsNorm`](crate::RmsNorm)), `rope`, `rope_i` and `rope_thd`
-/// ([`Rotary`](crate::Rotary)), `sdpa` ([`attention`](crate::attention)), and products with quantised weights.
+/// replacement is in brackets: `softmax_last_dim` ([`softmax`](ops::softmax)), `layer_norm`
+/// ([`LayerNorm`](ops::LayerNorm)), `rms_norm` ([`RmsNorm`](ops::RmsNorm)), `rope`, `rope_i` and `rope_thd`
+/// ([`Rotary`](ops::Rotary)), `sdpa` ([`attention`](ops::attention)), and products with quantised weights.
 /// `candle_nn::LayerNorm` and `candle_nn::RmsNorm` call some of these. As the graph does not show them, the operation
 /// named is a guess from the parameter's name and shape.
 ///
@@ -114,7 +114,7 @@ pub(crate) fn is_frozen(frozen: &[String], name: &str) -> bool {
 /// ```
 pub fn audit(loss: &Tensor, vars: &[(String, Var)]) -> Result<GradientAudit> {
     let reached: HashSet<TensorId> = loss.sorted_nodes().iter().map(|node| node.id()).collect();
-    let grads = crate::backward(loss)?;
+    let grads = ops::backward(loss)?;
     let floats = || vars.iter().filter(|(_, var)| var.dtype().is_float());
     let seen = floats().map(|(name, var)| (name.as_str(), var.dims(), grads.get(var).is_some()));
     let mut audit = GradientAudit::new(seen);

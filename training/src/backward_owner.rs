@@ -3,7 +3,7 @@
 use std::any::TypeId;
 use std::cell::RefCell;
 
-use crate::scoped::scoped;
+use ops::kernels::scoped;
 
 thread_local! {
     /// Type and address of the model whose backward runs.

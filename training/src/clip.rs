@@ -5,11 +5,13 @@ use std::collections::HashSet;
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Storage, Tensor, Var};
 
-use crate::blocks::{BLOCK, blocks_of_work};
-use crate::dense::dense;
-use crate::real::sum;
-use crate::simd::vectorized;
-use crate::{Error, Result, cuda};
+use ops::kernels;
+use ops::kernels::dense;
+use ops::kernels::sum;
+use ops::kernels::vectorized;
+use ops::kernels::{BLOCK, blocks_of_work};
+
+use crate::{Error, Result};
 
 /// Number of elements in each run that is summed in f32.
 const RUN_LEN: usize = 1024;
@@ -37,9 +39,9 @@ const RUN_LEN: usize = 1024;
 pub fn grad_norm(grads: &GradStore, vars: &[Var]) -> Result<f64> {
     let mut seen = HashSet::new();
     let found = vars.iter().filter_map(|var| grads.get(var).filter(|_| seen.insert(var.id())));
-    let (on_cuda, others): (Vec<&Tensor>, Vec<&Tensor>) = found.partition(|grad| cuda::knows(grad));
+    let (on_cuda, others): (Vec<&Tensor>, Vec<&Tensor>) = found.partition(|grad| kernels::knows(grad));
     let on_cuda = on_cuda.into_iter().map(Tensor::contiguous).collect::<candle_core::Result<Vec<_>>>()?;
-    let mut total: f64 = cuda::squares(&on_cuda)?.into_iter().sum();
+    let mut total: f64 = kernels::squares(&on_cuda)?.into_iter().sum();
     for grad in others {
         total += squares(grad)?;
     }

@@ -50,7 +50,7 @@ impl GradSums {
         Ok(())
     }
 
-    /// Adds a deferred gradient ([`defer_weights`](crate::defer_weights)), whose storage may be shared with other
+    /// Adds a deferred gradient ([`defer_weights`](ops::defer_weights)), whose storage may be shared with other
     /// weights or the layer itself; the first one is therefore copied.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl GradSums {
     /// # Errors
     /// candle's.
     pub fn finish(self) -> Result<GradStore> {
-        let mut store = tape::empty()?;
+        let mut store = ops::tape::empty()?;
         for (var, sum) in self.vars.iter().zip(self.sums) {
             let Some(sum) = sum else { continue };
             store.insert(var, sum.to_dtype(var.dtype())?);

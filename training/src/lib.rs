@@ -1,10 +1,11 @@
-//! Training components that candle lacks, each usable without the others:
+//! Training components that candle lacks, each usable without the others; the operations are those of [`ops`]:
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Tensor};
 //! use candle_nn::{Optimizer, VarMap};
 //! use sampler::{Generator, SharedGenerator};
-//! use training::{Adam, AdamConfig, TorchInit, backward, clip_grad_norm, cross_entropy, linear, rms_norm};
+//! use ops::{backward, cross_entropy, linear, rms_norm};
+//! use training::{Adam, AdamConfig, TorchInit, clip_grad_norm};
 //!
 //! // PyTorch's initial weights for this seed.
 //! let (vars, random) = (VarMap::new(), SharedGenerator::from(Generator::new(42)));
@@ -24,30 +25,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Read it in this order: what a model is made of, then what trains it, then files:
+//! Read it in this order: a model's first weights, then what trains it, then files:
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
-//! - [`LayerNorm`], [`softmax`], [`log_softmax`], [`cross_entropy`] and [`mse`] are fused and have gradients.
-//! - [`Linear`], multi-head [`attention`], [`embedding`], [`gelu`] and [`relu`] are one operation each.
-//! - [`SelfAttention`] is attention with its projections: PyTorch's, or that of Llama and related models, whose other
-//!   layers are [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`].
-//! - [`linear_cross_entropy`] is a language model's output layer and loss, without materializing the logits of all
-//!   rows at once.
-//! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, and their backward is as fast as their forward pass.
-//! - [`Dropout`] derives its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (also AdamW) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
-//! - [`autocast`] computes matrix products in bf16, with the processor's bf16 instructions where it has them.
 //! - [`LossScaler`] keeps small f16 gradients from underflowing to 0.
 //! - [`clip_grad_norm`] clips the gradients of a model that is replicated on every rank.
 //! - [`audit`] finds parameters that get no gradient, with the likely reason, and [`check_gradient`] gradients that backward
 //!   has lost a part of.
 //! - [`GradSums`] adds gradients of several backward passes in place.
-//! - [`defer_weights`] runs backward without the weight gradients, and computes those later.
-//! - [`recompute`] is activation checkpointing: [`backward`] runs a part of a model again instead of keeping its
-//!   intermediate results; [`recompute_cheap`] keeps the results of matrix products.
-//! - [`activation_bytes`] returns the bytes that a graph holds for backward, including what operations store
-//!   themselves ([`SavedBytes`]).
 //! - [`tensor_header`] validates a safetensors header before any of its values are used; [`open_input`] opens regular
 //!   files only, and [`AtomicFile`] replaces a file only when the new one is complete.
 //! - [`build`] lets a model be written once for every parallel layout.
@@ -58,15 +45,9 @@
 mod adam;
 mod audit;
 mod backward_owner;
-mod blocks;
 pub mod build;
 mod checkpoint;
 mod clip;
-#[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
-mod cuda;
-mod defer;
-mod dense;
-mod dropout;
 mod error;
 mod file;
 mod file_error;
@@ -75,30 +56,19 @@ mod fuzz;
 mod grad_sums;
 mod gradient_check;
 mod gradient_report;
-mod graph;
 mod init;
-mod kept;
 mod lock;
 mod loss_scaler;
 mod low_bits;
 mod missing_gradients;
 mod narrow;
-mod op;
 mod platform;
-mod precision;
-mod product;
-mod real;
-mod recompute;
-mod rows;
 mod runs;
-mod scoped;
 mod sgd;
-mod simd;
 mod slot;
 mod state;
 mod state_of_part;
 mod tensor_file;
-mod warning;
 
 pub use adam::{Adam, AdamConfig};
 pub use audit::{AuditConfig, OnMissingGradient, audit};
@@ -107,8 +77,6 @@ pub use backward_owner::{BackwardOwner, backward_of, backward_owner};
 pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_by_norm, clip_factor, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
-pub use defer::{DeferredGrads, defer, defer_weights};
-pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
 pub use file::{
     AtomicFile, TensorHeader, TensorReader, TensorWriter, load_tensors, open_input, open_output, read_input,
@@ -121,29 +89,14 @@ pub use fuzz::fuzz_tensor_file;
 pub use grad_sums::GradSums;
 pub use gradient_check::{CheckedLoss, CheckedPart, GradientCheckConfig, check_gradient, check_gradient_of};
 pub use gradient_report::{GradientCheck, LostGradient};
-pub use graph::activation_bytes;
 pub use init::TorchInit;
-pub use kept::SavedBytes;
 pub use lock::lock;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use missing_gradients::{GradientAudit, NoGradient};
-pub use op::{
-    AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
-    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, SelfAttention, attention, attention_with_key_mask,
-    columns, conv2d, cross_entropy, embedding, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear,
-    linear_cross_entropy, linear_no_bias, log_softmax, max_pool2d, mse, multihead_attention, relu, rms_norm,
-    self_attention, softmax, swiglu,
-};
-pub use precision::{Precision, autocast};
-pub use recompute::{
-    PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
-};
-pub use rows::{Documents, RowContext, RowKeys};
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{DeferredCopy, OptimizerState, is_buffer, named_vars};
 pub use state_of_part::{OPTIMIZER_KEY, state_of_part};
-pub use tape::{add, scalar_with_gradient, scale};
 pub use tensor_file::{
     TensorFile, check_writable, is_count_of_batches, load_weights, save_vars, save_weights,
 };

@@ -144,7 +144,7 @@ impl LossScaler {
     /// # Errors
     /// candle's.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
-        Ok(tape::scale(loss, self.factor)?)
+        Ok(ops::tape::scale(loss, self.factor)?)
     }
 
     /// Divides gradients by the factor and adapts the factor for the next step. Returns whether the optimizer should

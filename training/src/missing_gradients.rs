@@ -94,17 +94,17 @@ const WHOLE: &str = "sdpa";
 /// Operations of candle 0.11 that leave nothing in its graph, and what replaces each. `candle_nn`'s layers of the same names
 /// call them.
 pub(crate) const WITHOUT_BACKWARD: [(&str, &str); 5] = [
-    ("layer_norm", "training::LayerNorm"),
-    ("rms_norm", "training::RmsNorm"),
-    ("softmax_last_dim", "training::softmax"),
-    ("rope", "training::Rotary"),
-    (WHOLE, "training::attention"),
+    ("layer_norm", "ops::LayerNorm"),
+    ("rms_norm", "ops::RmsNorm"),
+    ("softmax_last_dim", "ops::softmax"),
+    ("rope", "ops::Rotary"),
+    (WHOLE, "ops::attention"),
 ];
 
 /// Replacement for a candle operation without backward.
 fn instead(operation: &str) -> &'static str {
     let known = WITHOUT_BACKWARD.iter().find(|(name, _)| *name == operation);
-    known.map_or("training::attention, or training::softmax and training::Rotary", |(_, instead)| instead)
+    known.map_or("ops::attention, or ops::softmax and ops::Rotary", |(_, instead)| instead)
 }
 
 /// Shape of each parameter, and whether it has a gradient.
@@ -191,9 +191,9 @@ mod tests {
             "11 of 14 parameters",
             "h.0.ln_1.weight, h.0.ln_1.bias,",
             "and 6 more",
-            "training::RmsNorm",
+            "ops::RmsNorm",
             "candle's layer_norm",
-            "candle's sdpa, at h.2.attn.k_proj.weight, has none: use training::attention",
+            "candle's sdpa, at h.2.attn.k_proj.weight, has none: use ops::attention",
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }

@@ -3,9 +3,9 @@
 use candle_core::{CpuStorage, Layout, Result, bail};
 use rayon::prelude::*;
 
-use crate::blocks::{BLOCK, has_one_thread};
-use crate::dense::dense;
 use crate::low_bits::Split;
+use ops::kernels::dense;
+use ops::kernels::{BLOCK, has_one_thread};
 
 /// Calls `step` with blocks of the parameter and of its gradient (of 16 bits, or f32), both in f32, and of the optimizer's
 /// state. `low` are the parameter's [`LowBits`](crate::low_bits::LowBits).

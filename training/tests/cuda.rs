@@ -6,12 +6,15 @@ use std::mem::ManuallyDrop;
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{ModuleT, Optimizer};
-use sampler::Generator;
-use training::{
-    Adam, AdamConfig, AttentionConfig, AttentionMask, Documents, Dropout, Gate, LayerNorm, Linear,
-    LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout, RowContext, RowKeys, attention,
-    attention_with_key_mask, columns, cross_entropy, embedding, linear_cross_entropy,
+use ops::{
+    AttentionConfig, AttentionMask, Documents, Dropout, Gate, LayerNorm, Linear, LinearCrossEntropyConfig,
+    RmsNorm, Rotary, RotaryConfig, RotaryLayout, RowContext, RowKeys, attention, attention_with_key_mask,
+    columns, cross_entropy, embedding, linear_cross_entropy,
 };
+use sampler::Generator;
+use sampler::Generator;
+use training::{Adam, AdamConfig};
+use training::{Adam, AdamConfig};
 
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::BF16, 0.03), (DType::F16, 0.004)];
 
@@ -68,7 +71,7 @@ fn compare_in(
         let tensors: Vec<Tensor> = vars.iter().map(|var| var.as_tensor().clone()).collect();
         let y = operation(&tensors)?;
         let outer = drawn(y.dims(), 99).to_dtype(y.dtype())?.to_device(device)?;
-        let grads = training::backward(&training::scalar_with_gradient(&y, outer)?)?;
+        let grads = ops::backward(&ops::tape::scalar_with_gradient(&y, outer)?)?;
         let of = |var: &Var| grads.get(var).cloned().ok_or(candle_core::Error::Msg("no gradient".into()));
         let gradients = vars.iter().map(of).collect::<Result<Vec<_>>>()?;
         Ok::<_, candle_core::Error>([vec![y], gradients].concat())
@@ -142,7 +145,7 @@ fn products_in_bf16() -> Result<()> {
     let config = AttentionConfig { num_kv_heads: Some(2), ..AttentionConfig::new(4, AttentionMask::Causal) };
     let both =
         |t: &[Tensor]| attention(&t[0], &Linear::new(t[1].clone(), None).forward(&t[0])?, &t[2], &config);
-    let in_bf16 = |t: &[Tensor]| training::autocast(training::Precision::Bf16, || both(t));
+    let in_bf16 = |t: &[Tensor]| ops::autocast(ops::Precision::Bf16, || both(t));
     let shapes = [&q[..], &[12, 24], &kv];
     compare_in(DType::F32, 0.03, &shapes, in_bf16)?;
     let inputs: Vec<Tensor> =
@@ -256,7 +259,7 @@ fn what_is_frozen_has_no_gradient() -> Result<()> {
     let x = Var::from_tensor(&drawn(&[3, 4], 1).to_device(&device())?)?;
     let weight = drawn(&[2, 4], 2).to_device(&device())?;
     let y = Linear::new(weight.clone(), None).forward(&x)?;
-    let grads = training::backward(&training::scalar_with_gradient(&y, y.ones_like()?)?)?;
+    let grads = ops::backward(&ops::tape::scalar_with_gradient(&y, y.ones_like()?)?)?;
     assert!(grads.get(&weight).is_none());
     let expected = weight.sum_keepdim(0)?.broadcast_as((3, 4))?;
     assert!(gap(grads.get(&x).unwrap(), &expected)? < 1e-6);

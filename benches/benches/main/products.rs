@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use criterion::{BenchmarkId, Throughput};
-use training::Precision;
+use ops::Precision;
 
 use crate::group::Group;
 

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
 use clap::Parser;
-use training::{AttentionConfig, AttentionMask, Documents, attention, backward, scalar_with_gradient};
+use ops::tape::scalar_with_gradient;
+use ops::{AttentionConfig, AttentionMask, Documents, attention, backward};
 
 /// The same allocator as in the program.
 #[global_allocator]

@@ -2,9 +2,9 @@
 
 use bin::experiments::transformer::TransformerConfig;
 use candle_core::{Device, Result, Tensor};
+use ops::AttentionMask;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::AttentionMask;
 
 /// Seed of all random numbers.
 const SEED: u64 = 42;
@@ -58,7 +58,7 @@ pub(super) fn generator() -> SharedGenerator {
 
 /// Returns the mean cross-entropy over tokens.
 pub(super) fn loss(logits: &Tensor, next: &Tensor) -> Result<Tensor> {
-    training::cross_entropy(&logits.flatten(0, 1)?, &next.flatten_all()?, None)
+    ops::cross_entropy(&logits.flatten(0, 1)?, &next.flatten_all()?, None)
 }
 
 /// Returns a rank's share of a batch.

@@ -8,8 +8,9 @@ use candle_nn::{Embedding, ModuleT, embedding};
 use cli::error::Result;
 use comm::Communicator;
 use fsdp::{Fsdp, FsdpConfig, Unit, UnitBuilder};
+use ops::{Linear, linear};
 use sampler::SharedGenerator;
-use training::{Adam, AdamConfig, Linear, TorchInit, linear};
+use training::{Adam, AdamConfig, TorchInit};
 
 use super::Training;
 use super::model::{generator, loss, share};

@@ -3,8 +3,9 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap, linear, loss};
+use ops::{AttentionMask, cross_entropy};
 use sampler::{Generator, SharedGenerator};
-use training::{AttentionMask, TorchInit, cross_entropy};
+use training::TorchInit;
 
 use crate::experiments::cifar10::model::ConvNet;
 use crate::experiments::ddp_linear::model::SimpleModel;

@@ -67,3 +67,9 @@ impl From<candle_core::Error> for Error {
         }
     }
 }
+
+impl From<ops::Error> for Error {
+    fn from(error: ops::Error) -> Self {
+        training::Error::from(error).into()
+    }
+}

@@ -7,8 +7,8 @@ use crate::rank::Rank;
 use candle_core::{DType, Device, Module, Tensor};
 use comm::all_gather_object;
 use girandole::trainer::StepReport;
+use ops::Linear;
 use report::metrics::{StepDetails, StepSpeed};
-use training::Linear;
 
 /// How long each rank measures its peak; two products may take longer.
 const TIME: Duration = Duration::from_millis(100);

@@ -14,8 +14,9 @@ use candle_core::Device;
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::{Args, ValueEnum};
 use comm::InitMethod;
+use ops::Precision;
 use report::fact;
-use training::{FileHash, Precision};
+use training::FileHash;
 
 use crate::console::note;
 use crate::devices;

@@ -8,9 +8,10 @@ use candle_core::{Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use comm::{Communicator, Stats};
 use ddp::Ddp;
+use ops::activation_bytes;
 use report::counted;
 use report::metrics::MemoryUse;
-use training::{OptimizerState, activation_bytes, named_vars};
+use training::{OptimizerState, named_vars};
 
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};

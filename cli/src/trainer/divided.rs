@@ -6,9 +6,10 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::Optimizer;
 use comm::{Communicator, Mesh, Stats};
+use ops::activation_bytes;
 use report::metrics::MemoryUse;
 use tensor_parallel::TensorParallel;
-use training::{Adam, Checkpoint, Checkpoints, Contents, activation_bytes};
+use training::{Adam, Checkpoint, Checkpoints, Contents};
 
 use crate::error::Result;
 use crate::held::{gradient_bytes, memory_use};

@@ -6,7 +6,7 @@ use sampler::{SharedGenerator, split_mix};
 /// reproducible, and a resumed run draws the same numbers as an uninterrupted one.
 #[derive(Debug, Clone)]
 pub struct StepRandom {
-    /// The generator that layers draw from ([`training::Dropout`]).
+    /// The generator that layers draw from ([`ops::Dropout`]).
     pub generator: SharedGenerator,
     /// The run's seed.
     pub seed: u64,

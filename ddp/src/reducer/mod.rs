@@ -187,7 +187,7 @@ impl Reducer {
         if synchronise {
             self.skip_unused_parameters(loss)?;
         }
-        let backward = tracing::info_span!("backward").in_scope(|| training::backward(loss));
+        let backward = tracing::info_span!("backward").in_scope(|| ops::backward(loss));
         let mut grads = backward.map_err(Error::during("backward"))?;
         if synchronise {
             self.wait()?;
@@ -209,7 +209,7 @@ impl Reducer {
                 return Ok(None);
             }
         }
-        let mut grads = tape::empty()?;
+        let mut grads = ops::tape::empty()?;
         self.wait()?;
         self.return_gradients(&mut grads)?;
         self.rebuild(None)?;

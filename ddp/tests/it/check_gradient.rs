@@ -26,7 +26,7 @@ fn rows_without_a_gradient_are_named_by_all_ranks() {
             let (before, config) = (parameters_of(&ddp), GradientCheckConfig::default());
             let check = |softmax: Softmax| ddp.check_gradient(|qkv| attention(qkv, &x, softmax), &config);
             let lost = check(candle_nn::ops::softmax_last_dim).unwrap_err().to_string();
-            let passes = check(training::softmax)?;
+            let passes = check(ops::softmax)?;
             assert_eq!((passes.lost, passes.undecided), (vec![], vec![]));
             assert_eq!(parameters_of(&ddp), before);
             Ok(lost)

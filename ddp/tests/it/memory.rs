@@ -69,7 +69,7 @@ fn no_two_gradients_share_memory() {
         let ddp = Ddp::new(comm, vb, &DdpConfig::default(), |vb| Ok([vb.get(3, "a")?, vb.get(3, "b")?]))?;
         let [a, b] = ddp.model()?;
         // Both have the gradient of the sum.
-        let grads = ddp.backward(&training::mse(&training::add(a, b)?, &values(1, &[3], DType::F32))?)?;
+        let grads = ddp.backward(&ops::mse(&ops::tape::add(a, b)?, &values(1, &[3], DType::F32))?)?;
         let addresses = ddp.vars().iter().filter_map(|var| grads.get(var)).map(storage).collect::<Vec<_>>();
         assert!(addresses.len() == 2 && addresses[0].0 != addresses[1].0);
         Ok(())

@@ -3,8 +3,8 @@
 use crate::common::{assert_close, builder, numbers, on_all_ranks, values};
 use candle_core::{DType, Result, Tensor, Var};
 use ddp::{Ddp, DdpConfig};
+use ops::recompute;
 use proptest::prelude::*;
-use training::recompute;
 
 const PARAMETERS: usize = 5;
 const WIDTH: usize = 3;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use candle_core::{DType, Device, Result, Tensor, TensorId};
-use training::PartMember;
+use ops::PartMember;
 
 /// Returns the number of a tensor. Candle numbers tensors in order of creation, so later tensors have larger numbers.
 fn number(id: TensorId) -> usize {

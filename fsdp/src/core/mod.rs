@@ -179,7 +179,7 @@ impl Core {
 
     fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
         self.prepare_backward(loss, synchronise);
-        let backward = tracing::info_span!("backward").in_scope(|| training::backward(loss));
+        let backward = tracing::info_span!("backward").in_scope(|| ops::backward(loss));
         let mut grads = backward.map_err(Error::during("backward"))?;
         let state = &mut *lock(&self.state);
         let shards = tracing::info_span!("wait").in_scope(|| self.finish(state))?;
@@ -273,13 +273,13 @@ impl Core {
         };
         gathered.map_err(|error| state.fail(error))?;
         let run = state.runs.begin(unit, self.is_in_backward())?;
-        training::runs_in_part(&(Arc::clone(&run) as Arc<dyn training::PartMember>));
+        ops::runs_in_part(&(Arc::clone(&run) as Arc<dyn ops::PartMember>));
         Ok(run)
     }
 
     /// Gathers a unit for a recomputation, in which it stays gathered.
     fn gather_for_recomputation(&self, state: &mut State, unit: usize) -> Result<()> {
-        if let Some(node) = training::recomputed_node() {
+        if let Some(node) = ops::recomputed_node() {
             state.graph.advance_to(node);
         }
         self.release_passed_units(state)?;

@@ -45,8 +45,7 @@ impl Core {
         self.gradients.sub(before.as_ref().map_or(0, bytes));
         unit.grads[place.param] = Some(grad);
         // The gradient of a recomputation is not the one that is awaited in the loss's graph.
-        let was_awaited =
-            training::recomputed_node().is_none() && std::mem::take(&mut unit.awaited[place.param]);
+        let was_awaited = ops::recomputed_node().is_none() && std::mem::take(&mut unit.awaited[place.param]);
         let is_last = was_awaited && unit.all_in_graph && !unit.awaited.contains(&true);
         if is_last { self.reduce(state, place.unit) } else { Ok(()) }
     }

@@ -7,7 +7,7 @@ use crate::common::{Comm, assert_close, numbers, on_all_ranks, values};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use fsdp::{Fsdp, FsdpConfig, Strategy, Unit};
-use training::recompute;
+use ops::recompute;
 
 const WIDTH: usize = 6;
 /// Weights of each unit.

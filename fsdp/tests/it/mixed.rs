@@ -195,7 +195,7 @@ fn a_model_for_any_layout_gets_its_input_in_the_dtype_of_its_parameters() {
                 MixedPrecision { param_dtype: Some(DType::F16), ..MixedPrecision::default() };
             let fsdp = FsdpConfig { mixed_precision, ..FsdpConfig::default() };
             let plain = Fsdp::new(comm.clone(), vb(), &fsdp, |units| {
-                units.pp("fc").unit(|vb| training::linear(3, 2, vb))
+                units.pp("fc").unit(|vb| ops::linear(3, 2, vb))
             })?;
             let any = Fsdp::new(comm, vb(), &fsdp, |units| {
                 let builder = Builder::from(units).recomputing(recompute);

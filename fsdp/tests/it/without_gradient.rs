@@ -8,8 +8,9 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder};
 use comm::Mesh;
 use fsdp::{Fsdp, FsdpConfig, Strategy, Unit, UnitBuilder};
+use ops::recompute;
 use proptest::prelude::*;
-use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, recompute};
+use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
 
 /// Experts of each of two units, some of which a batch uses.
 const EXPERTS: usize = 4;

@@ -52,7 +52,7 @@ impl FlatShards {
 
     /// Returns this rank's shard of gradients that all ranks have.
     pub(super) fn of_gradients(&self, grads: &GradStore) -> Result<GradStore> {
-        let mut store = tape::empty()?;
+        let mut store = ops::tape::empty()?;
         for var in &self.vars {
             let Some(gradient) = grads.get(&var.whole) else { continue };
             let own = part(&gradient.contiguous()?.flatten_all()?, &var.range)?;

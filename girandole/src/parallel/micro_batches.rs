@@ -3,8 +3,10 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp};
+use ops::tape::scalar_with_gradient;
+use ops::{RowKeys, backward};
 use training::build::Model;
-use training::{GradSums, LossScaler, RowKeys, backward, scalar_with_gradient};
+use training::{GradSums, LossScaler};
 
 use super::{Evaluation, Kind, Parallel, Step};
 use crate::agreement::all_agree;
@@ -315,7 +317,7 @@ pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor
         DType::F16 | DType::BF16 => loss.to_dtype(DType::F32)?,
         _ => loss.clone(),
     };
-    Ok(tape::scale(&loss, factor)?)
+    Ok(ops::tape::scale(&loss, factor)?)
 }
 
 /// Returns a loss with zero gradients, for a micro-batch without targets that count, whose mean would be NaN. Backward

@@ -142,7 +142,7 @@ impl<M: Model> Parallel<M> {
         }
     }
 
-    /// Sets the number of the next step, which determines the random numbers of rows ([`RowKeys`](training::RowKeys)),
+    /// Sets the number of the next step, which determines the random numbers of rows ([`RowKeys`](ops::RowKeys)),
     /// such as dropout's. By default steps count from 0; a run that resumes from a checkpoint, or repeats a step, must
     /// set it. The same on every rank.
     pub fn set_next_step(&mut self, step: u64) {

@@ -6,9 +6,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
+use ops::RowKeys;
 use pipeline::{Modules, Pipeline, PipelineConfig};
 use tensor_parallel::Shards;
-use training::RowKeys;
 use training::build::{Model, whole_rows};
 
 use super::ParallelConfig;

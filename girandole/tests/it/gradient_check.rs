@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::loss;
 use girandole::comm::Local;
+use girandole::ops::{LayerNorm, layer_norm};
 use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
-use girandole::training::{GradientCheck, GradientCheckConfig, LayerNorm, OnMissingGradient, layer_norm};
+use girandole::training::{GradientCheck, GradientCheckConfig, OnMissingGradient};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
 use crate::common::{Setup, own_batch};

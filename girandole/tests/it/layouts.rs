@@ -9,8 +9,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
 use girandole::models::{GenerateConfig, generate};
+use girandole::ops::activation_bytes;
 use girandole::pipeline::ScheduleKind;
-use girandole::training::activation_bytes;
 use girandole::{Layout, Recompute};
 
 const STEPS: usize = 20;

@@ -6,13 +6,12 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, Optimizer};
 use girandole::comm::{Communicator, Local};
+use girandole::ops::{RmsNorm, cross_entropy, rms_norm};
 use girandole::trainer::{self, Data};
 use girandole::training::build::{
     Builder, Division, Layers, Linear, LinearConfig, Model, Unit, Units, Vocabulary,
 };
-use girandole::training::{
-    Adam, AdamConfig, AuditConfig, OnMissingGradient, RmsNorm, cross_entropy, rms_norm,
-};
+use girandole::training::{Adam, AdamConfig, AuditConfig, OnMissingGradient};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 use tracing_subscriber::fmt::MakeWriter;
 

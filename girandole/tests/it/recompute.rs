@@ -8,10 +8,11 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, Optimizer};
 use girandole::comm::{Communicator, Local};
 use girandole::models::{CausalLm, ModelConfig, Weights};
+use girandole::ops::{Dropout, activation_bytes};
 use girandole::pipeline::ScheduleKind;
 use girandole::sampler::Generator;
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
-use girandole::training::{Adam, AdamConfig, Dropout, activation_bytes};
+use girandole::training::{Adam, AdamConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute};
 
 const STEPS: usize = 4;
@@ -152,8 +153,8 @@ fn a_backward_that_would_lose_gradients_is_refused() {
     let parallel = deep(Recompute::Every(8));
     let loss = parallel.model().unwrap().unwrap().loss(&tokens, &targets).unwrap();
     let line = loss.backward().unwrap_err().to_string();
-    assert!(line.contains("call `training::backward(&loss)`"), "{line}");
-    let grads = girandole::training::backward(&loss).unwrap();
+    assert!(line.contains("call `ops::backward(&loss)`"), "{line}");
+    let grads = girandole::ops::backward(&loss).unwrap();
     assert!(parallel.named_vars().iter().all(|(_, var)| grads.get(var).is_some()));
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{Device, Module, Tensor, bail};
 use candle_nn::{Activation, ModuleT, loss};
 use girandole::comm::Local;
-use girandole::training::Dropout;
+use girandole::ops::Dropout;
 use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 

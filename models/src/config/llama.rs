@@ -1,7 +1,7 @@
 //! `config.json` of Llama, Mistral, Qwen2 and Qwen3.
 
+use ops::Gate;
 use serde_json::{Map, Value, json};
-use training::Gate;
 
 use super::fields::Fields;
 use super::{DropoutConfig, Family, ModelConfig, rope};

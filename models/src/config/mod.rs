@@ -8,8 +8,8 @@ mod rope;
 use std::fmt;
 use std::path::Path;
 
+use ops::{Gate, RotaryConfig};
 use serde_json::{Map, Value};
-use training::{Gate, RotaryConfig};
 
 use crate::digest::Hash;
 use crate::{Error, Result};
@@ -109,7 +109,7 @@ pub struct ModelConfig {
     notes: Vec<String>,
 }
 
-/// Dropout probabilities in training. Dropout is active only within [`RowKeys::scope`](training::RowKeys::scope), which
+/// Dropout probabilities in training. Dropout is active only within [`RowKeys::scope`](ops::RowKeys::scope), which
 /// `girandole::Parallel` opens when it trains.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DropoutConfig {

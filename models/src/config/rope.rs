@@ -1,7 +1,7 @@
 //! Rotary position embedding fields of a configuration.
 
+use ops::{RotaryConfig, RotaryScaling};
 use serde_json::json;
-use training::{RotaryConfig, RotaryScaling};
 
 use super::fields::Fields;
 use crate::Result;

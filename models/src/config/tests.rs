@@ -1,7 +1,7 @@
 //! Tests of `config.json`: what is read, and what is refused by name.
 
+use ops::RotaryScaling;
 use serde_json::{Value, json};
-use training::RotaryScaling;
 
 use super::*;
 

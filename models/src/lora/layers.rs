@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
+use ops::Dropout;
+use ops::tape::{add, scale};
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
-use training::{Dropout, add, scale};
 
 use super::LoraConfig;
 use crate::names::ADAPTER;

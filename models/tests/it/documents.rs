@@ -4,9 +4,10 @@ use crate::common::{FOLDERS, folder};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarMap;
 use models::{CausalLm, Weights};
+use ops::{Documents, backward};
 use proptest::prelude::*;
 use training::build::{Builder, Recompute};
-use training::{Documents, backward, named_vars};
+use training::named_vars;
 
 const LEN: usize = 24;
 

@@ -10,9 +10,10 @@ use comm::{Communicator, Local};
 use ddp::{Ddp, DdpConfig};
 use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use models::{CausalLm, FolderConfig, FolderWriter, Weights};
+use ops::cross_entropy;
 use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
 use training::build::Builder;
-use training::{clip_grad_norm, cross_entropy, named_vars};
+use training::{clip_grad_norm, named_vars};
 
 type Comm = Arc<dyn Communicator>;
 

@@ -9,10 +9,10 @@ use candle_nn::VarMap;
 use comm::{Communicator, Local, Mesh};
 use fsdp::{Fsdp, FsdpConfig};
 use models::{CausalLm, FolderConfig, FolderWriter, GenerateConfig, Weights, generate};
+use ops::cross_entropy;
 use pipeline::{Modules, Pipeline, PipelineConfig, Split};
 use tensor_parallel::{Shards, TensorParallel, TensorParallelConfig, Weights as Parts};
 use training::build::Builder;
-use training::cross_entropy;
 
 type Comm = Arc<dyn Communicator>;
 

@@ -11,7 +11,8 @@ use std::thread::Builder;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::{Communicator, Stats};
-use training::{GradSums, RowKeys};
+use ops::RowKeys;
+use training::GradSums;
 
 use crate::average::Average;
 use crate::executor::{Run, State};
@@ -90,7 +91,7 @@ impl Pipeline {
     /// Sets the keys of the micro-batches of the next step or evaluation, from which layers derive the random numbers of their rows
     /// ([`Dropout::by_row`]): one per micro-batch, on every rank.
     ///
-    /// [`Dropout::by_row`]: training::Dropout::by_row
+    /// [`Dropout::by_row`]: ops::Dropout::by_row
     pub fn set_row_keys(&mut self, keys: Vec<RowKeys>) {
         self.row_keys = keys;
     }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{ModuleT, Optimizer, VarBuilder, VarMap, func};
 use comm::Communicator;
+use ops::{layer_norm, linear};
 use pipeline::{Modules, Pipeline, PipelineConfig};
 use sampler::{Generator, SharedGenerator};
-use training::{Sgd, SgdConfig, TorchInit, layer_norm, linear};
+use training::{Sgd, SgdConfig, TorchInit};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 

@@ -3,8 +3,9 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, Optimizer, VarBuilder, VarMap, func};
 use comm::{Local, Mesh};
+use ops::linear;
 use pipeline::{Error, Modules, Pipeline, PipelineConfig, ScheduleKind};
-use training::{clip_grad_norm, linear};
+use training::clip_grad_norm;
 
 use crate::common::{
     Comm, ROWS, Trained, WIDTH, assert_equal, batch, layers, loss, modules, optimizer, values, weights,

@@ -7,9 +7,10 @@ use std::time::Duration;
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap, func};
 use comm::{Local, LocalConfig, Mesh};
+use ops::defer;
 use pipeline::{Cost, Error, Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
 use sampler::{Generator, SharedGenerator};
-use training::{TorchInit, defer};
+use training::TorchInit;
 
 use crate::common::{Comm, ROWS, WIDTH, assert_equal, batch, loss, modules, values, weights};
 
@@ -66,14 +67,13 @@ fn a_layer_in_several_recomputed_parts_has_the_sum_of_all() {
     let train = |schedule: ScheduleKind, again: bool| {
         let results = on_mesh(2, |mesh| {
             let module = move |vb: VarBuilder<'static>| {
-                let layer = training::linear(WIDTH, WIDTH, vb)?;
+                let layer = ops::linear(WIDTH, WIDTH, vb)?;
                 Ok(func(move |x: &Tensor| {
-                    let part = |layer: training::Linear| move |x: &Tensor| layer.forward(x)?.tanh();
+                    let part = |layer: ops::Linear| move |x: &Tensor| layer.forward(x)?.tanh();
                     let inner = layer.clone();
-                    let nested =
-                        move |x: &Tensor| training::recompute(&inner.forward(x)?, part(inner.clone()));
+                    let nested = move |x: &Tensor| ops::recompute(&inner.forward(x)?, part(inner.clone()));
                     match again {
-                        true => training::recompute(&training::recompute(x, part(layer.clone()))?, nested),
+                        true => ops::recompute(&ops::recompute(x, part(layer.clone()))?, nested),
                         false => part(layer.clone())(&layer.forward(&part(layer.clone())(x)?)?),
                     }
                     .and_then(|x| layer.forward(&x))
@@ -207,7 +207,7 @@ fn a_copy_that_does_not_fit_is_told_to_the_others() {
     let results = on_mesh(2, |mesh| {
         let odd = axis(mesh, "dp").rank() == 1;
         let last = move |x: &Tensor| if odd { x.narrow(1, 0, 2 * WIDTH) } else { x.tanh() };
-        let first = |vb| training::linear(WIDTH, WIDTH, vb);
+        let first = |vb| ops::linear(WIDTH, WIDTH, vb);
         let modules = Modules::new().module("first", first).module("last", move |_| Ok(func(last)));
         make(mesh, &modules, &weights(), loss, PipelineConfig::default())
     });
@@ -221,7 +221,7 @@ fn a_copy_that_does_not_fit_is_told_to_the_others() {
 #[test]
 fn ranks_go_by_their_numbers_in_the_whole_job() {
     let unfit = || {
-        let linear = |vb| training::linear(WIDTH + 1, WIDTH, vb);
+        let linear = |vb| ops::linear(WIDTH + 1, WIDTH, vb);
         Modules::new().module("a", |_| Ok(func(Tensor::tanh))).module("b", linear)
     };
     for result in on_mesh(2, |mesh| make(mesh, &unfit(), &weights(), loss, PipelineConfig::default())) {
@@ -243,7 +243,7 @@ fn ranks_go_by_their_numbers_in_the_whole_job() {
 #[test]
 fn what_cannot_be_measured_is_told_to_all() {
     let unfit = || {
-        let linear = |vb| training::linear(WIDTH + 1, WIDTH, vb);
+        let linear = |vb| ops::linear(WIDTH + 1, WIDTH, vb);
         Modules::new().module("a", |_| Ok(func(Tensor::tanh))).module("b", linear)
     };
     let config = || PipelineConfig { split: Split::Balanced(Cost::ForwardTime), ..PipelineConfig::default() };
@@ -321,7 +321,7 @@ fn a_rank_that_comes_late_hears_the_cause() {
     let group = Local::group(2, &LocalConfig::default()).unwrap();
     let run = |comm: Comm| -> Result<()> {
         let rank = comm.rank();
-        let linear = move |vb| training::linear(width, width, vb);
+        let linear = move |vb| ops::linear(width, width, vb);
         let modules = Modules::new().module("first", linear).module("last", linear);
         // Large enough that receives are posted before they are needed.
         let example = Tensor::zeros((128, width), DType::F64, &Device::Cpu).unwrap();

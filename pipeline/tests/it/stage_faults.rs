@@ -101,7 +101,7 @@ fn two_modules_of_one_name_are_refused() {
 
 #[test]
 fn variables_of_two_modules_with_one_name_are_refused() {
-    let linear = |vb| training::linear(WIDTH, WIDTH, vb);
+    let linear = |vb| ops::linear(WIDTH, WIDTH, vb);
     let deep = move |vb: VarBuilder<'static>| linear(vb.pp("b"));
     let shared = || Modules::new().module("a", deep).module("a.b", linear).module("c", linear);
     for (ranks, cut) in [(1, None), (2, Some("a.b")), (2, Some("c"))] {
@@ -123,7 +123,7 @@ fn variables_of_two_modules_with_one_name_are_refused() {
 #[test]
 fn a_stage_that_does_not_fit_is_named_by_all() {
     let unfit = || {
-        let linear = |vb| training::linear(WIDTH + 1, WIDTH, vb);
+        let linear = |vb| ops::linear(WIDTH + 1, WIDTH, vb);
         Modules::new().module("a", |_| Ok(func(Tensor::tanh))).module("b", linear)
     };
     for line in lines(on_ranks(2, |comm| make(comm, &unfit(), &PipelineConfig::default()))) {
@@ -182,7 +182,7 @@ fn changing_at(odd: usize, stages: usize, dims: (usize, usize)) -> Modules {
     (0..stages).fold(Modules::new(), |modules, stage| {
         let moody = moody.clone();
         modules.module(&format!("m{stage}"), move |vb| {
-            let (linear, moody) = (training::linear(WIDTH, WIDTH, vb)?, moody.clone());
+            let (linear, moody) = (ops::linear(WIDTH, WIDTH, vb)?, moody.clone());
             Ok(func(move |x| {
                 let y = candle_nn::Module::forward(&linear, x)?;
                 if stage == odd { moody(&y) } else { Ok(y) }
@@ -265,7 +265,7 @@ fn failing_backward() -> Modules {
                 Ok(comm::autograd::custom("unlucky", &[&y], y.detach().copy()?, backward)?)
             }))
         })
-        .module("middle", |vb| training::linear(WIDTH, WIDTH, vb))
+        .module("middle", |vb| ops::linear(WIDTH, WIDTH, vb))
         .module("last", move |vb| {
             let weight = weight(vb)?;
             Ok(func(move |x| x.matmul(&weight)))

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, Optimizer, VarBuilder, VarMap, func};
 use comm::{Communicator, Local, Mesh, Operation, Stats, Work};
+use ops::defer;
 use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
-use training::defer;
 
 use crate::common::{
     Comm, ROWS, STEPS, Trained, WIDTH, alone, assert_equal, batch, loss, modules, optimizer, values, weights,
@@ -77,8 +77,7 @@ fn drawn(vb: &VarBuilder<'_>, name: &str) -> Result<Tensor> {
 /// A model in which all modules but the second share one weight.
 fn tied_modules(names: &[&str]) -> Modules {
     let weight = |vb: VarBuilder<'static>| Ok(product(drawn(&vb, "weight")?));
-    let first =
-        Modules::new().module(names[0], weight).module("middle", |vb| training::linear(WIDTH, WIDTH, vb));
+    let first = Modules::new().module(names[0], weight).module("middle", |vb| ops::linear(WIDTH, WIDTH, vb));
     names[1..].iter().fold(first, |modules, name| modules.module(name, weight))
 }
 
@@ -87,7 +86,7 @@ fn with_one_weight(names: &[&str], rows: usize) -> Trained {
     let (map, builder) = (VarMap::new(), weights());
     let root = builder(&map);
     let weight = drawn(&root, &format!("{}.weight", names[0])).unwrap();
-    let middle = training::linear(WIDTH, WIDTH, root.pp("middle")).unwrap();
+    let middle = ops::linear(WIDTH, WIDTH, root.pp("middle")).unwrap();
     let vars: Vec<(String, Var)> =
         map.data().lock().unwrap().iter().map(|(name, var)| (name.clone(), var.clone())).collect();
     let mut sgd = optimizer(vars.iter().map(|(_, var)| var.clone()).collect());
@@ -242,7 +241,7 @@ fn gradients_are_averaged_while_others_are_computed() {
             let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;
             let copies = Arc::new(Watched { inner: mesh.axis("dp")?.clone(), groups: Mutex::default() });
             let stage = |modules: Modules, stage: usize| {
-                let linear = |vb| training::linear(WIDTH, WIDTH, vb);
+                let linear = |vb| ops::linear(WIDTH, WIDTH, vb);
                 modules
                     .module(&format!("{stage}.patient"), patient(&copies))
                     .module(&format!("{stage}.fc"), linear)

@@ -2,7 +2,7 @@
 //! trains them.
 //!
 //! Parameters are counted by building the model with a builder that allocates nothing ([`Unit`]). Activations are
-//! estimated operation by operation, as [`training::activation_bytes`] measures them in a running model.
+//! estimated operation by operation, as [`ops::activation_bytes`] measures them in a running model.
 //!
 //! ```
 //! use models::ModelConfig;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId};
-use training::{PartMember, runs_in_part};
+use ops::{PartMember, runs_in_part};
 
 use super::Averaging;
 

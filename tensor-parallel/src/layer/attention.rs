@@ -1,7 +1,7 @@
 //! Multi-head self-attention with the heads divided over the ranks.
 
 use candle_core::Tensor;
-use training::{AttentionConfig, AttentionMask, attention, columns};
+use ops::{AttentionConfig, AttentionMask, attention, columns};
 
 use crate::{ColumnConfig, ColumnParallelLinear, Error, Result, RowConfig, RowParallelLinear, ShardBuilder};
 

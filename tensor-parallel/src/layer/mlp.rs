@@ -1,7 +1,7 @@
 //! Feed-forward block: two linear layers with a GELU between them.
 
 use candle_core::Tensor;
-use training::gelu;
+use ops::gelu;
 
 use crate::{ColumnConfig, ColumnParallelLinear, Result, RowConfig, RowParallelLinear, ShardBuilder};
 

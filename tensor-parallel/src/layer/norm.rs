@@ -1,7 +1,7 @@
 //! Layer norm between the divided layers.
 
 use candle_nn::Init;
-use training::LayerNorm;
+use ops::LayerNorm;
 
 use crate::{Result, ShardBuilder};
 

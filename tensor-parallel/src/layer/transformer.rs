@@ -2,7 +2,8 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::ModuleT;
-use training::{AttentionMask, Dropout, LayerNorm, add};
+use ops::tape::add;
+use ops::{AttentionMask, Dropout, LayerNorm};
 
 use crate::{Context, ParallelMlp, ParallelSelfAttention, Result, ShardBuilder};
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use candle_core::{Module, Tensor, TensorId};
 use comm::autograd;
-use training::{Linear, Precision};
+use ops::{Linear, Precision};
 
 use crate::averaging::Weight;
 use crate::context::sequence_dim;

@@ -8,7 +8,7 @@ mod row;
 
 use candle_core::{Result, Tensor};
 use comm::autograd;
-use training::{Precision, SavedBytes};
+use ops::{Precision, SavedBytes};
 
 use crate::averaging::Weight;
 
@@ -20,7 +20,7 @@ pub(crate) use row::row;
 /// Calls `make` and returns its result. When backward recomputes a part of the model in which such results are kept, `make`
 /// receives the first result, whose elements it uses instead of repeating the product and the communication.
 fn with_kept_result(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate::Result<Tensor> {
-    Ok(training::kept_result(|known| {
+    Ok(ops::kept_result(|known| {
         let known = known.map(|known| known.force_contiguous()).transpose()?;
         Ok(make(known)?)
     })?)
@@ -94,7 +94,7 @@ fn of_weights(
         Ok(all)
     };
     let weights: Vec<&Tensor> = variables.iter().map(Weight::variable).collect();
-    match training::defer(&weights, compute.clone()) {
+    match ops::defer(&weights, compute.clone()) {
         true => Ok(vec![None; variables.len()]),
         false => {
             let given = variables.iter().zip(compute()?);

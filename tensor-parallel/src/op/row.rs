@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use comm::{Operation, ReduceOp, autograd};
-use training::Precision;
+use ops::Precision;
 
 use crate::averaging::Weight;
 use crate::context::sequence_dim;

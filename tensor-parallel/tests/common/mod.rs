@@ -8,11 +8,10 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Embedding, Init, VarBuilder, VarMap, embedding};
 use comm::{Communicator, Local, Mesh};
+use ops::{AttentionConfig, LayerNorm, Linear, attention, cross_entropy, gelu, layer_norm, linear};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModelConfig, Result, Split, TensorParallel};
-use training::{
-    AttentionConfig, LayerNorm, Linear, TorchInit, attention, cross_entropy, gelu, layer_norm, linear,
-};
+use training::TorchInit;
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 

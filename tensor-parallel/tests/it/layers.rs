@@ -3,12 +3,13 @@
 use crate::common::{batch, bits, copied, gap, on_mesh, sizes, values, whole};
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
+use ops::{cross_entropy, linear};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, RowConfig, RowParallelLinear,
     Split, TensorParallel, TensorParallelConfig, Weights, vocab_parallel_cross_entropy,
 };
-use training::{Adam, AdamConfig, OptimizerState, TorchInit, cross_entropy, linear};
+use training::{Adam, AdamConfig, OptimizerState, TorchInit};
 
 fn random(shape: &[usize], seed: u64) -> Tensor {
     let numbers = Generator::new(seed).randn(shape.iter().product()).unwrap();
@@ -19,7 +20,7 @@ fn config() -> TensorParallelConfig {
     TensorParallelConfig { dtype: DType::F64, ..TensorParallelConfig::default() }
 }
 
-fn dense(inputs: usize, outputs: usize) -> (training::Linear, VarMap) {
+fn dense(inputs: usize, outputs: usize) -> (ops::Linear, VarMap) {
     let vars = VarMap::new();
     let generator = SharedGenerator::from(Generator::new(3));
     let builder: VarBuilder<'_> = TorchInit::var_builder(&generator, &vars, DType::F64, &Device::Cpu);

@@ -4,6 +4,7 @@ use crate::common::sizes;
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, Optimizer, SGD};
 use comm::{Local, LocalConfig, Mesh};
+use ops::{Linear, RmsNorm};
 use std::sync::Arc;
 use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, ParallelMlp, Result, RowConfig,
@@ -11,7 +12,7 @@ use tensor_parallel::{
     Weights, norm, vocab_parallel_cross_entropy,
 };
 use training::build::{Builder, Division, LinearConfig};
-use training::{AuditConfig, Linear, OnMissingGradient, RmsNorm};
+use training::{AuditConfig, OnMissingGradient};
 
 /// Returns the error messages of all ranks, each of which must fail.
 fn messages(ranks: usize, body: impl Fn(Mesh, usize) -> Result<()> + Sync) -> Vec<String> {
@@ -223,7 +224,7 @@ fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
             let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), model)?;
             let loss = || -> Result<Tensor> { Ok(parallel.model()?.forward(&x)?.sqr()?.sum_all()?) };
             let line = |error: candle_core::Error| tensor_parallel::Error::from(error).to_string();
-            let lines = [loss()?.backward(), training::backward(&loss()?)].map(|ended| ended.map_err(line));
+            let lines = [loss()?.backward(), ops::backward(&loss()?)].map(|ended| ended.map_err(line));
             let own = parallel.backward(&loss()?)?;
             assert!(parallel.vars().iter().all(|var| own.get(var).is_some()));
             // After the model is dropped they are ordinary variables.
@@ -260,7 +261,7 @@ fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
     // A norm per attention head; each rank has some of the heads.
     let of_heads: &Build = &|builder| {
         let builder = Builder::from(builder.clone());
-        Ok(Box::new(builder.unit("norm", |part| training::rms_norm(4, 1e-5, part.of_heads()))?))
+        Ok(Box::new(builder.unit("norm", |part| ops::rms_norm(4, 1e-5, part.of_heads()))?))
     };
     assert!(refused((1, 2, false), of_heads));
 }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use crate::common::{Part, copied, gap, on_mesh, whole};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Init;
+use ops::{LayerNorm, recompute, recompute_cheap};
 use proptest::prelude::*;
 use sampler::Generator;
 use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, Context, Result, RowConfig, RowParallelLinear, ShardBuilder,
     TensorParallel, TensorParallelConfig, Weights, norm,
 };
-use training::{GradSums, LayerNorm, recompute, recompute_cheap};
+use training::GradSums;
 
 const LAYERS: usize = 3;
 const WIDTH: usize = 4;

@@ -5,13 +5,14 @@ use std::path::Path;
 use crate::common::{Dense, Part, batch, bits, copied, gap, gradients, on_mesh, values, whole};
 use candle_core::{DType, Device, Module, Tensor, Var, safetensors};
 use candle_nn::Optimizer;
+use ops::cross_entropy;
 use sampler::Generator;
 use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, Result, TensorParallel,
     TensorParallelConfig, VocabParallelEmbedding, Weights, vocab_parallel_cross_entropy,
 };
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, OptimizerState, clip_grad_norm};
-use training::{Sgd, SgdConfig, cross_entropy};
+use training::{Sgd, SgdConfig};
 
 const STEPS: usize = 8;
 const SEED: u64 = 13;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
 use super::{AdamState, Factors};
-use crate::blocks::{BLOCK, blocks};
-use crate::dense::dense;
 use crate::low_bits::LowBits;
 use crate::narrow::step_in_f32;
-use crate::real::Real;
-use crate::simd::vectorized;
 use crate::state::Buffer;
+use ops::kernels::Real;
+use ops::kernels::dense;
+use ops::kernels::vectorized;
+use ops::kernels::{BLOCK, blocks};
 
 pub(super) fn step(
     var: &Var,

@@ -12,7 +12,9 @@ use candle_nn::Optimizer;
 use crate::low_bits::{LOW_BITS, LowBits, is_narrow};
 use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
 use crate::state::{Buffer, DeferredCopy, state_dtype};
-use crate::{Error, OptimizerState, Result, cuda};
+use ops::kernels;
+
+use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Adam";
 
@@ -183,10 +185,10 @@ fn on_cuda(
         [scale, penalty, shrink, fresh1, beta2, fresh2, rate, root, eps].map(|number| number as f32);
     let (grad, means) = (grad.contiguous()?, [of_gradients, of_squares]);
     if !is_narrow(var) {
-        return cuda::adam(var, &grad, means, numbers);
+        return kernels::adam(var, &grad, means, numbers);
     }
     let wide = Var::from_tensor(&low.wide(var)?)?;
-    cuda::adam(&wide, &grad, means, numbers)?;
+    kernels::adam(&wide, &grad, means, numbers)?;
     low.set(var, &wide.as_detached_tensor())
 }
 
@@ -279,7 +281,7 @@ impl Adam {
             }
             if on_host {
                 host::step(&slot.var, &mut slot.low, grad, means, factors)?;
-            } else if cuda::knows(&slot.var) {
+            } else if kernels::knows(&slot.var) {
                 on_cuda(&slot.var, &mut slot.low, grad, means, factors)?;
             } else {
                 fallback::step(&slot.var, &mut slot.low, grad, means, factors)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::LinearCrossEntropyConfig;
+use ops::LinearCrossEntropyConfig;
 
 /// How a linear layer is divided over tensor-parallel ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

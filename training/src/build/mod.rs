@@ -112,7 +112,7 @@ impl Builder {
 
     /// Recomputes some units in backward. The count for [`Recompute::Every`] starts at the next unit built.
     ///
-    /// Backward must then be [`backward`](crate::backward), or that of a strategy, not candle's own.
+    /// Backward must then be [`backward`](ops::backward), or that of a strategy, not candle's own.
     #[must_use]
     pub fn recomputing(self, recompute: Recompute) -> Self {
         Self { recompute, built: Arc::default(), ..self }

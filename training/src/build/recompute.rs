@@ -2,7 +2,7 @@
 
 use candle_core::{Result, bail};
 
-/// Which units keep only their input for backward, which recomputes them ([`crate::recompute`]). Applies to units
+/// Which units keep only their input for backward, which recomputes them ([`ops::recompute`]). Applies to units
 /// with a float input that run by [`Module::forward`](candle_core::Module) or [`Unit::apply`](super::Unit::apply). A
 /// unit whose input is tokens, such as an embedding, is never recomputed, as it would gain nothing.
 ///
@@ -17,7 +17,7 @@ pub enum Recompute {
     /// Every n-th unit, in the order in which the model builds them.
     Every(usize),
     /// Every unit, but only its cheap operations: results of matrix products and attention are kept; norms,
-    /// activations and similar are recomputed ([`crate::recompute_cheap`]).
+    /// activations and similar are recomputed ([`ops::recompute_cheap`]).
     Selective,
 }
 

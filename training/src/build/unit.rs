@@ -7,7 +7,7 @@ use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 
 use super::recompute::RecomputeMode;
-use crate::{recompute, recompute_cheap};
+use ops::{recompute, recompute_cheap};
 
 /// A part of a model (a block, the embedding, the head) whose parameters are gathered or placed together.
 ///
@@ -127,7 +127,7 @@ impl<M: Send + Sync + 'static> Unit<M> {
     /// ```
     /// use candle_core::{DType, Device, Module, Tensor};
     /// use candle_nn::{VarBuilder, VarMap};
-    /// use training::backward;
+    /// use ops::backward;
     /// use training::build::{Builder, Division, LinearConfig, Recompute};
     ///
     /// let vars = VarMap::new();

@@ -7,7 +7,7 @@ use candle_nn::{Init, VarBuilder};
 
 use super::frozen::frozen;
 use super::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
-use crate::{LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_no_bias};
+use ops::{LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_no_bias};
 
 /// Makes every layer whole, on every rank.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,7 +40,7 @@ impl Vocabulary for Whole {
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
-        crate::Linear::new(self.weight.clone(), None).forward(x)
+        ops::Linear::new(self.weight.clone(), None).forward(x)
     }
 
     fn loss(&self, x: &Tensor, targets: &Tensor, config: &LinearCrossEntropyConfig) -> Result<Tensor> {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use crate::scoped::scoped;
+use ops::kernels::scoped;
 
 thread_local! {
     static IN_WHOLE_ROWS: RefCell<bool> = const { RefCell::new(false) };

@@ -10,8 +10,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 
 use crate::audit::is_frozen;
-use crate::warning::warn;
-use crate::{Error, GradientCheck, OnMissingGradient, Precision, Result};
+use crate::{Error, GradientCheck, OnMissingGradient, Result};
+use ops::Precision;
+use ops::kernels::warn;
 
 use changes::Kept;
 use search::Search;
@@ -115,7 +116,7 @@ pub struct CheckedPart {
 /// agrees. What is wrong is searched by halves: which parameters, and which of their rows.
 ///
 /// `loss` must compute the same with the same parameters: with dropout, derive the masks from a key
-/// ([`RowKeys`](crate::RowKeys)), or leave it out. Its products are in f32 here. Parameters of 16 bits are too coarse to be
+/// ([`RowKeys`](ops::RowKeys)), or leave it out. Its products are in f32 here. Parameters of 16 bits are too coarse to be
 /// checked; they are in [`GradientCheck::undecided`], as are parameters whose influence is smaller than the loss's rounding.
 /// Leave variables that are frozen on purpose out of `vars`, or name them in the configuration. All variables of `vars` are
 /// afterwards as before, to the bit, also after an error, including running statistics that forward has changed.
@@ -146,7 +147,7 @@ pub struct CheckedPart {
 /// let (named, config) = (named_vars(&vars), GradientCheckConfig::default());
 /// let lost = check_gradient(|| attention(candle_nn::ops::softmax_last_dim), &named, &config).unwrap_err();
 /// assert!(lost.to_string().contains("qkv.weight, rows 0 to 15"), "{lost}");
-/// check_gradient(|| attention(training::softmax), &named, &config)?;
+/// check_gradient(|| attention(ops::softmax), &named, &config)?;
 /// # Ok::<(), training::Error>(())
 /// ```
 pub fn check_gradient(
@@ -161,7 +162,7 @@ pub fn check_gradient(
         if first.dtype() == DType::F64 {
             alone.rounding = f64::EPSILON;
         }
-        let grads = crate::backward(&first)?;
+        let grads = ops::backward(&first)?;
         drop(first);
         let looked_at =
             || vars.iter().filter(|(name, var)| var.dtype().is_float() && !config.is_frozen(name));

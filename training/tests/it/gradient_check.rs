@@ -4,10 +4,10 @@ use std::cell::Cell;
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{ModuleT, RNN, VarBuilder, VarMap};
+use ops::{Dropout, RowKeys, cross_entropy, layer_norm, linear, rms_norm, softmax};
 use sampler::{Generator, SharedGenerator};
 use training::{
-    Dropout, GradientCheck, GradientCheckConfig, OnMissingGradient, RowKeys, TorchInit, check_gradient,
-    cross_entropy, layer_norm, linear, named_vars, rms_norm, softmax,
+    GradientCheck, GradientCheckConfig, OnMissingGradient, TorchInit, check_gradient, named_vars,
 };
 
 /// A map of variables, and its builder of PyTorch's values for a seed.

@@ -3,7 +3,8 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::Optimizer;
-use training::{Adam, AdamConfig, Linear, OptimizerState, Sgd, SgdConfig, backward, mse};
+use ops::{Linear, backward, mse};
+use training::{Adam, AdamConfig, OptimizerState, Sgd, SgdConfig};
 
 /// The same numbers in every run, from minus `scale` to `scale`.
 fn numbers(seed: u32, dims: &[usize], scale: f32) -> Result<Tensor> {

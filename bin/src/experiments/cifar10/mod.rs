@@ -19,8 +19,9 @@ use cli::prelude::*;
 use comm::Setting;
 use ddp::{Ddp, DdpConfig};
 use girandole::validation::Validation;
+use ops::cross_entropy;
 use serde::{Deserialize, Serialize};
-use training::{Sgd, SgdConfig, cross_entropy};
+use training::{Sgd, SgdConfig};
 
 use self::model::ConvNet;
 use self::pictures::Batch;

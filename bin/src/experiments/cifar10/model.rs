@@ -2,7 +2,7 @@
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Conv2d, Conv2dConfig, Module, VarBuilder};
-use training::{Linear, conv2d, linear, max_pool2d, relu};
+use ops::{Linear, conv2d, linear, max_pool2d, relu};
 
 /// Two convolutions, each followed by ReLU and pooling, and three linear layers; the handbook's `Net`.
 #[derive(Debug)]

@@ -4,7 +4,8 @@ use candle_nn::Module;
 use cli::prelude::*;
 use cli::trainer::RunConfig;
 use ddp::{Ddp, DdpConfig};
-use training::{Sgd, SgdConfig, mse};
+use ops::mse;
+use training::{Sgd, SgdConfig};
 
 use super::data::{Batch, Setup};
 use super::model::SimpleModel;

@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
+use ops::{Linear, linear};
 use sampler::{Generator, SamplerError};
-use training::{FileError, Linear, TensorFile, linear};
+use training::{FileError, TensorFile};
 
 /// One x and its y.
 pub type Sample = (f32, f32);

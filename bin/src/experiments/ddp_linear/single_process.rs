@@ -8,9 +8,10 @@ use cli::run_log::{LogConfig, RunLog};
 use cli::trainer::{RunEnd, SingleProcess};
 use comm::peak_rss_bytes;
 use launch::machine::gpu_count;
+use ops::{backward, mse};
 use report::metrics::Summary;
 use sampler::RandomSampler;
-use training::{Sgd, SgdConfig, backward, mse};
+use training::{Sgd, SgdConfig};
 
 use super::data::{Batch, Setup};
 use super::model::SimpleModel;

@@ -8,8 +8,9 @@ use clap::Args;
 use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
 use girandole::validation::{Validation, ValidationConfig, validate};
+use ops::cross_entropy;
 use serde::{Deserialize, Serialize};
-use training::{Sgd, SgdConfig, TensorFile, cross_entropy};
+use training::{Sgd, SgdConfig, TensorFile};
 
 use data::Sets;
 

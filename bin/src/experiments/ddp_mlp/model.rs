@@ -2,8 +2,9 @@
 
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use ops::{Linear, linear, relu};
 use sampler::{Generator, SamplerError};
-use training::{FileError, Linear, TensorFile, linear, relu};
+use training::{FileError, TensorFile};
 
 /// Features of a sample.
 pub const FEATURES: usize = 10;

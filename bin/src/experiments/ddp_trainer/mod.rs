@@ -10,7 +10,8 @@ use clap::{Args, ValueEnum};
 use cli::memory_check::INDEX_BYTES;
 use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
-use training::{Linear, Sgd, SgdConfig, TensorFile, linear, log_softmax, mse};
+use ops::{Linear, linear, log_softmax, mse};
+use training::{Sgd, SgdConfig, TensorFile};
 
 use self::model::{Batch, FEATURES, Sample};
 

@@ -2,6 +2,7 @@
 
 mod options;
 
+use ops::cross_entropy;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -9,7 +10,7 @@ use candle_nn::ModuleT;
 use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
 use sampler::{Generator, SharedGenerator};
-use training::{Sgd, SgdConfig, cross_entropy};
+use training::{Sgd, SgdConfig};
 
 use crate::experiments::python::{Float, IntTensor};
 use crate::experiments::transformer::Transformer;

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use cli::prelude::*;
-use training::AttentionMask;
+use ops::AttentionMask;
 
 use crate::experiments::transformer::TransformerConfig;
 use crate::experiments::transformer::options::TransformerOptions;

@@ -7,8 +7,9 @@ pub mod peak_memory;
 
 use cli::prelude::*;
 use cli::trainer::Sharded;
+use ops::cross_entropy;
 use training::build::Builder;
-use training::{Adam, AdamConfig, TensorFile, TorchInit, cross_entropy};
+use training::{Adam, AdamConfig, TensorFile, TorchInit};
 
 use candle_core::{DType, Tensor};
 use candle_nn::Module;

@@ -6,6 +6,7 @@ mod modules;
 mod options;
 mod utilization;
 
+use ops::cross_entropy;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -19,7 +20,7 @@ use pipeline::{Pipeline, PipelineConfig, Plan};
 use report::Timeline;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::{FileError, Sgd, SgdConfig, TorchInit, cross_entropy};
+use training::{FileError, Sgd, SgdConfig, TorchInit};
 
 pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;

@@ -1,8 +1,8 @@
 //! The Transformer as a list of modules, to be cut into pipeline stages.
 
+use ops::linear;
 use pipeline::Modules;
 use sampler::SharedGenerator;
-use training::linear;
 
 use crate::experiments::transformer::{
     PositionalEncoding, TokenEmbedding, TransformerBlock, TransformerConfig,

@@ -255,7 +255,7 @@ impl Task for Regression {
         let Setup { x, y, .. } = &self.0;
         let places = Tensor::from_vec(places, samples.len(), x.device())?;
         let (x, y) = (x.index_select(&places, 0)?, y.index_select(&places, 0)?);
-        Ok(training::mse(&parallel.model()?.forward(&x)?, &y)?)
+        Ok(ops::mse(&parallel.model()?.forward(&x)?, &y)?)
     }
 
     fn samples(&self) -> usize {

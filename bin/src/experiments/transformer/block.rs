@@ -2,10 +2,9 @@
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
+use ops::tape::add;
+use ops::{AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, attention, layer_norm, linear, relu};
 use sampler::SharedGenerator;
-use training::{
-    AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, add, attention, layer_norm, linear, relu,
-};
 
 use super::TransformerConfig;
 

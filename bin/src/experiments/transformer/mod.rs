@@ -9,8 +9,8 @@ mod tokens;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
+use ops::{AttentionMask, Linear, linear};
 use sampler::SharedGenerator;
-use training::{AttentionMask, Linear, linear};
 
 pub use block::{LAYER_NORM_EPS, TransformerBlock};
 pub use positions::PositionalEncoding;

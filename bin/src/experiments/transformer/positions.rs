@@ -32,7 +32,7 @@ impl Module for PositionalEncoding {
     /// (batch, length, d_model) to the same.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let rows = self.pe.narrow(1, 0, x.dim(1)?)?;
-        training::add(x, &rows.broadcast_as(x.shape())?)
+        ops::tape::add(x, &rows.broadcast_as(x.shape())?)
     }
 }
 

@@ -24,6 +24,6 @@ impl Module for TokenEmbedding {
     /// # Shapes
     /// (batch, length) to (batch, length, features).
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        training::embedding(&self.weight, tokens)
+        ops::embedding(&self.weight, tokens)
     }
 }

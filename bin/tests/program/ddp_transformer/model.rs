@@ -3,8 +3,9 @@
 use bin::experiments::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, VarMap};
+use ops::AttentionMask;
 use sampler::{Generator, SharedGenerator};
-use training::{AttentionMask, TorchInit};
+use training::TorchInit;
 
 fn model(config: &TransformerConfig) -> (Transformer, VarMap) {
     let generator = SharedGenerator::from(Generator::new(42));

@@ -8,11 +8,12 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, Optimizer, VarBuilder, VarMap};
 use comm::{Communicator, Local, Mesh};
 use ddp::{Ddp, DdpConfig};
+use ops::{activation_bytes, cross_entropy};
 use plan::model::{MlpLoss, Model, TransformerSizes};
 use plan::strategy::{Estimate, Setting, Strategy};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
-use training::{Adam, AdamConfig, OptimizerState, activation_bytes, cross_entropy};
+use training::{Adam, AdamConfig, OptimizerState};
 
 /// Measured bytes, each of the rank with the most.
 #[derive(Debug, Default, Clone, Copy)]
@@ -152,7 +153,7 @@ fn of_linear_layers() {
                 (dp, tp),
                 sequence_parallel,
                 |builder| Mlp::new(hidden as usize, &builder),
-                |parallel| Ok(training::mse(&parallel.model()?.forward(&x)?, &x)?),
+                |parallel| Ok(ops::mse(&parallel.model()?.forward(&x)?, &x)?),
             );
             let strategy = Strategy::Tensor { tp, sequence_parallel };
             let estimate = strategy.estimate(&model, &setting(dp * tp, batch));

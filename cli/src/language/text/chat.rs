@@ -57,7 +57,7 @@ impl ChatOptions {
     /// # Errors
     /// A folder that cannot be used, input that is no text, and standard output that cannot be written.
     pub fn run(&self) -> Result<()> {
-        training::autocast(self.model.precision.into(), || self.run_in_precision())
+        ops::autocast(self.model.precision.into(), || self.run_in_precision())
     }
 
     fn run_in_precision(&self) -> Result<()> {

@@ -95,7 +95,7 @@ impl EvaluateOptions {
     /// # Errors
     /// A folder or text that cannot be used; a rank that failed.
     pub fn run(&self) -> Result<()> {
-        training::Precision::from(self.model.precision).scope(|| self.run_in_precision())
+        ops::Precision::from(self.model.precision).scope(|| self.run_in_precision())
     }
 
     fn run_in_precision(&self) -> Result<()> {

@@ -83,7 +83,7 @@ impl GenerateOptions {
     /// # Errors
     /// A folder or prompt that cannot be used, and standard output that cannot be written; a rank that failed.
     pub fn run(&self) -> Result<()> {
-        training::Precision::from(self.model.precision).scope(|| self.run_in_precision())
+        ops::Precision::from(self.model.precision).scope(|| self.run_in_precision())
     }
 
     fn run_in_precision(&self) -> Result<()> {

@@ -83,9 +83,9 @@ pub fn custom_with_new_gradients(
     let output = whole(output, inputs)?;
     let node = Custom { name, output: Mutex::new(Some(output)), backward: Box::new(backward) };
     Ok(match inputs {
-        [a] => tape::apply_op1(a, node)?,
-        [a, b] => tape::apply_op2(a, b, node)?,
-        [a, b, c] => tape::apply_op3(a, b, c, node)?,
+        [a] => ops::tape::apply_op1(a, node)?,
+        [a, b] => ops::tape::apply_op2(a, b, node)?,
+        [a, b, c] => ops::tape::apply_op3(a, b, c, node)?,
         _ => {
             let got = format!("{} inputs", inputs.len());
             return Err(Error::invalid("a custom operation", got, "give one to three"));

@@ -2,9 +2,9 @@
 
 use clap::Args;
 use cli::prelude::*;
+use ops::AttentionMask;
 use plan::command::check_heads;
 use tensor_parallel::LanguageModelConfig;
-use training::AttentionMask;
 
 use crate::experiments::tensor_parallel::mesh::{MeshOptions, memory_per_rank};
 use crate::experiments::transformer::options::check_room;

@@ -1,6 +1,6 @@
 //! The Transformer's module tree as PyTorch prints it.
 
-use training::AttentionMask;
+use ops::AttentionMask;
 
 use super::ModuleTree;
 use crate::experiments::python::Float;
