@@ -1,5 +1,7 @@
 //! Distributed training for candle: one model in any layout.
 //!
+//! To read the code, begin with one training step from top to bottom: `src/trainer/step.rs` ([below](#reading-it)).
+//!
 //! A model is written once, as a chain of units ([`training::build`]), and a [`Layout`] determines how it is
 //! distributed over ranks: copies (`dp`), shards (`shard`, FSDP), divided layers (`tp`), pipeline stages (`pp`), in any
 //! combination. [`Parallel`] is the model in its layout.
@@ -56,8 +58,11 @@
 //! # Ok::<(), girandole::Error>(())
 //! ```
 //!
-//! Read it in this order: [`training::build`], how a model is written; [`Layout`]; [`Parallel`]; [`trainer`], a training loop with
-//! checkpoints; [`checkpoint`], their format; [`validation`].
+//! # Reading it
+//!
+//! Begin with `src/trainer/step.rs`: one training step from top to bottom, from the rows of a batch to the report, in one file.
+//! All other files are what that one names. Then [`training::build`], how a model is written; [`Layout`]; [`Parallel`], a model in
+//! its layout; [`trainer`], the loop around the steps; [`checkpoint`], the format of checkpoints; [`validation`].
 //!
 //! The crates that a training program needs are re-exported under their names, so that it has only one dependency.
 #![forbid(unsafe_code)]

@@ -34,13 +34,14 @@ impl<M: Model> Parallel<M> {
         config: &GradientCheckConfig,
     ) -> Result<GradientCheck> {
         self.check()?;
-        let check = Precision::F32.scope(|| self.try_check_gradient((input, targets), step, config));
+        let check = Precision::F32.scope(|| self.try_check_gradient(input, targets, step, config));
         self.note(check)
     }
 
     fn try_check_gradient(
         &mut self,
-        (input, targets): (&Tensor, &Tensor),
+        input: &Tensor,
+        targets: &Tensor,
         step: &Step,
         config: &GradientCheckConfig,
     ) -> Result<GradientCheck> {

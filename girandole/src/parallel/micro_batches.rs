@@ -1,138 +1,38 @@
-//! Micro-batches: how a batch is divided, and forward and backward of the parts, in every layout.
+//! Micro-batches: how a batch is divided, the mean over the targets of all of them, and evaluation.
 
-use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 use ops::tape::scalar_with_gradient;
-use ops::{RowKeys, backward};
+use ops::RowKeys;
 use training::build::Model;
-use training::{GradSums, LossScaler};
 
-use super::{Evaluation, Kind, Parallel, Step};
+use super::{Evaluation, Kind, Parallel};
 use crate::agreement::all_agree;
 use crate::{Error, Result};
 
 /// A rank's share of a batch.
-pub(super) struct Prepared {
-    input: Tensor,
-    targets: Tensor,
-    parts: Vec<MicroBatch>,
+pub(crate) struct Prepared {
+    pub(crate) input: Tensor,
+    pub(crate) targets: Tensor,
+    pub(crate) parts: Vec<MicroBatch>,
     /// Number of its first rows that count.
     counted: usize,
     /// Number of targets that count, of all ranks.
-    total: usize,
+    pub(crate) total: usize,
     /// Factor of the sum of a micro-batch's losses with which the mean over ranks of the sums over micro-batches is the mean
     /// over all targets.
-    share: f64,
+    pub(crate) share: f64,
 }
 
 /// A micro-batch, and how many of its targets count.
-struct MicroBatch {
+pub(crate) struct MicroBatch {
     input: Tensor,
     targets: Tensor,
     count: usize,
-    keys: RowKeys,
+    pub(crate) keys: RowKeys,
 }
 
 impl<M: Model> Parallel<M> {
-    /// Computes one step on this rank's rows: forward, backward, and all communication. Ranks that differ only in `pp`
-    /// or `tp` get the same rows; ranks along `dp` and `shard` get different rows, the same number each.
-    ///
-    /// The random numbers of rows, such as dropout's, depend on their index in the batch. Rows are assigned to ranks in
-    /// turn: of two ranks the first has rows 0, 2, 4 and so on.
-    ///
-    /// The loss is the mean over all targets that count, of all ranks and micro-batches together, however they are
-    /// distributed.
-    ///
-    /// With [`ParallelConfig::loss_scale`](super::ParallelConfig) the loss is scaled for backward, and the returned
-    /// gradients are those of the unscaled loss; gradients of f16 and bf16 parameters are returned as f32.
-    ///
-    /// # Shapes
-    /// The first dimension of both is rows, at least one for each of
-    /// [`ParallelConfig::micro_batches`](super::ParallelConfig); with `pp` their number must be a multiple of it.
-    ///
-    /// # Cost
-    /// That of the strategies; the number of targets and the loss are summed over the ranks, 8 bytes each.
-    ///
-    /// # Errors
-    /// Fewer rows than micro-batches, or with `pp` not a multiple of them; no target that counts on any rank; errors of
-    /// the model and the strategy.
-    pub fn step(&mut self, input: &Tensor, targets: &Tensor) -> Result<Step> {
-        self.step_of(Ok((input.clone(), targets.clone())))
-    }
-
-    /// Like [`step`](Self::step), with a batch that this rank may have failed to make: the error is sent to the others.
-    pub(crate) fn step_of(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
-        self.check()?;
-        let step = self.try_step(batch);
-        self.note(step)
-    }
-
-    fn try_step(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
-        let Prepared { input, targets, parts, total, share, .. } = self.prepare(batch, usize::MAX)?;
-        self.steps += 1;
-        let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
-        let (sum, mut grads) = match &mut self.model {
-            Kind::Stages(stages) => {
-                let keys = parts.into_iter().map(|part| part.keys).collect();
-                stages.step((&input, &targets), keys, share, &self.shards)?
-            }
-            Kind::Whole { model, vars, .. } => whole(model, vars.all_vars(), &parts, share)?,
-            Kind::Copies(ddp) => {
-                // The same for all micro-batches.
-                let model = ddp.model()?;
-                in_parts(
-                    &parts,
-                    share,
-                    |_| Ok(model),
-                    |loss| Ok(ddp.backward_no_sync(loss)?),
-                    |loss| Ok(ddp.backward(loss)?),
-                )?
-            }
-            Kind::Sharded(fsdp) => in_parts(
-                &parts,
-                share,
-                |_| Ok(fsdp.model()?),
-                |loss| Ok(fsdp.backward_no_sync(loss)?),
-                |loss| Ok(fsdp.backward(loss)?),
-            )?,
-        };
-        // Stages have summed them already, before taking their shards.
-        if !matches!(self.model, Kind::Stages(_)) {
-            self.shards.sum_gradients(&self.named_vars(), &mut grads)?;
-        }
-        self.audit(&grads)?;
-        let loss = self.sum_of_all(sum)? / total as f64;
-        let skipped = !self.unscale(&mut grads)?;
-        Ok(Step { loss, targets: total, grads, skipped })
-    }
-
-    /// Applies [`ParallelConfig::audit`](super::ParallelConfig) once to a model that no strategy wraps. All ranks along `tp` have
-    /// gradients of the same parameters.
-    fn audit(&mut self, grads: &GradStore) -> Result<()> {
-        let Kind::Whole { unaudited, .. } = &mut self.model else { return Ok(()) };
-        if !std::mem::take(unaudited) {
-            return Ok(());
-        }
-        let vars = self.named_vars();
-        let floats = vars.iter().filter(|(_, var)| var.dtype().is_float());
-        let parameters = floats.map(|(name, var)| (name.as_str(), var.dims(), grads.get(var).is_some()));
-        Ok(self.config.audit.act("Parallel", self.mesh.axis("tp")?.rank() == 0, parameters)?)
-    }
-
-    /// Divides scaled gradients by the loss scale. Returns false, and empty gradients, if one was not finite on some
-    /// rank.
-    fn unscale(&mut self, grads: &mut GradStore) -> Result<bool> {
-        let Some(mut scaler) = self.scaler.take() else { return Ok(true) };
-        let is_finite = scaler.unscale(self, grads);
-        self.scaler = Some(scaler);
-        let is_finite = is_finite?;
-        if !is_finite {
-            *grads = GradSums::default().finish()?;
-        }
-        Ok(is_finite)
-    }
-
     /// Computes the mean loss of a batch, without backward. Call on every rank, with rows as for [`step`](Self::step).
     ///
     /// # Errors
@@ -173,7 +73,7 @@ impl<M: Model> Parallel<M> {
         let sum = match &mut self.model {
             Kind::Stages(stages) => {
                 let keys = parts.iter().filter(|_| in_training).map(|part| part.keys.clone());
-                stages.evaluate((input, targets), keys.collect(), batch.counted)?
+                stages.evaluate(input, targets, keys.collect(), batch.counted)?
             }
             Kind::Whole { model, .. } => of(model)?,
             Kind::Copies(ddp) => of(ddp.model()?)?,
@@ -183,7 +83,7 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Remembers the first failure, except for an error that leaves everything unchanged on all ranks.
-    pub(super) fn note<T>(&mut self, result: Result<T>) -> Result<T> {
+    pub(crate) fn note<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result
             && !matches!(error, Error::NoTargets)
         {
@@ -193,7 +93,7 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Divides a rank's share of a batch, and counts the targets of all ranks. Rows after the first `counted` do not count.
-    pub(super) fn prepare(&mut self, batch: Result<(Tensor, Tensor)>, counted: usize) -> Result<Prepared> {
+    pub(crate) fn prepare(&mut self, batch: Result<(Tensor, Tensor)>, counted: usize) -> Result<Prepared> {
         let prepared = batch.and_then(|(input, targets)| {
             let parts = self.micro_batches(&input, &targets, counted)?;
             Ok(Prepared { input, targets, parts, counted, total: 0, share: 0.0 })
@@ -277,7 +177,7 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Sums the losses of all ranks; with a pipeline, those of its last stages.
-    fn sum_of_all(&self, own: f64) -> Result<f64> {
+    pub(crate) fn sum_of_all(&self, own: f64) -> Result<f64> {
         let own = sum(&*self.data, own)?;
         sum(&**self.mesh.axis("pp")?, own)
     }
@@ -292,16 +192,16 @@ impl MicroBatch {
     }
 
     /// Computes the loss in training, where rows have random numbers.
-    fn training_loss<M: Model>(&self, model: &M) -> Result<Tensor> {
+    pub(crate) fn training_loss<M: Model>(&self, model: &M) -> Result<Tensor> {
         self.keys.scope(|| self.loss(model))
     }
 
     /// Returns its contribution to the sum of all losses.
-    fn add(&self, loss: &Tensor) -> Result<f64> {
+    pub(crate) fn add(&self, loss: &Tensor) -> Result<f64> {
         Ok(number(loss)? * self.count as f64)
     }
 
-    fn weighted(&self, loss: &Tensor, share: f64) -> Result<Tensor> {
+    pub(crate) fn weighted(&self, loss: &Tensor, share: f64) -> Result<Tensor> {
         weighted(loss, self.count.max(1), share)
     }
 }
@@ -343,41 +243,4 @@ fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
     let tensor = Tensor::new(&[own], &Device::Cpu)?;
     comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
     Ok(tensor.to_vec1::<f64>()?[0])
-}
-
-/// Computes forward and backward without communication.
-fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) -> Result<(f64, GradStore)> {
-    let (mut sum, mut sums) = (0.0, GradSums::new(vars));
-    for part in parts {
-        let loss = part.training_loss(model)?;
-        sum += part.add(&loss)?;
-        let mut grads = backward(&part.weighted(&loss, share)?)?;
-        if parts.len() == 1 {
-            return Ok((sum, grads));
-        }
-        sums.take(&mut grads)?;
-    }
-    Ok((sum, sums.finish()?))
-}
-
-/// Computes forward and backward of micro-batches; the backward of the last one also returns the accumulated gradients
-/// of the others.
-fn in_parts<'a, M: Model + 'a>(
-    parts: &[MicroBatch],
-    share: f64,
-    model: impl Fn(usize) -> Result<&'a M>,
-    add: impl Fn(&Tensor) -> Result<()>,
-    last: impl Fn(&Tensor) -> Result<GradStore>,
-) -> Result<(f64, GradStore)> {
-    let mut sum = 0.0;
-    for (place, part) in parts.iter().enumerate() {
-        let loss = part.training_loss(model(place)?)?;
-        sum += part.add(&loss)?;
-        let weighted = part.weighted(&loss, share)?;
-        if place + 1 == parts.len() {
-            return Ok((sum, last(&weighted)?));
-        }
-        add(&weighted)?;
-    }
-    Err(Error::NoTargets)
 }

@@ -25,12 +25,13 @@ use ddp::Ddp;
 use fsdp::Fsdp;
 use tensor_parallel::Shards;
 use training::build::Model;
-use training::{LossScaler, LossScalerState, named_vars};
+use training::{GradSums, LossScaler, LossScalerState, named_vars};
 
 use crate::Layout;
 
 pub use config::{IsTrained, ParallelConfig};
 pub use forward::StagesForward;
+pub(crate) use micro_batches::{MicroBatch, Prepared};
 pub use pieces::Piece;
 
 use stages::Stages;
@@ -54,16 +55,16 @@ pub struct Parallel<M> {
     mesh: Mesh,
     /// The group of ranks with different rows (`dp` and `shard`).
     data: Arc<dyn Communicator>,
-    shards: Shards,
-    model: Kind<M>,
+    pub(crate) shards: Shards,
+    pub(crate) model: Kind<M>,
     config: ParallelConfig,
     ties: Vec<(String, String)>,
     /// The same on every rank.
-    scaler: Option<LossScaler>,
+    pub(crate) scaler: Option<LossScaler>,
     /// Variables whose gradients this rank contributes to the norm of all gradients.
     counted: HashSet<TensorId>,
     /// Number of the next step.
-    steps: u64,
+    pub(crate) steps: u64,
     /// The first failure, after which ranks are out of step.
     failed: Option<String>,
     remake: Remake<M>,
@@ -74,7 +75,7 @@ type Remake<M> =
     Arc<dyn Fn(Arc<dyn Communicator>, &Layout, &ParallelConfig) -> crate::Result<Parallel<M>> + Send + Sync>;
 
 /// The implementation of the layout.
-enum Kind<M> {
+pub(crate) enum Kind<M> {
     /// `unaudited` until the first step has been checked for missing gradients; the strategies check their own.
     Whole {
         model: M,
@@ -199,8 +200,34 @@ impl<M: Model> Parallel<M> {
         }
     }
 
+    /// Applies [`ParallelConfig::audit`](ParallelConfig) once to a model that no strategy wraps. All ranks along `tp` have
+    /// gradients of the same parameters.
+    pub(crate) fn audit(&mut self, grads: &GradStore) -> crate::Result<()> {
+        let Kind::Whole { unaudited, .. } = &mut self.model else { return Ok(()) };
+        if !std::mem::take(unaudited) {
+            return Ok(());
+        }
+        let vars = self.named_vars();
+        let floats = vars.iter().filter(|(_, var)| var.dtype().is_float());
+        let parameters = floats.map(|(name, var)| (name.as_str(), var.dims(), grads.get(var).is_some()));
+        Ok(self.config.audit.act("Parallel", self.mesh.axis("tp")?.rank() == 0, parameters)?)
+    }
+
+    /// Divides scaled gradients by the loss scale. Returns false, and empty gradients, if one was not finite on some
+    /// rank.
+    pub(crate) fn unscale(&mut self, grads: &mut GradStore) -> crate::Result<bool> {
+        let Some(mut scaler) = self.scaler.take() else { return Ok(true) };
+        let is_finite = scaler.unscale(self, grads);
+        self.scaler = Some(scaler);
+        let is_finite = is_finite?;
+        if !is_finite {
+            *grads = GradSums::default().finish()?;
+        }
+        Ok(is_finite)
+    }
+
     /// Fails with the first failure, if there was one.
-    fn check(&self) -> crate::Result<()> {
+    pub(crate) fn check(&self) -> crate::Result<()> {
         self.failed.as_ref().map_or(Ok(()), |first| Err(crate::Error::Failed { first: first.clone() }))
     }
 

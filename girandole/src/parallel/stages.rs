@@ -22,7 +22,7 @@ use crate::Result;
 type LastUnit = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send>;
 
 /// The stages of this rank.
-pub(super) struct Stages {
+pub(crate) struct Stages {
     pipeline: Pipeline,
     last_unit: LastUnit,
     /// With `shard`: the shards of the optimizer.
@@ -130,9 +130,10 @@ impl Stages {
     }
 
     /// Returns the sum of the losses of all targets, if this rank has the last stage (otherwise 0), and the gradients.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
-        (input, targets): (&Tensor, &Tensor),
+        input: &Tensor,
+        targets: &Tensor,
         keys: Vec<RowKeys>,
         share: f64,
         shards: &Shards,
@@ -151,7 +152,8 @@ impl Stages {
     /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows; in training with keys.
     pub(super) fn evaluate(
         &mut self,
-        (input, targets): (&Tensor, &Tensor),
+        input: &Tensor,
+        targets: &Tensor,
         keys: Vec<RowKeys>,
         counted: usize,
     ) -> Result<f64> {

@@ -47,6 +47,7 @@ mod consistency;
 mod data;
 mod elastic;
 mod evaluate;
+mod first_gradients;
 mod learning_rate;
 mod observer;
 mod saver;

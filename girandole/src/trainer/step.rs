@@ -1,42 +1,45 @@
-//! One training step.
-
-use std::time::Instant;
+//! **The heart: a training step from top to bottom.** Start reading the crate here; all other files are what this one names.
+//!
+//! | part of a step | here | where it is done |
+//! | --- | --- | --- |
+//! | rows: the next ones of the run, those of this rank | [`Trainer::step_once`] | `sampler::RunOrder` |
+//! | batch: input and targets of these rows | | `data.rs`, `models::tokens::Rows` |
+//! | micro-batches, and the targets of all ranks | [`Parallel::forward_backward`] | `parallel/micro_batches.rs` |
+//! | forward and backward in the layout | | the model; `ddp`, `fsdp`, `parallel/stages.rs` with `pipeline` |
+//! | averaging of gradients | | while backward runs: `ddp`, `fsdp`, `pipeline`; sums over `tp`: `tensor_parallel::Shards` |
+//! | scaled losses (f16) | | `parallel/mod.rs`, `training::LossScaler` |
+//! | check of the first gradients | [`Trainer::step_once`] | `first_gradients.rs` |
+//! | norm over all ranks, clipping | [`Trainer::update`] | `parallel/norm.rs` |
+//! | optimizer | | `training::Adam` |
+//! | report | [`Trainer::step_once`] | `observer.rs` |
+//!
+//! Around it: the loop over steps, evaluations and checkpoints is in `trainer/mod.rs`; what happens when a rank is lost is in
+//! `trainer/elastic`; how a model gets its parameters in a layout is in `parallel/build.rs`.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
+use ops::backward;
 use training::build::Model;
-use training::{LossScaler, OnMissingGradient, clip_factor};
+use training::{GradSums, LossScaler, clip_factor};
 
+use super::first_gradients::CheckTime;
 use super::{StepReport, Trainer};
-use crate::{Error, Result, Step};
-
-/// The time of a check of gradients, which is not the step's.
-#[derive(Debug, Default)]
-struct CheckTime {
-    seconds: f64,
-    busy_ns: u64,
-    waited_ns: u64,
-}
+use crate::parallel::{Kind, MicroBatch, Prepared};
+use crate::{Error, Parallel, Result, Step};
 
 impl<M: Model> Trainer<'_, M> {
-    /// Computes the next step. Batches without targets are skipped, unless there are no others.
+    /// Computes the next step. Batches without targets are left out, unless there are no others.
     pub(super) fn train_step(&mut self) -> Result<StepReport> {
         let mut left_out = 0;
         loop {
-            let (before, buffers) = (self.batches.state(), self.kept_buffers()?);
-            let loss_scale = self.model.loss_scaler().map(LossScaler::state);
+            let before = self.before_step()?;
             match self.step_once() {
                 Err(Error::NoTargets) if left_out < self.batches.data.rows() => {
                     left_out += self.config.batch_size;
                 }
-                Err(error) => {
-                    // When a rank is lost, the same rows are used again.
-                    if error.loss().is_some() {
-                        self.batches.resume(&before)?;
-                        buffers.iter().try_for_each(|(var, value)| var.set(value))?;
-                        self.model.resume_loss_scale(loss_scale);
-                    }
+                Err(error) if error.loss().is_some() => {
+                    self.undo_step(&before)?;
                     return Err(error);
                 }
                 report => return report,
@@ -44,37 +47,36 @@ impl<M: Model> Trainer<'_, M> {
         }
     }
 
-    /// Copies the running statistics, because a step may be repeated and its forward changes them. Empty in runs that
-    /// are not elastic.
-    fn kept_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
-        if self.config.fewest_ranks.is_none() {
-            return Ok(Vec::new());
-        }
-        let kept = |(_, var): (String, Var)| Ok((var.clone(), var.as_detached_tensor().copy()?));
-        self.model.buffers().into_iter().map(kept).collect()
-    }
-
     fn step_once(&mut self) -> Result<StepReport> {
         let (epoch, before) = (self.batches.epoch(), self.model.stats());
-        let batch = self.batches.next(&**self.model.data_ranks(), &self.model.config().device)?;
-        let batch = batch.map_err(Error::from);
         let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
+
+        // This rank's rows of the next batch. Ranks along `pp` and `tp` have the same ones.
+        let batch = self.batches.next(&**self.model.data_ranks(), &self.model.config().device)?;
+        // If they cannot be read here, the other ranks are told in the step.
+        let batch = batch.map_err(Error::from);
+        let first = batch.as_ref().ok().cloned().filter(|_| self.done.step == 0);
+
+        // Forward and backward, in the model's layout; gradients are averaged over all ranks.
         self.model.set_next_step(self.done.step as u64);
-        let checked = batch.as_ref().ok().cloned().filter(|_| self.done.step == 0);
         let step = tracing::info_span!("forward and backward").in_scope(|| self.model.step_of(batch))?;
-        let check = match checked {
-            Some(batch) => {
-                tracing::info_span!("gradient check").in_scope(|| self.check_gradient(&batch, &step))?
-            }
+        let check = match first {
             None => CheckTime::default(),
+            Some(batch) => {
+                let span = tracing::info_span!("gradient check");
+                span.in_scope(|| self.check_first_gradients(&batch, &step))?
+            }
         };
+
+        // Norm, clipping and optimizer.
         let factor = self.config.schedule.factor(self.done.step, self.config.steps);
         let learning_rate = self.config.learning_rate * factor;
         let grad_norm = match step.skipped {
             true => self.skip(step.loss, loss_scale)?,
-            false => self.change(&step.grads, learning_rate)?,
+            false => self.update(&step.grads, learning_rate)?,
         };
         self.done.step += 1;
+
         let stats = self.model.stats();
         let seconds =
             |after: u64, before: u64, check: u64| after.saturating_sub(before + check) as f64 * 1e-9;
@@ -94,42 +96,14 @@ impl<M: Model> Trainer<'_, M> {
         })
     }
 
-    /// Checks the gradients of the first step of a new run, where it costs little.
-    fn check_gradient(&mut self, (input, targets): &(Tensor, Tensor), step: &Step) -> Result<CheckTime> {
-        let (began, before) = (Instant::now(), self.model.stats());
-        let (config, ranks) = (&self.config.gradient_check, self.model.data_ranks().world_size());
-        // In 16 bits nothing could be told apart from rounding.
-        let is_wide = matches!(self.model.config().dtype, DType::F32 | DType::F64);
-        if config.on_lost == OnMissingGradient::Ignore || step.skipped || !is_wide {
-            return Ok(CheckTime::default());
-        }
-        let work = self.model.parameter_count()? as u64 * (step.targets / ranks) as u64;
-        if work > self.config.gradient_check_work {
-            tracing::debug!("gradients are not checked: {work} multiplications a pass are too many");
-            return Ok(CheckTime::default());
-        }
-        let check = self.model.check_gradient(input, targets, step, config)?;
-        tracing::debug!(
-            "gradients of {} parameters checked in {} forward passes; undecided: {:?}",
-            check.parameters,
-            check.forward_passes,
-            check.undecided
-        );
-        let after = self.model.stats();
-        Ok(CheckTime {
-            seconds: began.elapsed().as_secs_f64(),
-            busy_ns: after.busy_ns.saturating_sub(before.busy_ns),
-            waited_ns: after.waited_ns.saturating_sub(before.waited_ns),
-        })
-    }
-
-    /// Makes one optimizer step, and returns the norm of all gradients.
-    fn change(&mut self, grads: &GradStore, learning_rate: f64) -> Result<f64> {
-        self.optimizer.set_learning_rate(learning_rate);
+    /// Changes the parameters by the gradients, and returns the norm of these over all ranks, before clipping.
+    fn update(&mut self, grads: &GradStore, learning_rate: f64) -> Result<f64> {
         let norm = self.model.grad_norm(grads)?;
         self.model.check_finite(grads, norm, self.done.step as u64 + 1)?;
         let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
+        // A checkpoint that is written in the background has copied the parameters by now.
         self.wait_for_copies();
+        self.optimizer.set_learning_rate(learning_rate);
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step_scaled(grads, scale))?;
         self.reserve_copies()?;
         Ok(norm)
@@ -150,4 +124,121 @@ impl<M: Model> Trainer<'_, M> {
         };
         Err(Error::NotFinite { step: self.done.step as u64 + 1, parameter, norm: f64::INFINITY })
     }
+}
+
+impl<M: Model> Parallel<M> {
+    /// Computes one step on this rank's rows: forward, backward, and all communication. Ranks that differ only in `pp`
+    /// or `tp` get the same rows; ranks along `dp` and `shard` get different rows, the same number each.
+    ///
+    /// The random numbers of rows, such as dropout's, depend on their index in the batch. Rows are assigned to ranks in
+    /// turn: of two ranks the first has rows 0, 2, 4 and so on.
+    ///
+    /// The loss is the mean over all targets that count, of all ranks and micro-batches together, however they are
+    /// distributed.
+    ///
+    /// With [`ParallelConfig::loss_scale`](crate::ParallelConfig) the loss is scaled for backward, and the returned
+    /// gradients are those of the unscaled loss; gradients of f16 and bf16 parameters are returned as f32.
+    ///
+    /// # Shapes
+    /// The first dimension of both is rows, at least one for each of
+    /// [`ParallelConfig::micro_batches`](crate::ParallelConfig); with `pp` their number must be a multiple of it.
+    ///
+    /// # Cost
+    /// That of the strategies; the number of targets and the loss are summed over the ranks, 8 bytes each.
+    ///
+    /// # Errors
+    /// Fewer rows than micro-batches, or with `pp` not a multiple of them; no target that counts on any rank; errors of
+    /// the model and the strategy.
+    pub fn step(&mut self, input: &Tensor, targets: &Tensor) -> Result<Step> {
+        self.step_of(Ok((input.clone(), targets.clone())))
+    }
+
+    /// Like [`step`](Self::step), with a batch that this rank may have failed to make: the error is sent to the others.
+    pub(crate) fn step_of(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
+        self.check()?;
+        let step = self.forward_backward(batch);
+        self.note(step)
+    }
+
+    fn forward_backward(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
+        let batch = self.prepare(batch, usize::MAX)?;
+        let Prepared { input, targets, parts, total, share, .. } = batch;
+        self.steps += 1;
+        // With this factor of the sum of a micro-batch's losses, the average of all ranks is the mean over all targets.
+        let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
+        let (sum, mut grads) = match &mut self.model {
+            // One rank has all rows: nothing is averaged.
+            Kind::Whole { model, vars, .. } => whole(model, vars.all_vars(), &parts, share)?,
+            // Copies average in buckets while backward of the last micro-batch runs.
+            Kind::Copies(ddp) => {
+                // The same for all micro-batches.
+                let model = ddp.model()?;
+                accumulated(
+                    &parts,
+                    share,
+                    || Ok(model),
+                    |loss| Ok(ddp.backward_no_sync(loss)?),
+                    |loss| Ok(ddp.backward(loss)?),
+                )?
+            }
+            // Units are gathered for forward and backward, and their gradients reduced to this rank's shards.
+            Kind::Sharded(fsdp) => accumulated(
+                &parts,
+                share,
+                || Ok(fsdp.model()?),
+                |loss| Ok(fsdp.backward_no_sync(loss)?),
+                |loss| Ok(fsdp.backward(loss)?),
+            )?,
+            // Micro-batches pass through the stages by a schedule, and copies of stages average.
+            Kind::Stages(stages) => {
+                let keys = parts.into_iter().map(|part| part.keys).collect();
+                stages.step(&input, &targets, keys, share, &self.shards)?
+            }
+        };
+        // Parameters that all ranks of `tp` have whole; stages have summed them already, before taking their shards.
+        if !matches!(self.model, Kind::Stages(_)) {
+            self.shards.sum_gradients(&self.named_vars(), &mut grads)?;
+        }
+        self.audit(&grads)?;
+        let loss = self.sum_of_all(sum)? / total as f64;
+        let skipped = !self.unscale(&mut grads)?;
+        Ok(Step { loss, targets: total, grads, skipped })
+    }
+}
+
+/// Computes forward and backward without communication.
+fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) -> Result<(f64, GradStore)> {
+    let (mut sum, mut sums) = (0.0, GradSums::new(vars));
+    for part in parts {
+        let loss = part.training_loss(model)?;
+        sum += part.add(&loss)?;
+        let mut grads = backward(&part.weighted(&loss, share)?)?;
+        if parts.len() == 1 {
+            return Ok((sum, grads));
+        }
+        sums.take(&mut grads)?;
+    }
+    Ok((sum, sums.finish()?))
+}
+
+/// Computes forward and backward of micro-batches; the backward of the last one also returns the accumulated gradients
+/// of the others.
+fn accumulated<'a, M: Model + 'a>(
+    parts: &[MicroBatch],
+    share: f64,
+    model: impl Fn() -> Result<&'a M>,
+    add: impl Fn(&Tensor) -> Result<()>,
+    last: impl Fn(&Tensor) -> Result<GradStore>,
+) -> Result<(f64, GradStore)> {
+    let mut sum = 0.0;
+    for (place, part) in parts.iter().enumerate() {
+        let loss = part.training_loss(model()?)?;
+        sum += part.add(&loss)?;
+        let weighted = part.weighted(&loss, share)?;
+        if place + 1 == parts.len() {
+            return Ok((sum, last(&weighted)?));
+        }
+        add(&weighted)?;
+    }
+    Err(Error::NoTargets)
 }

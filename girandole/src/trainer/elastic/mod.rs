@@ -1,6 +1,7 @@
 //! Elastic training: a run continues when ranks are lost, and with new ones that replace them.
 
 mod meeting;
+mod undo;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
