@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout)]
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use girandole::launch::{self, RankContext};
@@ -68,7 +69,7 @@ fn train(rank: RankContext) -> Result<()> {
         checkpoints: Some(checkpoints),
         ..Default::default()
     };
-    let mut trainer = Trainer::new(&mut model, &Counting, config)?.evaluating(&Counting);
+    let mut trainer = Trainer::new(&mut model, Arc::new(Counting), config)?.evaluating(&Counting);
     trainer.resume_latest()?;
     trainer.run(printer)?;
     Ok(())

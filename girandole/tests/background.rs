@@ -6,6 +6,7 @@ mod run;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use candle_core::{Device, Module, Result, Tensor};
 use girandole::comm::Local;
@@ -102,7 +103,7 @@ fn the_optimizer_waits_for_copies() {
                 TrainConfig { steps: 3, batch_size: 2, checkpoints: Some(plan), ..TrainConfig::default() };
             let (layout, parallel) = (Layout::default(), ParallelConfig::default());
             let mut model = Parallel::new(comm, &layout, InitialWeights::seed(5), &parallel, Mostly::new)?;
-            Ok(Trainer::new(&mut model, &Numbers, config)?.run(&mut Times::default())?)
+            Ok(Trainer::new(&mut model, Arc::new(Numbers), config)?.run(&mut Times::default())?)
         })
         .unwrap();
         files(dir.path())

@@ -87,9 +87,14 @@ pub struct BatchIndices {
     over: bool,
 }
 
-impl BatchIndices {
-    /// Replaces the content of `out` by the next batch. Returns false at the end of the epoch.
-    pub(crate) fn next_into(&mut self, out: &mut Vec<usize>) -> Result<bool, SamplerError> {
+/// Indices of one batch after another.
+pub(crate) trait RowBatches: Send {
+    /// Replaces the content of `out` by the next batch. Returns false if there is none.
+    fn next_into(&mut self, out: &mut Vec<usize>) -> Result<bool, SamplerError>;
+}
+
+impl RowBatches for BatchIndices {
+    fn next_into(&mut self, out: &mut Vec<usize>) -> Result<bool, SamplerError> {
         out.clear();
         if self.over {
             return Ok(false);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::batch::RowBatches;
 use crate::fetch::{Collate, Fetch, Loaded};
 use crate::workers::Workers;
 use crate::{BatchIndices, BatchSampler, BoxError, Dataset, Sampler, SamplerError};
@@ -132,7 +133,7 @@ where
             Source::Caller { fetch, indices, batch: 0, buffer: Vec::new() }
         } else {
             let window = self.config.num_workers.saturating_mul(self.config.prefetch_factor);
-            Source::Workers(Workers::start(fetch, indices, self.config.num_workers, window)?)
+            Source::Workers(Workers::start(fetch, Box::new(indices), self.config.num_workers, window)?)
         };
         Ok(Batches { source, samples: 0 })
     }

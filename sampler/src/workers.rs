@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
+use crate::batch::RowBatches;
 use crate::fetch::{Fetch, Loaded};
-use crate::{BatchIndices, Dataset, SamplerError};
+use crate::{Dataset, SamplerError};
 
-/// The worker threads of one epoch. Dropping it stops and joins them.
+/// The worker threads of one epoch, or of a run. Dropping it stops and joins them.
 pub(crate) struct Workers<D: Dataset, B> {
     shared: Arc<Shared<D, B>>,
     threads: Vec<JoinHandle<()>>,
@@ -31,7 +32,7 @@ struct Shared<D: Dataset, B> {
 }
 
 struct Queue<B> {
-    indices: BatchIndices,
+    indices: Box<dyn RowBatches>,
     /// Index of the batch at the front of `places`.
     wanted: usize,
     /// One slot for each batch that a worker has started and the consumer has not taken, in order; `None` while it is
@@ -44,7 +45,7 @@ struct Queue<B> {
 impl<D: Dataset + 'static, B: Send + 'static> Workers<D, B> {
     pub(crate) fn start(
         fetch: Fetch<D, B>,
-        indices: BatchIndices,
+        indices: Box<dyn RowBatches>,
         num_workers: usize,
         window: usize,
     ) -> Result<Self, SamplerError> {

@@ -143,7 +143,7 @@ impl<M: Model> Trainer<'_, M> {
     /// communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
-        all_agree(&**self.model.mesh().world(), check_resume(contents, self.batches.data, &self.config))?;
+        all_agree(&**self.model.mesh().world(), check_resume(contents, &*self.batches.data, &self.config))?;
         self.wait_for_copies();
         self.model.load(contents, Some(&mut self.optimizer))?;
         let state =

@@ -1,9 +1,11 @@
 //! Training data: rows that are accessed by index.
 
+use std::sync::Arc;
+
 use candle_core::{Device, Result, Tensor};
 use comm::Communicator;
 use models::tokens::Rows;
-use sampler::{OrderConfig, RunOrder, SamplerError, SamplerState};
+use sampler::{OrderConfig, RunLoader, SamplerError, SamplerState};
 
 use super::TrainConfig;
 use crate::Error;
@@ -13,7 +15,8 @@ pub trait Data: Send + Sync {
     /// Returns the number of rows.
     fn rows(&self) -> usize;
 
-    /// Returns some rows as the model's input and targets.
+    /// Returns some rows as the model's input and targets. A [`Trainer`](super::Trainer) calls it on another thread, for batches
+    /// in their order, up to three before the step that takes them, with the CPU as device; it moves them to the model's.
     ///
     /// # Errors
     /// Rows that cannot be read.
@@ -52,19 +55,21 @@ impl Data for Rows {
     }
 }
 
-/// The batches of a run, in their order.
-pub(super) struct Batches<'a> {
-    pub(super) data: &'a dyn Data,
-    order: RunOrder,
-    batch_size: usize,
+/// This rank's batches of a run, in their order, read ahead of the steps.
+pub(super) struct Batches {
+    pub(super) data: Arc<dyn Data>,
+    loader: RunLoader<Result<(Tensor, Tensor)>>,
 }
 
-impl<'a> Batches<'a> {
-    pub(super) fn new(data: &'a dyn Data, config: &TrainConfig) -> crate::Result<Self> {
+impl Batches {
+    pub(super) fn new(data: Arc<dyn Data>, config: &TrainConfig) -> crate::Result<Self> {
         let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
-        let order =
-            RunOrder::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
-        Ok(Self { data, order, batch_size: config.batch_size })
+        let own = data.clone();
+        // In main memory: a device's work is queued by the thread that computes the steps.
+        let read = move |rows: Vec<usize>| Ok(own.batch(&rows, &Device::Cpu));
+        let loader = RunLoader::new(order, config.batch_size, read)
+            .map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
+        Ok(Self { data, loader })
     }
 
     /// Returns this rank's rows of the next batch, as input and targets. `ranks` are those with different rows. The inner error
@@ -74,23 +79,26 @@ impl<'a> Batches<'a> {
         ranks: &dyn Communicator,
         device: &Device,
     ) -> crate::Result<Result<(Tensor, Tensor)>> {
-        let rows = self.order.batch(self.batch_size, ranks.world_size(), ranks.rank()).map_err(refuse)?;
-        Ok(self.data.batch(&rows, device))
+        let batch = match self.loader.batch(ranks.world_size(), ranks.rank()) {
+            Err(error @ SamplerError::CollatePanicked { .. }) => Err(comm::carry(error)),
+            batch => batch.map_err(refuse)?,
+        };
+        Ok(batch.and_then(|(input, targets)| Ok((input.to_device(device)?, targets.to_device(device)?))))
     }
 
     /// Returns the epoch of the next row.
     pub(super) fn epoch(&self) -> u64 {
-        self.order.epoch()
+        self.loader.order().epoch()
     }
 
-    /// Returns the position in the data.
+    /// Returns the position in the data. What was read ahead does not count.
     pub(super) fn state(&self) -> SamplerState {
-        self.order.state()
+        self.loader.order().state()
     }
 
-    /// Continues from a position in the data.
+    /// Continues from a position in the data, without what was read ahead.
     pub(super) fn resume(&mut self, state: &SamplerState) -> crate::Result<()> {
-        self.order.resume(state).map_err(refuse)
+        self.loader.resume(state).map_err(refuse)
     }
 }
 

@@ -34,7 +34,7 @@
 //!     let build = move |builder: &_| CausalLm::new(&config, builder);
 //!     let mut model = Parallel::new(comm, &layout, weights.parts(), &ParallelConfig::default(), build)?;
 //!     let train = TrainConfig { steps: 40, batch_size: 8, learning_rate: 0.02, ..TrainConfig::default() };
-//!     let mut trainer = Trainer::new(&mut model, &Counting, train)?;
+//!     let mut trainer = Trainer::new(&mut model, Arc::new(Counting), train)?;
 //!     Ok(trainer.run(&mut NoObserver)?.last_loss)
 //! })?;
 //! assert!(trained[0] < 1.0 && trained[0] == trained[1]);
@@ -54,6 +54,7 @@ mod saver;
 mod step;
 mod stop;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use comm::Operation;
@@ -82,7 +83,7 @@ pub struct Trainer<'a, M> {
     config: TrainConfig,
     model: &'a mut Parallel<M>,
     optimizer: Adam,
-    batches: Batches<'a>,
+    batches: Batches,
     evaluation: Option<&'a dyn Data>,
     done: Done,
     checkpoints: RunCheckpoints,
@@ -137,11 +138,11 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// # Errors
     /// A configuration that is not valid, or not the same on all ranks; a checkpoint folder that cannot be created, or that
     /// another run uses; failures of communication.
-    pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
+    pub fn new(model: &'a mut Parallel<M>, data: Arc<dyn Data>, config: TrainConfig) -> Result<Self> {
         config.check_replacement(model.layout())?;
         config.check_elastic(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
-        check_equal_on_all_ranks(trainer.model, data, &trainer.config)?;
+        check_equal_on_all_ranks(trainer.model, &*trainer.batches.data, &trainer.config)?;
         let world = trainer.job.world.clone();
         let folder = trainer.open_checkpoints()?;
         folder.map_or(Ok(()), |folder| claim_checkpoints(&*world, folder))?;
@@ -158,7 +159,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// A configuration that is not valid; a checkpoint folder that cannot be created.
     pub fn joining(
         model: &'a mut Parallel<M>,
-        data: &'a dyn Data,
+        data: Arc<dyn Data>,
         config: TrainConfig,
         joining: Joining,
     ) -> Result<Self> {
@@ -169,7 +170,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(trainer)
     }
 
-    fn at_beginning(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
+    fn at_beginning(model: &'a mut Parallel<M>, data: Arc<dyn Data>, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         let batches = Batches::new(data, &config)?;
         let optimizer = Self::optimizer(model, &config)?;

@@ -2,8 +2,7 @@
 //!
 //! | part of a step | here | where it is done |
 //! | --- | --- | --- |
-//! | rows: the next ones of the run, those of this rank | [`Trainer::step_once`] | `sampler::RunOrder` |
-//! | batch: input and targets of these rows | | `data.rs`, `models::tokens::Rows` |
+//! | rows of this rank, and the batch: read ahead, in the order of the run | [`Trainer::step_once`] | `data.rs`, `sampler::RunLoader` |
 //! | micro-batches, and the targets of all ranks | [`Parallel::forward_backward`] | `parallel/micro_batches.rs` |
 //! | forward and backward in the layout | | the model; `ddp`, `fsdp`, `parallel/stages.rs` with `pipeline` |
 //! | averaging of gradients | | while backward runs: `ddp`, `fsdp`, `pipeline`; sums over `tp`: `tensor_parallel::Shards` |

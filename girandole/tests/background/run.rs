@@ -1,6 +1,7 @@
 //! A training run with checkpoints, for tests and for a bench.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 use girandole::comm::Local;
@@ -9,6 +10,7 @@ use girandole::trainer::{CheckpointPlan, Data, Observer, StepReport, Summary, Tr
 use girandole::{Layout, Parallel, ParallelConfig};
 
 /// Rows of a few tokens.
+#[derive(Clone)]
 pub(crate) struct Rows {
     pub(crate) len: usize,
     pub(crate) tokens: usize,
@@ -70,7 +72,7 @@ pub(crate) fn train(
         let build = move |builder: &_| CausalLm::new(&config, builder);
         let mut model = Parallel::new(comm, &layout, weights.parts(), &ParallelConfig::default(), build)?;
         let mut times = Times::default();
-        let summary = Trainer::new(&mut model, rows, train.clone())?.run(&mut times)?;
+        let summary = Trainer::new(&mut model, Arc::new(rows.clone()), train.clone())?.run(&mut times)?;
         Ok((summary, times.0))
     });
     ranks.unwrap().swap_remove(0)

@@ -112,7 +112,7 @@ fn train(
     let layout: Layout = layout.parse()?;
     let mut model: Parallel<CausalLm> = Setup::default().parallel(comm, &layout, None)?;
     let mut observer = Leaving::new(at);
-    let mut trainer = Trainer::new(&mut model, &Rows, config)?.evaluating(&Rows);
+    let mut trainer = Trainer::new(&mut model, Arc::new(Rows), config)?.evaluating(&Rows);
     trainer.resume_latest()?;
     match trainer.run(&mut observer) {
         Err(Error::Candle(_)) if at.is_some() => Ok(None),
@@ -188,7 +188,7 @@ fn no_rank_returns_before_all_have_done_the_work_after_the_last_step() {
                 }
             };
             let config = TrainConfig { steps: 2, batch_size: 18, ..config(Some(1), None, false) };
-            let mut trainer = Trainer::new(&mut model, &Rows, config)?;
+            let mut trainer = Trainer::new(&mut model, Arc::new(Rows), config)?;
             let ended = trainer.run_and(&mut observer, &mut [&mut work]);
             assert_eq!(ended.is_ok(), comm.rank() != 2, "{ended:?}");
             Ok(ended.is_ok().then_some((done, observer.ranks_left)))
@@ -295,7 +295,9 @@ fn layouts_that_cannot_go_on_are_refused() {
         let errors = Local::run_shared(2, |comm| {
             let mut model: Parallel<CausalLm> =
                 Setup::default().parallel(comm, &layout.parse::<Layout>()?, None)?;
-            Ok(Trainer::new(&mut model, &Rows, config(Some(1), None, false)).unwrap_err().to_string())
+            Ok(Trainer::new(&mut model, Arc::new(Rows), config(Some(1), None, false))
+                .unwrap_err()
+                .to_string())
         });
         assert!(errors.unwrap()[0].contains(said), "{layout}");
     }
@@ -312,7 +314,7 @@ fn ranks_that_are_told_something_else_are_refused_by_all() {
             steps: STEPS + usize::from(rank == 2),
             ..config(None, None, false)
         };
-        Ok(Trainer::new(&mut model, &Rows, config).unwrap_err().to_string())
+        Ok(Trainer::new(&mut model, Arc::new(Rows), config).unwrap_err().to_string())
     });
     for said in said.unwrap() {
         let host = comm::host_name();

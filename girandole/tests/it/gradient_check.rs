@@ -1,5 +1,7 @@
 //! The check of gradients in every layout: nothing is found in our layers, and what a model of one's own loses is.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::loss;
 use girandole::comm::Local;
@@ -128,14 +130,14 @@ fn what_is_lost_is_named_in_every_layout() {
         let layout: Layout = layout.parse().unwrap();
         let rows =
             Tensor::arange(0f32, 128.0, &Device::Cpu).unwrap().affine(0.7, 0.0).unwrap().sin().unwrap();
-        let rows = Rows(rows.reshape((16, 8)).unwrap());
+        let rows = Arc::new(Rows(rows.reshape((16, 8)).unwrap()));
         let ranks = Local::run_shared(layout.ranks(), |comm| {
             let example = rows.0.narrow(0, 0, 8 / layout.data_ranks())?;
             let mut settings = ParallelConfig { example: Some(example), ..ParallelConfig::default() };
             settings.audit.on_missing = OnMissingGradient::Ignore;
             let build = move |builder: &Builder| Net::new(builder, by_candle);
             let mut model = Parallel::new(comm, &layout, InitialWeights::seed(1), &settings, build)?;
-            let mut trainer = Trainer::new(&mut model, &rows, config.clone())?;
+            let mut trainer = Trainer::new(&mut model, rows.clone(), config.clone())?;
             Ok(trainer
                 .run(&mut NoObserver)
                 .map(|summary| summary.last_loss)

@@ -243,7 +243,7 @@ fn gradients_that_no_scale_helps_end_the_training() {
         let train = TrainConfig { steps: 20, batch_size: ROWS, ..TrainConfig::default() };
         // As with a division by zero in backward; a scale of 1/65536 or less would help here.
         flag.store(true, Ordering::Relaxed);
-        let mut trainer = Trainer::new(&mut model, &Rows, train)?;
+        let mut trainer = Trainer::new(&mut model, Arc::new(Rows), train)?;
         Ok(trainer.run(&mut NoObserver).unwrap_err().to_string())
     });
     for said in said.unwrap() {
@@ -292,7 +292,7 @@ fn a_loss_that_is_not_finite_is_not_saved_and_two_in_a_row_end_the_training() {
             let train =
                 TrainConfig { steps: 6, batch_size: ROWS, checkpoints: Some(plan), ..TrainConfig::default() };
             let (data, mut saved) = (Broken { asked: AtomicUsize::new(0), broken }, Saved::default());
-            let ended = Trainer::new(&mut model, &data, train)?.run(&mut saved);
+            let ended = Trainer::new(&mut model, Arc::new(data), train)?.run(&mut saved);
             Ok((ended.map(|summary| summary.steps).map_err(|error| error.to_string()), saved.0))
         });
         ran.unwrap().remove(0)

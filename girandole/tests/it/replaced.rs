@@ -120,7 +120,7 @@ fn train(
     let mut trainer = match script {
         Some(_) => {
             model = setup.parallel(comm, &layout, None)?;
-            Trainer::new(&mut model, &Rows, config)?
+            Trainer::new(&mut model, Arc::new(Rows), config)?
         }
         None => {
             let (mut comm, mut lost) = (comm, None);
@@ -132,7 +132,7 @@ fn train(
                 comm = comm.elastic()?.shrink()?;
             };
             model = setup.joining(comm, joining.layout())?;
-            Trainer::joining(&mut model, &Rows, config, joining)?
+            Trainer::joining(&mut model, Arc::new(Rows), config, joining)?
         }
     };
     match trainer.run(&mut observer) {
@@ -269,7 +269,7 @@ fn what_cannot_be_replaced_is_refused() {
             let config =
                 TrainConfig { fewest_ranks: fewest, replacement, ..config(Layout::copies(2), 1, None) };
             let mut model = Setup::default().parallel(comm, &Layout::copies(2), None)?;
-            Ok(Trainer::new(&mut model, &Rows, config).unwrap_err().to_string())
+            Ok(Trainer::new(&mut model, Arc::new(Rows), config).unwrap_err().to_string())
         });
         for said in said.unwrap() {
             let begins = format!("the layout with all ranks: got {layout}; ");

@@ -172,7 +172,7 @@ fn count(ranks: usize, leaves_after: Option<usize>) -> Vec<Option<Numbers>> {
             fewest_ranks: (ranks > 1).then_some(1),
             ..TrainConfig::default()
         };
-        match Trainer::new(&mut parallel, &Equal, config)?.run(&mut NoObserver) {
+        match Trainer::new(&mut parallel, Arc::new(Equal), config)?.run(&mut NoObserver) {
             Err(_) if leaves.is_some() => return Ok(None),
             ended => ended?,
         };

@@ -1,7 +1,9 @@
 //! The training loop: it resumes from a checkpoint in another layout, with each row once per epoch.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 
 use crate::common::{LEN, Setup};
 use candle_core::{DType, Device, Result, Tensor};
@@ -14,10 +16,10 @@ use girandole::trainer::{
 use girandole::training::build::Builder;
 use girandole::{Layout, Parallel};
 
-/// Data that records which rows are requested.
+/// Data that records which rows are requested, batch by batch, with the thread that requests them.
 struct Noted {
     rows: usize,
-    asked: Mutex<Vec<usize>>,
+    asked: Mutex<Vec<(ThreadId, Vec<usize>)>>,
     name: &'static str,
 }
 
@@ -33,7 +35,7 @@ impl Data for Noted {
     }
 
     fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
-        self.asked.lock().unwrap().extend(rows);
+        self.asked.lock().unwrap().push((std::thread::current().id(), rows.to_vec()));
         let token = |row: usize, place: usize| ((row * 5 + place * place * 3) % 48) as i64;
         let of = |first: usize| {
             rows.iter().flat_map(move |row| (0..LEN).map(move |place| token(*row, place + first)))
@@ -69,12 +71,12 @@ fn config(steps: usize, dir: Option<&Path>, in_background: bool) -> TrainConfig 
 }
 
 /// Trains until a step that may not be the last one.
-fn train(layout: &str, data: &Noted, config: &TrainConfig, until: usize) -> Vec<f64> {
+fn train(layout: &str, data: &Arc<Noted>, config: &TrainConfig, until: usize) -> Vec<f64> {
     let layout: Layout = layout.parse().unwrap();
     let ranks = Local::run_shared(layout.ranks(), |comm| {
         let mut model = Setup::default().parallel(comm, &layout, None)?;
         let mut losses = Losses(Vec::new());
-        let mut trainer = Trainer::new(&mut model, data, config.clone())?;
+        let mut trainer = Trainer::new(&mut model, data.clone(), config.clone())?;
         trainer.resume_latest()?;
         // Like a run that is stopped there.
         trainer.run_until(until, &mut losses)?;
@@ -86,28 +88,34 @@ fn train(layout: &str, data: &Noted, config: &TrainConfig, until: usize) -> Vec<
 #[test]
 fn a_run_goes_on_with_the_next_row_in_another_layout() {
     for in_background in [false, true] {
-        let (dir, whole, parts) = (tempfile::tempdir().unwrap(), Noted::new(36), Noted::new(36));
+        let (dir, whole, parts) =
+            (tempfile::tempdir().unwrap(), Arc::new(Noted::new(36)), Arc::new(Noted::new(36)));
         let expected = train("", &whole, &config(18, None, false), 18);
         let config = config(18, Some(dir.path()), in_background);
-        let mut got = Vec::new();
+        let (mut got, mut counts) = (Vec::new(), [0; 36]);
         for (until, layout) in [(4, "shard=2"), (8, "tp=2"), (12, "pp=2,dp=2"), (18, "")] {
-            // Ranks that differ in tp or pp only request the same rows.
-            let before = parts.asked.lock().unwrap().len();
+            let steps = until - got.len();
             got.extend(train(layout, &parts, &config, until));
+            // Each rank has a thread that reads ahead: only its first batches are those of steps.
+            let mut of_threads = HashMap::new();
+            for (thread, rows) in parts.asked.lock().unwrap().drain(..) {
+                of_threads.entry(thread).or_insert_with(Vec::new).push(rows);
+            }
+            let mut own: Vec<usize> = of_threads
+                .into_values()
+                .flat_map(|batches| batches.into_iter().take(steps).flatten())
+                .collect();
+            own.sort_unstable();
+            // Ranks that differ in tp or pp only request the same rows.
             let layout: Layout = layout.parse().unwrap();
             let times = layout.ranks() / layout.data_ranks();
-            let mut asked = parts.asked.lock().unwrap();
-            let mut own: Vec<usize> = asked.split_off(before);
-            own.sort_unstable();
-            asked.extend(own.into_iter().step_by(times));
+            own.into_iter().step_by(times).for_each(|row| counts[row] += 1);
         }
         for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
             assert!((got - expected).abs() < 1e-10, "step {step}: {got}, expected {expected}");
         }
         assert_eq!(got.len(), 18);
         // 18 steps of 8 rows are 4 epochs of 36.
-        let mut counts = [0; 36];
-        parts.asked.lock().unwrap().iter().for_each(|row| counts[*row] += 1);
         assert_eq!(counts, [4; 36]);
     }
 }
@@ -130,13 +138,13 @@ impl<M> Observer<M> for Asks {
 }
 
 /// Trains until one rank asks for a stop, and returns the losses of all steps, after the step at which all have stopped.
-fn stopped(layout: &Layout, data: &Noted, config: &TrainConfig, after: usize) -> Vec<f64> {
+fn stopped(layout: &Layout, data: &Arc<Noted>, config: &TrainConfig, after: usize) -> Vec<f64> {
     let ranks = Local::run_shared(layout.ranks(), |comm| {
         let (flag, asks) = (StopFlag::default(), comm.rank() + 1 == layout.ranks());
         let mut model = Setup::default().parallel(comm, layout, None)?;
         let mut asks = Asks { losses: Vec::new(), after: if asks { after } else { 0 }, flag: flag.clone() };
         let config = TrainConfig { stop: Some(flag), ..config.clone() };
-        let mut trainer = Trainer::new(&mut model, data, config)?;
+        let mut trainer = Trainer::new(&mut model, data.clone(), config)?;
         trainer.resume_latest()?;
         let mut saves = |_: &mut Parallel<CausalLm>| -> girandole::Result<()> { panic!("it is not done") };
         let error = trainer.run_and(&mut asks, &mut [&mut saves]).unwrap_err();
@@ -155,8 +163,8 @@ fn a_run_that_any_rank_asks_to_stop_goes_on_with_the_same_bits() {
     for (layout, in_background) in [("dp=2", true), ("shard=2", false), ("tp=2", true), ("pp=2,dp=2", true)] {
         let (dir, layout): (_, Layout) = (tempfile::tempdir().unwrap(), layout.parse().unwrap());
         let text = layout.to_string();
-        let expected = train(&text, &Noted::new(36), &config(100, None, false), 100);
-        let data = Noted::new(36);
+        let expected = train(&text, &Arc::new(Noted::new(36)), &config(100, None, false), 100);
+        let data = Arc::new(Noted::new(36));
         let config = config(100, Some(dir.path()), in_background);
         // Its own checkpoints are far apart.
         let plan = config.checkpoints.clone().map(|plan| CheckpointPlan { every: 1000, ..plan });
@@ -173,36 +181,36 @@ fn a_run_that_any_rank_asks_to_stop_goes_on_with_the_same_bits() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let (dir, data) = (tempfile::tempdir().unwrap(), Noted::new(36));
+    let (dir, data) = (tempfile::tempdir().unwrap(), Arc::new(Noted::new(36)));
     train("", &data, &config(2, Some(dir.path()), false), 2);
-    let said = |layout: &str, data: &Noted, config: TrainConfig| {
+    let said = |layout: &str, data: &Arc<Noted>, config: TrainConfig| {
         let layout: Layout = layout.parse().unwrap();
         let said = Local::run_shared(layout.ranks(), |comm| {
             let mut model = Setup::default().parallel(comm, &layout, None)?;
-            let made = Trainer::new(&mut model, data, config.clone());
+            let made = Trainer::new(&mut model, data.clone(), config.clone());
             let made = made.and_then(|mut trainer| trainer.resume_latest().map(drop));
             Ok(made.unwrap_err().to_string())
         });
         said.unwrap().remove(0)
     };
-    let other = Noted { name: "other", ..Noted::new(36) };
+    let other = Arc::new(Noted { name: "other", ..Noted::new(36) });
     assert!(said("dp=2", &other, config(4, Some(dir.path()), false)).contains("it was made with other data"));
     let odd = TrainConfig { batch_size: 6, ..config(4, None, false) };
     assert!(said("dp=2", &data, odd).contains("give a multiple of 4"));
-    assert!(said("", &Noted::new(0), config(4, None, false)).contains("the data"));
+    assert!(said("", &Arc::new(Noted::new(0)), config(4, None, false)).contains("the data"));
 }
 
 #[test]
 fn a_trained_model_is_a_folder_in_every_layout() {
     for layout in ["", "dp=2", "shard=2", "tp=2", "pp=2", "shard=2,tp=2", "pp=2,shard=2,tp=2"] {
-        let (out, data) = (tempfile::tempdir().unwrap(), Noted::new(36));
+        let (out, data) = (tempfile::tempdir().unwrap(), Arc::new(Noted::new(36)));
         let layout: Layout = layout.parse().unwrap();
         let model_config = crate::common::config(true);
         let losses = Local::run_shared(layout.ranks(), |comm| {
             let mut model: Parallel<CausalLm> = Setup::default().parallel(comm, &layout, None)?;
-            let mut trainer = Trainer::new(&mut model, &data, config(3, None, false))?;
+            let mut trainer = Trainer::new(&mut model, data.clone(), config(3, None, false))?;
             trainer.run(&mut NoObserver)?;
-            let loss = trainer.evaluate_on(&data)?;
+            let loss = trainer.evaluate_on(&*data)?;
             let weights = Weights::random(&model_config, 7).unwrap();
             model.save_folder(out.path(), &weights, &FolderConfig::default(), None)?;
             Ok(loss)
@@ -237,10 +245,10 @@ impl Data for Ignored {
 
 #[test]
 fn evaluation_rows_without_targets_are_named() {
-    let (data, ignored) = (Noted::new(36), Ignored(Noted::new(20)));
+    let (data, ignored) = (Arc::new(Noted::new(36)), Ignored(Noted::new(20)));
     let said = Local::run_shared(2, |comm| {
         let mut model = Setup::default().parallel(comm, &Layout::copies(2), None)?;
-        let mut trainer = Trainer::new(&mut model, &data, config(3, None, false))?;
+        let mut trainer = Trainer::new(&mut model, data.clone(), config(3, None, false))?;
         Ok(trainer.evaluate_on(&ignored).unwrap_err().to_string())
     });
     for said in said.unwrap() {
@@ -257,12 +265,12 @@ fn the_time_of_steps_is_without_evaluations() {
             Ok(())
         }
     }
-    let data = Noted::new(36);
+    let data = Arc::new(Noted::new(36));
     let config = TrainConfig { evaluate_every: Some(1), ..config(3, None, false) };
     let ran = Local::run_shared(1, |comm| {
         let mut model = Setup::default().parallel(comm, &Layout::copies(1), None)?;
         let mut steps = Seconds(0.0);
-        let mut trainer = Trainer::new(&mut model, &data, config.clone())?.evaluating(&data);
+        let mut trainer = Trainer::new(&mut model, data.clone(), config.clone())?.evaluating(&*data);
         Ok((trainer.run(&mut steps)?, steps.0))
     });
     let (summary, seconds) = ran.unwrap().remove(0);

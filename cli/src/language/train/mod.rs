@@ -7,6 +7,7 @@ mod start;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use crate::Experiment;
 use crate::console::{note, say};
@@ -239,6 +240,7 @@ impl<J: Job> Experiment for Training<J> {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let options = self.options();
         let Setup { subject, rows, evaluation, sample } = setup;
+        let rows = Arc::new(rows);
         let device = self.common().device()?;
         let (mut model, joining) = self.model_in_layout(rank, (&subject, &rows, &device))?;
         let (layout, is_new) = (*model.layout(), joining.is_some());

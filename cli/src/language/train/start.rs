@@ -5,6 +5,8 @@ use crate::Experiment;
 use crate::error::Result;
 use crate::rank::{Rank, RankPhase};
 use crate::run_log::RunLog;
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use girandole::trainer::{Joining, TrainConfig, Trainer};
 use girandole::{Layout, Parallel, ParallelConfig};
@@ -63,7 +65,7 @@ impl<J: Job> Training<J> {
     pub(super) fn trainer<'a>(
         &self,
         (model, joining): (&'a mut Parallel<CausalLm>, Option<Joining>),
-        (subject, rows, config): (&Subject, &'a Rows, TrainConfig),
+        (subject, rows, config): (&Subject, &Arc<Rows>, TrainConfig),
         rank: &Rank,
         log: Option<&mut RunLog<'_>>,
     ) -> Result<(Trainer<'a, CausalLm>, Speed)> {
@@ -71,10 +73,10 @@ impl<J: Job> Training<J> {
         let products = (self.options().dtype(), &device);
         if let Some(joining) = joining {
             let speed = Speed::of_one(rank, products, flops)?;
-            return Ok((Trainer::joining(model, rows, config, joining)?, speed));
+            return Ok((Trainer::joining(model, rows.clone(), config, joining)?, speed));
         }
         let speed = Speed::measured(rank, products, flops)?;
-        let mut trainer = Trainer::new(model, rows, config)?;
+        let mut trainer = Trainer::new(model, rows.clone(), config)?;
         self.resume(&mut trainer, log, rank)?;
         Ok((trainer, speed))
     }

@@ -280,7 +280,7 @@ impl<M: Model> Trainer<'_, M> {
             None => self.start_from_checkpoint((&layout, is_built), &meeting, lost)?,
         }
         if meeting.has_new_ranks() {
-            match check_equal_on_all_ranks(self.model, self.batches.data, &self.config) {
+            match check_equal_on_all_ranks(self.model, &*self.batches.data, &self.config) {
                 // A new rank that differs leaves, and the others go on without it.
                 Err(Error::Differ(_)) if !self.job.is_new() => {}
                 outcome => outcome?,
