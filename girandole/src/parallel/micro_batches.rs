@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
-use ops::tape::scalar_with_gradient;
 use ops::RowKeys;
+use ops::tape::scalar_with_gradient;
 use training::build::Model;
 
 use super::{Evaluation, Kind, Parallel};
