@@ -89,7 +89,9 @@ fn each_row_is_a_document() {
     assert_eq!(texts(&path, Some("body")).unwrap().len(), 3);
     let line = texts(&path, None).unwrap_err().to_string();
     assert!(
-        line.ends_with("there is no column `text` or `messages`, but number, body; name one with --field"),
+        line.ends_with(
+            "there is no column `text`, `messages` or `completion`, but number, body; name one with --field"
+        ),
         "{line}"
     );
     let line = texts(&path, Some("number")).unwrap_err().to_string();

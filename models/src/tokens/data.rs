@@ -73,7 +73,7 @@ pub struct DataConfig<'a> {
     pub folder: Option<&'a Path>,
     /// Chat template in place of the folder's. Default none.
     pub template: Option<&'a NamedTemplate>,
-    /// Field of JSON lines that holds the text or conversation. Default `text` or `messages`.
+    /// Field of JSON lines that holds the text or conversation. Default `text`, `messages`, or `completion` with `prompt`.
     pub field: Option<&'a str>,
     /// Number of inputs of a row. Default: that of a file of rows if there is one, else 1024 or the model's maximum if
     /// smaller.

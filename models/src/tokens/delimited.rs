@@ -8,7 +8,7 @@ use std::path::Path;
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use minijinja::Value;
 
-use super::record::NAMES;
+use super::record::{NAMES, listed};
 
 /// Maximum bytes of a row.
 const LONGEST_ROW: usize = 256 << 20;
@@ -46,10 +46,8 @@ impl Table {
             return Err(format!("its first line has several columns `{twice}`; rename all but one"));
         }
         if !table.names.is_empty() && !table.names.iter().any(|name| wanted.contains(&&**name)) {
-            let (wanted, held) = (wanted.join("` or `"), table.names.join(", "));
-            return Err(format!(
-                "its first line has no column `{wanted}`, but {held}; name one with --field"
-            ));
+            let (wanted, held) = (listed(&wanted), table.names.join(", "));
+            return Err(format!("its first line has no column {wanted}, but {held}; name one with --field"));
         }
         Ok(table)
     }

@@ -15,6 +15,8 @@ const BATCH: usize = 1 << 20;
 /// - A text is enclosed in the special tokens that the folder's tokenizer adds, and followed by the end-of-text token
 ///   if there is one. All tokens count for the loss.
 /// - Of a conversation, only the assistant's answers count, each with the token that ends it.
+/// - Of a prompt with its completion, the completion counts: from the first token on that the prompt alone does not have.
+///   Strings are one text, as above; of lists of messages, the template writes the prompt as [`ChatTemplate::prompt`] does.
 #[derive(Debug)]
 pub struct TextEncoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -66,6 +68,12 @@ impl<'a> TextEncoder<'a> {
                 help: "the model's folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json; or give --chat-template",
             });
         };
+        if let Some((prompt, text)) = template.completion(chat)? {
+            let tokens = |text: &str| -> Result<Vec<u32>> {
+                Ok(self.tokenizer.encode_with_offsets(text)?.into_iter().map(|(token, _)| token).collect())
+            };
+            return Ok(vec![completing(&tokens(&prompt)?, tokens(&text)?)]);
+        }
         let marked = template.marks_answers_of(chat);
         template.render(chat)?.into_iter().map(|row| self.rendered(row, marked)).collect()
     }
@@ -155,6 +163,17 @@ impl<'a> TextEncoder<'a> {
                 }
                 Ok(vec![Encoded { tokens, counted: None, ends: *ends }])
             }
+            Piece::Completion { prompt, completion } => {
+                let tokens = |text: &str| -> Result<Vec<u32>> {
+                    Ok([&self.before[..], &self.tokenizer.encode(text)?].concat())
+                };
+                let mut all = tokens(&[&prompt[..], completion].concat())?;
+                // The text may end with it already.
+                let after = if all.ends_with(&self.after) { &[][..] } else { &self.after };
+                all.extend(after);
+                let (tokens, counted) = completing(&tokens(prompt)?, all);
+                Ok(vec![Encoded { tokens, counted: Some(counted), ends: true }])
+            }
             Piece::Chat(chat) => {
                 let rows = self.chat(chat)?.into_iter();
                 Ok(rows
@@ -163,6 +182,14 @@ impl<'a> TextEncoder<'a> {
             }
         }
     }
+}
+
+/// Returns the tokens of a prompt with its completion, and which of them count: those from where they differ from the prompt's on, as
+/// TRL does it.
+fn completing(prompt: &[u32], tokens: Vec<u32>) -> (Vec<u32>, Vec<bool>) {
+    let shared = prompt.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+    let counted = (0..tokens.len()).map(|place| place >= shared).collect();
+    (tokens, counted)
 }
 
 #[cfg(test)]

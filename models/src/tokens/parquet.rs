@@ -13,6 +13,8 @@ use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 
+use super::record::{COMPLETION, PROMPT, listed};
+
 /// Parquet file, of which only the needed columns are read.
 pub(super) struct Table {
     rows: RowIter<'static>,
@@ -32,12 +34,14 @@ impl Table {
         let found: Vec<Arc<Type>> = names.iter().filter_map(|name| column(name)).collect();
         if found.is_empty() {
             let held: Vec<&str> = schema.get_fields().iter().map(|column| column.name()).collect();
-            let (names, held) = (names.join("` or `"), held.join(", "));
-            return Err(format!("there is no column `{names}`, but {held}; name one with --field"));
+            let (names, held) = (listed(names), held.join(", "));
+            return Err(format!("there is no column {names}, but {held}; name one with --field"));
         }
-        let tools = column("tools").filter(|tools| found.iter().all(|found| found.name() != tools.name()));
+        let is_found = |name: &str| found.iter().any(|found| found.name() == name);
+        let prompt = column(PROMPT).filter(|_| is_found(COMPLETION) && !is_found(PROMPT));
+        let tools = column("tools").filter(|tools| !is_found(tools.name()));
         check(reader.metadata(), bytes)?;
-        let columns: Vec<Arc<Type>> = found.into_iter().chain(tools).collect();
+        let columns: Vec<Arc<Type>> = found.into_iter().chain(prompt).chain(tools).collect();
         let columns = Type::group_type_builder(schema.name()).with_fields(columns).build();
         let rows =
             columns.and_then(|columns| RowIter::from_file_into(Box::new(reader)).project(Some(columns)));

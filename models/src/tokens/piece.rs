@@ -20,6 +20,13 @@ pub enum Piece {
     },
     /// A whole conversation.
     Chat(Chat),
+    /// A prompt, which does not count for the loss, and what follows it, which does.
+    Completion {
+        /// May be empty.
+        prompt: String,
+        /// Never empty.
+        completion: String,
+    },
 }
 
 impl Piece {
@@ -28,6 +35,7 @@ impl Piece {
         match self {
             Self::Text { text, .. } => text.len(),
             Self::Chat(chat) => chat.bytes(),
+            Self::Completion { prompt, completion } => prompt.len() + completion.len(),
         }
     }
 }

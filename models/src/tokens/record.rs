@@ -1,20 +1,24 @@
 //! Documents of records: of lines of JSON, and of rows of tables.
 
 use minijinja::Value;
+use minijinja::value::ValueKind;
 
 use super::chat::{Chat, json_kind, tools};
 use super::piece::Piece;
 
 const TEXT: &str = "text";
 const MESSAGES: &str = "messages";
+/// Field of what follows a prompt.
+pub(super) const COMPLETION: &str = "completion";
+pub(super) const PROMPT: &str = "prompt";
 /// Fields of a record that are looked for by default.
-pub(super) const NAMES: [&str; 2] = [TEXT, MESSAGES];
+pub(super) const NAMES: [&str; 3] = [TEXT, MESSAGES, COMPLETION];
 
 /// Returns the document of a record; `None` if it is empty. `null_is_empty` is for rows of tables, which have all
 /// columns.
 ///
 /// # Errors
-/// A record without the field, or with both a text and a conversation; a field that is neither.
+/// A record without the field, or with both a text and a conversation; a field that is neither; a prompt without a completion.
 pub(super) fn piece(
     record: &Value,
     field: Option<&str>,
@@ -31,12 +35,30 @@ pub(super) fn piece(
             "both `{first}` and `{second}` are filled; name the one to train on with --field"
         ));
     }
+    let prompt = get(PROMPT).filter(|prompt| prompt.is_true());
+    if first.is_none() && prompt.is_some() && names.contains(&COMPLETION) {
+        return Err(format!(
+            "there is a `{PROMPT}` without a `{COMPLETION}`; give both, or name the field to train on with --field"
+        ));
+    }
     let Some((name, value)) = first.or(found.first()).cloned() else {
         let held: Vec<String> = record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
-        let (names, held) = (names.join("` or `"), held.join(", "));
-        return Err(format!("there is no field `{names}`, but {held}; name one with --field"));
+        let (names, held) = (listed(&names), held.join(", "));
+        return Err(format!("there is no field {names}, but {held}; name one with --field"));
     };
     let refuse = |name: &str, problem: String| format!("field `{name}`: {problem}");
+    let tools = || get("tools").map(tools).transpose().map_err(|problem| refuse("tools", problem));
+    if name == COMPLETION
+        && value.is_true()
+        && let Some(prompt) = get(PROMPT).filter(|prompt| !prompt.is_none())
+    {
+        return completion(prompt, value, || Ok(tools()?.flatten())).map(Some);
+    }
+    if name == COMPLETION && field.is_none() && value.is_true() {
+        return Err(format!(
+            "there is a `{COMPLETION}` without a `{PROMPT}`; give both, or --field {COMPLETION} for a text without a prompt"
+        ));
+    }
     let value = match value.as_str() {
         Some("") => return Ok(None),
         // Tables without lists hold conversations as JSON.
@@ -50,12 +72,42 @@ pub(super) fn piece(
         None if value.is_none() && null_is_empty => return Ok(None),
         None => value,
     };
-    let tools = get("tools").map(tools).transpose();
-    let tools = tools.map_err(|problem| refuse("tools", problem))?.flatten();
-    Chat::new(value, tools).map(|chat| Some(Piece::Chat(chat))).map_err(|problem| refuse(name, problem))
+    Chat::new(value, tools()?.flatten())
+        .map(|chat| Some(Piece::Chat(chat)))
+        .map_err(|problem| refuse(name, problem))
+}
+
+/// Returns names in quotes, with "or" before the last one.
+pub(super) fn listed(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.split_last() {
+        Some((last, before)) if !before.is_empty() => format!("{} or {last}", before.join(", ")),
+        _ => quoted.concat(),
+    }
+}
+
+/// Returns a prompt with its completion.
+fn completion(
+    prompt: Value,
+    completion: Value,
+    tools: impl FnOnce() -> Result<Option<Value>, String>,
+) -> Result<Piece, String> {
+    match (prompt.as_str(), completion.as_str(), prompt.kind(), completion.kind()) {
+        (Some(prompt), Some(completion), ..) => {
+            Ok(Piece::Completion { prompt: prompt.into(), completion: completion.into() })
+        }
+        (.., ValueKind::Seq, ValueKind::Seq) => {
+            Chat::completing(&prompt, &completion, tools()?).map(Piece::Chat)
+        }
+        _ => Err(format!(
+            "`{PROMPT}` is {}, and `{COMPLETION}` is {}; give two strings, or two lists of messages",
+            json_kind(&prompt),
+            json_kind(&completion)
+        )),
+    }
 }
 
 /// Returns the name of a record's JSON type if it is no object.
 pub(super) fn other_kind(record: &Value) -> Option<&'static str> {
-    (record.kind() != minijinja::value::ValueKind::Map).then(|| json_kind(record))
+    (record.kind() != ValueKind::Map).then(|| json_kind(record))
 }

@@ -26,11 +26,12 @@ const LONGEST_LINE: u64 = 256 << 20;
 ///
 /// - `.jsonl`, `.ndjson` and `.json`: one JSON object a line, each a document. Its field `text` holds a text, or its
 ///   field `messages` a conversation (a list of objects with `role` and `content`; a field `tools`, a list of objects or
-///   a string that has one as JSON, is passed to the template); another field can be named. An answer whose message has a
-///   `weight` of 0 or `train` that is false is not trained on.
-/// - `.csv` and `.tsv`: a document for each row, from the column `text` or `messages` (JSON); the first line names the columns.
-/// - `.parquet`, in a build with the feature `parquet`: a document for each row, from the column `text` or `messages`;
-///   another column can be named.
+///   a string that has one as JSON, is passed to the template), or its fields `prompt` and `completion` two strings or two such
+///   lists, of which the second is trained on; another field can be named. An answer whose message has a `weight` of 0 or
+///   `train` that is false is not trained on.
+/// - `.csv` and `.tsv`: a document for each row, from the column `text` or `messages` (JSON), or from `prompt` and `completion`;
+///   the first line names the columns.
+/// - `.parquet`, in a build with the feature `parquet`: a document for each row, from the same columns.
 /// - Any other: UTF-8 text, one document. A long text is cut at line ends that are not followed by white space: most
 ///   tokenizers never make a token that spans such a line end, and [`TextEncoder`](super::TextEncoder) shows each piece to its
 ///   tokenizer with a little of what is around it.
@@ -311,7 +312,7 @@ mod tests {
         std::iter::from_fn(|| source.next_piece().unwrap())
             .map(|piece| match piece {
                 Piece::Text { text, begins, ends, .. } => (text, begins, ends),
-                Piece::Chat(_) => unreachable!(),
+                _ => unreachable!(),
             })
             .collect()
     }

@@ -211,7 +211,7 @@ fn lines_that_cannot_be_are_told_with_their_number() {
         (
             "{\"content\": \"a\", \"id\": 1}",
             None,
-            "line 1: there is no field `text` or `messages`, but content, id; name one with --field",
+            "line 1: there is no field `text`, `messages` or `completion`, but content, id; name one with --field",
         ),
         ("{\"text\": \"a\"}\n{\"txt\": 1}", Some("text"), "line 2: there is no field `text`, but txt"),
         ("{\"text\": 5}", None, "line 1: field `text`: expected a text or a list of messages, got a number"),

@@ -6,6 +6,7 @@ mod common;
 
 mod answers;
 mod chats;
+mod completions;
 mod data;
 mod documents;
 mod folders;

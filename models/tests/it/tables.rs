@@ -32,7 +32,7 @@ fn tables_of_text_are_read_by_their_columns() {
         (
             "a,b\n1,2\n",
             None,
-            "its first line has no column `text` or `messages`, but a, b; name one with --field",
+            "its first line has no column `text`, `messages` or `completion`, but a, b; name one with --field",
         ),
         ("text\n1,2\n", None, "line 2: it has 2 columns, and the first line has 1"),
         ("text,b\n1,2\n\"x\ny\",2\n3\n", None, "line 5: it has 1 columns, and the first line has 2"),

@@ -111,8 +111,12 @@ pub(crate) fn characters<'a>(
     for path in files {
         let mut source = TextSource::open(path, field)?;
         while let Some(piece) = source.next_piece()? {
-            if let Piece::Text { text, .. } = piece {
-                all.extend(text.chars());
+            match piece {
+                Piece::Text { text, .. } => all.extend(text.chars()),
+                Piece::Completion { prompt, completion } => {
+                    all.extend(prompt.chars().chain(completion.chars()))
+                }
+                _ => {}
             }
         }
     }

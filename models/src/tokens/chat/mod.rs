@@ -32,6 +32,8 @@ pub struct Chat {
     messages: Vec<Value>,
     /// Of each message, whether it is an answer that is trained on.
     trained: Vec<bool>,
+    /// Number of messages of its prompt, if all behind them is trained on, whatever the template marks.
+    prompt: Option<usize>,
     tools: Option<Value>,
 }
 
@@ -58,6 +60,29 @@ impl Chat {
         }
     }
 
+    /// Checks a prompt and a completion, which are lists. All of the completion is trained on, unless some of its answers are
+    /// not to be: then only the other ones are.
+    pub(super) fn completing(
+        prompt: &Value,
+        completion: &Value,
+        tools: Option<Value>,
+    ) -> std::result::Result<Self, String> {
+        let of = |list: &Value| list.try_iter().into_iter().flatten().collect::<Vec<_>>();
+        let (prompt, completion) = (of(prompt), of(completion));
+        let chat = Self::any(Value::from([&prompt[..], &completion].concat()), tools)?;
+        let mut trained = chat.trained;
+        trained[..prompt.len()].fill(false);
+        let are_all = trained
+            .iter()
+            .zip(&chat.messages)
+            .skip(prompt.len())
+            .all(|(trained, message)| *trained || !is_answer(message));
+        if !are_all && !trained.contains(&true) {
+            return Err("no answer of the completion is to be trained on: there is nothing to learn".into());
+        }
+        Ok(Self { prompt: are_all.then_some(prompt.len()), trained, ..chat })
+    }
+
     /// Checks that the messages are a list of objects with a role.
     fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         if messages.kind() != ValueKind::Seq {
@@ -77,7 +102,7 @@ impl Chat {
         });
         let trained = trained.collect::<std::result::Result<_, _>>()?;
         let messages = messages.iter().map(|message| jinja::plain_data(&prepared(message))).collect();
-        Ok(Self { messages, trained, tools: tools.as_ref().map(jinja::plain_data) })
+        Ok(Self { messages, trained, prompt: None, tools: tools.as_ref().map(jinja::plain_data) })
     }
 
     /// Returns the approximate bytes of its text.
@@ -306,6 +331,18 @@ impl ChatTemplate {
         let text = self.text(&chat.messages, chat, true)?.replace([BEGIN, END], "");
         let tokens = tokenizer.encode_with_offsets(&text)?;
         Ok(tokens.into_iter().map(|(token, _)| token).collect())
+    }
+
+    /// Returns the text of a conversation's prompt, up to the beginning of an answer, and that of all; `None` if it is not
+    /// divided so.
+    pub(super) fn completion(&self, chat: &Chat) -> Result<Option<(String, String)>> {
+        let Some(prompt) = chat.prompt else { return Ok(None) };
+        let text = |messages: &[Value], add_generation_prompt| {
+            Ok::<_, Error>(self.text(messages, chat, add_generation_prompt)?.replace([BEGIN, END], ""))
+        };
+        // Some templates fail without messages.
+        let before = if prompt == 0 { String::new() } else { text(&chat.messages[..prompt], true)? };
+        Ok(Some((before, text(&chat.messages, false)?)))
     }
 
     /// Returns whether the template itself marks the answers.
