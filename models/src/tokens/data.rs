@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use crate::{Error, Result, Tokenizer};
 
+use super::input::is_standard;
 use super::text::is_one_document;
 use super::{ChatTemplate, NamedTemplate, Rows, TextEncoder, TextSource, TokenFile, TokenWriter};
 
@@ -165,6 +166,9 @@ impl Data {
 /// Whether a file is named as safetensors, or begins like it: with the length of a header, and the header's JSON.
 fn is_tensors(path: &Path) -> Result<bool> {
     use std::io::Read;
+    if is_standard(path) {
+        return Ok(false);
+    }
     let file = training::open_input(path).map_err(Error::io("read", path))?;
     let mut begin = Vec::new();
     file.take(9).read_to_end(&mut begin).map_err(Error::io("read", path))?;

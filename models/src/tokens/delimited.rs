@@ -1,13 +1,13 @@
 //! Reader of tables of text: CSV, and TSV with tabs.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::BufRead;
 use std::path::Path;
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use minijinja::Value;
 
+use super::input::Input;
 use super::record::{NAMES, listed};
 
 /// Maximum bytes of a row.
@@ -16,7 +16,7 @@ const LONGEST_ROW: usize = 256 << 20;
 /// Table of text whose first line names the columns. Quotes are those of RFC 4180: a field in quotes can hold separators, line
 /// ends and doubled quotes.
 pub(super) struct Table {
-    file: BufReader<File>,
+    input: Input,
     parser: Box<Reader>,
     names: Vec<String>,
     /// Line that the last row began in, from 1.
@@ -35,10 +35,9 @@ pub(super) fn separator(path: &Path) -> Option<u8> {
 
 impl Table {
     /// Opens a file, which needs this column, or one of those that are looked for by default.
-    pub(super) fn open(file: File, separator: u8, field: Option<&str>) -> Result<Self, String> {
-        let file = BufReader::with_capacity(1 << 18, file);
+    pub(super) fn open(input: Input, separator: u8, field: Option<&str>) -> Result<Self, String> {
         let parser = Box::new(ReaderBuilder::new().delimiter(separator).build());
-        let mut table = Self { file, parser, names: Vec::new(), line: 1, done: 0, is_ended: false };
+        let mut table = Self { input, parser, names: Vec::new(), line: 1, done: 0, is_ended: false };
         table.names = table.row()?.unwrap_or_default();
         let wanted = field.map_or(NAMES.to_vec(), |field| vec![field]);
         let count = |wanted: &&str| table.names.iter().filter(|name| name == wanted).count();
@@ -69,7 +68,7 @@ impl Table {
         let (mut text, mut ends) = (vec![0; 1 << 12], vec![0; 1 << 6]);
         let (mut filled, mut fields) = (0, 0);
         loop {
-            let input = self.file.fill_buf().map_err(|error| error.to_string())?;
+            let input = self.input.bytes.fill_buf().map_err(|error| error.to_string())?;
             let at_end = input.is_empty();
             // One line end more ends the last row, unless it is within quotes.
             let input = if at_end && !self.is_ended { b"\n" } else { input };
@@ -78,7 +77,7 @@ impl Table {
             match at_end {
                 true => self.is_ended |= read > 0,
                 false => {
-                    self.file.consume(read);
+                    self.input.bytes.consume(read);
                     self.done += read as u64;
                 }
             }
@@ -111,7 +110,7 @@ impl Table {
 
     /// Returns the number of bytes read.
     pub(super) fn bytes_read(&self) -> u64 {
-        self.done
+        self.input.bytes_read(self.done)
     }
 }
 

@@ -28,6 +28,7 @@ mod data;
 mod delimited;
 mod encode;
 mod file;
+mod input;
 mod mixture;
 mod open;
 mod packing;

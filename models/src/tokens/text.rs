@@ -1,13 +1,13 @@
 //! Reader of text and conversations, piece by piece, from text, JSON lines and tables.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use minijinja::Value;
 
 use crate::{Error, Result};
 
+use super::input::{Input, is_standard, uncompressed};
 use super::piece::Piece;
 use super::{delimited, record};
 
@@ -35,10 +35,14 @@ const LONGEST_LINE: u64 = 256 << 20;
 /// - Any other: UTF-8 text, one document. A long text is cut at line ends that are not followed by white space: most
 ///   tokenizers never make a token that spans such a line end, and [`TextEncoder`](super::TextEncoder) shows each piece to its
 ///   tokenizer with a little of what is around it.
+///
+/// All but Parquet may be compressed with zstd or gzip, and then have `.zst` or `.gz` behind their name. `-` is standard input: JSON
+/// lines if it begins with `{`, else one text.
 #[derive(Debug)]
 pub struct TextSource {
     path: PathBuf,
-    file: BufReader<File>,
+    /// What is read, but for tables, which read it themselves.
+    input: Option<Input>,
     bytes: u64,
     done: u64,
     kind: Kind,
@@ -93,43 +97,45 @@ impl TextSource {
     /// A file that cannot be read or is not a regular file; a Parquet file in a build without the feature, or without
     /// the column.
     pub fn open(path: &Path, field: Option<&str>) -> Result<Self> {
-        let file = training::open_input(path).map_err(Error::io("read", path))?;
-        let bytes = file.metadata().map_err(Error::io("read", path))?.len();
+        let mut input = Input::open(path)?;
+        let (bytes, field) = (input.size, field.map(str::to_string));
+        let begin = input.bytes.fill_buf().map_err(Error::io("read", path))?;
+        let is_json = begin.trim_ascii_start().starts_with(b"{");
+        // Some editors begin UTF-8 files with it.
+        let mark = if begin.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        let source = |input, done, kind| Self { path: path.into(), input, bytes, done, kind };
         if is_table(path) {
-            return Self::parquet(path, file, bytes, field);
+            return Ok(source(None, 0, Self::parquet(path, input.read.is_some(), field)?));
         }
-        if let Some(separator) = delimited::separator(path) {
-            let table =
-                delimited::Table::open(file.try_clone().map_err(Error::io("read", path))?, separator, field);
+        if let Some(separator) = delimited::separator(&uncompressed(path)) {
+            let table = delimited::Table::open(input, separator, field.as_deref());
             let table = table.map_err(|problem| Error::Format { path: path.into(), problem })?;
-            let kind = Kind::Delimited { table, field: field.map(str::to_string) };
-            return Ok(Self { path: path.into(), file: BufReader::new(file), bytes, done: 0, kind });
+            return Ok(source(None, 0, Kind::Delimited { table, field }));
         }
-        let kind = match is_lines(path) {
-            true => Kind::Lines { line: 0, field: field.map(str::to_string) },
+        // Standard input has no name.
+        let kind = match is_lines(path) || (is_standard(path) && is_json) {
+            true => Kind::Lines { line: 0, field },
             false => Kind::Plain { rest: Vec::new(), begun: false, before: String::new() },
         };
-        let mut file = BufReader::with_capacity(1 << 18, file);
-        // Some editors begin UTF-8 files with it.
-        let has_mark = file.fill_buf().map_err(Error::io("read", path))?.starts_with(BYTE_ORDER_MARK);
-        let done = if has_mark { BYTE_ORDER_MARK.len() } else { 0 };
-        file.consume(done);
-        Ok(Self { path: path.into(), file, bytes, done: done as u64, kind })
+        input.bytes.consume(mark);
+        Ok(source(Some(input), mark as u64, kind))
     }
 
     #[cfg(feature = "parquet")]
-    fn parquet(path: &Path, file: File, bytes: u64, field: Option<&str>) -> Result<Self> {
-        let open = |file: &File| {
-            let names = field.map_or(record::NAMES.to_vec(), |field| vec![field]);
-            super::parquet::Table::open(file.try_clone().map_err(|error| error.to_string())?, &names)
-        };
-        let table = open(&file).map_err(|problem| Error::Format { path: path.into(), problem })?;
-        let kind = Kind::Table { table, field: field.map(str::to_string) };
-        Ok(Self { path: path.into(), file: BufReader::new(file), bytes, done: 0, kind })
+    fn parquet(path: &Path, is_compressed: bool, field: Option<String>) -> Result<Kind> {
+        if is_compressed {
+            let problem = "a table of Parquet, compressed again, cannot be read: decompress it".into();
+            return Err(Error::Format { path: path.into(), problem });
+        }
+        let file = training::open_input(path).map_err(Error::io("read", path))?;
+        let names = field.as_deref().map_or(record::NAMES.to_vec(), |field| vec![field]);
+        let table = super::parquet::Table::open(file, &names);
+        let table = table.map_err(|problem| Error::Format { path: path.into(), problem })?;
+        Ok(Kind::Table { table, field })
     }
 
     #[cfg(not(feature = "parquet"))]
-    fn parquet(path: &Path, _: File, _: u64, _: Option<&str>) -> Result<Self> {
+    fn parquet(path: &Path, _: bool, _: Option<String>) -> Result<Kind> {
         let problem = "this build reads no Parquet: build it with `--features parquet`, or write the file as JSON lines, as `to_json` of \
                        datasets or pandas does";
         Err(Error::Format { path: path.into(), problem: problem.into() })
@@ -145,9 +151,9 @@ impl TextSource {
         self.bytes
     }
 
-    /// Returns the number of bytes that were read.
+    /// Returns the number of its bytes that were read.
     pub fn bytes_read(&self) -> u64 {
-        self.done
+        self.input.as_ref().map_or(self.done, |input| input.bytes_read(self.done))
     }
 
     /// Returns the next piece; `None` at the end. Documents without text are skipped.
@@ -203,12 +209,14 @@ impl TextSource {
     }
 
     fn plain(&mut self) -> Result<Option<Piece>> {
-        let Kind::Plain { rest, begun, before } = &mut self.kind else { return Ok(None) };
+        let (Kind::Plain { rest, begun, before }, Some(input)) = (&mut self.kind, &mut self.input) else {
+            return Ok(None);
+        };
         let (mut bytes, before) = (std::mem::take(rest), std::mem::take(before));
         let (begins, kept) = (!std::mem::replace(begun, true), bytes.len());
         let (end, is_last) = loop {
             let room = (PIECE.max(bytes.len()) as u64).min(LONGEST_PIECE as u64);
-            let read = (&mut self.file).take(room).read_to_end(&mut bytes);
+            let read = (&mut input.bytes).take(room).read_to_end(&mut bytes);
             let read = read.map_err(Error::io("read", &self.path))?;
             if read == 0 || (read as u64) < room {
                 break (bytes.len(), true);
@@ -240,8 +248,9 @@ impl TextSource {
     fn line(&mut self) -> Result<Option<Piece>> {
         let mut bytes = Vec::new();
         loop {
+            let Some(input) = &mut self.input else { return Ok(None) };
             bytes.clear();
-            let read = (&mut self.file).take(LONGEST_LINE).read_until(b'\n', &mut bytes);
+            let read = (&mut input.bytes).take(LONGEST_LINE).read_until(b'\n', &mut bytes);
             let read = read.map_err(Error::io("read", &self.path))? as u64;
             if read == 0 {
                 return Ok(None);
@@ -281,16 +290,17 @@ impl TextSource {
 
 /// Whether a file of text is one document, and not several in JSON lines or a table.
 pub(super) fn is_one_document(path: &Path) -> bool {
-    !is_lines(path) && !is_table(path) && delimited::separator(path).is_none()
+    !is_lines(path) && !is_table(path) && delimited::separator(&uncompressed(path)).is_none()
 }
 
 /// Whether a file is read as Parquet.
 fn is_table(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))
+    uncompressed(path).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))
 }
 
 /// Whether a file is read as JSON lines.
 fn is_lines(path: &Path) -> bool {
+    let path = uncompressed(path);
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     ["jsonl", "ndjson", "json"].iter().any(|known| ending.eq_ignore_ascii_case(known))
 }

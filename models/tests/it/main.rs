@@ -7,6 +7,7 @@ mod common;
 mod answers;
 mod chats;
 mod completions;
+mod compressed;
 mod data;
 mod documents;
 mod folders;
