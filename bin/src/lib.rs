@@ -1,10 +1,10 @@
 //! Girandole's command line, as a library: its commands and the experiments.
 //!
 //! The program is `girandole`; the benchmarks train the same models through this library. Each command is a clap struct of
-//! options, and an experiment is such a struct with the trait [`cli::Experiment`]:
+//! options, and an experiment is such a struct with the traits [`cli::Command`] and [`cli::Experiment`]:
 //! ```
 //! use bin::experiments::ddp_mlp::DdpMlpOptions;
-//! use cli::Experiment;
+//! use cli::Command;
 //! assert_eq!((DdpMlpOptions::NAME, DdpMlpOptions::WORLD_SIZE), ("ddp-mlp", 2));
 //! assert!(bin::cli::commands().find_subcommand("ddp-mlp").is_some());
 //! ```

@@ -3,8 +3,8 @@
 //!
 //! A program gives what is its own: data, a model, a loss, and what it prints. Read it in this order:
 //!
-//! - [`Experiment`] and [`run()`]: what an experiment gives, and the steps that are the same for all of them. [`prelude`]: what
-//!   most experiments import.
+//! - [`Command`] and [`run()`]: what a command gives that trains on ranks, and the steps that are the same for all of them.
+//!   [`Experiment`]: what it gives besides if it trains with [`trainer`]. [`prelude`]: what most experiments import.
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
 //! - [`agreement`]: which options must be the same on all ranks, which is checked before any of them trains.
@@ -38,14 +38,13 @@
 //!     epochs: usize,
 //! }
 //!
-//! impl Experiment for Double {
+//! impl Command for Double {
 //!     const NAME: &'static str = "double";
 //!     const WORLD_SIZE: usize = 2;
 //!     type Setup = Variables;
-//!     type Alone = ();
 //!     type Trained = RunSeries;
 //!
-//!     options_of!(common, epochs);
+//!     options_of!(common);
 //!
 //!     fn check(&self, _world_size: usize) -> Result<()> {
 //!         Ok(())
@@ -55,10 +54,6 @@
 //!         let variables = Variables::new(&self.common)?;
 //!         variables.make(&self.common, |builder| linear(1, 1, builder))?;
 //!         Ok(variables)
-//!     }
-//!
-//!     fn alone(&self, _: &Variables, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
-//!         Ok(())
 //!     }
 //!
 //!     fn train(&self, variables: Variables, rank: &mut Rank) -> Result<RunSeries> {
@@ -75,9 +70,13 @@
 //!         Ok(Trainer::new(model, Epochs::new(loader)).run(rank, &self.run_config(rank), &mut losses)?.series)
 //!     }
 //!
-//!     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
+//!     fn report(&self, outcome: Outcome<RunSeries>) -> Report {
 //!         Report { runs: vec![outcome.trained], ..Report::default() }
 //!     }
+//! }
+//!
+//! impl Experiment for Double {
+//!     options_of!(epochs);
 //! }
 //!
 //! /// The program, of which `double` is the only command.
@@ -96,6 +95,7 @@
 pub mod agreement;
 pub mod backends;
 pub mod comm_bench;
+mod command;
 pub mod console;
 mod devices;
 pub mod error;
@@ -127,5 +127,6 @@ pub mod threads;
 pub mod trainer;
 pub mod variables;
 
+pub use command::Command;
 pub use experiment::Experiment;
 pub use run::run;

@@ -1,7 +1,7 @@
-//! Macros for the methods of an experiment that return its options.
+//! Macros for the methods of a command that return its options.
 
-/// Implements methods of [`Experiment`](crate::Experiment) by returning the fields of the same names: `common`,
-/// `checkpoints`, `elastic`, and `epochs` or `steps` as its end.
+/// Implements methods of [`Command`](crate::Command) by returning the fields of the same names: `common`, `checkpoints` and
+/// `elastic`; or those of [`Experiment`](crate::Experiment): `epochs` or `steps` as its end.
 #[macro_export]
 macro_rules! options_of {
     (@common) => {
@@ -17,30 +17,30 @@ macro_rules! options_of {
         fn checkpoints(&self) -> Option<&$crate::options::CheckpointOptions> {
             Some(&self.checkpoints)
         }
+
+        fn check_checkpoint(&self, world_size: usize) -> $crate::error::Result<()> {
+            $crate::Experiment::check_found(self, world_size)
+        }
     };
     (@elastic) => {
         fn elastic_options(&self) -> Option<$crate::options::ElasticOptions> {
             Some(self.elastic)
         }
-
-        fn stand_in(&self) -> Option<()> {
-            Some(())
-        }
     };
     (@epochs) => {
-        fn end(&self) -> Option<$crate::trainer::RunEnd> {
-            Some($crate::trainer::RunEnd::Epochs(self.epochs))
+        fn end(&self) -> $crate::trainer::RunEnd {
+            $crate::trainer::RunEnd::Epochs(self.epochs)
         }
     };
     (@steps) => {
-        fn end(&self) -> Option<$crate::trainer::RunEnd> {
-            Some($crate::trainer::RunEnd::Steps(self.steps))
+        fn end(&self) -> $crate::trainer::RunEnd {
+            $crate::trainer::RunEnd::Steps(self.steps)
         }
     };
     ($($name:ident),*) => { $($crate::options_of!(@$name);)* };
 }
 
-/// Returns fields of an experiment as its [settings](crate::Experiment::settings), by the names of their options. A field
+/// Returns fields of a command as its [settings](crate::Command::settings), by the names of their options. A field
 /// whose value is not displayed as it is takes another: `settings!(self, lr, batch_size, loss = "mse".into())` has `--lr`,
 /// `--batch-size` and `--loss`.
 #[macro_export]

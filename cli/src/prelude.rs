@@ -14,4 +14,4 @@ pub use crate::trainer::{
     DataParallel, Epoch, Epochs, Loader, Losses, Means, Observer, Step, StepRandom, Trainer,
 };
 pub use crate::variables::Variables;
-pub use crate::{Experiment, memory_check, options_of, settings};
+pub use crate::{Command, Experiment, memory_check, options_of, settings};

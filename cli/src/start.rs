@@ -18,7 +18,7 @@ use crate::progress::RanksBar;
 use crate::result_line;
 use crate::threads;
 
-/// Environment variable with the name of the experiment whose launcher started a rank. Other launchers do not set it.
+/// Environment variable with the name of the command whose launcher started a rank. Other launchers do not set it.
 pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
 /// Maximum number of ranks: every rank holds a connection to every other, and the communicator has the same limit.
 pub const MOST_RANKS: usize = 4096;
@@ -124,7 +124,7 @@ fn incomplete_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> 
 /// # Errors
 /// The first cause, if a rank fails.
 pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize, grace: Option<Duration>) -> Result<T> {
-    spawn_told(command, SpawnConfig { world_size, ..SpawnConfig::default() }, grace, Vec::new())
+    spawn_with(command, SpawnConfig { world_size, ..SpawnConfig::default() }, grace, Vec::new())
 }
 
 /// Like [`spawn`], with other settings of the job, such as elasticity (then the result may come from the rank that has
@@ -132,13 +132,13 @@ pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize, grace: Optio
 ///
 /// # Errors
 /// Those of [`spawn`].
-pub(crate) fn spawn_told<T: DeserializeOwned>(
+pub(crate) fn spawn_with<T: DeserializeOwned>(
     command: &str,
     job: SpawnConfig,
     grace: Option<Duration>,
-    told: Vec<(OsString, OsString)>,
+    variables: Vec<(OsString, OsString)>,
 ) -> Result<T> {
-    let env = std::iter::once((SPAWNED_FOR.into(), command.into())).chain(told).collect();
+    let env = std::iter::once((SPAWNED_FOR.into(), command.into())).chain(variables).collect();
     // The ranks do not read the recipe file again: it may have changed meanwhile.
     let args = origin::arguments();
     // An elastic job has a temporary folder, which is then removed even if this process is killed.

@@ -11,7 +11,7 @@ use super::speed::{Speed, show_mfu};
 
 /// Result of training on rank 0, for the report.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Trained {
+pub struct Trained {
     pub(super) series: RunSeries,
     /// Facts for the report: name and value.
     pub(super) facts: Vec<(String, String)>,

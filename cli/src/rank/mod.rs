@@ -130,7 +130,7 @@ pub enum RankPhase {
     /// The rank has joined the group.
     Joined,
     /// The first rank has completed the part that it runs alone.
-    Told,
+    Prepared,
     /// The rank is about to take its first step, or has taken some.
     AtWork,
     /// All ranks have completed training and the work after it, such as saving and validation. The result is still to be

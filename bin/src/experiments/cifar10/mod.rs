@@ -37,15 +37,14 @@ pub struct Trained {
     tested: Validation,
 }
 
-impl Experiment for Cifar10Options {
+impl Command for Cifar10Options {
     const NAME: &'static str = "cifar10";
     const WORLD_SIZE: usize = 2;
     const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
-    type Alone = ();
     type Trained = Trained;
 
-    options_of!(common, checkpoints, elastic, epochs);
+    options_of!(common, checkpoints, elastic);
 
     fn settings(&self, _: usize) -> Vec<(String, String)> {
         let pictures = match &self.data_dir {
@@ -71,7 +70,7 @@ impl Experiment for Cifar10Options {
         Ok([self.common.contents()?, content_of("--data-dir", &files)?].concat())
     }
 
-    fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn prepare(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if self.draws() {
             note(format_args!(
                 "no --data-dir with CIFAR-10: these pictures of its shape are drawn from the seed"
@@ -121,7 +120,7 @@ impl Experiment for Cifar10Options {
         Ok(Trained { series: ran.series, tested })
     }
 
-    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+    fn report(&self, outcome: Outcome<Trained>) -> Report {
         let Trained { series, tested } = outcome.trained;
         let source = match (&self.data_dir, &self.common.data) {
             (Some(path), _) | (None, Some(path)) => path.display().to_string(),
@@ -143,6 +142,10 @@ impl Experiment for Cifar10Options {
             ..Report::default()
         }
     }
+}
+
+impl Experiment for Cifar10Options {
+    options_of!(epochs);
 }
 
 fn loss(net: &ConvNet, (x, labels): &Batch) -> candle_core::Result<Tensor> {

@@ -1,5 +1,7 @@
 //! The options of `ddp-linear`.
 
+use std::sync::OnceLock;
+
 use clap::Args;
 use cli::prelude::*;
 
@@ -38,9 +40,17 @@ pub struct DdpLinearOptions {
     /// Split --batch-size over the ranks, in place of multiplying it
     #[arg(long)]
     pub(crate) keep_total_batch: bool,
+    /// The run of one process, once it has trained.
+    #[arg(skip)]
+    pub(super) single: OnceLock<RunSeries>,
 }
 
 impl DdpLinearOptions {
+    /// Returns the seconds that one process has trained.
+    pub(super) fn single_s(&self) -> f64 {
+        self.single.get().map_or(0.0, |single| single.seconds)
+    }
+
     /// Checks that the total batch, if kept, has a sample for each rank.
     pub(super) fn check_batch(&self, world_size: usize) -> Result<()> {
         if self.keep_total_batch && self.batch_size < world_size {

@@ -68,14 +68,13 @@ pub struct Trained {
     validation: Validation,
 }
 
-impl Experiment for DdpMlpOptions {
+impl Command for DdpMlpOptions {
     const NAME: &'static str = "ddp-mlp";
     const WORLD_SIZE: usize = 2;
     type Setup = Setup;
-    type Alone = ();
     type Trained = Trained;
 
-    options_of!(common, checkpoints, elastic, epochs);
+    options_of!(common, checkpoints, elastic);
 
     fn settings(&self, world_size: usize) -> Vec<(String, String)> {
         let mut settings = settings!(self, lr, batch_size);
@@ -105,7 +104,7 @@ impl Experiment for DdpMlpOptions {
         Ok(Setup { variables, sets })
     }
 
-    fn alone(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn prepare(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         note(format_args!(
             "the PyTorch handbook does not sum right answers over ranks, and its validation loss is the sum of the batches' \
             means, \
@@ -141,7 +140,7 @@ impl Experiment for DdpMlpOptions {
         Ok(Trained { series: ran.series, validation })
     }
 
-    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+    fn conclude(&self, outcome: &Outcome<Trained>) -> Result<()> {
         let validation = &outcome.trained.validation;
         let (loss, total) = (Fixed::<4>(validation.loss()), validation.total());
         let accuracy = Fixed::<4>(total.accuracy());
@@ -151,7 +150,7 @@ impl Experiment for DdpMlpOptions {
         ))
     }
 
-    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+    fn report(&self, outcome: Outcome<Trained>) -> Report {
         let Trained { series, validation } = outcome.trained;
         let mut facts = vec![
             fact("epochs", self.epochs),
@@ -164,6 +163,10 @@ impl Experiment for DdpMlpOptions {
         facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display())));
         Report { facts, runs: vec![series], ..Report::default() }
     }
+}
+
+impl Experiment for DdpMlpOptions {
+    options_of!(epochs);
 }
 
 /// Prints the last loss of each epoch, on rank 0.

@@ -65,14 +65,13 @@ pub struct Setup {
     variables: Variables,
 }
 
-impl Experiment for DdpTrainerOptions {
+impl Command for DdpTrainerOptions {
     const NAME: &'static str = "ddp-trainer";
     const WORLD_SIZE: usize = 2;
     type Setup = Setup;
-    type Alone = ();
     type Trained = RunSeries;
 
-    options_of!(common, checkpoints, elastic, epochs);
+    options_of!(common, checkpoints, elastic);
 
     fn settings(&self, _: usize) -> Vec<(String, String)> {
         settings!(self, lr, batch_size, loss = value_name(&self.loss), samples)
@@ -93,7 +92,7 @@ impl Experiment for DdpTrainerOptions {
         Ok(Setup { samples: Arc::new(samples), variables })
     }
 
-    fn alone(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn prepare(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if self.loss == LossKind::Mse {
             note(format_args!(
                 "the Trainer tutorial takes the cross-entropy of a single output, which is always 0 and teaches nothing; this run \
@@ -124,7 +123,7 @@ impl Experiment for DdpTrainerOptions {
         Ok(ran.series)
     }
 
-    fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
+    fn report(&self, outcome: Outcome<RunSeries>) -> Report {
         Report {
             facts: vec![
                 self.common.data_fact(self.samples),
@@ -136,6 +135,10 @@ impl Experiment for DdpTrainerOptions {
             ..Report::default()
         }
     }
+}
+
+impl Experiment for DdpTrainerOptions {
+    options_of!(epochs);
 }
 
 fn squared_error(model: &Linear, (x, y): &Batch) -> candle_core::Result<Tensor> {

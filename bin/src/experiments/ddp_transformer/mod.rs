@@ -27,14 +27,13 @@ pub struct Setup {
     random: SharedGenerator,
 }
 
-impl Experiment for DdpTransformerOptions {
+impl Command for DdpTransformerOptions {
     const NAME: &'static str = "ddp-transformer";
     const WORLD_SIZE: usize = 2;
     type Setup = Setup;
-    type Alone = ();
     type Trained = RunSeries;
 
-    options_of!(common, checkpoints, elastic, epochs);
+    options_of!(common, checkpoints, elastic);
 
     fn settings(&self, _: usize) -> Vec<(String, String)> {
         let own = settings!(self, lr, batch_size, mask = value_name(&self.mask), reshuffle);
@@ -53,7 +52,7 @@ impl Experiment for DdpTransformerOptions {
         Ok(Setup { rows, variables, random })
     }
 
-    fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn prepare(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         self.remark();
         say(format_args!("{}", module_tree::tutorial_transformer(&self.sizes.config())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
@@ -83,7 +82,7 @@ impl Experiment for DdpTransformerOptions {
         Ok(ran.series)
     }
 
-    fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
+    fn report(&self, outcome: Outcome<RunSeries>) -> Report {
         let data = match &self.common.data {
             Some(path) => fact("data", path.display()),
             None => fact("data", format!("{} rows of {} tokens", self.sizes.samples, self.sizes.length)),
@@ -103,6 +102,10 @@ impl Experiment for DdpTransformerOptions {
             ..Report::default()
         }
     }
+}
+
+impl Experiment for DdpTransformerOptions {
+    options_of!(epochs);
 }
 
 impl DdpTransformerOptions {

@@ -44,15 +44,14 @@ pub struct Setup {
     samples: Option<Samples>,
 }
 
-impl Experiment for FsdpMlpOptions {
+impl Command for FsdpMlpOptions {
     const NAME: &'static str = "fsdp-mlp";
     const WORLD_SIZE: usize = 4;
     const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
-    type Alone = ();
     type Trained = Trained;
 
-    options_of!(common, checkpoints, steps);
+    options_of!(common, checkpoints);
 
     fn settings(&self, _: usize) -> Vec<(String, String)> {
         let param_dtype = format!("{:?}", self.param_dtype);
@@ -74,10 +73,6 @@ impl Experiment for FsdpMlpOptions {
         }
         let read = |path| Samples::read(&TensorFile::open(path)?, self.features);
         Ok(Setup { samples: self.common.data.as_deref().map(read).transpose()? })
-    }
-
-    fn alone(&self, _: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
-        Ok(())
     }
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
@@ -104,7 +99,7 @@ impl Experiment for FsdpMlpOptions {
         Ok(Trained { series, held, scaling: trainee.scaler().map(scaling) })
     }
 
-    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+    fn conclude(&self, outcome: &Outcome<Trained>) -> Result<()> {
         outcome.trained.scaling.iter().try_for_each(|line| say(format_args!("{line}")))?;
         let held = outcome.trained.held.iter().enumerate();
         let mut rows: Vec<_> = held.map(|(rank, held)| (format!("rank {rank}"), *held)).collect();
@@ -114,7 +109,7 @@ impl Experiment for FsdpMlpOptions {
         peak_memory::table(&rows).iter().try_for_each(|line| say(format_args!("{line}")))
     }
 
-    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+    fn report(&self, outcome: Outcome<Trained>) -> Report {
         let mut facts = vec![
             fact("steps", self.steps),
             fact("batch size, each rank", self.batch_size),
@@ -131,6 +126,10 @@ impl Experiment for FsdpMlpOptions {
         facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display())));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
+}
+
+impl Experiment for FsdpMlpOptions {
+    options_of!(steps);
 }
 
 fn loss(model: &Fsdp<LargeModel>, (x, y): &(Tensor, Tensor)) -> Result<Tensor> {

@@ -59,15 +59,14 @@ struct BuiltPipeline {
     step: Arc<AtomicUsize>,
 }
 
-impl Experiment for PipelineTransformerOptions {
+impl Command for PipelineTransformerOptions {
     const NAME: &'static str = "pipeline-transformer";
     const WORLD_SIZE: usize = 2;
     const JOINT: &'static [&'static str] = &["save", "report"];
     type Setup = Setup;
-    type Alone = ();
     type Trained = Trained;
 
-    options_of!(common, checkpoints, epochs);
+    options_of!(common, checkpoints);
 
     fn settings(&self, _: usize) -> Vec<(String, String)> {
         // Without the stages and their ranks, which do not affect the results.
@@ -108,7 +107,7 @@ impl Experiment for PipelineTransformerOptions {
         Ok(Setup { rows, given, device })
     }
 
-    fn alone(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn prepare(&self, setup: &Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         note(format_args!(
             "as the pipeline tutorial does, this run shows each token all others, so that the answer is in sight"
         ));
@@ -153,14 +152,14 @@ impl Experiment for PipelineTransformerOptions {
         Ok(Trained { series, uses, measured })
     }
 
-    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+    fn conclude(&self, outcome: &Outcome<Trained>) -> Result<()> {
         match outcome.trained.uses.is_empty() {
             true => Ok(()),
             false => compare::print(&outcome.trained.uses),
         }
     }
 
-    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+    fn report(&self, outcome: Outcome<Trained>) -> Report {
         let ranks = self.ranks(outcome.ranks.len());
         let plan =
             self.pipeline_schedule(outcome.ranks.len()).map(|schedule| schedule.plan(&Default::default()));
@@ -188,6 +187,10 @@ impl Experiment for PipelineTransformerOptions {
             ..Report::default()
         }
     }
+}
+
+impl Experiment for PipelineTransformerOptions {
+    options_of!(epochs);
 }
 
 /// Returns the timeline of the fastest of a few steps. Parameters are not updated.

@@ -62,28 +62,17 @@ impl OnMesh for TensorParallelMlpOptions {
     }
 }
 
-impl Experiment for TensorParallelMlpOptions {
+impl Command for TensorParallelMlpOptions {
     const NAME: &'static str = "tensor-parallel-mlp";
     const WORLD_SIZE: usize = 2;
     const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
-    type Alone = usize;
     type Trained = Trained;
 
-    options_of!(common, checkpoints, epochs);
+    options_of!(common, checkpoints);
 
     fn settings(&self, _: usize) -> Vec<(String, String)> {
         settings!(self, lr, batch_size, hidden_size, samples)
-    }
-
-    fn copies(&self, world_size: usize) -> usize {
-        self.mesh.copies(world_size)
-    }
-
-    fn check_left(&self, contents: &Contents, world_size: usize) -> Result<()> {
-        let state = sampler_state(&contents.sampler)?;
-        let left = state.dataset_len.saturating_sub(state.consumed);
-        self.check_rest((contents.epoch as usize, left), self.mesh.sizes(world_size)?)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -135,7 +124,7 @@ impl Experiment for TensorParallelMlpOptions {
         Ok(Setup { x, y, weights })
     }
 
-    fn alone(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
+    fn prepare(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if let (Some(path), true) = (&self.common.data, self.mesh.sequence_parallel) {
             let samples = setup.x.dim(0)?;
             if let Some(help) = self.uneven(samples, self.mesh.sizes(world_size)?) {
@@ -149,7 +138,7 @@ impl Experiment for TensorParallelMlpOptions {
              the gradients of divided weights over ranks, to whom they do not belong; here each rank has its part of one \
              model, and the losses are those of one process"
         ));
-        Ok(world_size)
+        Ok(())
     }
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
@@ -158,16 +147,30 @@ impl Experiment for TensorParallelMlpOptions {
         mesh::train(self, &Regression(setup), &config, rank)
     }
 
-    fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
-        mesh::print(self.mesh.sizes(*world_size)?, &outcome.trained)
+    fn conclude(&self, outcome: &Outcome<Trained>) -> Result<()> {
+        mesh::print(self.mesh.sizes(outcome.ranks.len())?, &outcome.trained)
     }
 
-    fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {
-        let mut facts = self.mesh.facts(world_size);
+    fn report(&self, outcome: Outcome<Trained>) -> Report {
+        let mut facts = self.mesh.facts(outcome.ranks.len());
         facts.push(fact("hidden size", self.hidden_size));
         facts.push(fact("batch size, each data-parallel rank", self.batch_size));
         facts.push(fact("learning rate", self.lr));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
+    }
+}
+
+impl Experiment for TensorParallelMlpOptions {
+    options_of!(epochs);
+
+    fn copies(&self, world_size: usize) -> usize {
+        self.mesh.copies(world_size)
+    }
+
+    fn check_left(&self, contents: &Contents, world_size: usize) -> Result<()> {
+        let state = sampler_state(&contents.sampler)?;
+        let left = state.dataset_len.saturating_sub(state.consumed);
+        self.check_rest((contents.epoch as usize, left), self.mesh.sizes(world_size)?)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bin::experiments::fsdp_mlp::FsdpMlpOptions;
 use candle_core::Device;
 use clap::Parser;
-use cli::Experiment;
+use cli::Command;
 use cli::rank::Rank;
 use comm::{Communicator, Local, Operation, Result, Stats, Work};
 

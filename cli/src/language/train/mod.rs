@@ -6,10 +6,9 @@ mod start;
 
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::Experiment;
+use crate::Command;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::interrupt::StopOnSignal;
@@ -37,12 +36,13 @@ use super::shared;
 use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
 use checks::{check_batch_size, check_evaluation, check_output_folder, check_stages, refuse_in_folder};
-use lifecycle::choose;
+use lifecycle::{check_steps, choose, last_lines, log, save};
+use start::{config_of_rank, model_in_layout, new_trainer};
 
 pub(crate) use checks::check_divisible;
 
 /// What each process creates at the start.
-pub(super) struct Setup {
+pub struct Setup {
     subject: Subject,
     rows: Rows,
     evaluation: Option<Rows>,
@@ -54,25 +54,13 @@ pub(super) struct Setup {
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<J: Job>(job: &J) -> Result<()> {
-    crate::run(&Training(job.clone())).map_err(|error| job.options().in_terms_of_mesh(error))
+    crate::run(job).map_err(|error| job.options().in_terms_of_mesh(error))
 }
 
-/// A job as an experiment.
-pub(super) struct Training<J>(J);
-
-impl<J> Deref for Training<J> {
-    type Target = J;
-
-    fn deref(&self) -> &J {
-        &self.0
-    }
-}
-
-impl<J: Job> Experiment for Training<J> {
+impl<J: Job> Command for J {
     const NAME: &'static str = J::NAME;
     const WORLD_SIZE: usize = 1;
     type Setup = Setup;
-    type Alone = ();
     type Trained = Trained;
 
     fn common(&self) -> &CommonOptions {
@@ -80,7 +68,7 @@ impl<J: Job> Experiment for Training<J> {
     }
 
     fn with_common(&self, common: CommonOptions) -> Self {
-        Self(self.0.with_options(self.options().with_common(common)))
+        self.with_options(self.options().with_common(common))
     }
 
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
@@ -91,11 +79,7 @@ impl<J: Job> Experiment for Training<J> {
         self.options().elastic()
     }
 
-    fn stand_in(&self) -> Option<()> {
-        Some(())
-    }
-
-    /// Only finds the checkpoint: data and steps are compared in `alone`, where the data are open.
+    /// Only finds the checkpoint: data and steps are compared in `prepare`, where the data are open.
     fn check_checkpoint(&self, _: usize) -> Result<()> {
         choose(&self.options().checkpoints).map(drop)
     }
@@ -199,12 +183,12 @@ impl<J: Job> Experiment for Training<J> {
         Ok(settings::contents(&setup.subject, &setup.rows, setup.evaluation.as_ref()))
     }
 
-    fn alone(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn prepare(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         let (options, model) = (self.options(), setup.subject.weights.config());
         let layout = options.layout(world_size)?;
         if let Some(contents) = choose(&options.checkpoints)? {
-            agree_on_command(J::NAME, &contents.extra, &options.checkpoints)?;
-            self.check_steps(contents.step as usize)?;
+            agree_on_command(<J as Job>::NAME, &contents.extra, &options.checkpoints)?;
+            check_steps(options, contents.step as usize)?;
             let frozen = match &setup.subject.lora {
                 Some(_) => setup.subject.weights.fingerprint()?,
                 None => None,
@@ -242,17 +226,17 @@ impl<J: Job> Experiment for Training<J> {
         let Setup { subject, rows, evaluation, sample } = setup;
         let rows = Arc::new(rows);
         let device = self.common().device()?;
-        let (mut model, joining) = self.model_in_layout(rank, (&subject, &rows, &device))?;
+        let (mut model, joining) = model_in_layout(self, rank, &subject, &rows, &device)?;
         let (layout, is_new) = (*model.layout(), joining.is_some());
         // Until training is over; then a signal ends the rank at once.
         let signals = options.checkpoints.stop_on_signal();
         let stop = signals.as_ref().map(StopOnSignal::flag);
-        let config = TrainConfig { stop, ..self.train_config(rank, &subject, (&layout, is_new))? };
+        let config = TrainConfig { stop, ..config_of_rank(self, rank, &subject, &layout, is_new)? };
         let mut metrics = rank.metrics.take();
         let is_elastic = config.fewest_ranks.is_some();
-        let mut log = self.log(rank.is_first(), is_elastic, (metrics.as_mut(), &layout));
+        let mut log = log(self, rank.is_first(), is_elastic, metrics.as_mut(), &layout);
         let (mut trainer, speed) =
-            self.trainer((&mut model, joining), (&subject, &rows, config), rank, log.as_mut())?;
+            new_trainer(options, &mut model, joining, &subject, &rows, config, rank, log.as_mut())?;
         if let Some(evaluation) = &evaluation {
             trainer = trainer.evaluating(evaluation);
         }
@@ -273,7 +257,7 @@ impl<J: Job> Experiment for Training<J> {
             rank.gather_measured(measured, steps).map_err(wrap_error)?;
             Ok(())
         };
-        let mut save = |model: &mut Parallel<CausalLm>| self.save(model, &subject);
+        let mut save = |model: &mut Parallel<CausalLm>| save(self, model, &subject);
         let summary = trainer.run_and(&mut observer, &mut [&mut measure, &mut save]);
         if let Some(group) = observer.group() {
             rank.comm = group.clone();
@@ -296,14 +280,14 @@ impl<J: Job> Experiment for Training<J> {
         };
         let mut facts = facts_of_run(&subject, &rows, layout, options.batch_size);
         facts.extend(trained::facts(&summary, &speed));
-        Ok(Trained { series, facts, lines: self.last_lines(&summary, &speed) })
+        Ok(Trained { series, facts, lines: last_lines(options, &summary, &speed) })
     }
 
-    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+    fn conclude(&self, outcome: &Outcome<Trained>) -> Result<()> {
         outcome.trained.lines.iter().try_for_each(|line| say(format_args!("{line}")))
     }
 
-    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+    fn report(&self, outcome: Outcome<Trained>) -> Report {
         let Trained { series, facts, .. } = outcome.trained;
         Report { facts, runs: vec![series], ..Report::default() }
     }

@@ -1,7 +1,7 @@
 //! Start of training on a rank: the model in its layout, and the trainer; from the beginning, from a checkpoint, or in a
 //! running job.
 
-use crate::Experiment;
+use crate::Command;
 use crate::error::Result;
 use crate::rank::{Rank, RankPhase};
 use crate::run_log::RunLog;
@@ -13,73 +13,77 @@ use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::Rows;
 use models::{CausalLm, Lora};
 
-use super::Training;
+use super::lifecycle::{layout_now, replacement, resume, step_flops};
 use crate::language::base;
 use crate::language::job::{Job, Subject};
 use crate::language::options::TrainOptions;
 use crate::language::settings::train_config;
 use crate::language::speed::Speed;
 
-impl<J: Job> Training<J> {
-    /// Builds the model in the layout of the current ranks. A rank that joins a running job learns it from the others.
-    pub(super) fn model_in_layout(
-        &self,
-        rank: &mut Rank,
-        built_on: (&Subject, &Rows, &Device),
-    ) -> Result<(Parallel<CausalLm>, Option<Joining>)> {
-        let (options, elastic) = (self.options(), self.elastic());
-        if rank.stage == RankPhase::New {
-            return rank.join_running(elastic, None, |rank, lost| {
-                let joining = Joining::meet(&*rank.comm, lost)?;
-                Ok((build_model(options, joining.layout(), rank, built_on)?, Some(joining)))
-            });
-        }
-        let layout = self.layout_now(elastic.is_some(), rank)?;
-        Ok((build_model(options, &layout, rank, built_on)?, None))
+/// Builds the model in the layout of the current ranks. A rank that joins a running job learns it from the others.
+pub(super) fn model_in_layout(
+    job: &impl Job,
+    rank: &mut Rank,
+    subject: &Subject,
+    rows: &Rows,
+    device: &Device,
+) -> Result<(Parallel<CausalLm>, Option<Joining>)> {
+    let (options, elastic) = (job.options(), job.elastic());
+    if rank.stage == RankPhase::New {
+        return rank.join_running(elastic, None, |rank, lost| {
+            let joining = Joining::meet(&*rank.comm, lost)?;
+            Ok((build_model(options, joining.layout(), rank, subject, rows, device)?, Some(joining)))
+        });
     }
+    let layout = layout_now(options, elastic.is_some(), rank)?;
+    Ok((build_model(options, &layout, rank, subject, rows, device)?, None))
+}
 
-    /// Returns the configuration of the training, on a rank that begins in a layout or is new in a running job.
-    pub(super) fn train_config(
-        &self,
-        rank: &Rank,
-        subject: &Subject,
-        (layout, is_new): (&Layout, bool),
-    ) -> Result<TrainConfig> {
-        let replacement = self.replacement(rank);
-        let goes_on = is_new || replacement.is_some() || self.options().survives_loss(layout);
-        // Checkpoints hold all weights but frozen ones.
-        let is_kept = subject.lora.is_some() && self.options().checkpoints.checkpoint_dir.is_some();
-        let weights = match is_new {
-            true if is_kept => subject.weights.fingerprint()?,
-            true => None,
-            false => base::fingerprint(&subject.weights, &*rank.comm, is_kept)?,
-        };
-        Ok(TrainConfig {
-            fewest_ranks: self.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
-            replacement,
-            ..train_config(J::NAME, self.options(), subject, weights)
-        })
-    }
+/// Returns the configuration of the training, on a rank that begins in a layout or is new in a running job.
+pub(super) fn config_of_rank<J: Job>(
+    job: &J,
+    rank: &Rank,
+    subject: &Subject,
+    layout: &Layout,
+    is_new: bool,
+) -> Result<TrainConfig> {
+    let replacement = replacement(job, rank);
+    let goes_on = is_new || replacement.is_some() || job.options().survives_loss(layout);
+    // Checkpoints hold all weights but frozen ones.
+    let is_kept = subject.lora.is_some() && job.options().checkpoints.checkpoint_dir.is_some();
+    let weights = match is_new {
+        true if is_kept => subject.weights.fingerprint()?,
+        true => None,
+        false => base::fingerprint(&subject.weights, &*rank.comm, is_kept)?,
+    };
+    Ok(TrainConfig {
+        fewest_ranks: job.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
+        replacement,
+        ..train_config(J::NAME, job.options(), subject, weights)
+    })
+}
 
-    /// Creates the trainer, and measures the machine's speed.
-    pub(super) fn trainer<'a>(
-        &self,
-        (model, joining): (&'a mut Parallel<CausalLm>, Option<Joining>),
-        (subject, rows, config): (&Subject, &Arc<Rows>, TrainConfig),
-        rank: &Rank,
-        log: Option<&mut RunLog<'_>>,
-    ) -> Result<(Trainer<'a, CausalLm>, Speed)> {
-        let (flops, device) = (self.step_flops(subject, rows)?, model.config().device.clone());
-        let products = (self.options().dtype(), &device);
-        if let Some(joining) = joining {
-            let speed = Speed::of_one(rank, products, flops)?;
-            return Ok((Trainer::joining(model, rows.clone(), config, joining)?, speed));
-        }
-        let speed = Speed::measured(rank, products, flops)?;
-        let mut trainer = Trainer::new(model, rows.clone(), config)?;
-        self.resume(&mut trainer, log, rank)?;
-        Ok((trainer, speed))
+/// Creates the trainer, and measures the machine's speed.
+pub(super) fn new_trainer<'a>(
+    options: &TrainOptions,
+    model: &'a mut Parallel<CausalLm>,
+    joining: Option<Joining>,
+    subject: &Subject,
+    rows: &Arc<Rows>,
+    config: TrainConfig,
+    rank: &Rank,
+    log: Option<&mut RunLog<'_>>,
+) -> Result<(Trainer<'a, CausalLm>, Speed)> {
+    let (flops, device) = (step_flops(options.batch_size, subject, rows)?, model.config().device.clone());
+    let products = (options.dtype(), &device);
+    if let Some(joining) = joining {
+        let speed = Speed::of_one(rank, products, flops)?;
+        return Ok((Trainer::joining(model, rows.clone(), config, joining)?, speed));
     }
+    let speed = Speed::measured(rank, products, flops)?;
+    let mut trainer = Trainer::new(model, rows.clone(), config)?;
+    resume(options, &mut trainer, log, rank)?;
+    Ok((trainer, speed))
 }
 
 /// Builds the model in its layout.
@@ -87,7 +91,9 @@ fn build_model(
     options: &TrainOptions,
     layout: &Layout,
     rank: &Rank,
-    (subject, rows, device): (&Subject, &Rows, &Device),
+    subject: &Subject,
+    rows: &Rows,
+    device: &Device,
 ) -> Result<Parallel<CausalLm>> {
     let micro_batches = options.micro_batches(layout);
     let rows_each = options.batch_size / layout.data_ranks() / micro_batches;

@@ -34,7 +34,7 @@ impl Rank {
         let left = self.comm.world_size();
         // Before the first step no rank is admitted.
         let is_open =
-            self.newcomers_within.is_some() && !matches!(self.stage, RankPhase::Joined | RankPhase::Told);
+            self.newcomers_within.is_some() && !matches!(self.stage, RankPhase::Joined | RankPhase::Prepared);
         if left < min && !is_open {
             return Err(Error::TooFewRanks { left, min, lost });
         }

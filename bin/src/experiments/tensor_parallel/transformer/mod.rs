@@ -28,25 +28,20 @@ impl OnMesh for TensorParallelTransformerOptions {
     }
 }
 
-impl Experiment for TensorParallelTransformerOptions {
+impl Command for TensorParallelTransformerOptions {
     const NAME: &'static str = "tensor-parallel-transformer";
     const WORLD_SIZE: usize = 2;
     const JOINT: &'static [&'static str] = &["save"];
     type Setup = Setup;
-    type Alone = usize;
     type Trained = Trained;
 
-    options_of!(common, checkpoints, epochs);
+    options_of!(common, checkpoints);
 
     fn settings(&self, _: usize) -> Vec<(String, String)> {
         let d_ff = self.model().hidden().to_string();
         let data = settings!(self, lr, batch_size, samples, length, dropout, no_mask);
         let model = settings!(self, vocab_size, d_model, num_heads, d_ff = d_ff, num_layers, max_len);
         [data, model].concat()
-    }
-
-    fn copies(&self, world_size: usize) -> usize {
-        self.mesh.copies(world_size)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -67,10 +62,6 @@ impl Experiment for TensorParallelTransformerOptions {
         Ok(Setup { rows, weights })
     }
 
-    fn alone(&self, _: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
-        Ok(world_size)
-    }
-
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let sizes = self.mesh.sizes(rank.comm.world_size())?;
         if let (true, Some(row)) = (self.mesh.sequence_parallel, setup.rows.first()) {
@@ -81,18 +72,26 @@ impl Experiment for TensorParallelTransformerOptions {
         mesh::train(self, &NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
     }
 
-    fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
-        mesh::print(self.mesh.sizes(*world_size)?, &outcome.trained)
+    fn conclude(&self, outcome: &Outcome<Trained>) -> Result<()> {
+        mesh::print(self.mesh.sizes(outcome.ranks.len())?, &outcome.trained)
     }
 
-    fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {
-        let mut facts = self.mesh.facts(world_size);
+    fn report(&self, outcome: Outcome<Trained>) -> Report {
+        let mut facts = self.mesh.facts(outcome.ranks.len());
         facts.push(fact("batch size, each data-parallel rank", self.batch_size));
         facts.push(fact("learning rate", self.lr));
         facts.push(fact("dropout", self.dropout));
         facts.push(fact("d_model", self.d_model));
         facts.push(fact("layers", self.num_layers));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
+    }
+}
+
+impl Experiment for TensorParallelTransformerOptions {
+    options_of!(epochs);
+
+    fn copies(&self, world_size: usize) -> usize {
+        self.mesh.copies(world_size)
     }
 }
 
