@@ -12,16 +12,18 @@ use cli::language::{FinetuneOptions, PretrainOptions};
 use cli::shell::{CompletionsOptions, ManOptions};
 use cli::{language, launch, plan, program};
 
-use crate::experiments::cifar10::Cifar10Options;
-use crate::experiments::ddp_linear::DdpLinearOptions;
-use crate::experiments::ddp_mlp::DdpMlpOptions;
-use crate::experiments::ddp_trainer::DdpTrainerOptions;
-use crate::experiments::ddp_transformer::DdpTransformerOptions;
-use crate::experiments::fsdp_mlp::FsdpMlpOptions;
-use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
-use crate::experiments::process_groups::{self, ProcessGroupsOptions};
-use crate::experiments::sampler::SamplerOptions;
-use crate::experiments::tensor_parallel::{TensorParallelMlpOptions, TensorParallelTransformerOptions, mesh};
+use crate::documents::ddp_tutorial::DdpTransformerOptions;
+use crate::documents::from_scratch_tutorial::DdpLinearOptions;
+use crate::documents::handbook::cifar10::Cifar10Options;
+use crate::documents::handbook::ddp_mlp::DdpMlpOptions;
+use crate::documents::handbook::fsdp_mlp::FsdpMlpOptions;
+use crate::documents::handbook::process_groups::{self, ProcessGroupsOptions};
+use crate::documents::handbook::sampler::SamplerOptions;
+use crate::documents::handbook::tensor_parallel::{
+    TensorParallelMlpOptions, TensorParallelTransformerOptions, mesh,
+};
+use crate::documents::pipeline_tutorial::PipelineTransformerOptions;
+use crate::documents::trainer_tutorial::DdpTrainerOptions;
 
 // Not called here: the dependency enables the gemm feature named in Cargo.toml, which gives candle AVX-512 matrix
 // products.

@@ -5,8 +5,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bin::experiments::ddp_mlp::model::{FEATURES, Mlp};
-use bin::experiments::transformer::{Transformer, TransformerConfig};
+use bin::documents::handbook::ddp_mlp::model::{FEATURES, Mlp};
+use bin::documents::shared::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use comm::{Local, Mesh};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bin::experiments::transformer::Transformer;
+use bin::documents::shared::transformer::Transformer;
 use candle_core::{DType, Device};
 use candle_nn::VarMap;
 use cli::error::Result;

@@ -1,6 +1,6 @@
 //! Model sizes, token batches and loss of the workloads.
 
-use bin::experiments::transformer::TransformerConfig;
+use bin::documents::shared::transformer::TransformerConfig;
 use candle_core::{Device, Result, Tensor};
 use ops::AttentionMask;
 use sampler::{Generator, SharedGenerator};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ::pipeline::{ActionKind, Cost, Pipeline, PipelineConfig, Split};
-use bin::experiments::pipeline_transformer::transformer_modules;
+use bin::documents::pipeline_tutorial::transformer_modules;
 use candle_core::{DType, Device};
 use candle_nn::{Optimizer, VarMap};
 use cli::error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bin::experiments::transformer::{PositionalEncoding, TransformerBlock, TransformerConfig};
+use bin::documents::shared::transformer::{PositionalEncoding, TransformerBlock, TransformerConfig};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Embedding, ModuleT, embedding};
 use cli::error::Result;

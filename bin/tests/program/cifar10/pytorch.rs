@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bin::experiments::cifar10::synthetic::Patterns;
+use bin::documents::handbook::cifar10::synthetic::Patterns;
 use candle_core::{DType, Device, safetensors};
 use sampler::Generator;
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! The model: PyTorch's variable names, and the effect of each mask.
 
-use bin::experiments::transformer::{Transformer, TransformerConfig};
+use bin::documents::shared::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, VarMap};
 use ops::AttentionMask;

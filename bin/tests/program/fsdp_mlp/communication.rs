@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bin::experiments::fsdp_mlp::FsdpMlpOptions;
+use bin::documents::handbook::fsdp_mlp::FsdpMlpOptions;
 use candle_core::Device;
 use clap::Parser;
 use cli::Command;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use bin::experiments::tensor_parallel::Mlp;
-use bin::experiments::transformer::{Transformer, TransformerConfig};
+use bin::documents::handbook::tensor_parallel::Mlp;
+use bin::documents::shared::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, Optimizer, VarBuilder, VarMap};
 use comm::{Communicator, Local, Mesh};
