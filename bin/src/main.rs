@@ -12,7 +12,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     keep_pages();
     set_threads();
-    bin::cli::main()
+    bin::main()
 }
 
 #[allow(unsafe_code, reason = "candle takes the number of its threads from the environment only")]

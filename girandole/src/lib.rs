@@ -62,7 +62,7 @@
 //!
 //! Begin with `src/trainer/step.rs`: one training step from top to bottom, from the rows of a batch to the report, in one file.
 //! All other files are what that one names. Then [`training::build`], how a model is written; [`Layout`]; [`Parallel`], a model in
-//! its layout; [`trainer`], the loop around the steps; [`checkpoint`], the format of checkpoints; [`validation`].
+//! its layout; [`trainer`], the loop around the steps; [`checkpoint`], the format of checkpoints.
 //!
 //! The crates that a training program needs are re-exported under their names, so that it has only one dependency.
 #![forbid(unsafe_code)]
@@ -76,7 +76,6 @@ mod mesh;
 pub mod parallel;
 mod region;
 pub mod trainer;
-pub mod validation;
 
 pub use {comm, ddp, fsdp, launch, models, ops, pipeline, report, sampler, tensor_parallel, training};
 

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         return code;
     }
     if ddp_linear::is_measured() {
-        return bin::cli::main();
+        return bin::main();
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filter = benches::filter(&arguments);

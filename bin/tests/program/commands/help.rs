@@ -1,6 +1,6 @@
 //! Tests of the help of all commands.
 
-use bin::cli::commands;
+use bin::commands;
 use clap::{Arg, Command};
 use cli::help::{NARROW, SHARED, WIDTH, short};
 

@@ -153,7 +153,7 @@ fn a_file_that_is_missing_is_told_before_the_other_ranks_come() {
 
 #[test]
 fn options_that_are_not_compared_exist() {
-    let commands = bin::cli::commands();
+    let commands = bin::commands();
     let options = commands.get_subcommands().flat_map(|command| command.get_arguments());
     let known: BTreeSet<&str> = options.filter_map(|option| option.get_long()).collect();
     for name in OWN.iter().chain(&JOINT) {

@@ -11,6 +11,7 @@ mod testing;
 
 use std::cell::Cell;
 
+use crate::documents::shared::validation::Validation;
 use candle_core::Tensor;
 use candle_nn::Module;
 use cli::agreement::content_of;
@@ -18,7 +19,6 @@ use cli::options::contents_of;
 use cli::prelude::*;
 use comm::Setting;
 use ddp::{Ddp, DdpConfig};
-use girandole::validation::Validation;
 use ops::cross_entropy;
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig};

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use crate::documents::shared::validation::{Validation, ValidationConfig, argmax, validate};
 use candle_core::{DType, Device};
 use candle_nn::{Module, VarMap};
 use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
-use girandole::validation::{Validation, ValidationConfig, argmax, validate};
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, load_weights};
 

@@ -3,11 +3,11 @@
 mod data;
 pub mod model;
 
+use crate::documents::shared::validation::{Validation, ValidationConfig, validate};
 use candle_nn::Module;
 use clap::Args;
 use cli::prelude::*;
 use ddp::{Ddp, DdpConfig};
-use girandole::validation::{Validation, ValidationConfig, validate};
 use ops::cross_entropy;
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, TensorFile};

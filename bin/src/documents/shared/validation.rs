@@ -3,14 +3,10 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
+use cli::error::Result;
 use comm::{Communicator, Operation, ReduceOp};
 use sampler::{DistributedSampler, DistributedSamplerConfig, Tail};
 use serde::{Deserialize, Serialize};
-
-/// An error that can be one of each crate whose functions a validation calls.
-pub trait AnyError: From<comm::Error> + From<candle_core::Error> + From<sampler::SamplerError> {}
-
-impl<E> AnyError for E where E: From<comm::Error> + From<candle_core::Error> + From<sampler::SamplerError> {}
 
 /// Configuration of a validation, the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +81,7 @@ impl Validation {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use girandole::validation::{ValidationConfig, validate};
+/// use bin::documents::shared::validation::{ValidationConfig, validate};
 ///
 /// let config = ValidationConfig { samples: 5, batch_size: 2, classes: 2 };
 /// let on_ranks = comm::Local::run(3, |comm| {
@@ -94,17 +90,17 @@ impl Validation {
 ///         let targets = Tensor::zeros(range.len(), candle_core::DType::U32, &Device::Cpu)?;
 ///         Ok((Tensor::from_vec(logits, (range.len(), 2), &Device::Cpu)?, targets))
 ///     };
-///     Ok(validate::<Box<dyn std::error::Error>>(comm, &config, forward).expect("nothing fails"))
+///     Ok(validate(comm, &config, forward).expect("nothing fails"))
 /// })?;
 /// assert_eq!((on_ranks[2].total().correct, on_ranks[2].total().samples), (2, 5));
 /// assert_eq!(on_ranks[0], on_ranks[2]);
 /// # Ok::<(), comm::Error>(())
 /// ```
-pub fn validate<E: AnyError>(
+pub fn validate(
     comm: &dyn Communicator,
     config: &ValidationConfig,
-    mut forward: impl FnMut(Range<usize>) -> Result<(Tensor, Tensor), E>,
-) -> Result<Validation, E> {
+    mut forward: impl FnMut(Range<usize>) -> Result<(Tensor, Tensor)>,
+) -> Result<Validation> {
     let batch_size = config.batch_size.max(1);
     let batches = config.samples.div_ceil(batch_size);
     let share = DistributedSampler::new(DistributedSamplerConfig {
@@ -120,7 +116,7 @@ pub fn validate<E: AnyError>(
     for batch in share.iter()? {
         let first = batch * batch_size;
         let (logits, targets) = forward(first..(first + batch_size).min(config.samples))?;
-        losses[batch] = count::<E>(&logits, &targets, &mut counts)?;
+        losses[batch] = count(&logits, &targets, &mut counts)?;
     }
     // Each batch's loss is nonzero on one rank only, and adding zeros changes nothing.
     let losses = sum(comm, Tensor::new(losses, &Device::Cpu)?)?.to_vec1::<f64>()?;
@@ -135,7 +131,7 @@ fn sum(comm: &dyn Communicator, tensor: Tensor) -> comm::Result<Tensor> {
 }
 
 /// Adds a batch to `counts` (correct and total samples of each class, alternating) and returns the sum of its losses.
-fn count<E: AnyError>(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> Result<f64, E> {
+fn count(logits: &Tensor, targets: &Tensor, counts: &mut [i64]) -> Result<f64> {
     let classes = counts.len() / 2;
     let samples = targets.dims1()?;
     if logits.dims() != [samples, classes] {
@@ -175,8 +171,6 @@ pub fn argmax(values: &[f64]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
     const CLASSES: usize = 7;
 
@@ -232,10 +226,7 @@ mod tests {
             let logit = [f32::NAN, 1.0, 2.0, 3.0][range.start];
             Ok((Tensor::new(&[[0.0, logit]], &Device::Cpu)?, Tensor::new(&[1u32], &Device::Cpu)?))
         };
-        let on_ranks = comm::Local::run(2, |comm| {
-            Ok(validate::<Box<dyn std::error::Error>>(comm, &config, strange).unwrap())
-        })
-        .unwrap();
+        let on_ranks = comm::Local::run(2, |comm| Ok(validate(comm, &config, strange).unwrap())).unwrap();
         assert!(on_ranks.iter().all(|got| got.loss().is_nan() && got.total().correct == 4));
         assert_eq!(
             (argmax(&[1.0, 3.0, 3.0]), argmax(&[f64::NAN, 9.0]), argmax(&[-1.0, f64::NAN])),
@@ -249,13 +240,11 @@ mod tests {
         let logits = Tensor::zeros((2, 2), DType::F32, &Device::Cpu).unwrap();
         let targets = |targets: &[i64]| Tensor::new(targets, &Device::Cpu).unwrap();
         for wrong in [&[0, 2][..], &[-1, 0]] {
-            let line = count::<Box<dyn std::error::Error>>(&logits, &targets(wrong), &mut counts)
-                .unwrap_err()
-                .to_string();
+            let line = count(&logits, &targets(wrong), &mut counts).unwrap_err().to_string();
             assert!(line.contains("class"), "{line}");
         }
-        assert!(count::<Box<dyn std::error::Error>>(&logits, &targets(&[0]), &mut counts).is_err());
-        assert!(count::<Box<dyn std::error::Error>>(&logits, &targets(&[0, 1]), &mut [0; 6]).is_err());
-        assert!(count::<Box<dyn std::error::Error>>(&logits, &targets(&[0, 1]), &mut counts).is_ok());
+        assert!(count(&logits, &targets(&[0]), &mut counts).is_err());
+        assert!(count(&logits, &targets(&[0, 1]), &mut [0; 6]).is_err());
+        assert!(count(&logits, &targets(&[0, 1]), &mut counts).is_ok());
     }
 }
