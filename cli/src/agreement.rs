@@ -1,14 +1,13 @@
 //! Agreement on options: ranks that were started with different ones would train different models.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
 use comm::{Communicator, Setting, host_name, setting_difference};
 use serde::{Deserialize, Serialize};
 use training::FileHash;
 
 use crate::error::{Error, Result};
+use crate::option_values;
 use crate::options::CommonOptions;
 
 /// Options that a rank may have for itself; all others must be the same on all ranks.
@@ -54,55 +53,17 @@ pub const OWN: [&str; 31] = [
 /// Options of which only is compared whether they are given, as all ranks then take part in something.
 pub const JOINT: [&str; 3] = ["checkpoint-dir", "resume", "trace"];
 
-/// The options of this process, by their command; empty if it has not parsed them with [`program`](crate::program).
-static OPTIONS: OnceLock<Vec<Setting>> = OnceLock::new();
-
-/// Stores the options of a command; called once, as a process parses its command line once.
-pub(crate) fn store_options(commands: &Command, found: &ArgMatches) {
-    let Some((name, found)) = found.subcommand() else { return };
-    let Some(command) = commands.find_subcommand(name) else { return };
-    let options = command.get_arguments().filter_map(|option| setting(option, found));
-    let _ = OPTIONS.set([Setting::new("the command", name)].into_iter().chain(options).collect());
-}
-
-/// Returns an option with its value, after defaults and the recipe.
-fn setting(option: &Arg, found: &ArgMatches) -> Option<Setting> {
-    let long = option.get_long().filter(|long| !["help", "version"].contains(long))?;
-    let name = format!("--{long}");
-    let values = found.try_get_raw(option.get_id().as_str()).ok().flatten();
-    let values: Option<Vec<_>> = values.map(|values| values.map(|value| value.to_string_lossy()).collect());
-    let Some(values) = values else { return Some(Setting::absent(name)) };
-    Some(match option.get_action() {
-        ArgAction::SetTrue if values.iter().any(|value| value == "true") => Setting::new(name, ""),
-        ArgAction::SetTrue => Setting::absent(name),
-        _ => {
-            let numbers = values.iter().flat_map(|value| value.split(',')).map(number);
-            Setting::new(name, numbers.collect::<Vec<_>>().join(",")).shown_as(values.join(","))
-        }
-    })
-}
-
-/// Returns one text for all ways to write a number; any other text as it is.
-fn number(text: &str) -> String {
-    match (text.parse::<i128>(), text.parse::<f64>()) {
-        (Ok(whole), _) => whole.to_string(),
-        (_, Ok(number)) => number.to_string(),
-        _ => text.to_string(),
-    }
-}
-
 /// Returns the options that must be the same on all ranks. `joint` are more options of which only is compared whether
 /// they are given.
 fn of_all_ranks(joint: &[&str]) -> Vec<Setting> {
-    let options = OPTIONS.get().into_iter().flatten();
-    let compared = options.filter_map(|option| match option.name.trim_start_matches("--") {
-        name if JOINT.contains(&name) || joint.contains(&name) => {
-            let value = option.value.as_ref().map(|_| String::new());
-            Some(Setting { value, ..option.clone() })
-        }
-        name if OWN.contains(&name) => None,
-        _ => Some(option.clone()),
-    });
+    let compared =
+        option_values::settings().filter_map(|option| match option.name.trim_start_matches("--") {
+            name if JOINT.contains(&name) || joint.contains(&name) => {
+                Some(Setting { value: option.value.map(|_| String::new()), ..option })
+            }
+            name if OWN.contains(&name) => None,
+            _ => Some(option),
+        });
     compared.collect()
 }
 
@@ -197,56 +158,7 @@ impl CommonOptions {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    /// Options of all kinds.
-    #[derive(Debug, Parser)]
-    struct Program {
-        #[arg(long, default_value = "0.01")]
-        lr: f64,
-        #[arg(long, default_value = "0.9,0.95")]
-        betas: String,
-        #[arg(long)]
-        mesh: Option<String>,
-        #[arg(long)]
-        reshuffle: bool,
-        #[arg(long, value_delimiter = ',', default_value = "a,b")]
-        names: Vec<String>,
-    }
-
-    /// The options of a command line as they are compared, and as they are shown.
-    fn options(words: &[&str]) -> (Vec<Option<String>>, Vec<String>) {
-        use clap::CommandFactory;
-
-        let command = Program::command();
-        let found = command.clone().try_get_matches_from([&["program"], words].concat()).unwrap();
-        let all: Vec<Setting> =
-            command.get_arguments().filter_map(|option| setting(option, &found)).collect();
-        (all.iter().map(|one| one.value.clone()).collect(), all.iter().map(Setting::to_string).collect())
-    }
-
-    #[test]
-    fn options_are_compared_by_value_and_shown_as_they_are_typed() {
-        let (defaults, shown) = options(&[]);
-        assert_eq!(shown, ["--lr 0.01", "--betas 0.9,0.95", "no --mesh", "no --reshuffle", "--names a,b"]);
-        let (same, shown) =
-            options(&["--lr", "1e-2", "--betas", "0.90,0.95", "--names", "a", "--names", "b"]);
-        assert_eq!(same, defaults);
-        assert_eq!(shown[..2], ["--lr 1e-2", "--betas 0.90,0.95"]);
-        for (place, other) in [
-            (0, &["--lr", "0.02"][..]),
-            (1, &["--betas=0.9,0.99"]),
-            (2, &["--mesh=dp=2"]),
-            (3, &["--reshuffle"]),
-            (4, &["--names=a"]),
-        ] {
-            let (other, _) = options(other);
-            let differ: Vec<usize> = (0..5).filter(|index| other[*index] != defaults[*index]).collect();
-            assert_eq!(differ, [place]);
-        }
-    }
 
     #[test]
     fn files_are_compared_by_content() {

@@ -10,7 +10,7 @@ use clap::{Arg, Command, CommandFactory, FromArgMatches};
 use launch::{check_threads, worker_guard};
 
 use crate::error::{Error, Result};
-use crate::{agreement, help, interrupt, option_values, recipe};
+use crate::{help, interrupt, option_values, recipe};
 
 /// Returns the clap command of a program with all subcommands: option names also accept underscores, as in PyTorch's
 /// programs; a negative number is an option's value, which its parser refuses, and no unknown option; and `--recipe` is
@@ -61,7 +61,6 @@ fn parse<P: CommandFactory + FromArgMatches>() -> Result<P> {
     let mut commands = if is_short { commands.mut_subcommands(help::short) } else { commands };
     let parsed = commands.try_get_matches_from_mut(arguments).and_then(|found| {
         option_values::store(&commands, &found);
-        agreement::store_options(&commands, &found);
         P::from_arg_matches(&found)
     });
     parsed.map_err(|error| recipe::recipe_error(&error).unwrap_or_else(|| print_and_exit(error)))
