@@ -1,5 +1,7 @@
 //! A model of your own that trains in every layout: `cargo run --release -p girandole --example own_model -- pp=2,shard=2`.
 
+mod common;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -8,7 +10,7 @@ use candle_nn::loss;
 use girandole::launch::RankContext;
 use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
 use girandole::training::{Adam, AdamConfig};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, launch};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
 /// A block: two layers, whose result is added to the input.
 struct Block(Linear, Linear);
@@ -66,11 +68,5 @@ fn train(context: RankContext, layout: &Layout) -> girandole::Result<()> {
 }
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).unwrap_or("dp=2".into()).parse::<Layout>() {
-        Ok(layout) => launch::run(layout.ranks(), |context| train(context, &layout)),
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    common::run_in_layout(train)
 }

@@ -2,6 +2,8 @@
 //!
 //! The heads of attention are divided over the ranks of `tp`, and the head of the model is its embedding once more.
 
+mod common;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use girandole::training::build::{
     Builder, Division, Linear, LinearConfig, Model, Part, Unit, Units, Vocabulary,
 };
 use girandole::training::{Adam, AdamConfig};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, launch};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
 const TOKENS: usize = 40;
 const LENGTH: usize = 16;
@@ -161,11 +163,5 @@ fn train(context: RankContext, layout: &Layout) -> girandole::Result<()> {
 }
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).unwrap_or("dp=2".into()).parse::<Layout>() {
-        Ok(layout) => launch::run(layout.ranks(), |context| train(context, &layout)),
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    common::run_in_layout(train)
 }
