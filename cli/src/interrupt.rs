@@ -11,6 +11,7 @@ use launch::{is_worker, on_signal};
 use signal_hook::low_level;
 
 use crate::error::Result;
+use crate::live_page;
 use crate::progress;
 
 /// Installs signal handlers: from now on, a signal to this process prints one line and sets the exit code. In a rank,
@@ -76,14 +77,15 @@ impl Drop for StopOnSignal {
     }
 }
 
-/// Asks the run to stop with a checkpoint. Otherwise removes unfinished files, then ends the rank by the signal's default
-/// action.
+/// Asks the run to stop with a checkpoint. Otherwise ends the run's page, removes unfinished files, then ends the rank by the
+/// signal's default action.
 fn end_rank(signal: i32) {
     if let Some((signals, flag)) = &*STOP.lock().unwrap_or_else(PoisonError::into_inner)
         && signals.contains(&signal)
     {
         return flag.request_by(signal);
     }
+    live_page::stop_on_signal();
     remove_files();
     let _ = low_level::emulate_default_handler(signal);
 }

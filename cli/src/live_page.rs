@@ -1,6 +1,7 @@
 //! The page of `--report` while the run goes on.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use report::{Report, RunSeries, RunState, command_line, now_rfc3339};
@@ -10,6 +11,29 @@ use crate::option_values;
 
 /// How often it is written, besides after each evaluation.
 const EVERY: Duration = Duration::from_secs(30);
+
+/// The page that this process has written of a run that goes on.
+static RUNNING: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+fn set_running(path: Option<&Path>) {
+    *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) = path.map(Into::into);
+}
+
+/// Makes the page of a run that goes on say that it has ended early, as a signal ends this process.
+pub(crate) fn stop_on_signal() {
+    let path = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).take();
+    // A file that cannot be written is no reason to go on.
+    let _ = path.map(|path| report::mark_stopped(&path));
+}
+
+/// Makes the page of a run say that it has ended early, if a rank that was killed has left it saying that it goes on.
+pub(crate) fn stop_after_loss(path: &Path) {
+    if path.metadata().is_ok_and(|found| found.is_file())
+        && let Err(error) = report::mark_stopped(path)
+    {
+        note(format_args!("{error}"));
+    }
+}
 
 /// A page that is written again and again. If the run fails, its last form says that it has ended early.
 #[derive(Debug)]
@@ -55,6 +79,7 @@ impl LivePage {
 
     fn write_state(&mut self) {
         self.report.date = now_rfc3339();
+        set_running(Some(&self.path).filter(|_| self.report.state == RunState::Running).map(|path| &**path));
         if let Err(error) = self.report.write(&self.path) {
             note(format_args!("{error}; the page of --report is written at the end only"));
             self.is_finished = true;
@@ -65,6 +90,7 @@ impl LivePage {
     /// Leaves it to the launcher or the first rank, which write its last form.
     pub(crate) fn finish(&mut self) {
         self.is_finished = true;
+        set_running(None);
     }
 }
 

@@ -9,6 +9,7 @@ use crate::agreement;
 use crate::command::Command;
 use crate::console::note;
 use crate::error::{Error, Result};
+use crate::live_page;
 use crate::option_values;
 use crate::options::{CheckpointOptions, CommonOptions, DeviceKind};
 use crate::outputs;
@@ -54,7 +55,8 @@ fn run_in_precision<C: Command>(command: &C) -> Result<()> {
             let variables = here.for_ranks(&setup);
             let kept = (!variables.is_empty()).then_some(setup);
             let job = SpawnConfig { world_size, elastic: elastic.job(), ..SpawnConfig::default() };
-            let outcome = start::spawn_with(C::NAME, job, common.ranks.grace, variables)?;
+            let outcome = start::spawn_with(C::NAME, job, common.ranks.grace, variables)
+                .inspect_err(|_| common.report.as_deref().map_or((), live_page::stop_after_loss))?;
             drop(kept);
             finish(&here, outcome)?;
             if let Some(metrics) = metrics {

@@ -51,6 +51,7 @@ pub mod trace;
 pub use clock::now_rfc3339;
 pub use command_line::command_line;
 pub use error::{Error, Result};
+pub use page::mark_stopped;
 pub use run::{
     Evaluation, OptionValue, Quantity, RankTimes, Report, RunSeries, RunState, Speedup, counted, fact,
 };

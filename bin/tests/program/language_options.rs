@@ -1,9 +1,11 @@
 //! Options of `pretrain` and `finetune`: wrong values are named before ranks start, and `--trace` shows the parts of a
-//! step.
+//! step. The page of a run that was killed.
 
 use std::fs;
 
-use crate::common::{Folder, Girandole, refuse_with};
+use rustix::process::{Signal, kill_process};
+
+use crate::common::{Folder, Girandole, Session, refuse_with};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 const LARGEST: &str = "18446744073709551615";
@@ -65,4 +67,27 @@ fn a_trace_shows_the_parts_of_a_step() {
         assert!(trace.contains(&format!("\"name\":\"{span}\"")), "{span}");
     }
     assert!(!trace.contains("cli/src/language"), "{trace}");
+}
+
+#[test]
+fn the_page_of_a_run_that_was_killed_says_that_it_has_ended() {
+    let (folder, arguments) = small();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (data, page) = (folder.argument("text.txt"), folder.argument("run.html"));
+    let more = ["--steps", "1000000", "--evaluate", &data, "--evaluate-every", "1", "--overwrite"];
+    let read = || fs::read_to_string(&page).unwrap_or_default();
+    for ends_rank in [false, true] {
+        let words = [&arguments[..], &more, &["--mesh", "dp=2", "--report", &page]].concat();
+        let mut session = Session::start(&PRETRAIN, &words);
+        session.until("a page", || read().contains("data-reload"));
+        match ends_rank {
+            true => {
+                kill_process(session.ranks()[0], Signal::KILL).unwrap();
+                assert!(!session.end().status.success());
+            }
+            false => assert!(!session.stop(Signal::TERM).success()),
+        }
+        let said = read();
+        assert!(said.contains("ended before its last step") && !said.contains("data-reload"), "{ends_rank}");
+    }
 }

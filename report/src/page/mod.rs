@@ -110,6 +110,30 @@ impl Report {
     }
 }
 
+/// What the page of a run says that goes on, and what it says if the run has ended early.
+const STATES: [[&str; 2]; 2] = [
+    ["<body data-reload>", "<body>"],
+    [
+        r#"<strong class="state">running</strong>"#,
+        r#"<strong class="state">ended before its last step</strong>"#,
+    ],
+];
+
+/// Makes the page of a run whose process was killed say that the run has ended early, if it says that it goes on.
+///
+/// # Errors
+/// A page that cannot be read or written.
+pub fn mark_stopped(path: &Path) -> Result<()> {
+    let page = std::fs::read_to_string(path).map_err(|error| Error::write(path, error))?;
+    if !page.contains(STATES[0][0]) {
+        return Ok(());
+    }
+    write_page(
+        path,
+        &STATES.into_iter().fold(page, |page, [running, stopped]| page.replacen(running, stopped, 1)),
+    )
+}
+
 fn hex(plotters::prelude::RGBColor(red, green, blue): plotters::prelude::RGBColor) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }

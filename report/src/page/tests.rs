@@ -300,4 +300,12 @@ fn only_the_page_of_a_run_that_goes_on_loads_itself_again() {
         !loads(&page(RunState::Stopped)) && page(RunState::Stopped).contains("ended before its last step")
     );
     assert!(!loads(&page(RunState::Ended)) && !page(RunState::Ended).contains("class=\"state\""));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.html");
+    for (state, then) in [(RunState::Running, RunState::Stopped), (RunState::Ended, RunState::Ended)] {
+        std::fs::write(&path, page(state)).unwrap();
+        mark_stopped(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), page(then));
+    }
+    assert!(mark_stopped(&folder.path().join("none")).is_err());
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bin::documents::handbook::fsdp_mlp::FsdpMlpOptions;
 use candle_core::Device;
 use clap::Parser;
-use cli::Command;
+use cli::Command as _;
 use cli::rank::Rank;
 use comm::{Communicator, Local, Operation, Result, Stats, Work};
 
