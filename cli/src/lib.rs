@@ -58,7 +58,7 @@
 //!
 //!     fn train(&self, variables: Variables, rank: &mut Rank) -> Result<RunSeries> {
 //!         let (samples, sampler) = (Arc::new((0..64u8).map(f32::from).collect::<Vec<_>>()), rank.sampler(64, true)?);
-//!         let loader = self.loader.loader(samples, sampler, (8, &variables.device), |x, device| {
+//!         let loader = self.loader.loader(samples, sampler, 8, &variables.device, |x, device| {
 //!             let x = Tensor::new(x, device)?.reshape(((), 1))?;
 //!             Ok((x.clone(), (x * 2.0)?))
 //!         })?;

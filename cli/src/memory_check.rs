@@ -39,8 +39,10 @@ pub fn ranks_on_host(options: &RankOptions, device: DeviceKind, world_size: usiz
 /// The option, if they do not fit.
 pub fn check_samples(
     option: &'static str,
-    (samples, bytes): (usize, usize),
-    (common, world_size): (&CommonOptions, usize),
+    samples: usize,
+    bytes: usize,
+    common: &CommonOptions,
+    world_size: usize,
 ) -> Result<()> {
     if common.data.is_some() {
         return Ok(());
@@ -66,8 +68,8 @@ pub fn check_data(option: &'static str, got: usize, bytes: f64, ranks: usize) ->
 /// Returns the message for a model of `count` parameters (`what`) that does not fit, given that each of `ranks` ranks
 /// here needs at least `bytes`; `None` if it fits. Computed in floats, which do not overflow whatever sizes are
 /// typed.
-pub fn too_large(count: f64, what: &str, (bytes, ranks): (f64, usize)) -> Option<String> {
-    total_memory().and_then(|there_is| too_large_for(&there_is, (count, what), (bytes, ranks)))
+pub fn too_large(count: f64, what: &str, bytes: f64, ranks: usize) -> Option<String> {
+    total_memory().and_then(|there_is| too_large_for(&there_is, count, what, bytes, ranks))
 }
 
 /// Returns the option to blame for a model's size, with its value: the one whose reduction to 1 makes the model
@@ -96,7 +98,8 @@ pub fn check_model<const N: usize>(
     needed: impl FnOnce(f64) -> (f64, usize),
 ) -> Result<()> {
     let parameters = count(sizes.map(|(_, size)| size as f64));
-    match too_large(parameters, "parameters", needed(parameters)) {
+    let (bytes, ranks) = needed(parameters);
+    match too_large(parameters, "parameters", bytes, ranks) {
         None => Ok(()),
         Some(help) => {
             let (option, got) = option_to_blame(sizes, count);
@@ -108,8 +111,10 @@ pub fn check_model<const N: usize>(
 /// [`too_large`] where there is so much memory.
 fn too_large_for(
     there_is: &UsableMemory,
-    (count, what): (f64, &str),
-    (bytes, ranks): (f64, usize),
+    count: f64,
+    what: &str,
+    bytes: f64,
+    ranks: usize,
 ) -> Option<String> {
     let (needed, there_is) = shortage(there_is, bytes * ranks as f64)?;
     let ranks = if ranks == 1 { String::new() } else { format!(" on the {ranks} ranks here") };
@@ -144,20 +149,20 @@ mod tests {
     }
 
     #[test]
-    fn a_container_with_little_memory_is_told() {
+    fn a_limit_of_memory_is_named() {
         let limit = Some("/sys/fs/cgroup/memory/job/memory.limit_in_bytes".into());
         let (needed, there_is) = shortage(&UsableMemory { bytes: 256 << 20, limit }, 1e9).unwrap();
         assert_eq!(needed, "0.93");
-        let told = "0.25 GiB for this container or job (/sys/fs/cgroup/memory/job/memory.limit_in_bytes)";
-        assert_eq!(there_is, told);
+        let expected = "0.25 GiB for this container or job (/sys/fs/cgroup/memory/job/memory.limit_in_bytes)";
+        assert_eq!(there_is, expected);
     }
 
     #[test]
     fn what_has_no_room_is_told_in_one_line() {
-        assert_eq!(too_large_for(&gib(), (1e6, "parameters"), (4e6, 200)), None);
-        let line = too_large_for(&gib(), (1e12, "parameters"), (with_adam(1e12, 4), 1)).unwrap();
+        assert_eq!(too_large_for(&gib(), 1e6, "parameters", 4e6, 200), None);
+        let line = too_large_for(&gib(), 1e12, "parameters", with_adam(1e12, 4), 1).unwrap();
         assert!(line.contains("1.0e12 parameters, 2794 GiB, and this machine has 1.00 GiB: make"), "{line}");
-        let huge = too_large_for(&gib(), (f64::MAX, "parameters"), (f64::INFINITY, 4096)).unwrap();
+        let huge = too_large_for(&gib(), f64::MAX, "parameters", f64::INFINITY, 4096).unwrap();
         assert!(huge.len() < 250, "{huge}");
     }
 
@@ -171,8 +176,8 @@ mod tests {
     #[test]
     fn all_ranks_of_a_machine_count() {
         let part = with_adam(1e8, 2);
-        assert_eq!(too_large_for(&gib(), (1e8, "parameters"), (part, 1)), None);
-        let line = too_large_for(&gib(), (1e8, "parameters"), (part, 2)).unwrap();
+        assert_eq!(too_large_for(&gib(), 1e8, "parameters", part, 1), None);
+        let line = too_large_for(&gib(), 1e8, "parameters", part, 2).unwrap();
         assert!(line.contains("1.12 GiB on the 2 ranks here, and this machine has 1.00 GiB: make"), "{line}");
         assert_eq!(shortage(&gib(), 1e300).unwrap().0, "9.3e290");
     }

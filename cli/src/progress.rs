@@ -149,8 +149,8 @@ impl Progress {
                 let begin = || Bar::new(self.unit, self.steps as u64, self.total as u64, keep);
                 bar.get_or_insert_with(begin).set(self.steps as u64, speed);
             }
-            Display::ByLauncher(told) => {
-                *told = true;
+            Display::ByLauncher(is_sent) => {
+                *is_sent = true;
                 let speed = speed.map(|speed| format!(" {speed}")).unwrap_or_default();
                 send_note(&format!("{} {}{speed}", self.steps, self.total));
             }
@@ -204,8 +204,8 @@ fn new_bar(unit: Unit, total: u64, speed: Arc<AtomicU64>) -> ProgressBar {
         let left = left.map(|left| format!("{:#}", HumanDuration(left)));
         let words = unit.say(state.pos(), state.len().unwrap_or(0));
         let speed = Some(speed.load(Ordering::Relaxed)).filter(|speed| *speed > 0);
-        let at = (state.pos(), state.len().unwrap_or(0));
-        let line = line(usize::from(columns), at, &words, (speed, left.as_deref()));
+        let (done, total) = (state.pos(), state.len().unwrap_or(0));
+        let line = line(usize::from(columns), done, total, &words, speed, left.as_deref());
         // Writing to memory cannot fail.
         let _ = to.write_str(&line);
     }))
@@ -215,9 +215,11 @@ fn new_bar(unit: Unit, total: u64, speed: Arc<AtomicU64>) -> ProgressBar {
 /// not be erased.
 fn line(
     columns: usize,
-    (done, total): (u64, u64),
+    done: u64,
+    total: u64,
     words: &str,
-    (speed, left): (Option<u64>, Option<&str>),
+    speed: Option<u64>,
+    left: Option<&str>,
 ) -> String {
     let part = |whole: u64| whole * done.min(total) / total.max(1);
     let percent = format!("{:>3} %", part(100));
@@ -252,18 +254,18 @@ mod tests {
             (5, ""),
             (0, ""),
         ] {
-            let line = line(columns, (15_000, 30_000), &Unit::Steps.say(15_000, 30_000), (None, Some("12s")));
+            let line = line(columns, 15_000, 30_000, &Unit::Steps.say(15_000, 30_000), None, Some("12s"));
             assert_eq!(line, expected);
             assert!(line.is_empty() || line.chars().count() < columns, "{columns}");
         }
-        assert!(line(54, (1, 30), "step 1 of 30", (Some(34), None)).ends_with("step 1 of 30, 34 tokens/s"));
+        assert!(line(54, 1, 30, "step 1 of 30", Some(34), None).ends_with("step 1 of 30, 34 tokens/s"));
         for (at, expected) in [((0, 0), "░░░░   0 %"), ((7, 5), "████ 100 %")] {
-            assert_eq!(line(11, at, &Unit::Megabytes.say(at.0, at.1), (None, Some("0s"))), expected);
+            assert_eq!(line(11, at.0, at.1, &Unit::Megabytes.say(at.0, at.1), None, Some("0s")), expected);
         }
         for (columns, expected) in
             [(54, " 50 %  step 1 of 2, 3400 tokens/s, 12s left"), (40, " 50 %  step 1 of 2, 12s left")]
         {
-            let line = line(columns, (1, 2), &Unit::Steps.say(1, 2), (Some(3400), Some("12s")));
+            let line = line(columns, 1, 2, &Unit::Steps.say(1, 2), Some(3400), Some("12s"));
             assert!(line.ends_with(expected) && line.chars().count() < columns, "{line}");
         }
     }

@@ -28,17 +28,17 @@ impl<'a> Events<'a> {
 
     /// Writes the scalars of a step.
     pub(super) fn stepped(&mut self, report: &StepReport, details: &StepDetails) -> Result<()> {
-        self.scalars((report.step, report.step), &scalars(report, details))
+        self.scalars(report.step, report.step, &scalars(report, details))
     }
 
     /// Writes the loss of an evaluation.
     pub(super) fn evaluated(&mut self, step: usize, loss: f64) -> Result<()> {
         // After the step, which an earlier file has.
-        self.scalars((step, step + 1), &[("evaluation/loss", loss)])
+        self.scalars(step, step + 1, &[("evaluation/loss", loss)])
     }
 
     /// `first` is the first step of a new file, unless steps are repeated.
-    fn scalars(&mut self, (step, first): (usize, usize), scalars: &[(&str, f64)]) -> Result<()> {
+    fn scalars(&mut self, step: usize, first: usize, scalars: &[(&str, f64)]) -> Result<()> {
         let Some(dir) = self.dir else { return Ok(()) };
         let writer = match &mut self.writer {
             Some(writer) => writer,

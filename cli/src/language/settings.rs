@@ -106,7 +106,7 @@ pub(super) fn note_changed_settings(changes: &[ChangedSetting]) {
 ///
 /// # Errors
 /// The option that names the checkpoint, and what differs.
-pub(super) fn refuse_another_model(changed: &[ChangedSetting], (option, got): (&str, &Path)) -> Result<()> {
+pub(super) fn refuse_another_model(changed: &[ChangedSetting], option: &str, got: &Path) -> Result<()> {
     let Some(other) = changed.iter().find(|setting| [MODEL, FROZEN].contains(&&*setting.name)) else {
         return Ok(());
     };
@@ -150,7 +150,7 @@ mod tests {
         let setting = |name: &str| ChangedSetting { name: name.into(), before: "a".into(), now: "b".into() };
         let refused = |names: &[&str]| {
             let changed: Vec<_> = names.iter().map(|name| setting(name)).collect();
-            refuse_another_model(&changed, ("--checkpoint-dir", Path::new("c")))
+            refuse_another_model(&changed, "--checkpoint-dir", Path::new("c"))
                 .map_err(|error| error.to_string())
         };
         assert!(refused(&["--lr", BASE]).is_ok() && refused(&[FROZEN]).is_err());

@@ -24,7 +24,7 @@ pub(super) struct Speed {
 
 impl Speed {
     /// Measures the peak on all ranks simultaneously, since they share the machine. Every rank must call it.
-    pub(super) fn measured(rank: &Rank, (dtype, device): (DType, &Device), step: f64) -> Result<Self> {
+    pub(super) fn measured(rank: &Rank, dtype: DType, device: &Device, step: f64) -> Result<Self> {
         rank.comm.barrier()?.wait()?;
         let peaks = all_gather_object(&*rank.comm, &peak(dtype, device)?)?;
         Ok(Self { step, peak: peaks.into_iter().sum() })
@@ -38,7 +38,7 @@ impl Speed {
     }
 
     /// Returns the speed on a rank that joins a running job: its own peak, times the number of ranks.
-    pub(super) fn of_one(rank: &Rank, (dtype, device): (DType, &Device), step: f64) -> Result<Self> {
+    pub(super) fn of_one(rank: &Rank, dtype: DType, device: &Device, step: f64) -> Result<Self> {
         Ok(Self { step, peak: peak(dtype, device)? * rank.comm.world_size() as f64 })
     }
 
@@ -54,7 +54,7 @@ impl Speed {
             grad_norm: report.grad_norm,
             tokens_per_second: report.targets as f64 / report.seconds,
             loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
-            speed: Some(self.of_step(report.seconds, (report.communication_seconds, report.waiting_seconds))),
+            speed: Some(self.of_step(report.seconds, report.communication_seconds, report.waiting_seconds)),
         }
     }
 
@@ -62,7 +62,8 @@ impl Speed {
     pub(super) fn of_step(
         &self,
         seconds: f64,
-        (communication_seconds, waiting_seconds): (f64, f64),
+        communication_seconds: f64,
+        waiting_seconds: f64,
     ) -> StepSpeed {
         let (model_flops_per_second, mfu) = self.of(1, seconds);
         StepSpeed {
@@ -108,7 +109,7 @@ mod tests {
     #[test]
     fn a_step_at_the_peak_is_all_of_it() {
         let speed = Speed { step: 6e9, peak: 2e9 };
-        let step = speed.of_step(6.0, (1.5, 0.5));
+        let step = speed.of_step(6.0, 1.5, 0.5);
         assert_eq!((step.model_flops_per_second, step.mfu, step.compute_seconds), (1e9, Some(0.5), 4.5));
         assert_eq!(speed.of(2, 6.0), (2e9, Some(1.0)));
         // Nothing is faster than the peak.

@@ -58,7 +58,9 @@ impl<'a> TrainObserver<'a> {
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
-        (speed, begun, times): (Speed, usize, &'a Cell<Times>),
+        speed: Speed,
+        begun: usize,
+        times: &'a Cell<Times>,
         phase: RankPhase,
     ) -> Self {
         Self {

@@ -27,8 +27,8 @@ impl ElasticOptions {
 
     /// Returns the range of `--elastic`, or else the minimum that the launcher of this rank passes on.
     pub(crate) fn ranks(&self) -> Option<ElasticRanks> {
-        let told = || launch::elastic_min().map(|min| ElasticRanks { min, max: usize::MAX });
-        self.elastic.or_else(told)
+        let of_launcher = || launch::elastic_min().map(|min| ElasticRanks { min, max: usize::MAX });
+        self.elastic.or_else(of_launcher)
     }
 
     /// Checks that a run that starts its ranks itself can satisfy these options.

@@ -33,7 +33,8 @@ impl LoaderOptions {
         self,
         dataset: Arc<D>,
         sampler: S,
-        (batch_size, device): (usize, &Device),
+        batch_size: usize,
+        device: &Device,
         make: impl Fn(Vec<D::Item>, &Device) -> candle_core::Result<(Tensor, Tensor)> + Send + Sync + 'static,
     ) -> Result<DataLoader<D, (Tensor, Tensor), S>> {
         let Self { num_workers, pin_memory } = self;

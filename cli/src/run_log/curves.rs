@@ -43,7 +43,7 @@ impl Curves {
     }
 
     /// Restores what [`losses`](Self::losses) returned.
-    pub(super) fn resume(&mut self, losses: Vec<f32>, steps_per_loss: usize, (sum, count): (f64, usize)) {
+    pub(super) fn resume(&mut self, losses: Vec<f32>, steps_per_loss: usize, sum: f64, count: usize) {
         self.losses = Curve { losses, steps_per_loss, sum, count, ..Curve::new(MOST_POINTS) };
         self.quantities.clear();
     }
@@ -132,7 +132,7 @@ mod tests {
         let both = [expected("rate", ["NaN", "0.5", "NaN"]), expected("norm", ["NaN", "NaN", "7"])];
         assert_eq!(all(&curves), both);
         let mut resumed = Curves::default();
-        resumed.resume(vec![3.0, 2.0, 1.0], 1, (0.0, 0));
+        resumed.resume(vec![3.0, 2.0, 1.0], 1, 0.0, 0);
         let kept = curves.quantities().map(|(name, values)| (name.to_string(), values.to_vec()));
         resumed.resume_quantities(kept.chain([("short".to_string(), vec![1.0])]));
         assert_eq!(all(&resumed), both);

@@ -99,7 +99,7 @@ impl<'a> RunLog<'a> {
     /// # Errors
     /// Metrics that cannot be written.
     pub fn step(&mut self, epoch: usize, batch: usize, loss: f32) -> Result<()> {
-        self.log_step((epoch, batch), loss, None)
+        self.log_step(epoch, batch, loss, None)
     }
 
     /// Logs the loss of one step with further details.
@@ -108,12 +108,13 @@ impl<'a> RunLog<'a> {
     /// Metrics that cannot be written.
     pub fn step_with(&mut self, epoch: usize, batch: usize, loss: f32, details: &StepDetails) -> Result<()> {
         self.progress.speed(details.tokens_per_second);
-        self.log_step((epoch, batch), loss, Some(details))
+        self.log_step(epoch, batch, loss, Some(details))
     }
 
     fn log_step(
         &mut self,
-        (epoch, batch): (usize, usize),
+        epoch: usize,
+        batch: usize,
         loss: f32,
         details: Option<&StepDetails>,
     ) -> Result<()> {
@@ -288,7 +289,7 @@ impl<'a> RunLog<'a> {
             (self.before, self.first) = (0.0, steps);
             return;
         }
-        self.curves.resume(losses, steps_per_loss, (sum, count));
+        self.curves.resume(losses, steps_per_loss, sum, count);
     }
 
     /// Removes the metrics of this step and all later ones, since these steps will be repeated.

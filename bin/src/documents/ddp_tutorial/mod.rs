@@ -60,8 +60,10 @@ impl Command for DdpTransformerOptions {
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let Setup { rows, variables, random } = setup;
-        let (sampler, batches) = (rank.sampler(rows.len(), true)?, (self.batch_size, &variables.device));
-        let loader = self.loader.loader(rows, sampler, batches, |rows, device| rows::batch(&rows, device))?;
+        let (sampler, device) = (rank.sampler(rows.len(), true)?, &variables.device);
+        let loader = self
+            .loader
+            .loader(rows, sampler, self.batch_size, device, |rows, device| rows::batch(&rows, device))?;
         let config = DdpConfig { buffers: vec!["pe".into()], ..DdpConfig::default() };
         let model = |builder| Transformer::new(builder, &self.model(), &random);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &config, model)?;

@@ -50,7 +50,8 @@ impl Setup {
         options.loader(
             self.samples.clone(),
             sampler,
-            (batch_size, &self.variables.device),
+            batch_size,
+            &self.variables.device,
             |samples, device| {
                 let shape = (samples.len(), 1);
                 let (x, y): (Vec<f32>, Vec<f32>) = samples.into_iter().unzip();

@@ -33,8 +33,7 @@ impl Command for DdpLinearOptions {
 
     fn check(&self, world_size: usize) -> Result<()> {
         self.check_batch(world_size)?;
-        let samples = (self.samples, data::SAMPLE_BYTES);
-        memory_check::check_samples("--samples", samples, (&self.common, world_size))
+        memory_check::check_samples("--samples", self.samples, data::SAMPLE_BYTES, &self.common, world_size)
     }
 
     fn setup(&self) -> Result<Setup> {

@@ -11,7 +11,8 @@ use super::{Batch, BuiltPipeline};
 /// Measures the schedule of `config`, and one micro-batch at a time. Parameters are not updated. Every rank of `world` must
 /// call it, with the group of its stages.
 pub(super) fn measure(
-    (world, stages): (&dyn Communicator, &dyn Communicator),
+    world: &dyn Communicator,
+    stages: &dyn Communicator,
     config: &PipelineConfig,
     batch: &Batch,
     made: &dyn Fn(&PipelineConfig) -> Result<BuiltPipeline>,
@@ -27,8 +28,7 @@ pub(super) fn measure(
         // With another number of stages than one per rank, the cuts of `config` do not fit.
         _ => PipelineConfig { split: Default::default(), ..naive },
     };
-    let used =
-        |config| Ok(Utilization::measure(&mut made(config)?.pipeline, config, (world, stages), batch)?);
+    let used = |config| Ok(Utilization::measure(&mut made(config)?.pipeline, config, world, stages, batch)?);
     [&naive, config].into_iter().map(used).collect()
 }
 

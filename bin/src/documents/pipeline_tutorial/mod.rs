@@ -145,7 +145,7 @@ impl Command for PipelineTransformerOptions {
             pipeline.save_full(path)?;
         }
         let uses = match (self.compare, &first) {
-            (true, Some(batch)) => compare::measure((&*world, &*stages), &config, batch, &made)?,
+            (true, Some(batch)) => compare::measure(&*world, &*stages, &config, batch, &made)?,
             _ => Vec::new(),
         };
         let series = all_gather_object(&*world, &series)?.swap_remove(reporter);

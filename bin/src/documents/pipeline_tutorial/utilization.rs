@@ -38,7 +38,8 @@ impl Utilization {
     pub(super) fn measure(
         pipeline: &mut Pipeline,
         config: &PipelineConfig,
-        (world, stages): (&dyn Communicator, &dyn Communicator),
+        world: &dyn Communicator,
+        stages: &dyn Communicator,
         (input, target): &(Tensor, Tensor),
     ) -> Result<Self> {
         let mut run = |steps: usize| -> Result<Vec<Sample>> {

@@ -78,8 +78,8 @@ impl Command for DdpTrainerOptions {
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
-        let samples = (self.samples, size_of::<Sample>() + INDEX_BYTES);
-        memory_check::check_samples("--samples", samples, (&self.common, world_size))
+        let bytes = size_of::<Sample>() + INDEX_BYTES;
+        memory_check::check_samples("--samples", self.samples, bytes, &self.common, world_size)
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -105,8 +105,8 @@ impl Command for DdpTrainerOptions {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let Setup { samples, variables } = setup;
         let sampler = rank.sampler(samples.len(), true)?;
-        let batches = (self.batch_size, &variables.device);
-        let loader = self.loader.loader(samples, sampler, batches, model::batch)?;
+        let device = &variables.device;
+        let loader = self.loader.loader(samples, sampler, self.batch_size, device, model::batch)?;
         let model = |builder| linear(FEATURES, 1, builder);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), model)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };

@@ -128,8 +128,8 @@ impl Conversation<'_> {
             ));
             return Ok(());
         }
-        let about = (model.config(), tokenizer);
-        let (sampling, notes) = self.options.sampling.config(&self.options.model.model, about, len)?;
+        let folder = &self.options.model.model;
+        let (sampling, notes) = self.options.sampling.config(folder, model.config(), tokenizer, len)?;
         if !std::mem::replace(&mut self.has_noted, true) {
             notes.iter().for_each(|line| note(format_args!("{line}")));
         }

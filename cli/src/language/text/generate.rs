@@ -146,8 +146,8 @@ impl GenerateOptions {
                 (format!("{} tokens", tokens.len()), format!("the model has {longest} positions"));
             return Err(Error::Option { option, got, help });
         }
-        let about = (opened.weights.config(), &opened.tokenizer);
-        let (config, notes) = self.sampling.config(&self.model.model, about, tokens.len())?;
+        let (folder, model) = (&self.model.model, opened.weights.config());
+        let (config, notes) = self.sampling.config(folder, model, &opened.tokenizer, tokens.len())?;
         Ok(Prompt { opened, layout, shown, tokens, config, notes })
     }
 

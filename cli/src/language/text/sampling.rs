@@ -74,7 +74,8 @@ impl SamplingOptions {
     pub(super) fn config(
         &self,
         folder: &Path,
-        (model, tokenizer): (&ModelConfig, &Tokenizer),
+        model: &ModelConfig,
+        tokenizer: &Tokenizer,
         prompt: usize,
     ) -> Result<(GenerateConfig, Vec<String>)> {
         let (of_folder, unsupported) = GenerateConfig::from_folder(folder, prompt)?;

@@ -195,7 +195,8 @@ impl<J: Job> Command for J {
             };
             let config = train_config(J::NAME, options, &setup.subject, frozen);
             let changed = trainer::check_resume(&contents, &setup.rows, &config)?;
-            refuse_another_model(&changed, options.checkpoints.source())?;
+            let (option, source) = options.checkpoints.source();
+            refuse_another_model(&changed, option, source)?;
             contents.check_all().map_err(with_fallback_hint)?;
             note_changed_settings(&changed);
         }
@@ -242,9 +243,8 @@ impl<J: Job> Command for J {
         }
         let (watch, times) = (rank.stopwatch(), Cell::new(Times::default()));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let counters = (speed, trainer.step(), &times);
         let phase = if is_new { RankPhase::New } else { RankPhase::AtWork };
-        let mut observer = TrainObserver::new(options, log, samples, counters, phase);
+        let mut observer = TrainObserver::new(options, log, samples, speed, trainer.step(), &times, phase);
         rank.stage = RankPhase::AtWork;
         let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {

@@ -75,12 +75,12 @@ pub(super) fn new_trainer<'a>(
     log: Option<&mut RunLog<'_>>,
 ) -> Result<(Trainer<'a, CausalLm>, Speed)> {
     let (flops, device) = (step_flops(options.batch_size, subject, rows)?, model.config().device.clone());
-    let products = (options.dtype(), &device);
+    let dtype = options.dtype();
     if let Some(joining) = joining {
-        let speed = Speed::of_one(rank, products, flops)?;
+        let speed = Speed::of_one(rank, dtype, &device, flops)?;
         return Ok((Trainer::joining(model, rows.clone(), config, joining)?, speed));
     }
-    let speed = Speed::measured(rank, products, flops)?;
+    let speed = Speed::measured(rank, dtype, &device, flops)?;
     let mut trainer = Trainer::new(model, rows.clone(), config)?;
     resume(options, &mut trainer, log, rank)?;
     Ok((trainer, speed))

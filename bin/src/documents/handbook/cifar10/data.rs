@@ -45,10 +45,11 @@ impl Setup {
 pub(super) fn loader(
     pictures: &Arc<Pictures>,
     sampler: DistributedSampler,
-    batches: (usize, &Device),
+    batch_size: usize,
+    device: &Device,
     options: LoaderOptions,
 ) -> Result<Loader<Pictures, Batch>> {
     let all = pictures.clone();
     let make = move |indices: Vec<usize>, device: &Device| all.batch(indices.into_iter(), device);
-    options.loader(pictures.clone(), sampler, batches, make)
+    options.loader(pictures.clone(), sampler, batch_size, device, make)
 }

@@ -58,7 +58,7 @@ fn draw(side: usize, pictures: &[Classified<'_>]) -> (Canvas, usize, usize) {
     let mut canvas = Canvas { dots: PAPER.repeat(width * height), width };
     for (index, Classified { bytes, name, predicted }) in pictures.iter().enumerate() {
         let (x, y) = (GAP + index % columns * cell.0, GAP + index / columns * cell.1);
-        canvas.picture((x, y), side, bytes);
+        canvas.picture(x, y, side, bytes);
         let below = y + SCALE * side + 2;
         canvas.text(x, below, &format!("true {name}"), INK);
         let colour = if predicted == name { RIGHT } else { WRONG };
@@ -82,7 +82,7 @@ impl Canvas {
         }
     }
 
-    fn picture(&mut self, (x, y): (usize, usize), side: usize, bytes: &[u8]) {
+    fn picture(&mut self, x: usize, y: usize, side: usize, bytes: &[u8]) {
         for row in 0..SCALE * side {
             for column in 0..SCALE * side {
                 let at = row / SCALE * side + column / SCALE;

@@ -96,7 +96,7 @@ impl Command for Cifar10Options {
         let Setup { train, test, variables } = setup;
         let device = &variables.device;
         let sampler = rank.sampler(train.labels.len(), true)?;
-        let loader = data::loader(&train, sampler, (self.batch_size, device), self.loader)?;
+        let loader = data::loader(&train, sampler, self.batch_size, device, self.loader)?;
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), ConvNet::new)?;
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
@@ -105,16 +105,16 @@ impl Command for Cifar10Options {
         });
         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
         let mut trainer = Trainer::new(model, Epochs::new(loader));
-        let (pictures, told) = ((&*test, device), Cell::new(false));
+        let has_finished = Cell::new(false);
         let (ran, tested) = trainer.run_and(rank, &self.run_config(rank), &mut means, |trained, rank| {
             // It may be done again, after the loss of a rank.
-            if rank.is_first() && !told.replace(true) {
+            if rank.is_first() && !has_finished.replace(true) {
                 say(format_args!("finish"))?;
             }
             variables.save(&self.common, rank)?;
             match &self.common.save {
-                None => testing::test(self, rank, trained.ddp(), pictures),
-                Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures),
+                None => testing::test(self, rank, trained.ddp(), &test, device),
+                Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, &test, device),
             }
         })?;
         Ok(Trained { series: ran.series, tested })

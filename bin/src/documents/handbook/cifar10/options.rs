@@ -76,7 +76,7 @@ impl Cifar10Options {
     /// Checks that the generated pictures fit in memory.
     pub(super) fn check_samples(&self, world_size: usize) -> Result<()> {
         let check = |option, samples| {
-            memory_check::check_samples(option, (samples, PICTURE_BYTES), (&self.common, world_size))
+            memory_check::check_samples(option, samples, PICTURE_BYTES, &self.common, world_size)
         };
         match self.draws() {
             false => Ok(()),

@@ -39,7 +39,8 @@ pub(super) fn test(
     options: &Cifar10Options,
     rank: &Rank,
     net: &Ddp<ConvNet>,
-    (pictures, device): (&Pictures, &Device),
+    pictures: &Pictures,
+    device: &Device,
 ) -> Result<Validation> {
     let net = net.model()?;
     let samples = pictures.labels.len();

@@ -77,7 +77,7 @@ impl Sets {
             }
         };
         let sampler = rank.sampler(samples.len(), self.train.is_some())?;
-        let batches = (options.batch_size, device);
-        options.loader.loader(Arc::new(samples), sampler, batches, |samples, device| batch(&samples, device))
+        let make = |samples: Vec<Sample>, device: &Device| batch(&samples, device);
+        options.loader.loader(Arc::new(samples), sampler, options.batch_size, device, make)
     }
 }

@@ -88,7 +88,7 @@ impl Command for DdpMlpOptions {
     fn check(&self, world_size: usize) -> Result<()> {
         let sizes = [("--batch-size", self.batch_size), ("--validation-samples", self.validation_samples)];
         let check = |(option, samples)| {
-            memory_check::check_samples(option, (samples, size_of::<Sample>()), (&self.common, world_size))
+            memory_check::check_samples(option, samples, size_of::<Sample>(), &self.common, world_size)
         };
         sizes.into_iter().try_for_each(check)
     }

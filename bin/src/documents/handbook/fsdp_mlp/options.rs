@@ -173,6 +173,6 @@ impl FsdpMlpOptions {
         memory_check::check_model(sizes, count, |all| (memory_check::with_adam(all, shards), on_host))?;
         // Features and a class, of 4 bytes each.
         let bytes = self.features.saturating_add(1).saturating_mul(4);
-        memory_check::check_samples("--batch-size", (self.batch_size, bytes), (&self.common, world_size))
+        memory_check::check_samples("--batch-size", self.batch_size, bytes, &self.common, world_size)
     }
 }

@@ -87,13 +87,11 @@ impl Command for TensorParallelMlpOptions {
         memory_check::check_model(
             [("--hidden-size", self.hidden_size)],
             |[size]| 8.0 * size * size + 5.0 * size,
-            |all| {
-                memory_per_rank(&self.common, (world_size, tp), |parts| memory_check::with_adam(all, parts))
-            },
+            |all| memory_per_rank(&self.common, world_size, tp, |parts| memory_check::with_adam(all, parts)),
         )?;
         // Inputs and targets, f32.
         let bytes = self.hidden_size.saturating_mul(2 * 4);
-        memory_check::check_samples("--samples", (self.samples, bytes), (&self.common, world_size))?;
+        memory_check::check_samples("--samples", self.samples, bytes, &self.common, world_size)?;
         if self.mesh.sequence_parallel {
             MeshOptions::divides("--batch-size", self.batch_size, tp)?;
             if let (None, Some(help)) = (&self.common.data, self.uneven(self.samples, (dp, tp))) {
@@ -143,7 +141,7 @@ impl Command for TensorParallelMlpOptions {
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let weights = setup.weights.clone();
-        let config = TensorParallelRunConfig::of(self, weights, (self.batch_size, self.lr), rank)?;
+        let config = TensorParallelRunConfig::of(self, weights, self.batch_size, self.lr, rank)?;
         mesh::train(self, &Regression(setup), &config, rank)
     }
 
@@ -170,7 +168,7 @@ impl Experiment for TensorParallelMlpOptions {
     fn check_left(&self, contents: &Contents, world_size: usize) -> Result<()> {
         let state = sampler_state(&contents.sampler)?;
         let left = state.dataset_len.saturating_sub(state.consumed);
-        self.check_rest((contents.epoch as usize, left), self.mesh.sizes(world_size)?)
+        self.check_rest(contents.epoch as usize, left, self.mesh.sizes(world_size)?)
     }
 }
 
@@ -181,7 +179,7 @@ impl TensorParallelMlpOptions {
     }
 
     /// Checks that an epoch can be resumed with this many samples left: their last batch must be divisible over `tp`.
-    fn check_rest(&self, (epoch, samples): (usize, usize), (dp, tp): (usize, usize)) -> Result<()> {
+    fn check_rest(&self, epoch: usize, samples: usize, (dp, tp): (usize, usize)) -> Result<()> {
         let last = self.last_batch(samples, dp);
         if !self.mesh.sequence_parallel || epoch >= self.epochs || last.is_multiple_of(tp) {
             return Ok(());

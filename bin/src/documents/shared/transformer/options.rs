@@ -81,7 +81,8 @@ impl TransformerOptions {
             return refuse("--d-model", d_model, help);
         }
         let ranks = memory_check::ranks_on_host(&common.ranks, common.device, world_size);
-        if let Some((option, got, help)) = self.too_large(ranks.map_or((1, 1), |ranks| (ranks, parts))) {
+        let (ranks, parts) = ranks.map_or((1, 1), |ranks| (ranks, parts));
+        if let Some((option, got, help)) = self.too_large(ranks, parts) {
             return refuse(option, got, help);
         }
         if common.data.is_some() {
@@ -93,11 +94,11 @@ impl TransformerOptions {
                 format!("row i holds token i, and there are {} tokens (--vocab-size)", self.vocab_size);
             return refuse("--samples", self.samples, help);
         }
-        check_room((self.samples, self.length), (common, world_size))
+        check_room(self.samples, self.length, common, world_size)
     }
 
     /// Returns the option to blame, its value and the message if the model does not fit in memory.
-    fn too_large(&self, (ranks, parts): (usize, usize)) -> Option<(&'static str, usize, String)> {
+    fn too_large(&self, ranks: usize, parts: usize) -> Option<(&'static str, usize, String)> {
         let sizes = [
             ("--d-model", self.d_model),
             ("--d-ff", self.d_ff),
@@ -111,13 +112,13 @@ impl TransformerOptions {
         let parameters = count(sizes.map(|(_, size)| size as f64));
         // The table of positions is computed, not trained.
         let table = self.max_len as f64 * self.d_model as f64;
-        let bytes = (4.0 * (parameters + table) / parts.max(1) as f64, ranks);
+        let bytes = 4.0 * (parameters + table) / parts.max(1) as f64;
         if table > parameters {
-            let help = memory_check::too_large(table, "numbers of positions", bytes)?;
+            let help = memory_check::too_large(table, "numbers of positions", bytes, ranks)?;
             return Some(("--max-len", self.max_len, help));
         }
         let (option, got) = memory_check::option_to_blame(sizes, count);
-        memory_check::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
+        memory_check::too_large(parameters, "parameters", bytes, ranks).map(|help| (option, got, help))
     }
 
     /// Returns the settings that must be unchanged when a run is resumed.
@@ -127,7 +128,12 @@ impl TransformerOptions {
 }
 
 /// Checks that so many rows fit in the memory of the ranks here.
-pub(crate) fn check_room((rows, length): (usize, usize), of: (&CommonOptions, usize)) -> Result<()> {
+pub(crate) fn check_room(
+    rows: usize,
+    length: usize,
+    common: &CommonOptions,
+    world_size: usize,
+) -> Result<()> {
     let bytes = length.saturating_mul(size_of::<u32>()).saturating_add(size_of::<Row>());
-    memory_check::check_samples("--samples", (rows, bytes), of)
+    memory_check::check_samples("--samples", rows, bytes, common, world_size)
 }

@@ -37,7 +37,8 @@ pub fn repeated(samples: usize, length: usize) -> Result<Vec<Row>, SamplerError>
 /// More rows than there is memory for.
 pub fn sequences(
     generator: &mut Generator,
-    (samples, length): (usize, usize),
+    samples: usize,
+    length: usize,
     vocab_size: usize,
 ) -> Result<Vec<Row>, SamplerError> {
     let vocabulary = vocab_size as i64;

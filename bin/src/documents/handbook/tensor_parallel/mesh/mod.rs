@@ -60,7 +60,8 @@ pub fn weights(common: &CommonOptions, generator: Generator) -> Weights {
 /// parallelism.
 pub fn memory_per_rank(
     common: &CommonOptions,
-    (world_size, tp): (usize, usize),
+    world_size: usize,
+    tp: usize,
     bytes: impl Fn(usize) -> f64,
 ) -> (f64, usize) {
     match memory_check::ranks_on_host(&common.ranks, common.device, world_size) {

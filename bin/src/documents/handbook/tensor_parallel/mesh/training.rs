@@ -65,7 +65,8 @@ impl TensorParallelRunConfig {
     pub fn of<E: OnMesh>(
         experiment: &E,
         weights: Weights,
-        (batch_size, lr): (usize, f64),
+        batch_size: usize,
+        lr: f64,
         rank: &Rank,
     ) -> Result<Self> {
         let (common, mesh) = (experiment.common(), experiment.mesh());

@@ -46,7 +46,7 @@ impl Command for TensorParallelTransformerOptions {
 
     fn check(&self, world_size: usize) -> Result<()> {
         let (_, tp) = self.mesh.sizes(world_size)?;
-        self.check_sizes((world_size, tp))
+        self.check_sizes(world_size, tp)
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -54,7 +54,7 @@ impl Command for TensorParallelTransformerOptions {
         let mut generator = Generator::new(self.common.seed);
         let rows = match &self.common.data {
             Some(path) => rows::read(path, self.vocab_size, self.max_len)?,
-            None => rows::sequences(&mut generator, (self.samples, self.length), self.vocab_size)?,
+            None => rows::sequences(&mut generator, self.samples, self.length, self.vocab_size)?,
         };
         let weights = weights(&self.common, generator);
         let model = |builder| LanguageModel::new(builder, &self.model());
@@ -67,7 +67,7 @@ impl Command for TensorParallelTransformerOptions {
         if let (true, Some(row)) = (self.mesh.sequence_parallel, setup.rows.first()) {
             MeshOptions::divides("--data", row.len() - 1, sizes.1)?;
         }
-        let config = TensorParallelRunConfig::of(self, setup.weights, (self.batch_size, self.lr), rank)?;
+        let config = TensorParallelRunConfig::of(self, setup.weights, self.batch_size, self.lr, rank)?;
         let device = config.parallel.device.clone();
         mesh::train(self, &NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
     }

@@ -82,7 +82,7 @@ impl TensorParallelTransformerOptions {
     }
 
     /// Checks that the model fits in memory.
-    fn check_memory(&self, ranks: (usize, usize)) -> Result<()> {
+    fn check_memory(&self, world_size: usize, tp: usize) -> Result<()> {
         let sizes = [
             ("--d-model", self.d_model),
             ("--vocab-size", self.vocab_size),
@@ -101,15 +101,15 @@ impl TensorParallelTransformerOptions {
             let bytes = |parts| {
                 memory_check::with_adam(all - positions, parts) + memory_check::with_adam(positions, 1)
             };
-            memory_per_rank(&self.common, ranks, bytes)
+            memory_per_rank(&self.common, world_size, tp, bytes)
         })
     }
 
     /// Checks that sizes are compatible with each other and divisible over the ranks.
-    pub(super) fn check_sizes(&self, (world_size, tp): (usize, usize)) -> Result<()> {
+    pub(super) fn check_sizes(&self, world_size: usize, tp: usize) -> Result<()> {
         let &Self { d_model, num_heads, .. } = self;
         check_heads(d_model, num_heads).or_else(|help| refuse("--d-model", d_model, help))?;
-        self.check_memory((world_size, tp))?;
+        self.check_memory(world_size, tp)?;
         MeshOptions::divides("--num-heads", num_heads, tp)?;
         if self.vocab_size < tp {
             let help =
@@ -130,6 +130,6 @@ impl TensorParallelTransformerOptions {
             );
             return refuse("--length", self.length, help);
         }
-        check_room((self.samples, self.length), (&self.common, world_size))
+        check_room(self.samples, self.length, &self.common, world_size)
     }
 }
