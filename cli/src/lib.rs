@@ -105,7 +105,7 @@ pub mod help;
 pub mod interrupt;
 pub mod language;
 pub mod launch;
-pub mod live_page;
+mod live_page;
 pub mod memory_check;
 mod option_methods;
 mod option_values;

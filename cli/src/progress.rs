@@ -93,7 +93,7 @@ impl Progress {
     }
 
     /// Progress of a process that reads `total` megabytes.
-    pub fn of_megabytes(total: usize) -> Self {
+    pub(crate) fn of_megabytes(total: usize) -> Self {
         let mut progress = Self::new(total);
         progress.unit = Unit::Megabytes;
         progress
@@ -128,7 +128,7 @@ impl Progress {
     }
 
     /// Sets the number of completed steps.
-    pub fn set_done(&mut self, steps: usize) {
+    pub(crate) fn set_done(&mut self, steps: usize) {
         self.steps = steps;
         if matches!(self.shown, Display::Nowhere) {
             return;

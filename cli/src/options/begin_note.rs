@@ -12,15 +12,15 @@ use crate::error::Result;
 use super::resume_note;
 
 /// Name of the record of who writes checkpoints to a folder.
-pub const CHECKPOINTS: &str = "begun-by";
+pub(crate) const CHECKPOINTS: &str = "begun-by";
 /// Name of the record of who writes a model to a folder.
-pub const MODEL: &str = "model-begun-by";
+pub(crate) const MODEL: &str = "model-begun-by";
 
 /// Records that this job writes to the folder, if its launcher may start it again.
 ///
 /// # Errors
 /// A folder that cannot be written.
-pub fn write(folder: &Path, record: &str) -> Result<()> {
+pub(crate) fn write(folder: &Path, record: &str) -> Result<()> {
     resume_note::job().map_or(Ok(()), |job| resume_note::write(folder, record, &job))
 }
 
@@ -28,7 +28,7 @@ pub fn write(folder: &Path, record: &str) -> Result<()> {
 ///
 /// # Errors
 /// A note that cannot be read.
-pub fn is_of_a_restarted_job(folder: &Path, record: &str) -> Result<bool> {
+pub(crate) fn is_of_a_restarted_job(folder: &Path, record: &str) -> Result<bool> {
     if restarts() == 0 {
         return Ok(false);
     }
@@ -41,7 +41,7 @@ pub fn is_of_a_restarted_job(folder: &Path, record: &str) -> Result<bool> {
 ///
 /// # Errors
 /// A note that cannot be removed.
-pub fn refuse(folder: &Path, record: &str) -> Result<()> {
+pub(crate) fn refuse(folder: &Path, record: &str) -> Result<()> {
     if restarts() == 0 { forget(folder, record) } else { Ok(()) }
 }
 
@@ -49,7 +49,7 @@ pub fn refuse(folder: &Path, record: &str) -> Result<()> {
 ///
 /// # Errors
 /// A note that cannot be removed.
-pub fn forget(folder: &Path, record: &str) -> Result<()> {
+pub(crate) fn forget(folder: &Path, record: &str) -> Result<()> {
     let path = folder.join(record);
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::write(&path, error).into()),

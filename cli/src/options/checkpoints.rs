@@ -121,7 +121,7 @@ impl CheckpointOptions {
     }
 
     /// Makes signals stop this rank's run with a checkpoint from now on, if it keeps any.
-    pub fn stop_on_signal(&self) -> Option<StopOnSignal> {
+    pub(crate) fn stop_on_signal(&self) -> Option<StopOnSignal> {
         let signals = || [SIGTERM].into_iter().chain(self.stop_on.map(UserSignal::number)).collect();
         self.keeps().then(|| StopOnSignal::new(signals()))
     }
@@ -145,7 +145,7 @@ impl CheckpointOptions {
     ///
     /// # Errors
     /// A folder that cannot be read.
-    pub fn has_checkpoint_to_resume(&self) -> Result<bool> {
+    pub(crate) fn has_checkpoint_to_resume(&self) -> Result<bool> {
         if self.asked().is_some() {
             return Ok(true);
         }
@@ -276,7 +276,7 @@ fn refuse_parent(asked: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Adds to the error of a damaged checkpoint how to resume from the one before it.
-pub fn with_fallback_hint(error: impl Into<Error>) -> Error {
+pub(crate) fn with_fallback_hint(error: impl Into<Error>) -> Error {
     let error = error.into();
     let Some(Fallback(Some(folder))) = error.fallback_checkpoint() else { return error };
     let help = format!("--resume={} goes on from it", folder.display());
@@ -284,6 +284,6 @@ pub fn with_fallback_hint(error: impl Into<Error>) -> Error {
 }
 
 /// Whether a run keeps its losses: for its own report, or for the report of a run resumed from its checkpoints.
-pub fn keeps_losses(common: &CommonOptions, checkpoints: &CheckpointOptions) -> bool {
+pub(crate) fn keeps_losses(common: &CommonOptions, checkpoints: &CheckpointOptions) -> bool {
     common.report.is_some() || checkpoints.keeps()
 }

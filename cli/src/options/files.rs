@@ -73,7 +73,7 @@ impl CommonOptions {
     ///
     /// # Errors
     /// It is.
-    pub fn refuse_as_output(&self, input: &str, path: &Path) -> Result<()> {
+    pub(crate) fn refuse_as_output(&self, input: &str, path: &Path) -> Result<()> {
         let Some(place) = file_identity(path) else { return Ok(()) };
         let is_it = |path: &Option<PathBuf>| path.as_deref().and_then(file_identity).as_ref() == Some(&place);
         match self.outputs().into_iter().find(|(_, path)| is_it(path)) {
@@ -101,7 +101,7 @@ impl CommonOptions {
 ///
 /// # Errors
 /// It cannot, or is no regular file.
-pub fn check_input(path: &Path) -> Result<()> {
+pub(crate) fn check_input(path: &Path) -> Result<()> {
     Ok(training::open_input(path).map(drop).map_err(|error| FileError::read(path, error))?)
 }
 
@@ -109,7 +109,7 @@ pub fn check_input(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// A file that cannot be read, or is not text in UTF-8.
-pub fn read_text(path: &Path) -> Result<String> {
+pub(crate) fn read_text(path: &Path) -> Result<String> {
     let bytes = training::read_input(path).map_err(|error| FileError::read(path, error))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let problem = format!("it is no text in UTF-8 from byte {} on", error.utf8_error().valid_up_to());

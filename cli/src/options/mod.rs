@@ -1,6 +1,6 @@
 //! Options shared by all experiments: ranks, backend, device, precision, files.
 
-pub mod begin_note;
+pub(crate) mod begin_note;
 mod checkpoints;
 mod elastic;
 mod files;
@@ -23,9 +23,10 @@ use crate::devices;
 use crate::error::Error;
 use crate::settings;
 
-pub use checkpoints::{CheckpointOptions, UserSignal, keeps_losses, with_fallback_hint};
+pub use checkpoints::{CheckpointOptions, UserSignal};
+pub(crate) use checkpoints::{keeps_losses, with_fallback_hint};
 pub use elastic::ElasticOptions;
-pub use files::{check_input, read_text};
+pub(crate) use files::{check_input, read_text};
 pub use launch::command::{ElasticRanks, TransportOption, count, learning_rate, probability, seconds, seed};
 pub use loader::{LoaderOptions, workers};
 
@@ -96,7 +97,7 @@ impl From<PrecisionOption> for Precision {
 
 impl PrecisionOption {
     /// Says on standard error how this machine computes such products, unless that is the usual way.
-    pub fn note_products(self, device: DeviceKind) {
+    pub(crate) fn note_products(self, device: DeviceKind) {
         if self != Self::F32 {
             note(format_args!("matrix products are computed {}", self.products(device)));
         }

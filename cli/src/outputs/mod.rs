@@ -41,7 +41,7 @@ fn check_folder(folder: &Path) -> std::io::Result<()> {
 ///
 /// # Errors
 /// The reason why they cannot.
-pub fn make_folder(dir: &Path) -> std::result::Result<(), FileError> {
+pub(crate) fn make_folder(dir: &Path) -> std::result::Result<(), FileError> {
     if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
         return Err(FileError::write(dir, "it is a file: give a folder"));
     }
@@ -63,7 +63,7 @@ pub(crate) fn remove_made_folders() {
 
 /// Returns a path that is equal for two names of the same regular file; `None` for devices and pipes, which several
 /// options may share.
-pub fn file_identity(path: &Path) -> Option<PathBuf> {
+pub(crate) fn file_identity(path: &Path) -> Option<PathBuf> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => None,
         Ok(_) => path.canonicalize().ok(),

@@ -61,7 +61,7 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
 ///
 /// # Errors
 /// More than there are blocks.
-pub fn recompute_fits(recompute: Recompute, blocks: usize) -> Result<()> {
+pub(crate) fn recompute_fits(recompute: Recompute, blocks: usize) -> Result<()> {
     match recompute {
         Recompute::Every(each) if each > blocks => {
             refuse("--recompute", each, format!("the model has {blocks} blocks: give at most that many"))

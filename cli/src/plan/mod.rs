@@ -13,7 +13,7 @@ use plan::measure::Machine;
 use plan::{Hardware, Setting, Table, planned};
 use report::trace;
 
-pub use language::recompute_fits;
+pub(crate) use language::recompute_fits;
 
 /// The command's name.
 pub const NAME: &str = "plan";

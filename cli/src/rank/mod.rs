@@ -142,7 +142,7 @@ pub enum RankPhase {
 
 impl RankPhase {
     /// Whether it is no newcomer, and has not begun training: then no step can have been completed.
-    pub fn is_before_training(self) -> bool {
+    pub(crate) fn is_before_training(self) -> bool {
         (Self::Joined..Self::AtWork).contains(&self)
     }
 }
@@ -280,7 +280,7 @@ impl Rank {
     ///
     /// # Errors
     /// A rank that failed.
-    pub fn gather_measured(&mut self, measured: Measured, steps: usize) -> Result<f64> {
+    pub(crate) fn gather_measured(&mut self, measured: Measured, steps: usize) -> Result<f64> {
         let Measured { seconds, communication_s } = measured;
         let (peak_rss_bytes, held) = (peak_rss_bytes(), self.held.take());
         let own = RankSummary { seconds, communication_s, steps, peak_rss_bytes, held };
@@ -293,7 +293,7 @@ impl Rank {
     ///
     /// # Errors
     /// Metrics that cannot be written.
-    pub fn write_summary(
+    pub(crate) fn write_summary(
         &mut self,
         run: Option<&'static str>,
         metrics: Option<&mut MetricsWriter>,

@@ -90,7 +90,7 @@ impl<'a> RunLog<'a> {
 
     /// Writes this page while the run goes on, unless muted.
     #[must_use]
-    pub fn with_page(self, page: Option<LivePage>) -> Self {
+    pub(crate) fn with_page(self, page: Option<LivePage>) -> Self {
         Self { page, ..self }
     }
 
@@ -171,12 +171,12 @@ impl<'a> RunLog<'a> {
     }
 
     /// Restores the evaluations of a resumed run.
-    pub fn resume_evaluations(&mut self, evaluations: Vec<Evaluation>) {
+    pub(crate) fn resume_evaluations(&mut self, evaluations: Vec<Evaluation>) {
         self.evaluations = evaluations;
     }
 
     /// Starts after `steps` steps whose losses were not kept.
-    pub fn begin_at(&mut self, steps: usize) {
+    pub(crate) fn begin_at(&mut self, steps: usize) {
         self.first = steps;
         self.progress.resume(steps);
     }
@@ -185,7 +185,7 @@ impl<'a> RunLog<'a> {
     ///
     /// # Errors
     /// Metrics that cannot be read or written.
-    pub fn take_over(&mut self, done: usize, (epoch, batch): (usize, usize)) -> Result<()> {
+    pub(crate) fn take_over(&mut self, done: usize, (epoch, batch): (usize, usize)) -> Result<()> {
         self.muted = false;
         self.progress = Progress::new(self.steps);
         self.progress.resume(done);
@@ -209,7 +209,7 @@ impl<'a> RunLog<'a> {
     ///
     /// # Errors
     /// Metrics that cannot be written.
-    pub fn write_again(
+    pub(crate) fn write_again(
         &mut self,
         (epoch, batch): (usize, usize),
         loss: f32,
@@ -234,7 +234,7 @@ impl<'a> RunLog<'a> {
     }
 
     /// True for the log of a rank that does not print.
-    pub fn is_muted(&self) -> bool {
+    pub(crate) fn is_muted(&self) -> bool {
         self.muted
     }
 
@@ -271,7 +271,7 @@ impl<'a> RunLog<'a> {
     }
 
     /// Restores the further quantities of the steps, after [`resume`](Self::resume).
-    pub fn resume_quantities(&mut self, quantities: impl IntoIterator<Item = (String, Vec<f32>)>) {
+    pub(crate) fn resume_quantities(&mut self, quantities: impl IntoIterator<Item = (String, Vec<f32>)>) {
         self.curves.resume_quantities(quantities);
     }
 
@@ -305,7 +305,7 @@ impl<'a> RunLog<'a> {
     ///
     /// # Errors
     /// Metrics that cannot be read or written.
-    pub fn go_back(&mut self, done: usize, (epoch, batch): (usize, usize)) -> Result<()> {
+    pub(crate) fn go_back(&mut self, done: usize, (epoch, batch): (usize, usize)) -> Result<()> {
         self.cut(epoch, batch)?;
         self.curves.truncate(done.saturating_sub(self.first));
         self.evaluations.retain(|evaluation| evaluation.step <= done);

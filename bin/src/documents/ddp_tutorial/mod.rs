@@ -17,10 +17,10 @@ use crate::documents::shared::transformer::Transformer;
 use crate::documents::shared::transformer::module_tree;
 use crate::documents::shared::transformer::rows::{self, Batch, Row};
 
-pub use options::{DdpTransformerOptions, Mask};
+pub(crate) use options::{DdpTransformerOptions, Mask};
 
 /// What each process creates at the start.
-pub struct Setup {
+pub(crate) struct Setup {
     rows: Arc<Vec<Row>>,
     variables: Variables,
     /// Generator of dropout masks.

@@ -9,7 +9,7 @@ use crate::documents::shared::transformer::options::TransformerOptions;
 
 /// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mask {
+pub(crate) enum Mask {
     /// Later tokens only; the last one attends to all. The tutorial's.
     Document,
     /// Itself and earlier ones, as a model that predicts the next token must.
@@ -41,7 +41,7 @@ the tree that the tutorial prints instead, which is that of a larger model.
 state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.
 
   girandole ddp-transformer --elastic 2:4 --replace 2")]
-pub struct DdpTransformerOptions {
+pub(crate) struct DdpTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
     #[command(flatten)]

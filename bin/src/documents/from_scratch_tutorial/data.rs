@@ -16,7 +16,7 @@ use crate::documents::shared::python::Fixed;
 pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + INDEX_BYTES;
 
 /// What each process creates at the start, identical on every rank.
-pub struct Setup {
+pub(crate) struct Setup {
     samples: Arc<Vec<Sample>>,
     /// Their generator is used in this order: data, weights, the sample order of the single process.
     pub(super) variables: Variables,

@@ -2,12 +2,12 @@
 
 mod data;
 mod ddp;
-pub mod model;
+pub(crate) mod model;
 mod options;
 mod single_process;
 
-pub use data::Setup;
-pub use options::DdpLinearOptions;
+pub(crate) use data::Setup;
+pub(crate) use options::DdpLinearOptions;
 
 use cli::prelude::*;
 use report::Speedup;

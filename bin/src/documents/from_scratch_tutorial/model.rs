@@ -7,13 +7,13 @@ use sampler::{Generator, SamplerError};
 use training::{FileError, TensorFile};
 
 /// One x and its y.
-pub type Sample = (f32, f32);
+pub(crate) type Sample = (f32, f32);
 
 /// Generates y = 2 x + 3 + 0.1 noise, rounded after each operation as PyTorch does.
 ///
 /// # Errors
 /// More samples than there is memory for.
-pub fn draw(generator: &mut Generator, len: usize) -> std::result::Result<Vec<Sample>, SamplerError> {
+pub(crate) fn draw(generator: &mut Generator, len: usize) -> std::result::Result<Vec<Sample>, SamplerError> {
     let x = generator.randn(len)?;
     let noise = generator.randn(len)?;
     Ok(x.into_iter().zip(noise).map(|(x, noise)| (x, (2.0 * x + 3.0) + 0.1 * noise)).collect())
@@ -23,7 +23,7 @@ pub fn draw(generator: &mut Generator, len: usize) -> std::result::Result<Vec<Sa
 ///
 /// # Errors
 /// A file that does not fit.
-pub fn read(file: &TensorFile) -> std::result::Result<Vec<Sample>, FileError> {
+pub(crate) fn read(file: &TensorFile) -> std::result::Result<Vec<Sample>, FileError> {
     let x = file.samples("x", 1, &Device::Cpu)?;
     file.only(&["x", "y"])?;
     let y = file.tensor("y", &[Some(x.elem_count()), Some(1)], DType::F32, &Device::Cpu)?;
@@ -34,7 +34,7 @@ pub fn read(file: &TensorFile) -> std::result::Result<Vec<Sample>, FileError> {
 
 /// `nn.Linear(1, 1)` under the name `linear`.
 #[derive(Debug)]
-pub struct SimpleModel {
+pub(crate) struct SimpleModel {
     linear: Linear,
 }
 
@@ -43,7 +43,7 @@ impl SimpleModel {
     ///
     /// # Errors
     /// Those of the builder.
-    pub fn new(builder: VarBuilder<'_>) -> Result<Self> {
+    pub(crate) fn new(builder: VarBuilder<'_>) -> Result<Self> {
         Ok(Self { linear: linear(1, 1, builder.pp("linear"))? })
     }
 }

@@ -19,7 +19,7 @@ samples, and the learning rate is not changed.
 linear.weight (1, 1) and linear.bias (1).
 
   girandole ddp-linear --world-size 4 --report run.html")]
-pub struct DdpLinearOptions {
+pub(crate) struct DdpLinearOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
     /// How batches are loaded.

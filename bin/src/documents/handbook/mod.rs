@@ -3,6 +3,6 @@
 pub mod cifar10;
 pub mod ddp_mlp;
 pub mod fsdp_mlp;
-pub mod process_groups;
-pub mod sampler;
+pub(crate) mod process_groups;
+pub(crate) mod sampler;
 pub mod tensor_parallel;

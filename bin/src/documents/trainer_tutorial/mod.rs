@@ -1,6 +1,6 @@
 //! `ddp-trainer`, the Trainer tutorial: a `Trainer` on every rank, each printing its number of steps per epoch.
 
-pub mod model;
+pub(crate) mod model;
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use self::model::{Batch, FEATURES, Sample};
 
 /// What is minimised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LossKind {
+pub(crate) enum LossKind {
     /// The mean squared error.
     Mse,
     /// Cross-entropy over the one output, as in the tutorial: always 0.
@@ -32,7 +32,7 @@ prints one line per epoch, with the samples of its first batch and the number of
 
 --data FILE holds the tensors x (samples, 20) and y (samples, 1), both f32. --init and --save hold
 weight (1, 20) and bias (1).")]
-pub struct DdpTrainerOptions {
+pub(crate) struct DdpTrainerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct DdpTrainerOptions {
 }
 
 /// What each process creates at the start.
-pub struct Setup {
+pub(crate) struct Setup {
     samples: Arc<Vec<Sample>>,
     variables: Variables,
 }

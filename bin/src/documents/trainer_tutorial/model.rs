@@ -5,19 +5,19 @@ use sampler::{Generator, SamplerError};
 use training::{FileError, TensorFile};
 
 /// Features of a sample.
-pub const FEATURES: usize = 20;
+pub(crate) const FEATURES: usize = 20;
 
 /// Features and label.
-pub type Sample = ([f32; FEATURES], f32);
+pub(crate) type Sample = ([f32; FEATURES], f32);
 
 /// Features (batch, 20) and labels (batch, 1).
-pub type Batch = (Tensor, Tensor);
+pub(crate) type Batch = (Tensor, Tensor);
 
 /// Generates the samples one by one: features (uniform), then the label (normal).
 ///
 /// # Errors
 /// More samples than there is memory for.
-pub fn draw(generator: &mut Generator, len: usize) -> std::result::Result<Vec<Sample>, SamplerError> {
+pub(crate) fn draw(generator: &mut Generator, len: usize) -> std::result::Result<Vec<Sample>, SamplerError> {
     let mut samples = Vec::new();
     samples.try_reserve_exact(len).map_err(|_| SamplerError::OutOfMemory { what: "samples", len })?;
     for _ in 0..len {
@@ -33,7 +33,7 @@ pub fn draw(generator: &mut Generator, len: usize) -> std::result::Result<Vec<Sa
 ///
 /// # Errors
 /// A file that does not fit.
-pub fn read(file: &TensorFile) -> std::result::Result<Vec<Sample>, FileError> {
+pub(crate) fn read(file: &TensorFile) -> std::result::Result<Vec<Sample>, FileError> {
     let x = file.samples("x", FEATURES, &Device::Cpu)?;
     file.only(&["x", "y"])?;
     let y = file.tensor("y", &[Some(x.elem_count() / FEATURES), Some(1)], DType::F32, &Device::Cpu)?;
@@ -48,7 +48,7 @@ pub fn read(file: &TensorFile) -> std::result::Result<Vec<Sample>, FileError> {
 ///
 /// # Errors
 /// Memory that a device does not have.
-pub fn batch(samples: Vec<Sample>, device: &Device) -> Result<Batch> {
+pub(crate) fn batch(samples: Vec<Sample>, device: &Device) -> Result<Batch> {
     let len = samples.len();
     let (x, y): (Vec<[f32; FEATURES]>, Vec<f32>) = samples.into_iter().unzip();
     let x = Tensor::from_vec(x.into_flattened(), (len, FEATURES), device)?;

@@ -36,7 +36,7 @@ PyTorch sorts the list first.
 
 --nodes and --nproc-per-node are for the table of ranks on nodes, which the launcher's own formula
 computes; those ranks are not started.")]
-pub struct ProcessGroupsOptions {
+pub(crate) struct ProcessGroupsOptions {
     #[command(flatten)]
     pub(super) ranks: RankOptions,
     /// Nodes in the table of ranks
@@ -68,7 +68,7 @@ impl ProcessGroupsOptions {
 ///
 /// # Errors
 /// A wrong option, a rank that failed.
-pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
+pub(crate) fn run(options: &ProcessGroupsOptions) -> Result<()> {
     let start = Start::find(&options.ranks, NAME, WORLD_SIZE)?;
     options.layout()?;
     trace::install(false)?;

@@ -7,14 +7,14 @@ mod coverage;
 mod epochs;
 mod options;
 
-pub use options::{SamplerOptions, Tail};
+pub(crate) use options::SamplerOptions;
 
 impl SamplerOptions {
     /// Divides a data set and prints each rank's share. No ranks are started, as a sampler needs no communication.
     ///
     /// # Errors
     /// A wrong option; a data set that does not fit in memory; standard output that cannot be written.
-    pub fn run(&self) -> Result<()> {
+    pub(crate) fn run(&self) -> Result<()> {
         self.check()?;
         let compared = comparison::Data::draw(self)?;
         let epochs = epochs::Epochs::new(self)?;

@@ -9,7 +9,7 @@ use sampler::{DistributedSampler, DistributedSamplerConfig};
 
 /// What becomes of the last samples where the ranks do not divide the data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Tail {
+pub(crate) enum Tail {
     /// Repeat the first samples, so that all ranks have equally many.
     Pad,
     /// Leave the last samples out, so that all ranks have equally many.
@@ -28,7 +28,7 @@ is trained, and no rank is started.
 
 With the same seed all indices are PyTorch's: those of torch.manual_seed, of the handbook's data set,
 and of its samplers.")]
-pub struct SamplerOptions {
+pub(crate) struct SamplerOptions {
     /// Ranks to distribute samples to
     #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub(super) world_size: usize,
