@@ -183,7 +183,7 @@ pub enum Error {
     },
     /// Communication failed.
     #[error(transparent)]
-    Comm(#[from] comm::Error),
+    Comm(comm::Error),
 }
 
 /// `Result` with this crate's [`Error`].
@@ -209,6 +209,15 @@ impl Error {
         move |source| match comm::carried_as(&source) {
             Some(error) => error,
             None => Error::Tensor { operation: operation.into(), source: Arc::new(source) },
+        }
+    }
+}
+
+impl From<comm::Error> for Error {
+    fn from(error: comm::Error) -> Self {
+        match error {
+            comm::Error::PeerFailed { rank, reason, .. } => Error::PeerFailed { rank, reason },
+            error => Error::Comm(error),
         }
     }
 }

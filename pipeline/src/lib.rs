@@ -60,7 +60,6 @@ mod clip;
 mod config;
 mod error;
 mod executor;
-mod failure_reports;
 mod first_audit;
 mod groups;
 mod links;

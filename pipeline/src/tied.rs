@@ -1,14 +1,12 @@
 //! Tied variables: several variables, possibly in different stages, that are one parameter, such as an embedding that is also
 //! the output layer.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use training::GradSums;
 
-use crate::failure_reports::FailureReports;
 use crate::links::Spec;
 use crate::{Error, Result};
 
@@ -20,19 +18,16 @@ pub(crate) struct Tie {
     group: Option<Arc<dyn Communicator>>,
 }
 
-/// This rank's ties, and the pairs of ranks, over the whole pipeline, that are connected by ties.
-pub(crate) type Ties = (Vec<Tie>, BTreeSet<(usize, usize)>);
-
 /// Determines which rank has which tied variables, and sets all variables of a set to the values of the first. Every rank
 /// must call it.
 pub(crate) fn tie(
     comm: &dyn Communicator,
     pairs: &[(String, String)],
     vars: &[(String, Var)],
-) -> Result<Ties> {
-    let (mut ties, mut tied) = (Vec::new(), BTreeSet::new());
+) -> Result<Vec<Tie>> {
+    let mut ties = Vec::new();
     if pairs.is_empty() {
-        return Ok((ties, tied));
+        return Ok(ties);
     }
     let known: Vec<(String, Spec)> =
         vars.iter().map(|(name, var)| (name.clone(), Spec::of(var.as_tensor()))).collect();
@@ -62,15 +57,12 @@ pub(crate) fn tie(
                 ranks.push(rank);
             }
         }
-        for a in &ranks {
-            tied.extend(ranks.iter().filter(|b| a < *b).map(|b| (*a, *b)));
-        }
         if ranks.contains(&comm.rank()) {
             let own = |name: &&str| Some(vars.iter().find(|(known, _)| known == name)?.1.clone());
             ties.push(Tie::new(comm, &ranks, names.iter().filter_map(own).collect())?);
         }
     }
-    Ok((ties, tied))
+    Ok(ties)
 }
 
 /// Returns the sets of names that are connected by pairs, each in order of first mention.
@@ -129,7 +121,7 @@ impl Tie {
 }
 
 /// Sums the gradients of each set over ranks, so that all variables stay bitwise equal.
-pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, failures: &FailureReports) -> Result<()> {
+pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums) -> Result<()> {
     let during = || Error::during("tied gradients");
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;
@@ -139,8 +131,7 @@ pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, failures: &FailureRepo
             // Where no rank has a gradient there is none, as in one process: an optimizer must not change the variable.
             let found = Tensor::new(&[u8::from(is_some)], var.device()).map_err(during())?;
             for (tensor, op) in [(&found, ReduceOp::Max), (&own, ReduceOp::Sum)] {
-                let operation = Operation::AllReduce { tensor: tensor.clone(), op };
-                group.run(operation).map_err(|error| failures.cause(error))?;
+                group.run(Operation::AllReduce { tensor: tensor.clone(), op })?;
             }
             let found = found.to_vec1::<u8>().map_err(during())?;
             sum = (found[0] > 0).then_some(own);
