@@ -1,7 +1,7 @@
 //! Checks of a job's configuration before anything is started.
 
 use comm::{Error, Result};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{ElasticJob, LogConfig, SpawnConfig};
 
@@ -15,7 +15,8 @@ const FILES_PER_SPARE: u64 = 4;
 const LOGS_PER_RANK: u64 = 2;
 
 impl SpawnConfig {
-    /// Checks the configuration before anything is started, as [`spawn`](super::spawn) does. For programs that do other
+    /// Checks the configuration before anything is started, as [`spawn`](super::spawn) does, and raises the limit on open files to
+    /// what the system allows this process. For programs that do other
     /// work first and want to report errors before that.
     ///
     /// # Errors
@@ -38,7 +39,7 @@ impl SpawnConfig {
         self.check_shown_ranks()?;
         self.check_threads()?;
         self.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
-        getrlimit(Resource::Nofile).current.map_or(Ok(()), |files| self.check_files(files))
+        raise_file_limit().map_or(Ok(()), |files| self.check_files(files))
     }
 
     /// Checks the settings that concern several nodes.
@@ -116,6 +117,15 @@ impl ElasticJob {
     }
 }
 
+/// Raises the number of files that this process, and with it the ranks, may have open to what the system allows it, and
+/// returns that number; `None` if there is no limit.
+fn raise_file_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    // Where the system refuses, the earlier limit stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    getrlimit(Resource::Nofile).current
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,7 +134,7 @@ mod tests {
     fn no_ranks_and_too_many_are_refused() {
         let none = SpawnConfig { world_size: 0, ..SpawnConfig::default() }.check().unwrap_err();
         assert_eq!(none.to_string(), "world_size: got 0; at least 1 rank is needed");
-        if getrlimit(Resource::Nofile).current.is_some() {
+        if raise_file_limit().is_some() {
             let many = SpawnConfig { world_size: usize::MAX, ..SpawnConfig::default() }.check().unwrap_err();
             assert!(many.to_string().contains("ulimit -n"), "{many}");
         }
