@@ -99,7 +99,7 @@ impl Modules {
     ///
     /// # Errors
     /// Errors of a module.
-    pub fn forward_seconds(
+    pub(crate) fn forward_seconds(
         &self,
         input: &Tensor,
         dtype: DType,

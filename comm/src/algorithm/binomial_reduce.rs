@@ -9,7 +9,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.
-pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, root: usize) -> Schedule {
     // Position in the tree: ranks counted from the root.
     let place = (rank + world_size - root) % world_size;
     let rank_at = |place: usize| (place + root) % world_size;

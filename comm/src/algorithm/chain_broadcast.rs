@@ -9,7 +9,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 /// # Source
 /// Barnett, Littlefield, Payne and van de Geijn, "On the efficiency of global combine algorithms for 2-D meshes with
 /// wormhole routing", 1995.
-pub fn schedule(rank: usize, world_size: usize, len: usize, root: usize, segments: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, root: usize, segments: usize) -> Schedule {
     // Position in the chain: ranks counted from the root.
     let place = (rank + world_size - root) % world_size;
     let (previous, next) = ((rank + world_size - 1) % world_size, (rank + 1) % world_size);

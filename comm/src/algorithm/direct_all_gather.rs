@@ -11,7 +11,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 3.
-pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
+pub(crate) fn schedule(rank: usize, parts: &Parts) -> Schedule {
     let world_size = parts.count();
     if world_size < 2 {
         return Schedule::default();

@@ -9,7 +9,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Gloo's gather, `gloo/gather.cc`, is of this kind.
-pub fn schedule(rank: usize, parts: &Parts, root: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, parts: &Parts, root: usize) -> Schedule {
     let own = 0..parts.of(rank).len();
     if rank != root {
         let transfers = vec![Transfer::Send { to: root, range: own }];

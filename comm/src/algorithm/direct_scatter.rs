@@ -9,7 +9,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Gloo's scatter, `gloo/scatter.cc`, is of this kind.
-pub fn schedule(rank: usize, parts: &Parts, root: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, parts: &Parts, root: usize) -> Schedule {
     let own = parts.of(rank);
     if rank != root {
         let receive = Transfer::Recv { from: root, range: 0..own.len(), combine: Combine::Replace };

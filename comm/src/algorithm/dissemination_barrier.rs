@@ -10,7 +10,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988, section 3.
-pub fn schedule(rank: usize, world_size: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, world_size: usize) -> Schedule {
     let rounds = world_size.max(1).next_power_of_two().ilog2();
     let step = |k: u32| {
         let distance = 1 << k;

@@ -17,7 +17,7 @@ use super::ring_all_gather;
 /// # Source
 /// The last phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a
 /// Flash", 2018), over both dimensions.
-pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
+pub(crate) fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     let (hosts, (host, index)) = (topology.hosts(), topology.place(rank));
     let (local, count) = (&hosts[host], hosts.len());
     let of = |host: usize, index: usize| parts.of(hosts[host % count][index % local.len()]);

@@ -13,7 +13,7 @@ const SEGMENT_BYTES: usize = 1 << 20;
 const SEGMENTS: usize = 4;
 
 /// Returns the number of segments of a buffer: one can be sent between hosts while the next is summed within them.
-pub fn segments(len: usize, element_bytes: usize) -> usize {
+pub(crate) fn segments(len: usize, element_bytes: usize) -> usize {
     (len.saturating_mul(element_bytes) / SEGMENT_BYTES).clamp(1, SEGMENTS)
 }
 
@@ -28,7 +28,7 @@ pub fn segments(len: usize, element_bytes: usize) -> usize {
 ///
 /// # Source
 /// Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", 2018: the 2D-torus all-reduce.
-pub fn schedule(rank: usize, topology: &Topology, len: usize, segments: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, topology: &Topology, len: usize, segments: usize) -> Schedule {
     let phases = |index: usize| {
         let place = part(len, segments, index);
         phases(rank, topology, place.len()).map(|phase| phase.shifted(place.start))

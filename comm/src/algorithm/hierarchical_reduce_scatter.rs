@@ -16,7 +16,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// # Source
 /// The first phase of the 2D-torus all-reduce (Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a
 /// Flash", 2018), over both dimensions.
-pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
+pub(crate) fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     let own = Builder { rank, topology, parts, longest: parts.longest() };
     let count = topology.hosts().len();
     // A step between hosts needs this host's sums for that stage and the one before.
@@ -30,7 +30,7 @@ pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
 }
 
 /// Returns the number of elements of the buffer beyond input and output.
-pub fn room(topology: &Topology, parts: &Parts) -> usize {
+pub(crate) fn room(topology: &Topology, parts: &Parts) -> usize {
     let (hosts, ranks) = (topology.hosts().len(), topology.world_size() / topology.hosts().len());
     (places_within(ranks) + hosts.min(3) + (hosts - 2).min(2)) * parts.longest()
 }

@@ -1,26 +1,26 @@
 //! Collective algorithms, one a file. Each is a pure function from rank, world size and length to a [`Schedule`].
 
-pub mod binomial_broadcast;
-pub mod binomial_reduce;
-pub mod chain_broadcast;
-pub mod chain_reduce;
-pub mod direct_all_gather;
-pub mod direct_gather;
-pub mod direct_scatter;
-pub mod dissemination_barrier;
-pub mod hierarchical_all_gather;
-pub mod hierarchical_all_reduce;
-pub mod hierarchical_reduce_scatter;
-pub mod pairwise_all_reduce;
-pub mod pairwise_all_to_all;
-pub mod pairwise_reduce;
-pub mod pairwise_reduce_scatter;
-pub mod recursive_doubling;
-pub mod ring_all_gather;
-pub mod ring_all_reduce;
-pub mod ring_reduce_scatter;
+pub(crate) mod binomial_broadcast;
+pub(crate) mod binomial_reduce;
+pub(crate) mod chain_broadcast;
+pub(crate) mod chain_reduce;
+pub(crate) mod direct_all_gather;
+pub(crate) mod direct_gather;
+pub(crate) mod direct_scatter;
+pub(crate) mod dissemination_barrier;
+pub(crate) mod hierarchical_all_gather;
+pub(crate) mod hierarchical_all_reduce;
+pub(crate) mod hierarchical_reduce_scatter;
+pub(crate) mod pairwise_all_reduce;
+pub(crate) mod pairwise_all_to_all;
+pub(crate) mod pairwise_reduce;
+pub(crate) mod pairwise_reduce_scatter;
+pub(crate) mod recursive_doubling;
+pub(crate) mod ring_all_gather;
+pub(crate) mod ring_all_reduce;
+pub(crate) mod ring_reduce_scatter;
 pub mod schedule;
-pub mod segmented;
+pub(crate) mod segmented;
 pub(crate) mod topology;
 
 use crate::Topology;
@@ -32,7 +32,7 @@ use crate::algorithm::schedule::{Parts, Schedule};
 pub const LATENCY_BYTES: usize = 64 * 1024;
 
 /// Returns the schedule of an all-reduce of `len` elements of `element_bytes` each. On one host a long buffer is
-/// divided into segments, see [`segmented`]; between hosts each byte is sent once, see [`hierarchical_all_reduce`].
+/// divided into segments, see `segmented`; between hosts each byte is sent once, see `hierarchical_all_reduce`.
 pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: usize) -> Schedule {
     let world_size = topology.world_size();
     if len.saturating_mul(element_bytes) <= LATENCY_BYTES {
@@ -47,8 +47,8 @@ pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: u
 }
 
 /// Returns the schedule of an all-gather of these parts, on the output. With several ranks on each host, all ranks send
-/// between hosts at the same time, see [`hierarchical_all_gather`]; a few ranks that share memory send to all others at once,
-/// see [`direct_all_gather`].
+/// between hosts at the same time, see `hierarchical_all_gather`; a few ranks that share memory send to all others at once,
+/// see `direct_all_gather`.
 pub fn all_gather(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     if topology.is_regular() {
         hierarchical_all_gather::schedule(rank, topology, parts)
@@ -69,7 +69,7 @@ pub fn barrier(rank: usize, topology: &Topology) -> Schedule {
 
 /// Up to this many ranks that share memory send directly to each other: there, a message costs much less than the context
 /// switch that comes before each further step if ranks share cores.
-pub const DIRECT_RANKS: usize = 16;
+pub(crate) const DIRECT_RANKS: usize = 16;
 
 fn is_direct(topology: &Topology) -> bool {
     topology.shares_memory() && topology.world_size() <= DIRECT_RANKS
@@ -77,7 +77,7 @@ fn is_direct(topology: &Topology) -> bool {
 
 /// Returns the schedule of a reduce-scatter of these parts, of elements of `element_bytes` each, and the number of
 /// elements of scratch space that it needs beyond input and output. With several ranks on each host, all ranks send
-/// between hosts at the same time, see [`hierarchical_reduce_scatter`].
+/// between hosts at the same time, see `hierarchical_reduce_scatter`.
 pub fn reduce_scatter(
     rank: usize,
     topology: &Topology,
@@ -101,10 +101,10 @@ fn pieces(part_bytes: usize, piece_bytes: usize) -> usize {
 
 /// Up to this many ranks, f16 and bf16 are sent pairwise, each rank to each other one, in their own dtype; above, as
 /// f32 around a ring, in which each rank has two neighbours.
-pub const PAIRWISE_RANKS: usize = 64;
+pub(crate) const PAIRWISE_RANKS: usize = 64;
 
 /// Bytes of a segment that is sent along a chain of ranks.
-pub const SEGMENT_BYTES: usize = 256 * 1024;
+pub(crate) const SEGMENT_BYTES: usize = 256 * 1024;
 
 /// Returns the number of segments for a chain. `None` if a tree is faster, because there are fewer segments than ranks,
 /// or only two ranks.

@@ -14,7 +14,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part}
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: all-reduce as a
 /// reduce-scatter (by pairwise exchange) and an all-gather.
-pub fn schedule(rank: usize, world_size: usize, len: usize, segment: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, segment: usize) -> Schedule {
     let count = segments(len, segment);
     let steps = (0..count).flat_map(|index| {
         let place = part(len, count, index);
@@ -34,7 +34,7 @@ pub fn schedule(rank: usize, world_size: usize, len: usize, segment: usize) -> S
 }
 
 /// Returns the number of elements of the buffer beyond the `len` to reduce.
-pub fn room(world_size: usize, len: usize, segment: usize) -> usize {
+pub(crate) fn room(world_size: usize, len: usize, segment: usize) -> usize {
     (world_size - 1) * len.div_ceil(segments(len, segment)).div_ceil(world_size)
 }
 

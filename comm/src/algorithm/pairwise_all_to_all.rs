@@ -10,7 +10,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.
-pub fn schedule(rank: usize, input: &Parts, output: &Parts) -> Schedule {
+pub(crate) fn schedule(rank: usize, input: &Parts, output: &Parts) -> Schedule {
     let world_size = input.count();
     let place = |from: usize| {
         let part = output.of(from);

@@ -13,7 +13,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, reduce-scatter by
 /// pairwise exchange; here all pairs at the same time.
-pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
+pub(crate) fn schedule(rank: usize, parts: &Parts) -> Schedule {
     let own = parts.of(rank);
     let output = parts.len()..parts.len() + own.len();
     let exchange = exchange(rank, parts, 0, output.end);
@@ -22,7 +22,7 @@ pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
 }
 
 /// Returns the number of elements of the buffer beyond input and output.
-pub fn room(rank: usize, parts: &Parts) -> usize {
+pub(crate) fn room(rank: usize, parts: &Parts) -> usize {
     (parts.count() - 1) * parts.of(rank).len()
 }
 

@@ -11,7 +11,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.
-pub fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
     let doubling = 1 << world_size.max(1).ilog2();
     let pairs = world_size.saturating_sub(doubling);
     let send = |to: usize| Transfer::Send { to, range: 0..len };

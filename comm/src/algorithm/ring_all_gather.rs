@@ -11,7 +11,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 ///
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
-pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
+pub(crate) fn schedule(rank: usize, parts: &Parts) -> Schedule {
     schedule_of(rank, parts.count(), |rank| parts.of(rank))
 }
 

@@ -7,7 +7,7 @@ use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 ///
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
-pub fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |send: usize, recv: usize, combine: Combine, last: bool| {
         let received = part(len, world_size, recv);

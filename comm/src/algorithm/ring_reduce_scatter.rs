@@ -13,7 +13,7 @@ use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, piece
 ///
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
-pub fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
+pub(crate) fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
     let world_size = parts.count();
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let rounds = world_size.saturating_sub(1);
@@ -48,7 +48,7 @@ pub fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
 }
 
 /// Returns the number of elements of the buffer beyond input and output.
-pub fn room(parts: &Parts, pieces: usize) -> usize {
+pub(crate) fn room(parts: &Parts, pieces: usize) -> usize {
     let longest = parts.longest().div_ceil(pieces);
     match parts.count() {
         0..=2 => 0,

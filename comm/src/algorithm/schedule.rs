@@ -174,7 +174,7 @@ impl Schedule {
     }
 
     /// Returns the ranks it exchanges data with, each once, in the order of first contact.
-    pub fn peers(&self) -> Vec<usize> {
+    pub(crate) fn peers(&self) -> Vec<usize> {
         let mut peers = Vec::new();
         for (peer, _) in self.transfers().filter_map(Transfer::peer) {
             if !peers.contains(&peer) {
@@ -185,13 +185,8 @@ impl Schedule {
     }
 
     /// Returns the number of elements that this rank sends in all.
-    ///
-    /// ```
-    /// // A ring all-reduce sends 2(P-1)/P of the buffer from each rank.
-    /// let schedule = comm::algorithm::ring_all_reduce::schedule(0, 4, 1000);
-    /// assert_eq!(schedule.elements_sent(), 2 * 3 * 1000 / 4);
-    /// ```
-    pub fn elements_sent(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn elements_sent(&self) -> usize {
         self.transfers()
             .map(|transfer| if let Transfer::Send { range, .. } = transfer { range.len() } else { 0 })
             .sum()
@@ -213,12 +208,7 @@ impl Step {
 }
 
 /// Returns the `part`-th of `parts` nearly equal parts of `len` elements; `part` is taken modulo `parts`.
-///
-/// ```
-/// use comm::algorithm::schedule::part;
-/// assert_eq!([part(10, 3, 0), part(10, 3, 1), part(10, 3, 5)], [0..3, 3..6, 6..10]);
-/// ```
-pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
+pub(crate) fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
     let at = |index: usize| match len.checked_mul(index) {
         Some(product) => product / parts,
         None => (len as u128 * index as u128 / parts as u128) as usize,
@@ -228,24 +218,12 @@ pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
 }
 
 /// Returns the `index`-th of `pieces` nearly equal pieces of a range.
-///
-/// ```
-/// use comm::algorithm::schedule::piece;
-/// assert_eq!([piece(&(10..20), 3, 0), piece(&(10..20), 3, 2)], [10..13, 16..20]);
-/// ```
-pub fn piece(range: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
+pub(crate) fn piece(range: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
     let within = part(range.len(), pieces, index);
     range.start + within.start..range.start + within.end
 }
 
 /// Division of a buffer among ranks, into consecutive parts.
-///
-/// ```
-/// use comm::algorithm::schedule::Parts;
-/// let parts = Parts::uneven(&[2, 0, 3]);
-/// assert_eq!((parts.of(0), parts.of(1), parts.of(2), parts.len()), (0..2, 2..2, 2..5, 5));
-/// assert_eq!((parts.longest(), Parts::even(10, 3).longest()), (3, 4));
-/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parts(Bounds);
 
@@ -266,7 +244,7 @@ impl Parts {
     }
 
     /// Makes a part for each of `counts`, of that length.
-    pub fn uneven(counts: &[usize]) -> Self {
+    pub(crate) fn uneven(counts: &[usize]) -> Self {
         let mut end = 0;
         let ends = counts.iter().map(|count| {
             end += count;
@@ -276,7 +254,7 @@ impl Parts {
     }
 
     /// Returns the number of parts.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         match &self.0 {
             Bounds::Even { count, .. } => *count,
             Bounds::Uneven(bounds) => bounds.len() - 1,
@@ -284,16 +262,11 @@ impl Parts {
     }
 
     /// Returns the number of elements in all.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match &self.0 {
             Bounds::Even { len, .. } => *len,
             Bounds::Uneven(bounds) => bounds.last().copied().unwrap_or(0),
         }
-    }
-
-    /// Returns whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Returns the range of one part; `index` is taken modulo the number of parts.
@@ -308,10 +281,30 @@ impl Parts {
     }
 
     /// Returns the number of elements of the longest part.
-    pub fn longest(&self) -> usize {
+    pub(crate) fn longest(&self) -> usize {
         match &self.0 {
             Bounds::Even { len, count } => len.div_ceil(*count),
             Bounds::Uneven(bounds) => bounds.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::ring_all_reduce;
+
+    #[test]
+    fn a_buffer_is_divided_into_nearly_equal_parts() {
+        assert_eq!([part(10, 3, 0), part(10, 3, 1), part(10, 3, 5)], [0..3, 3..6, 6..10]);
+        assert_eq!([piece(&(10..20), 3, 0), piece(&(10..20), 3, 2)], [10..13, 16..20]);
+        let parts = Parts::uneven(&[2, 0, 3]);
+        assert_eq!((parts.of(0), parts.of(1), parts.of(2), parts.len()), (0..2, 2..2, 2..5, 5));
+        assert_eq!((parts.longest(), Parts::even(10, 3).longest()), (3, 4));
+    }
+
+    #[test]
+    fn a_ring_sends_twice_the_buffer_less_two_parts() {
+        assert_eq!(ring_all_reduce::schedule(0, 4, 1000).elements_sent(), 2 * 3 * 1000 / 4);
     }
 }

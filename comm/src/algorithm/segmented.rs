@@ -9,7 +9,7 @@ use crate::algorithm::schedule::{Schedule, part};
 ///
 /// # Cost
 /// The bytes of the inner schedule, and its steps times the number of segments.
-pub fn schedule(len: usize, segment: usize, inner: impl Fn(usize) -> Schedule) -> Schedule {
+pub(crate) fn schedule(len: usize, segment: usize, inner: impl Fn(usize) -> Schedule) -> Schedule {
     let segments = len.div_ceil(segment.max(1)).max(1);
     let mut steps = Vec::new();
     for index in 0..segments {

@@ -1,14 +1,13 @@
 //! Topology: which ranks of a group run on which host.
 
 /// Which ranks of a group run on which host. If several ranks share a host, fewer bytes need to be sent between hosts,
-/// see [`crate::algorithm::hierarchical_all_reduce`].
+/// see `algorithm::hierarchical_all_reduce`.
 ///
 /// ```
 /// use comm::Topology;
 ///
 /// let topology = Topology::of(&["a", "b", "a", "b", "b"]);
-/// assert_eq!(topology.hosts(), [vec![0, 2], vec![1, 3, 4]]);
-/// assert_eq!(topology.place(4), (1, 2));
+/// assert_eq!(topology.world_size(), 5);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
@@ -20,7 +19,7 @@ pub struct Topology {
 
 impl Topology {
     /// Returns the topology of ranks that are all on one host.
-    pub fn one_host(world_size: usize) -> Self {
+    pub(crate) fn one_host(world_size: usize) -> Self {
         Self::grouped(world_size, |_, _| true)
     }
 
@@ -52,7 +51,7 @@ impl Topology {
     }
 
     /// Returns whether any two ranks share memory, as far as is known.
-    pub fn shares_memory(&self) -> bool {
+    pub(crate) fn shares_memory(&self) -> bool {
         self.shares_memory
     }
 
@@ -62,22 +61,22 @@ impl Topology {
     }
 
     /// Returns the ranks of each host, lowest first. Hosts are in the order of their lowest ranks.
-    pub fn hosts(&self) -> &[Vec<usize>] {
+    pub(crate) fn hosts(&self) -> &[Vec<usize>] {
         &self.hosts
     }
 
     /// Returns the index of a rank's host, and its index among the ranks of that host.
-    pub fn place(&self, rank: usize) -> (usize, usize) {
+    pub(crate) fn place(&self, rank: usize) -> (usize, usize) {
         self.places[rank]
     }
 
     /// Returns whether there are several hosts, with several ranks on some of them.
-    pub fn is_hierarchical(&self) -> bool {
+    pub(crate) fn is_hierarchical(&self) -> bool {
         self.hosts.len() > 1 && self.hosts.len() < self.world_size()
     }
 
     /// Returns whether there are several hosts, all with the same number of ranks, at least two.
-    pub fn is_regular(&self) -> bool {
+    pub(crate) fn is_regular(&self) -> bool {
         let mut counts = self.hosts.iter().map(Vec::len);
         let first = counts.next().unwrap_or(0);
         self.hosts.len() > 1 && first > 1 && counts.all(|count| count == first)
@@ -92,7 +91,7 @@ impl Topology {
     /// Measured with `comm-bench` on 2 cores with 2 MiB of cache each: the all-reduce of 64 MiB over 4 ranks by TCP took 77 ms
     /// with 512 KiB, 56 ms with 2 MiB, 54 ms with 4 MiB, 62 ms in one piece; through shared memory 39, 37, 38 and 38 ms. Over
     /// 2 ranks through shared memory it took 12.2 ms with 512 KiB, 12.6 ms with 1 MiB, 14.0 ms with 2 MiB.
-    pub fn segment_bytes(&self) -> usize {
+    pub(crate) fn segment_bytes(&self) -> usize {
         let share = 512 * 1024;
         match (self.hosts.len(), self.world_size()) {
             (0 | 1, 0..=2) => share,
@@ -105,6 +104,13 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_are_grouped_by_host() {
+        let topology = Topology::of(&["a", "b", "a", "b", "b"]);
+        assert_eq!(topology.hosts(), [vec![0, 2], vec![1, 3, 4]]);
+        assert_eq!(topology.place(4), (1, 2));
+    }
 
     #[test]
     fn ranks_are_found_where_they_are() {

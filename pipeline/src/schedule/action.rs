@@ -27,13 +27,7 @@ pub enum ActionKind {
 
 impl ActionKind {
     /// Returns true for computations, false for messages.
-    ///
-    /// ```
-    /// use pipeline::ActionKind;
-    ///
-    /// assert!(ActionKind::Forward.is_compute() && !ActionKind::SendGradient.is_compute());
-    /// ```
-    pub fn is_compute(self) -> bool {
+    pub(crate) fn is_compute(self) -> bool {
         matches!(self, Self::Forward | Self::Backward | Self::BackwardInput | Self::BackwardWeight)
     }
 

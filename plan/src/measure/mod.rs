@@ -34,7 +34,7 @@ pub struct Row {
     pub calls: usize,
     /// `bytes` per second, in 10^9.
     pub gb_s: f64,
-    /// `gb_s` times [`Measured::bus_factor`].
+    /// `gb_s` times `Measured::bus_factor`.
     pub bus_gb_s: f64,
 }
 

@@ -82,7 +82,7 @@ impl Measured {
 
     /// Returns the bytes a bus carries per byte of the buffer, as in nccl-tests: what the slowest link carries in an
     /// optimal implementation of the operation.
-    pub fn bus_factor(self, world_size: usize) -> f64 {
+    pub(crate) fn bus_factor(self, world_size: usize) -> f64 {
         let ranks = world_size as f64;
         match self {
             Self::AllReduce => 2.0 * (ranks - 1.0) / ranks,
