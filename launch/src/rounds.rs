@@ -112,9 +112,9 @@ impl Rounds<'_> {
         let job: &Job = self.job.insert(job);
         // Dropped last: by then the ranks that it would kill have been reaped.
         let reaper = config.sweep.then(|| Reaper::start(job.spawn_id())).transpose()?.map(Arc::new);
-        let mut workers = start::start(config, job, (master, reaper.clone()), &self.events)?;
+        let mut workers = start::start(config, job, master, reaper.clone(), &self.events)?;
         let output = Output::start(&mut workers, config, job, &self.events)?;
-        Ok(Supervisor::new((config, job), workers, output, &mut self.inbox, &self.nodes).run())
+        Ok(Supervisor::new(config, job, workers, output, &mut self.inbox, &self.nodes).run())
     }
 
     fn ending(&self, result: &Result<Reports>, failed_at: Option<Instant>) -> Ending {

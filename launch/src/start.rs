@@ -161,7 +161,7 @@ impl Workers {
         let rank = job.rank(local_rank);
         let mut command = command(config, job, local_rank)?;
         command.env(NEWCOMER, "1").stdin(Stdio::null()).stdout(stdout).stderr(stderr);
-        self.launch(&mut command, (local_rank, rank), config)?;
+        self.launch(&mut command, local_rank, rank, config)?;
         // Removed only now: the pipes are assigned by local rank, and a rank that could not be started uses none.
         self.spares.pop_front();
         Ok(Some(rank))
@@ -170,7 +170,8 @@ impl Workers {
     fn launch(
         &mut self,
         command: &mut Command,
-        (local_rank, rank): (usize, usize),
+        local_rank: usize,
+        rank: usize,
         config: &SpawnConfig,
     ) -> Result<()> {
         tie::to_this_thread(unblocked(command, &FORWARDED_SIGNALS));
@@ -237,7 +238,8 @@ impl Spare {
 pub(super) fn start(
     config: &SpawnConfig,
     job: &Job,
-    (master, reaper): (Option<Master>, Option<Arc<Reaper>>),
+    master: Option<Master>,
+    reaper: Option<Arc<Reaper>>,
     events: &Sender<Event>,
 ) -> Result<Workers> {
     let (mut listener, reserved) = master.map_or((None, None), Master::split);
@@ -257,7 +259,7 @@ pub(super) fn start(
         if let Some(listener) = listener.take() {
             command.env(LISTENER, LISTENER_STDIN).stdin(OwnedFd::from(listener));
         }
-        workers.launch(&mut command, (local_rank, job.rank(local_rank)), config)?;
+        workers.launch(&mut command, local_rank, job.rank(local_rank), config)?;
     }
     workers.watch.run().map_err(|e| Error::system("cannot watch the workers", e))?;
     Ok(workers)

@@ -30,11 +30,11 @@ impl Operation {
             }
             Operation::Broadcast { root, .. } => self.check_rank(*root, world_size),
             Operation::AllGather { output, input, counts } => {
-                self.check_parts(("output", output), ("input", input), counts.as_deref(), rank, world_size)
+                self.check_parts("output", output, "input", input, counts.as_deref(), rank, world_size)
             }
             Operation::ReduceScatter { output, input, op, counts } => {
                 let counts = counts.as_deref();
-                self.check_parts(("input", input), ("output", output), counts, rank, world_size)?;
+                self.check_parts("input", input, "output", output, counts, rank, world_size)?;
                 self.check_reduce(input, *op)
             }
             Operation::Gather { output: whole, input: part, root, counts }
@@ -97,11 +97,11 @@ impl Operation {
         match self {
             Operation::AllGather { output, input, counts }
             | Operation::Gather { output: Some(output), input, counts, .. } => {
-                self.check_in_place(("output", output), ("input", input), counts.as_deref(), rank)
+                self.check_in_place("output", output, "input", input, counts.as_deref(), rank)
             }
             Operation::ReduceScatter { output, input, counts, .. }
             | Operation::Scatter { output, input: Some(input), counts, .. } => {
-                self.check_in_place(("input", input), ("output", output), counts.as_deref(), rank)
+                self.check_in_place("input", input, "output", output, counts.as_deref(), rank)
             }
             Operation::AllToAll { output, input, .. } if Span::of(output).overlaps(&Span::of(input)) => {
                 let got = "an output that overlaps the input";
@@ -121,8 +121,10 @@ impl Operation {
     /// Checks that a rank's part, if it overlaps the whole, is exactly this rank's range of it.
     fn check_in_place(
         &self,
-        (whole_name, whole): (&str, &Tensor),
-        (part_name, part): (&str, &Tensor),
+        whole_name: &str,
+        whole: &Tensor,
+        part_name: &str,
+        part: &Tensor,
         counts: Option<&[usize]>,
         rank: usize,
     ) -> Result<()> {
@@ -197,7 +199,7 @@ impl Operation {
         };
         match (whole, counts) {
             (Some(whole), _) => {
-                self.check_parts((whole_name, whole), (part_name, part), counts, rank, world_size)
+                self.check_parts(whole_name, whole, part_name, part, counts, rank, world_size)
             }
             (None, Some(counts)) => {
                 self.check_counts(counts, world_size)?;
@@ -209,8 +211,10 @@ impl Operation {
 
     fn check_parts(
         &self,
-        (whole_name, whole): (&'static str, &Tensor),
-        (part_name, part): (&'static str, &Tensor),
+        whole_name: &'static str,
+        whole: &Tensor,
+        part_name: &'static str,
+        part: &Tensor,
         counts: Option<&[usize]>,
         rank: usize,
         world_size: usize,

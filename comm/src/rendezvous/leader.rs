@@ -68,7 +68,7 @@ pub(super) fn connect_group(
     let timeout_ms = milliseconds(until.saturating_duration_since(Instant::now()));
     let table = Table { session, timeout_ms, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
-    let lines = plan.open_data_connections(listener, (credentials, session), peers)?;
+    let lines = plan.open_data_connections(listener, credentials, session, peers)?;
     connect_all(plan, members, table, until)?;
     Ok(lines)
 }

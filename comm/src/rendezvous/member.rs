@@ -226,7 +226,7 @@ impl Leader<'_> {
             Instant::now().checked_add(time_limit).map_or(plan.deadline, |until| until.min(plan.deadline));
         let peers = self.peers(&table)?;
         let own_ip = peers[plan.config.rank].address.ip();
-        let opened = plan.open_data_connections(listener, (credentials, table.session), peers);
+        let opened = plan.open_data_connections(listener, credentials, table.session, peers);
         let lines = opened.map_err(|error| self.give_up(error))?;
         self.connect_to_previous(plan.config.rank - 1, &lines, until)?;
         self.wait_for_all()?;

@@ -154,7 +154,8 @@ impl MeetingParams<'_> {
     pub(super) fn open_data_connections(
         &self,
         listener: TcpListener,
-        (credentials, session): (&Credentials, [u8; 32]),
+        credentials: &Credentials,
+        session: [u8; 32],
         peers: Vec<PeerInfo>,
     ) -> Result<GroupConnections> {
         let own = self.config.rank;

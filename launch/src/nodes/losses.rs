@@ -124,7 +124,7 @@ impl Losses {
     }
 
     /// Stores the last lines of a rank's standard error with its failure, if that may become the reported cause.
-    pub(super) fn keep_last_lines(&mut self, (node, rank): (usize, usize), lines: &[String]) {
+    pub(super) fn keep_last_lines(&mut self, node: usize, rank: usize, lines: &[String]) {
         let all = self.fatal.iter_mut().chain(&mut self.last);
         for (_, failed) in all.filter(|(of, failed)| (*of, failed.failure.rank) == (node, rank)) {
             failed.failure.stderr_tail = lines.to_vec();

@@ -93,7 +93,8 @@ pub(super) struct Supervisor<'a> {
 
 impl<'a> Supervisor<'a> {
     pub(super) fn new(
-        (config, job): (&'a SpawnConfig, &'a Job),
+        config: &'a SpawnConfig,
+        job: &'a Job,
         workers: Workers,
         output: Output,
         inbox: &'a mut Inbox,

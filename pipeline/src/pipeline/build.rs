@@ -95,7 +95,7 @@ impl Pipeline {
         schedule: Schedule,
     ) -> Result<Self> {
         let mut pipeline =
-            Self::build(comm, (modules, builder), Some(example), Box::new(loss), config, schedule)?;
+            Self::build(comm, modules, builder, Some(example), Box::new(loss), config, schedule)?;
         pipeline.connect(example)?;
         Ok(pipeline)
     }
@@ -115,7 +115,7 @@ impl Pipeline {
         let stages_per_rank = config.stages_per_rank();
         let schedule =
             Schedule::of(config.schedule, comm.world_size(), stages_per_rank, config.micro_batches)?;
-        Self::build(comm, (modules, builder), None, Box::new(loss), config, schedule)
+        Self::build(comm, modules, builder, None, Box::new(loss), config, schedule)
     }
 
     /// Connects the ranks of a pipeline that was built without an example: `example` is a micro-batch of input, which
@@ -148,7 +148,8 @@ impl Pipeline {
 
     fn build(
         comm: Arc<dyn Communicator>,
-        (modules, builder): (&Modules, &dyn Fn(&VarMap) -> VarBuilder<'static>),
+        modules: &Modules,
+        builder: &dyn Fn(&VarMap) -> VarBuilder<'static>,
         example: Option<&Tensor>,
         loss: Loss,
         config: &PipelineConfig,
@@ -166,7 +167,7 @@ impl Pipeline {
         let device = example.map_or_else(|| builder(&VarMap::new()).device().clone(), |x| x.device().clone());
         let groups = Groups::new(comm.clone(), config);
         agreement::check(&groups, table, modules, config, example)?;
-        let costs = costs(&groups, modules, &config.split, (example, &device))?;
+        let costs = costs(&groups, modules, &config.split, example, &device)?;
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
@@ -210,7 +211,8 @@ fn costs(
     groups: &Groups,
     modules: &Modules,
     split: &Split,
-    (example, device): (Option<&Tensor>, &Device),
+    example: Option<&Tensor>,
+    device: &Device,
 ) -> Result<Vec<f64>> {
     let during = || Error::during("measuring modules");
     let dtype = example.map(Tensor::dtype).filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);

@@ -20,7 +20,7 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<SchedulerInfo>> {
     match Shell::find(env)? {
         Some(_) if world_size == 1 => return Ok(None),
         Some(Shell { sign, is_sure: true }) => {
-            return Err(refuse_shell(rank, (world_size_from, world_size), &sign));
+            return Err(refuse_shell(rank, world_size_from, world_size, &sign));
         }
         _ => {}
     }
@@ -94,7 +94,7 @@ impl Shell {
 
 /// Returns the error of a program that is started in an interactive shell whose step has several tasks: the other tasks
 /// would never come.
-fn refuse_shell(rank: usize, (from, tasks): (&str, usize), sign: &str) -> Error {
+fn refuse_shell(rank: usize, from: &str, tasks: usize, sign: &str) -> Error {
     let help = format!(
         "with {from}={tasks} this would be task {rank} of {tasks}, but {sign} says that it is an interactive shell, where \
          the others do not come: put srun before the command to start all of them, or env -u SLURM_PROCID to start ranks \

@@ -170,7 +170,7 @@ impl Serve {
             while let Some(ready) = self.wait(scope, &mut strangers) {
                 for listener in ready {
                     match listener.accept() {
-                        Ok((stream, from)) => self.admit(scope, &mut strangers, (stream, from)),
+                        Ok((stream, from)) => self.admit(scope, &mut strangers, stream, from),
                         Err(error) if is_momentary(&error) => {}
                         Err(error) => {
                             if complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
@@ -190,7 +190,8 @@ impl Serve {
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         strangers: &mut Unauthenticated,
-        (stream, from): (TcpStream, SocketAddr),
+        stream: TcpStream,
+        from: SocketAddr,
     ) {
         let Ok(wire) = HandshakeStream::new(stream, Some(self.stopped.clone())) else { return };
         let pending = PendingConnection { wire, from, since: Instant::now() };

@@ -55,11 +55,11 @@ fn limits_in(cgroup: &str, mountinfo: &str, read: impl Fn(&Path) -> Option<Strin
     let directories = directories(cgroup, mountinfo);
     let own = directories.iter().filter_map(|(directory, files)| {
         let file = directory.join(files.limit);
-        limit(read(&file)?.trim().parse().ok()?, file, (directory, files), &read)
+        limit(read(&file)?.trim().parse().ok()?, file, directory, files, &read)
     });
     let inherited = directories.iter().filter_map(|(directory, files)| {
         let file = directory.join(STAT);
-        limit(number(&read(&file)?, files.inherited?)?, file, (directory, files), &read)
+        limit(number(&read(&file)?, files.inherited?)?, file, directory, files, &read)
     });
     own.chain(inherited).collect()
 }
@@ -67,7 +67,8 @@ fn limits_in(cgroup: &str, mountinfo: &str, read: impl Fn(&Path) -> Option<Strin
 fn limit(
     bytes: u64,
     file: PathBuf,
-    (directory, files): (&Path, &Files),
+    directory: &Path,
+    files: &Files,
     read: impl Fn(&Path) -> Option<String>,
 ) -> Option<Limit> {
     let usage: u64 = read(&directory.join(files.usage))?.trim().parse().ok()?;

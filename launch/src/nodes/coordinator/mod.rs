@@ -83,7 +83,7 @@ impl Coordinator {
             NodeMessage::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
             NodeMessage::Failing { rank, status } => self.failing(node, rank, status),
             NodeMessage::LastLines { rank, lines } => {
-                self.losses.keep_last_lines((node, rank), &lines);
+                self.losses.keep_last_lines(node, rank, &lines);
                 Vec::new()
             }
             NodeMessage::Ended(ending) => self.ended(node, ending, now),
