@@ -22,7 +22,7 @@ pub struct SizeBounds {
 
 impl SizeBounds {
     /// Returns the bounds of an MLP with layers of these sizes.
-    pub(crate) fn of_layers(sizes: &[u64]) -> Self {
+    pub fn of_layers(sizes: &[u64]) -> Self {
         let product = |pair: &[u64]| pair.iter().map(|size| *size as f64).product::<f64>();
         let widths: f64 = sizes.iter().map(|size| *size as f64).sum();
         let parameters = sizes.windows(2).map(product).sum::<f64>() + widths;
@@ -30,7 +30,7 @@ impl SizeBounds {
     }
 
     /// Returns the bounds of a transformer.
-    pub(crate) fn of_transformer(sizes: &TransformerSizes) -> Self {
+    pub fn of_transformer(sizes: &TransformerSizes) -> Self {
         let &TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, .. } =
             sizes;
         let [vocabulary, d, heads, ff, layers, positions, length] =
