@@ -3,6 +3,9 @@
 use candle_core::{CpuStorage, Layout, Storage, Tensor, WithDType, bail};
 
 /// The elements of a contiguous tensor, from the storage and layout passed to a custom operation.
+///
+/// # Errors
+/// candle's, if it is not contiguous or of another dtype.
 pub fn dense<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [T]> {
     dense_part(T::cpu_storage_as_slice(storage)?, layout)
 }

@@ -12,6 +12,9 @@ pub fn knows(_: &Tensor) -> bool {
 }
 
 /// None have been found to be on such a device.
+///
+/// # Errors
+/// None.
 pub fn squares(_: &[Tensor]) -> Result<Vec<f64>> {
     Ok(vec![])
 }
@@ -40,5 +43,8 @@ absent! {
     pub(crate) fn swapped(&Tensor, [usize; 3]) -> Tensor;
     pub(crate) fn dropped(&Tensor, &DeviceMask) -> Tensor;
     /// One step of Adam in place.
+    ///
+    /// # Errors
+    /// Always.
     pub fn adam(&Var, &Tensor, [&Tensor; 2], [f32; 9]) -> ();
 }

@@ -155,6 +155,9 @@ pub(crate) fn dropped(x: &Tensor, mask: &DeviceMask) -> Result<Tensor> {
 }
 
 /// One step of an f32 parameter and its means, in place. `numbers` are the kernel's, in its order.
+///
+/// # Errors
+/// candle's, from the device.
 pub fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]) -> Result<()> {
     fn run<G: Number>(
         gradient: &Tensor,

@@ -228,6 +228,9 @@ pub(crate) fn cross_entropy(logits: &Tensor, targets: &Tensor, smoothing: f64, s
 }
 
 /// Returns the sum of the squares of each tensor, in f64. The host waits for the device once.
+///
+/// # Errors
+/// candle's, from the device.
 pub fn squares(tensors: &[Tensor]) -> Result<Vec<f64>> {
     fn run<T: Number>(x: &Tensor, device: &CudaDevice, sums: &mut CudaViewMut<'_, f64>) -> Result<()> {
         let (x_storage, layout) = x.storage_and_layout();
