@@ -70,7 +70,7 @@ impl<S: Sampler> BatchSampler<S> {
     }
 
     /// The inner sampler, to set its epoch or resume it.
-    pub fn sampler_mut(&mut self) -> &mut S {
+    pub(crate) fn sampler_mut(&mut self) -> &mut S {
         &mut self.sampler
     }
 }

@@ -73,7 +73,7 @@ impl Generator {
     }
 
     /// Draws a real number from 0 to 1 (exclusive), from 53 random bits.
-    pub fn next_f64(&mut self) -> f64 {
+    pub(crate) fn next_f64(&mut self) -> f64 {
         const BITS: u32 = 53;
         (self.next_u64() & ((1 << BITS) - 1)) as f64 / (1u64 << BITS) as f64
     }
@@ -110,7 +110,7 @@ impl Generator {
     /// # Errors
     ///
     /// As [`uniform`](Self::uniform); the slice and the generator are then unchanged.
-    pub fn fill_uniform(&mut self, out: &mut [f32], low: f64, high: f64) -> Result<(), SamplerError> {
+    pub(crate) fn fill_uniform(&mut self, out: &mut [f32], low: f64, high: f64) -> Result<(), SamplerError> {
         let (from, to) = (low as f32, high as f32);
         let width = to - from;
         if !(from.is_finite() && to.is_finite() && width.is_finite() && low <= high) {
@@ -145,7 +145,7 @@ impl Generator {
     }
 
     /// Draws a non-negative 63-bit integer: `torch.empty((), dtype=torch.int64).random_()`.
-    pub fn next_i63(&mut self) -> u64 {
+    pub(crate) fn next_i63(&mut self) -> u64 {
         self.next_u64() & (i64::MAX as u64)
     }
 }

@@ -88,7 +88,7 @@ impl GradSums {
     }
 
     /// The sum so far of the variable with this tensor id.
-    pub fn of_id(&self, id: TensorId) -> Option<&Tensor> {
+    pub(crate) fn of_id(&self, id: TensorId) -> Option<&Tensor> {
         self.sums[*self.places.get(&id)?].as_ref()
     }
 

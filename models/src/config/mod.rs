@@ -36,7 +36,7 @@ impl Family {
     pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gpt2];
 
     /// Returns the `model_type` of a configuration.
-    pub fn model_type(self) -> &'static str {
+    pub(crate) fn model_type(self) -> &'static str {
         match self {
             Self::Llama => "llama",
             Self::Mistral => "mistral",

@@ -75,11 +75,6 @@ impl LayerNorm {
         &self.bias
     }
 
-    /// The term added to the variance, which avoids a division by zero for a constant row.
-    pub fn eps(&self) -> f64 {
-        self.eps
-    }
-
     fn check(&self, x: &Tensor) -> Result<()> {
         check_parameter(NAME, ("weight", &self.weight), x)?;
         check_parameter(NAME, ("bias", &self.bias), x)

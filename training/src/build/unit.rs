@@ -89,12 +89,6 @@ impl<M> Unit<M> {
         self.module.as_deref()
     }
 
-    /// Whether backward recomputes it, wholly or its cheap operations
-    /// ([`Builder::recomputing`](super::Builder::recomputing)).
-    pub fn recomputes(&self) -> bool {
-        self.again.is_some()
-    }
-
     fn module_or_error(&self) -> Result<&Arc<M>> {
         match &self.module {
             Some(module) => Ok(module),
