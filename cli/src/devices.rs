@@ -81,7 +81,7 @@ mod with_cuda {
 
     use crate::console::note;
     use launch::machine::gpu_count;
-    use training::first_line;
+    use training::internal::first_line;
 
     const ALTERNATIVE: &str = "use --device cpu";
 
@@ -163,7 +163,7 @@ mod with_metal {
 
     use candle_core::Device;
 
-    use training::first_line;
+    use training::internal::first_line;
 
     pub(super) fn device() -> Result<Device, String> {
         static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();

@@ -41,7 +41,7 @@ pub fn remove_on_signal(file: &Path) {
 }
 
 fn remove_files() {
-    training::remove_drafts();
+    training::internal::remove_drafts();
     if let Ok(files) = FILES.try_lock() {
         files.iter().for_each(|file| drop(std::fs::remove_file(file)));
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use training::is_buffer;
+use training::internal::is_buffer;
 
 use crate::hook::{Hook, ReducerRef};
 use crate::parameter::Parameter;

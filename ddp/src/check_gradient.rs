@@ -3,7 +3,8 @@
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Operation, ReduceOp};
 use ops::Precision;
-use training::{CheckedLoss, CheckedPart, GradientCheck, GradientCheckConfig, check_gradient_of};
+use training::internal::{CheckedLoss, CheckedPart, check_gradient_of};
+use training::{GradientCheck, GradientCheckConfig};
 
 use crate::{Ddp, Error, Result};
 

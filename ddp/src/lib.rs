@@ -128,7 +128,7 @@ mod save;
 mod search;
 mod weights;
 
-use training::lock;
+use training::internal::lock;
 
 pub use comm::ParameterDifference;
 pub use comm_hook::{BucketHook, CommHook, GradBucket, GradSlot, PowerSgdConfig, Reduction};

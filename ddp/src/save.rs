@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use candle_core::{Tensor, Var};
-use training::{FileError, TensorFile, save_vars};
+use training::internal::save_vars;
+use training::{FileError, TensorFile};
 
 use crate::{Ddp, Error, Result};
 
 impl<M> Ddp<M> {
     /// Writes the parameters, buffers and integers to a safetensors file under the model's names (PyTorch's names if the model
     /// uses them). Must be called on every rank; rank 0 writes. The file appears complete or not at all: see
-    /// [`training::AtomicFile`].
+    /// [`training::internal::AtomicFile`].
     ///
     /// # Errors
     /// On rank 0, [`training::Error::File`] if the file cannot be written; on the other ranks then [`Error::PeerFile`]. The

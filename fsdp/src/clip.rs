@@ -5,7 +5,8 @@ use std::sync::Arc;
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use comm::{Communicator, first_of, global_norm};
-use training::{ScaledModel, clip_by_norm, first_not_finite, grad_norm};
+use training::internal::{clip_by_norm, first_not_finite};
+use training::{ScaledModel, grad_norm};
 
 use crate::model::Norm;
 use crate::{Error, Fsdp, Result};

@@ -113,7 +113,7 @@ mod unit;
 mod units;
 mod values;
 
-use training::lock;
+use training::internal::lock;
 
 pub use builder::UnitBuilder;
 pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};

@@ -9,7 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::Digest;
 use training::build::RangeReader;
-use training::is_buffer;
+use training::internal::is_buffer;
 
 use crate::built::{BuiltUnit, Model, Param, ParamIndex};
 use crate::hook::{CoreRef, parameter};

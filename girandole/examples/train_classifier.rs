@@ -22,9 +22,8 @@ use girandole::report::metrics::{MetricsWriter, StepDetails, Summary};
 use girandole::report::{Evaluation, Quantity, Report, RunSeries, RunState, now_rfc3339};
 use girandole::sampler::{DistributedSampler, DistributedSamplerConfig, Generator, Sampler, SharedGenerator};
 use girandole::trainer::{Decay, LearningRate};
-use girandole::training::{
-    Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, TorchInit, write_output,
-};
+use girandole::training::internal::write_output;
+use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, TorchInit};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use training::Runs;
+use training::internal::Runs;
 
 /// Some elements of a flattened tensor: the elements of `runs`, concatenated, of which `window` selects a range.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -109,12 +109,14 @@ impl Error {
             );
             return Err(Self::Format { path: folder.into(), problem });
         }
-        training::read_input(path).map_err(|error| match (error.kind(), path.parent(), path.file_name()) {
-            (ErrorKind::NotADirectory, Some(folder), Some(name)) => {
-                let problem = format!("it is a file: give the folder that has {}", name.display());
-                Self::Format { path: folder.into(), problem }
+        training::internal::read_input(path).map_err(|error| {
+            match (error.kind(), path.parent(), path.file_name()) {
+                (ErrorKind::NotADirectory, Some(folder), Some(name)) => {
+                    let problem = format!("it is a file: give the folder that has {}", name.display());
+                    Self::Format { path: folder.into(), problem }
+                }
+                _ => Self::io("read", missing.unwrap_or(path))(error),
             }
-            _ => Self::io("read", missing.unwrap_or(path))(error),
         })
     }
 }

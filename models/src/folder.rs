@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
-use training::TensorHeader;
+use training::internal::TensorHeader;
 
 use crate::files::{INDEX, SINGLE};
 use crate::finite;
@@ -227,7 +227,7 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
 
 /// Opens a safetensors file; returns it with its length and header.
 pub(crate) fn open(path: &Path) -> Result<(File, u64, TensorHeader)> {
-    header(path, training::open_input(path).map_err(unreadable(path))?)
+    header(path, training::internal::open_input(path).map_err(unreadable(path))?)
 }
 
 fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> Error {
@@ -250,7 +250,7 @@ fn is_lfs_pointer(file: &mut File) -> bool {
 pub(crate) fn header(path: &Path, mut file: File) -> Result<(File, u64, TensorHeader)> {
     let refuse = unreadable(path);
     let bytes = file.metadata().map_err(&refuse)?.len();
-    let found = training::tensor_header(&mut file, bytes);
+    let found = training::internal::tensor_header(&mut file, bytes);
     if found.is_err() && is_lfs_pointer(&mut file) {
         let problem =
             "it is a pointer of Git LFS in the place of the file: `git lfs pull` gets the file itself";

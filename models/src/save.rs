@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Tensor, Var};
 use serde_json::{Map, Value, json};
-use training::{TensorWriter, write_output};
+use training::internal::{TensorWriter, write_output};
 
 use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::MORE_TEMPLATES;

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use training::build::Builder;
-use training::lock;
+use training::internal::lock;
 
 use crate::{CausalLm, ModelConfig, Result};
 

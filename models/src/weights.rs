@@ -10,7 +10,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use sampler::Generator;
 use training::build::RangeReader;
-use training::lock;
+use training::internal::lock;
 
 use crate::error::TensorMismatches;
 use crate::files::ADAPTER_TENSORS;

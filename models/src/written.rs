@@ -6,7 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use training::write_output;
+use training::internal::write_output;
 
 use crate::digest::Hash;
 use crate::files::{ADAPTER_FILES, TOKENIZER_FILES, is_weight_file};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{Tensor, TensorId, Var};
 use comm::{BucketAverage, Communicator};
 use ops::DeferredGrads;
-use training::GradSums;
+use training::internal::GradSums;
 
 use crate::stage::Stage;
 use crate::{Action, ActionKind, Error, Result};

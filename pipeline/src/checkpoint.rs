@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor, Var};
 use comm::complete_together;
 use serde::{Deserialize, Serialize};
-use training::{Checkpoint, Checkpoints, Contents, FileHash, OPTIMIZER_KEY, OptimizerState, state_of_part};
+use training::internal::{OPTIMIZER_KEY, state_of_part};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
 use crate::groups::peer_failed;
 use crate::{Error, Pipeline, Result};

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId, Var};
 use comm::{Communicator, first_of, global_norm, parameter_difference};
-use training::{clip_by_norm, first_not_finite, grad_norm};
+use training::grad_norm;
+use training::internal::{clip_by_norm, first_not_finite};
 
 use crate::{Error, Pipeline, Result};
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use candle_core::{Tensor, Var};
 use ops::tape::scalar_with_gradient;
 use ops::{DeferredGrads, RowKeys, activation_bytes, backward, defer_weights};
-use training::GradSums;
+use training::internal::GradSums;
 
 use crate::average::Average;
 use crate::links::{Links, Spec};

@@ -9,7 +9,7 @@ use std::time::Instant;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, ModuleT, VarBuilder};
-use training::is_buffer;
+use training::internal::is_buffer;
 
 type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>>>;
 

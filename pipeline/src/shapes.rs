@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, broadcast_object};
-use training::is_buffer;
+use training::internal::is_buffer;
 
 use crate::links::Spec;
 use crate::stage::Stage;

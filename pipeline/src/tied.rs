@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
-use training::GradSums;
+use training::internal::GradSums;
 
 use crate::links::Spec;
 use crate::{Error, Result};

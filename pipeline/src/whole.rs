@@ -5,7 +5,8 @@ use std::path::Path;
 
 use candle_core::{DType, Tensor, Var};
 use comm::{Operation, all_gather_object};
-use training::{FileError, TensorFile, TensorWriter};
+use training::internal::TensorWriter;
+use training::{FileError, TensorFile};
 
 use crate::{Error, Pipeline, Result};
 
@@ -19,7 +20,7 @@ type Described = (String, DType, Vec<usize>);
 impl Pipeline {
     /// Writes the variables of all stages, buffers included, to one safetensors file under their names, which PyTorch can read
     /// if the model uses its names. Must be called on every rank; the first one writes. The file appears complete or not at
-    /// all: see [`training::AtomicFile`]. Tensor-parallel layers are refused: no rank holds the whole of them.
+    /// all: see [`training::internal::AtomicFile`]. Tensor-parallel layers are refused: no rank holds the whole of them.
     ///
     /// # Memory
     /// On the first rank, one variable at a time.

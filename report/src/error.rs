@@ -55,5 +55,5 @@ impl Error {
 /// Writes a page to a file, which then has either the whole page or its old content; a device or pipe gets the bytes
 /// directly.
 pub(crate) fn write_page(path: &Path, html: &str) -> Result<()> {
-    training::write_output(path, html.as_bytes()).map_err(|error| Error::write(path, error))
+    training::internal::write_output(path, html.as_bytes()).map_err(|error| Error::write(path, error))
 }

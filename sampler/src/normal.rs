@@ -49,7 +49,12 @@ impl Generator {
     /// # Errors
     ///
     /// As [`normal`](Self::normal); the slice and the generator are then unchanged.
-    pub(crate) fn fill_normal(&mut self, out: &mut [f32], mean: f64, deviation: f64) -> Result<(), SamplerError> {
+    pub(crate) fn fill_normal(
+        &mut self,
+        out: &mut [f32],
+        mean: f64,
+        deviation: f64,
+    ) -> Result<(), SamplerError> {
         if !((mean as f32).is_finite() && (deviation as f32).is_finite() && deviation >= 0.0) {
             let need = "give a finite mean and a finite deviation of 0 or more";
             return Err(SamplerError::Distribution { distribution: "normal", a: mean, b: deviation, need });

@@ -11,7 +11,8 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
 use training::build::RangeReader;
-use training::{Runs, TensorFile, TorchInit, lock};
+use training::internal::{Runs, lock};
+use training::{TensorFile, TorchInit};
 
 use crate::averaging::{Averaging, Weight};
 use crate::context::check_own_backward;

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use comm::{Communicator, complete_together};
 use serde::{Deserialize, Serialize};
-use training::{
-    Checkpoint, Checkpoints, Contents, FileHash, OPTIMIZER_KEY, OptimizerState, TensorFile, state_of_part,
-};
+use training::internal::{OPTIMIZER_KEY, state_of_part};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState, TensorFile};
 
 use crate::builder::slice_part;
 use crate::{Error, Parameter, Result, Split, TensorParallel};

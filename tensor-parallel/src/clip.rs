@@ -3,7 +3,8 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{first_of, global_norm, parameter_difference};
-use training::{clip_by_norm, first_not_finite, grad_norm};
+use training::grad_norm;
+use training::internal::{clip_by_norm, first_not_finite};
 
 use crate::{Error, Result, Split, TensorParallel};
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
+use training::AuditConfig;
 use training::build::in_whole_rows;
-use training::{AuditConfig, BackwardOwner, backward_owner};
+use training::internal::{BackwardOwner, backward_owner};
 
 use crate::split::rank_range;
 use crate::{Error, RandomStreams, Result};
@@ -177,7 +178,7 @@ struct AnyModel;
 
 /// Runs a backward pass as [`crate::TensorParallel`]'s own. If it panics, `panicked` is called.
 pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T, panicked: impl FnOnce()) -> T {
-    training::backward_of(&AnyModel, backward, panicked)
+    training::internal::backward_of(&AnyModel, backward, panicked)
 }
 
 /// Returns an error in a backward that is not the model's own.

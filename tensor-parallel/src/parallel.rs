@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
-use training::{AuditConfig, GradSums, lock};
+use training::AuditConfig;
+use training::internal::{GradSums, lock};
 
 use crate::averaging::{Averaging, add_held};
 use crate::context::own_backward;

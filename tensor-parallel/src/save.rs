@@ -5,7 +5,8 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation};
-use training::{TensorFile, TensorWriter};
+use training::TensorFile;
+use training::internal::TensorWriter;
 
 use crate::checkpoint::all_agree;
 use crate::source::read_ranges;

@@ -11,7 +11,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Mesh, Operation, ReduceOp};
 use training::build::RangeReader;
-use training::{Runs, lock};
+use training::internal::{Runs, lock};
 
 use crate::division::Division;
 use crate::source::RequestedDivision;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use training::Runs;
+use training::internal::Runs;
 
 use crate::{Error, Result};
 

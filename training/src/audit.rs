@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use candle_core::{Tensor, TensorId, Var};
+use ops::kernels::warn;
 
 use crate::{Error, GradientAudit, NoGradient, Result};
-use ops::kernels::warn;
 
 /// What a strategy does when parameters have no gradient on any rank after the first backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

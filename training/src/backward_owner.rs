@@ -1,9 +1,8 @@
 //! Which model's backward pass runs on this thread: for operations that give their gradients to a model instead of to candle.
 
+use ops::kernels::scoped;
 use std::any::TypeId;
 use std::cell::RefCell;
-
-use ops::kernels::scoped;
 
 thread_local! {
     /// Type and address of the model whose backward runs.
@@ -24,7 +23,7 @@ pub enum BackwardOwner {
 /// Runs a backward pass as that of `model`, so that [`backward_owner`] recognizes it. If it panics, `panicked` is called.
 ///
 /// ```
-/// use training::{BackwardOwner, backward_of, backward_owner};
+/// use training::internal::{BackwardOwner, backward_of, backward_owner};
 ///
 /// struct Model(u8);
 /// let (model, other) = (Model(1), Model(2));

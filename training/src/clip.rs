@@ -4,12 +4,7 @@ use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Storage, Tensor, Var};
-
-use ops::kernels;
-use ops::kernels::dense;
-use ops::kernels::sum;
-use ops::kernels::vectorized;
-use ops::kernels::{BLOCK, blocks_of_work};
+use ops::kernels::{self, BLOCK, blocks_of_work, dense, sum, vectorized};
 
 use crate::{Error, Result};
 
@@ -50,10 +45,7 @@ pub fn grad_norm(grads: &GradStore, vars: &[Var]) -> Result<f64> {
 
 /// Multiplies the gradients of these parameters by `factor`. The store gets new tensors; other references to the old
 /// ones do not change.
-///
-/// # Errors
-/// candle's.
-pub fn scale_grads(grads: &mut GradStore, vars: &[Var], factor: f64) -> Result<()> {
+pub(crate) fn scale_grads(grads: &mut GradStore, vars: &[Var], factor: f64) -> Result<()> {
     let mut seen = HashSet::new();
     for var in vars {
         if let Some(grad) = grads.get(var).filter(|_| seen.insert(var.id())) {
@@ -121,7 +113,7 @@ pub fn clip_grad_norm(grads: &mut GradStore, vars: &[Var], max_norm: f64) -> Res
 /// let weight = Var::new(&[3f64], &Device::Cpu)?;
 /// let mut grads = (weight.as_tensor().sqr()?.sum_all()? * 0.5)?.backward()?;
 /// // Another rank has the gradient 4.
-/// training::clip_by_norm(&mut grads, &[weight.clone()], 5.0, 1.0)?;
+/// training::internal::clip_by_norm(&mut grads, &[weight.clone()], 5.0, 1.0)?;
 /// assert!((training::grad_norm(&grads, &[weight])? - 0.6).abs() < 1e-6);
 /// # Ok::<(), training::Error>(())
 /// ```
@@ -141,7 +133,8 @@ pub fn clip_by_norm(grads: &mut GradStore, vars: &[Var], norm: f64, max_norm: f6
 /// ```
 /// use candle_core::{Device, Var};
 /// use candle_nn::Optimizer;
-/// use training::{Adam, AdamConfig, clip_factor, grad_norm};
+/// use training::internal::clip_factor;
+/// use training::{Adam, AdamConfig, grad_norm};
 ///
 /// let weight = Var::new(&[3f64, 4.], &Device::Cpu)?;
 /// let mut adam = Adam::new(vec![weight.clone()], AdamConfig::adamw())?;

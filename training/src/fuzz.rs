@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
 
-use crate::{TensorFile, tensor_header};
+use crate::TensorFile;
+use crate::file::tensor_header;
 
 /// Reads the bytes as they are, and again with a length before them that makes the bytes up to the first zero the header.
 pub fn fuzz_tensor_file(data: &[u8]) {

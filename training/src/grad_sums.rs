@@ -10,7 +10,7 @@ use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, TensorI
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use training::GradSums;
+/// use training::internal::GradSums;
 ///
 /// let weight = Var::new(&[1f32, 2.0], &Device::Cpu)?;
 /// let mut sums = GradSums::new([weight.clone()]);

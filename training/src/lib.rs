@@ -34,12 +34,10 @@
 //! - [`clip_grad_norm`] clips the gradients of a model that is replicated on every rank.
 //! - [`audit`] finds parameters that get no gradient, with the likely reason, and [`check_gradient`] gradients that backward
 //!   has lost a part of.
-//! - [`GradSums`] adds gradients of several backward passes in place.
-//! - [`tensor_header`] validates a safetensors header before any of its values are used; [`open_input`] opens regular
-//!   files only, and [`AtomicFile`] replaces a file only when the new one is complete.
 //! - [`build`] lets a model be written once for every parallel layout.
 //! - [`Checkpoints`] saves model, optimizer and sampler to disk; a checkpoint is complete or absent even after a
-//!   crash.
+//!   crash. [`TensorFile`] reads and [`save_tensors`] writes a file of tensors.
+//! - [`internal`] is what the strategies and commands share.
 #![deny(unsafe_code)]
 
 mod adam;
@@ -57,6 +55,7 @@ mod grad_sums;
 mod gradient_check;
 mod gradient_report;
 mod init;
+pub mod internal;
 mod lock;
 mod loss_scaler;
 mod low_bits;
@@ -72,31 +71,20 @@ mod tensor_file;
 
 pub use adam::{Adam, AdamConfig};
 pub use audit::{AuditConfig, OnMissingGradient, audit};
-pub use backward_owner::{BackwardOwner, backward_of, backward_owner};
 #[cfg(any(test, fuzzing))]
 pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
-pub use clip::{clip_by_norm, clip_factor, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
+pub use clip::{clip_grad_norm, grad_norm};
 pub use error::{Error, Fallback, Result};
-pub use file::{
-    AtomicFile, TensorHeader, TensorReader, TensorWriter, load_tensors, open_input, open_output, read_input,
-    read_tensor_file, remove_drafts, save_tensors, tensor_file_begin, tensor_header, write_output,
-    write_tensors,
-};
-pub use file_error::{FileError, first_line};
+pub use file::{load_tensors, save_tensors};
+pub use file_error::FileError;
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_tensor_file;
-pub use grad_sums::GradSums;
-pub use gradient_check::{CheckedLoss, CheckedPart, GradientCheckConfig, check_gradient, check_gradient_of};
+pub use gradient_check::{GradientCheckConfig, check_gradient};
 pub use gradient_report::{GradientCheck, LostGradient};
 pub use init::TorchInit;
-pub use lock::lock;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use missing_gradients::{GradientAudit, NoGradient};
-pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
-pub use state::{DeferredCopy, OptimizerState, is_buffer, named_vars};
-pub use state_of_part::{OPTIMIZER_KEY, state_of_part};
-pub use tensor_file::{
-    TensorFile, check_writable, is_count_of_batches, load_weights, save_vars, save_weights,
-};
+pub use state::{DeferredCopy, OptimizerState, named_vars};
+pub use tensor_file::{TensorFile, load_weights, save_weights};

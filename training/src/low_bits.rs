@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, DType, Device, Tensor, Var, bail};
 use half::{bf16, f16};
+use ops::kernels::{Narrow, vectorized};
 
 use crate::state::{DeferredCopy, on_host, state_dtype};
-use ops::kernels::Narrow;
-use ops::kernels::vectorized;
 
 /// Name of the state in a saved file, after the parameter's.
 pub(crate) const LOW_BITS: &str = "low_bits";

@@ -1,11 +1,10 @@
 //! Optimizer steps of parameters of 16 bits on a CPU: block by block in f32, so that no copy of a whole parameter is made.
 
 use candle_core::{CpuStorage, Layout, Result, bail};
+use ops::kernels::{BLOCK, dense, has_one_thread};
 use rayon::prelude::*;
 
 use crate::low_bits::Split;
-use ops::kernels::dense;
-use ops::kernels::{BLOCK, has_one_thread};
 
 /// Calls `step` with blocks of the parameter and of its gradient (of 16 bits, or f32), both in f32, and of the optimizer's
 /// state. `low` are the parameter's [`LowBits`](crate::low_bits::LowBits).

@@ -28,7 +28,7 @@ impl Runs {
     /// in order. Runs without such elements are omitted.
     ///
     /// ```
-    /// use training::Runs;
+    /// use training::internal::Runs;
     ///
     /// let runs = Runs { start: 2, len: 3, stride: 10, count: 4 };
     /// assert_eq!(runs.within(2..7).collect::<Vec<_>>(), [4..5, 12..15, 22..23]);

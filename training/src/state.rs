@@ -202,7 +202,7 @@ pub fn named_vars(vars: &VarMap) -> Vec<(String, Var)> {
 /// Whether a variable is one of `buffers` (state that is not trained), by the last component of its name.
 ///
 /// ```
-/// use training::is_buffer;
+/// use training::internal::is_buffer;
 ///
 /// let buffers = ["running_mean".to_string(), "running_var".into()];
 /// assert!(is_buffer(&buffers, "layers.0.running_mean") && is_buffer(&buffers, "running_var"));

@@ -86,7 +86,7 @@ fn write(scaling: &Scaling, out: &Path) -> Result<()> {
     let [html, json] = files(out);
     page::sheet(scaling, out).write(&html)?;
     let text = serde_json::to_string_pretty(scaling).map_err(std::io::Error::from);
-    text.and_then(|text| training::write_output(&json, text.as_bytes()))
+    text.and_then(|text| training::internal::write_output(&json, text.as_bytes()))
         .map_err(|error| FileError::write(&json, error))?;
     note(format_args!("{} and {} are written", html.display(), json.display()));
     Ok(())

@@ -34,7 +34,7 @@ impl CommonOptions {
         for path in [&self.metrics, &self.trace, &self.report].into_iter().flatten() {
             check_in_place(path)?;
         }
-        Ok(self.save.as_deref().map_or(Ok(()), training::check_writable)?)
+        Ok(self.save.as_deref().map_or(Ok(()), training::internal::check_writable)?)
     }
 
     /// Checks that no other run is writing the file of `--metrics`.
@@ -102,7 +102,7 @@ impl CommonOptions {
 /// # Errors
 /// It cannot, or is no regular file.
 pub(crate) fn check_input(path: &Path) -> Result<()> {
-    Ok(training::open_input(path).map(drop).map_err(|error| FileError::read(path, error))?)
+    Ok(training::internal::open_input(path).map(drop).map_err(|error| FileError::read(path, error))?)
 }
 
 /// Reads a UTF-8 text file.
@@ -110,7 +110,7 @@ pub(crate) fn check_input(path: &Path) -> Result<()> {
 /// # Errors
 /// A file that cannot be read, or is not text in UTF-8.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
-    let bytes = training::read_input(path).map_err(|error| FileError::read(path, error))?;
+    let bytes = training::internal::read_input(path).map_err(|error| FileError::read(path, error))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let problem = format!("it is no text in UTF-8 from byte {} on", error.utf8_error().valid_up_to());
         FileError::read(path, problem)

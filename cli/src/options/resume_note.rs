@@ -60,7 +60,7 @@ pub(super) fn write(dir: &Path, name: &str, note: &impl Serialize) -> Result<()>
 
 pub(super) fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<T>> {
     let path = dir.join(name);
-    match training::read_input(&path) {
+    match training::internal::read_input(&path) {
         // Content that is no valid note was not written by this job.
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),

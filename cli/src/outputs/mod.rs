@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use training::{FileError, lock};
+use training::FileError;
+use training::internal::lock;
 
 /// The folders that this process has made, outer ones first.
 static MADE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -18,7 +19,7 @@ pub fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
     match fs::metadata(path) {
         // A device or a pipe: opening it may have side effects.
         Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
-        _ => training::check_writable(path),
+        _ => training::internal::check_writable(path),
     }
 }
 
@@ -27,7 +28,7 @@ pub fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
 /// # Errors
 /// The reason why it cannot be written.
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> std::result::Result<(), FileError> {
-    training::write_output(path, bytes.as_ref()).map_err(|error| FileError::write(path, error))
+    training::internal::write_output(path, bytes.as_ref()).map_err(|error| FileError::write(path, error))
 }
 
 /// Checks whether files can be created in a folder, with an unnamed temporary file: invisible to other processes, and

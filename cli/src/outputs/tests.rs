@@ -26,7 +26,7 @@ fn ranks_that_look_together_do_not_disturb_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let (metrics, saved) = (folder.path().join("m.jsonl"), folder.path().join("w.safetensors"));
     at_once(|| check_in_place(&metrics));
-    at_once(|| training::check_writable(&saved));
+    at_once(|| training::internal::check_writable(&saved));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

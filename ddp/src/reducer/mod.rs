@@ -12,7 +12,7 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::Communicator;
-use training::{BackwardOwner, backward_of, backward_owner};
+use training::internal::{BackwardOwner, backward_of, backward_owner};
 
 use crate::buckets::{Buckets, Gradient};
 use crate::comm_hook::BucketHook;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Digest, Work};
-use training::{BackwardOwner, backward_of, backward_owner};
+use training::internal::{BackwardOwner, backward_of, backward_owner};
 
 use crate::built::{BuiltUnit, Model, Param};
 use crate::groups::Groups;

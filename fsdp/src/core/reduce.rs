@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
-use training::{BackwardOwner, backward_owner};
+use training::internal::{BackwardOwner, backward_owner};
 
 use super::{Core, State};
 use crate::built::{BuiltUnit, ParamIndex};

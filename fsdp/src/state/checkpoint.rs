@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
 use comm::complete_together;
-use training::{Checkpoint, Checkpoints, Contents, FileHash, OPTIMIZER_KEY, OptimizerState, state_of_part};
+use training::internal::{OPTIMIZER_KEY, state_of_part};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
 use super::load::peer_failed;
 use super::saved::{

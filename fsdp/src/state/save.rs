@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_core::Tensor;
-use training::TensorWriter;
+use training::internal::TensorWriter;
 
 use crate::{Error, Fsdp, Result};
 
@@ -12,7 +12,7 @@ impl<M> Fsdp<M> {
     /// model uses them). It can be loaded at any number of ranks, and into a model that is not sharded. Rank 0 writes; must
     /// be called on every rank.
     ///
-    /// The file appears complete or not at all: see [`training::AtomicFile`].
+    /// The file appears complete or not at all: see [`training::internal::AtomicFile`].
     ///
     /// # Memory
     /// On rank 0, one parameter at a time.

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
-use training::{Contents, OPTIMIZER_KEY, TensorFile};
+use training::internal::OPTIMIZER_KEY;
+use training::{Contents, TensorFile};
 
 use super::fits;
 use crate::built::BuiltUnit;

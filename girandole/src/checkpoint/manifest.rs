@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use training::{LossScalerState, Runs};
+use training::LossScalerState;
+use training::internal::Runs;
 
 use crate::region::Region;
 

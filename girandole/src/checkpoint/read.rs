@@ -10,7 +10,8 @@ use candle_nn::Init;
 use comm::{Communicator, all_gather_object};
 use serde_json::Value;
 use training::build::{Model, RangeReader};
-use training::{Contents, LossScalerState, OptimizerState, Runs};
+use training::internal::Runs;
+use training::{Contents, LossScalerState, OptimizerState};
 
 use super::manifest::{Manifest, OptimizerEntry, Part, model_key, optimizer_key};
 use super::source::Source;

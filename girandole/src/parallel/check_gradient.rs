@@ -4,7 +4,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use comm::{Operation, ReduceOp, all_gather_object};
 use ops::Precision;
 use training::build::Model;
-use training::{CheckedLoss, CheckedPart, GradientCheck, GradientCheckConfig, check_gradient_of};
+use training::internal::{CheckedLoss, CheckedPart, check_gradient_of};
+use training::{GradientCheck, GradientCheckConfig};
 
 use super::micro_batches::Prepared;
 use super::{Kind, Parallel, Step};

@@ -8,7 +8,8 @@ use ddp::DdpConfig;
 use fsdp::FsdpConfig;
 use pipeline::{ScheduleKind, Split};
 use training::build::Recompute;
-use training::{AuditConfig, LossScalerConfig, is_buffer};
+use training::internal::is_buffer;
+use training::{AuditConfig, LossScalerConfig};
 
 /// Decides by its name whether a parameter is trained.
 pub type IsTrained = Arc<dyn Fn(&str) -> bool + Send + Sync>;

@@ -25,7 +25,8 @@ use ddp::Ddp;
 use fsdp::Fsdp;
 use tensor_parallel::Shards;
 use training::build::Model;
-use training::{GradSums, LossScaler, LossScalerState, named_vars};
+use training::internal::GradSums;
+use training::{LossScaler, LossScalerState, named_vars};
 
 use crate::Layout;
 

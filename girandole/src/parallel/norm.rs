@@ -6,7 +6,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{TensorId, Var};
 use comm::{Communicator, first_of, global_norm};
 use training::build::Model;
-use training::{ScaledModel, clip_by_norm, first_not_finite, grad_norm};
+use training::internal::{clip_by_norm, first_not_finite};
+use training::{ScaledModel, grad_norm};
 
 use super::{Kind, Parallel};
 use crate::{Error, Result};

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use candle_core::Var;
-use training::Runs;
 use training::build::Model;
+use training::internal::Runs;
 
 use super::{Kind, Parallel};
 use crate::region::Region;

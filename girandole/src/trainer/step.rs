@@ -19,8 +19,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 use ops::backward;
+use training::LossScaler;
 use training::build::Model;
-use training::{GradSums, LossScaler, clip_factor};
+use training::internal::{GradSums, clip_factor};
 
 use super::first_gradients::CheckTime;
 use super::{StepReport, Trainer};

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use serde_json::{Map, Value};
-use training::{AtomicFile, write_output, write_tensors};
+use training::internal::{AtomicFile, write_output, write_tensors};
 
 use super::{Lora, LoraConfig};
 use crate::error::TensorMismatches;

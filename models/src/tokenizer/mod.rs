@@ -283,7 +283,7 @@ impl Tokenizer {
         let config = serde_json::json!({ "eos_token": end, "tokenizer_class": "PreTrainedTokenizerFast" });
         for (name, text) in [(FILE, text), (CONFIG, format!("{config:#}\n"))] {
             let path = folder.join(name);
-            training::write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
+            training::internal::write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
         }
         Ok(())
     }

@@ -169,7 +169,7 @@ fn is_tensors(path: &Path) -> Result<bool> {
     if is_standard(path) {
         return Ok(false);
     }
-    let file = training::open_input(path).map_err(Error::io("read", path))?;
+    let file = training::internal::open_input(path).map_err(Error::io("read", path))?;
     let mut begin = Vec::new();
     file.take(9).read_to_end(&mut begin).map_err(Error::io("read", path))?;
     let is_named = path.extension().is_some_and(|ending| ending == "safetensors");

@@ -72,7 +72,7 @@ impl Input {
     /// # Errors
     /// A file that cannot be read, is not a regular file, or is named as compressed and is not.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let file = if is_standard(path) { standard_input() } else { training::open_input(path) };
+        let file = if is_standard(path) { standard_input() } else { training::internal::open_input(path) };
         let file = Arc::new(file.map_err(Error::io("read", path))?);
         let size = file.metadata().map_err(Error::io("read", path))?.len();
         let mut begin = Vec::new();

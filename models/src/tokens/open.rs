@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use training::TensorHeader;
+use training::internal::TensorHeader;
 
 use crate::digest::Hash;
 use crate::{Error, Result, folder};

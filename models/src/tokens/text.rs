@@ -127,7 +127,7 @@ impl TextSource {
             let problem = "a table of Parquet, compressed again, cannot be read: decompress it".into();
             return Err(Error::Format { path: path.into(), problem });
         }
-        let file = training::open_input(path).map_err(Error::io("read", path))?;
+        let file = training::internal::open_input(path).map_err(Error::io("read", path))?;
         let names = field.as_deref().map_or(record::NAMES.to_vec(), |field| vec![field]);
         let table = super::parquet::Table::open(file, &names);
         let table = table.map_err(|problem| Error::Format { path: path.into(), problem })?;

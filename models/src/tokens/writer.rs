@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use training::AtomicFile;
+use training::internal::AtomicFile;
 
 use crate::digest::Hash;
 use crate::{Error, Result};

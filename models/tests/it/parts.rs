@@ -6,8 +6,8 @@ use crate::common::{FOLDERS, folder};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarMap};
 use models::{CausalLm, FolderConfig, Weights, save_folder};
-use training::Runs;
 use training::build::Builder;
+use training::internal::Runs;
 use training::named_vars;
 
 /// Ranges that ranks read: shards, parts of divided layers, shards of these, and the first elements together with a

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
-use training::is_buffer;
+use training::internal::is_buffer;
 
 use crate::average::completion_positions;
 use crate::first_audit::FirstAudit;

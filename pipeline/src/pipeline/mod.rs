@@ -12,7 +12,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::{Communicator, Stats};
 use ops::RowKeys;
-use training::GradSums;
+use training::internal::GradSums;
 
 use crate::average::Average;
 use crate::executor::{Run, State};

@@ -152,7 +152,8 @@ impl MetricsWriter {
     pub fn create(path: &Path) -> Result<Self> {
         let refuse = |error| Error::write(path, error);
         let earlier = PreservedLines::keep(path).map_err(refuse)?;
-        let new = training::open_output(path, File::options().write(true).create(true).truncate(true));
+        let new =
+            training::internal::open_output(path, File::options().write(true).create(true).truncate(true));
         let file = new.map_err(refuse)?;
         Ok(Self::new(path, file, earlier))
     }
@@ -185,7 +186,7 @@ impl MetricsWriter {
     /// # Errors
     /// [`Error::Write`] with the path and the system's reason.
     pub fn append(path: &Path) -> Result<Self> {
-        let file = training::open_output(path, File::options().append(true).create(true));
+        let file = training::internal::open_output(path, File::options().append(true).create(true));
         let file = file.map_err(|error| Error::write(path, error))?;
         Ok(Self::new(path, file, None))
     }

@@ -10,7 +10,7 @@ use std::thread::{self, ThreadId};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{BucketAverage, Communicator, autograd};
-use training::GradSums;
+use training::internal::GradSums;
 
 use crate::{Error, Parameter, Result};
 

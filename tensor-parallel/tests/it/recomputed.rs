@@ -13,7 +13,7 @@ use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, Context, Result, RowConfig, RowParallelLinear, ShardBuilder,
     TensorParallel, TensorParallelConfig, Weights, norm,
 };
-use training::GradSums;
+use training::internal::GradSums;
 
 const LAYERS: usize = 3;
 const WIDTH: usize = 4;

@@ -8,12 +8,11 @@ use std::collections::HashMap;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var, bail};
 use candle_nn::Optimizer;
+use ops::kernels;
 
 use crate::low_bits::{LOW_BITS, LowBits, is_narrow};
 use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
 use crate::state::{Buffer, DeferredCopy, state_dtype};
-use ops::kernels;
-
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Adam";
@@ -239,8 +238,8 @@ impl Adam {
         &self.config
     }
 
-    /// Steps with gradients multiplied by `scale`: equal to the bit to [`scale_grads`](crate::scale_grads) followed
-    /// by a step, without the extra pass over the gradients. For clipping ([`clip_factor`](crate::clip_factor)).
+    /// Steps with gradients multiplied by `scale`: equal to the bit to scaling them
+    /// before a step, without the extra pass over the gradients. For clipping ([`clip_factor`](crate::internal::clip_factor)).
     /// Gradients of f16 and bf16 are scaled in f32, without rounding in between.
     ///
     /// # Errors

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-
 use ops::LinearCrossEntropyConfig;
 
 /// How a linear layer is divided over tensor-parallel ranks.

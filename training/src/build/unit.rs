@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
+use ops::{recompute, recompute_cheap};
 
 use super::recompute::RecomputeMode;
-use ops::{recompute, recompute_cheap};
 
 /// A part of a model (a block, the embedding, the head) whose parameters are gathered or placed together.
 ///

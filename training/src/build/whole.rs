@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
+use ops::{LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_no_bias};
 
 use super::frozen::frozen;
 use super::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
-use ops::{LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_no_bias};
 
 /// Makes every layer whole, on every rank.
 #[derive(Debug, Clone, Copy, Default)]

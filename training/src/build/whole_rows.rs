@@ -1,8 +1,7 @@
 //! Forward passes without sequence parallelism.
 
-use std::cell::RefCell;
-
 use ops::kernels::scoped;
+use std::cell::RefCell;
 
 thread_local! {
     static IN_WHOLE_ROWS: RefCell<bool> = const { RefCell::new(false) };

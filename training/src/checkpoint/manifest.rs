@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::open_input;
+use crate::internal::open_input;
 
 pub(super) const FILE: &str = "checkpoint.json";
 

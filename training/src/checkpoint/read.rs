@@ -12,7 +12,8 @@ use super::manifest::{self, FileHash, Manifest};
 use super::write::{LATEST, tensors_file};
 use super::{Checkpoint, io, name, number, numbers};
 use crate::file::parent;
-use crate::{Error, Result, read_input, tensor_header};
+use crate::file::{read_input, tensor_header};
+use crate::{Error, Result};
 
 /// Contents of a checkpoint, without its tensors.
 #[derive(Debug, Clone)]

@@ -8,7 +8,8 @@ use candle_core::Tensor;
 
 use super::manifest::{self, FileHash, Manifest, is_name};
 use super::{Checkpoint, CheckpointConfig, Checkpoints, io, name, numbers};
-use crate::{Error, Result, write_tensors};
+use crate::file::write_tensors;
+use crate::{Error, Result};
 
 const UNFINISHED: &str = Checkpoints::UNFINISHED;
 pub(super) const LATEST: &str = "latest";

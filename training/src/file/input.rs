@@ -15,7 +15,7 @@ use std::path::Path;
 /// use std::path::Path;
 ///
 /// # let folder = tempfile::tempdir()?;
-/// let error = training::open_input(folder.path()).unwrap_err();
+/// let error = training::internal::open_input(folder.path()).unwrap_err();
 /// assert_eq!(error.to_string(), "it is a folder, and not a regular file");
 /// # Ok::<(), std::io::Error>(())
 /// ```

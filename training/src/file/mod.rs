@@ -16,7 +16,8 @@ use crate::{Error, Result};
 pub use input::{open_input, read_input};
 pub(crate) use output::parent;
 pub use output::{AtomicFile, open_output, remove_drafts, write_output};
-pub use parts::{TensorReader, TensorWriter};
+pub(crate) use parts::TensorReader;
+pub use parts::TensorWriter;
 
 /// Longest header that is read, the limit of safetensors itself.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -57,7 +58,7 @@ pub fn save_tensors<K: AsRef<str>>(path: &Path, tensors: &HashMap<K, Tensor>) ->
 ///
 /// let tensors = HashMap::from([("w", Tensor::ones(3, DType::F32, &Device::Cpu)?)]);
 /// let mut bytes = Vec::new();
-/// training::write_tensors(&mut bytes, &tensors, Some("pt"))?;
+/// training::internal::write_tensors(&mut bytes, &tensors, Some("pt"))?;
 /// let info = HashMap::from([("format".to_string(), "pt".to_string())]);
 /// assert_eq!(bytes, safetensors::serialize(&tensors, Some(info))?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -89,17 +90,7 @@ pub fn write_tensors<K: AsRef<str>>(
 
 /// Encodes the beginning of a safetensors file: length and header, after which the tensors' elements follow in this
 /// order. `format` is stored in the metadata for other programs: `pt` for PyTorch tensors.
-///
-/// # Errors
-/// [`ErrorKind::Other`] if the number of elements overflows.
-///
-/// ```
-/// let begin = training::tensor_file_begin([("w".to_string(), safetensors::Dtype::U8, vec![2])], None)?;
-/// let file = [&begin[..], b"ab"].concat();
-/// assert_eq!(training::tensor_header(&mut &file[..], file.len() as u64)?.data, begin.len() as u64);
-/// # Ok::<(), std::io::Error>(())
-/// ```
-pub fn tensor_file_begin(
+fn tensor_file_begin(
     tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>,
     format: Option<&str>,
 ) -> io::Result<Vec<u8>> {
@@ -139,10 +130,7 @@ pub fn load_tensors(path: &Path, device: &Device) -> Result<HashMap<String, Tens
 
 /// Reads the bytes of a safetensors file. The header is validated first, so that no more than that is read of other
 /// files.
-///
-/// # Errors
-/// Errors of [`open_input`] and [`tensor_header`].
-pub fn read_tensor_file(path: &Path) -> io::Result<Vec<u8>> {
+fn read_tensor_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = open_input(path)?;
     let len = file.metadata()?.len();
     tensor_header(&mut file, len)?;
@@ -175,9 +163,9 @@ pub struct TensorHeader {
 /// ```
 /// let header = r#"{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
 /// let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"ab"].concat();
-/// let found = training::tensor_header(&mut &file[..], file.len() as u64)?;
+/// let found = training::internal::tensor_header(&mut &file[..], file.len() as u64)?;
 /// assert_eq!((found.metadata.offset_keys(), &file[found.data as usize..]), (vec!["w".to_string()], &b"ab"[..]));
-/// let cut = training::tensor_header(&mut &file[..], 62).map(drop);
+/// let cut = training::internal::tensor_header(&mut &file[..], 62).map(drop);
 /// assert_eq!(cut.unwrap_err().to_string(), "it has 62 bytes, and by its header 63");
 /// # Ok::<(), std::io::Error>(())
 /// ```

@@ -11,22 +11,8 @@ use safetensors::tensor::{TensorInfo, View};
 use super::{AtomicFile, TensorHeader, open_input, tensor_file_begin, tensor_header};
 
 /// A safetensors file that is open for reading. Only its header is in memory.
-///
-/// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use training::{TensorReader, TensorWriter};
-///
-/// # let folder = tempfile::tempdir()?;
-/// # let path = folder.path().join("w.safetensors");
-/// let mut writer = TensorWriter::begin(&path, &[("w".into(), DType::U32, vec![2, 3])])?;
-/// writer.write(0, &Tensor::arange(0u32, 6, &Device::Cpu)?.reshape((2, 3))?)?;
-/// writer.finish()?;
-/// let mut reader = TensorReader::open(&path)?;
-/// assert_eq!(reader.read("w", &[0..1, 3..5])?.to_vec1::<u32>()?, [0, 3, 4]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
-pub struct TensorReader {
+pub(crate) struct TensorReader {
     file: File,
     header: TensorHeader,
 }
@@ -36,7 +22,7 @@ impl TensorReader {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidData`] if it is not a whole safetensors file; read errors.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let mut file = open_input(path)?;
         let bytes = file.metadata()?.len();
         let header = tensor_header(&mut file, bytes)?;
@@ -44,12 +30,12 @@ impl TensorReader {
     }
 
     /// Returns dtype and shape of a tensor.
-    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.header.metadata.info(name)
     }
 
     /// Returns the names of the tensors, sorted.
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         let mut names = self.header.metadata.offset_keys();
         names.sort();
         names
@@ -60,7 +46,7 @@ impl TensorReader {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a tensor or elements that the file does not have, or a dtype that candle does not
     /// have; read errors.
-    pub fn read(&mut self, name: &str, ranges: &[Range<usize>]) -> io::Result<Tensor> {
+    pub(crate) fn read(&mut self, name: &str, ranges: &[Range<usize>]) -> io::Result<Tensor> {
         let refuse = |problem: String| io::Error::new(ErrorKind::InvalidInput, problem);
         let Some(info) = self.header.metadata.info(name) else {
             return Err(refuse(format!("it has no tensor `{name}`")));
@@ -83,8 +69,20 @@ impl TensorReader {
     }
 }
 
-/// A safetensors file that is being written; it appears complete or not at all, see [`AtomicFile`]. See [`TensorReader`]
-/// for an example.
+/// A safetensors file that is being written; it appears complete or not at all, see [`AtomicFile`].
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use training::internal::TensorWriter;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("w.safetensors");
+/// let mut writer = TensorWriter::begin(&path, &[("w".into(), DType::U32, vec![2, 3])])?;
+/// writer.write(0, &Tensor::arange(0u32, 6, &Device::Cpu)?.reshape((2, 3))?)?;
+/// writer.finish()?;
+/// assert_eq!(training::load_tensors(&path, &Device::Cpu)?["w"].dims(), [2, 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct TensorWriter {
     file: BufWriter<AtomicFile>,

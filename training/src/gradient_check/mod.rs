@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
+use ops::Precision;
+use ops::kernels::warn;
 
 use crate::audit::is_frozen;
 use crate::{Error, GradientCheck, OnMissingGradient, Result};
-use ops::Precision;
-use ops::kernels::warn;
 
 use changes::Kept;
 use search::Search;

@@ -4,15 +4,12 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
+use ops::kernels::{BLOCK, Real, blocks, dense, vectorized};
 
 use super::SgdConfig;
 use crate::low_bits::LowBits;
 use crate::narrow::step_in_f32;
 use crate::state::Buffer;
-use ops::kernels::Real;
-use ops::kernels::dense;
-use ops::kernels::vectorized;
-use ops::kernels::{BLOCK, blocks};
 
 pub(super) fn step(
     var: &Var,

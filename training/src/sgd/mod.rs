@@ -120,8 +120,8 @@ impl Sgd {
         &self.config
     }
 
-    /// Steps with gradients multiplied by `scale`: equal to the bit to [`scale_grads`](crate::scale_grads) followed
-    /// by a step, without the extra pass over the gradients. For clipping ([`clip_factor`](crate::clip_factor)).
+    /// Steps with gradients multiplied by `scale`: equal to the bit to scaling them
+    /// before a step, without the extra pass over the gradients. For clipping ([`clip_factor`](crate::internal::clip_factor)).
     /// Gradients of f16 and bf16 are scaled in f32, without rounding in between.
     ///
     /// # Errors

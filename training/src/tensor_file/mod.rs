@@ -8,8 +8,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::file::{AtomicFile, TensorReader, write_tensors};
 use crate::file_error::{FileError, first_line};
-use crate::{AtomicFile, TensorReader, named_vars, write_tensors};
+use crate::named_vars;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use safetensors::tensor::{Dtype, TensorInfo};
@@ -294,20 +295,7 @@ fn describe_info(info: &TensorInfo) -> String {
 }
 
 /// Whether a tensor of a file is the counter of a PyTorch batch norm, which only those without a momentum use.
-///
-/// ```
-/// # let folder = tempfile::tempdir()?;
-/// # let path = folder.path().join("model.safetensors");
-/// use candle_core::{Device, Tensor};
-/// use training::{TensorReader, is_count_of_batches};
-///
-/// Tensor::new(5i64, &Device::Cpu)?.save_safetensors("norm.num_batches_tracked", &path)?;
-/// let reader = TensorReader::open(&path)?;
-/// let is_count = |name: &str| reader.info(name).is_some_and(|info| is_count_of_batches(name, info));
-/// assert!(is_count("norm.num_batches_tracked") && !is_count("norm.weight"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn is_count_of_batches(name: &str, info: &TensorInfo) -> bool {
+fn is_count_of_batches(name: &str, info: &TensorInfo) -> bool {
     name.rsplit('.').next() == Some("num_batches_tracked")
         && info.dtype == Dtype::I64
         && info.shape.is_empty()

@@ -3,7 +3,8 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
-use training::{Adam, AdamConfig, Sgd, SgdConfig, clip_by_norm, clip_factor, grad_norm};
+use training::internal::{clip_by_norm, clip_factor};
+use training::{Adam, AdamConfig, Sgd, SgdConfig, grad_norm};
 
 /// Numbers between -1 and 1.
 fn numbers(seed: u64, count: usize) -> Vec<f64> {

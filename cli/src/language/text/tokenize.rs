@@ -105,7 +105,7 @@ impl TokenizeOptions {
             }
             TextSource::open(path, self.field.as_deref())?;
         }
-        training::check_writable(&self.out)?;
+        training::internal::check_writable(&self.out)?;
         match (&self.save_tokenizer, self.tokenizer) {
             (Some(folder), _) => {
                 if let Some(file) = models::weights_in(folder) {

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use training::write_output;
+use training::internal::write_output;
 
 use super::{ChatTemplate, FILE, read, special_tokens};
 use crate::{Error, Result};

@@ -49,11 +49,11 @@ impl Drop for TempName {
     }
 }
 
-/// Removes this process's unfinished [`AtomicFile`](crate::AtomicFile)s that have temporary names: for a program that
+/// Removes this process's unfinished [`AtomicFile`](crate::internal::AtomicFile)s that have temporary names: for a program that
 /// is terminated by a signal.
 ///
 /// ```
-/// training::remove_drafts();
+/// training::internal::remove_drafts();
 /// ```
 pub fn remove_drafts() {
     // A thread that holds the lock may hang on a file system that does not respond, so this gives up after 100 ms.

@@ -24,7 +24,7 @@ mod draft;
 ///
 /// ```
 /// use std::io::Write;
-/// use training::AtomicFile;
+/// use training::internal::AtomicFile;
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("w");
@@ -228,8 +228,8 @@ mod locks {
 /// ```
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("page.html");
-/// training::write_output(&path, b"<html></html>")?;
-/// training::write_output("/dev/null".as_ref(), b"<html></html>")?;
+/// training::internal::write_output(&path, b"<html></html>")?;
+/// training::internal::write_output("/dev/null".as_ref(), b"<html></html>")?;
 /// assert_eq!(std::fs::read_dir(folder.path())?.count(), 1);
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -255,7 +255,7 @@ const READER_TIMEOUT: Duration = Duration::from_secs(10);
 /// use std::fs::File;
 /// use std::io::Write;
 ///
-/// let mut output = training::open_output("/dev/null".as_ref(), File::options().write(true))?;
+/// let mut output = training::internal::open_output("/dev/null".as_ref(), File::options().write(true))?;
 /// writeln!(output, "a line")?;
 /// # Ok::<(), std::io::Error>(())
 /// ```

@@ -41,7 +41,7 @@ pub(super) fn write_pictures(path: &Path, side: usize, pictures: &[Classified<'_
     encoder.set_color(png::ColorType::Rgb);
     let encoded = encoder.write_header().and_then(|mut writer| writer.write_image_data(&canvas.dots));
     encoded.map_err(|error| FileError::write(path, error))?;
-    training::write_output(path, &file).map_err(|error| FileError::write(path, error))
+    training::internal::write_output(path, &file).map_err(|error| FileError::write(path, error))
 }
 
 /// Width and height of a picture with its text and the gap to the next.

@@ -79,7 +79,7 @@ fn locate(dir: &Path) -> Result<PathBuf, FileError> {
 }
 
 fn append(path: &Path, pictures: &mut Pictures) -> Result<(), FileError> {
-    let bytes = training::read_input(path).map_err(|error| FileError::read(path, error))?;
+    let bytes = training::internal::read_input(path).map_err(|error| FileError::read(path, error))?;
     if bytes.is_empty() || !bytes.len().is_multiple_of(RECORD) {
         let len = bytes.len();
         let reason = format!("{len} bytes are no whole number of records of {RECORD} bytes; get it again");
