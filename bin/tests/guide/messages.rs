@@ -8,10 +8,11 @@ use crate::sources::code;
 use crate::texts::{first_text, rust_files};
 
 /// Source folders of all crates.
-pub(crate) const SOURCES: [&str; 14] = [
+pub(crate) const SOURCES: [&str; 15] = [
     "sampler/src",
     "comm/src",
     "launch/src",
+    "ops/src",
     "training/src",
     "ddp/src",
     "fsdp/src",

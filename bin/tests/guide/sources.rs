@@ -50,7 +50,7 @@ fn the_chapter_on_the_environment_has_every_variable() {
         "tensor-parallel",
         "pipeline",
         "models",
-        "tape",
+        "ops",
         "plan",
         "report",
         "girandole",
