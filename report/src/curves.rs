@@ -36,7 +36,8 @@ impl<'a> Curve<'a> {
     fn new(
         run: &'a RunSeries,
         (name, colour): (String, usize),
-        (values, most): (&[f32], usize),
+        values: &[f32],
+        most: usize,
         by_epoch: bool,
     ) -> Self {
         let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
@@ -124,7 +125,8 @@ impl Shown<'_> {
         });
         Hover::new(
             self.x_name(),
-            (&self.x_axis(), y),
+            &self.x_axis(),
+            y,
             self.curves.iter().map(Curve::hover).chain(dots).collect(),
         )
     }
@@ -149,7 +151,7 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
     let curves = runs
         .iter()
         .enumerate()
-        .map(|(number, run)| Curve::new(run, label(&runs, number), (&run.losses, MOST_POINTS), by_epoch));
+        .map(|(number, run)| Curve::new(run, label(&runs, number), &run.losses, MOST_POINTS, by_epoch));
     let dots = evaluations::of(&runs).iter().map(|evaluated| dots(evaluated, by_epoch)).collect();
     let shown = Shown { curves: curves.collect(), dots, by_epoch };
     let Some((low, high)) = shown.range(|bin| [bin.low, bin.high], |point| point.1) else { return Ok(None) };
@@ -190,7 +192,7 @@ pub(super) fn quantities(runs: &[RunSeries]) -> Result<Vec<Chart>> {
 fn quantity(runs: &[&RunSeries], by_epoch: bool, name: &str) -> Result<Option<Chart>> {
     let with = runs.iter().enumerate().filter_map(|(number, run)| {
         let found = run.quantities.iter().find(|quantity| quantity.name == name)?;
-        Some(Curve::new(run, label(runs, number), (&found.values, FEW_POINTS), by_epoch))
+        Some(Curve::new(run, label(runs, number), &found.values, FEW_POINTS, by_epoch))
     });
     let shown = Shown { curves: with.collect(), dots: Vec::new(), by_epoch };
     let Some((low, high)) = shown.range(|bin| [bin.low, bin.high], |point| point.1) else { return Ok(None) };
@@ -289,7 +291,7 @@ mod tests {
     use crate::Evaluation;
 
     fn places(run: &RunSeries, by_epoch: bool) -> (Vec<f64>, Vec<f64>) {
-        let curve = Curve::new(run, (String::new(), 0), (&run.losses, MOST_POINTS), by_epoch);
+        let curve = Curve::new(run, (String::new(), 0), &run.losses, MOST_POINTS, by_epoch);
         let evaluated = evaluations::of(&[run]);
         let dots = evaluated.iter().flat_map(|evaluated| dots(evaluated, by_epoch).points);
         (curve.bins().map(|bin| curve.x(bin)).collect(), dots.map(|point| point.0).collect())

@@ -24,7 +24,7 @@ pub(super) struct HoverCurve {
 }
 
 impl Hover {
-    pub(super) fn new(x_name: &str, (x, y): (&Axis, &Axis), mut curves: Vec<HoverCurve>) -> Self {
+    pub(super) fn new(x_name: &str, x: &Axis, y: &Axis, mut curves: Vec<HoverCurve>) -> Self {
         // Six digits are more than a plot shows, and keep the page small.
         let short = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
         for point in curves.iter_mut().flat_map(|curve| &mut curve.points) {

@@ -9,17 +9,21 @@ use crate::low_bits::Split;
 /// Calls `step` with blocks of the parameter and of its gradient (of 16 bits, or f32), both in f32, and of the optimizer's
 /// state. `low` are the parameter's [`LowBits`](crate::low_bits::LowBits).
 pub(crate) fn step_in_f32<const N: usize>(
-    (param, layout): (&mut CpuStorage, &Layout),
+    param: &mut CpuStorage,
+    layout: &Layout,
     low: Option<&mut CpuStorage>,
-    grad: (&CpuStorage, &Layout),
+    grad: &CpuStorage,
+    grad_layout: &Layout,
     states: [&mut [f32]; N],
     step: impl Fn(&mut [f32], &[f32], [&mut [f32]; N]) + Sync,
 ) -> Result<()> {
     let Some((start, end)) = layout.contiguous_offsets() else { bail!("the parameter is not contiguous") };
     match (param, low) {
-        (CpuStorage::F16(p), Some(CpuStorage::F16(low))) => run(&mut p[start..end], low, grad, states, step),
+        (CpuStorage::F16(p), Some(CpuStorage::F16(low))) => {
+            run(&mut p[start..end], low, grad, grad_layout, states, step)
+        }
         (CpuStorage::BF16(p), Some(CpuStorage::BF16(low))) => {
-            run(&mut p[start..end], low, grad, states, step)
+            run(&mut p[start..end], low, grad, grad_layout, states, step)
         }
         _ => bail!("parameter and optimizer state differ in dtype"),
     }
@@ -31,7 +35,8 @@ type Halves<'a, P> = (&'a mut [P], &'a mut [P]);
 fn run<P: Split, const N: usize>(
     param: &mut [P],
     low: &mut [P],
-    (grad, layout): (&CpuStorage, &Layout),
+    grad: &CpuStorage,
+    layout: &Layout,
     states: [&mut [f32]; N],
     step: impl Fn(&mut [f32], &[f32], [&mut [f32]; N]) + Sync,
 ) -> Result<()> {

@@ -120,7 +120,7 @@ impl<'a> RunLog<'a> {
     ) -> Result<()> {
         if let (Some(metrics), false) = (&mut self.metrics, self.muted) {
             match details {
-                Some(details) => metrics.step_with(self.run, (epoch, batch), loss, details)?,
+                Some(details) => metrics.step_with(self.run, epoch, batch, loss, details)?,
                 None => metrics.step(self.run, epoch, batch, loss)?,
             }
             if self.at_once {
@@ -217,7 +217,7 @@ impl<'a> RunLog<'a> {
     ) -> Result<()> {
         let Some(metrics) = &mut self.metrics else { return Ok(()) };
         match details {
-            Some(details) => metrics.step_with(self.run, (epoch, batch), loss, details)?,
+            Some(details) => metrics.step_with(self.run, epoch, batch, loss, details)?,
             None => metrics.step(self.run, epoch, batch, loss)?,
         }
         Ok(())

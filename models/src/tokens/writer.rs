@@ -100,7 +100,7 @@ impl TokenWriter {
     pub fn create(path: &Path, vocab_size: usize, end_of_text: Option<u32>) -> Result<Self> {
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         let output = AtomicFile::create(path).map(Output::Named).map_err(Error::io("write", path));
-        Self::begin((path, output), folder, vocab_size, end_of_text)
+        Self::begin(path, output, folder, vocab_size, end_of_text)
     }
 
     /// Begins an unnamed file in the folder for temporary files: it is deleted when the last process that has it open
@@ -109,11 +109,12 @@ impl TokenWriter {
         let folder = std::env::temp_dir();
         let output = tempfile::tempfile_in(&folder).map(Output::Unnamed);
         let output = output.map_err(Error::io("write in", &folder));
-        Ok(Self { is_unnamed: true, ..Self::begin((path, output), &folder, vocab_size, end_of_text)? })
+        Ok(Self { is_unnamed: true, ..Self::begin(path, output, &folder, vocab_size, end_of_text)? })
     }
 
     fn begin(
-        (path, output): (&Path, Result<Output>),
+        path: &Path,
+        output: Result<Output>,
         folder: &Path,
         vocab_size: usize,
         end_of_text: Option<u32>,

@@ -174,7 +174,8 @@ impl Windows {
 
     fn forward<T: WithDType>(
         &self,
-        (x, batch): (&[T], usize),
+        x: &[T],
+        batch: usize,
         weight: &[T],
         bias: &[T],
     ) -> candle_core::Result<Vec<T>> {
@@ -249,7 +250,8 @@ impl CustomOp3 for Windows {
         macro_rules! forward {
             ($variant:ident) => {
                 CpuStorage::$variant(self.forward(
-                    (dense(x, x_layout)?, shape.0),
+                    dense(x, x_layout)?,
+                    shape.0,
                     dense(weight, weight_layout)?,
                     dense(bias, bias_layout)?,
                 )?)

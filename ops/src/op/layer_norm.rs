@@ -76,8 +76,8 @@ impl LayerNorm {
     }
 
     fn check(&self, x: &Tensor) -> Result<()> {
-        check_parameter(NAME, ("weight", &self.weight), x)?;
-        check_parameter(NAME, ("bias", &self.bias), x)
+        check_parameter(NAME, "weight", &self.weight, x)?;
+        check_parameter(NAME, "bias", &self.bias, x)
     }
 }
 

@@ -60,7 +60,8 @@ fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
 /// Checks that a norm's parameter has one element for each column of `x`, and the same dtype.
 fn check_parameter(
     operation: &'static str,
-    (tensor, parameter): (&'static str, &Tensor),
+    tensor: &'static str,
+    parameter: &Tensor,
     x: &Tensor,
 ) -> Result<()> {
     if x.dims().last().is_none_or(|size| parameter.dims() != [*size]) {

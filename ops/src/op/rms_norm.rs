@@ -138,7 +138,7 @@ impl RmsNorm {
 
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        check_parameter(NAME, ("weight", &self.weight), x)?;
+        check_parameter(NAME, "weight", &self.weight, x)?;
         if cuda::knows(x) {
             return self.on_cuda(x);
         }

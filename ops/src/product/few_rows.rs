@@ -27,7 +27,7 @@ pub(super) fn few_rows<T: Narrow>(a: Matrix<'_, T>, lines: Matrix<'_, T>) -> Vec
     blocks_of_work([&mut sums], LINES * rows, lines.rows * depth, |at, [sums]| {
         let (mut part, mut lanes) = ([0.0; PART], [[0.0; LANES]; FEW]);
         for (sums, line) in sums.chunks_exact_mut(rows).zip(at / rows..) {
-            multiply_line(a, lines.row(line), sums, (&mut part, &mut lanes[..rows]));
+            multiply_line(a, lines.row(line), sums, &mut part, &mut lanes[..rows]);
         }
     });
     if rows == 1 {
@@ -44,7 +44,8 @@ fn multiply_line<T: Narrow>(
     a: Matrix<'_, f32>,
     line: &[T],
     sums: &mut [f32],
-    (part, lanes): (&mut [f32; PART], &mut [[f32; LANES]]),
+    part: &mut [f32; PART],
+    lanes: &mut [[f32; LANES]],
 ) {
     lanes.fill([0.0; LANES]);
     for (numbers, begin) in line.chunks(PART).zip((0..).step_by(PART)) {

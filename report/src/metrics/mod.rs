@@ -241,7 +241,8 @@ impl MetricsWriter {
     pub fn step_with(
         &mut self,
         run: Option<&str>,
-        (epoch, batch): (usize, usize),
+        epoch: usize,
+        batch: usize,
         loss: f32,
         details: &StepDetails,
     ) -> Result<()> {

@@ -76,7 +76,7 @@ impl Plot {
             colour: curve.colour % COLOURS.len(),
             points: points.clone(),
         };
-        let hover = Hover::new(&self.x_name, (&x, &y), curves.iter().map(of_curve).collect());
+        let hover = Hover::new(&self.x_name, &x, &y, curves.iter().map(of_curve).collect());
         let layout = Layout { size: SIZE, x, y, x_name: &self.x_name, y_name: &self.y_name, x_grid: true };
         let svg = draw(&self.title, layout, |frame| paint(frame, &curves))?;
         let legend = curves.iter().filter(|(_, points)| !points.is_empty());

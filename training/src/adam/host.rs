@@ -63,7 +63,7 @@ impl InplaceOp2 for Step<'_> {
             }
             (p @ (CpuStorage::F16(_) | CpuStorage::BF16(_)), CpuStorage::F32(m), CpuStorage::F32(v)) => {
                 let (means, low) = ([&mut m[..], &mut v[..]], low.as_deref_mut());
-                step_in_f32((p, param_layout), low, (grad, grad_layout), means, in_f32)?;
+                step_in_f32(p, param_layout, low, grad, grad_layout, means, in_f32)?;
             }
             _ => bail!("adam: parameter and means differ in dtype"),
         }

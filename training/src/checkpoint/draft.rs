@@ -69,7 +69,7 @@ impl Draft<'_> {
     /// # Errors
     /// [`crate::Error::Io`], [`crate::Error::InvalidName`], candle's.
     pub fn write(&self, name: &str, tensors: &HashMap<String, Tensor>) -> Result<FileHash> {
-        write::file(&self.checkpoints.config, self.number, (name, tensors), &|_| Ok(()))
+        write::file(&self.checkpoints.config, self.number, name, tensors, &|_| Ok(()))
     }
 
     /// Commits it as a checkpoint, makes it the latest, and returns its folder. `files` are the hashes of all files

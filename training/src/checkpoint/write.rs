@@ -42,7 +42,7 @@ pub(super) fn save(
     let number = begin(config, watch)?;
     let mut hashes = BTreeMap::new();
     for (name, tensors) in &checkpoint.tensors {
-        hashes.insert(name.clone(), file(config, number, (name, tensors), watch)?);
+        hashes.insert(name.clone(), file(config, number, name, tensors, watch)?);
     }
     commit(config, number, checkpoint, hashes, watch)
 }
@@ -62,7 +62,8 @@ pub(super) fn begin(config: &CheckpointConfig, watch: &dyn Fn(Change) -> Result<
 pub(super) fn file(
     config: &CheckpointConfig,
     number: u64,
-    (name, tensors): (&str, &HashMap<String, Tensor>),
+    name: &str,
+    tensors: &HashMap<String, Tensor>,
     watch: &dyn Fn(Change) -> Result<()>,
 ) -> Result<FileHash> {
     if !is_name(name) {

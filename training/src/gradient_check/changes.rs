@@ -86,7 +86,8 @@ impl Change {
     pub(super) fn new(
         part: &CheckedPart,
         ranges: &[Range<usize>],
-        (direction, distance): (Direction, f64),
+        direction: Direction,
+        distance: f64,
     ) -> candle_core::Result<Self> {
         let mut by = Vec::new();
         common(&part.elements, ranges, |own, element| by.push((own, direction.sign(element) * distance)));

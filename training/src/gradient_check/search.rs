@@ -91,7 +91,7 @@ impl<'a, L: CheckedLoss> Search<'a, L> {
         most_passes: usize,
     ) -> Result<Self, L::Error> {
         let described = parameters.iter().enumerate();
-        let described = described.map(|(index, (name, dims))| describe(loss, (index, name, dims), &parts));
+        let described = described.map(|(index, (name, dims))| describe(loss, index, name, dims, &parts));
         let parameters = described.collect::<Result<_, _>>()?;
         let mut search = Self { loss, parts, parameters, start: 0.0, noise: 0.0, passes: 0, most_passes };
         let (first, second) = (search.pass()?, search.pass()?);
@@ -183,9 +183,9 @@ impl<'a, L: CheckedLoss> Search<'a, L> {
             let Parameter { hash, row_len, size, .. } = &self.parameters[block.parameter];
             let ranges: Vec<_> =
                 block.rows.iter().map(|rows| rows.start * row_len..rows.end * row_len).collect();
-            let along = (Direction { hash: *hash, number }, distance * size);
+            let (direction, distance) = (Direction { hash: *hash, number }, distance * size);
             for part in self.parts.iter().filter(|part| part.parameter == block.parameter) {
-                let change = Change::new(part, &ranges, along).map_err(Error::from)?;
+                let change = Change::new(part, &ranges, direction, distance).map_err(Error::from)?;
                 if let Some(gradient) = part.gradient.as_ref().filter(|_| part.counts) {
                     predicted += change.predicted(gradient).map_err(Error::from)?;
                 }
@@ -241,7 +241,7 @@ impl<'a, L: CheckedLoss> Search<'a, L> {
                 continue;
             }
             let near = self.difference(blocks, distance / CLOSER, number)?.gap();
-            if is_part_of(near, far.gap()) && self.is_confirmed(blocks, (*distance, number), near)? {
+            if is_part_of(near, far.gap()) && self.is_confirmed(blocks, *distance, number, near)? {
                 return Ok(Verdict::Lost);
             }
             let usual = distance / CLOSER * usual;
@@ -258,7 +258,8 @@ impl<'a, L: CheckedLoss> Search<'a, L> {
     fn is_confirmed(
         &mut self,
         blocks: &[Block],
-        (distance, number): (f64, u64),
+        distance: f64,
+        number: u64,
         near: f64,
     ) -> Result<bool, L::Error> {
         if near.abs() >= CLOSER * CLEAR * self.noise {
@@ -348,7 +349,9 @@ impl Block {
 /// Sums up a parameter over all ranks.
 fn describe<L: CheckedLoss>(
     loss: &mut L,
-    (index, name, dims): (usize, &str, &[usize]),
+    index: usize,
+    name: &str,
+    dims: &[usize],
     parts: &[CheckedPart],
 ) -> Result<Parameter, L::Error> {
     let rows = dims.first().copied().unwrap_or(1);

@@ -11,7 +11,8 @@ pub(super) fn step(
     low: &mut LowBits,
     grad: &Tensor,
     direction: &mut Option<Buffer>,
-    (config, scale): (&SgdConfig, f64),
+    config: &SgdConfig,
+    scale: f64,
 ) -> Result<()> {
     let wide = state_dtype(var);
     // Detached: a direction that is part of a graph would keep every step's tensors alive.
@@ -63,8 +64,8 @@ mod tests {
                 let [mut la, mut lb] = [LowBits::None, LowBits::None];
                 for _ in 0..4 {
                     let grad = random()?;
-                    host::step(&a, &mut la, &grad, &mut da, (&config, 0.5))?;
-                    step(&b, &mut lb, &grad, &mut db, (&config, 0.5))?;
+                    host::step(&a, &mut la, &grad, &mut da, &config, 0.5)?;
+                    step(&b, &mut lb, &grad, &mut db, &config, 0.5)?;
                 }
                 let wide = |var: &Var| var.to_dtype(DType::F32);
                 let gap = (wide(&a)? - wide(&b)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
@@ -81,8 +82,8 @@ mod tests {
             let grad = Tensor::new(&[0.5f32, 0.25], &Device::Cpu)?.to_dtype(dtype)?;
             let config = SgdConfig { learning_rate: 0.5, momentum: 0.5, ..SgdConfig::default() };
             let (mut direction, mut low) = (None, LowBits::None);
-            step(&var, &mut low, &grad, &mut direction, (&config, 1.))?;
-            step(&var, &mut low, &grad, &mut direction, (&config, 1.))?;
+            step(&var, &mut low, &grad, &mut direction, &config, 1.)?;
+            step(&var, &mut low, &grad, &mut direction, &config, 1.)?;
             assert_eq!(var.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.375, -2.3125]);
         }
         Ok(())

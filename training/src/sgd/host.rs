@@ -16,7 +16,8 @@ pub(super) fn step(
     low: &mut LowBits,
     grad: &Tensor,
     direction: &mut Option<Buffer>,
-    (config, scale): (&SgdConfig, f64),
+    config: &SgdConfig,
+    scale: f64,
 ) -> Result<()> {
     let low = low.on_host(var)?;
     if config.momentum == 0. {
@@ -73,7 +74,6 @@ impl InplaceOp2 for Step<'_> {
         let (direction, low) = &mut *state;
         let plain = |p: &mut [f32], g: &[f32], []: [&mut [f32]; 0]| rule.plain(p, g);
         let momentum = |p: &mut [f32], g: &[f32], [b]: [&mut [f32]; 1]| rule.momentum(p, g, b);
-        let grad_of = (grad, grad_layout);
         let low = low.as_deref_mut();
         match (param, direction.as_deref_mut()) {
             (CpuStorage::F32(p), None) => rule.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
@@ -85,10 +85,10 @@ impl InplaceOp2 for Step<'_> {
                 rule.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
             }
             (p @ (CpuStorage::F16(_) | CpuStorage::BF16(_)), None) => {
-                step_in_f32((p, param_layout), low, grad_of, [], plain)?;
+                step_in_f32(p, param_layout, low, grad, grad_layout, [], plain)?;
             }
             (p @ (CpuStorage::F16(_) | CpuStorage::BF16(_)), Some(CpuStorage::F32(b))) => {
-                step_in_f32((p, param_layout), low, grad_of, [&mut b[..]], momentum)?;
+                step_in_f32(p, param_layout, low, grad, grad_layout, [&mut b[..]], momentum)?;
             }
             _ => bail!("sgd: parameter and direction differ in dtype"),
         }

@@ -148,9 +148,9 @@ impl Sgd {
             if let Some(grad) = grads.get(&slot.var) {
                 slot.check(NAME, grad)?;
                 if slot.steps_in_place() {
-                    host::step(&slot.var, &mut slot.low, grad, &mut slot.state, (&self.config, scale))?;
+                    host::step(&slot.var, &mut slot.low, grad, &mut slot.state, &self.config, scale)?;
                 } else {
-                    fallback::step(&slot.var, &mut slot.low, grad, &mut slot.state, (&self.config, scale))?;
+                    fallback::step(&slot.var, &mut slot.low, grad, &mut slot.state, &self.config, scale)?;
                 }
             }
         }

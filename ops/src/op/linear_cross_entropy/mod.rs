@@ -112,7 +112,7 @@ pub fn linear_cross_entropy(
     let chunk_rows = config.chunk_rows.unwrap_or(fit.max(1)).min(targets.len()).max(1);
     let smoothing = config.label_smoothing;
     if !x.device().is_cpu() {
-        return composed(&x, &weight, bias.as_ref(), &targets, (smoothing, chunk_rows));
+        return composed(&x, &weight, bias.as_ref(), &targets, smoothing, chunk_rows);
     }
     // The operation takes three inputs: an empty one stands for no bias.
     let bias = bias.map_or_else(|| Tensor::zeros(0, dtype, x.device()), Ok)?;
@@ -161,7 +161,8 @@ fn composed(
     weight: &Tensor,
     bias: Option<&Tensor>,
     targets: &Targets,
-    (smoothing, chunk_rows): (f64, usize),
+    smoothing: f64,
+    chunk_rows: usize,
 ) -> candle_core::Result<Tensor> {
     let (classes, width) = weight.dims2()?;
     let rows = x.reshape((targets.len(), width))?;

@@ -15,8 +15,8 @@ fn composed_equals_fused() -> candle_core::Result<()> {
         let config = LinearCrossEntropyConfig { label_smoothing, chunk_rows, ..Default::default() };
         let fused = linear_cross_entropy(&x, &weight, Some(&bias), &targets, &config)?;
         let found = classes(NAME, &x, 7, &targets, Some(-100))?;
-        let rows = (label_smoothing, chunk_rows.unwrap_or(6));
-        let composed = composed(&x, &weight, Some(&bias), &found, rows)?;
+        let chunk_rows = chunk_rows.unwrap_or(6);
+        let composed = composed(&x, &weight, Some(&bias), &found, label_smoothing, chunk_rows)?;
         let loss = |loss: &Tensor| loss * 2.0;
         assert_agree([fused, composed], loss, &[&x, &weight, &bias], 1e-13, &format!("{config:?}"))?;
     }
@@ -33,7 +33,7 @@ fn a_class_that_cannot_be_counts_nothing() -> candle_core::Result<()> {
     let found = classes(NAME, &x, 3, &targets, None)?;
     let config = LinearCrossEntropyConfig::default();
     let fused = linear_cross_entropy(&x, &weight, Some(&bias), &targets, &config)?;
-    for loss in [fused, composed(&x, &weight, Some(&bias), &found, (0.0, 1))?] {
+    for loss in [fused, composed(&x, &weight, Some(&bias), &found, 0.0, 1)?] {
         assert!((loss.to_scalar::<f64>()? - 2f64.ln()).abs() < 1e-12, "{loss}");
     }
     Ok(())

@@ -132,7 +132,7 @@ impl Bf16Product {
                         let right = right.part(column..column + COLUMNS, depths.clone());
                         let right = self.packed(right, of_b, &mut of_right);
                         // SAFETY: the first iteration writes all blocks, unless `out` was initialized before.
-                        unsafe { self.blocks(out, (n, column), [left, right], DEPTHS.min(k - depth), add) };
+                        unsafe { self.blocks(out, n, column, [left, right], DEPTHS.min(k - depth), add) };
                     }
                     add = true;
                 }
@@ -173,7 +173,8 @@ impl Bf16Product {
     unsafe fn blocks(
         self,
         out: &mut [MaybeUninit<f32>],
-        (stride, column): (usize, usize),
+        stride: usize,
+        column: usize,
         operands: [&[Tile]; 2],
         depths: usize,
         add: bool,
@@ -185,7 +186,7 @@ impl Bf16Product {
             for (out, left) in out.chunks_mut(WIDTH * stride).zip(left.chunks_exact(panel)) {
                 for (right, column) in right.chunks_exact(panel).zip((column..).step_by(WIDTH)) {
                     // SAFETY: the caller guarantees `out`.
-                    unsafe { sums.block(out, (stride, column), [left, right], add) };
+                    unsafe { sums.block(out, stride, column, [left, right], add) };
                 }
             }
         };
@@ -220,7 +221,8 @@ impl KernelState {
     unsafe fn block(
         &mut self,
         out: &mut [MaybeUninit<f32>],
-        (stride, column): (usize, usize),
+        stride: usize,
+        column: usize,
         panels: [&[Tile]; 2],
         add: bool,
     ) {
