@@ -13,9 +13,8 @@ use tensor_parallel::{Shards, TensorParallelConfig, Weights};
 use training::build::{Builder, Model, RangeReader, Recompute, UnitPlace, UnitSource};
 use training::{LossScaler, OnMissingGradient};
 
-use super::last_unit::{PassedOn, WithoutLastUnit};
 use super::norm::tie_roots;
-use super::stages::Stages;
+use super::stages::{PassedOn, Stages, WithoutLastUnit};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig, Remake};
 use crate::{Error, Layout, Result};
@@ -45,7 +44,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     ) -> Result<Self> {
         let weights = weights.into();
         let again = weights_of_untrained(&weights, config);
-        Self::build(comm, layout, &weights, config, (Arc::new(build), again))
+        Self::build(comm, layout, &weights, config, Arc::new(build), again)
     }
 
     /// Like [`new`](Self::new), on a rank that joins a running job: a [`Trainer::joining`](crate::trainer::Trainer::joining)
@@ -74,11 +73,12 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         layout: &Layout,
         weights: &Weights,
         config: &ParallelConfig,
-        (build, again): (Build<M>, Weights),
+        build: Build<M>,
+        again: Weights,
     ) -> Result<Self> {
-        let source = (build.clone(), again);
+        let source = build.clone();
         let remake: Remake<M> = Arc::new(move |comm, layout, config| {
-            Self::build(comm, layout, &undrawn(&source.1), config, source.clone())
+            Self::build(comm, layout, &undrawn(&again), config, source.clone(), again.clone())
         });
         if config.micro_batches == 0 {
             return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
@@ -121,7 +121,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             config.is_trained =
                 Some(Arc::new(move |name| is_trained(roots.get(name).map_or(name, String::as_str))));
         }
-        let model = make(layout, (&mesh, &data), &shards, &config, &ties, move |builder| build(builder))?;
+        let model = make(layout, &mesh, &data, &shards, &config, &ties, move |builder| build(builder))?;
         let mut parallel = Self {
             layout: *layout,
             mesh,
@@ -159,7 +159,8 @@ fn undrawn(weights: &Weights) -> Weights {
 
 fn make<M: Model + Send + Sync + 'static>(
     layout: &Layout,
-    (mesh, data): (&Mesh, &Arc<dyn Communicator>),
+    mesh: &Mesh,
+    data: &Arc<dyn Communicator>,
     shards: &Shards,
     config: &ParallelConfig,
     ties: &[(String, String)],
@@ -175,7 +176,7 @@ fn make<M: Model + Send + Sync + 'static>(
         let modules = Modules::of_units(build)?.buffers(&buffers);
         // Tied parameters start with equal values; those that are not trained keep them, and need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
-        let stages = Stages::new((mesh, data), shards, config, &ties, &modules, passed_on)?;
+        let stages = Stages::new(mesh, data, shards, config, &ties, &modules, passed_on)?;
         return Ok(Kind::Stages(Box::new(stages)));
     }
     if layout.shard > 1 {

@@ -5,8 +5,6 @@ mod check_gradient;
 mod config;
 mod elastic;
 mod flat_shards;
-mod forward;
-mod last_unit;
 mod micro_batches;
 mod norm;
 mod pieces;
@@ -31,9 +29,9 @@ use training::{LossScaler, LossScalerState, named_vars};
 use crate::Layout;
 
 pub use config::{IsTrained, ParallelConfig};
-pub use forward::StagesForward;
 pub(crate) use micro_batches::{MicroBatch, Prepared};
 pub use pieces::Piece;
+pub use stages::StagesForward;
 
 use stages::Stages;
 

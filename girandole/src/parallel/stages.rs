@@ -3,19 +3,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
+use candle_core::{Module, Tensor, Var, bail};
 use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
 use ops::RowKeys;
 use pipeline::{Modules, Pipeline, PipelineConfig};
 use tensor_parallel::Shards;
-use training::build::{Model, whole_rows};
+use training::build::{Model, Units, whole_rows};
 
-use super::ParallelConfig;
 use super::flat_shards::FlatShards;
-use super::last_unit::PassedOn;
 use super::micro_batches::{number, weighted, zero_loss};
 use super::trained::trained;
+use super::{Kind, Parallel, ParallelConfig};
 use crate::Result;
 
 /// Computes the output of the last unit from its input.
@@ -56,7 +55,8 @@ impl Sums {
 
 impl Stages {
     pub(super) fn new<M: Model + Send + Sync + 'static>(
-        (mesh, data): (&Mesh, &Arc<dyn Communicator>),
+        mesh: &Mesh,
+        data: &Arc<dyn Communicator>,
         shards: &Shards,
         config: &ParallelConfig,
         ties: &[(String, String)],
@@ -184,5 +184,117 @@ impl Stages {
 
     fn sums(&self) -> std::sync::MutexGuard<'_, Sums> {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A model in stages. In place of its last unit it has one that passes its input on to the loss, and the model with it.
+pub(super) struct WithoutLastUnit<M> {
+    model: Arc<M>,
+    last: PassOn<M>,
+}
+
+/// What the last stage passes on to the loss: the model that has the last unit.
+pub(super) struct PassedOn<M>(Arc<Mutex<Option<Arc<M>>>>);
+
+struct PassOn<M> {
+    model: Arc<M>,
+    to: PassedOn<M>,
+}
+
+impl<M> WithoutLastUnit<M> {
+    pub(super) fn new(model: M, to: PassedOn<M>) -> Self {
+        let model = Arc::new(model);
+        Self { last: PassOn { model: model.clone(), to }, model }
+    }
+}
+
+impl<M: Model> Units for WithoutLastUnit<M> {
+    fn units(&self) -> Vec<&dyn Module> {
+        let mut units = self.model.units();
+        if let Some(last) = units.last_mut() {
+            *last = &self.last;
+        }
+        units
+    }
+}
+
+impl<M> Module for PassOn<M> {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        *self.to.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.model.clone());
+        Ok(x.clone())
+    }
+}
+
+impl<M> PassedOn<M> {
+    /// Returns the model whose last unit was to run last.
+    ///
+    /// # Errors
+    /// No last unit was to run: the last stage is another rank's.
+    pub(super) fn model(&self) -> candle_core::Result<Arc<M>> {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(model) => Ok(model.clone()),
+            None => bail!("the last unit is not in this process: it belongs to another stage"),
+        }
+    }
+}
+
+impl<M> Default for PassedOn<M> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<M> Clone for PassedOn<M> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+/// The stages of a pipeline with their current parameters, until the next step: see [`Parallel::stages`].
+pub struct StagesForward<'a>(&'a mut Stages);
+
+impl<M: Model> Parallel<M> {
+    /// Returns the stages of a pipeline, for forward passes on all ranks together, in place of
+    /// [`model`](Parallel::model); `None` without `pp`. Call on every rank.
+    ///
+    /// # Cost
+    /// With `shard`, the parameters that an optimizer has changed are gathered.
+    ///
+    /// # Errors
+    /// The cause, if an earlier call failed; failures of communication.
+    pub fn stages(&mut self) -> Result<Option<StagesForward<'_>>> {
+        self.check()?;
+        match &mut self.model {
+            Kind::Stages(stages) => {
+                stages.gather()?;
+                Ok(Some(StagesForward(stages)))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl StagesForward<'_> {
+    /// Computes the model's output for an input, without backward. Returns the same on every rank. Call on every rank
+    /// with the same input. `last` is applied to the output on the last stage before it is sent to all ranks: it may
+    /// select the part that is needed.
+    ///
+    /// # Cost
+    /// Stages compute one after the other; the output of each is broadcast along `pp`.
+    ///
+    /// # Errors
+    /// Errors of a stage, on every rank; failures of communication. No step is possible afterwards.
+    pub fn forward(
+        &mut self,
+        input: &Tensor,
+        last: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        self.0.forward(input, last)
+    }
+}
+
+impl std::fmt::Debug for StagesForward<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StagesForward")
     }
 }
