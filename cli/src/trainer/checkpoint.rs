@@ -11,7 +11,7 @@ use crate::options::{CheckpointOptions, with_fallback_hint};
 use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 
-use super::keeper::INIT;
+use super::schedule::INIT;
 use super::{CheckpointForm, CheckpointSchedule, Observer, Position, RunIdentity, Source, Strategy, Trainer};
 
 const LOG: &str = "log";
@@ -67,14 +67,14 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         log: Option<&mut RunLog<'_>>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let Some(keeper) = self.keeper.take() else { return Ok(()) };
+        let Some(schedule) = self.schedule.take() else { return Ok(()) };
         let _span = tracing::info_span!("checkpoint").entered();
-        let checkpoint = self.snapshot(&keeper.run, taken, log, observer)?;
+        let checkpoint = self.snapshot(&schedule.run, taken, log, observer)?;
         match self.strategy.kept() {
-            CheckpointForm::Parts(model) => model.save(&keeper.checkpoints, checkpoint)?,
-            _ => drop(keeper.checkpoints.save(&checkpoint)?),
+            CheckpointForm::Parts(model) => model.save(&schedule.checkpoints, checkpoint)?,
+            _ => drop(schedule.checkpoints.save(&checkpoint)?),
         }
-        self.keeper = Some(CheckpointSchedule { kept: Some(self.at.step), ..keeper });
+        self.schedule = Some(CheckpointSchedule { last: Some(self.at.step), ..schedule });
         Ok(())
     }
 
@@ -149,7 +149,7 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
         agree_on_command(&run.command, &contents.extra, options)?;
         let Extra { run: saved, batch, .. } = Extra::of(&contents.extra)?;
         let at = Position { epoch: contents.epoch as usize, batch, step: contents.step as usize };
-        check_options(run, (&saved, at), options)?;
+        check_options(run, &saved, at, options)?;
     }
     Ok(found)
 }
@@ -190,7 +190,8 @@ pub fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -
 /// Rejects a checkpoint of another run, and one beyond the end of this run.
 fn check_options(
     own: &RunIdentity,
-    (saved, at): (&RunIdentity, Position),
+    saved: &RunIdentity,
+    at: Position,
     options: &CheckpointOptions,
 ) -> Result<()> {
     let dir = options.dir().display();

@@ -3,11 +3,11 @@
 mod checkpoint;
 mod data_parallel;
 mod divided;
-mod keeper;
 mod newcomer;
 mod observer;
 mod random;
 mod run;
+mod schedule;
 mod sharded;
 mod share;
 mod source;
@@ -28,11 +28,11 @@ pub use checkpoint::{Saved, agree_on_command, first_choice};
 pub(crate) use checkpoint::{checkpoint_mismatch, find};
 pub use data_parallel::{DataParallel, SingleProcess};
 pub use divided::Divided;
-pub use keeper::{CheckpointSchedule, RunEnd, RunIdentity};
 pub(crate) use newcomer::restart_before_first_step;
 pub use observer::{Epoch, Losses, Means, Observer, Step};
 pub use random::StepRandom;
 pub use run::{Find, MakePage, RunConfig, RunResult};
+pub use schedule::{CheckpointSchedule, RunEnd, RunIdentity};
 pub use sharded::Sharded;
 pub use source::{Epochs, Loader, sampler_state};
 pub use staged::Staged;
@@ -92,15 +92,15 @@ pub struct Trainer<S, D> {
     at: Position,
     /// Where this run ends.
     end: RunEnd,
-    keeper: Option<CheckpointSchedule>,
+    schedule: Option<CheckpointSchedule>,
     /// Samples that this rank has taken in completed steps, since the epoch began or was resumed.
     taken: usize,
     /// Total number of batches of the epoch on this rank.
     steps: usize,
     /// Number of steps that have certainly been logged, by this rank or an earlier reporter.
-    told: usize,
+    logged: usize,
     /// Checks for newcomers; `None` if none can join.
-    door: Option<NewcomerCheck>,
+    newcomers: Option<NewcomerCheck>,
     /// Asks whether the run is to stop early, and the folder of its checkpoints; `None` if it never does.
     stop: Option<(StopCheck, PathBuf)>,
 }
@@ -109,7 +109,18 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Creates a trainer at the beginning of its run.
     pub fn new(strategy: S, source: D) -> Self {
         let (at, end) = (Position::default(), RunEnd::Steps(0));
-        Self { strategy, source, at, end, keeper: None, taken: 0, steps: 0, told: 0, door: None, stop: None }
+        Self {
+            strategy,
+            source,
+            at,
+            end,
+            schedule: None,
+            taken: 0,
+            steps: 0,
+            logged: 0,
+            newcomers: None,
+            stop: None,
+        }
     }
 
     /// Returns the strategy, which holds the model.
@@ -129,8 +140,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Enables checkpoints: call it on every rank if each saves a part, else on one rank only. In that case, buffers
     /// that differ between ranks (running statistics) all become those of the writing rank after a resume.
-    pub fn keep_checkpoints(&mut self, keeper: CheckpointSchedule) {
-        self.keeper = Some(keeper);
+    pub fn keep_checkpoints(&mut self, schedule: CheckpointSchedule) {
+        self.schedule = Some(schedule);
     }
 
     /// Trains on the remaining batches of the epoch.
@@ -167,7 +178,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let Some((check, dir)) = &mut self.stop else { return Ok(()) };
         let (Some(Stop { signal, leaves }), dir) = (check.decide()?, dir.clone()) else { return Ok(()) };
         let step = self.at.step;
-        if step > 0 && self.keeper.as_ref().is_some_and(|keeper| !keeper.is_saved(step)) {
+        if step > 0 && self.schedule.as_ref().is_some_and(|schedule| !schedule.is_saved(step)) {
             self.save(self.taken, log, observer)?;
         }
         // A launcher may end all ranks when the first one ends: by then all files must be complete.
@@ -179,7 +190,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     fn end_epoch(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
         let (epoch, steps) = (self.at.epoch, self.steps);
         self.begin_next_epoch();
-        self.tell_end(epoch, steps, log, observer)
+        self.finish_epoch(epoch, steps, log, observer)
     }
 
     /// Moves to the beginning of the next epoch, if the run has epochs.
@@ -192,7 +203,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Tells the observer that an epoch of so many batches has ended, and writes a checkpoint if one is due.
-    fn tell_end(
+    fn finish_epoch(
         &mut self,
         epoch: usize,
         steps: usize,
@@ -222,14 +233,14 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             self.run_epoch(log.as_deref_mut(), observer)?;
         }
         let is_over = end.is_reached(self.at);
-        match self.keeper.as_ref().is_some_and(|keeper| is_over && !keeper.is_saved(self.at.step)) {
+        match self.schedule.as_ref().is_some_and(|schedule| is_over && !schedule.is_saved(self.at.step)) {
             true => self.save(0, log, observer),
             false => Ok(()),
         }
     }
 
     fn is_due(&self, epoch_ends: bool) -> bool {
-        self.keeper.as_ref().is_some_and(|keeper| keeper.is_due(self.at.step, epoch_ends))
+        self.schedule.as_ref().is_some_and(|schedule| schedule.is_due(self.at.step, epoch_ends))
     }
 
     fn epoch<'a>(&self, say: observer::Say<'a>) -> Epoch<'a> {

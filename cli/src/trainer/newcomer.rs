@@ -24,9 +24,9 @@ pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
 }
 
 /// Adds to the state that newcomers are sent how the ranks of the job were started.
-pub(super) fn tell_options(state: &mut Checkpoint, comm: &dyn Communicator) -> Result<()> {
-    let told = serde_json::to_value(RunningJob::of(comm));
-    state.extra[JOB] = told.map_err(|error| checkpoint_mismatch(error.to_string()))?;
+pub(super) fn add_options(state: &mut Checkpoint, comm: &dyn Communicator) -> Result<()> {
+    let job = serde_json::to_value(RunningJob::of(comm));
+    state.extra[JOB] = job.map_err(|error| checkpoint_mismatch(error.to_string()))?;
     Ok(())
 }
 

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use comm::{Communicator, Operation, broadcast_object};
+use comm::{Communicator, broadcast_object};
 use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
 use super::consistency::{CheckpointExtra, OBSERVER, check_resume};
-use super::saver::Writing;
-use super::{BackgroundSaver, CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
+use super::saver::{BackgroundSaver, Writing};
+use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
 use crate::{Error, Result};
 
@@ -215,7 +215,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         self.finish(observer)?;
         // A launcher may end all ranks when the first one ends: by then all files must be complete.
-        self.job.world.run(Operation::Barrier)?;
+        self.stop.as_ref().map_or(Ok(()), StopCheck::wait_for_all)?;
         if leaves { Err(Error::Stopped { step: self.done.step, signal }) } else { Ok(()) }
     }
 
@@ -249,7 +249,7 @@ impl<M: Model> Trainer<'_, M> {
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = all_agree(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
-                saver.begin_later(snapshot, checkpoint)?;
+                saver.begin(snapshot, checkpoint)?;
                 (self.checkpoints.begun, folder)
             }
             Writer::BetweenSteps | Writer::Abandoned { .. } => {

@@ -21,7 +21,8 @@ impl<M: Model> Trainer<'_, M> {
     /// Checks the gradients of the first step of a new run, where it costs little.
     pub(super) fn check_first_gradients(
         &mut self,
-        (input, targets): &(Tensor, Tensor),
+        input: &Tensor,
+        targets: &Tensor,
         step: &Step,
     ) -> Result<CheckTime> {
         let (began, before) = (Instant::now(), self.model.stats());

@@ -71,11 +71,10 @@ pub use checkpoints::claim_checkpoints;
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, check_resume, observer_state};
 pub use data::Data;
-pub use elastic::Joining;
+pub use elastic::{Joining, size_with_new_ranks, wait_for_new_ranks};
 pub use evaluate::evaluate;
 pub use learning_rate::{Decay, LearningRate};
 pub use observer::{NoObserver, Observer, ObserverState, Regrouping, StepReport};
-pub use saver::BackgroundSaver;
 pub use stop::{Stop, StopCheck, StopFlag};
 
 /// A model, its data, and the state of its training.

@@ -9,11 +9,11 @@ use comm::Communicator;
 use training::{Checkpoint, Checkpoints};
 
 use crate::agreement::all_agree;
-use crate::checkpoint::{DeferredSnapshot, Snapshot, SpareTensors, reserve};
+use crate::checkpoint::{DeferredSnapshot, SpareTensors, reserve};
 use crate::{Error, Result};
 
 /// Writes checkpoints during training, at most one at a time, over its own group.
-pub struct BackgroundSaver {
+pub(super) struct BackgroundSaver {
     comm: Arc<dyn Communicator>,
     checkpoints: Checkpoints,
     at_work: Option<Writing>,
@@ -37,7 +37,7 @@ impl BackgroundSaver {
     ///
     /// # Errors
     /// Failures of communication.
-    pub fn new(world: &dyn Communicator, checkpoints: Checkpoints) -> Result<Self> {
+    pub(super) fn new(world: &dyn Communicator, checkpoints: Checkpoints) -> Result<Self> {
         let comm = world.split(Some(0), world.rank())?;
         let comm = comm.ok_or_else(|| {
             Error::invalid("the group of checkpoints", "none", "this is a mistake in girandole")
@@ -48,19 +48,19 @@ impl BackgroundSaver {
 
     /// Takes the memory for copies from the operating system in the background, so that the first checkpoint takes no longer
     /// than the others. Without this call, the first one takes the memory itself.
-    pub fn reserve(&self, snapshot: &DeferredSnapshot) {
+    pub(super) fn reserve(&self, snapshot: &DeferredSnapshot) {
         let (sizes, spares) = (snapshot.sizes(), self.spares.clone());
-        let (tell, told) = channel::<()>();
+        let (taking, is_taking) = channel::<()>();
         let take = move || {
             // Otherwise a copy has the memory already, or is taking it.
             let Ok(mut spares) = spares.try_lock() else { return };
-            drop(tell);
+            drop(taking);
             // What cannot be had now is taken by the first checkpoint, which reports the error.
             *spares = reserve(sizes).unwrap_or_default();
         };
         if Builder::new().name("checkpoint memory".into()).spawn(take).is_ok() {
             // A checkpoint that begins after this call finds the memory.
-            let _ = told.recv();
+            let _ = is_taking.recv();
         }
     }
 
@@ -69,44 +69,27 @@ impl BackgroundSaver {
         !std::mem::replace(&mut self.is_reserved, true)
     }
 
-    /// Waits for the previous checkpoint, and starts to write another. Returns the folder of the previous one, if there
-    /// was one.
+    /// Waits for the previous checkpoint, and starts to write another, with a copy that is made later: call
+    /// [`wait_for_copy`](Self::wait_for_copy) before parameters change. Returns the folder of the previous one, if there was one.
     ///
     /// # Errors
     /// Errors of the previous checkpoint, on every rank.
-    pub fn begin(&mut self, snapshot: Snapshot, checkpoint: Checkpoint) -> Result<Option<PathBuf>> {
-        self.begin_with(move |_| Ok(snapshot), checkpoint)
-    }
-
-    /// Like [`begin`](Self::begin), with a copy that is made later: call [`wait_for_copy`](Self::wait_for_copy) before parameters
-    /// change.
-    ///
-    /// # Errors
-    /// Those of [`begin`](Self::begin).
-    pub fn begin_later(
+    pub(super) fn begin(
         &mut self,
         snapshot: DeferredSnapshot,
-        checkpoint: Checkpoint,
-    ) -> Result<Option<PathBuf>> {
-        self.begin_with(move |spares| snapshot.copy_over(spares), checkpoint)
-    }
-
-    fn begin_with(
-        &mut self,
-        copy: impl FnOnce(&mut SpareTensors) -> Result<Snapshot> + Send + 'static,
         checkpoint: Checkpoint,
     ) -> Result<Option<PathBuf>> {
         let before = self.wait()?;
         let (comm, checkpoints, abandoned) =
             (self.comm.clone(), self.checkpoints.clone(), self.before.take());
-        let (tell, told) = channel::<()>();
+        let (copied, copying) = channel::<()>();
         let spares = self.spares.clone();
         let write = move || {
             let _span = tracing::info_span!("write checkpoint").entered();
             let mut spares = spares.lock().unwrap_or_else(PoisonError::into_inner);
-            let snapshot = copy(&mut spares);
+            let snapshot = snapshot.copy_over(&mut spares);
             // A panic also drops this end, so `wait_for_copy` always returns.
-            drop(tell);
+            drop(copied);
             // Its error is that of a checkpoint that does not count.
             drop(abandoned.map(JoinHandle::join));
             let snapshot = all_agree(&*comm, snapshot)?;
@@ -116,12 +99,12 @@ impl BackgroundSaver {
         };
         let thread = Builder::new().name("checkpoint".into()).spawn(write);
         self.at_work = Some(thread.map_err(|error| Error::file(std::path::Path::new("a thread"), error))?);
-        self.copying = Some(told);
+        self.copying = Some(copying);
         Ok(before)
     }
 
     /// Waits until parameters and optimizer state may change again.
-    pub fn wait_for_copy(&mut self) {
+    pub(super) fn wait_for_copy(&mut self) {
         if let Some(copying) = self.copying.take() {
             // Nothing is ever sent: `recv` returns when the other end is dropped.
             let _ = copying.recv();
@@ -142,7 +125,7 @@ impl BackgroundSaver {
     ///
     /// # Errors
     /// Its error, on every rank: the latest checkpoint is then the one before.
-    pub fn wait(&mut self) -> Result<Option<PathBuf>> {
+    pub(super) fn wait(&mut self) -> Result<Option<PathBuf>> {
         let Some(thread) = self.at_work.take() else { return Ok(None) };
         match thread.join() {
             Ok(written) => written.map(Some),

@@ -62,9 +62,9 @@ impl<M: Model> Trainer<'_, M> {
         let step = tracing::info_span!("forward and backward").in_scope(|| self.model.step_of(batch))?;
         let check = match first {
             None => CheckTime::default(),
-            Some(batch) => {
+            Some((input, targets)) => {
                 let span = tracing::info_span!("gradient check");
-                span.in_scope(|| self.check_first_gradients(&batch, &step))?
+                span.in_scope(|| self.check_first_gradients(&input, &targets, &step))?
             }
         };
 

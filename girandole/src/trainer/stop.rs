@@ -157,10 +157,10 @@ impl StopCheck {
         if self.comm.world_size() == 1 {
             return Ok((self.flag.cause(), us));
         }
-        let told = Tensor::new(&[self.flag.cause(), us], &Device::Cpu).map_err(comm::Error::from)?;
-        self.comm.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
-        let told = told.to_vec1::<u32>().map_err(comm::Error::from)?;
-        Ok((told[0], told[1]))
+        let most = Tensor::new(&[self.flag.cause(), us], &Device::Cpu).map_err(comm::Error::from)?;
+        self.comm.run(Operation::AllReduce { tensor: most.clone(), op: ReduceOp::Max })?;
+        let most = most.to_vec1::<u32>().map_err(comm::Error::from)?;
+        Ok((most[0], most[1]))
     }
 
     /// Sets the number of steps until the next check, the same on all ranks. It grows slowly, because a step may take longer

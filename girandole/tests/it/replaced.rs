@@ -125,7 +125,7 @@ fn train(
         None => {
             let (mut comm, mut lost) = (comm, None);
             let joining = loop {
-                match Joining::meet(&*comm, lost.as_ref()) {
+                match Joining::gather(&*comm, lost.as_ref()) {
                     Ok(joining) => break joining,
                     Err(error) => lost = Some(error.loss().cloned().ok_or(error)?),
                 }

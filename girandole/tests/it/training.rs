@@ -243,6 +243,41 @@ impl Data for Ignored {
     }
 }
 
+/// Data of which a row cannot be read.
+struct Unreadable(Noted);
+
+impl Data for Unreadable {
+    fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+        match rows.contains(&21) {
+            true => candle_core::bail!("row 21 cannot be read"),
+            false => self.0.batch(rows, device),
+        }
+    }
+}
+
+/// Also if it is read ahead, and on one rank only.
+#[test]
+fn a_row_that_cannot_be_read_ends_the_step_that_takes_it() {
+    for layout in ["", "dp=2", "pp=2,dp=2"] {
+        let layout: Layout = layout.parse().unwrap();
+        let data = Arc::new(Unreadable(Noted::new(36)));
+        let ended = Local::run_shared(layout.ranks(), |comm| {
+            let mut model = Setup::default().parallel(comm, &layout, None)?;
+            let (mut losses, config) =
+                (Losses(Vec::new()), TrainConfig { shuffle: false, ..config(6, None, false) });
+            let error = Trainer::new(&mut model, data.clone(), config)?.run(&mut losses).unwrap_err();
+            Ok((error.to_string(), losses.0.len()))
+        });
+        let ended = ended.unwrap();
+        assert!(ended.iter().any(|(said, _)| said.contains("row 21 cannot be read")), "{ended:?}");
+        assert!(ended.iter().all(|(_, steps)| *steps == 2), "{ended:?}");
+    }
+}
+
 #[test]
 fn evaluation_rows_without_targets_are_named() {
     let (data, ignored) = (Arc::new(Noted::new(36)), Ignored(Noted::new(20)));

@@ -31,7 +31,7 @@ pub(super) fn model_in_layout(
     let (options, elastic) = (job.options(), job.elastic());
     if rank.stage == RankPhase::New {
         return rank.join_running(elastic, None, |rank, lost| {
-            let joining = Joining::meet(&*rank.comm, lost)?;
+            let joining = Joining::gather(&*rank.comm, lost)?;
             Ok((build_model(options, joining.layout(), rank, subject, rows, device)?, Some(joining)))
         });
     }

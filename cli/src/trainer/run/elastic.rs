@@ -1,10 +1,10 @@
 //! Elastic training: continuing when ranks are lost, and admitting newcomers.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, all_gather_object};
+use comm::{Communicator, all_gather_object};
+use girandole::trainer::{size_with_new_ranks, wait_for_new_ranks};
 
 use crate::console::note;
 use crate::error::{Error, Result};
@@ -13,29 +13,32 @@ use crate::rank::{Rank, RankPhase};
 use crate::run_log::RunLog;
 
 use super::Run;
-use crate::trainer::newcomer::{ahead, tell_options};
+use crate::trainer::newcomer::{add_options, ahead};
 use crate::trainer::{
     CheckpointForm, Position, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole, line_printer, share,
 };
-
-/// Polling interval while a group that is too small waits for newcomers.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Checks for newcomers between steps.
 pub(in crate::trainer) struct NewcomerCheck {
     comm: Arc<dyn Communicator>,
     max: usize,
     /// Whether a newcomer is waiting: all ranks pause before the next step.
-    open: bool,
+    is_waiting: bool,
+}
+
+/// Returns the number of ranks with those that wait, if there are any and `max` is not reached.
+fn larger(comm: &dyn Communicator, max: usize) -> impl Fn(usize) -> Option<usize> {
+    let now = comm.world_size();
+    move |waiting| Some(now.saturating_add(waiting).min(max)).filter(|ranks| *ranks > now)
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Starts checking for newcomers, if the run is elastic.
     pub(super) fn enable_newcomers(&mut self, rank: &Rank, elastic: Option<ElasticRanks>) {
-        self.door = elastic.map(|ElasticRanks { max, .. }| NewcomerCheck {
+        self.newcomers = elastic.map(|ElasticRanks { max, .. }| NewcomerCheck {
             comm: rank.comm.clone(),
             max,
-            open: false,
+            is_waiting: false,
         });
     }
 
@@ -52,21 +55,16 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Returns whether a newcomer is waiting; the same on every rank.
     pub(in crate::trainer) fn is_newcomer_waiting(&mut self) -> Result<bool> {
-        let Some(door) = &mut self.door else { return Ok(false) };
-        let waits = Tensor::new(
-            &[u8::from(door.comm.elastic()?.waiting() > 0 && door.comm.world_size() < door.max)],
-            &Device::Cpu,
-        )?;
-        door.comm.run(Operation::AllReduce { tensor: waits.clone(), op: ReduceOp::Max })?;
-        door.open = waits.to_vec1::<u8>()?[0] > 0;
+        let Some(NewcomerCheck { comm, max, is_waiting }) = &mut self.newcomers else { return Ok(false) };
+        *is_waiting = size_with_new_ranks(&**comm, larger(&**comm, *max))?.is_some();
         // All ranks have passed the all-reduce, so the reporter has logged every step up to here.
-        self.told = self.at.step;
-        Ok(door.open)
+        self.logged = self.at.step;
+        Ok(*is_waiting)
     }
 
     /// Whether training is paused to admit newcomers.
     pub(in crate::trainer) fn is_paused(&self) -> bool {
-        self.door.as_ref().is_some_and(|door| door.open)
+        self.newcomers.as_ref().is_some_and(|check| check.is_waiting)
     }
 
     /// Trains to the end while ranks are lost and admitted.
@@ -122,20 +120,14 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         lost: &comm::Error,
     ) -> Result<()> {
         let wait_time = rank.newcomers_within.filter(|_| rank.stage == RankPhase::AtWork);
-        let (Some(ElasticRanks { min, .. }), Some(wait_time)) = (run.config.elastic, wait_time) else {
+        let (Some(ElasticRanks { min, max }), Some(wait_time)) = (run.config.elastic, wait_time) else {
             return Ok(());
         };
         while rank.comm.world_size() < min {
-            let (comm, until) = (rank.comm.clone(), Instant::now() + wait_time);
-            rank.first_alone(wait_time, || {
-                while comm.elastic()?.waiting() == 0 && Instant::now() < until {
-                    std::thread::sleep(POLL_INTERVAL);
-                }
-                Ok(())
-            })?;
-            if !self.is_newcomer_waiting()? {
+            if wait_for_new_ranks(&*rank.comm, wait_time, larger(&*rank.comm, max))?.is_none() {
                 return Err(Error::TooFewRanks { left: rank.comm.world_size(), min, lost: lost.clone() });
             }
+            self.logged = self.at.step;
             self.admit_newcomers(rank, run)?;
         }
         Ok(())
@@ -188,7 +180,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.make_first_the_reporter(rank, run)?;
         if self.at.epoch > at.epoch {
             // Now that the log is the reporter's, and checkpoints have their writer.
-            self.tell_end(at.epoch, steps, run.log.as_mut(), run.observer)?;
+            self.finish_epoch(at.epoch, steps, run.log.as_mut(), run.observer)?;
         }
         if new.is_empty() { Ok(()) } else { self.send_state_to_newcomers(rank, &new, run) }
     }
@@ -199,7 +191,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let own = match rank.is_first() {
             true => {
                 let mut own = self.snapshot(&identity, 0, run.log.as_mut(), run.observer)?;
-                tell_options(&mut own, &*rank.comm)?;
+                add_options(&mut own, &*rank.comm)?;
                 Some(own)
             }
             false => None,
@@ -247,8 +239,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Makes the first remaining rank the one that prints, writes the metrics, and writes checkpoints.
     fn make_first_the_reporter(&mut self, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
-        if let Some(keeper) = &mut self.keeper {
-            keeper.run = identity;
+        if let Some(schedule) = &mut self.schedule {
+            schedule.run = identity;
             return Ok(());
         }
         if !rank.is_first() {
@@ -265,9 +257,9 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let Some(log) = &mut run.log else { return Ok(()) };
         let Position { epoch, batch, step } = self.at;
         log.take_over(step, (epoch, batch))?;
-        let told = self.told;
-        let untold = self.whole()?.latest().filter(|(at, _)| told < step && at.step + 1 == step);
-        let Some((Position { epoch, batch, .. }, tensor)) = untold.cloned() else { return Ok(()) };
+        let logged = self.logged;
+        let missing = self.whole()?.latest().filter(|(at, _)| logged < step && at.step + 1 == step);
+        let Some((Position { epoch, batch, .. }, tensor)) = missing.cloned() else { return Ok(()) };
         if log.has(epoch, batch)? == Some(true) {
             return Ok(());
         }

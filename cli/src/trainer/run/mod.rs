@@ -17,8 +17,8 @@ use crate::options::{CheckpointOptions, ElasticRanks, with_fallback_hint};
 use crate::rank::{Rank, RankPhase, Stopwatch};
 use crate::run_log::{LogConfig, RunLog};
 
-use super::keeper::EVERY;
 use super::newcomer::check_options;
+use super::schedule::EVERY;
 use super::{
     CheckpointForm, CheckpointSchedule, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy,
     Trainer, first_choice, share,
@@ -139,13 +139,13 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         }
         self.enable_newcomers(rank, config.elastic);
         let signals = self.stop_on_signal(rank, config);
-        let begun = (self.at.step, self.strategy.stats());
+        let (begun, before) = (self.at.step, self.strategy.stats());
         run.watch = rank.stopwatch_over(&self.strategy.groups());
         rank.stage = RankPhase::AtWork;
         self.train_elastic(rank, &mut run)?;
         // From here on a signal ends the rank at once.
         drop(signals);
-        let (ran, done) = self.end(rank, begun, &mut run, work)?;
+        let (ran, done) = self.end(rank, begun, before, &mut run, work)?;
         let series = run.log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
         let world_size = rank.comm.world_size();
@@ -203,8 +203,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if rank.is_first() || matches!(self.strategy.kept(), CheckpointForm::Parts(_)) {
             self.keep(config, config.run.clone())?;
         }
-        if let (Some(_), Some(keeper)) = (saved, &mut self.keeper) {
-            keeper.kept = Some(self.at.step);
+        if let (Some(_), Some(schedule)) = (saved, &mut self.schedule) {
+            schedule.last = Some(self.at.step);
         }
         Ok(())
     }
@@ -226,7 +226,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     fn end<T>(
         &mut self,
         rank: &mut Rank,
-        (begun, before): (usize, Stats),
+        begun: usize,
+        before: Stats,
         run: &mut Run<'_, '_>,
         work: impl Fn(&S, &Rank) -> Result<T>,
     ) -> Result<(RunResult, T)> {

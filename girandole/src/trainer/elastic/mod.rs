@@ -1,16 +1,16 @@
 //! Elastic training: a run continues when ranks are lost, and with new ones that replace them.
 
-mod meeting;
+mod new_ranks;
+mod progress;
 mod undo;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, all_gather_object, broadcast_object, broadcast_tensors};
+use candle_core::Tensor;
+use comm::{Communicator, Operation, all_gather_object, broadcast_object, broadcast_tensors};
 use training::build::Model;
 
-use self::meeting::{Holders, Meeting, Progress, state_lost, staying};
+use self::progress::{Holders, Progress, RanksProgress, state_lost, staying};
 use super::checkpoints::Complete;
 use super::consistency::check_equal_on_all_ranks;
 use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
@@ -18,10 +18,8 @@ use crate::agreement::all_agree;
 use crate::checkpoint::{Receiver, transfer};
 use crate::{Error, Layout, Result};
 
-pub use meeting::Joining;
-
-/// Polling interval of ranks that are too few and wait for new ones.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+pub use new_ranks::{size_with_new_ranks, wait_for_new_ranks};
+pub use progress::Joining;
 
 /// The ranks of a job, and where this one stands among them.
 pub(super) struct Job {
@@ -38,7 +36,7 @@ pub(super) struct Job {
 pub(super) enum RankState {
     /// None: it is about to join a running job, of which the other ranks have told it this.
     Joining(Joining),
-    /// Not all of it: it has met the other ranks, and does not count as one of them yet.
+    /// Not all of it: it has the progress of the other ranks, and does not count as one of them yet.
     New,
     /// None of the model: that was built again, and is to be loaded from a checkpoint.
     Unloaded,
@@ -79,7 +77,7 @@ enum Change {
     SparesLeave,
     /// New ranks wait to join; the group will have so many.
     Grows(usize),
-    /// This rank is new in the group and has just met the others.
+    /// This rank is new in the group, and has the progress of the others.
     Joined(Joining),
 }
 
@@ -118,13 +116,13 @@ impl<M: Model> Trainer<'_, M> {
         if self.config.replacement.is_none() {
             return Ok(false);
         }
-        match self.size_with_new_ranks(false)? {
-            (Some(ranks), _) => {
+        match size_with_new_ranks(&*self.job.world, |waiting| self.larger(waiting))? {
+            Some(ranks) => {
                 // The group that writes it ends.
                 self.finish(observer)?;
                 self.regroup(Change::Grows(ranks), observer)
             }
-            (None, _) => Ok(false),
+            None => Ok(false),
         }
     }
 
@@ -155,14 +153,14 @@ impl<M: Model> Trainer<'_, M> {
                 }
                 Change::Joined(joining) => {
                     lost = joining.lost;
-                    self.go_on(Some(joining.meeting), lost.as_ref(), observer)
+                    self.go_on(Some(joining.ranks), lost.as_ref(), observer)
                 }
             };
             change = match outcome {
                 Ok(Outcome::IsOver) => return Ok(false),
                 Ok(Outcome::WithoutSpares) => Change::SparesLeave,
                 Ok(Outcome::GoesOn { with_new_ranks }) => {
-                    match self.settle(with_new_ranks, (&before, lost.as_ref()), observer) {
+                    match self.settle(with_new_ranks, &before, lost.as_ref(), observer) {
                         Ok(Some(ranks)) => Change::Grows(ranks),
                         Ok(None) => return Ok(true),
                         Err(error) => Change::Lost(error),
@@ -177,10 +175,11 @@ impl<M: Model> Trainer<'_, M> {
     fn settle(
         &mut self,
         with_new_ranks: bool,
-        (before, lost): (&Arc<dyn Communicator>, Option<&comm::Error>),
+        before: &Arc<dyn Communicator>,
+        lost: Option<&comm::Error>,
         observer: &mut dyn Observer<M>,
     ) -> Result<Option<usize>> {
-        let ranks = self.wait_for_new_ranks(lost)?;
+        let ranks = self.wait_for_replacements(lost)?;
         if ranks.is_some() {
             return Ok(ranks);
         }
@@ -210,40 +209,27 @@ impl<M: Model> Trainer<'_, M> {
         Ok(self.job.is_new().then_some(ObserverState { values, tensors }))
     }
 
-    /// Returns the number of ranks with those that wait to join, if more of them can continue than now, and whether the
-    /// first rank says that it `is_late`.
-    fn size_with_new_ranks(&self, is_late: bool) -> Result<(Option<usize>, bool)> {
-        let own = match self.job.world.rank() {
-            0 => [u32::try_from(self.job.world.elastic()?.waiting()).unwrap_or(u32::MAX), u32::from(is_late)],
-            _ => [0; 2],
-        };
-        let told = Tensor::new(&own, &Device::Cpu)?;
-        self.job.world.run(Operation::AllReduce { tensor: told.clone(), op: ReduceOp::Max })?;
-        let told = told.to_vec1::<u32>()?;
+    /// Returns the number of ranks with those that wait to join, if more of them can continue than now.
+    fn larger(&self, waiting: usize) -> Option<usize> {
         let (now, micro_batches) = (self.job.world.world_size(), self.model.config().micro_batches);
-        let with_new = now.saturating_add(told[0] as usize).min(self.job.whole.ranks());
-        let larger = self.job.whole.for_all(with_new, self.config.batch_size, micro_batches);
-        Ok((larger.map(|layout| layout.ranks()).filter(|ranks| *ranks > now), told[1] > 0))
+        let with_new = now.saturating_add(waiting).min(self.job.whole.ranks());
+        let larger = self.job.whole.for_all(with_new, self.config.batch_size, micro_batches)?;
+        Some(larger.ranks()).filter(|ranks| *ranks > now)
     }
 
     /// Waits for new ranks, if these are too few. Returns the number of ranks with them, or `None` if these are enough.
-    fn wait_for_new_ranks(&self, lost: Option<&comm::Error>) -> Result<Option<usize>> {
+    fn wait_for_replacements(&self, lost: Option<&comm::Error>) -> Result<Option<usize>> {
         let (left, fewest) = (self.job.world.world_size(), self.config.fewest_ranks.unwrap_or(1));
         let Some(Replacement { within, .. }) = self.config.replacement.filter(|_| left < fewest) else {
             return Ok(None);
         };
-        let began = Instant::now();
-        loop {
-            match (self.size_with_new_ranks(began.elapsed() > within)?, lost) {
-                ((Some(ranks), _), _) => return Ok(Some(ranks)),
-                ((None, true), Some(lost)) => {
-                    return Err(Error::TooFewRanks { left, fewest, lost: lost.clone() });
-                }
-                ((None, true), None) => {
-                    let help = format!("no other has come within {} s", within.as_secs());
-                    return Err(Error::invalid("the ranks", left, help));
-                }
-                ((None, false), _) => std::thread::sleep(POLL_INTERVAL),
+        let ranks = wait_for_new_ranks(&*self.job.world, within, |waiting| self.larger(waiting))?;
+        match (ranks, lost) {
+            (Some(ranks), _) => Ok(Some(ranks)),
+            (None, Some(lost)) => Err(Error::TooFewRanks { left, fewest, lost: lost.clone() }),
+            (None, None) => {
+                let help = format!("no other has come within {} s", within.as_secs());
+                Err(Error::invalid("the ranks", left, help))
             }
         }
     }
@@ -251,35 +237,35 @@ impl<M: Model> Trainer<'_, M> {
     /// Continues in another group, with the state of the ranks that have done most steps.
     fn go_on(
         &mut self,
-        met: Option<Meeting>,
+        known: Option<RanksProgress>,
         lost: Option<&comm::Error>,
         observer: &mut dyn Observer<M>,
     ) -> Result<Outcome> {
         self.checkpoints.abandon();
-        let (world, is_built) = (&self.job.world.clone(), met.is_some());
-        let meeting = match met {
-            Some(meeting) => meeting,
+        let (world, is_built) = (&self.job.world.clone(), known.is_some());
+        let ranks = match known {
+            Some(ranks) => ranks,
             None if !observer.regrouping(world)? => return Ok(Outcome::IsOver),
-            None => Meeting::of(&**world, (!self.job.is_new()).then(|| self.progress()))?,
+            None => RanksProgress::of(&**world, (!self.job.is_new()).then(|| self.progress()))?,
         };
-        let layout = meeting.layout(lost)?;
+        let layout = ranks.layout(lost)?;
         if layout.ranks() < world.world_size() {
-            return match staying(&meeting, &layout).contains(&world.rank()) {
+            return match staying(&ranks, &layout).contains(&world.rank()) {
                 true => Ok(Outcome::WithoutSpares),
                 false => Err(Error::NotNeeded { layout }),
             };
         }
-        match meeting.holders() {
+        match ranks.holders() {
             Some(holders) => {
-                self.take_state((&layout, is_built), &meeting, &holders, observer)?;
+                self.take_state(&layout, is_built, &ranks, &holders, observer)?;
                 // What some ranks have not completed, all ranks repeat.
-                self.done.evaluated = meeting.least(|progress| progress.evaluated).min(self.done.step);
-                self.checkpoints.written = meeting.least(|progress| progress.written).min(self.done.step);
+                self.done.evaluated = ranks.least(|progress| progress.evaluated).min(self.done.step);
+                self.checkpoints.written = ranks.least(|progress| progress.written).min(self.done.step);
                 self.checkpoints.begun = self.checkpoints.written;
             }
-            None => self.start_from_checkpoint((&layout, is_built), &meeting, lost)?,
+            None => self.start_from_checkpoint(&layout, is_built, &ranks, lost)?,
         }
-        if meeting.has_new_ranks() {
+        if ranks.has_new_ranks() {
             match check_equal_on_all_ranks(self.model, &*self.batches.data, &self.config) {
                 // A new rank that differs leaves, and the others go on without it.
                 Err(Error::Differ(_)) if !self.job.is_new() => {}
@@ -294,7 +280,7 @@ impl<M: Model> Trainer<'_, M> {
         if let Some(Complete { step, folder }) = complete.filter(|at| at.step == self.checkpoints.written) {
             observer.saved(step, &folder)?;
         }
-        Ok(Outcome::GoesOn { with_new_ranks: meeting.has_new_ranks() })
+        Ok(Outcome::GoesOn { with_new_ranks: ranks.has_new_ranks() })
     }
 
     fn progress(&self) -> Progress {
@@ -319,14 +305,15 @@ impl<M: Model> Trainer<'_, M> {
     /// already, by the same calls.
     fn take_state(
         &mut self,
-        (layout, is_built): (&Layout, bool),
-        meeting: &Meeting,
+        layout: &Layout,
+        is_built: bool,
+        ranks: &RanksProgress,
         holders: &Holders<'_>,
         observer: &mut dyn Observer<M>,
     ) -> Result<()> {
         let world = self.job.world.clone();
         let (is_holder, offers) = (holders.is_holder[world.rank()], holders.first.contains(&world.rank()));
-        let rebuilds = !self.model.is_copied() || meeting.has_new_ranks();
+        let rebuilds = !self.model.is_copied() || ranks.has_new_ranks();
         let build = || self.model.rebuilt(world.clone(), layout);
         let mut rebuilt = (rebuilds && !is_built).then(build).transpose()?;
         if rebuilds || holders.is_holder.contains(&false) {
@@ -367,11 +354,12 @@ impl<M: Model> Trainer<'_, M> {
     /// Continues from the latest checkpoint, because no rank that is left holds what the lost one held.
     fn start_from_checkpoint(
         &mut self,
-        (layout, is_built): (&Layout, bool),
-        meeting: &Meeting,
+        layout: &Layout,
+        is_built: bool,
+        ranks: &RanksProgress,
         lost: Option<&comm::Error>,
     ) -> Result<()> {
-        meeting.check_state(lost)?;
+        ranks.check_state(lost)?;
         if !is_built {
             let model = self.model.rebuilt(self.job.world.clone(), layout)?;
             self.optimizer = Self::optimizer(&model, &self.config)?;
@@ -382,7 +370,7 @@ impl<M: Model> Trainer<'_, M> {
         self.checkpoints.wait_for_abandoned();
         self.job.world.run(Operation::Barrier)?;
         self.resume_latest()?.ok_or_else(|| state_lost(lost))?;
-        self.job.rebuilds = meeting.rebuilds() + 1;
+        self.job.rebuilds = ranks.rebuilds() + 1;
         self.job.set_loaded();
         Ok(())
     }

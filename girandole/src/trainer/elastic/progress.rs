@@ -42,9 +42,9 @@ impl Progress {
 
 /// The progress of all ranks of a group that has lost ranks or was joined by new ones, in their order; `None` of a new
 /// rank, which has done nothing yet.
-pub(super) struct Meeting(Vec<Option<Progress>>);
+pub(super) struct RanksProgress(Vec<Option<Progress>>);
 
-impl Meeting {
+impl RanksProgress {
     pub(super) fn of(world: &dyn Communicator, own: Option<Progress>) -> Result<Self> {
         Ok(Self(all_gather_object(world, &own)?))
     }
@@ -129,31 +129,31 @@ pub(super) struct Holders<'a> {
 /// What a rank that joins a running job learns from the others, before it builds its model with
 /// [`Parallel::joining`](crate::Parallel::joining).
 pub struct Joining {
-    pub(super) meeting: Meeting,
+    pub(super) ranks: RanksProgress,
     layout: Layout,
     /// The loss of a rank while this one joined.
     pub(super) lost: Option<comm::Error>,
 }
 
 impl Joining {
-    /// Asks the other ranks, after their [`Observer::regrouping`](crate::trainer::Observer::regrouping). `lost` is the loss
+    /// Gathers the progress of the other ranks, after their [`Observer::regrouping`](crate::trainer::Observer::regrouping). `lost` is the loss
     /// of a rank in the group that this one had joined before, if there was one.
     ///
     /// # Errors
     /// No rank that knows the state; [`Error::NotNeeded`]; failures of communication.
-    pub fn meet(world: &dyn Communicator, lost: Option<&comm::Error>) -> Result<Self> {
-        let meeting = Meeting::of(world, None)?;
-        let layout = meeting.layout(lost)?;
-        if layout.ranks() < meeting.0.len() {
-            if staying(&meeting, &layout).contains(&world.rank()) {
+    pub fn gather(world: &dyn Communicator, lost: Option<&comm::Error>) -> Result<Self> {
+        let ranks = RanksProgress::of(world, None)?;
+        let layout = ranks.layout(lost)?;
+        if layout.ranks() < ranks.0.len() {
+            if staying(&ranks, &layout).contains(&world.rank()) {
                 // It fails when the ranks that are not needed leave.
                 world.run(Operation::Barrier)?;
             }
             return Err(Error::NotNeeded { layout });
         }
         // Before it builds its model, which the others do not if the state is lost.
-        meeting.check_state(lost)?;
-        Ok(Self { meeting, layout, lost: lost.cloned() })
+        ranks.check_state(lost)?;
+        Ok(Self { ranks, layout, lost: lost.cloned() })
     }
 
     /// Returns the layout of all ranks.
@@ -163,7 +163,7 @@ impl Joining {
 
     /// Returns the layout of the job with all its ranks.
     pub(in crate::trainer) fn whole(&self) -> Result<Layout> {
-        self.meeting.first().map(|known| known.whole)
+        self.ranks.first().map(|known| known.whole)
     }
 }
 
@@ -176,8 +176,8 @@ pub(super) fn state_lost(lost: Option<&comm::Error>) -> Error {
 }
 
 /// Returns the ranks that stay in a layout for fewer: those that are the only holders of a part, and the first others.
-pub(super) fn staying(meeting: &Meeting, layout: &Layout) -> Vec<usize> {
-    let first = meeting.holders().map_or_else(Vec::new, |holders| holders.first);
-    let others: Vec<usize> = (0..meeting.0.len()).filter(|rank| !first.contains(rank)).collect();
+pub(super) fn staying(ranks: &RanksProgress, layout: &Layout) -> Vec<usize> {
+    let first = ranks.holders().map_or_else(Vec::new, |holders| holders.first);
+    let others: Vec<usize> = (0..ranks.0.len()).filter(|rank| !first.contains(rank)).collect();
     first.into_iter().chain(others).take(layout.ranks()).collect()
 }

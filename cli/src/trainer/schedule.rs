@@ -103,13 +103,13 @@ pub struct CheckpointSchedule {
     /// Identity of the run.
     pub run: RunIdentity,
     /// Step of the last checkpoint.
-    pub(super) kept: Option<usize>,
+    pub(super) last: Option<usize>,
 }
 
 impl CheckpointSchedule {
-    /// Creates a keeper that has written no checkpoint yet.
+    /// Creates a schedule that has written no checkpoint yet.
     pub fn new(checkpoints: Checkpoints, every: Option<usize>, run: RunIdentity) -> Self {
-        Self { checkpoints, every, run, kept: None }
+        Self { checkpoints, every, run, last: None }
     }
 
     /// Whether a checkpoint is due after this step; `epoch_ends` tells whether the step ends an epoch.
@@ -118,7 +118,7 @@ impl CheckpointSchedule {
     }
 
     pub(super) fn is_saved(&self, step: usize) -> bool {
-        self.kept == Some(step)
+        self.last == Some(step)
     }
 }
 
