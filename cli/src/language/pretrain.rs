@@ -64,6 +64,10 @@ impl PretrainOptions {
         Ok(match (self.tokenizer, &self.model) {
             (Some(TokenizerKind::Bytes), _) | (None, None) => Some(Tokenizer::bytes()?),
             (Some(TokenizerKind::Characters), _) => {
+                if self.options.text_files().any(|(_, path)| path == Path::new("-")) {
+                    let help = "it is made of the files' characters on each rank, which standard input does not reach: give a file".into();
+                    return Err(Error::Option { option: "--tokenizer", got: "characters".into(), help });
+                }
                 let files = self.options.data.iter().chain(&self.options.evaluate).map(|file| &*file.path);
                 Some(characters(files, self.options.field.as_deref())?)
             }

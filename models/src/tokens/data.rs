@@ -42,7 +42,10 @@ impl DataFile {
     /// # Errors
     /// A file that cannot be read or is not a regular file.
     pub fn is_plain_text(&self) -> Result<bool> {
-        Ok(!is_tensors(&self.path)? && is_one_document(&self.path))
+        match is_standard(&self.path) {
+            true => Ok(TextSource::open(&self.path, None)?.is_one_document()),
+            false => Ok(!is_tensors(&self.path)? && is_one_document(&self.path)),
+        }
     }
 }
 

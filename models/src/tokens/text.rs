@@ -191,6 +191,11 @@ impl TextSource {
         }
     }
 
+    /// Whether all of it is one document.
+    pub(super) fn is_one_document(&self) -> bool {
+        matches!(self.kind, Kind::Plain { .. })
+    }
+
     /// Returns the location of what was read last.
     pub(super) fn place(&self) -> FileLocation {
         let part = match &self.kind {

@@ -56,7 +56,8 @@ pub(super) enum CheckGradientOption {
 pub struct TrainOptions {
     /// Text, JSON lines or tokens; FILE=2.0 counts twice
     ///
-    /// Files to train on: text (one document per file), JSON lines, files that `tokenize` wrote, or safetensors with a tensor tokens (rows, length).
+    /// Files to train on: text (one document per file), JSON lines, files that `tokenize` wrote, or safetensors with a tensor tokens (rows, length); - is
+    /// standard input. Text may be compressed with zstd or gzip.
     /// FILE=2.0 takes the rows of that file twice per epoch.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(super) data: Vec<DataFile>,
@@ -87,6 +88,9 @@ pub struct TrainOptions {
     /// Steps in all
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, help_heading = "Training")]
     steps: usize,
+    /// Times that all rows are taken, in place of --steps
+    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "steps", help_heading = "Training")]
+    pub(super) epochs: Option<usize>,
     /// Rows per step, over all ranks
     #[arg(long, value_name = "N", default_value = "8", value_parser = count, help_heading = "Training")]
     pub(super) batch_size: usize,
@@ -211,6 +215,9 @@ pub struct TrainOptions {
     /// Some of these as every experiment has them.
     #[arg(skip)]
     common: OnceLock<CommonOptions>,
+    /// Steps of --epochs, once the number of rows is known.
+    #[arg(skip)]
+    steps_of_epochs: OnceLock<usize>,
 }
 
 fn whole(text: &str) -> std::result::Result<usize, &'static str> {
@@ -356,19 +363,36 @@ impl TrainOptions {
     }
 
     pub(super) fn steps(&self) -> usize {
-        self.steps
+        self.steps_of_epochs.get().copied().unwrap_or(self.steps)
+    }
+
+    /// Returns the option that says how many steps there are.
+    pub(super) fn steps_option(&self) -> &'static str {
+        if self.epochs.is_some() { "--epochs" } else { "--steps" }
+    }
+
+    /// Sets the number of steps from that of rows, where epochs are given: the last step takes rows of the next epoch if they do
+    /// not divide.
+    pub(super) fn set_rows(&self, rows: usize) {
+        if let Some(epochs) = self.epochs {
+            self.steps_of_epochs.get_or_init(|| rows.saturating_mul(epochs).div_ceil(self.batch_size));
+        }
     }
 
     /// Returns what is worth a note about options that are possible.
     pub(super) fn notes(&self) -> Option<String> {
-        let (warmup, steps) = (self.warmup, self.steps);
+        let (warmup, steps) = (self.warmup, self.steps());
         let rest = match warmup {
             0 => return None,
             _ if warmup >= steps => "grows to the end, and does not fall",
             _ if warmup + 1 == steps && self.schedule != ScheduleOption::Constant => "does not fall",
             _ => return None,
         };
-        Some(format!("with --warmup {warmup} and --steps {steps}, the learning rate {rest}"))
+        Some(format!(
+            "with --warmup {warmup} and {} {}, the learning rate {rest}",
+            self.steps_option(),
+            self.epochs.unwrap_or(steps)
+        ))
     }
 
     pub(super) fn train_config(&self) -> TrainConfig {
@@ -381,12 +405,12 @@ impl TrainOptions {
         let (beta1, beta2) = self.betas;
         let checkpoints = self.checkpoints.checkpoint_dir.as_ref().map(|dir| CheckpointPlan {
             dir: dir.clone(),
-            every: self.checkpoints.checkpoint_every.unwrap_or((self.steps / 10).max(1)),
+            every: self.checkpoints.checkpoint_every.unwrap_or((self.steps() / 10).max(1)),
             keep: 2,
             in_background: true,
         });
         TrainConfig {
-            steps: self.steps,
+            steps: self.steps(),
             batch_size: self.batch_size,
             learning_rate: self.lr,
             schedule: LearningRate { warmup: self.warmup, decay, lowest: self.lowest_lr },
@@ -424,6 +448,6 @@ impl TrainOptions {
 
     /// Returns the number of steps between evaluations and samples.
     pub(super) fn evaluate_every(&self) -> usize {
-        self.evaluate_every.unwrap_or((self.steps / 10).max(1))
+        self.evaluate_every.unwrap_or((self.steps() / 10).max(1))
     }
 }

@@ -1,11 +1,11 @@
 //! `evaluate`: loss and perplexity of a model on a text.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::console::say;
 use crate::error::{Error, Result};
-use crate::options::{count, read_text};
+use crate::options::count;
 use crate::start::{self, Start};
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
@@ -13,7 +13,7 @@ use comm::{Communicator, TcpConfig};
 use girandole::trainer::{self, Data};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::CausalLm;
-use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX};
+use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, Piece, TextSource};
 
 use super::layout::{LayoutOptions, alone, config, describe};
 use super::{ModelOptions, OpenedModel};
@@ -128,6 +128,10 @@ impl EvaluateOptions {
     }
 
     fn text(&self, world_size: usize) -> Result<Text> {
+        if self.data == Path::new("-") && world_size > 1 {
+            let help = "each rank reads the text, and has no standard input: give a file, or one rank".into();
+            return Err(Error::Option { option: "--data", got: "-".into(), help });
+        }
         let layout = self.spread.layout(world_size)?;
         let opened = self.model.open()?;
         check_divisible(&layout, opened.weights.config())?;
@@ -163,9 +167,11 @@ impl EvaluateOptions {
             let length = rows.row_len();
             return Ok((Box::new(rows), length));
         }
-        let text = read_text(&self.data)?;
-        // Some editors begin files with a byte order mark.
-        let tokens = opened.tokenizer.encode_whole(text.strip_prefix('\u{feff}').unwrap_or(&text))?;
+        let (mut source, mut all) = (TextSource::open(&self.data, None)?, String::new());
+        while let Some(Piece::Text { text, .. }) = source.next_piece()? {
+            all.push_str(&text);
+        }
+        let tokens = opened.tokenizer.encode_whole(&all)?;
         let predicted = tokens.len().saturating_sub(1);
         if predicted == 0 {
             let help = "it must have two tokens at least, one to predict from and one to predict".into();

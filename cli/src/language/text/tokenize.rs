@@ -30,7 +30,7 @@ enum MadeTokenizer {
 #[command(group = ArgGroup::new("tokens").args(["model", "tokenizer"]).required(true))]
 #[command(after_help = "\
 A .jsonl, .ndjson or .json file has one JSON object per line, each a document: a text in its field
-`text`, or a conversation in its field `messages`. The chat template of --model formats conversations,
+`text`, a conversation in its field `messages`, or a `prompt` with its `completion`. The chat template of --model formats conversations,
 and only the assistant's answers are trained on. A .parquet file has such rows (in a build with the
 feature `parquet`). Any other file is one document, text in UTF-8. Each text is followed by the
 end-of-text token.

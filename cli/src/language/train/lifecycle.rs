@@ -32,7 +32,8 @@ pub(super) fn check_steps(options: &TrainOptions, done: usize) -> Result<()> {
         return Ok(());
     }
     let help = format!("the checkpoint is at step {done} already; give more, or another --checkpoint-dir");
-    Err(Error::Option { option: "--steps", got: steps.to_string(), help })
+    let got = options.epochs.unwrap_or(steps).to_string();
+    Err(Error::Option { option: options.steps_option(), got, help })
 }
 
 /// Returns the layout for the current number of ranks: some may have been lost before the first step.

@@ -6,6 +6,7 @@ mod start;
 
 use std::cell::Cell;
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::Command;
@@ -117,6 +118,9 @@ impl<J: Job> Command for J {
             return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
         }
         for (option, path) in options.text_files() {
+            if path == Path::new("-") {
+                continue;
+            }
             check_input(path)?;
             options.common().refuse_as_output(option, path)?;
             refuse_in_folder("--out", &options.out, option, path)?;
@@ -159,8 +163,9 @@ impl<J: Job> Command for J {
             };
             Data::open(files, &config)
         };
-        let (data, evaluate) = shared::with_shared_tokens(&options.data, options.evaluate.as_ref());
+        let (data, evaluate) = shared::with_shared_tokens(&options.data, options.evaluate.as_ref())?;
         let rows = open(&data, options.length, false)?;
+        options.set_rows(rows.len());
         check_batch_size(options.batch_size, rows.row_len())?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
         if options.sequence_parallel && !len.is_multiple_of(tp) {
@@ -209,6 +214,13 @@ impl<J: Job> Command for J {
             describe_model(&setup.subject),
             describe_data(&setup.rows)
         ))?;
+        if let Some(epochs) = options.epochs {
+            say(format_args!(
+                "steps: {} of {} rows, for {epochs} epochs",
+                options.steps(),
+                options.batch_size
+            ))?;
+        }
         if let Some(rows) = &setup.evaluation {
             say(format_args!("evaluation: {}", describe_evaluation(rows, options.evaluate_rows)))?;
         }
