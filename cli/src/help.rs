@@ -29,7 +29,10 @@ pub const SHARED: [(&str, &[&str]); 5] = [
             "pipeline-schedule",
         ],
     ),
-    ("Training", &["sequence-parallel", "no-shuffle", "field", "precision", "no-memory-check"]),
+    (
+        "Training",
+        &["sequence-parallel", "no-shuffle", "field", "precision", "check-gradient", "no-memory-check"],
+    ),
     ("Optimizer", &["schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "clip"]),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),

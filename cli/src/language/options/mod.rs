@@ -88,7 +88,7 @@ pub struct TrainOptions {
     /// Steps in all
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, help_heading = "Training")]
     steps: usize,
-    /// Times that all rows are taken, in place of --steps
+    /// Epochs, in place of --steps
     #[arg(long, value_name = "N", value_parser = count, conflicts_with = "steps", help_heading = "Training")]
     pub(super) epochs: Option<usize>,
     /// Rows per step, over all ranks
