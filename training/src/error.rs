@@ -229,7 +229,7 @@ pub enum Error {
     },
     /// An error of an operation.
     #[error(transparent)]
-    Operation(#[from] ops::Error),
+    Operation(Box<ops::Error>),
     /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -263,11 +263,17 @@ impl std::fmt::Display for Fallback {
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl From<ops::Error> for Error {
+    fn from(error: ops::Error) -> Self {
+        Self::Operation(Box::new(error))
+    }
+}
+
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
-            Error::Operation(error) => error.into(),
+            Error::Operation(error) => (*error).into(),
             // Not `Error::wrap`, which adds a backtrace to the message where RUST_BACKTRACE is set.
             other => candle_core::Error::Wrapped(Box::new(other)),
         }
