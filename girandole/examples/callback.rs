@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use girandole::launch::{self, RankContext};
 use girandole::models::{CausalLm, ModelConfig, Weights};
 use girandole::trainer::{CheckpointPlan, Data, Observer, StepReport, TrainConfig, Trainer};
-use girandole::{Parallel, ParallelConfig, Result, comm::carry};
+use girandole::{Batch, Parallel, ParallelConfig, Result, comm::carry};
 
 const SIZES: &str = r#"{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
@@ -24,12 +24,12 @@ impl Data for Counting {
         64
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<Batch> {
         let tokens = |first| {
             rows.iter().flat_map(move |row| (first..first + 16).map(move |i| ((row + i) % 64) as u32))
         };
         let tensor = |first| Tensor::from_iter(tokens(first), device)?.reshape((rows.len(), 16));
-        Ok((tensor(0)?, tensor(1)?.to_dtype(DType::I64)?))
+        Ok((tensor(0)?, tensor(1)?.to_dtype(DType::I64)?).into())
     }
 }
 

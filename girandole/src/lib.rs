@@ -68,6 +68,7 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod batch;
 pub mod checkpoint;
 mod error;
 mod folder;
@@ -79,6 +80,7 @@ pub mod trainer;
 
 pub use {comm, ddp, fsdp, launch, models, ops, pipeline, report, sampler, tensor_parallel, training};
 
+pub use batch::Batch;
 pub use error::{Error, Result};
 pub use layout::Layout;
 pub use parallel::{Evaluation, Parallel, ParallelConfig, StagesForward, Step};

@@ -13,7 +13,7 @@ use girandole::comm::Local;
 use girandole::trainer::{CheckpointPlan, Data, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
 use girandole::training::{CheckpointConfig, Checkpoints, FileHash};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
 use run::{Rows, Times, train};
 
 /// Returns the files of all checkpoints, with their steps.
@@ -86,10 +86,10 @@ impl Data for Numbers {
         16
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         let x = Tensor::from_iter(rows.iter().flat_map(|row| [*row as f32; 4]), device)?;
         let x = x.reshape((rows.len(), 4))?.sin()?;
-        Ok((x.clone(), (x * 0.5)?))
+        Ok((x.clone(), (x * 0.5)?).into())
     }
 }
 

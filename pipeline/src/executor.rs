@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_core::{Tensor, Var};
 use ops::tape::scalar_with_gradient;
-use ops::{DeferredGrads, RowKeys, activation_bytes, backward, defer_weights};
+use ops::{DeferredGrads, RowContext, activation_bytes, backward, defer_weights};
 use training::internal::GradSums;
 
 use crate::average::Average;
@@ -36,8 +36,8 @@ pub(crate) struct Run<'a> {
     pub(crate) targets: Vec<Tensor>,
     pub(crate) loss: &'a dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
     pub(crate) before_forward: Option<&'a dyn Fn(Action)>,
-    /// By micro-batch; empty if rows have no keys.
-    pub(crate) row_keys: Vec<RowKeys>,
+    /// By micro-batch; empty if nothing is known of rows.
+    pub(crate) row_contexts: Vec<RowContext>,
     /// Whether to run forward only, without dropout and without an autograd graph.
     pub(crate) evaluates: bool,
     pub(crate) gradients: GradSums,
@@ -180,10 +180,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Calls `compute` with the keys of a micro-batch's rows, if they have some.
+    /// Calls `compute` with what is known of a micro-batch's rows.
     fn scope<T>(&self, micro_batch: usize, compute: impl FnOnce() -> T) -> T {
-        match self.row_keys.get(micro_batch) {
-            Some(keys) => keys.scope(compute),
+        match self.row_contexts.get(micro_batch) {
+            Some(rows) => rows.scope(compute),
             None => compute(),
         }
     }

@@ -133,6 +133,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             scaler,
             counted: Default::default(),
             steps: 0,
+            knows_documents: false,
             failed: None,
             remake,
         };

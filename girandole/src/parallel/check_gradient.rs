@@ -9,7 +9,7 @@ use training::{GradientCheck, GradientCheckConfig};
 
 use super::micro_batches::Prepared;
 use super::{Kind, Parallel, Step};
-use crate::{Error, Result};
+use crate::{Batch, Error, Result};
 
 /// Names and shapes of parameters.
 type Shapes = Vec<(String, Vec<usize>)>;
@@ -29,20 +29,18 @@ impl<M: Model> Parallel<M> {
     /// [`training::Error::NotRepeatable`]; those of [`evaluate`](Self::evaluate).
     pub fn check_gradient(
         &mut self,
-        input: &Tensor,
-        targets: &Tensor,
+        batch: &Batch,
         step: &Step,
         config: &GradientCheckConfig,
     ) -> Result<GradientCheck> {
         self.check()?;
-        let check = Precision::F32.scope(|| self.try_check_gradient(input, targets, step, config));
+        let check = Precision::F32.scope(|| self.try_check_gradient(batch, step, config));
         self.note(check)
     }
 
     fn try_check_gradient(
         &mut self,
-        input: &Tensor,
-        targets: &Tensor,
+        batch: &Batch,
         step: &Step,
         config: &GradientCheckConfig,
     ) -> Result<GradientCheck> {
@@ -50,7 +48,7 @@ impl<M: Model> Parallel<M> {
         // The random numbers of rows are those of the step.
         let next = self.steps;
         self.steps = next.saturating_sub(1);
-        let batch = self.prepare(Ok((input.clone(), targets.clone())), usize::MAX);
+        let batch = self.prepare(Ok(batch.clone()), usize::MAX);
         self.steps = next;
         let mut loss = InLayout { parallel: self, batch: batch? };
         let check = check_gradient_of(&mut loss, &parameters, parts, config)?;

@@ -2,18 +2,17 @@
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
-use ops::RowKeys;
 use ops::tape::scalar_with_gradient;
+use ops::{Documents, RowContext, RowKeys};
 use training::build::Model;
 
 use super::{Evaluation, Kind, Parallel};
 use crate::agreement::all_agree;
-use crate::{Error, Result};
+use crate::{Batch, Error, Result};
 
 /// A rank's share of a batch.
 pub(crate) struct Prepared {
-    pub(crate) input: Tensor,
-    pub(crate) targets: Tensor,
+    pub(crate) batch: Batch,
     pub(crate) parts: Vec<MicroBatch>,
     /// Number of its first rows that count.
     counted: usize,
@@ -29,7 +28,8 @@ pub(crate) struct MicroBatch {
     input: Tensor,
     targets: Tensor,
     count: usize,
-    pub(crate) keys: RowKeys,
+    /// Of all its rows, also of those that do not count.
+    pub(crate) rows: RowContext,
 }
 
 impl<M: Model> Parallel<M> {
@@ -38,32 +38,37 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// Those of [`step`](Self::step).
     pub fn evaluate(&mut self, input: &Tensor, targets: &Tensor) -> Result<Evaluation> {
-        self.evaluate_of(Ok((input.clone(), targets.clone())), usize::MAX)
+        self.evaluate_batch(&(input.clone(), targets.clone()).into())
     }
 
-    /// Like [`evaluate`](Self::evaluate), with a batch that this rank may have failed to make. Only the first `counted`
+    /// Like [`evaluate`](Self::evaluate), with rows that may be packed.
+    ///
+    /// # Errors
+    /// Those of [`step_batch`](Self::step_batch).
+    pub fn evaluate_batch(&mut self, batch: &Batch) -> Result<Evaluation> {
+        self.evaluate_of(Ok(batch.clone()), usize::MAX)
+    }
+
+    /// Like [`evaluate_batch`](Self::evaluate_batch), with a batch that this rank may have failed to make. Only the first `counted`
     /// of this rank's rows count; the others fill the batch.
-    pub(crate) fn evaluate_of(
-        &mut self,
-        batch: Result<(Tensor, Tensor)>,
-        counted: usize,
-    ) -> Result<Evaluation> {
+    pub(crate) fn evaluate_of(&mut self, batch: Result<Batch>, counted: usize) -> Result<Evaluation> {
         self.check()?;
         let evaluation = self.try_evaluate(batch, counted);
         self.note(evaluation)
     }
 
-    fn try_evaluate(&mut self, batch: Result<(Tensor, Tensor)>, counted: usize) -> Result<Evaluation> {
+    fn try_evaluate(&mut self, batch: Result<Batch>, counted: usize) -> Result<Evaluation> {
         let batch = self.prepare(batch, counted)?;
         Ok(Evaluation { loss: self.mean_loss(&batch, false)?, targets: batch.total })
     }
 
     /// Returns the mean over all targets of all ranks, without backward; `in_training` with the random numbers of rows.
-    pub(super) fn mean_loss(&mut self, batch: &Prepared, in_training: bool) -> Result<f64> {
-        let Prepared { input, targets, parts, total, .. } = batch;
+    pub(super) fn mean_loss(&mut self, prepared: &Prepared, in_training: bool) -> Result<f64> {
+        let Prepared { batch, parts, total, .. } = prepared;
+        let asked = Documents::asked();
         let loss = |part: &MicroBatch, model: &M| match in_training {
             true => part.training_loss(model),
-            false => part.loss(model),
+            false => part.loss(&part.rows_in_evaluation(), model),
         };
         let of = |model: &M| {
             parts
@@ -72,14 +77,36 @@ impl<M: Model> Parallel<M> {
         };
         let sum = match &mut self.model {
             Kind::Stages(stages) => {
-                let keys = parts.iter().filter(|_| in_training).map(|part| part.keys.clone());
-                stages.evaluate(input, targets, keys.collect(), batch.counted)?
+                let rows = parts.iter().map(|part| match in_training {
+                    true => part.rows.clone(),
+                    false => part.rows_in_evaluation(),
+                });
+                stages.evaluate(batch, rows.collect(), prepared.counted)?
             }
             Kind::Whole { model, .. } => of(model)?,
             Kind::Copies(ddp) => of(ddp.model()?)?,
             Kind::Sharded(fsdp) => of(fsdp.model()?)?,
         };
+        self.check_documents(batch, asked)?;
         Ok(self.sum_of_all(sum)? / *total as f64)
+    }
+
+    /// Checks once that some attention has asked for the documents of a batch, since `asked` on this rank, in one of the stages.
+    pub(crate) fn check_documents(&mut self, batch: &Batch, asked: u64) -> Result<()> {
+        if self.knows_documents || batch.documents.is_none() {
+            return Ok(());
+        }
+        if sum(&**self.mesh.axis("pp")?, (Documents::asked() - asked) as f64)? == 0.0 {
+            let help = "the documents of a row would see each other: use ops::attention or ops::SelfAttention, or ask \
+                        Documents::current() and mask";
+            return Err(Error::invalid(
+                "the model's attention",
+                "none that asks for the documents of a batch",
+                help,
+            ));
+        }
+        self.knows_documents = true;
+        Ok(())
     }
 
     /// Remembers the first failure, except for an error that leaves everything unchanged on all ranks.
@@ -93,10 +120,10 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Divides a rank's share of a batch, and counts the targets of all ranks. Rows after the first `counted` do not count.
-    pub(crate) fn prepare(&mut self, batch: Result<(Tensor, Tensor)>, counted: usize) -> Result<Prepared> {
-        let prepared = batch.and_then(|(input, targets)| {
-            let parts = self.micro_batches(&input, &targets, counted)?;
-            Ok(Prepared { input, targets, parts, counted, total: 0, share: 0.0 })
+    pub(crate) fn prepare(&mut self, batch: Result<Batch>, counted: usize) -> Result<Prepared> {
+        let prepared = batch.and_then(|batch| {
+            let parts = self.micro_batches(&batch, counted)?;
+            Ok(Prepared { batch, parts, counted, total: 0, share: 0.0 })
         });
         let own = match &prepared {
             Ok(prepared) => prepared.parts.iter().map(|part| part.count).sum::<usize>() as f64,
@@ -111,7 +138,7 @@ impl<M: Model> Parallel<M> {
             return Err(Error::NoTargets);
         }
         let (share, prepared) = (self.data.world_size() as f64 / total, prepared?);
-        self.take_example(&prepared.input)?;
+        self.take_example(&prepared.batch.input)?;
         Ok(Prepared { total: total as usize, share, ..prepared })
     }
 
@@ -128,7 +155,8 @@ impl<M: Model> Parallel<M> {
 
     /// Divides a rank's rows into micro-batches. Of one with rows that do not count, only the others are left; if none is
     /// left, all stay, without targets that count.
-    fn micro_batches(&self, input: &Tensor, targets: &Tensor, counted: usize) -> Result<Vec<MicroBatch>> {
+    fn micro_batches(&self, batch: &Batch, counted: usize) -> Result<Vec<MicroBatch>> {
+        let Batch { input, targets, documents } = batch;
         let count = self.config.micro_batches;
         let rows = input.dims().first().copied().unwrap_or(0);
         let is_divided = rows.is_multiple_of(count) || !matches!(self.model, Kind::Stages(_));
@@ -144,6 +172,10 @@ impl<M: Model> Parallel<M> {
         if targets.dims().first() != Some(&rows) {
             let help = format!("the input has {rows} rows: give as many");
             return Err(Error::invalid("the targets of a batch", format!("{:?}", targets.dims()), help));
+        }
+        if let Some(documents) = documents.as_ref().filter(|documents| documents.rows() != rows) {
+            let (got, help) = (documents.rows(), format!("the input has {rows} rows: give as many"));
+            return Err(Error::invalid("the documents of a batch", format!("those of {got} rows"), help));
         }
         let size = rows / count;
         let example = self.config.example.as_ref().and_then(|example| example.dims().first().copied());
@@ -163,10 +195,12 @@ impl<M: Model> Parallel<M> {
             };
             let targets = of(targets)?;
             // Indices in the batch, whose rows are assigned to the ranks in turn.
-            let places = (begin..end).map(|row| row * self.data.world_size() + self.data.rank());
-            let keys = RowKeys::new(self.config.seed, self.steps, places);
+            let places = (begin..whole).map(|row| row * self.data.world_size() + self.data.rank());
+            let keys = Some(RowKeys::new(self.config.seed, self.steps, places));
+            let documents = documents.as_ref().map(|documents| documents.part(begin..whole));
+            let rows = RowContext { keys, documents };
             let count = if is_counted { M::count(&targets)? } else { 0 };
-            Ok(MicroBatch { input: of(input)?, count, targets, keys })
+            Ok(MicroBatch { input: of(input)?, count, targets, rows })
         };
         (0..count).map(part).collect()
     }
@@ -184,16 +218,21 @@ impl<M: Model> Parallel<M> {
 }
 
 impl MicroBatch {
-    fn loss<M: Model>(&self, model: &M) -> Result<Tensor> {
-        if self.count > 0 {
-            return Ok(model.loss(&self.input, &self.targets)?);
-        }
-        zero_loss(&model.without_loss(&self.input)?)
+    /// Without random numbers.
+    fn rows_in_evaluation(&self) -> RowContext {
+        RowContext { keys: None, ..self.rows.clone() }
     }
 
     /// Computes the loss in training, where rows have random numbers.
     pub(crate) fn training_loss<M: Model>(&self, model: &M) -> Result<Tensor> {
-        self.keys.scope(|| self.loss(model))
+        self.loss(&self.rows, model)
+    }
+
+    fn loss<M: Model>(&self, rows: &RowContext, model: &M) -> Result<Tensor> {
+        rows.part(0..self.input.dim(0)?).scope(|| match self.count > 0 {
+            true => Ok(model.loss(&self.input, &self.targets)?),
+            false => zero_loss(&model.without_loss(&self.input)?),
+        })
     }
 
     /// Returns its contribution to the sum of all losses.

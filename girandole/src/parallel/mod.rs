@@ -64,6 +64,8 @@ pub struct Parallel<M> {
     counted: HashSet<TensorId>,
     /// Number of the next step.
     pub(crate) steps: u64,
+    /// Whether some attention has asked for the documents of packed rows.
+    knows_documents: bool,
     /// The first failure, after which ranks are out of step.
     failed: Option<String>,
     remake: Remake<M>,

@@ -6,7 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Module, Tensor, Var, bail};
 use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
-use ops::RowKeys;
+use ops::RowContext;
 use pipeline::{Modules, Pipeline, PipelineConfig};
 use tensor_parallel::Shards;
 use training::build::{Model, Units, whole_rows};
@@ -15,7 +15,7 @@ use super::flat_shards::FlatShards;
 use super::micro_batches::{number, weighted, zero_loss};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig};
-use crate::Result;
+use crate::{Batch, Result};
 
 /// Computes the output of the last unit from its input.
 type LastUnit = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send>;
@@ -85,7 +85,8 @@ impl Stages {
             if count == 0 {
                 return Ok(zero_loss(&model.last_unit(x)?)?);
             }
-            let loss = model.last_unit_loss(&counted, &targets)?;
+            let rows = RowContext::current().part(0..targets.dim(0)?);
+            let loss = rows.scope(|| model.last_unit_loss(&counted, &targets))?;
             own.sum += number(&loss)? * count as f64;
             Ok(weighted(&loss, count, own.share)?)
         };
@@ -132,15 +133,14 @@ impl Stages {
     /// Returns the sum of the losses of all targets, if this rank has the last stage (otherwise 0), and the gradients.
     pub(crate) fn step(
         &mut self,
-        input: &Tensor,
-        targets: &Tensor,
-        keys: Vec<RowKeys>,
+        batch: &Batch,
+        rows: Vec<RowContext>,
         share: f64,
         shards: &Shards,
     ) -> Result<(f64, GradStore)> {
         self.begin(share * self.micro_batches as f64, usize::MAX)?;
-        self.pipeline.set_row_keys(keys);
-        let mut step = self.pipeline.step(Some(input), Some(targets))?;
+        self.pipeline.set_row_contexts(rows);
+        let mut step = self.pipeline.step(Some(&batch.input), Some(&batch.targets))?;
         shards.sum_gradients(&self.pipeline.named_vars(), &mut step.grads)?;
         let grads = match &self.flat {
             Some(flat) => flat.of_gradients(&step.grads)?,
@@ -149,17 +149,11 @@ impl Stages {
         Ok((self.sums().sum, grads))
     }
 
-    /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows; in training with keys.
-    pub(super) fn evaluate(
-        &mut self,
-        input: &Tensor,
-        targets: &Tensor,
-        keys: Vec<RowKeys>,
-        counted: usize,
-    ) -> Result<f64> {
+    /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows.
+    pub(super) fn evaluate(&mut self, batch: &Batch, rows: Vec<RowContext>, counted: usize) -> Result<f64> {
         self.begin(1.0, counted)?;
-        self.pipeline.set_row_keys(keys);
-        self.pipeline.evaluate(Some(input), Some(targets))?;
+        self.pipeline.set_row_contexts(rows);
+        self.pipeline.evaluate(Some(&batch.input), Some(&batch.targets))?;
         Ok(self.sums().sum)
     }
 
@@ -277,7 +271,7 @@ impl<M: Model> Parallel<M> {
 impl StagesForward<'_> {
     /// Computes the model's output for an input, without backward. Returns the same on every rank. Call on every rank
     /// with the same input. `last` is applied to the output on the last stage before it is sent to all ranks: it may
-    /// select the part that is needed.
+    /// select the part that is needed. For packed rows call it in a scope of their [`Documents`](ops::Documents).
     ///
     /// # Cost
     /// Stages compute one after the other; the output of each is broadcast along `pp`.

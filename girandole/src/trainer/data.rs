@@ -5,22 +5,23 @@ use std::sync::Arc;
 use candle_core::{Device, Result, Tensor};
 use comm::Communicator;
 use models::tokens::Rows;
+use ops::Documents;
 use sampler::{OrderConfig, RunLoader, SamplerError, SamplerState};
 
 use super::TrainConfig;
-use crate::Error;
+use crate::{Batch, Error};
 
 /// Training data: rows, accessed by index.
 pub trait Data: Send + Sync {
     /// Returns the number of rows.
     fn rows(&self) -> usize;
 
-    /// Returns some rows as the model's input and targets. A [`Trainer`](super::Trainer) calls it on another thread, for batches
+    /// Returns some rows: the model's input and targets (`Ok((input, targets).into())`), and the documents of packed rows. A [`Trainer`](super::Trainer) calls it on another thread, for batches
     /// in their order, up to three before the step that takes them, with the CPU as device; it moves them to the model's.
     ///
     /// # Errors
     /// Rows that cannot be read.
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)>;
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch>;
 
     /// Returns an identification of the data: a run resumes only with the data that its checkpoint was made with. By
     /// default the number of rows.
@@ -34,20 +35,23 @@ impl Data for Rows {
         self.len()
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
-        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
+        let (mut tokens, mut targets, mut documents) = (Vec::new(), Vec::new(), Vec::new());
         for row in rows {
             let row = self.get(*row).map_err(comm::carry)?;
-            if !row.documents.is_empty() {
-                candle_core::bail!(
-                    "rows of several documents cannot be trained on yet: pack them as a stream"
-                );
-            }
             tokens.extend(row.tokens);
             targets.extend(row.targets);
+            documents.push(row.documents);
         }
-        let shape = (rows.len(), self.row_len());
-        Ok((Tensor::from_vec(tokens, shape, device)?, Tensor::from_vec(targets, shape, device)?))
+        let (len, shape) = (self.row_len() as u32, (rows.len(), self.row_len()));
+        let is_packed = documents.iter().any(|row| !row.is_empty());
+        // Among packed rows, one that is a stream is one document.
+        documents.iter_mut().filter(|row| row.is_empty()).for_each(|row| row.push(len));
+        Ok(Batch {
+            input: Tensor::from_vec(tokens, shape, device)?,
+            targets: Tensor::from_vec(targets, shape, device)?,
+            documents: is_packed.then(|| Documents::new(documents)).transpose()?,
+        })
     }
 
     fn fingerprint(&self) -> String {
@@ -58,7 +62,7 @@ impl Data for Rows {
 /// This rank's batches of a run, in their order, read ahead of the steps.
 pub(super) struct Batches {
     pub(super) data: Arc<dyn Data>,
-    loader: RunLoader<Result<(Tensor, Tensor)>>,
+    loader: RunLoader<Result<Batch>>,
 }
 
 impl Batches {
@@ -72,18 +76,16 @@ impl Batches {
         Ok(Self { data, loader })
     }
 
-    /// Returns this rank's rows of the next batch, as input and targets. `ranks` are those with different rows. The inner error
+    /// Returns this rank's rows of the next batch. `ranks` are those with different rows. The inner error
     /// is that of reading them, which other ranks do not have.
-    pub(super) fn next(
-        &mut self,
-        ranks: &dyn Communicator,
-        device: &Device,
-    ) -> crate::Result<Result<(Tensor, Tensor)>> {
+    pub(super) fn next(&mut self, ranks: &dyn Communicator, device: &Device) -> crate::Result<Result<Batch>> {
         let batch = match self.loader.batch(ranks.world_size(), ranks.rank()) {
             Err(error @ SamplerError::CollatePanicked { .. }) => Err(comm::carry(error)),
             batch => batch.map_err(refuse)?,
         };
-        Ok(batch.and_then(|(input, targets)| Ok((input.to_device(device)?, targets.to_device(device)?))))
+        Ok(batch.and_then(|Batch { input, targets, documents }| {
+            Ok(Batch { input: input.to_device(device)?, targets: targets.to_device(device)?, documents })
+        }))
     }
 
     /// Returns the epoch of the next row.

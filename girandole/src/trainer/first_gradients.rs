@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use training::OnMissingGradient;
 use training::build::Model;
 
 use super::Trainer;
-use crate::{Result, Step};
+use crate::{Batch, Result, Step};
 
 /// The time of a check of gradients, which is not the step's.
 #[derive(Debug, Default)]
@@ -19,12 +19,7 @@ pub(super) struct CheckTime {
 
 impl<M: Model> Trainer<'_, M> {
     /// Checks the gradients of the first step of a new run, where it costs little.
-    pub(super) fn check_first_gradients(
-        &mut self,
-        input: &Tensor,
-        targets: &Tensor,
-        step: &Step,
-    ) -> Result<CheckTime> {
+    pub(super) fn check_first_gradients(&mut self, batch: &Batch, step: &Step) -> Result<CheckTime> {
         let (began, before) = (Instant::now(), self.model.stats());
         let (config, ranks) = (&self.config.gradient_check, self.model.data_ranks().world_size());
         // In 16 bits nothing could be told apart from rounding.
@@ -37,7 +32,7 @@ impl<M: Model> Trainer<'_, M> {
             tracing::debug!("gradients are not checked: {work} multiplications a pass are too many");
             return Ok(CheckTime::default());
         }
-        let check = self.model.check_gradient(input, targets, step, config)?;
+        let check = self.model.check_gradient(batch, step, config)?;
         tracing::debug!(
             "gradients of {} parameters checked in {} forward passes; undecided: {:?}",
             check.parameters,

@@ -7,7 +7,7 @@
 //! use girandole::comm::{Communicator, Local};
 //! use girandole::models::{CausalLm, ModelConfig, Weights};
 //! use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
-//! use girandole::{Layout, Parallel, ParallelConfig};
+//! use girandole::{Batch, Layout, Parallel, ParallelConfig};
 //!
 //! /// Rows of tokens, each of which tells the next.
 //! struct Counting;
@@ -17,10 +17,10 @@
 //!         64
 //!     }
 //!
-//!     fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+//!     fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
 //!         let tokens = |first: u32| rows.iter().flat_map(move |row| (0..8).map(move |i| (*row as u32 + i + first) % 32));
 //!         let tensor = |first| Tensor::from_iter(tokens(first), device)?.reshape((rows.len(), 8));
-//!         Ok((tensor(0)?, tensor(1)?.to_dtype(candle_core::DType::I64)?))
+//!         Ok((tensor(0)?, tensor(1)?.to_dtype(candle_core::DType::I64)?).into())
 //!     }
 //! }
 //!

@@ -18,7 +18,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
-use ops::backward;
+use ops::{Documents, backward};
 use training::LossScaler;
 use training::build::Model;
 use training::internal::{GradSums, clip_factor};
@@ -26,7 +26,7 @@ use training::internal::{GradSums, clip_factor};
 use super::first_gradients::CheckTime;
 use super::{StepReport, Trainer};
 use crate::parallel::{Kind, MicroBatch, Prepared};
-use crate::{Error, Parallel, Result, Step};
+use crate::{Batch, Error, Parallel, Result, Step};
 
 impl<M: Model> Trainer<'_, M> {
     /// Computes the next step. Batches without targets are left out, unless there are no others.
@@ -62,9 +62,9 @@ impl<M: Model> Trainer<'_, M> {
         let step = tracing::info_span!("forward and backward").in_scope(|| self.model.step_of(batch))?;
         let check = match first {
             None => CheckTime::default(),
-            Some((input, targets)) => {
+            Some(batch) => {
                 let span = tracing::info_span!("gradient check");
-                span.in_scope(|| self.check_first_gradients(&input, &targets, &step))?
+                span.in_scope(|| self.check_first_gradients(&batch, &step))?
             }
         };
 
@@ -150,20 +150,30 @@ impl<M: Model> Parallel<M> {
     /// Fewer rows than micro-batches, or with `pp` not a multiple of them; no target that counts on any rank; errors of
     /// the model and the strategy.
     pub fn step(&mut self, input: &Tensor, targets: &Tensor) -> Result<Step> {
-        self.step_of(Ok((input.clone(), targets.clone())))
+        self.step_batch(&(input.clone(), targets.clone()).into())
     }
 
-    /// Like [`step`](Self::step), with a batch that this rank may have failed to make: the error is sent to the others.
-    pub(crate) fn step_of(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
+    /// Like [`step`](Self::step), with rows that may be packed: attention keeps their documents apart and positions begin anew in
+    /// each, so that the loss is that of the documents alone. Ranks that differ only in `pp` or `tp` get the same documents.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step); documents of other rows; a model in which no attention asks for the documents
+    /// ([`Documents::current`]).
+    pub fn step_batch(&mut self, batch: &Batch) -> Result<Step> {
+        self.step_of(Ok(batch.clone()))
+    }
+
+    /// Like [`step_batch`](Self::step_batch), with a batch that this rank may have failed to make: the error is sent to the others.
+    pub(crate) fn step_of(&mut self, batch: Result<Batch>) -> Result<Step> {
         self.check()?;
         let step = self.forward_backward(batch);
         self.note(step)
     }
 
-    fn forward_backward(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
-        let batch = self.prepare(batch, usize::MAX)?;
-        let Prepared { input, targets, parts, total, share, .. } = batch;
+    fn forward_backward(&mut self, batch: Result<Batch>) -> Result<Step> {
+        let Prepared { batch, parts, total, share, .. } = self.prepare(batch, usize::MAX)?;
         self.steps += 1;
+        let asked = Documents::asked();
         // With this factor of the sum of a micro-batch's losses, the average of all ranks is the mean over all targets.
         let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
@@ -191,10 +201,11 @@ impl<M: Model> Parallel<M> {
             )?,
             // Micro-batches pass through the stages by a schedule, and copies of stages average.
             Kind::Stages(stages) => {
-                let keys = parts.into_iter().map(|part| part.keys).collect();
-                stages.step(&input, &targets, keys, share, &self.shards)?
+                let rows = parts.into_iter().map(|part| part.rows).collect();
+                stages.step(&batch, rows, share, &self.shards)?
             }
         };
+        self.check_documents(&batch, asked)?;
         // Parameters that all ranks of `tp` have whole; stages have summed them already, before taking their shards.
         if !matches!(self.model, Kind::Stages(_)) {
             self.shards.sum_gradients(&self.named_vars(), &mut grads)?;

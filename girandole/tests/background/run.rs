@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use girandole::comm::Local;
 use girandole::models::{CausalLm, ModelConfig, Weights};
 use girandole::trainer::{CheckpointPlan, Data, Observer, StepReport, Summary, TrainConfig, Trainer};
-use girandole::{Layout, Parallel, ParallelConfig};
+use girandole::{Batch, Layout, Parallel, ParallelConfig};
 
 /// Rows of a few tokens.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ impl Data for Rows {
         16
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         let (len, tokens) = (self.len, self.tokens);
         let all = |first| {
             rows.iter().flat_map(move |row| {
@@ -29,7 +29,7 @@ impl Data for Rows {
             })
         };
         let tensor = |first| Tensor::from_iter(all(first), device)?.reshape((rows.len(), len));
-        Ok((tensor(0)?.to_dtype(DType::U32)?, tensor(1)?))
+        Ok((tensor(0)?.to_dtype(DType::U32)?, tensor(1)?).into())
     }
 }
 

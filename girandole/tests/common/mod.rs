@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::Optimizer;
+use girandole::ops::Documents;
 use girandole::training::build::{Builder, Model, Unit, Units};
 use girandole::training::{Adam, AdamConfig, LossScalerConfig};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
+use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
 use models::{CausalLm, ModelConfig, Weights};
 use pipeline::ScheduleKind;
 
@@ -74,6 +75,8 @@ pub(crate) struct Setup {
     /// Length of rows.
     pub(crate) len: usize,
     pub(crate) dropout: f64,
+    /// Whether rows are packed: each has documents of other lengths.
+    pub(crate) packed: bool,
 }
 
 impl Default for Setup {
@@ -88,6 +91,7 @@ impl Default for Setup {
             gpt2: false,
             len: LEN,
             dropout: 0.0,
+            packed: false,
         }
     }
 }
@@ -164,23 +168,50 @@ pub(crate) fn own_batch_of(
     Ok((part(&tokens)?, part(&targets)?))
 }
 
+/// The lengths of the documents of a step's rows; the last place of some is unused.
+pub(crate) fn documents_of(step: usize, len: usize) -> Vec<Vec<u32>> {
+    let of_row = |row: usize| {
+        let (first, unused) = ((row * 3 + step) % len, usize::from(row % 3 == 1));
+        let second = (len - first - unused).min(1 + row % 2);
+        let lengths = [first, second, len - first - second - unused];
+        lengths.into_iter().filter(|len| *len > 0).map(|len| len as u32).collect()
+    };
+    (0..ROWS).map(of_row).collect()
+}
+
+/// Like `own_batch`, for a setup.
+pub(crate) fn own_rows(parallel: &Parallel<CausalLm>, step: usize, setup: &Setup) -> Result<Batch> {
+    let batch = Batch::from(own_batch_of(parallel, step, setup.len)?);
+    if !setup.packed {
+        return Ok(batch);
+    }
+    let (data, all) = (parallel.data_ranks(), documents_of(step, setup.len));
+    let own: Vec<Vec<u32>> = all.into_iter().skip(data.rank()).step_by(data.world_size()).collect();
+    let ignored = Tensor::full(-100i64, (1, 1), &Device::Cpu)?;
+    for (row, lengths) in own.iter().enumerate().filter(|(_, row)| row.iter().sum::<u32>() < setup.len as u32)
+    {
+        let (row, used) = (batch.targets.narrow(0, row, 1)?, lengths.iter().sum::<u32>() as usize);
+        row.slice_set(&ignored, 1, used)?;
+    }
+    Ok(Batch { documents: Some(Documents::new(own)?), ..batch })
+}
+
 pub(crate) fn step(
     parallel: &mut Parallel<CausalLm>,
     optimizer: &mut Adam,
     number: usize,
 ) -> girandole::Result<f64> {
-    step_of(parallel, optimizer, number, LEN)
+    step_of(parallel, optimizer, number, &Setup::default())
 }
 
-/// Like `step`, with rows of another length.
+/// Like `step`, for a setup.
 pub(crate) fn step_of(
     parallel: &mut Parallel<CausalLm>,
     optimizer: &mut Adam,
     number: usize,
-    len: usize,
+    setup: &Setup,
 ) -> girandole::Result<f64> {
-    let (tokens, targets) = own_batch_of(parallel, number, len)?;
-    let mut step = parallel.step(&tokens, &targets)?;
+    let mut step = parallel.step_batch(&own_rows(parallel, number, setup)?)?;
     parallel.clip_grad_norm(&mut step.grads, 0.5)?;
     optimizer.step(&step.grads)?;
     Ok(step.loss)

@@ -8,7 +8,7 @@ use candle_core::{Device, Result, Tensor};
 use girandole::comm::{Communicator, Local};
 use girandole::models::CausalLm;
 use girandole::trainer::{CheckpointPlan, Data, Observer, Regrouping, StepReport, TrainConfig, Trainer};
-use girandole::{Error, Layout, Parallel};
+use girandole::{Batch, Error, Layout, Parallel};
 
 pub(crate) const STEPS: usize = 9;
 
@@ -19,13 +19,13 @@ impl Data for Rows {
         36
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         let token = |row: usize, place: usize| ((row * 5 + place * place * 3) % 48) as i64;
         let of = |first: usize| {
             rows.iter().flat_map(move |row| (0..LEN).map(move |place| token(*row, place + first)))
         };
         let tensor = |first| Tensor::from_iter(of(first), device)?.reshape((rows.len(), LEN));
-        Ok((tensor(0)?, tensor(1)?))
+        Ok((tensor(0)?, tensor(1)?).into())
     }
 }
 

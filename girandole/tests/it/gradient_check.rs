@@ -9,7 +9,7 @@ use girandole::ops::{LayerNorm, layer_norm};
 use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
 use girandole::training::{GradientCheck, GradientCheckConfig, OnMissingGradient};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
 
 use crate::common::{Setup, own_batch};
 
@@ -47,8 +47,11 @@ fn our_models_pass_in_every_layout() {
                 let (input, targets) = own_batch(&parallel, 0)?;
                 let step = parallel.step(&input, &targets)?;
                 let before = bits(&parallel);
-                let check =
-                    parallel.check_gradient(&input, &targets, &step, &GradientCheckConfig::default())?;
+                let check = parallel.check_gradient(
+                    &(input, targets).into(),
+                    &step,
+                    &GradientCheckConfig::default(),
+                )?;
                 assert!(bits(&parallel) == before, "{layout}: the parameters have changed");
                 Ok(check)
             });
@@ -111,10 +114,10 @@ impl Data for Rows {
         self.0.dims()[0]
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         let rows: Vec<u32> = rows.iter().map(|row| *row as u32).collect();
         let x = self.0.index_select(&Tensor::new(rows, device)?, 0)?;
-        Ok((x.clone(), x.sqr()?))
+        Ok((x.clone(), x.sqr()?).into())
     }
 
     fn fingerprint(&self) -> String {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Mutex;
 
-use crate::common::{LEN, ROWS, Setup, optimizer, own_batch, own_batch_of, step_of};
+use crate::common::{LEN, ROWS, Setup, optimizer, own_batch, own_batch_of, own_rows, step_of};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
@@ -37,10 +37,9 @@ fn train_for(steps: usize, layout: &str, setup: Setup) -> Trained {
     let ranks = Local::run_shared(layout.ranks(), |comm| {
         let mut parallel = setup.parallel(comm, &layout, None)?;
         let mut optimizer = optimizer(&parallel)?;
-        let losses = (0..steps).map(|number| step_of(&mut parallel, &mut optimizer, number, setup.len));
+        let losses = (0..steps).map(|number| step_of(&mut parallel, &mut optimizer, number, &setup));
         let losses = losses.collect::<girandole::Result<Vec<f64>>>()?;
-        let (tokens, targets) = own_batch_of(&parallel, steps, setup.len)?;
-        let evaluated = parallel.evaluate(&tokens, &targets)?.loss;
+        let evaluated = parallel.evaluate_batch(&own_rows(&parallel, steps, &setup)?)?.loss;
         for piece in parallel.pieces().into_iter().filter(|piece| piece.writes) {
             let mut whole = whole.lock().unwrap();
             let len = piece.region.dims.iter().product();
@@ -191,6 +190,48 @@ fn dropout_in_every_layout() {
         }
         for schedule in [ScheduleKind::GPipe, ScheduleKind::ZbV] {
             assert_equal("pp=2", &train_as("pp=2", Setup { schedule, ..setup }), &expected, 1e-10);
+        }
+    }
+}
+
+/// The documents of packed rows travel with them: over ranks, micro-batches, stages and recomputation, also with dropout.
+#[test]
+fn packed_rows_in_every_layout() {
+    let gpt2 = Setup { gpt2: true, packed: true, ..Setup::default() };
+    let qwen3 = Setup { gpt2: false, ..gpt2 };
+    for setup in [gpt2, qwen3] {
+        let (expected, streams) = (train_as("", setup), train_as("", Setup { packed: false, ..setup }));
+        assert!((expected.losses[0] - streams.losses[0]).abs() > 1e-3, "documents see each other");
+        for layout in LAYOUTS {
+            assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
+        }
+        let divided = Setup { sequence_parallel: true, ..setup };
+        for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
+            assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
+        }
+        for recompute in [Recompute::Units, Recompute::Selective, Recompute::Every(2)] {
+            for (layout, setup) in
+                [("", setup), ("shard=2", setup), ("pp=2", setup), ("pp=2,tp=2", setup), ("tp=2", divided)]
+            {
+                assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
+            }
+        }
+        for schedule in [
+            ScheduleKind::Naive,
+            ScheduleKind::GPipe,
+            ScheduleKind::Interleaved,
+            ScheduleKind::LoopedBfs,
+            ScheduleKind::ZbH1,
+            ScheduleKind::ZbV,
+        ] {
+            for (layout, setup) in [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,tp=2", divided)] {
+                assert_equal(layout, &train_as(layout, Setup { schedule, ..setup }), &expected, 1e-10);
+            }
+        }
+        let dropped = Setup { dropout: 0.2, ..setup };
+        let expected = train_as("", dropped);
+        for layout in ["dp=2", "shard=2,tp=2", "pp=2,dp=2"] {
+            assert_equal(layout, &train_as(layout, dropped), &expected, 1e-10);
         }
     }
 }

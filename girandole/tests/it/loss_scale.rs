@@ -11,7 +11,7 @@ use girandole::comm::Local;
 use girandole::trainer::{CheckpointPlan, Data, NoObserver, Observer, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, LossScalerConfig};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
 
 const LAYOUTS: [&str; 12] = [
     "dp=2",
@@ -228,9 +228,9 @@ impl Data for Rows {
         ROWS
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<Batch> {
         let x = Tensor::ones((rows.len(), WIDTH), DType::F64, device)?;
-        Ok((x.clone(), (x * 0.5)?))
+        Ok((x.clone(), (x * 0.5)?).into())
     }
 }
 
@@ -264,10 +264,10 @@ impl Data for Broken {
         ROWS
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
-        let (x, y) = Rows.batch(rows, device)?;
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<Batch> {
+        let batch = Rows.batch(rows, device)?;
         let is_broken = self.broken.contains(&self.asked.fetch_add(1, Ordering::Relaxed));
-        Ok((if is_broken { (x * f64::NAN)? } else { x }, y))
+        Ok(Batch { input: if is_broken { (batch.input * f64::NAN)? } else { batch.input }, ..batch })
     }
 }
 

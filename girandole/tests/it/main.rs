@@ -6,6 +6,7 @@ mod common;
 
 mod adapters;
 mod checkpoints;
+mod documents;
 mod elastic;
 mod empty;
 mod evaluation;

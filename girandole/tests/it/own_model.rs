@@ -12,7 +12,7 @@ use girandole::training::build::{
     Builder, Division, Layers, Linear, LinearConfig, Model, Unit, Units, Vocabulary,
 };
 use girandole::training::{Adam, AdamConfig, AuditConfig, OnMissingGradient};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
 use tracing_subscriber::fmt::MakeWriter;
 
 const TOKENS: usize = 11;
@@ -249,12 +249,12 @@ impl Data for Counted {
         5
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         let numbers = || rows.iter().flat_map(|row| (0..LEN).map(move |place| row * LEN + place));
         let shape = (rows.len(), LEN);
         let tokens = Tensor::from_iter(numbers().map(|number| (number * 7 % TOKENS) as u32), device)?;
         let targets = Tensor::from_iter(numbers().map(|number| (number * 5 % TOKENS) as i64), device)?;
-        Ok((tokens.reshape(shape)?, targets.reshape(shape)?))
+        Ok((tokens.reshape(shape)?, targets.reshape(shape)?).into())
     }
 }
 

@@ -11,7 +11,7 @@ use girandole::comm::{Communicator, Local};
 use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
 
 /// Controls the blocks of a rank.
 struct Switch {
@@ -150,9 +150,9 @@ impl Data for Equal {
         ROWS
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<Batch> {
         let tensor = |value: f64| Tensor::full(value, (rows.len(), WIDTH), device);
-        Ok((tensor(0.5)?, tensor(0.25)?))
+        Ok((tensor(0.5)?, tensor(0.25)?).into())
     }
 }
 

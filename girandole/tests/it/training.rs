@@ -14,7 +14,7 @@ use girandole::trainer::{
     Trainer,
 };
 use girandole::training::build::Builder;
-use girandole::{Layout, Parallel};
+use girandole::{Batch, Layout, Parallel};
 
 /// Data that records which rows are requested, batch by batch, with the thread that requests them.
 struct Noted {
@@ -34,14 +34,14 @@ impl Data for Noted {
         self.rows
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         self.asked.lock().unwrap().push((std::thread::current().id(), rows.to_vec()));
         let token = |row: usize, place: usize| ((row * 5 + place * place * 3) % 48) as i64;
         let of = |first: usize| {
             rows.iter().flat_map(move |row| (0..LEN).map(move |place| token(*row, place + first)))
         };
         let tensor = |first| Tensor::from_iter(of(first), device)?.reshape((rows.len(), LEN));
-        Ok((tensor(0)?, tensor(1)?))
+        Ok((tensor(0)?, tensor(1)?).into())
     }
 
     fn fingerprint(&self) -> String {
@@ -223,7 +223,7 @@ fn a_trained_model_is_a_folder_in_every_layout() {
         let model = CausalLm::new(weights.config(), &Builder::new(weights.tensors(DType::F64, &Device::Cpu)))
             .unwrap();
         let rows: Vec<usize> = (0..36).collect();
-        let (tokens, targets) = data.batch(&rows, &Device::Cpu).unwrap();
+        let Batch { input: tokens, targets, .. } = data.batch(&rows, &Device::Cpu).unwrap();
         let loss = model.loss(&tokens, &targets).unwrap().to_scalar::<f64>().unwrap();
         assert!((loss - losses[0]).abs() < 1e-10, "{layout}: {loss}, expected {}", losses[0]);
     }
@@ -237,9 +237,9 @@ impl Data for Ignored {
         self.0.rows
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
-        let (tokens, targets) = self.0.batch(rows, device)?;
-        Ok((tokens, Tensor::full(-100i64, targets.shape(), device)?))
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
+        let batch = self.0.batch(rows, device)?;
+        Ok(Batch { targets: Tensor::full(-100i64, batch.targets.shape(), device)?, ..batch })
     }
 }
 
@@ -251,7 +251,7 @@ impl Data for Unreadable {
         self.0.rows
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         match rows.contains(&21) {
             true => candle_core::bail!("row 21 cannot be read"),
             false => self.0.batch(rows, device),

@@ -139,7 +139,7 @@ impl Documents {
     }
 
     /// How often operations on this thread have asked for the documents of a scope, so far.
-    pub(crate) fn asked() -> u64 {
+    pub fn asked() -> u64 {
         ASKED.get()
     }
 }

@@ -188,7 +188,7 @@ impl Pipeline {
             evaluation: None,
             loss,
             before_forward: None,
-            row_keys: Vec::new(),
+            row_contexts: Vec::new(),
             measures: false,
             device,
             last_places,

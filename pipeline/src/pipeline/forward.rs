@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use comm::{all_agree, broadcast_tensors};
+use ops::Documents;
 
 use super::Pipeline;
 use crate::{Error, Result};
@@ -9,7 +10,8 @@ use crate::{Error, Result};
 impl Pipeline {
     /// Runs the model on an input of any shape that its modules accept, forward only and in evaluation mode, and returns the
     /// output on every rank along the pipeline. Every rank must call it, with the same input. `last` is applied to the output
-    /// on the last stage's rank before it is broadcast, e.g. to take a part of it.
+    /// on the last stage's rank before it is broadcast, e.g. to take a part of it. For packed rows call it in a scope of their
+    /// [`Documents`](ops::Documents), on every rank.
     ///
     /// # Cost
     /// Stages compute one after the other, and the output of each is broadcast.
@@ -35,6 +37,8 @@ impl Pipeline {
         input: &Tensor,
         last: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor> {
+        // Not every rank has attention, which asks for them.
+        let _ = Documents::current();
         let (pp, owners) = (&*self.groups.pp, &self.schedule.table().owners);
         let mut x = input.clone();
         for (number, owner) in owners.iter().enumerate() {

@@ -11,7 +11,7 @@ use std::thread::Builder;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::{Communicator, Stats};
-use ops::RowKeys;
+use ops::RowContext;
 use training::internal::GradSums;
 
 use crate::average::Average;
@@ -62,7 +62,7 @@ pub struct Pipeline {
     evaluation: Option<(Table, Links)>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
-    row_keys: Vec<RowKeys>,
+    row_contexts: Vec<RowContext>,
     measures: bool,
     device: Device,
     last_places: Vec<usize>,
@@ -86,12 +86,12 @@ impl Pipeline {
         self.before_forward = Some(Box::new(hook));
     }
 
-    /// Sets the keys of the micro-batches of the next step or evaluation, from which layers derive the random numbers of their rows
-    /// ([`Dropout::by_row`]): one per micro-batch, on every rank.
+    /// Sets what layers know of the rows of the next step or evaluation, such as the documents of packed rows, and the keys of
+    /// their random numbers ([`Dropout::by_row`]): one for each micro-batch, on every rank.
     ///
     /// [`Dropout::by_row`]: ops::Dropout::by_row
-    pub fn set_row_keys(&mut self, keys: Vec<RowKeys>) {
-        self.row_keys = keys;
+    pub fn set_row_contexts(&mut self, rows: Vec<RowContext>) {
+        self.row_contexts = rows;
     }
 
     /// Runs one step: forward and backward of all micro-batches. The first stage's rank needs the batch, the last stage's
@@ -175,9 +175,9 @@ impl Pipeline {
     fn try_step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
         let (inputs, targets) = self.micro_batches(input, target)?;
         let table = self.schedule.table();
-        let keys = self.row_keys.len();
-        if keys > 0 && keys != table.micro_batches {
-            let (what, got) = ("the row keys of a step".to_string(), format!("{keys} of them"));
+        let contexts = self.row_contexts.len();
+        if contexts > 0 && contexts != table.micro_batches {
+            let (what, got) = ("the row contexts of a step".to_string(), format!("{contexts} of them"));
             let help = format!("give one for each of the {} micro-batches", table.micro_batches);
             return Err(Error::InvalidArgument { what, got, help });
         }
@@ -194,7 +194,7 @@ impl Pipeline {
             targets,
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
-            row_keys: std::mem::take(&mut self.row_keys),
+            row_contexts: std::mem::take(&mut self.row_contexts),
             evaluates: false,
             gradients: GradSums::new(vars),
             average: Average::new(self.copies.as_ref(), &self.last_places, self.bucket_bytes),
@@ -269,7 +269,7 @@ impl Pipeline {
             targets,
             loss: &*self.loss,
             before_forward: None,
-            row_keys: std::mem::take(&mut self.row_keys),
+            row_contexts: std::mem::take(&mut self.row_contexts),
             evaluates: true,
             gradients: GradSums::default(),
             average: Average::new(None, &[], 0),

@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use clap::Args;
 use comm::{Communicator, TcpConfig};
 use girandole::trainer::{self, Data};
-use girandole::{Layout, Parallel, ParallelConfig};
+use girandole::{Batch, Layout, Parallel, ParallelConfig};
 use models::CausalLm;
 use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, Piece, TextSource};
 
@@ -74,14 +74,14 @@ impl Data for Document {
         (self.tokens.len() - 1).div_ceil(self.length)
     }
 
-    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+    fn batch(&self, rows: &[usize], device: &Device) -> candle_core::Result<Batch> {
         let places = || rows.iter().flat_map(|row| row * self.length..(row + 1) * self.length);
         let input = |place: usize| self.tokens.get(place).copied().unwrap_or_default();
         let target =
             |place: usize| self.tokens.get(place + 1).map_or(IGNORE_INDEX, |token| i64::from(*token));
         let shape = (rows.len(), self.length);
         let inputs = Tensor::from_vec(places().map(input).collect(), shape, device)?;
-        Ok((inputs, Tensor::from_vec(places().map(target).collect(), shape, device)?))
+        Ok((inputs, Tensor::from_vec(places().map(target).collect(), shape, device)?).into())
     }
 
     fn fingerprint(&self) -> String {
